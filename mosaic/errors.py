@@ -1,0 +1,81 @@
+"""Every error that Mosaic raises on purpose, in one small tree.
+
+Wrong arguments raise the built-in ``ValueError`` and ``TypeError``; the classes here are for what a
+correct call can still meet. A message has the value found, the rule it broke and the way out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class MosaicError(Exception):
+    """Base of all errors raised by Mosaic."""
+
+
+class BackendUnavailableError(MosaicError):
+    """A backend that was asked for cannot run here.
+
+    Attributes:
+        found: What this machine has.
+        needed: What the backend needs.
+    """
+
+    def __init__(self, message: str, *, found: str, needed: str) -> None:
+        super().__init__(f"{message} (found: {found}; needed: {needed})")
+        self.found = found
+        self.needed = needed
+
+
+class CudaError(MosaicError):
+    """A call into the CUDA driver failed.
+
+    Attributes:
+        call: Name of the driver function.
+        status: Name of the driver's status, such as ``CUDA_ERROR_INVALID_VALUE``.
+    """
+
+    def __init__(self, message: str, *, call: str, status: str) -> None:
+        super().__init__(message)
+        self.call = call
+        self.status = status
+
+
+class InfeasibleError(MosaicError):
+    """No plan satisfies the constraints.
+
+    Attributes:
+        reasons: One sentence for each thing that cannot be met.
+    """
+
+    def __init__(self, message: str, *, reasons: Sequence[str]) -> None:
+        super().__init__(message + "".join(f"\n  - {reason}" for reason in reasons))
+        self.reasons = tuple(reasons)
+
+
+class InvalidGraphError(MosaicError):
+    """A module graph has a cycle, a missing or a duplicated module."""
+
+
+class InvalidFileError(MosaicError):
+    """A JSON file could not be read: not there, truncated, of a newer schema, or with wrong values."""
+
+
+class InvalidPlanError(MosaicError):
+    """A plan contradicts itself, its graph, its profile or the device it should run on."""
+
+
+class InvalidProfileError(MosaicError):
+    """A profile contradicts itself, or belongs to another model or device."""
+
+
+class UnstableMeasurementError(MosaicError):
+    """The machine was too busy to measure; the message says how much others took and what to do."""
+
+
+class UnsupportedModelError(MosaicError):
+    """The model cannot be colocated as it stands; the message names the module and the way out."""
+
+
+class ModuleContractError(MosaicError):
+    """A placed module did something that its first call had ruled out, such as another output shape."""
