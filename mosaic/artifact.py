@@ -1,0 +1,178 @@
+"""Reading and writing the JSON files that Mosaic keeps: profiles, plans, run records.
+
+A file is checked once, here, at the edge (by pydantic, against the frozen dataclass it becomes); inside the
+library nothing is checked again. A file is written aside and renamed, so a full disk or a killed process
+leaves either the old file or the new one, never half of one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from mosaic.errors import InvalidFileError, MosaicError
+
+T = TypeVar("T")
+
+
+@cache
+def _adapter(kind: type[Any]) -> Any:
+    from pydantic import TypeAdapter  # costs 40 ms, and only files need it
+
+    return TypeAdapter(kind)
+
+
+def to_json(value: object) -> str:
+    """Returns a frozen dataclass as indented JSON text."""
+    text: bytes = _adapter(type(value)).dump_json(value, indent=2)
+    return text.decode() + "\n"
+
+
+def fingerprint(value: object) -> str:
+    """Returns 16 hexadecimal digits that name the content of a frozen dataclass."""
+    text: bytes = _adapter(type(value)).dump_json(value)
+    return hashlib.sha256(text).hexdigest()[:16]
+
+
+def save(value: object, path: Path) -> None:
+    """Writes a frozen dataclass to ``path`` as JSON, whole or not at all.
+
+    Raises:
+        MosaicError: The folder cannot be written or the disk is full; names the file and the reason.
+    """
+    write_text(to_json(value), path)
+
+
+def write_text(text: str, path: Path) -> None:
+    """Writes text to ``path``, whole or not at all (see ``write_bytes``)."""
+    write_bytes(text.encode(), path)
+
+
+def write_bytes(content: bytes, path: Path) -> None:
+    """Writes ``content`` aside, flushes it to the disk, then renames it to ``path``.
+
+    Raises:
+        MosaicError: The folder cannot be made or written, or the disk is full. A file that was at ``path``
+            before is left as it was.
+    """
+    aside: str | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, aside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(aside).chmod(0o644)
+        Path(aside).replace(path)
+    except OSError as error:
+        if aside is not None:
+            Path(aside).unlink(missing_ok=True)
+        raise MosaicError(
+            f"cannot write {path}: {error.strerror or error}; choose a folder that can be written, with room left"
+        ) from error
+
+
+def load(kind: type[T], path: Path) -> T:
+    """Reads ``path`` and checks it against the frozen dataclass ``kind``.
+
+    Raises:
+        InvalidFileError: The file is missing, empty, truncated, of a newer schema, or has a field that is
+            missing, unknown, or of the wrong type or range. The message has the line and the reason.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise InvalidFileError(f"cannot read {path}: {reason}") from error
+    return parse(kind, text, source=str(path))
+
+
+def parse(kind: type[T], text: str, *, source: str) -> T:
+    """Checks JSON ``text`` against the frozen dataclass ``kind``; see ``load``."""
+    from pydantic import ValidationError
+
+    if not text.strip():
+        raise InvalidFileError(f"{source} is empty; a {kind.__name__.lower()} in JSON was expected")
+    try:
+        raw = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InvalidFileError(
+            f"{source}, line {error.lineno}: not valid JSON ({error.msg}); the file may have been cut short"
+        ) from error
+    _check_schema(kind, raw, source)
+    try:
+        value: T = _adapter(kind).validate_json(text, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        location = [part for part in first["loc"] if isinstance(part, str | int)]
+        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+        raise InvalidFileError(
+            f"{source}, line {_line_of(text, location)}: {'.'.join(map(str, location)) or 'the whole file'}: "
+            f"{first['msg']}{more}"
+        ) from error
+    except MosaicError as error:  # a rule of the dataclass itself
+        raise type(error)(f"{source}: {error}") from error
+    return value
+
+
+def _check_schema(kind: type[Any], raw: object, source: str) -> None:
+    known = getattr(kind, "SCHEMA_VERSION", None)
+    if known is None:
+        return
+    if not isinstance(raw, dict):
+        raise InvalidFileError(f"{source}, line 1: expected a JSON object, found {type(raw).__name__}")
+    found = raw.get("schema_version")
+    if isinstance(found, int) and found > known:
+        raise InvalidFileError(
+            f"{source}: schema_version={found} is newer than {known}, the newest that this Mosaic reads; "
+            "upgrade mosaic-colocate, or make the file again"
+        )
+    if found != known:
+        raise InvalidFileError(
+            f"{source}: schema_version={found!r} is not {known}; this is not a {kind.__name__.lower()} "
+            "of this version of Mosaic: make the file again"
+        )
+
+
+def _line_of(text: str, location: list[str | int]) -> int:
+    """Finds the line at which the value at ``location`` (keys and indices) starts."""
+    decoder = json.JSONDecoder()
+    position = _skip(text, 0)
+    for part in location:
+        found = _enter(text, position, part, decoder)
+        if found is None:
+            break
+        position = found
+    return text.count("\n", 0, position) + 1
+
+
+def _skip(text: str, position: int, characters: str = " \t\r\n") -> int:
+    while position < len(text) and text[position] in characters:
+        position += 1
+    return position
+
+
+def _enter(text: str, position: int, part: str | int, decoder: json.JSONDecoder) -> int | None:
+    """Returns where member ``part`` of the object or array at ``position`` starts, or None."""
+    closing = {"{": "}", "[": "]"}.get(text[position])
+    if closing is None:
+        return None
+    index = 0
+    position = _skip(text, position + 1)
+    while text[position] != closing:
+        key: str | int = index
+        if closing == "}":
+            key, position = decoder.raw_decode(text, position)
+            position = _skip(text, position, " \t\r\n:")
+        if key == part:
+            return position
+        _, position = decoder.raw_decode(text, position)
+        position = _skip(text, position, " \t\r\n,")
+        index += 1
+    return None

@@ -1,0 +1,59 @@
+"""What a device is to a planner: a number of slots, what a slot holds, and memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from annotated_types import Ge
+
+from mosaic.errors import InvalidPlanError
+
+FORBID_EXTRA = {"extra": "forbid"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One GPU, or the set of CPU cores of the host backend.
+
+    A *slot* is the unit in which a device's SMs are given out: 8 SMs on Hopper, one core on the host.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+
+    name: str
+    """Product name, as the driver or the operating system says it."""
+    kind: Literal["host", "cuda"]
+    """Which backend runs on it."""
+    num_slots: Annotated[int, Ge(1)]
+    """Slots that partitions are made of."""
+    sms_per_slot: Annotated[int, Ge(1)] = 1
+    """SMs in a slot; on the host, cores."""
+    remainder_sms: Annotated[int, Ge(0)] = 0
+    """SMs left over by the split into slots (4 of 132 on an H100)."""
+    memory_bytes: Annotated[int, Ge(0)] = 0
+    """Memory in bytes; 0 where unknown."""
+
+    def __post_init__(self) -> None:
+        if self.num_slots < 1 or self.sms_per_slot < 1 or self.remainder_sms < 0 or self.memory_bytes < 0:
+            raise ValueError(
+                f"device {self.name!r} has num_slots={self.num_slots}, sms_per_slot={self.sms_per_slot}, "
+                f"remainder_sms={self.remainder_sms}, memory_bytes={self.memory_bytes}; "
+                "a device needs at least one slot of one SM, and nothing may be negative"
+            )
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """All slot indices of the device."""
+        return tuple(range(self.num_slots))
+
+    def fraction(self, quota: int) -> float:
+        """Returns a quota in slots as a share of the device between 0 and 1."""
+        return quota / self.num_slots
+
+    def check_quota(self, quota: int, *, of: str) -> None:
+        """Raises InvalidPlanError unless ``quota`` is between one slot and all of them."""
+        if not 1 <= quota <= self.num_slots:
+            raise InvalidPlanError(
+                f"{of} asks for a quota of {quota} slots; {self.name} has {self.num_slots}: use 1 to {self.num_slots}"
+            )

@@ -1,0 +1,142 @@
+"""Which module of a model feeds which, as plain data that needs neither torch nor a GPU."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from typing import Annotated, ClassVar
+
+from annotated_types import Ge
+
+from mosaic.artifact import fingerprint
+from mosaic.device import FORBID_EXTRA
+from mosaic.errors import InvalidGraphError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleNode:
+    """A module that is placed as a whole."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+
+    name: str
+    """Its qualified name in the user's model, as ``named_modules`` gives it."""
+    num_parameters: Annotated[int, Ge(0)] = 0
+    """Parameters, counted as elements."""
+    trainable: bool = True
+    """Whether any of its parameters takes a gradient."""
+    inputs: tuple[str, ...] = ()
+    """Shapes and dtypes of its tensor inputs, such as ``96x1x8x24 float32``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edge:
+    """``source``'s output reaches an input of ``target``, directly or through glue."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+
+    source: str
+    """Module that produces."""
+    target: str
+    """Module that consumes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleGraph:
+    """A directed acyclic graph of modules, in the order in which the model calls them.
+
+    Raises:
+        InvalidGraphError: No module, a duplicated module, an edge to a module that is not there, or a cycle
+            (all of its modules are named).
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+
+    modules: tuple[ModuleNode, ...]
+    """Modules in call order."""
+    edges: tuple[Edge, ...] = ()
+    """Which feeds which."""
+
+    def __post_init__(self) -> None:
+        if not self.modules:
+            raise InvalidGraphError("a module graph needs at least one module; none was given")
+        counts = Counter(self.names)
+        twice = [name for name, count in counts.items() if count > 1]
+        if twice:
+            raise InvalidGraphError(f"modules named twice: {', '.join(twice)}; give each module one name")
+        for edge in self.edges:
+            for end in (edge.source, edge.target):
+                if end not in counts:
+                    raise InvalidGraphError(
+                        f"edge {edge.source} -> {edge.target} names {end!r}, which is not a module of this "
+                        f"graph; the modules are {', '.join(self.names)}"
+                    )
+        self._sorted()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the modules in call order."""
+        return tuple(module.name for module in self.modules)
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hexadecimal digits that name this graph, its sizes and its input shapes."""
+        return fingerprint(self)
+
+    def index(self, name: str) -> int:
+        """Returns the position of a module; its bit in a bitmask of modules.
+
+        Raises:
+            InvalidGraphError: There is no module of that name.
+        """
+        try:
+            return self.names.index(name)
+        except ValueError:
+            raise InvalidGraphError(
+                f"no module {name!r} in this graph; the modules are {', '.join(self.names)}"
+            ) from None
+
+    def predecessors(self, name: str) -> tuple[str, ...]:
+        """Returns the modules that feed ``name`` directly."""
+        return tuple(edge.source for edge in self.edges if edge.target == name)
+
+    def successors(self, name: str) -> tuple[str, ...]:
+        """Returns the modules that ``name`` feeds directly."""
+        return tuple(edge.target for edge in self.edges if edge.source == name)
+
+    def topological_order(self) -> tuple[str, ...]:
+        """Returns the names so that producers come first; call order where there is a choice."""
+        return self._sorted()
+
+    def ancestors(self, name: str) -> frozenset[str]:
+        """Returns every module that ``name`` depends on, directly or not."""
+        found: set[str] = set()
+        todo = list(self.predecessors(name))
+        while todo:
+            current = todo.pop()
+            if current not in found:
+                found.add(current)
+                todo.extend(self.predecessors(current))
+        return frozenset(found)
+
+    def independent(self, first: str, second: str) -> bool:
+        """Returns whether neither module depends on the other, so that they may run at the same time."""
+        return first != second and first not in self.ancestors(second) and second not in self.ancestors(first)
+
+    def _sorted(self) -> tuple[str, ...]:
+        sorter = TopologicalSorter({name: self.predecessors(name) for name in self.names})
+        try:
+            sorter.prepare()
+        except CycleError as error:
+            cycle = " -> ".join(error.args[1])
+            raise InvalidGraphError(
+                f"the module graph has a cycle: {cycle}; a module cannot depend on its own output"
+            ) from None
+        order: list[str] = []
+        position = {name: index for index, name in enumerate(self.names)}
+        while sorter.is_active():
+            ready = sorted(sorter.get_ready(), key=position.__getitem__)
+            order.extend(ready)
+            sorter.done(*ready)
+        return tuple(order)

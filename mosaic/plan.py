@@ -1,0 +1,243 @@
+"""Who runs when, and on which slots: the answer of the solver and the order of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from annotated_types import Ge
+
+from mosaic.artifact import fingerprint
+from mosaic.device import FORBID_EXTRA, Device
+from mosaic.errors import InvalidPlanError
+from mosaic.graph import ModuleGraph
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """One module's place: its devices, its slots on each of them, and the times predicted there."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+
+    module: str
+    """Name in the graph."""
+    slots: tuple[int, ...]
+    """Slot indices on each of its devices, rising; their number is the quota."""
+    devices: tuple[int, ...] = (0,)
+    """Device indices; their number is the data-parallel degree."""
+    forward_ms: Annotated[float, Ge(0)] = 0.0
+    """Predicted forward time beside its stage's other modules, in milliseconds."""
+    backward_ms: Annotated[float, Ge(0)] = 0.0
+    """Predicted backward time beside its stage's other modules, in milliseconds."""
+
+    @property
+    def quota(self) -> int:
+        """Number of slots on each device."""
+        return len(self.slots)
+
+    @property
+    def degree(self) -> int:
+        """Number of devices."""
+        return len(self.devices)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """Modules meant to run at the same time, on disjoint partitions wherever they share a device."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+
+    placements: tuple[Placement, ...]
+    """The stage's modules."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the modules in this stage."""
+        return tuple(placement.module for placement in self.placements)
+
+    @property
+    def forward_ms(self) -> float:
+        """Predicted time of its slowest forward, in milliseconds."""
+        return max((p.forward_ms for p in self.placements), default=0.0)
+
+    @property
+    def backward_ms(self) -> float:
+        """Predicted time of its slowest backward, in milliseconds."""
+        return max((p.backward_ms for p in self.placements), default=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchRecord:
+    """How a plan was found."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+
+    method: str
+    """Name of the solver, such as ``gahc``, ``sequential`` or ``manual``."""
+    seconds: Annotated[float, Ge(0)] = 0.0
+    """Wall time of the search."""
+    num_evaluations: Annotated[int, Ge(0)] = 0
+    """Stages whose best allocation was searched."""
+    num_cache_hits: Annotated[int, Ge(0)] = 0
+    """Stages whose best allocation was already known."""
+    num_pruned: Annotated[int, Ge(0)] = 0
+    """Merges dropped before their stage was evaluated."""
+    num_sat_calls: Annotated[int, Ge(0)] = 0
+    """Feasibility questions put to CP-SAT."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Stages in order, with every module of a graph in exactly one of them.
+
+    Raises:
+        InvalidPlanError: A module is placed twice or not on a slot of the device, or two modules of one
+            stage share a slot of one device.
+    """
+
+    SCHEMA_VERSION: ClassVar[int] = 1
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+
+    schema_version: int = 1
+    """Version of this file's layout."""
+    device: Device
+    """What one of the devices is."""
+    num_devices: Annotated[int, Ge(1)] = 1
+    """How many of them."""
+    stages: tuple[Stage, ...]
+    """In the order of their forward pass."""
+    graph: str
+    """Fingerprint of the module graph that it was made for."""
+    profile: str | None = None
+    """Fingerprint of the profile that it was made from; None for a plan made by hand."""
+    sequential_ms: Annotated[float, Ge(0)] = 0.0
+    """Predicted time of the best plan that runs one module at a time, in milliseconds."""
+    search: SearchRecord
+    """How it was found."""
+
+    def __post_init__(self) -> None:
+        placed: set[str] = set()
+        for stage in self.stages:
+            taken: dict[tuple[int, int], str] = {}
+            for placement in stage.placements:
+                if placement.module in placed:
+                    raise InvalidPlanError(f"module {placement.module!r} is placed twice; place it once")
+                placed.add(placement.module)
+                self._check_placement(placement)
+                for cell in ((d, s) for d in placement.devices for s in placement.slots):
+                    if cell in taken:
+                        raise InvalidPlanError(
+                            f"{taken[cell]!r} and {placement.module!r} of one stage both hold slot {cell[1]} of "
+                            f"device {cell[0]}; partitions of a stage are disjoint: move one of them"
+                        )
+                    taken[cell] = placement.module
+
+    def _check_placement(self, placement: Placement) -> None:
+        of = f"module {placement.module!r}"
+        self.device.check_quota(placement.quota, of=of)
+        if sorted(set(placement.slots)) != list(placement.slots):
+            raise InvalidPlanError(f"{of} has slots {placement.slots}; list each slot once, rising")
+        if placement.slots[0] < 0 or placement.slots[-1] >= self.device.num_slots:
+            raise InvalidPlanError(
+                f"{of} has slots {placement.slots}; {self.device.name} has slots 0 to {self.device.num_slots - 1}"
+            )
+        if not placement.devices or len(set(placement.devices)) != placement.degree:
+            raise InvalidPlanError(f"{of} has devices {placement.devices}; name each device once, at least one")
+        if not all(0 <= device < self.num_devices for device in placement.devices):
+            raise InvalidPlanError(
+                f"{of} has devices {placement.devices}; this plan has devices 0 to {self.num_devices - 1}"
+            )
+
+    @property
+    def placements(self) -> tuple[Placement, ...]:
+        """All placements, stage after stage."""
+        return tuple(placement for stage in self.stages for placement in stage.placements)
+
+    @property
+    def predicted_ms(self) -> float:
+        """Predicted time of all stages, forward and backward each with its own maximum, in milliseconds."""
+        return sum(stage.forward_ms + stage.backward_ms for stage in self.stages)
+
+    @property
+    def predicted_speedup(self) -> float:
+        """Predicted time of the sequential plan over that of this one; 1 where nothing was predicted."""
+        return self.sequential_ms / self.predicted_ms if self.predicted_ms > 0 else 1.0
+
+    @property
+    def is_colocated(self) -> bool:
+        """Whether any stage has more than one module."""
+        return any(len(stage.placements) > 1 for stage in self.stages)
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hexadecimal digits that name this plan."""
+        return fingerprint(self)
+
+    def placement(self, module: str) -> Placement:
+        """Returns where a module is placed; raises KeyError if it is not in this plan."""
+        for placement in self.placements:
+            if placement.module == module:
+                return placement
+        raise KeyError(module)
+
+    def check_matches(self, *, graph: ModuleGraph, device: Device) -> None:
+        """Raises InvalidPlanError unless this plan can run ``graph`` on ``device``."""
+        if self.device.kind != device.kind or self.device.num_slots > device.num_slots:
+            raise InvalidPlanError(
+                f"the plan is for {self.device.name} with {self.device.num_slots} slots; this device is "
+                f"{device.name} with {device.num_slots}; plan again for this device"
+            )
+        if self.graph != graph.fingerprint:
+            raise InvalidPlanError(
+                f"the plan was made for graph {self.graph}, but this model is graph {graph.fingerprint} "
+                f"({', '.join(graph.names)}); plan again for this model and these input shapes"
+            )
+        self.check_covers(graph)
+
+    def check_covers(self, graph: ModuleGraph) -> None:
+        """Raises InvalidPlanError unless each module is placed once, after everything that it depends on.
+
+        Paper section 3.1, formulas 2 and 3.
+        """
+        stage_of = {name: index for index, stage in enumerate(self.stages) for name in stage.names}
+        missing = [name for name in graph.names if name not in stage_of]
+        unknown = [name for name in stage_of if name not in graph.names]
+        if missing or unknown:
+            raise InvalidPlanError(
+                f"the plan leaves out {missing or 'nothing'} and places {unknown or 'nothing'} that the graph lacks"
+            )
+        for edge in graph.edges:
+            if stage_of[edge.source] >= stage_of[edge.target]:
+                raise InvalidPlanError(
+                    f"{edge.target!r} (stage {stage_of[edge.target]}) depends on {edge.source!r} "
+                    f"(stage {stage_of[edge.source]}); put it in a later stage"
+                )
+
+
+def plan_from_quotas(stages: Sequence[Mapping[str, int]], *, graph: ModuleGraph, device: Device) -> Plan:
+    """Makes a plan by hand for one device: for each stage, a quota in slots for each module.
+
+    Slots are given out from 0 upwards within a stage, in the order of the mapping.
+
+    Raises:
+        InvalidPlanError: A quota is below one slot, a stage asks for more slots than the device has, a
+            module is missing, unknown, placed twice, or placed before something that it depends on.
+    """
+    built = []
+    for quotas in stages:
+        for name, quota in quotas.items():
+            device.check_quota(quota, of=f"module {name!r}")
+        if sum(quotas.values()) > device.num_slots:
+            raise InvalidPlanError(
+                f"stage {dict(quotas)} asks for {sum(quotas.values())} slots; {device.name} has {device.num_slots}"
+            )
+        first = 0
+        placements = []
+        for name, quota in quotas.items():
+            placements.append(Placement(module=name, slots=tuple(range(first, first + quota))))
+            first += quota
+        built.append(Stage(placements=tuple(placements)))
+    plan = Plan(device=device, stages=tuple(built), graph=graph.fingerprint, search=SearchRecord(method="manual"))
+    plan.check_covers(graph)
+    return plan

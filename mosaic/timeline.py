@@ -1,0 +1,67 @@
+"""What ran when, on which slots: recorded by the engine, drawn and exported by the reports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from mosaic.device import FORBID_EXTRA
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """One piece of work on one partition."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+
+    module: str
+    """Module that ran."""
+    phase: Literal["forward", "backward", "glue"]
+    """Which half of the step; ``glue`` is an operation between modules that followed its branch."""
+    slots: tuple[int, ...]
+    """Slots that it held."""
+    step: int
+    """Index of the training step, from 0."""
+    start_ms: float
+    """Milliseconds since the timeline's origin."""
+    end_ms: float
+    """Milliseconds since the timeline's origin."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """Measured spans of some training steps, in the order in which they started."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+
+    title: str
+    """What ran, such as ``plain`` or ``colocated``."""
+    num_slots: int
+    """Slots of the device."""
+    spans: tuple[Span, ...]
+    """What ran."""
+
+    @property
+    def overlap(self) -> float:
+        """Share of busy lane time during which another lane was busy too, between 0 and 1.
+
+        Lane time is the length of all spans together. Two spans of one lane (same slots) never count as
+        overlapping each other.
+        """
+        total = sum(span.end_ms - span.start_ms for span in self.spans)
+        if total <= 0:
+            return 0.0
+        edges: list[tuple[float, int, tuple[int, ...]]] = []
+        for span in self.spans:
+            edges += [(span.start_ms, 1, span.slots), (span.end_ms, -1, span.slots)]
+        edges.sort(key=lambda edge: (edge[0], edge[1]))
+        running: dict[tuple[int, ...], int] = {}
+        shared = 0.0
+        previous = edges[0][0]
+        for time, change, slots in edges:
+            busy = sum(1 for count in running.values() if count > 0)
+            if busy > 1:
+                shared += busy * (time - previous)
+            previous = time
+            running[slots] = running.get(slots, 0) + change
+        return min(1.0, shared / total)
