@@ -21,21 +21,25 @@ T = TypeVar("T")
 
 
 @cache
-def _adapter(kind: type[Any]) -> Any:
+def _adapter(kind: Any) -> Any:
     from pydantic import TypeAdapter  # costs 40 ms, and only files need it
 
     return TypeAdapter(kind)
 
 
+def _kind(value: object) -> Any:
+    return type(value)
+
+
 def to_json(value: object) -> str:
     """Returns a frozen dataclass as indented JSON text."""
-    text: bytes = _adapter(type(value)).dump_json(value, indent=2)
+    text: bytes = _adapter(_kind(value)).dump_json(value, indent=2)
     return text.decode() + "\n"
 
 
 def fingerprint(value: object) -> str:
     """Returns 16 hexadecimal digits that name the content of a frozen dataclass."""
-    text: bytes = _adapter(type(value)).dump_json(value)
+    text: bytes = _adapter(_kind(value)).dump_json(value)
     return hashlib.sha256(text).hexdigest()[:16]
 
 
@@ -107,7 +111,8 @@ def parse(kind: type[T], text: str, *, source: str) -> T:
         ) from error
     _check_schema(kind, raw, source)
     try:
-        value: T = _adapter(kind).validate_json(text, strict=True)
+        erased: Any = kind
+        value: T = _adapter(erased).validate_json(text, strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         location = [part for part in first["loc"] if isinstance(part, str | int)]

@@ -171,12 +171,13 @@ class Profile:
                 raise InvalidProfileError(f"the profile has a sample of {sample.module!r}, not in its graph")
             if sample.quota > self.device.num_slots:
                 raise InvalidProfileError(
-                    f"sample of {sample.module!r} at {sample.quota} slots; {self.device.name} has {self.device.num_slots}"
+                    f"sample of {sample.module!r} at {sample.quota} slots; "
+                    f"{self.device.name} has {self.device.num_slots}"
                 )
             if key in seen:
                 raise InvalidProfileError(
-                    f"two samples for {sample.module!r} {sample.phase} at degree {sample.degree}, quota {sample.quota}; "
-                    "keep one"
+                    f"two samples for {sample.module!r} {sample.phase} at degree {sample.degree}, "
+                    f"quota {sample.quota}; keep one"
                 )
             seen.add(key)
         for pair in self.pairs:

@@ -1,0 +1,220 @@
+"""Lanes of the host backend: pinned threads, and the arbiter that decides which of them runs next."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+import torch
+
+from mosaic.backends.base import Ticket
+from mosaic.errors import MosaicError
+
+T = TypeVar("T")
+
+
+class HostTicket(Generic[T]):
+    """One piece of work on a host lane; made by ``HostLane.submit`` alone."""
+
+    def __init__(
+        self, work: Callable[[], T], slots: tuple[int, ...], after: Sequence[Ticket[object]], order: int
+    ) -> None:
+        self._work: Callable[[], T] | None = work
+        self.slots = slots
+        self.after: tuple[Ticket[object], ...] = tuple(ticket for ticket in after if not ticket.done)
+        self.order = order
+        self._finished = threading.Event()
+        self._result: T | None = None
+        self._error: BaseException | None = None
+        self._interval_ns = (0, 0)
+
+    @property
+    def done(self) -> bool:
+        """Whether the work has ended, well or not."""
+        return self._finished.is_set()
+
+    @property
+    def interval_ns(self) -> tuple[int, int]:
+        """Start and end on ``time.perf_counter_ns``; zeros until done."""
+        return self._interval_ns
+
+    @property
+    def ready(self) -> bool:
+        """Whether everything that it waits for has ended."""
+        self.after = tuple(ticket for ticket in self.after if not ticket.done)
+        return not self.after
+
+    def wait(self) -> T:
+        """Blocks until the work has ended; returns its result or raises what it raised."""
+        self._finished.wait()
+        if self._error is not None:
+            raise self._error
+        return self._result  # type: ignore[return-value]  # set whenever there is no error
+
+    def run(self) -> None:
+        """Does the work on the calling thread; whatever it raises is kept for ``wait``."""
+        work, self._work = self._work, None
+        start = time.perf_counter_ns()
+        try:
+            assert work is not None, "a ticket ran twice"
+            self._result = work()
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._interval_ns = (start, time.perf_counter_ns())
+
+    def finish(self) -> None:
+        """Marks it as ended, so that waiters go on."""
+        self._finished.set()
+
+
+class _Arbiter:
+    """Decides which lane runs next: all its state is guarded by one condition.
+
+    A lane runs its oldest ticket once the ticket's inputs are there and its slots are free. Of two tickets that
+    want the same slot and could both run, the one submitted first goes first. No ticket waits for a later one,
+    so the ticket with the lowest order can always run: there is no deadlock.
+    """
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.queues: dict[tuple[int, ...], deque[HostTicket[Any]]] = {}
+        self.held: set[int] = set()
+        self.num_submitted = 0
+        self.num_running = 0
+        self.closing = False
+
+    def submit(self, slots: tuple[int, ...], work: Callable[[], T], after: Sequence[Ticket[object]]) -> HostTicket[T]:
+        with self.changed:
+            if self.closing:
+                raise MosaicError("this lane is closed; colocate the model again to open new ones")
+            ticket = HostTicket(work, slots, after, self.num_submitted)
+            self.num_submitted += 1
+            self.queues[slots].append(ticket)
+            self.changed.notify_all()
+        return ticket
+
+    def next(self, slots: tuple[int, ...]) -> HostTicket[Any] | None:
+        """Blocks a lane's thread until its next ticket may run; None when the lane should end."""
+        queue = self.queues[slots]
+        with self.changed:
+            while True:
+                if queue and self._may_run(queue[0]):
+                    self.held.update(slots)
+                    self.num_running += 1
+                    return queue.popleft()
+                if self.closing and not queue:
+                    return None
+                self.changed.wait()
+
+    def ended(self, ticket: HostTicket[Any]) -> None:
+        with self.changed:
+            self.held.difference_update(ticket.slots)
+            self.num_running -= 1
+            ticket.finish()
+            self.changed.notify_all()
+
+    def drain(self) -> None:
+        with self.changed:
+            while self.num_running or any(self.queues.values()):
+                self.changed.wait()
+
+    def close(self) -> None:
+        with self.changed:
+            self.closing = True
+            self.changed.notify_all()
+
+    def _may_run(self, ticket: HostTicket[Any]) -> bool:
+        if not ticket.ready or not self.held.isdisjoint(ticket.slots):
+            return False
+        for slots, queue in self.queues.items():
+            if queue and queue[0].order < ticket.order and not set(slots).isdisjoint(ticket.slots) and queue[0].ready:
+                return False
+        return True
+
+
+def _serve(arbiter: _Arbiter, slots: tuple[int, ...], cores: frozenset[int] | None) -> None:
+    """Body of a lane's thread."""
+    if cores is not None:
+        os.sched_setaffinity(0, cores)
+    torch.set_num_threads(len(slots))  # per thread: every lane sets its own
+    while (ticket := arbiter.next(slots)) is not None:
+        ticket.run()
+        arbiter.ended(ticket)
+        del ticket  # or the tensors it holds live until the next one
+
+
+class HostLane:
+    """Ordered work on one set of cores."""
+
+    def __init__(self, arbiter: _Arbiter, slots: tuple[int, ...]) -> None:
+        self._arbiter = arbiter
+        self._slots = slots
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """Indices of the cores that it is pinned to."""
+        return self._slots
+
+    def submit(self, work: Callable[[], T], *, after: Sequence[Ticket[object]] = ()) -> HostTicket[T]:
+        """Hands over work; see ``mosaic.backends.base.Lane``."""
+        return self._arbiter.submit(self._slots, work, after)
+
+
+class HostLanes:
+    """The open lanes of the host: one pinned thread for each partition."""
+
+    def __init__(self, partitions: Iterable[tuple[int, ...]], cores: dict[int, int] | None) -> None:
+        self._arbiter = _Arbiter()
+        self._process = os.getpid()
+        self._lanes: dict[tuple[int, ...], HostLane] = {}
+        threads = []
+        for slots in dict.fromkeys(partitions):
+            self._arbiter.queues[slots] = deque()
+            self._lanes[slots] = HostLane(self._arbiter, slots)
+            pinned = frozenset(cores[slot] for slot in slots) if cores is not None else None
+            name = f"mosaic-lane-{'-'.join(map(str, slots))}"
+            threads.append(threading.Thread(target=_serve, args=(self._arbiter, slots, pinned), name=name, daemon=True))
+        for thread in threads:
+            thread.start()
+        # Threads hold the arbiter, not this object: lanes that nobody refers to any more end by themselves.
+        self._finalizer = weakref.finalize(self, _shut, self._arbiter, threads, self._process)
+
+    def lane(self, slots: tuple[int, ...]) -> HostLane:
+        """Returns the lane of a partition; raises KeyError if it was not opened."""
+        if os.getpid() != self._process:
+            raise MosaicError("lanes do not survive a fork; colocate the model again in the child process")
+        return self._lanes[slots]
+
+    def drain(self) -> None:
+        """Waits until everything submitted so far has ended."""
+        self._arbiter.drain()
+
+    def close(self) -> None:
+        """Drains and ends the threads."""
+        self._finalizer()
+
+    def __enter__(self) -> Self:
+        """Returns itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Closes the lanes."""
+        self.close()
+
+
+def _shut(arbiter: _Arbiter, threads: list[threading.Thread], process: int) -> None:
+    if os.getpid() != process:  # a forked child has none of these threads
+        return
+    arbiter.close()
+    for thread in threads:
+        if thread is not threading.current_thread():
+            thread.join()
