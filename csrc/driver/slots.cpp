@@ -1,0 +1,98 @@
+#include "slots.h"
+
+#include <algorithm>
+
+namespace mosaic {
+namespace {
+
+constexpr const char* kSplit = "cuDevSmResourceSplitByCount";
+
+std::string text(const std::vector<int>& slots) {
+    std::string joined = "[";
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+        joined += (i == 0 ? "" : ", ") + std::to_string(slots[i]);
+    }
+    return joined + "]";
+}
+
+// The driver answered CUDA_SUCCESS and yet broke a rule of its documentation.
+[[noreturn]] void throw_broken_split(const std::string& what) {
+    throw CudaError(std::string(kSplit) + " returned CUDA_SUCCESS but " + what +
+                        "; this driver cannot be trusted with partitions, try another version",
+                    kSplit, "CUDA_SUCCESS");
+}
+
+}  // namespace
+
+SlotSplit::SlotSplit(const Device& device, bool fine) : device_(device), fine_(fine) {
+    const CUdevResource whole = device.sm_resource();
+    split(whole);
+    check(whole.sm.smCount);
+}
+
+void SlotSplit::split(const CUdevResource& whole) {
+    const unsigned flags = fine_ ? unsigned{CU_DEV_SM_RESOURCE_SPLIT_IGNORE_SM_COSCHEDULING} : 0u;
+    // The driver rounds the count up to its own smallest group, so asking for one SM reads the granularity
+    // from it, also where the resource does not tell its minimum (before 13.0) or the flag lowers it.
+    const unsigned min_sms = fine_ ? 1u : std::max(1u, whole.sm.minSmPartitionSize);
+    unsigned possible = whole.sm.smCount;
+    MOSAIC_CALL(cuDevSmResourceSplitByCount, static_cast<CUdevResource*>(nullptr), &possible, &whole,
+                static_cast<CUdevResource*>(nullptr), flags, min_sms);
+    if (possible == 0 || possible > whole.sm.smCount) {
+        throw_broken_split("would make " + std::to_string(possible) + " groups of " + std::to_string(whole.sm.smCount) +
+                           " SMs");
+    }
+    groups_.assign(possible, CUdevResource{});
+    unsigned made = possible;
+    MOSAIC_CALL(cuDevSmResourceSplitByCount, groups_.data(), &made, &whole, &remainder_, flags, min_sms);
+    if (made != possible) {
+        throw_broken_split("made " + std::to_string(made) + " groups where its dry run promised " +
+                           std::to_string(possible));
+    }
+}
+
+void SlotSplit::check(unsigned whole_sms) const {
+    unsigned granted = remainder_.sm.smCount;
+    for (const CUdevResource& group : groups_) {
+        if (group.type != CU_DEV_RESOURCE_TYPE_SM || group.sm.smCount == 0 || group.sm.smCount != sms_per_slot()) {
+            throw_broken_split("gave groups of unequal size (" + std::to_string(sms_per_slot()) + " and " +
+                               std::to_string(group.sm.smCount) + " SMs)");
+        }
+        granted += group.sm.smCount;
+    }
+    if (granted > whole_sms) {
+        throw_broken_split("gave out " + std::to_string(granted) + " SMs of " + std::to_string(whole_sms));
+    }
+}
+
+std::vector<unsigned> SlotSplit::granted_sms() const {
+    std::vector<unsigned> granted;
+    granted.reserve(groups_.size());
+    for (const CUdevResource& group : groups_) granted.push_back(group.sm.smCount);
+    return granted;
+}
+
+SlotSet SlotSplit::select(std::vector<int> slots) const {
+    const std::string asked = "slots=" + text(slots);
+    const std::string range = "0 to " + std::to_string(num_slots() - 1);
+    if (slots.empty()) {
+        throw std::invalid_argument(asked + " is empty, but a partition needs a slot; name some of " + range);
+    }
+    std::sort(slots.begin(), slots.end());
+    SlotSet set;
+    for (const int slot : slots) {
+        if (slot < 0 || slot >= num_slots()) {
+            throw std::invalid_argument(asked + " names slot " + std::to_string(slot) + ", but this split has " +
+                                        std::to_string(num_slots()) + " slots; use " + range);
+        }
+        if (!set.slots.empty() && set.slots.back() == slot) {
+            throw std::invalid_argument(asked + " names slot " + std::to_string(slot) +
+                                        " twice, but a partition is a set; name each slot once");
+        }
+        set.slots.push_back(slot);
+        set.num_sms += groups_[static_cast<std::size_t>(slot)].sm.smCount;
+    }
+    return set;
+}
+
+}  // namespace mosaic

@@ -1,0 +1,1 @@
+"""Where modules run: one protocol, one module a backend."""

@@ -1,0 +1,78 @@
+"""Builds the extension ``mosaic._C``; everything else about the package is in ``pyproject.toml``.
+
+The extension needs ``cuda.h`` and nothing else of CUDA: it neither links libcuda nor asks for a toolkit.
+The header comes from the build requirement ``nvidia-cuda-runtime``, or from an installed toolkit.
+"""
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from pybind11.setup_helpers import Pybind11Extension, build_ext
+from setuptools import setup
+
+HERE = Path(__file__).parent
+
+
+def cuda_include_candidates() -> Iterator[Path]:
+    """Yields folders that may hold ``cuda.h``: the wheel's, then those of a toolkit."""
+    spec = importlib.util.find_spec("nvidia")
+    for root in (spec.submodule_search_locations or ()) if spec else ():
+        yield from sorted((header.parent for header in Path(root).glob("*/include/cuda.h")), reverse=True)
+    for variable in ("CUDA_HOME", "CUDA_PATH"):
+        if os.environ.get(variable):
+            yield Path(os.environ[variable]) / "include"
+    if nvcc := shutil.which("nvcc"):
+        yield Path(nvcc).resolve().parent.parent / "include"
+
+
+def has_cuda_13(include: Path) -> bool:
+    """Tells whether the folder's ``cuda.h`` is of CUDA 13.0 or newer, which names the partition sizes."""
+    header = include / "cuda.h"
+    return header.is_file() and "minSmPartitionSize" in header.read_text(encoding="utf-8", errors="replace")
+
+
+def cuda_include() -> Path:
+    """Returns the folder of a usable ``cuda.h``."""
+    candidates = list(cuda_include_candidates())
+    for folder in candidates:
+        if has_cuda_13(folder):
+            return folder
+    looked = ", ".join(map(str, candidates)) or "no nvidia package, no CUDA_HOME, no nvcc"
+    raise SystemExit(
+        f"mosaic: no cuda.h of CUDA 13.0 or newer (looked in: {looked}). It comes with a wheel of a few "
+        "megabytes: run `pip install 'nvidia-cuda-runtime>=13.0'`, or point CUDA_HOME at a toolkit."
+    )
+
+
+class BuildExtension(build_ext):
+    """Adds what only a build needs, so that making an sdist asks for no ``cuda.h``."""
+
+    def build_extensions(self) -> None:
+        """Compiles with the header found and, in CI, with warnings as errors."""
+        for extension in self.extensions:
+            # A system include: warnings in CUDA's own header are not ours to mend.
+            extension.extra_compile_args += ["-isystem", str(cuda_include())]
+            if os.environ.get("MOSAIC_WERROR") == "1":
+                extension.extra_compile_args += ["-Wall", "-Wextra", "-Werror"]
+        super().build_extensions()
+
+
+setup(
+    ext_modules=[
+        Pybind11Extension(
+            "mosaic._C",
+            [
+                *sorted(str(path.relative_to(HERE)) for path in (HERE / "csrc/driver").glob("*.cpp")),
+                "csrc/bindings.cpp",
+            ],
+            depends=sorted(str(path.relative_to(HERE)) for path in (HERE / "csrc/driver").glob("*.h")),
+            include_dirs=["csrc"],
+            libraries=["dl"],
+            cxx_std=17,
+        )
+    ],
+    cmdclass={"build_ext": BuildExtension},
+)

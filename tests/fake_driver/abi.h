@@ -1,0 +1,58 @@
+// What the fake needs of the CUDA driver's binary interface, declared here on its own: if Mosaic and the fake
+// disagree on a layout, tests fail. Values and layouts are those of CUDA 12.4 to 13.5.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace fake {
+
+using Result = int;
+enum : Result {
+    kSuccess = 0,
+    kInvalidValue = 1,
+    kOutOfMemory = 2,
+    kNotInitialized = 3,
+    kStubLibrary = 34,
+    kNoDevice = 100,
+    kInvalidDevice = 101,
+    kInvalidContext = 201,
+    kInvalidHandle = 400,
+    kNotFound = 500,
+    kContextIsDestroyed = 709,
+    kNotSupported = 801,
+    kSystemDriverMismatch = 803,
+    kInvalidResourceType = 914,
+    kInvalidResourceConfiguration = 915,
+    kUnknown = 999,
+};
+
+constexpr int kResourceTypeSm = 1;
+constexpr unsigned kIgnoreSmCoscheduling = 0x1;
+constexpr unsigned kMaxPotentialClusterSize = 0x2;
+constexpr unsigned kGreenDefaultStream = 0x1;
+constexpr unsigned kStreamNonBlocking = 0x1;
+
+constexpr int kAttributeMultiprocessorCount = 16;
+constexpr int kAttributeMajor = 75;
+constexpr int kAttributeMinor = 76;
+
+struct SmFields {
+    unsigned count;
+    unsigned min_partition_size;
+    unsigned coscheduled_alignment;
+    unsigned flags;
+};
+
+struct Resource {
+    int type;
+    unsigned char hidden[92];
+    union {
+        SmFields sm;
+        unsigned char oversize[40];
+    };
+    Resource* next;
+};
+static_assert(sizeof(Resource) == 144 && offsetof(Resource, sm) == 96, "CUdevResource changed its layout");
+
+}  // namespace fake

@@ -1,0 +1,87 @@
+// Green contexts and their streams, with the rules of destruction of CUDA before and after 13.1.
+#include "state.h"
+
+namespace fake {
+namespace {
+
+constexpr int kStreamsOutliveContexts = 13010;  // from here on a stream can be destroyed after its context
+constexpr int kDefaultStreamOptional = 13030;
+
+Result cuGreenCtxCreate(GreenContext** out, Descriptor* descriptor, int device, unsigned flags) {
+    FAKE_ENTER("cuGreenCtxCreate");
+    const Descriptor* made_from = find(state().descriptors, descriptor);
+    if (out == nullptr || made_from == nullptr) return kInvalidValue;
+    if (!state().has(device)) return kInvalidDevice;
+    if (made_from->device != device) return kInvalidValue;
+    if (flags != kGreenDefaultStream && (flags != 0 || state().version < kDefaultStreamOptional)) {
+        return kInvalidValue;
+    }
+    if (state().primary_references[device]++ == 0) ++state().created["primary"];
+    auto context = std::make_unique<GreenContext>();
+    context->device = device;
+    context->sms = made_from->sms;
+    *out = context.get();
+    state().contexts.push_back(std::move(context));
+    ++state().created["green"];
+    return kSuccess;
+}
+
+Result cuGreenCtxDestroy(GreenContext* handle) {
+    FAKE_ENTER("cuGreenCtxDestroy");
+    GreenContext* context = find(state().contexts, handle);
+    if (context == nullptr) return kInvalidContext;
+    if (!context->alive) return kContextIsDestroyed;
+    context->alive = false;
+    if (--state().primary_references[context->device] == 0) ++state().destroyed["primary"];
+    ++state().destroyed["green"];
+    return kSuccess;
+}
+
+Result cuGreenCtxGetDevResource(GreenContext* handle, Resource* out, int type) {
+    FAKE_ENTER("cuGreenCtxGetDevResource");
+    const GreenContext* context = find(state().contexts, handle);
+    if (context == nullptr || !context->alive) return kInvalidContext;
+    if (type != kResourceTypeSm) return kInvalidResourceType;
+    if (out->type != 0) return kInvalidValue;  // outputs are zeroed by the caller, see split.cpp
+    describe_sms(out, context->device, context->sms);
+    return kSuccess;
+}
+
+Result cuGreenCtxStreamCreate(Stream** out, GreenContext* handle, unsigned flags, int priority) {
+    FAKE_ENTER("cuGreenCtxStreamCreate");
+    GreenContext* context = find(state().contexts, handle);
+    if (context == nullptr || !context->alive) return kInvalidContext;
+    if (out == nullptr || flags != kStreamNonBlocking) return kInvalidValue;
+    auto stream = std::make_unique<Stream>();
+    stream->context = context;
+    stream->priority = priority;
+    *out = stream.get();
+    state().streams.push_back(std::move(stream));
+    ++state().created["stream"];
+    return kSuccess;
+}
+
+Result cuStreamDestroy(Stream* handle) {
+    FAKE_ENTER("cuStreamDestroy");
+    Stream* stream = find(state().streams, handle);
+    if (stream == nullptr || !stream->alive) return kInvalidHandle;
+    if (!stream->context->alive && state().version < kStreamsOutliveContexts) return kContextIsDestroyed;
+    stream->alive = false;
+    ++state().destroyed["stream"];
+    return kSuccess;
+}
+
+}  // namespace
+
+const std::vector<Function>& green_functions() {
+    static const std::vector<Function> functions = {
+        {"cuGreenCtxCreate", 12040, address_of(&cuGreenCtxCreate)},
+        {"cuGreenCtxDestroy", 12040, address_of(&cuGreenCtxDestroy)},
+        {"cuGreenCtxGetDevResource", 12040, address_of(&cuGreenCtxGetDevResource)},
+        {"cuGreenCtxStreamCreate", 12050, address_of(&cuGreenCtxStreamCreate)},
+        {"cuStreamDestroy", 4000, address_of(&cuStreamDestroy)},
+    };
+    return functions;
+}
+
+}  // namespace fake

@@ -1,0 +1,176 @@
+// SM resources: the split by count and descriptors, by the rules that cuda.h and the CUDA programming guide
+// (section 4.6) state. Stricter than the driver in one thing: outputs have to be zeroed by the caller, since
+// CUDA 13.1 took fields out of what was padding in 13.0.
+//
+// MOSAIC_FAKE_QUIRK makes it a driver that breaks its word: fewer_groups, uneven_groups, too_many_sms, no_groups.
+#include <algorithm>
+#include <bitset>
+#include <cstring>
+
+#include "state.h"
+
+namespace fake {
+namespace {
+
+constexpr std::size_t kMaxSms = 256;
+enum class Source : std::uint32_t { query = 0x51, result = 0x52, remainder = 0x53 };
+
+// What the driver hides in a resource's padding: where it came from and which SMs it means.
+struct Hidden {
+    Source source;
+    std::int32_t device;
+    std::uint64_t split;
+    std::bitset<kMaxSms> sms;
+};
+static_assert(sizeof(Hidden) <= sizeof(Resource::hidden), "must fit into the padding");
+
+struct Rule {
+    unsigned min_partition_size;
+    unsigned alignment;
+};
+
+// Minimum and alignment by compute capability, from cuda.h of CUDA 13.0.
+Rule rule_of(const FakeDevice& device, unsigned flags) {
+    if (flags & kIgnoreSmCoscheduling) return {2, 2};
+    if (device.major >= 9) return {8, 8};
+    if (device.major == 8) return {4, 2};
+    return {2, 2};
+}
+
+void write(Resource* out, const Hidden& hidden) {
+    const Rule rule = rule_of(state().devices[static_cast<std::size_t>(hidden.device)], 0);
+    *out = Resource{};
+    out->type = kResourceTypeSm;
+    out->sm.count = static_cast<unsigned>(hidden.sms.count());
+    if (state().version >= 13000) {  // older drivers know only the count
+        out->sm.min_partition_size = rule.min_partition_size;
+        out->sm.coscheduled_alignment = rule.alignment;
+    }
+    std::memcpy(out->hidden, &hidden, sizeof hidden);
+}
+
+Hidden read(const Resource& resource) {
+    Hidden hidden{};
+    std::memcpy(static_cast<void*>(&hidden), resource.hidden, sizeof hidden);
+    return hidden;
+}
+
+bool is_zero(const Resource& resource) {
+    static const Resource zero{};
+    return std::memcmp(&resource, &zero, sizeof zero) == 0;
+}
+
+// Takes the lowest SMs out of `from`, as the driver was seen to do.
+std::bitset<kMaxSms> take(std::bitset<kMaxSms>& from, unsigned count) {
+    std::bitset<kMaxSms> taken;
+    for (std::size_t sm = 0; sm < kMaxSms && taken.count() < count; ++sm) {
+        if (from[sm]) taken[sm] = true;
+    }
+    from &= ~taken;
+    return taken;
+}
+
+Result cuDeviceGetDevResource(int device, Resource* out, int type) {
+    FAKE_ENTER("cuDeviceGetDevResource");
+    if (!state().has(device)) return kInvalidDevice;
+    if (type != kResourceTypeSm) return kInvalidResourceType;
+    if (!is_zero(*out)) return kInvalidValue;
+    std::vector<unsigned> all(state().devices[static_cast<std::size_t>(device)].num_sms);
+    for (unsigned sm = 0; sm < all.size(); ++sm) all[sm] = sm;
+    describe_sms(out, device, all);
+    return kSuccess;
+}
+
+// Writes `made` groups of `size` SMs and returns what is left.
+std::bitset<kMaxSms> write_groups(Resource* result, unsigned made, unsigned size, const Hidden& whole) {
+    std::bitset<kMaxSms> left = whole.sms;
+    for (unsigned group = 0; group < made; ++group) {
+        write(&result[group], {Source::result, whole.device, state().last_split, take(left, size)});
+    }
+    if (state().quirk == "uneven_groups") result[made - 1].sm.count -= 1;
+    return left;
+}
+
+Result check_split(const Resource* result, const unsigned* groups, const Resource* input, const Resource* remainder,
+                   unsigned flags, unsigned min_count) {
+    if (groups == nullptr || input == nullptr) return kInvalidValue;
+    if (input->type != kResourceTypeSm) return kInvalidResourceType;
+    const Hidden whole = read(*input);
+    if (whole.source != Source::query) return kInvalidResourceConfiguration;
+    if (!state().has(whole.device) || min_count > input->sm.count) return kInvalidValue;
+    if (flags & ~(kIgnoreSmCoscheduling | kMaxPotentialClusterSize)) return kInvalidValue;
+    const bool hopper = state().devices[static_cast<std::size_t>(whole.device)].major >= 9;
+    if ((flags & kMaxPotentialClusterSize) && !hopper) return kInvalidValue;
+    if (remainder != nullptr && !is_zero(*remainder)) return kInvalidValue;
+    if (result == nullptr) return kSuccess;
+    if (*groups == 0) return kInvalidValue;
+    return std::all_of(result, result + *groups, is_zero) ? kSuccess : kInvalidValue;
+}
+
+Result cuDevSmResourceSplitByCount(Resource* result, unsigned* groups, const Resource* input, Resource* remainder,
+                                   unsigned flags, unsigned min_count) {
+    FAKE_ENTER("cuDevSmResourceSplitByCount");
+    if (const Result bad = check_split(result, groups, input, remainder, flags, min_count)) return bad;
+    const Hidden whole = read(*input);
+    const Rule rule = rule_of(state().devices[static_cast<std::size_t>(whole.device)], flags);
+    const unsigned aligned = (min_count + rule.alignment - 1) / rule.alignment * rule.alignment;
+    const unsigned size = std::max(rule.min_partition_size, aligned);
+    const unsigned possible = state().quirk == "no_groups" ? 0 : input->sm.count / size;
+    if (result == nullptr) {
+        *groups = possible;
+        return kSuccess;
+    }
+    if (possible == 0) return kInvalidResourceConfiguration;
+    unsigned made = std::min(*groups, possible);
+    if (state().quirk == "fewer_groups") --made;
+    ++state().last_split;
+    const std::bitset<kMaxSms> left = write_groups(result, made, size, whole);
+    *groups = made;
+    if (remainder != nullptr && left.any()) {
+        write(remainder, {Source::remainder, whole.device, state().last_split, left});
+        if (state().quirk == "too_many_sms") remainder->sm.count += 1;
+    }
+    return kSuccess;
+}
+
+Result cuDevResourceGenerateDesc(Descriptor** out, Resource* resources, unsigned count) {
+    FAKE_ENTER("cuDevResourceGenerateDesc");
+    if (out == nullptr || resources == nullptr || count == 0) return kInvalidValue;
+    const Hidden first = read(resources[0]);
+    std::bitset<kMaxSms> all;
+    for (unsigned i = 0; i < count; ++i) {
+        if (resources[i].type != kResourceTypeSm) return kInvalidResourceType;
+        const Hidden next = read(resources[i]);
+        const bool same_split = next.device == first.device && next.split == first.split;
+        if (count > 1 && (!same_split || next.source == Source::query)) return kInvalidResourceConfiguration;
+        if ((all & next.sms).any()) return kInvalidResourceConfiguration;
+        all |= next.sms;
+    }
+    auto made = std::make_unique<Descriptor>();
+    made->device = first.device;
+    for (unsigned sm = 0; sm < kMaxSms; ++sm) {
+        if (all[sm]) made->sms.push_back(sm);
+    }
+    *out = made.get();
+    state().descriptors.push_back(std::move(made));  // valid for the lifetime of the process
+    return kSuccess;
+}
+
+}  // namespace
+
+void describe_sms(Resource* out, int device, const std::vector<unsigned>& sms) {
+    Hidden hidden{Source::query, device, 0, {}};
+    for (const unsigned sm : sms) hidden.sms[sm] = true;
+    write(out, hidden);
+}
+
+const std::vector<Function>& split_functions() {
+    static const std::vector<Function> functions = {
+        {"cuDeviceGetDevResource", 12040, address_of(&cuDeviceGetDevResource)},
+        {"cuDevSmResourceSplitByCount", 12040, address_of(&cuDevSmResourceSplitByCount)},
+        {"cuDevResourceGenerateDesc", 12040, address_of(&cuDevResourceGenerateDesc)},
+    };
+    return functions;
+}
+
+}  // namespace fake
