@@ -76,7 +76,8 @@ void bind_device(py::module_& module) {
         .def_property_readonly("min_sm_partition_size", py::cpp_function(&Device::min_sm_partition_size, ReleaseGil()))
         .def_property_readonly("sm_coscheduled_alignment",
                                py::cpp_function(&Device::sm_coscheduled_alignment, ReleaseGil()));
-    py::class_<PrimaryContext>(module, "PrimaryContext", "Keeps a device's primary context alive.")
+    py::class_<PrimaryContext>(module, "PrimaryContext", py::release_gil_before_calling_cpp_dtor(),
+                               "Keeps a device's primary context alive.")
         .def(py::init([](const Device& device) { return PrimaryContext(device.handle()); }), py::arg("device"),
              ReleaseGil())
         .def_property_readonly("held", &PrimaryContext::held)
