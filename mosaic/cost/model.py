@@ -1,0 +1,177 @@
+"""The one interface through which time and memory of modules are asked for, and its measured form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from mosaic.cost.interference import Beside, Interference, MeasuredInterference, NoInterference
+from mosaic.cost.surface import ScalingSurface
+from mosaic.errors import InvalidProfileError
+from mosaic.profile import ModuleMemory, Phase, Profile, Sample
+
+
+class Cost(Protocol):
+    """What a solver asks of a cost model, measured or analytic (paper section 3.3)."""
+
+    @property
+    def profile_fingerprint(self) -> str | None:
+        """Names the profile behind it; None where there is none."""
+
+    @property
+    def interference(self) -> Interference:
+        """How neighbours on a device slow each other down."""
+
+    def degrees(self, module: str) -> tuple[int, ...]:
+        """Returns the data-parallel degrees that may be asked for, rising."""
+
+    def quotas(self, module: str, degree: int = 1) -> tuple[int, ...]:
+        """Returns the quotas in slots that may be asked for, rising."""
+
+    def time_ms(self, module: str, phase: Phase, degree: int, quota: int) -> float:
+        """Returns the time alone on the device, in milliseconds."""
+
+    def memory_bytes(self, module: str, degree: int) -> int:
+        """Returns the bytes that the module needs on each of its devices; 0 where unknown."""
+
+    def interference_ms(self, module: str, phase: Phase, degree: int, quota: int, *, beside: Beside) -> float:
+        """Returns what neighbours on one device add to the time, in milliseconds."""
+
+    def placed_ms(self, module: str, phase: Phase, degree: int, quota: int, *, beside: Beside = ()) -> float:
+        """Returns the time beside neighbours on one device, in milliseconds."""
+
+
+class CostModel:
+    """Measured time, memory and interference of the modules of one graph."""
+
+    def __init__(
+        self,
+        surfaces: Mapping[tuple[str, Phase], ScalingSurface],
+        *,
+        memory: Mapping[str, ModuleMemory] | None = None,
+        peak_bytes: Mapping[tuple[str, Phase], Mapping[int, int]] | None = None,
+        interference: Interference | None = None,
+        profile_fingerprint: str | None = None,
+    ) -> None:
+        """Puts a cost model together; ``from_profile`` is the usual way.
+
+        Args:
+            surfaces: One for each module and phase; a module without a backward surface takes no time there.
+            memory: What modules keep, by name.
+            peak_bytes: Most bytes in use during a phase above those before it, by degree.
+            interference: Defaults to none.
+            profile_fingerprint: Names the profile behind it.
+        """
+        self._surfaces = dict(surfaces)
+        self._memory = dict(memory or {})
+        self._peak_bytes = dict(peak_bytes or {})
+        self.interference: Interference = interference or NoInterference()
+        self.profile_fingerprint = profile_fingerprint
+
+    @classmethod
+    def from_profile(cls, profile: Profile) -> CostModel:
+        """Builds surfaces, memory and interference from a profile.
+
+        A frozen module without backward samples takes no time in the backward pass.
+
+        Raises:
+            InvalidProfileError: A module has no samples of a phase that it runs.
+        """
+        grouped: dict[tuple[str, Phase], list[Sample]] = {}
+        for sample in profile.samples:
+            grouped.setdefault((sample.module, sample.phase), []).append(sample)
+        for node in profile.graph.modules:
+            for phase in Phase:
+                if (node.name, phase) not in grouped and (phase is Phase.FORWARD or node.trainable):
+                    raise InvalidProfileError(
+                        f"the profile has no {phase} samples of {node.name!r}; profile this model again"
+                    )
+        peaks: dict[tuple[str, Phase], dict[int, int]] = {}
+        for key, samples in grouped.items():
+            at = peaks.setdefault(key, {})
+            for sample in samples:
+                at[sample.degree] = max(at.get(sample.degree, 0), sample.peak_bytes)
+        return cls(
+            {key: ScalingSurface(samples) for key, samples in grouped.items()},
+            memory={entry.module: entry for entry in profile.memory},
+            peak_bytes=peaks,
+            interference=MeasuredInterference.from_profile(profile),
+            profile_fingerprint=profile.fingerprint,
+        )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Modules that it knows."""
+        return tuple(module for module, phase in self._surfaces if phase is Phase.FORWARD)
+
+    def degrees(self, module: str) -> tuple[int, ...]:
+        """Returns the data-parallel degrees sampled in every phase of a module, rising."""
+        surfaces = self._of(module)
+        return tuple(d for d in surfaces[0].degrees if all(d in surface.degrees for surface in surfaces))
+
+    def quotas(self, module: str, degree: int = 1) -> tuple[int, ...]:
+        """Returns the quotas in slots that the samples of every phase enclose, rising.
+
+        Raises:
+            ValueError: The degree was not sampled.
+        """
+        ranges = [surface.quotas(degree) for surface in self._of(module)]
+        return tuple(range(max(r.start for r in ranges), min(r.stop for r in ranges)))
+
+    def time_ms(self, module: str, phase: Phase, degree: int, quota: int) -> float:
+        """Returns the time of one phase of a module alone on the device, in milliseconds.
+
+        Raises:
+            InvalidProfileError: The module was not profiled.
+            ValueError: ``degree`` or ``quota`` lies outside what was sampled.
+        """
+        self._of(module)
+        surface = self._surfaces.get((module, phase))
+        return 0.0 if surface is None else surface.time_ms(degree, quota)
+
+    def memory_bytes(self, module: str, degree: int) -> int:
+        """Returns the bytes that a module needs on each of its devices while its stage runs.
+
+        What stays resident, the kept activations of its share of the batch, and the larger of both phases' peaks
+        above that. 0 where nothing was measured.
+        """
+        kept = self._memory.get(module)
+        resident = kept.resident_bytes if kept else 0
+        activations = -(-kept.activation_bytes // degree) if kept else 0
+        # A forward's peak already holds the activations that it leaves behind.
+        forward = max(activations, self._peak(module, Phase.FORWARD, degree))
+        return resident + max(forward, activations + self._peak(module, Phase.BACKWARD, degree))
+
+    def interference_ms(self, module: str, phase: Phase, degree: int, quota: int, *, beside: Beside) -> float:
+        """Returns what the neighbours on one device add to a phase, in milliseconds (paper Eq. 7's delta)."""
+        if not beside:
+            return 0.0
+        alone_ms = self.time_ms(module, phase, degree, quota)
+        return self.interference.extra_ms(module, phase, quota=quota, alone_ms=alone_ms, beside=beside)
+
+    def placed_ms(self, module: str, phase: Phase, degree: int, quota: int, *, beside: Beside = ()) -> float:
+        """Returns the time of one phase beside the given (module, quota) neighbours, in milliseconds.
+
+        A module on several devices with different neighbours takes the longest of them (paper Eq. 7).
+
+        Raises:
+            InvalidProfileError: The module was not profiled.
+            ValueError: ``degree`` or ``quota`` lies outside what was sampled.
+        """
+        return self.time_ms(module, phase, degree, quota) + self.interference_ms(
+            module, phase, degree, quota, beside=beside
+        )
+
+    def _peak(self, module: str, phase: Phase, degree: int) -> int:
+        by_degree = self._peak_bytes.get((module, phase), {})
+        # A lower degree has more samples a device, so its peak is the safe one to stand in.
+        below = [sampled for sampled in by_degree if sampled <= degree]
+        return by_degree[max(below)] if below else max(by_degree.values(), default=0)
+
+    def _of(self, module: str) -> list[ScalingSurface]:
+        found = [self._surfaces[module, phase] for phase in Phase if (module, phase) in self._surfaces]
+        if (module, Phase.FORWARD) not in self._surfaces:
+            raise InvalidProfileError(
+                f"no module {module!r} in this cost model; it knows {', '.join(self.names) or 'none'}: profile it"
+            )
+        return found

@@ -1,0 +1,15 @@
+"""From costs to a plan: which modules share a stage, and on which slots. Loads neither torch nor ortools."""
+
+from mosaic.solver.options import DeploymentOption, QuotaGrid
+from mosaic.solver.solve import METHODS, SearchOptions, solve
+from mosaic.solver.stage_eval import StageEvaluator, StageResult
+
+__all__ = [
+    "METHODS",
+    "DeploymentOption",
+    "QuotaGrid",
+    "SearchOptions",
+    "StageEvaluator",
+    "StageResult",
+    "solve",
+]

@@ -1,0 +1,186 @@
+"""The ways in which one module can be deployed: how many devices, how many slots of each, and what it then takes.
+
+Times are whole nanoseconds from here on: CP-SAT wants integers, and sums that compare the same in every order
+are what makes pruning and caching unable to change an answer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mosaic.cost import Cost
+from mosaic.device import Device
+from mosaic.errors import InfeasibleError
+from mosaic.graph import ModuleGraph
+from mosaic.profile import Phase
+
+NS_PER_MS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class DeploymentOption:
+    """One (degree, quota) of one module; paper section 3.3, Eq. 6."""
+
+    degree: int
+    """Devices."""
+    quota: int
+    """Slots on each of them."""
+    forward_ns: int
+    """Forward time alone, in nanoseconds."""
+    backward_ns: int
+    """Backward time alone, in nanoseconds."""
+    memory_bytes: int = 0
+    """Memory on each device, in bytes."""
+
+    @property
+    def latency_ns(self) -> int:
+        """Forward and backward together: the paper's module latency."""
+        return self.forward_ns + self.backward_ns
+
+    @property
+    def area(self) -> int:
+        """Slots over all devices."""
+        return self.degree * self.quota
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuotaGrid:
+    """Which quotas a search considers (the paper's SM-quota search granularity, sections 3.4 and 5.4.2)."""
+
+    step_slots: int = 1
+    """Quotas are multiples of this many slots; the whole device always counts."""
+    percents: tuple[float, ...] | None = None
+    """Shares of the device instead, such as ``(10, 20, ..., 100)``, each taken to the nearest slot."""
+
+    def __post_init__(self) -> None:
+        if self.step_slots < 1:
+            raise ValueError(f"step_slots={self.step_slots}; quotas are multiples of at least one slot: use 1 or more")
+        if self.percents is not None and (not self.percents or not all(0 < p <= 100 for p in self.percents)):
+            raise ValueError(f"percents={self.percents}; give at least one share, each above 0 and at most 100")
+
+    def choose(self, available: Sequence[int], num_slots: int) -> tuple[int, ...]:
+        """Returns the quotas of ``available`` that are on the grid, and always the greatest of them."""
+        fitting = sorted(quota for quota in available if quota <= num_slots)
+        if self.percents is None:
+            grid = set(range(self.step_slots, num_slots + 1, self.step_slots))
+        else:
+            grid = {max(1, round(percent / 100 * num_slots)) for percent in self.percents}
+        return tuple(quota for quota in fitting if quota in grid or quota == fitting[-1])
+
+
+def deployment_options(
+    module: str, *, cost: Cost, device: Device, num_devices: int, grid: QuotaGrid | None = None
+) -> tuple[DeploymentOption, ...]:
+    """Lists the ways to deploy one module alone on these devices, by degree and quota.
+
+    Raises:
+        InfeasibleError: None fits; says what the module needs and what there is.
+        ValueError: The cost model gives a time that is negative or not finite.
+    """
+    grid = grid or QuotaGrid()
+    options: list[DeploymentOption] = []
+    too_large: list[int] = []
+    for degree in cost.degrees(module):
+        if degree > num_devices:
+            continue
+        memory = cost.memory_bytes(module, degree)
+        if 0 < device.memory_bytes < memory:
+            too_large.append(memory)
+            continue
+        for quota in grid.choose(cost.quotas(module, degree), device.num_slots):
+            forward, backward = (_time_ns(cost, module, phase, degree, quota) for phase in Phase)
+            options.append(
+                DeploymentOption(
+                    degree=degree, quota=quota, forward_ns=forward, backward_ns=backward, memory_bytes=memory
+                )
+            )
+    if not options:
+        reason = _why_none(module, cost=cost, device=device, num_devices=num_devices, too_large=too_large)
+        raise InfeasibleError(f"module {module!r} fits on no device", reasons=[reason])
+    return tuple(options)
+
+
+def all_options(
+    graph: ModuleGraph, *, cost: Cost, device: Device, num_devices: int, grid: QuotaGrid | None = None
+) -> dict[str, tuple[DeploymentOption, ...]]:
+    """Lists the deployment options of every module of a graph.
+
+    Raises:
+        InfeasibleError: Modules fit on no device; every one of them is named.
+        ValueError: See ``deployment_options``.
+    """
+    found: dict[str, tuple[DeploymentOption, ...]] = {}
+    reasons: list[str] = []
+    for name in graph.names:
+        try:
+            found[name] = deployment_options(name, cost=cost, device=device, num_devices=num_devices, grid=grid)
+        except InfeasibleError as error:
+            reasons.extend(error.reasons)
+    if reasons:
+        raise InfeasibleError(f"{len(reasons)} of {len(graph.names)} modules fit on no device", reasons=reasons)
+    return found
+
+
+def undominated(options: Sequence[DeploymentOption]) -> tuple[DeploymentOption, ...]:
+    """Drops options that another one beats: no slower in either phase with no more devices, slots or memory.
+
+    Valid only without interference: beside a neighbour, an option that is dominated alone may be disturbed less.
+    """
+    kept: list[DeploymentOption] = []
+    for option in sorted(options):  # a dominating option sorts first, or is equal
+        if not any(_is_no_worse(other, option) for other in kept):
+            kept.append(option)
+    return tuple(kept)
+
+
+def least_options(options: Sequence[DeploymentOption], target_ns: int) -> tuple[DeploymentOption, ...]:
+    """Returns the options that meet a target latency, without those that need more of everything than another.
+
+    Exact for the feasibility of a target without interference: whatever places the larger one places the smaller.
+    """
+    kept: list[DeploymentOption] = []
+    for option in sorted(o for o in options if o.latency_ns <= target_ns):
+        if not any(k.quota <= option.quota and k.memory_bytes <= option.memory_bytes for k in kept):
+            kept.append(option)
+    return tuple(kept)
+
+
+def _is_no_worse(first: DeploymentOption, second: DeploymentOption) -> bool:
+    return (
+        first.degree <= second.degree
+        and first.quota <= second.quota
+        and first.forward_ns <= second.forward_ns
+        and first.backward_ns <= second.backward_ns
+        and first.memory_bytes <= second.memory_bytes
+    )
+
+
+def _time_ns(cost: Cost, module: str, phase: Phase, degree: int, quota: int) -> int:
+    time_ms = cost.time_ms(module, phase, degree, quota)
+    if not 0 <= time_ms < math.inf:  # also catches NaN
+        raise ValueError(
+            f"the cost model gives {module!r} {phase} a time of {time_ms} ms at degree {degree}, quota {quota}; "
+            "a time is finite and not negative"
+        )
+    return round(time_ms * NS_PER_MS)
+
+
+def _why_none(module: str, *, cost: Cost, device: Device, num_devices: int, too_large: Sequence[int]) -> str:
+    if too_large:
+        return (
+            f"{module!r} needs {min(too_large):,} bytes on each of its devices; {device.name} has "
+            f"{device.memory_bytes:,}: use a smaller batch, more devices, or activation checkpointing"
+        )
+    degrees = cost.degrees(module)
+    if not any(degree <= num_devices for degree in degrees):
+        return (
+            f"{module!r} was profiled on {', '.join(map(str, degrees)) or 'no number of'} devices at once; "
+            f"there are {num_devices}: profile it at a lower degree"
+        )
+    quotas = sorted({quota for degree in degrees if degree <= num_devices for quota in cost.quotas(module, degree)})
+    return (
+        f"{module!r} needs a quota of at least {quotas[0] if quotas else 'an unknown number of'} slots; {device.name} "
+        f"has {device.num_slots}: profile it at smaller quotas"
+    )

@@ -1,0 +1,202 @@
+"""One CP-SAT question of StageEval: can every module of a stage meet a target, all of them placed at once?
+
+Variables are ``on[m, o, g]``: module m uses option o and has one of its replicas on device g.
+
+* one option a module, on exactly as many devices as its degree;
+* on each device, quotas sum to at most the slots (paper Eq. 5) and memory to at most what the device has;
+* *interference* (paper Eq. 7). A pairwise form is linear once it is asked from the side of one option and one
+  device, because ``on`` names both at the same time: ``on[m, o, g]`` implies that the sum over neighbours
+  ``extra[m, o; n, p] * on[n, p, g]`` is at most the target less the latency of o alone. No product of
+  booleans is needed and nothing is approximated. The maximum over devices in Eq. 7 is the conjunction
+  over g. Any other form (Eq. 8 has a product) is checked after the fact: what CP-SAT proposes is timed by
+  the cost model, a group of neighbours on a device that misses the target is forbidden, exactly as it is,
+  on every device, and the question is asked again. Both ways are exact.
+* *layout*: slots are a contiguous run, the same on each device. That is asked for only when a proposal
+  cannot be laid out by first fit, since it is rarely what binds.
+
+Devices are alike, so their loads are ordered; that takes the symmetric answers away. One worker, a fixed seed and a
+limit in deterministic time (not seconds) make every answer repeatable.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mosaic.solver.options import DeploymentOption
+from mosaic.solver.slots import Choice, first_fit
+
+ExtraNs = Callable[[str, DeploymentOption, str, int], int]
+"""Nanoseconds that a module at an option loses to one neighbour with a quota."""
+
+Group = tuple[tuple[str, DeploymentOption], ...]
+"""Modules that share a device, each at an option."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What a stage has to fit on."""
+
+    num_devices: int
+    """Devices, all alike."""
+    num_slots: int
+    """Slots of each."""
+    memory_bytes: int
+    """Memory of each in bytes; 0 where unknown, which then limits nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What CP-SAT is asked."""
+
+    options: Mapping[str, Sequence[DeploymentOption]]
+    """For each module of the stage, the options that meet the target alone."""
+    machine: Machine
+    """What there is to place them on."""
+    target_ns: int
+    """Latency that every module has to meet, in nanoseconds."""
+    extra_ns: ExtraNs | None = None
+    """A pairwise interference; None where there is none or where it is not pairwise."""
+    forbidden: Sequence[Group] = ()
+    """Groups that must not share a device exactly so."""
+    deterministic_limit: float = 20.0
+    """Effort after which the question is given up, in CP-SAT's deterministic time (about seconds)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What CP-SAT said."""
+
+    is_resolved: bool
+    """False where the limit came before an answer."""
+    choices: dict[str, Choice] | None = None
+    """Option and devices of each module; None where there are none."""
+    starts: dict[str, int] = field(default_factory=dict)
+    """First slot of each module."""
+    num_calls: int = 1
+    """Calls of CP-SAT that it took."""
+
+
+def ask(question: Question) -> Answer:
+    """Finds options, devices and slots for all modules of a stage, or proves that there are none."""
+    answer = _solve(question, with_layout=False)
+    if answer.choices is None:
+        return answer
+    starts = first_fit(answer.choices, question.machine.num_slots)
+    if starts is not None:
+        return Answer(is_resolved=True, choices=answer.choices, starts=starts)
+    laid_out = _solve(question, with_layout=True)
+    return Answer(is_resolved=laid_out.is_resolved, choices=laid_out.choices, starts=laid_out.starts, num_calls=2)
+
+
+def _solve(question: Question, *, with_layout: bool) -> Answer:
+    from ortools.sat.python import cp_model  # 0.3 s to import; only searches need it
+
+    model = cp_model.CpModel()
+    on = _add_selection(model, question)
+    _add_capacity(model, question, on)
+    if question.extra_ns is not None:
+        _add_interference(model, question, on, question.extra_ns)
+    _add_forbidden(model, question, on)
+    starts = _add_layout(model, question, on) if with_layout else {}
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.random_seed = 0
+    solver.parameters.max_deterministic_time = question.deterministic_limit
+    status = solver.solve(model)
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        return Answer(is_resolved=status == cp_model.INFEASIBLE)
+    devices: dict[tuple[str, DeploymentOption], tuple[int, ...]] = {}
+    for (name, option, device), variable in on.items():
+        if solver.boolean_value(variable):
+            devices[name, option] = (*devices.get((name, option), ()), device)
+    return Answer(
+        is_resolved=True,
+        choices={name: (option, at) for (name, option), at in devices.items()},
+        starts={name: solver.value(start) for name, start in starts.items()},
+    )
+
+
+_On = dict[tuple[str, DeploymentOption, int], Any]
+
+
+def _add_selection(model: Any, question: Question) -> _On:
+    """One option for each module, on as many devices as its degree."""
+    on: _On = {}
+    devices = range(question.machine.num_devices)
+    for index, (name, options) in enumerate(question.options.items()):
+        selected = []
+        for number, option in enumerate(options):
+            select = model.new_bool_var(f"select_{index}_{number}")
+            selected.append(select)
+            for device in devices:
+                on[name, option, device] = model.new_bool_var(f"on_{index}_{number}_{device}")
+            model.add(sum(on[name, option, device] for device in devices) == option.degree * select)
+        model.add_exactly_one(selected)
+    return on
+
+
+def _add_capacity(model: Any, question: Question, on: _On) -> None:
+    """Slots (paper Eq. 5) and memory of each device; devices in falling order of load."""
+    machine = question.machine
+    loads = []
+    for device in range(machine.num_devices):
+        here = [(option, variable) for (_, option, at), variable in on.items() if at == device]
+        load = sum(option.quota * variable for option, variable in here)
+        model.add(load <= machine.num_slots)
+        if machine.memory_bytes:
+            model.add(sum(option.memory_bytes * variable for option, variable in here) <= machine.memory_bytes)
+        loads.append(load)
+    for heavier, lighter in itertools.pairwise(loads):
+        model.add(heavier >= lighter)
+
+
+def _add_interference(model: Any, question: Question, on: _On, extra_ns: ExtraNs) -> None:
+    """Paper Eq. 7, one implied linear constraint for each module, option and device."""
+    for name, options in question.options.items():
+        for option in options:
+            slack = question.target_ns - option.latency_ns
+            terms = [
+                (other, choice, extra)
+                for other, choices in question.options.items()
+                if other != name
+                for choice in choices
+                if (extra := extra_ns(name, option, other, choice.quota)) > 0
+            ]
+            if not terms:
+                continue
+            for device in range(question.machine.num_devices):
+                total = sum(extra * on[other, choice, device] for other, choice, extra in terms)
+                model.add(total <= slack).only_enforce_if(on[name, option, device])
+
+
+def _add_forbidden(model: Any, question: Question, on: _On) -> None:
+    """No device holds a forbidden group with nobody else beside it."""
+    for group in question.forbidden:
+        if not all((name, option, 0) in on for name, option in group):
+            continue
+        names = {name for name, _ in group}
+        for device in range(question.machine.num_devices):
+            inside = sum(on[name, option, device] for name, option in group)
+            others = sum(variable for (name, _, at), variable in on.items() if at == device and name not in names)
+            model.add(inside - others <= len(group) - 1)
+
+
+def _add_layout(model: Any, question: Question, on: _On) -> dict[str, Any]:
+    """A contiguous run of slots for each module, the same on all of its devices."""
+    starts = {
+        name: model.new_int_var(0, question.machine.num_slots - 1, f"start_{index}")
+        for index, name in enumerate(question.options)
+    }
+    for device in range(question.machine.num_devices):
+        runs = [
+            model.new_optional_fixed_size_interval_var(starts[name], option.quota, variable, f"run_{device}_{number}")
+            for number, ((name, option, at), variable) in enumerate(on.items())
+            if at == device
+        ]
+        model.add_no_overlap(runs)
+    for (name, option, _), variable in on.items():
+        model.add(starts[name] + option.quota <= question.machine.num_slots).only_enforce_if(variable)
+    return starts

@@ -1,0 +1,148 @@
+"""From a graph, a cost model and a device to a plan."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from mosaic.cost import Cost
+from mosaic.device import Device
+from mosaic.graph import ModuleGraph
+from mosaic.plan import Placement, Plan, SearchRecord, Stage
+from mosaic.profile import Phase
+from mosaic.solver.brute_force import enumerate_plans
+from mosaic.solver.gahc import cluster
+from mosaic.solver.options import QuotaGrid, all_options
+from mosaic.solver.placement import Machine
+from mosaic.solver.sequential import one_by_one
+from mosaic.solver.stage_eval import StageEvaluator, StageResult
+
+METHODS = ("gahc", "sequential", "brute_force")
+"""Names of the solvers."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchOptions:
+    """How to search; every part can be switched off, to measure what it is worth."""
+
+    grid: QuotaGrid = field(default_factory=QuotaGrid)
+    """Quotas to consider; by default every slot."""
+    prune: bool = True
+    """Algorithm 1, line 11: drop merges that cannot beat the best so far."""
+    cache: bool = True
+    """Evaluate a set of modules only once."""
+    deterministic_limit: float = 20.0
+    """Effort for one CP-SAT question, in its deterministic time (about seconds)."""
+
+
+def solve(
+    graph: ModuleGraph,
+    cost: Cost,
+    device: Device,
+    *,
+    num_devices: int = 1,
+    method: str = "gahc",
+    search: SearchOptions | None = None,
+) -> Plan:
+    """Plans which modules run side by side, and on which slots of which devices.
+
+    The plan is never predicted slower than the sequential one: where it would be, the sequential one is
+    returned under the name of the method. The same input gives the same plan.
+
+    Args:
+        graph: What to place.
+        cost: Times, memory and interference.
+        device: What one of the devices is.
+        num_devices: How many of them.
+        method: ``gahc`` (the paper's Algorithm 1), ``sequential``, or ``brute_force`` (at most six modules on
+            two devices, exact in ``Plan.predicted_ms``).
+        search: Granularity and ablations.
+
+    Raises:
+        InfeasibleError: A module fits on no device; names it, what it needs and what there is.
+        ValueError: There are no devices, no such method, or the cost model gives a negative time.
+    """
+    if num_devices < 1:
+        raise ValueError(f"num_devices={num_devices}; a plan needs at least one device")
+    if method not in METHODS:
+        raise ValueError(f"method={method!r} is not a solver; use one of {', '.join(METHODS)}")
+    began = time.perf_counter()
+    search = search or SearchOptions()
+    options = all_options(graph, cost=cost, device=device, num_devices=num_devices, grid=search.grid)
+    machine = Machine(num_devices=num_devices, num_slots=device.num_slots, memory_bytes=device.memory_bytes)
+    evaluator = StageEvaluator(options, cost=cost, machine=machine, deterministic_limit=search.deterministic_limit)
+    in_turn = one_by_one(graph, evaluator)
+    found = in_turn
+    record = SearchRecord(method=method, num_evaluations=len(in_turn))
+    if method == "gahc":
+        found, record = _run_gahc(graph, evaluator, search)
+    elif method == "brute_force":
+        exact = enumerate_plans(graph, options, cost=cost, machine=machine)
+        found, record = exact.stages, replace(record, num_evaluations=exact.num_evaluations)
+    sequential = tuple(_build_stage(stage, cost) for stage in in_turn)
+    stages = tuple(_build_stage(stage, cost) for stage in found)
+    if _predicted_ms(stages) > _predicted_ms(sequential):
+        stages = sequential
+    plan = Plan(
+        device=device,
+        num_devices=num_devices,
+        stages=stages,
+        graph=graph.fingerprint,
+        profile=cost.profile_fingerprint,
+        sequential_ms=_predicted_ms(sequential),
+        search=replace(record, seconds=time.perf_counter() - began),
+    )
+    plan.check_covers(graph)
+    return plan
+
+
+def _run_gahc(
+    graph: ModuleGraph, evaluator: StageEvaluator, search: SearchOptions
+) -> tuple[tuple[StageResult, ...], SearchRecord]:
+    result = cluster(graph, evaluator, prune=search.prune, cache=search.cache)
+    if evaluator.num_unresolved:
+        _log.warning(
+            "CP-SAT gave up %d questions at deterministic_limit=%g; a higher limit may find a better plan",
+            evaluator.num_unresolved,
+            search.deterministic_limit,
+        )
+    return result.stages, SearchRecord(
+        method="gahc",
+        num_evaluations=result.num_evaluations,
+        num_cache_hits=result.num_cache_hits,
+        num_pruned=result.num_pruned,
+        num_sat_calls=evaluator.num_sat_calls,
+    )
+
+
+def _build_stage(result: StageResult, cost: Cost) -> Stage:
+    """Turns an allocation into placements with the times predicted beside their neighbours."""
+    placements = []
+    for name, (option, devices) in result.choices.items():
+        start = result.starts[name]
+        forward_ms, backward_ms = (
+            # Eq. 7: the device with the worst neighbours decides.
+            max(
+                cost.placed_ms(name, phase, option.degree, option.quota, beside=result.beside(name, device))
+                for device in devices
+            )
+            for phase in Phase
+        )
+        placements.append(
+            Placement(
+                module=name,
+                slots=tuple(range(start, start + option.quota)),
+                devices=devices,
+                forward_ms=forward_ms,
+                backward_ms=backward_ms,
+            )
+        )
+    return Stage(placements=tuple(placements))
+
+
+def _predicted_ms(stages: Sequence[Stage]) -> float:
+    return sum(stage.forward_ms + stage.backward_ms for stage in stages)
