@@ -217,5 +217,11 @@ extern "C" fake::Result cuGetProcAddress_v2(const char* name, void** address, in
 // called, and how many objects were made and ended.
 extern "C" void mosaic_fake_fail(const char* name, int status) { fake::state().failures[name] = {status, 0}; }
 extern "C" int mosaic_fake_calls(const char* name) { return fake::state().calls[name]; }
+extern "C" const char* mosaic_fake_called() {
+    static std::string names;
+    names.clear();
+    for (const auto& call : fake::state().calls) names += call.second > 0 ? call.first + " " : "";
+    return names.c_str();
+}
 extern "C" int mosaic_fake_created(const char* kind) { return fake::state().created[kind]; }
 extern "C" int mosaic_fake_destroyed(const char* kind) { return fake::state().destroyed[kind]; }

@@ -18,6 +18,9 @@ import ctypes, json
 fake = ctypes.CDLL("libcuda.so.1")
 def count(what, name):
     return getattr(fake, "mosaic_fake_" + what)(name.encode())
+def called():
+    fake.mosaic_fake_called.restype = ctypes.c_char_p
+    return fake.mosaic_fake_called().decode().split()
 def error_of(call):
     try:
         call()
