@@ -16,7 +16,7 @@ from mosaic.graph import ModuleGraph
 from mosaic.profile import Phase
 from mosaic.solver.options import NS_PER_MS, DeploymentOption
 from mosaic.solver.placement import Machine
-from mosaic.solver.slots import Choice, first_fit
+from mosaic.solver.slots import Choice, lay_out
 from mosaic.solver.stage_eval import StageResult
 
 MAX_MODULES = 6
@@ -95,7 +95,7 @@ def best_stage(
     walk.descend({}, [0] * machine.num_devices, [0] * machine.num_devices)
     if walk.best is None:
         return None
-    starts = first_fit(walk.best, machine.num_slots)
+    starts = lay_out(walk.best, machine.num_slots)
     assert starts is not None  # on one or two devices whatever fits by number can be laid out
     result = StageResult(latency_ns=round(walk.best_ms * NS_PER_MS), choices=walk.best, starts=starts)
     return walk.best_ms, result

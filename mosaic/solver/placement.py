@@ -12,7 +12,7 @@ Variables are ``on[m, o, g]``: module m uses option o and has one of its replica
   the cost model, a group of neighbours on a device that misses the target is forbidden, exactly as it is,
   on every device, and the question is asked again. Both ways are exact.
 * *layout*: slots are a contiguous run, the same on each device. That is asked for only when a proposal
-  cannot be laid out by first fit, since it is rarely what binds.
+  cannot be laid out, since it is rarely what binds.
 
 Devices are alike, so their loads are ordered; that takes the symmetric answers away. One worker, a fixed seed and a
 limit in deterministic time (not seconds) make every answer repeatable.
@@ -21,15 +21,13 @@ limit in deterministic time (not seconds) make every answer repeatable.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from mosaic.solver.extras import PairwiseExtras
 from mosaic.solver.options import DeploymentOption
-from mosaic.solver.slots import Choice, first_fit
-
-ExtraNs = Callable[[str, DeploymentOption, str, int], int]
-"""Nanoseconds that a module at an option loses to one neighbour with a quota."""
+from mosaic.solver.slots import Choice, lay_out
 
 Group = tuple[tuple[str, DeploymentOption], ...]
 """Modules that share a device, each at an option."""
@@ -57,11 +55,11 @@ class Question:
     """What there is to place them on."""
     target_ns: int
     """Latency that every module has to meet, in nanoseconds."""
-    extra_ns: ExtraNs | None = None
+    extras: PairwiseExtras | None = None
     """A pairwise interference; None where there is none or where it is not pairwise."""
     forbidden: Sequence[Group] = ()
     """Groups that must not share a device exactly so."""
-    deterministic_limit: float = 20.0
+    deterministic_limit: float = 2.0
     """Effort after which the question is given up, in CP-SAT's deterministic time (about seconds)."""
 
 
@@ -84,7 +82,7 @@ def ask(question: Question) -> Answer:
     answer = _solve(question, with_layout=False)
     if answer.choices is None:
         return answer
-    starts = first_fit(answer.choices, question.machine.num_slots)
+    starts = lay_out(answer.choices, question.machine.num_slots)
     if starts is not None:
         return Answer(is_resolved=True, choices=answer.choices, starts=starts)
     laid_out = _solve(question, with_layout=True)
@@ -97,8 +95,8 @@ def _solve(question: Question, *, with_layout: bool) -> Answer:
     model = cp_model.CpModel()
     on = _add_selection(model, question)
     _add_capacity(model, question, on)
-    if question.extra_ns is not None:
-        _add_interference(model, question, on, question.extra_ns)
+    if question.extras is not None:
+        _add_interference(model, question, on, question.extras)
     _add_forbidden(model, question, on)
     starts = _add_layout(model, question, on) if with_layout else {}
     solver = cp_model.CpSolver()
@@ -153,22 +151,29 @@ def _add_capacity(model: Any, question: Question, on: _On) -> None:
         model.add(heavier >= lighter)
 
 
-def _add_interference(model: Any, question: Question, on: _On, extra_ns: ExtraNs) -> None:
-    """Paper Eq. 7, one implied linear constraint for each module, option and device."""
+def _add_interference(model: Any, question: Question, on: _On, extras: PairwiseExtras) -> None:
+    """Paper Eq. 7, one implied linear constraint for each module, option and device.
+
+    Options of a neighbour that disturb everybody alike share one variable, so a constraint stays short.
+    """
+    alike: dict[tuple[str, int], list[DeploymentOption]] = {}
+    for name, options in question.options.items():
+        for option in options:
+            alike.setdefault((name, extras.as_neighbour(name, option.quota)), []).append(option)
+    devices = range(question.machine.num_devices)
+    near: dict[tuple[str, int, int], Any] = {}
+    for number, ((name, quota), members) in enumerate(alike.items()):
+        for device in devices:
+            near[name, quota, device] = model.new_bool_var(f"near_{number}_{device}")
+            model.add(sum(on[name, option, device] for option in members) == near[name, quota, device])
     for name, options in question.options.items():
         for option in options:
             slack = question.target_ns - option.latency_ns
-            terms = [
-                (other, choice, extra)
-                for other, choices in question.options.items()
-                if other != name
-                for choice in choices
-                if (extra := extra_ns(name, option, other, choice.quota)) > 0
-            ]
-            if not terms:
+            if extras.worst_ns(name, option, tuple(question.options)) <= slack:
                 continue
-            for device in range(question.machine.num_devices):
-                total = sum(extra * on[other, choice, device] for other, choice, extra in terms)
+            costs = {key: extras.ns(name, option, *key) for key in alike if key[0] != name}
+            for device in devices:
+                total = sum(extra * near[*key, device] for key, extra in costs.items())
                 model.add(total <= slack).only_enforce_if(on[name, option, device])
 
 

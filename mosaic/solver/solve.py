@@ -35,7 +35,7 @@ class SearchOptions:
     """Algorithm 1, line 11: drop merges that cannot beat the best so far."""
     cache: bool = True
     """Evaluate a set of modules only once."""
-    deterministic_limit: float = 20.0
+    deterministic_limit: float = 2.0
     """Effort for one CP-SAT question, in its deterministic time (about seconds)."""
 
 

@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mosaic.cost import Cost
-from mosaic.profile import Phase
-from mosaic.solver.options import NS_PER_MS, DeploymentOption, least_options
+from mosaic.solver.extras import PairwiseExtras, group_extra_ns
+from mosaic.solver.options import DeploymentOption, least_options
 from mosaic.solver.placement import Answer, Group, Machine, Question, ask
 from mosaic.solver.slots import Choice
 
@@ -56,7 +56,7 @@ class StageEvaluator:
         cost: Cost,
         machine: Machine,
         tolerance: float = 5e-4,
-        deterministic_limit: float = 20.0,
+        deterministic_limit: float = 2.0,
     ) -> None:
         """Takes what all stages have in common.
 
@@ -72,8 +72,9 @@ class StageEvaluator:
         self._machine = machine
         self._tolerance = tolerance
         self._limit = deterministic_limit
-        self._extras: dict[tuple[str, DeploymentOption, str, int], int] = {}
         self._is_disturbed = not cost.interference.is_zero
+        is_pairwise = self._is_disturbed and cost.interference.is_pairwise
+        self._extras = PairwiseExtras(options, cost) if is_pairwise else None
         self.num_sat_calls = 0
         self.num_unresolved = 0
 
@@ -135,15 +136,14 @@ class StageEvaluator:
         """Asks whether a stage can meet a target."""
         if not self.can_meet(names, target_ns):
             return None
-        pairwise = self._is_disturbed and self._cost.interference.is_pairwise
         forbidden: list[Group] = []
         while True:
             answer = ask(
                 Question(
-                    options={name: self._candidates(name, target_ns) for name in names},
+                    options={name: self._candidates(name, target_ns, names) for name in names},
                     machine=self._machine,
                     target_ns=target_ns,
-                    extra_ns=self._extra_ns if pairwise else None,
+                    extras=self._extras,
                     forbidden=forbidden,
                     deterministic_limit=self._limit,
                 )
@@ -157,9 +157,11 @@ class StageEvaluator:
                 return result
             forbidden.extend(self._groups_missing(result, target_ns))
 
-    def _candidates(self, name: str, target_ns: int) -> tuple[DeploymentOption, ...]:
+    def _candidates(self, name: str, target_ns: int, stage: Sequence[str]) -> tuple[DeploymentOption, ...]:
         if not self._is_disturbed:
             return least_options(self._options[name], target_ns)
+        if self._extras is not None:
+            return self._extras.candidates(name, target_ns, stage)
         return tuple(option for option in self._options[name] if option.latency_ns <= target_ns)
 
     def _result(self, names: Sequence[str], answer: Answer) -> StageResult:
@@ -183,18 +185,6 @@ class StageEvaluator:
         beside = result.beside(name, device)
         if not self._is_disturbed or not beside:
             return option.latency_ns
-        if self._cost.interference.is_pairwise:
-            return option.latency_ns + sum(self._extra_ns(name, option, *neighbour) for neighbour in beside)
-        return option.latency_ns + self._group_extra_ns(name, option, beside)
-
-    def _extra_ns(self, name: str, option: DeploymentOption, beside: str, quota: int) -> int:
-        key = (name, option, beside, quota)
-        if key not in self._extras:
-            self._extras[key] = self._group_extra_ns(name, option, [(beside, quota)])
-        return self._extras[key]
-
-    def _group_extra_ns(self, name: str, option: DeploymentOption, beside: Sequence[tuple[str, int]]) -> int:
-        extra_ms = sum(
-            self._cost.interference_ms(name, phase, option.degree, option.quota, beside=beside) for phase in Phase
-        )
-        return round(extra_ms * NS_PER_MS)
+        if self._extras is not None:
+            return option.latency_ns + sum(self._extras.ns(name, option, *neighbour) for neighbour in beside)
+        return option.latency_ns + group_extra_ns(self._cost, name, option, beside)
