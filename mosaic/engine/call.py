@@ -1,0 +1,206 @@
+"""One call of a placed module: its forward and its backward, each a piece of work on the module's lane."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mosaic.engine.branch_graph import capture, find_uses
+from mosaic.engine.lane_tensor import LaneTensor, lane_tensors
+from mosaic.engine.random_numbers import LaneRandomness
+from mosaic.engine.signature import Arguments, Signature
+from mosaic.engine.structure import flatten, unflatten
+from mosaic.errors import ModuleContractError, UnsupportedModelError
+
+if TYPE_CHECKING:
+    from mosaic.backends.base import Ticket
+    from mosaic.engine.executor import Executor
+    from mosaic.engine.site import Site
+
+
+class Call:
+    """State of one call from its launch to the end of its backward.
+
+    It must not refer to the lane tensors that it returns: they refer to it through the autograd graph, and a
+    cycle through that graph is never collected.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        site: Site,
+        run: Callable[..., Any],
+        arguments: Arguments,
+        signature: Signature,
+        generator: tuple[torch.Generator, torch.Tensor] | None,
+    ) -> None:
+        self.executor = executor
+        self.site = site
+        self.signature = signature
+        self._run: Callable[..., Any] | None = run
+        self._arguments: Arguments | None = arguments
+        self._generator = generator
+        self._inputs: list[torch.Tensor] = []  # aliases: leaves of the branch's own graph
+        self._roots: list[torch.Tensor] = []
+        self._captured: list[torch.Tensor | None] = []
+        self._uses_apart = False
+
+    def forward(self) -> list[torch.Tensor]:
+        """Runs on the lane: calls the module on aliases of its inputs and returns its tensors, cut from its graph."""
+        run, arguments = self._run, self._arguments
+        self._run = self._arguments = None
+        assert run is not None
+        assert arguments is not None, "a call ran twice"
+        versions = [leaf._version for leaf in arguments.leaves if isinstance(leaf, torch.Tensor)]
+        with ExitStack() as stack:
+            stack.enter_context(arguments.state.applied())
+            if self._generator is not None:
+                stack.enter_context(LaneRandomness(self._generator[0]))
+            args, kwargs = unflatten(self._alias(arguments), arguments.spec)
+            leaves, _ = flatten(run(*args, **kwargs))
+        if versions != [leaf._version for leaf in arguments.leaves if isinstance(leaf, torch.Tensor)]:
+            raise ModuleContractError(
+                f"an input of {self.site.name!r} was written to while the module was running on its lane; write to a "
+                f"copy, or leave the module out: colocate(..., exclude=[{self.site.name!r}])"
+            )
+        outputs = list({id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}.values())
+        self._check(outputs)
+        self._roots = [t for t, o in zip(outputs, self.signature.outputs, strict=True) if o.same_input is None]
+        return [tensor.detach() for tensor in self._roots]
+
+    def backward(self, grads: Sequence[torch.Tensor | None], keep: bool) -> list[torch.Tensor | None]:
+        """Runs on the lane: backward through the module; returns the gradient of each use of an input."""
+        if not self._roots:
+            raise RuntimeError(
+                f"Trying to backward through the graph of {self.site.name!r} a second time; its saved values were "
+                "freed. Specify retain_graph=True in the first backward."
+            )
+        self._captured[:] = [None] * len(self.signature.edges)
+        roots = [
+            (output, grad.value() if isinstance(grad, LaneTensor) else grad)
+            for output, grad in zip(self._roots, grads, strict=True)
+            if grad is not None
+        ]
+        torch.autograd.backward([root for root, _ in roots], [grad for _, grad in roots], retain_graph=keep)
+        gathered = list(self._captured)
+        if not self._uses_apart:
+            gathered = [self._inputs[index].grad for index in self.signature.edges]
+        for alias in self._inputs:
+            alias.grad = None
+        if not keep:
+            self._roots, self._inputs = [], []
+        self._captured[:] = []
+        return gathered
+
+    def launch_backward(self, grads: Sequence[torch.Tensor | None]) -> list[LaneTensor | None]:
+        """Runs in the caller's backward: hands the module's backward to its lane and returns pending gradients."""
+        if torch.is_grad_enabled():
+            raise UnsupportedModelError(
+                f"create_graph=True through {self.site.name!r}: gradients of gradients do not work across lanes; run "
+                "this part of the loop inside `with handle.disabled():`"
+            )
+        executor, keep = self.executor, torch._C._autograd._get_current_graph_task_keep_graph()
+        executor.expect_end_of_backward()
+        self.site.before_backward(executor, self)
+        after = executor.inputs_from(lane_tensors(list(grads)), self.site.lane)
+        ticket = executor.submit(self.site, "backward", lambda: self.backward(grads, keep), after)
+        executor.pending.append(ticket)
+        reached: set[int] = set()
+        for output, grad in zip(self.signature.made, grads, strict=True):
+            reached |= output.uses if grad is not None else frozenset()
+        return [self._gradient(edge, ticket) if edge in reached else None for edge in range(len(self.signature.edges))]
+
+    def _gradient(self, edge: int, ticket: Ticket[Any]) -> LaneTensor:
+        like = self._likes[self.signature.edges[edge]]
+        return LaneTensor(like, self.executor, self.site.lane, _OrZeros(ticket, like), edge, self.site.name)
+
+    def note_inputs(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Remembers what the gradients of its inputs will look like."""
+        self._likes = [torch.empty_like(tensor, device="meta") for tensor in inputs]
+
+    def _alias(self, arguments: Arguments) -> list[Any]:
+        """Replaces each input by its value, and each differentiable one by a leaf of the branch's own graph."""
+        made: dict[int, torch.Tensor] = {}
+        wanted = {id(tensor) for tensor in arguments.differentiable}
+        aliased = []
+        for leaf in arguments.leaves:
+            if not isinstance(leaf, torch.Tensor):
+                aliased.append(leaf)
+                continue
+            if id(leaf) not in made:
+                value = leaf.value() if isinstance(leaf, LaneTensor) else leaf
+                if id(leaf) in wanted:
+                    value = value.detach().requires_grad_()
+                    self._inputs.append(value)
+                made[id(leaf)] = value
+            aliased.append(made[id(leaf)])
+        return aliased
+
+    def _check(self, outputs: list[torch.Tensor]) -> None:
+        """Holds the module to what its first call of this kind showed."""
+        expected, name = self.signature, self.site.name
+        found = [(tuple(t.shape), t.dtype, t.requires_grad) for t in outputs]
+        wanted = [(tuple(o.like.shape), o.like.dtype, o.differentiable) for o in expected.outputs]
+        if found != wanted:
+            raise ModuleContractError(
+                f"{name!r} returned {found} where its first call with inputs of this kind had returned {wanted}; a "
+                f"module whose results depend on values cannot be placed: colocate(..., exclude=[{name!r}])"
+            )
+        if self._generator is not None and not torch.equal(self._generator[0].get_state(), self._generator[1]):
+            raise ModuleContractError(
+                f"{name!r} drew another number of random numbers than at its first call with inputs of this kind; "
+                f"it cannot be placed: colocate(..., exclude=[{name!r}])"
+            )
+        if len(expected.edges) > len(set(expected.edges)):
+            made = [t for t, o in zip(outputs, expected.outputs, strict=True) if o.same_input is None]
+            uses = find_uses([t for t in made if t.requires_grad], self._inputs)
+            if tuple(use.input for use in uses) != expected.edges:
+                raise ModuleContractError(
+                    f"{name!r} used its inputs in another way than at its first call with inputs of this kind; it "
+                    f"cannot be placed: colocate(..., exclude=[{name!r}])"
+                )
+            self._uses_apart = True
+            capture(uses, self._captured)
+
+
+class _OrZeros:
+    """A backward's ticket whose missing gradients read as zeros."""
+
+    def __init__(self, ticket: Ticket[list[torch.Tensor | None]], like: torch.Tensor) -> None:
+        self._ticket = ticket
+        self._like = like
+
+    @property
+    def done(self) -> bool:
+        return self._ticket.done
+
+    @property
+    def interval_ns(self) -> tuple[int, int]:
+        return self._ticket.interval_ns
+
+    def wait(self) -> list[torch.Tensor]:
+        return [
+            torch.zeros_like(self._like, device="cpu") if grad is None else grad for grad in self._ticket.wait()
+        ]
+
+
+class CallFunction(torch.autograd.Function):
+    """The node that stands for a placed module's call in the caller's autograd graph."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Call, outputs: list[LaneTensor], *edges: torch.Tensor) -> Any:
+        """Returns the call's lane tensors; ``edges`` are its differentiable inputs, once for each use."""
+        ctx.call = call
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(
+            *(o for o, info in zip(outputs, call.signature.made, strict=True) if not info.differentiable)
+        )
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """Hands the module's backward to its lane."""
+        return None, None, None, *ctx.call.launch_backward(grads)

@@ -1,0 +1,363 @@
+"""Runs placed calls on their lanes, and operations between them where they belong."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+from mosaic.engine.call import Call, CallFunction
+from mosaic.engine.lane_tensor import LaneTensor, join_all, lane_tensors
+from mosaic.engine.random_numbers import advance_default
+from mosaic.engine.signature import Arguments, Signature, learn
+from mosaic.engine.structure import flatten, map_tensors, unflatten
+from mosaic.engine.thread_state import is_intercepted
+from mosaic.timeline import Span
+
+if TYPE_CHECKING:
+    from mosaic.backends.base import Lane, Lanes, Ticket
+    from mosaic.engine.site import Site
+
+T = TypeVar("T")
+
+_MAX_SPANS = 20_000
+_ON_MAIN = frozenset(
+    {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.nondeterministic_seeded}
+)
+
+
+class Executor:
+    """The lanes of one plan and everything in flight on them.
+
+    Attributes:
+        pending: Tickets of the backwards that the caller's backward has launched and not yet waited for.
+        in_place: For each module and reason, how many of its calls ran where they were made.
+        step: How many of the caller's backwards have ended.
+    """
+
+    def __init__(self, lanes: Lanes) -> None:
+        self.lanes = lanes
+        self.pending: list[Ticket[Any]] = []
+        self.in_place: Counter[tuple[str, str]] = Counter()
+        self.step = 0
+        self._spans: deque[tuple[str, str, tuple[int, ...], int, int, int]] = deque(maxlen=_MAX_SPANS)
+        self._at_end: list[Callable[[], None]] = []
+        self._expected = False
+        self._here = threading.local()
+        self._resolved: set[int] = set()
+        self._last_write: dict[Lane, Ticket[Any]] = {}
+
+    # Calls of placed modules.
+
+    def call(self, site: Site, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls a placed module: on its lane if its calls are known to allow that, where it is called otherwise."""
+        if site.obstacle is not None or is_intercepted() or self.on_lane:
+            return self._run_here(site, run, args, kwargs, site.obstacle or "another torch mode is active")
+        arguments = Arguments.take(join_joined(args), join_joined(kwargs))
+        if arguments.opaque is not None:
+            return self._run_here(site, run, args, kwargs, f"it takes a {arguments.opaque}, which may hide tensors")
+        if site.shapes is not None and site.shapes != shapes_of(arguments.leaves):
+            return self._run_here(site, run, args, kwargs, "its inputs have other shapes than the plan was made for")
+        key = arguments.key(site.module)
+        signature = site.signatures.get(key)
+        if signature is None:
+            return self._learn(site, run, args, kwargs, key)
+        if signature.obstacle is not None:
+            return self._run_here(site, run, args, kwargs, signature.obstacle)
+        return self._launch(site, run, arguments, signature)
+
+    def _run_here(
+        self, site: Site, run: Callable[..., Any], args: Any, kwargs: Any, reason: str
+    ) -> Any:
+        self.in_place[site.name, reason] += 1
+        return run(*map_tensors(_joined, args), **map_tensors(_joined, kwargs))
+
+    def _learn(self, site: Site, run: Callable[..., Any], args: Any, kwargs: Any, key: Any) -> Any:
+        args, kwargs = map_tensors(_joined, args), map_tensors(_joined, kwargs)
+        result, signature = learn(lambda: run(*args, **kwargs), Arguments.take(args, kwargs))
+        site.signatures[key] = signature
+        return result
+
+    def _launch(self, site: Site, run: Callable[..., Any], arguments: Arguments, signature: Signature) -> Any:
+        generator = self._lane_generator(signature.draws)
+        inputs = arguments.differentiable
+        after = self.inputs_from(lane_tensors(arguments.leaves), site.lane)
+        call = Call(self, site, _noting_origin(run, site.name), arguments, signature, generator)
+        call.note_inputs(inputs)
+        ticket = self.submit(site, "forward", call.forward, after)
+        made = [
+            LaneTensor(info.like, self, site.lane, ticket, pick, site.name) for pick, info in enumerate(signature.made)
+        ]
+        if any(info.differentiable for info in signature.made):
+            site.entered(call)
+            edges = [inputs[index] for index in signature.edges]
+            made = list(CallFunction.apply(call, made, site.anchor, *edges))
+        fresh = iter(made)
+        tensors = [
+            next(fresh) if info.same_input is None else arguments.leaves[info.same_input] for info in signature.outputs
+        ]
+        leaves = [leaf[0] if isinstance(leaf, tuple) else tensors[leaf] for leaf in signature.leaves]
+        return unflatten(leaves, signature.spec)
+
+    @staticmethod
+    def _lane_generator(draws: int) -> tuple[torch.Generator, torch.Tensor] | None:
+        """Returns a generator for the lane and the state it must end in, and moves the default generator there."""
+        if not draws:
+            return None
+        generator = torch.Generator()
+        generator.set_state(torch.get_rng_state())
+        advance_default(draws)
+        return generator, torch.get_rng_state()
+
+    # Operations on lane tensors.
+
+    def operate(self, first: LaneTensor, func: Any, args: Any, kwargs: Any) -> Any:
+        """Runs one operator that has lane tensors among its arguments.
+
+        It is queued on the lane of the first of them and answered by lane tensors, unless it needs a value, draws
+        random numbers or writes into something else than this lane's tensors: then it runs here, once its inputs
+        are there.
+        """
+        if not _ON_MAIN.isdisjoint(func.tags) or not _writes_only(func, args, kwargs, first._lane):
+            return self._operate_here(func, args, kwargs)
+        stands_for: dict[int, torch.Tensor] = {}
+        try:
+            likes = func(*_to_meta(args, stands_for), **_to_meta({**kwargs, **_device(kwargs)}, stands_for))
+        except Exception:  # no shape function, or shapes that do not fit: the real operator says what is wrong
+            return self._operate_here(func, args, kwargs)
+        leaves, spec = flatten(likes)
+        if not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
+            return self._operate_here(func, args, kwargs)
+        ticket = self._queue_operator(first, func, args, kwargs)
+        made = [
+            stands_for.get(id(leaf)) if id(leaf) in stands_for
+            else LaneTensor(leaf, self, first._lane, ticket, index, first._module)
+            for index, leaf in enumerate(leaves)
+        ]
+        return unflatten(list(made), spec)
+
+    def _queue_operator(self, first: LaneTensor, func: Any, args: Any, kwargs: Any) -> Ticket[list[torch.Tensor]]:
+        lane = first._lane
+        found = list(lane_tensors((args, kwargs)))
+        for value in _real_tensors((args, kwargs)):
+            if value.is_leaf and value.requires_grad:
+                self._resolve_gradient_of(value)
+
+        def work() -> list[torch.Tensor]:
+            with torch.no_grad():
+                result = func(*_values(args), **_values(kwargs))
+            return [leaf for leaf in flatten(result)[0] if isinstance(leaf, torch.Tensor)]
+
+        ticket = lane.submit(
+            self._on_lane(first._module, "glue", lane.slots, work), after=self.inputs_from(found, lane)
+        )
+        if func._schema.is_mutable:
+            self._last_write[lane] = ticket
+        return ticket
+
+    def inputs_from(self, found: Iterable[LaneTensor], lane: Lane) -> list[Ticket[Any]]:
+        """Returns what work on ``lane`` must wait for to read the tensors ``found``; its own lane is ordered anyway."""
+        others = [tensor for tensor in found if tensor._lane is not lane]
+        writes = [self._last_write[tensor._lane] for tensor in others if tensor._lane in self._last_write]
+        return [tensor._ticket for tensor in others] + writes
+
+    def _operate_here(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if func._schema.is_mutable:
+            self.drain()
+        stands_for = {id(tensor.value()): tensor for tensor in lane_tensors((args, kwargs))}
+        result = func(*_values(args), **_values(kwargs))
+        return map_tensors(lambda tensor: stands_for.get(id(tensor), tensor), result)
+
+    def _resolve_gradient_of(self, leaf: torch.Tensor) -> None:
+        """Makes sure that a leaf's ``grad`` never becomes a lane tensor."""
+        if id(leaf) not in self._resolved:
+            self._resolved.add(id(leaf))
+            leaf.register_hook(_resolve)
+
+    # Lanes.
+
+    @property
+    def on_lane(self) -> bool:
+        """Whether the calling thread is running a lane's work."""
+        return getattr(self._here, "on_lane", False)
+
+    def submit(self, site: Site, phase: str, work: Callable[[], T], after: Sequence[Ticket[Any]]) -> Ticket[T]:
+        """Hands a piece of a module's work to its lane."""
+        return site.lane.submit(self._on_lane(site.name, phase, site.lane.slots, work), after=after)
+
+    def value(self, tensor: LaneTensor) -> torch.Tensor:
+        """Waits for a tensor's value; if its work failed, lets all lanes come to rest before raising that error."""
+        if not self.on_lane and tensor._lane in self._last_write:
+            self.wait(self._last_write[tensor._lane])  # it may have written into this tensor, through a view
+        return self.wait(tensor._ticket)[tensor._pick]
+
+    def wait(self, ticket: Ticket[T]) -> T:
+        """Waits for work; if it failed, lets all lanes come to rest before raising what it raised."""
+        try:
+            return ticket.wait()
+        except Exception:
+            if not self.on_lane:
+                self.drain()
+            raise
+
+    def drain(self) -> None:
+        """Waits until the lanes are at rest."""
+        self.lanes.drain()
+
+    def _on_lane(self, module: str, phase: str, slots: tuple[int, ...], work: Callable[[], T]) -> Callable[[], T]:
+        step = self.step
+
+        def run() -> T:
+            self._here.on_lane = True
+            start = _now()
+            try:
+                return work()
+            finally:
+                self._spans.append((module, phase, slots, step, start, _now()))
+
+        return run
+
+    # Backward.
+
+    def expect_end_of_backward(self) -> None:
+        """Makes the caller's running backward wait for the lanes before it returns."""
+        if not self._expected:
+            self._expected = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)  # type: ignore[attr-defined]
+
+    def at_end_of_backward(self, action: Callable[[], None]) -> None:
+        """Runs ``action`` once the lanes have finished the caller's running backward."""
+        self._at_end.append(action)
+
+    def _end_backward(self) -> None:
+        self._expected = False
+        pending, self.pending = self.pending, []
+        actions, self._at_end = self._at_end, []
+        self.step += 1
+        try:
+            for ticket in pending:
+                self.wait(ticket)
+        finally:
+            for action in actions:
+                action()
+
+    def reset(self) -> None:
+        """Forgets a backward that was cut short by an error; the lanes come to rest first."""
+        if self.pending or self._at_end:
+            self.drain()
+            self.pending = []
+            for action in self._at_end:
+                action()
+            self._at_end = []
+        self._expected = False
+
+    # Records.
+
+    def spans(self, origin_ns: int) -> tuple[Span, ...]:
+        """Returns what ran, in milliseconds since ``origin_ns`` on the lanes' clock."""
+        return tuple(
+            Span(
+                module=module,
+                phase=phase,  # type: ignore[arg-type]
+                slots=slots,
+                step=step,
+                start_ms=(start - origin_ns) / 1e6,
+                end_ms=(end - origin_ns) / 1e6,
+            )
+            for module, phase, slots, step, start, end in sorted(self._spans, key=lambda span: span[4])
+        )
+
+    @property
+    def origin_ns(self) -> int:
+        """When the oldest recorded piece of work started."""
+        return min((span[4] for span in self._spans), default=0)
+
+    def clear_spans(self) -> None:
+        """Forgets what ran so far."""
+        self._spans.clear()
+
+
+def join_joined(value: Any) -> Any:
+    """Replaces lane tensors that were joined before by what they joined to."""
+    return map_tensors(lambda t: t.join() if isinstance(t, LaneTensor) and t._joined is not None else t, value)
+
+
+def shapes_of(leaves: Sequence[Any]) -> tuple[tuple[Any, ...], ...]:
+    """Returns shapes and dtypes of the tensors among leaves: what a plan was made for."""
+    return tuple((tuple(leaf.shape), leaf.dtype) for leaf in leaves if isinstance(leaf, torch.Tensor))
+
+
+def _now() -> int:
+    import time
+
+    return time.perf_counter_ns()
+
+
+def _joined(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.join() if isinstance(tensor, LaneTensor) else tensor
+
+
+def _resolve(grad: torch.Tensor) -> torch.Tensor:
+    return grad.value() if isinstance(grad, LaneTensor) else grad
+
+
+def _values(value: Any) -> Any:
+    return map_tensors(lambda t: t.value() if isinstance(t, LaneTensor) else t, value)
+
+
+def _real_tensors(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in flatten(value)[0] if isinstance(leaf, torch.Tensor) and not isinstance(leaf, LaneTensor)]
+
+
+def _to_meta(value: Any, stands_for: dict[int, torch.Tensor]) -> Any:
+    """Replaces tensors by tensors without values, noting which stands for which."""
+
+    def like(tensor: torch.Tensor) -> torch.Tensor:
+        made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
+        stands_for[id(made)] = tensor
+        kept.append(made)
+        return made
+
+    kept: list[torch.Tensor] = []
+    return map_tensors(like, value)
+
+
+def _writes_only(func: Any, args: Any, kwargs: Any, lane: Lane) -> bool:
+    """Whether an operator writes into nothing but tensors of one lane."""
+    if not func._schema.is_mutable:
+        return True
+    for index, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            written = args[index] if index < len(args) else kwargs.get(argument.name)
+            if not isinstance(written, LaneTensor) or written._lane is not lane:
+                return False
+    return True
+
+
+def _device(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {"device": torch.device("meta")} if kwargs.get("device") is not None else {}
+
+
+def _noting_origin(run: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Adds to an error inside a module where the user called it, since it surfaces where the result is needed."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and ("mosaic/engine" in frame.f_code.co_filename or _is_torch(frame)):
+        frame = frame.f_back
+    code, line = frame.f_code, frame.f_lineno
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return run(*args, **kwargs)
+        except BaseException as error:
+            error.add_note(f"raised in module {name!r}, called at {code.co_filename}:{line} in {code.co_name}")
+            raise
+
+    return noted
+
+
+def _is_torch(frame: Any) -> bool:
+    return bool(frame.f_globals.get("__name__", "").startswith("torch."))

@@ -1,0 +1,194 @@
+"""Tensors whose values a lane is still computing.
+
+A placed module returns at once; what it returns are ``LaneTensor``s. They have a shape, a dtype and a place in
+the autograd graph, but no storage. What happens to one decides where the work goes:
+
+* an operation on tensors of one lane is queued on that lane, forward and backward (*glue follows its branch*);
+* an operation that mixes lanes, needs a value, writes in place or draws random numbers waits for its inputs
+  and runs where it was called (*joins where lanes mix*).
+
+Where an operation runs depends on the program alone and never on timing, and the autograd graph has the same
+nodes in the same order as in a plain run, so gradients are summed in the same order: results are equal bit for
+bit. A tensor that was joined once counts as an ordinary tensor from then on; this is part of that argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from mosaic.backends.base import Lane, Ticket
+    from mosaic.engine.executor import Executor
+
+_METADATA = frozenset(
+    """
+    __get__:shape __get__:dtype __get__:device __get__:layout __get__:ndim __get__:requires_grad __get__:is_leaf
+    __get__:grad_fn __get__:grad __get__:_version __get__:is_cuda __get__:is_cpu __get__:is_sparse __get__:is_meta
+    __get__:is_quantized __get__:is_nested __get__:is_mkldnn __get__:itemsize __get__:nbytes __get__:output_nr
+    __get__:retains_grad __get__:names __get__:is_xla __get__:is_mps __get__:is_xpu
+    size dim stride numel nelement element_size is_floating_point is_complex is_signed is_contiguous storage_offset
+    get_device ndimension __len__ __hash__ register_hook retain_grad is_inference has_names _is_view
+    """.split()
+)
+_VALUES = frozenset(
+    """
+    numpy tolist item __array__ data_ptr untyped_storage storage __dlpack__ __dlpack_device__ __repr__ __str__
+    __format__ __bool__ __int__ __float__ __index__ __complex__ is_nonzero __contains__ backward __reduce_ex__
+    __deepcopy__ pin_memory __get__:data __iter__ is_shared
+    """.split()
+)
+_IN_PLACE_OPERATORS = frozenset(
+    """
+    __iadd__ __isub__ __imul__ __itruediv__ __ifloordiv__ __imod__ __ipow__ __imatmul__ __iand__ __ior__ __ixor__
+    __ilshift__ __irshift__ __idiv__ __setitem__
+    """.split()
+)
+
+
+class LaneTensor(torch.Tensor):
+    """A tensor that a lane is computing; made by the executor alone."""
+
+    _executor: Executor
+    _lane: Lane
+    _ticket: Ticket[list[torch.Tensor]]
+    _pick: int
+    _joined: torch.Tensor | None
+    _module: str
+
+    @staticmethod
+    def __new__(
+        cls,
+        like: torch.Tensor,
+        executor: Executor,
+        lane: Lane,
+        ticket: Ticket[list[torch.Tensor]],
+        pick: int,
+        module: str,
+    ) -> LaneTensor:
+        """Makes a tensor with the metadata of ``like``, whose value will be ``ticket.wait()[pick]``."""
+        made: LaneTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, like.size(), strides=like.stride(), dtype=like.dtype, layout=like.layout, device="cpu"
+        )
+        made._executor = executor
+        made._lane = lane
+        made._ticket = ticket
+        made._pick = pick
+        made._joined = None
+        made._module = module
+        return made
+
+    def value(self) -> torch.Tensor:
+        """Waits for the lane and returns the plain tensor, cut from the autograd graph.
+
+        Raises:
+            BaseException: What the lane's work raised, after all lanes have come to rest.
+        """
+        return self._executor.value(self)
+
+    def join(self) -> torch.Tensor:
+        """Returns the plain tensor that stands for this one in the caller's autograd graph; always the same one."""
+        if self._joined is None:
+            if self.requires_grad:
+                with torch.enable_grad():
+                    self._joined = _Join.apply(self)
+            else:
+                self._joined = self.value()
+        return self._joined
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Decides between following the lane and joining it."""
+        kwargs = kwargs or {}
+        name = _name(func)
+        if name in _METADATA:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        found = list(lane_tensors((args, kwargs)))
+        if _writes(name, kwargs):
+            found[0]._executor.drain()
+        elif name not in _VALUES and _is_one_branch(found):
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        return func(*join_all(args), **join_all(kwargs))
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Queues an operator on its lane, or runs it here; see ``Executor.operate``."""
+        first = next(lane_tensors((args, kwargs)))
+        return first._executor.operate(first, func, args, kwargs or {})
+
+
+class _Join(torch.autograd.Function):
+    """The edge between a branch and the caller's graph: waits forward, hands gradients to the lane backward."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: LaneTensor) -> torch.Tensor:
+        ctx.branch = (tensor._executor, tensor._lane, tensor._module)
+        return tensor.value().detach()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (grad,) = grads
+        if torch.is_grad_enabled() or isinstance(grad, LaneTensor):
+            return grad
+        executor, lane, module = ctx.branch
+        # As a tensor of the lane it makes the glue's backward follow the branch, as its forward did.
+        return LaneTensor(grad, executor, lane, Ready([grad]), 0, module)
+
+
+class Ready:
+    """A ticket for what is there already."""
+
+    def __init__(self, result: list[torch.Tensor]) -> None:
+        self._result = result
+
+    done = True
+    interval_ns = (0, 0)
+
+    def wait(self) -> list[torch.Tensor]:
+        """Returns the result."""
+        return self._result
+
+
+def lane_tensors(value: Any) -> Iterator[LaneTensor]:
+    """Yields the lane tensors in nested lists, tuples and dicts."""
+    if isinstance(value, LaneTensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from lane_tensors(item)
+    elif isinstance(value, dict):
+        yield from lane_tensors(tuple(value.values()))
+
+
+def join_all(value: Any) -> Any:
+    """Replaces the lane tensors in nested lists, tuples and dicts by what they join to."""
+    if isinstance(value, LaneTensor):
+        return value.join()
+    if type(value) in (list, tuple):
+        return type(value)(join_all(item) for item in value)
+    if type(value) is dict:
+        return {key: join_all(item) for key, item in value.items()}
+    return value
+
+
+def _name(func: Any) -> str:
+    name: str = getattr(func, "__name__", "")
+    if name == "__get__":
+        owner = func.__self__
+        return f"__get__:{getattr(owner, '__name__', None) or owner.fget.__name__}"
+    return name
+
+
+def _writes(name: str, kwargs: dict[str, Any]) -> bool:
+    if name in _IN_PLACE_OPERATORS or kwargs.get("out") is not None or name == "__set__":
+        return True
+    return name.endswith("_") and not name.endswith("__")
+
+
+def _is_one_branch(found: list[LaneTensor]) -> bool:
+    lane = found[0]._lane
+    return all(tensor._lane is lane and tensor._joined is None for tensor in found)

@@ -1,0 +1,113 @@
+"""Giving each lane the random numbers that its module would have drawn in the plain loop.
+
+The default generator is one for the whole process. In the plain loop modules draw from it one after another; so
+when a module is called, its lane gets a generator in the state of that moment, and the default generator is moved
+on by as many draws as the module is known to make. What a module draws is counted the first time it is called.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_STATE_WORDS = 624
+_WORDS_END = 24 + 8 * _STATE_WORDS  # bytes; behind them a legacy state keeps a spare normal number
+_LONGEST_SEARCH = 200_000_000
+
+
+class LaneRandomness(TorchDispatchMode):
+    """Makes random operators of this thread draw from a lane's own generator."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        super().__init__()
+        self._generator = generator
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Adds the generator to an operator that takes one."""
+        kwargs = kwargs or {}
+        if _draws(func) and kwargs.get("generator") is None:
+            kwargs = {**kwargs, "generator": self._generator}
+        return func(*args, **kwargs)
+
+
+class RandomnessWatch(TorchDispatchMode):
+    """Notes which random operators a call uses, and whether a lane can reproduce them.
+
+    Attributes:
+        obstacle: Why it cannot, or None.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.obstacle: str | None = None
+        self._hooks = _saved_tensor_hooks()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs the operator unchanged."""
+        if _draws(func):
+            if not _takes_generator(func):
+                self.obstacle = f"it draws random numbers through {func}, which takes no generator"
+            elif _saved_tensor_hooks() != self._hooks:
+                self.obstacle = "it draws random numbers under activation checkpointing"
+        return func(*args, **(kwargs or {}))
+
+
+def count_draws(before: torch.Tensor, after: torch.Tensor) -> int | None:
+    """Returns how many 32-bit draws lead from one generator state to another; None if draws alone do not.
+
+    Args:
+        before: ``torch.get_rng_state()`` at the start.
+        after: The same at the end.
+    """
+    if torch.equal(before, after):
+        return 0
+    if not torch.equal(before[_WORDS_END:], after[_WORDS_END:]):
+        return None  # half of a pair of normal numbers was kept for later
+    for offset in range(_STATE_WORDS):
+        generator = torch.Generator()
+        generator.set_state(before)
+        _advance(generator, offset)
+        state = generator.get_state()
+        if torch.equal(_position(state), _position(after)):
+            return _count_blocks(generator, after, offset)
+    return None
+
+
+def _count_blocks(generator: torch.Generator, after: torch.Tensor, count: int) -> int | None:
+    """Goes on block by block from a generator that stands at the right place of its block."""
+    while count < _LONGEST_SEARCH:
+        if torch.equal(generator.get_state(), after):
+            return count
+        _advance(generator, _STATE_WORDS)
+        count += _STATE_WORDS
+    return None
+
+
+def advance_default(draws: int) -> None:
+    """Moves the default generator on, as the module running elsewhere would have."""
+    _advance(torch.default_generator, draws)
+
+
+def _advance(generator: torch.Generator, draws: int) -> None:
+    if draws:
+        torch.empty(draws // 2, dtype=torch.int64).random_(generator=generator)  # two draws each, and faster
+        torch.empty(draws % 2, dtype=torch.int32).random_(generator=generator)
+
+
+def _position(state: torch.Tensor) -> torch.Tensor:
+    """Returns the bytes of a Mersenne twister's state that say how far into its block it is."""
+    return state[8:24]
+
+
+def _draws(func: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in func.tags
+
+
+def _takes_generator(func: Any) -> bool:
+    return any(argument.name == "generator" for argument in func._schema.arguments)
+
+
+def _saved_tensor_hooks() -> object:
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)

@@ -1,0 +1,140 @@
+"""Taking nested arguments and results apart into tensors, and putting them together again."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+PLAIN_TYPES = (
+    type(None),
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    slice,
+    type(Ellipsis),
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+)
+"""Leaves that cannot hide a tensor, and that compare by value."""
+
+
+def flatten(value: object) -> tuple[list[Any], pytree.TreeSpec]:
+    """Returns the leaves of nested dicts, lists, tuples, dataclasses and registered containers, and their shape.
+
+    Transformers' ``ModelOutput`` and other registered containers are seen through by torch's pytrees;
+    plain dataclasses are seen through here. Anything else is one leaf.
+    """
+    leaves, spec = pytree.tree_flatten(_open(value))
+    return leaves, spec
+
+
+def unflatten(leaves: list[Any], spec: pytree.TreeSpec) -> Any:
+    """Undoes ``flatten``."""
+    return _close(pytree.tree_unflatten(leaves, spec))
+
+
+def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
+    """Returns ``value`` with ``function`` applied to each tensor in it; ``value`` itself if it holds none."""
+    leaves, spec = flatten(value)
+    if not any(isinstance(leaf, torch.Tensor) for leaf in leaves):
+        return value
+    return unflatten([function(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], spec)
+
+
+def tensors_in(value: object) -> list[torch.Tensor]:
+    """Returns all tensors in nested containers, in order, repeated where they repeat."""
+    leaves, _ = flatten(value)
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+def is_opaque(leaf: object) -> bool:
+    """Whether a leaf is an object that may hide tensors, such as a key-value cache."""
+    return not isinstance(leaf, (torch.Tensor, *PLAIN_TYPES))
+
+
+def leaf_key(leaf: object) -> Hashable:
+    """Returns what must be equal for two calls to be the same call: shapes for tensors, values for the rest."""
+    if isinstance(leaf, torch.Tensor):
+        return (tuple(leaf.shape), leaf.dtype, leaf.requires_grad)
+    if isinstance(leaf, slice):
+        return ("slice", leaf.start, leaf.stop, leaf.step)
+    return (type(leaf), leaf) if isinstance(leaf, PLAIN_TYPES) else type(leaf)
+
+
+class _Opened(dict[str, Any]):
+    """Fields of a plain dataclass that is being flattened, remembering what it was."""
+
+    original: Any = None
+
+
+def _flatten_opened(opened: _Opened) -> tuple[list[Any], tuple[tuple[str, ...], Any]]:
+    return list(opened.values()), (tuple(opened), _Blank(opened.original))
+
+
+def _unflatten_opened(values: Any, context: tuple[tuple[str, ...], Any]) -> _Opened:
+    names, blank = context
+    opened = _Opened(zip(names, values, strict=True))
+    opened.original = blank.original
+    return opened
+
+
+class _Blank:
+    """Holds the dataclass instance that a result is rebuilt from; equal for equal types."""
+
+    def __init__(self, original: Any) -> None:
+        self.original = original
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Blank) and type(self.original) is type(other.original)
+
+    def __hash__(self) -> int:
+        return hash(type(self.original))
+
+
+pytree.register_pytree_node(_Opened, _flatten_opened, _unflatten_opened)
+
+
+def _is_plain_dataclass(value: object) -> bool:
+    return (
+        dataclasses.is_dataclass(value)
+        and not isinstance(value, type)
+        and type(value) not in pytree.SUPPORTED_NODES
+    )
+
+
+def _open(value: Any) -> Any:
+    """Replaces plain dataclasses by nodes that pytrees know."""
+    if _is_plain_dataclass(value):
+        opened = _Opened({f.name: _open(getattr(value, f.name)) for f in dataclasses.fields(value)})
+        opened.original = blank = copy.copy(value)
+        for name in opened:
+            object.__setattr__(blank, name, None)  # a shape must not keep tensors alive
+        return opened
+    if type(value) is dict:
+        return {key: _open(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_open(item) for item in value)
+    return value
+
+
+def _close(value: Any) -> Any:
+    if isinstance(value, _Opened):
+        rebuilt = copy.copy(value.original)
+        for name, item in value.items():
+            object.__setattr__(rebuilt, name, _close(item))
+        return rebuilt
+    if type(value) is dict:
+        return {key: _close(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_close(item) for item in value)
+    return value
