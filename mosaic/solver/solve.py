@@ -10,13 +10,14 @@ from dataclasses import dataclass, field, replace
 from mosaic.cost import Cost
 from mosaic.device import Device
 from mosaic.graph import ModuleGraph
-from mosaic.plan import Placement, Plan, SearchRecord, Stage
-from mosaic.profile import Phase
+from mosaic.plan import Plan, SearchRecord, Stage
 from mosaic.solver.brute_force import enumerate_plans
 from mosaic.solver.gahc import cluster
 from mosaic.solver.options import QuotaGrid, all_options
 from mosaic.solver.placement import Machine
+from mosaic.solver.predict import build_stage
 from mosaic.solver.sequential import one_by_one
+from mosaic.solver.spare import spend_spare_slots
 from mosaic.solver.stage_eval import StageEvaluator, StageResult
 
 METHODS = ("gahc", "sequential", "brute_force")
@@ -35,6 +36,8 @@ class SearchOptions:
     """Algorithm 1, line 11: drop merges that cannot beat the best so far."""
     cache: bool = True
     """Evaluate a set of modules only once."""
+    use_spare_slots: bool = True
+    """Give slots that a stage leaves idle to the modules that gain from them; Algorithm 1 does not."""
     deterministic_limit: float = 2.0
     """Effort for one CP-SAT question, in its deterministic time (about seconds)."""
 
@@ -80,11 +83,13 @@ def solve(
     record = SearchRecord(method=method, num_evaluations=len(in_turn))
     if method == "gahc":
         found, record = _run_gahc(graph, evaluator, search)
+        if search.use_spare_slots:
+            found = tuple(spend_spare_slots(stage, options, cost=cost, machine=machine) for stage in found)
     elif method == "brute_force":
         exact = enumerate_plans(graph, options, cost=cost, machine=machine)
         found, record = exact.stages, replace(record, num_evaluations=exact.num_evaluations)
-    sequential = tuple(_build_stage(stage, cost) for stage in in_turn)
-    stages = tuple(_build_stage(stage, cost) for stage in found)
+    sequential = tuple(build_stage(stage, cost) for stage in in_turn)
+    stages = tuple(build_stage(stage, cost) for stage in found)
     if _predicted_ms(stages) > _predicted_ms(sequential):
         stages = sequential
     plan = Plan(
@@ -117,31 +122,6 @@ def _run_gahc(
         num_pruned=result.num_pruned,
         num_sat_calls=evaluator.num_sat_calls,
     )
-
-
-def _build_stage(result: StageResult, cost: Cost) -> Stage:
-    """Turns an allocation into placements with the times predicted beside their neighbours."""
-    placements = []
-    for name, (option, devices) in result.choices.items():
-        start = result.starts[name]
-        forward_ms, backward_ms = (
-            # Eq. 7: the device with the worst neighbours decides.
-            max(
-                cost.placed_ms(name, phase, option.degree, option.quota, beside=result.beside(name, device))
-                for device in devices
-            )
-            for phase in Phase
-        )
-        placements.append(
-            Placement(
-                module=name,
-                slots=tuple(range(start, start + option.quota)),
-                devices=devices,
-                forward_ms=forward_ms,
-                backward_ms=backward_ms,
-            )
-        )
-    return Stage(placements=tuple(placements))
 
 
 def _predicted_ms(stages: Sequence[Stage]) -> float:

@@ -55,7 +55,7 @@ class StageEvaluator:
         *,
         cost: Cost,
         machine: Machine,
-        tolerance: float = 5e-4,
+        tolerance: float = 1e-3,
         deterministic_limit: float = 2.0,
     ) -> None:
         """Takes what all stages have in common.

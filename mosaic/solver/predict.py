@@ -1,0 +1,33 @@
+"""What a cost model predicts for an allocation: stages with their placements and times."""
+
+from __future__ import annotations
+
+from mosaic.cost import Cost
+from mosaic.plan import Placement, Stage
+from mosaic.profile import Phase
+from mosaic.solver.stage_eval import StageResult
+
+
+def build_stage(result: StageResult, cost: Cost) -> Stage:
+    """Turns an allocation into placements with the times predicted beside their neighbours."""
+    placements = []
+    for name, (option, devices) in result.choices.items():
+        start = result.starts[name]
+        forward_ms, backward_ms = (
+            # Eq. 7: the device with the worst neighbours decides.
+            max(
+                cost.placed_ms(name, phase, option.degree, option.quota, beside=result.beside(name, device))
+                for device in devices
+            )
+            for phase in Phase
+        )
+        placements.append(
+            Placement(
+                module=name,
+                slots=tuple(range(start, start + option.quota)),
+                devices=devices,
+                forward_ms=forward_ms,
+                backward_ms=backward_ms,
+            )
+        )
+    return Stage(placements=tuple(placements))

@@ -1,0 +1,182 @@
+"""Laws that every plan of every solver obeys, on random small instances."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from planning_cases import pair, profile_of, sample
+
+from mosaic.artifact import parse, to_json
+from mosaic.cost import CostModel, ScalingSurface
+from mosaic.errors import InfeasibleError
+from mosaic.plan import Plan
+from mosaic.profile import ModuleMemory, Phase, Profile
+from mosaic.solver import QuotaGrid, SearchOptions, solve
+
+BOUNDED = settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+ROUNDING = 1 + 1e-9
+
+
+@dataclass(frozen=True)
+class Instance:
+    profile: Profile
+    num_devices: int
+
+    def plan(self, method: str = "gahc", **search: object) -> Plan:
+        return solve(
+            self.profile.graph,
+            CostModel.from_profile(self.profile),
+            self.profile.device,
+            num_devices=self.num_devices,
+            method=method,
+            search=SearchOptions(**search),
+        )
+
+
+@st.composite
+def instances(draw: st.DrawFn, max_modules: int = 4, max_devices: int = 2, max_slots: int = 4) -> Instance:
+    names = "abcdef"[: draw(st.integers(1, max_modules))]
+    num_slots = draw(st.integers(1, max_slots))
+    num_devices = draw(st.integers(1, max_devices))
+    work = st.floats(0.01, 30, allow_nan=False)
+
+    def time_of(floor: float, scaling: float):
+        return lambda degree, quota: floor + scaling / (degree * quota)
+
+    forward = {name: time_of(draw(work), draw(work)) for name in names}
+    possible = [(m, n) for i, m in enumerate(names) for n in names[i + 1 :]]
+    edges = [edge for edge in possible if draw(st.integers(0, 3)) == 0]
+    pairs = []
+    if draw(st.booleans()):
+        for m in names:
+            for n in names:
+                if m != n:
+                    slowdown = draw(st.floats(0.9, 2.0))
+                    pairs += [pair(m, n, slowdown, phase=phase, beside_quota=num_slots) for phase in Phase]
+    memory = [
+        ModuleMemory(module=name, resident_bytes=draw(st.integers(0, 60)), activation_bytes=draw(st.integers(0, 60)))
+        for name in names
+    ]
+    profile = profile_of(
+        forward,
+        num_slots=num_slots,
+        degrees=[degree for degree in (1, 2, 4) if degree <= max_devices],
+        edges=edges,
+        backward=time_of(draw(work), draw(work)),
+        pairs=pairs,
+        memory=memory,
+        memory_bytes=draw(st.sampled_from([0, 120, 200])),
+    )
+    return Instance(profile=profile, num_devices=num_devices)
+
+
+@given(instances(max_modules=5, max_devices=4, max_slots=6))
+@BOUNDED
+def test_every_plan_is_sound(instance: Instance) -> None:
+    # Building a Plan checks that partitions of a stage are disjoint and lie on the device.
+    plan = instance.plan()
+    plan.check_covers(instance.profile.graph)
+    for stage in plan.stages:
+        for device in range(instance.num_devices):
+            here = [p for p in stage.placements if device in p.devices]
+            assert sum(p.quota for p in here) <= instance.profile.device.num_slots
+            needed = sum(CostModel.from_profile(instance.profile).memory_bytes(p.module, p.degree) for p in here)
+            assert needed <= (instance.profile.device.memory_bytes or needed)
+    assert parse(Plan, to_json(plan), source="plan.json") == plan
+
+
+@given(instances(max_modules=5, max_devices=4, max_slots=6))
+@BOUNDED
+def test_times_in_a_plan_are_those_of_the_cost_model_beside_its_neighbours(instance: Instance) -> None:
+    cost = CostModel.from_profile(instance.profile)
+    for stage in instance.plan().stages:
+        for placed in stage.placements:
+            for phase, predicted in ((Phase.FORWARD, placed.forward_ms), (Phase.BACKWARD, placed.backward_ms)):
+                expected = max(
+                    cost.placed_ms(
+                        placed.module,
+                        phase,
+                        placed.degree,
+                        placed.quota,
+                        beside=[(n.module, n.quota) for n in stage.placements if n != placed and device in n.devices],
+                    )
+                    for device in placed.devices
+                )
+                assert predicted == pytest.approx(expected)
+
+
+@given(instances())
+@BOUNDED
+def test_brute_force_is_at_most_gahc_which_is_at_most_sequential(instance: Instance) -> None:
+    exact, greedy, in_turn = (instance.plan(method) for method in ("brute_force", "gahc", "sequential"))
+    assert exact.predicted_ms <= greedy.predicted_ms * ROUNDING
+    assert greedy.predicted_ms <= in_turn.predicted_ms
+    assert exact.sequential_ms == greedy.sequential_ms == in_turn.predicted_ms
+
+
+@given(instances(max_modules=5), st.booleans(), st.booleans())
+@BOUNDED
+def test_pruning_and_caching_never_change_the_answer(instance: Instance, prune: bool, cache: bool) -> None:
+    full, other = instance.plan(), instance.plan(prune=prune, cache=cache)
+    assert full.stages == other.stages
+    assert full.search.num_evaluations <= other.search.num_evaluations
+    assert prune or other.search.num_pruned == 0
+    assert cache or other.search.num_cache_hits == 0
+
+
+@given(instances())
+@BOUNDED
+def test_spare_slots_never_make_a_plan_slower(instance: Instance) -> None:
+    assert instance.plan().predicted_ms <= instance.plan(use_spare_slots=False).predicted_ms * ROUNDING
+
+
+@given(instances(), st.integers(1, 4))
+@BOUNDED
+def test_a_grid_of_quotas_never_beats_the_best_plan_on_all_of_them(instance: Instance, step: int) -> None:
+    coarse = instance.plan("brute_force", grid=QuotaGrid(step_slots=step))
+    assert instance.plan("brute_force").predicted_ms <= coarse.predicted_ms * ROUNDING
+
+
+@given(instances(max_modules=3), st.integers(0, 2))
+@BOUNDED
+def test_a_module_that_fits_nowhere_is_always_named(instance: Instance, which: int) -> None:
+    graph = instance.profile.graph
+    name = graph.names[which % len(graph.names)]
+    memory = tuple(
+        replace(entry, resident_bytes=1000) if entry.module == name else entry for entry in instance.profile.memory
+    )
+    device = replace(instance.profile.device, memory_bytes=200)
+    too_large = replace(instance, profile=replace(instance.profile, memory=memory, device=device))
+    with pytest.raises(InfeasibleError, match=f"'{name}' needs 1,0"):
+        too_large.plan()
+
+
+@given(
+    st.dictionaries(st.integers(1, 64), st.floats(1e-3, 1e3), min_size=1, max_size=8),
+    st.floats(0, 1),
+)
+@BOUNDED
+def test_a_surface_is_positive_and_stays_between_its_neighbouring_samples(
+    times: dict[int, float], spread: float
+) -> None:
+    surface = ScalingSurface([sample(q, t * (1 - spread / 2), t, t * (1 + spread)) for q, t in times.items()])
+    quotas = sorted(times)
+    knots = {quota: surface.time_ms(1, quota) for quota in quotas}
+    for left, right in itertools.pairwise(quotas):
+        low, high = sorted((knots[left], knots[right]))
+        for quota in range(left, right + 1):
+            assert 0 < low / ROUNDING <= surface.time_ms(1, quota) <= high * ROUNDING
+
+
+@given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=16))
+@BOUNDED
+def test_a_surface_through_falling_medians_is_exact_and_falls(times: list[float]) -> None:
+    falling = sorted(times, reverse=True)
+    surface = ScalingSurface([sample(3 * i + 1, time) for i, time in enumerate(falling)])
+    assert [surface.time_ms(1, 3 * i + 1) for i in range(len(falling))] == falling
+    fine = [surface.time_ms(1, quota) for quota in range(1, 3 * len(falling) - 1)]
+    assert all(after <= before * ROUNDING for before, after in itertools.pairwise(fine))
