@@ -1,0 +1,10 @@
+"""The engine: finds a model's modules, runs them on lanes, and keeps the plain loop's numbers."""
+
+from __future__ import annotations
+
+from mosaic.engine.colocate import colocate
+from mosaic.engine.find import find_modules
+from mosaic.engine.handle import Handle
+from mosaic.engine.stage import stage
+
+__all__ = ["Handle", "colocate", "find_modules", "stage"]

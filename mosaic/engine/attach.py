@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -30,8 +31,14 @@ class _Attached:
         reduced = super().__reduce_ex__(protocol)
         if not isinstance(reduced, tuple):
             return reduced
-        constructor_arguments = tuple(kind._mosaic_plain if item is kind else item for item in reduced[1])
-        return (reduced[0], constructor_arguments, *reduced[2:])
+        arguments = tuple(kind._mosaic_plain if item is kind else item for item in reduced[1])
+        # pickle holds copyreg's own constructor to the object's present class; ours takes the plain one.
+        constructor = _construct if reduced[0] is copyreg.__newobj__ else reduced[0]
+        return (constructor, arguments, *reduced[2:])
+
+
+def _construct(kind: type[nn.Module], *args: Any) -> nn.Module:
+    return kind.__new__(kind, *args)
 
 
 def attach(module: nn.Module, intercept: Interceptor) -> None:

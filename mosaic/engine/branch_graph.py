@@ -89,3 +89,22 @@ def _capturing(edges: list[tuple[int, int]], into: list[torch.Tensor | None]) ->
 def _sequence(node: Node) -> int:
     number: int = node._sequence_nr()  # type: ignore[attr-defined]
     return number
+
+
+def find_leaves(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Returns the leaves (parameters and inputs) that gradients of ``outputs`` reach."""
+    leaves: dict[int, torch.Tensor] = {
+        id(tensor): tensor for tensor in outputs if tensor.is_leaf and tensor.requires_grad
+    }
+    seen: set[Node] = set()
+    todo = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]
+    while todo:
+        node = todo.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if isinstance(variable, torch.Tensor):
+            leaves[id(variable)] = variable
+        todo.extend(following for following, _ in node.next_functions if following is not None)
+    return list(leaves.values())

@@ -105,6 +105,8 @@ class Call:
         executor, keep = self.executor, torch._C._autograd._get_current_graph_task_keep_graph()
         executor.expect_end_of_backward()
         self.site.before_backward(executor, self)
+        if not keep:
+            self.site.left(self)
         after = executor.inputs_from(lane_tensors(list(grads)), self.site.lane)
         ticket = executor.submit(self.site, "backward", lambda: self.backward(grads, keep), after)
         executor.pending.append(ticket)
@@ -182,9 +184,7 @@ class _OrZeros:
         return self._ticket.interval_ns
 
     def wait(self) -> list[torch.Tensor]:
-        return [
-            torch.zeros_like(self._like, device="cpu") if grad is None else grad for grad in self._ticket.wait()
-        ]
+        return [torch.zeros_like(self._like, device="cpu") if grad is None else grad for grad in self._ticket.wait()]
 
 
 class CallFunction(torch.autograd.Function):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from mosaic.engine.call import Call, CallFunction
-from mosaic.engine.lane_tensor import LaneTensor, join_all, lane_tensors
+from mosaic.engine.lane_tensor import LaneTensor, Ready, lane_tensors
 from mosaic.engine.random_numbers import advance_default
 from mosaic.engine.signature import Arguments, Signature, learn
 from mosaic.engine.structure import flatten, map_tensors, unflatten
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from mosaic.engine.site import Site
 
 T = TypeVar("T")
+_LOG = logging.getLogger("mosaic")
 
 _MAX_SPANS = 20_000
 _ON_MAIN = frozenset(
@@ -36,6 +39,7 @@ class Executor:
     Attributes:
         pending: Tickets of the backwards that the caller's backward has launched and not yet waited for.
         in_place: For each module and reason, how many of its calls ran where they were made.
+        places: For each module and reason, the line of the first such call.
         step: How many of the caller's backwards have ended.
     """
 
@@ -43,12 +47,15 @@ class Executor:
         self.lanes = lanes
         self.pending: list[Ticket[Any]] = []
         self.in_place: Counter[tuple[str, str]] = Counter()
+        self.places: dict[tuple[str, str], str] = {}
         self.step = 0
         self._spans: deque[tuple[str, str, tuple[int, ...], int, int, int]] = deque(maxlen=_MAX_SPANS)
-        self._at_end: list[Callable[[], None]] = []
-        self._expected = False
+        self.closed = False
+        self._backward: int | None = None
         self._here = threading.local()
-        self._resolved: set[int] = set()
+        self._expecting: dict[int, torch.Tensor] = {}
+        self._hooks: list[Any] = []
+        self._aside: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._last_write: dict[Lane, Ticket[Any]] = {}
 
     # Calls of placed modules.
@@ -70,10 +77,11 @@ class Executor:
             return self._run_here(site, run, args, kwargs, signature.obstacle)
         return self._launch(site, run, arguments, signature)
 
-    def _run_here(
-        self, site: Site, run: Callable[..., Any], args: Any, kwargs: Any, reason: str
-    ) -> Any:
+    def _run_here(self, site: Site, run: Callable[..., Any], args: Any, kwargs: Any, reason: str) -> Any:
         self.in_place[site.name, reason] += 1
+        if (site.name, reason) not in self.places:
+            self.places[site.name, reason] = _caller()
+            _LOG.warning("%s runs in place at %s: %s", site.name, self.places[site.name, reason], reason)
         return run(*map_tensors(_joined, args), **map_tensors(_joined, kwargs))
 
     def _learn(self, site: Site, run: Callable[..., Any], args: Any, kwargs: Any, key: Any) -> Any:
@@ -134,7 +142,8 @@ class Executor:
             return self._operate_here(func, args, kwargs)
         ticket = self._queue_operator(first, func, args, kwargs)
         made = [
-            stands_for.get(id(leaf)) if id(leaf) in stands_for
+            stands_for.get(id(leaf))
+            if id(leaf) in stands_for
             else LaneTensor(leaf, self, first._lane, ticket, index, first._module)
             for index, leaf in enumerate(leaves)
         ]
@@ -145,16 +154,14 @@ class Executor:
         found = list(lane_tensors((args, kwargs)))
         for value in _real_tensors((args, kwargs)):
             if value.is_leaf and value.requires_grad:
-                self._resolve_gradient_of(value)
+                self.expect_gradient_of(value)
 
         def work() -> list[torch.Tensor]:
             with torch.no_grad():
                 result = func(*_values(args), **_values(kwargs))
             return [leaf for leaf in flatten(result)[0] if isinstance(leaf, torch.Tensor)]
 
-        ticket = lane.submit(
-            self._on_lane(first._module, "glue", lane.slots, work), after=self.inputs_from(found, lane)
-        )
+        ticket = self._submit(lane, first._module, "glue", work, self.inputs_from(found, lane))
         if func._schema.is_mutable:
             self._last_write[lane] = ticket
         return ticket
@@ -172,11 +179,41 @@ class Executor:
         result = func(*_values(args), **_values(kwargs))
         return map_tensors(lambda tensor: stands_for.get(id(tensor), tensor), result)
 
-    def _resolve_gradient_of(self, leaf: torch.Tensor) -> None:
-        """Makes sure that a leaf's ``grad`` never becomes a lane tensor."""
-        if id(leaf) not in self._resolved:
-            self._resolved.add(id(leaf))
-            leaf.register_hook(_resolve)
+    # Gradients of leaves that operations between modules use.
+
+    def expect_gradient_of(self, leaf: torch.Tensor) -> None:
+        """Prepares a leaf whose gradient a lane may compute: the caller's backward does not wait for it.
+
+        When that backward has ended, ``leaf.grad`` is a plain tensor.
+        """
+        if id(leaf) not in self._expecting:
+            self._expecting[id(leaf)] = leaf
+            self._hooks.append(leaf.register_hook(lambda grad: self._arrived(leaf, grad)))
+
+    def _arrived(self, leaf: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+        if isinstance(grad, LaneTensor):
+            self.expect_end_of_backward()
+            self.set_aside(leaf)
+        return grad
+
+    def set_aside(self, leaf: torch.Tensor) -> None:
+        """Keeps what ``leaf.grad`` has from earlier backwards out of the way until this one has ended.
+
+        The engine adds up all of one backward's gradients before it adds them to what was there; so do we.
+        """
+        if leaf.grad is not None:
+            self._aside.append((leaf, leaf.grad))
+            leaf.grad = None
+
+    def _settle_gradients(self) -> None:
+        for leaf in self._expecting.values():
+            if isinstance(leaf.grad, LaneTensor):
+                leaf.grad = leaf.grad.value()
+        aside, self._aside = self._aside, []
+        for leaf, earlier in reversed(aside):
+            if leaf.grad is not None:
+                earlier.add_(leaf.grad)
+            leaf.grad = earlier
 
     # Lanes.
 
@@ -187,7 +224,16 @@ class Executor:
 
     def submit(self, site: Site, phase: str, work: Callable[[], T], after: Sequence[Ticket[Any]]) -> Ticket[T]:
         """Hands a piece of a module's work to its lane."""
-        return site.lane.submit(self._on_lane(site.name, phase, site.lane.slots, work), after=after)
+        return self._submit(site.lane, site.name, phase, work, after)
+
+    def _submit(
+        self, lane: Lane, module: str, phase: str, work: Callable[[], T], after: Sequence[Ticket[Any]]
+    ) -> Ticket[T]:
+        if self.closed:
+            for ticket in after:
+                self.wait(ticket)
+            return Ready(work())
+        return lane.submit(self._on_lane(module, phase, lane.slots, work), after=after)
 
     def value(self, tensor: LaneTensor) -> torch.Tensor:
         """Waits for a tensor's value; if its work failed, lets all lanes come to rest before raising that error."""
@@ -213,11 +259,11 @@ class Executor:
 
         def run() -> T:
             self._here.on_lane = True
-            start = _now()
+            start = time.perf_counter_ns()
             try:
                 return work()
             finally:
-                self._spans.append((module, phase, slots, step, start, _now()))
+                self._spans.append((module, phase, slots, step, start, time.perf_counter_ns()))
 
         return run
 
@@ -225,35 +271,39 @@ class Executor:
 
     def expect_end_of_backward(self) -> None:
         """Makes the caller's running backward wait for the lanes before it returns."""
-        if not self._expected:
-            self._expected = True
-            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)  # type: ignore[attr-defined]
-
-    def at_end_of_backward(self, action: Callable[[], None]) -> None:
-        """Runs ``action`` once the lanes have finished the caller's running backward."""
-        self._at_end.append(action)
+        task = torch._C._current_graph_task_id()
+        if self._backward == task:
+            return
+        self.reset()
+        self._backward = task
+        torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)  # type: ignore[attr-defined]
 
     def _end_backward(self) -> None:
-        self._expected = False
+        self._backward = None
         pending, self.pending = self.pending, []
-        actions, self._at_end = self._at_end, []
         self.step += 1
         try:
             for ticket in pending:
                 self.wait(ticket)
         finally:
-            for action in actions:
-                action()
+            self._settle_gradients()
 
     def reset(self) -> None:
-        """Forgets a backward that was cut short by an error; the lanes come to rest first."""
-        if self.pending or self._at_end:
-            self.drain()
-            self.pending = []
-            for action in self._at_end:
-                action()
-            self._at_end = []
-        self._expected = False
+        """Forgets a backward that an error cut short; the lanes come to rest first."""
+        if torch._C._current_graph_task_id() == self._backward or not (self.pending or self._aside):
+            return
+        self.drain()
+        self.pending = []
+        self._settle_gradients()
+
+    def close(self) -> None:
+        """Gives the lanes back; what is still asked of them later runs where it is asked."""
+        self.closed = True
+        self.lanes.close()
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        self._expecting.clear()
 
     # Records.
 
@@ -291,18 +341,8 @@ def shapes_of(leaves: Sequence[Any]) -> tuple[tuple[Any, ...], ...]:
     return tuple((tuple(leaf.shape), leaf.dtype) for leaf in leaves if isinstance(leaf, torch.Tensor))
 
 
-def _now() -> int:
-    import time
-
-    return time.perf_counter_ns()
-
-
 def _joined(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.join() if isinstance(tensor, LaneTensor) else tensor
-
-
-def _resolve(grad: torch.Tensor) -> torch.Tensor:
-    return grad.value() if isinstance(grad, LaneTensor) else grad
 
 
 def _values(value: Any) -> Any:
@@ -344,20 +384,21 @@ def _device(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 def _noting_origin(run: Callable[..., Any], name: str) -> Callable[..., Any]:
     """Adds to an error inside a module where the user called it, since it surfaces where the result is needed."""
-    frame = sys._getframe(2)
-    while frame.f_back is not None and ("mosaic/engine" in frame.f_code.co_filename or _is_torch(frame)):
-        frame = frame.f_back
-    code, line = frame.f_code, frame.f_lineno
+    origin = _caller()
 
     def noted(*args: Any, **kwargs: Any) -> Any:
         try:
             return run(*args, **kwargs)
         except BaseException as error:
-            error.add_note(f"raised in module {name!r}, called at {code.co_filename}:{line} in {code.co_name}")
+            error.add_note(f"raised in module {name!r}, called at {origin}")
             raise
 
     return noted
 
 
-def _is_torch(frame: Any) -> bool:
-    return bool(frame.f_globals.get("__name__", "").startswith("torch."))
+def _caller() -> str:
+    """Returns file, line and function of the user's code that is being run."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("mosaic.engine", "torch.")):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"

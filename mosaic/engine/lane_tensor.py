@@ -15,7 +15,7 @@ bit. A tensor that was joined once counts as an ordinary tensor from then on; th
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
@@ -23,7 +23,15 @@ if TYPE_CHECKING:
     from mosaic.backends.base import Lane, Ticket
     from mosaic.engine.executor import Executor
 
-_METADATA = frozenset(
+
+T = TypeVar("T")
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_METADATA = _words(
     """
     __get__:shape __get__:dtype __get__:device __get__:layout __get__:ndim __get__:requires_grad __get__:is_leaf
     __get__:grad_fn __get__:grad __get__:_version __get__:is_cuda __get__:is_cpu __get__:is_sparse __get__:is_meta
@@ -31,20 +39,20 @@ _METADATA = frozenset(
     __get__:retains_grad __get__:names __get__:is_xla __get__:is_mps __get__:is_xpu
     size dim stride numel nelement element_size is_floating_point is_complex is_signed is_contiguous storage_offset
     get_device ndimension __len__ __hash__ register_hook retain_grad is_inference has_names _is_view
-    """.split()
+    """
 )
-_VALUES = frozenset(
+_VALUES = _words(
     """
     numpy tolist item __array__ data_ptr untyped_storage storage __dlpack__ __dlpack_device__ __repr__ __str__
     __format__ __bool__ __int__ __float__ __index__ __complex__ is_nonzero __contains__ backward __reduce_ex__
     __deepcopy__ pin_memory __get__:data __iter__ is_shared
-    """.split()
+    """
 )
-_IN_PLACE_OPERATORS = frozenset(
+_IN_PLACE_OPERATORS = _words(
     """
     __iadd__ __isub__ __imul__ __itruediv__ __ifloordiv__ __imod__ __ipow__ __imatmul__ __iand__ __ior__ __ixor__
     __ilshift__ __irshift__ __idiv__ __setitem__
-    """.split()
+    """
 )
 
 
@@ -60,7 +68,7 @@ class LaneTensor(torch.Tensor):
 
     @staticmethod
     def __new__(
-        cls,
+        cls: type[LaneTensor],
         like: torch.Tensor,
         executor: Executor,
         lane: Lane,
@@ -110,6 +118,8 @@ class LaneTensor(torch.Tensor):
         if _writes(name, kwargs):
             found[0]._executor.drain()
         elif name not in _VALUES and _is_one_branch(found):
+            for leaf in _leaves((args, kwargs)):
+                found[0]._executor.expect_gradient_of(leaf)
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         return func(*join_all(args), **join_all(kwargs))
@@ -139,16 +149,23 @@ class _Join(torch.autograd.Function):
         return LaneTensor(grad, executor, lane, Ready([grad]), 0, module)
 
 
-class Ready:
+class Ready(Generic[T]):
     """A ticket for what is there already."""
 
-    def __init__(self, result: list[torch.Tensor]) -> None:
+    def __init__(self, result: T) -> None:
         self._result = result
 
-    done = True
-    interval_ns = (0, 0)
+    @property
+    def done(self) -> bool:
+        """True."""
+        return True
 
-    def wait(self) -> list[torch.Tensor]:
+    @property
+    def interval_ns(self) -> tuple[int, int]:
+        """Zeros: it took no time."""
+        return 0, 0
+
+    def wait(self) -> T:
         """Returns the result."""
         return self._result
 
@@ -162,6 +179,18 @@ def lane_tensors(value: Any) -> Iterator[LaneTensor]:
             yield from lane_tensors(item)
     elif isinstance(value, dict):
         yield from lane_tensors(tuple(value.values()))
+
+
+def _leaves(value: Any) -> Iterator[torch.Tensor]:
+    """Yields the plain leaves that want a gradient in nested lists, tuples and dicts."""
+    if isinstance(value, torch.Tensor):
+        if value.requires_grad and not isinstance(value, LaneTensor) and value.is_leaf:
+            yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _leaves(item)
+    elif isinstance(value, dict):
+        yield from _leaves(tuple(value.values()))
 
 
 def join_all(value: Any) -> Any:

@@ -86,7 +86,9 @@ class Arguments:
         """Returns what two calls must share to be of one kind."""
         first: dict[int, int] = {}
         repeats = tuple(
-            first.setdefault(id(leaf), index) for index, leaf in enumerate(self.leaves) if isinstance(leaf, torch.Tensor)
+            first.setdefault(id(leaf), index)
+            for index, leaf in enumerate(self.leaves)
+            if isinstance(leaf, torch.Tensor)
         )
         modes = () if module is None else tuple(part.training for part in module.modules())
         return (self.spec, tuple(map(leaf_key, self.leaves)), repeats, self.state, modes)

@@ -44,7 +44,6 @@ class Site:
         self._module = weakref.ref(module) if module is not None else None
         self._anchor = torch.empty(0, requires_grad=True)
         self._in_flight: weakref.WeakSet[Call] = weakref.WeakSet()
-        self._set_aside: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     @property
     def module(self) -> torch.nn.Module | None:
@@ -67,21 +66,11 @@ class Site:
         backwards. So what is there is set aside and added at the end.
         """
         module = self.module
-        if module is None or len(self._in_flight) < 2 or self._set_aside:
+        if module is None or len(self._in_flight) < 2:
             return
         for parameter in module.parameters():
-            if parameter.grad is not None:
-                self._set_aside.append((parameter, parameter.grad))
-                parameter.grad = None
-        executor.at_end_of_backward(self._restore)
+            executor.set_aside(parameter)
 
     def left(self, call: Call) -> None:
         """Notes that a call's backward is over."""
         self._in_flight.discard(call)
-
-    def _restore(self) -> None:
-        for parameter, earlier in self._set_aside:
-            if parameter.grad is not None:
-                earlier.add_(parameter.grad)
-            parameter.grad = earlier
-        self._set_aside.clear()

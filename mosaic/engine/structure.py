@@ -105,11 +105,7 @@ pytree.register_pytree_node(_Opened, _flatten_opened, _unflatten_opened)
 
 
 def _is_plain_dataclass(value: object) -> bool:
-    return (
-        dataclasses.is_dataclass(value)
-        and not isinstance(value, type)
-        and type(value) not in pytree.SUPPORTED_NODES
-    )
+    return dataclasses.is_dataclass(value) and not isinstance(value, type) and type(value) not in pytree.SUPPORTED_NODES
 
 
 def _open(value: Any) -> Any:

@@ -1,0 +1,121 @@
+"""``mosaic.colocate``: one call before the loop."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from torch import nn
+
+from mosaic.backends.base import Backend
+from mosaic.backends.host import HostBackend
+from mosaic.cost import CostModel
+from mosaic.engine.executor import Executor
+from mosaic.engine.find import Finding, Sample, find_modules
+from mosaic.engine.handle import Handle
+from mosaic.errors import BackendUnavailableError, UnsupportedModelError
+from mosaic.plan import Plan
+from mosaic.profile import Profile
+from mosaic.profiler import ProfileSettings, profile_modules
+from mosaic.profiler.sweep import ProgressCallback
+from mosaic.solver import solve
+
+SMALLEST_GAIN = 1.02
+"""Predicted speed-up below which a model is left as it was."""
+
+_LOG = logging.getLogger("mosaic")
+_WRAPPERS = {
+    "DistributedDataParallel": "wrap the branches in a process group of their own instead",
+    "FullyShardedDataParallel": "colocate the plain model",
+    "FSDPModule": "colocate the plain model",
+    "DataParallel": "colocate the plain model",
+    "OptimizedModule": "colocate the plain model and compile its branches",
+}
+
+
+def colocate(
+    model: nn.Module,
+    *,
+    sample: Sample,
+    modules: Sequence[str] | None = None,
+    exclude: Sequence[str] = (),
+    plan: Plan | None = None,
+    profile: Profile | None = None,
+    backend: Backend | None = None,
+    settings: ProfileSettings | None = None,
+    progress: ProgressCallback | None = None,
+) -> Handle:
+    """Makes a model's own training loop run its modules side by side; changes nothing else about it.
+
+    Finds the modules that can be placed by one run on ``sample``, profiles them unless ``profile`` is given, solves
+    for stages and quotas unless ``plan`` is given, and opens the lanes. Afterwards ``model(...)`` and
+    ``loss.backward()`` compute what they computed before: on the host backend bit for bit at equal thread counts.
+    A model whose predicted speed-up is under 2 % is left as it was. A plan that is given runs as it is.
+
+    Args:
+        model: Any module tree, on the backend's device, in the mode in which it will train. It is changed in place:
+            the classes of placed modules are swapped, as FSDP2 does; parameters, keys and references stay.
+        sample: One batch as it will be trained on: a dict of keywords, a sequence of positions, a tensor, or a
+            function that runs the model once.
+        modules: Names or patterns of the modules to place, such as ``["trunks.*"]``; found by default.
+        exclude: Names or patterns of modules to leave where they are.
+        plan: A plan to run instead of solving for one.
+        profile: Measurements to plan from instead of taking them.
+        backend: Where to run; the host by default.
+        settings: How carefully to profile.
+        progress: Told what is being profiled, how much is done, and how much there is.
+
+    Raises:
+        UnsupportedModelError: No module can be placed, or the model is wrapped in something that cannot be colocated.
+        InvalidPlanError: The plan is for another model or device.
+        InvalidProfileError: The profile is of another model or device.
+        UnstableMeasurementError: The machine is too busy to profile.
+        BackendUnavailableError: The model is on a device that the backend does not run.
+    """
+    backend = backend or HostBackend()
+    _refuse(model, backend)
+    finding = find_modules(model, sample, include=modules, exclude=exclude)
+    if profile is not None:
+        profile.check_matches(graph=finding.graph, device=backend.device)
+    if plan is not None:
+        plan.check_matches(graph=finding.graph, device=backend.device)
+        return _activate(model, finding, plan, profile, backend)
+    if profile is None:
+        profile = profile_modules(model, finding.subjects, finding.graph, backend, settings=settings, progress=progress)
+    plan = solve(finding.graph, CostModel.from_profile(profile), backend.device)
+    if plan.predicted_speedup < SMALLEST_GAIN:
+        note = (
+            f"the best plan is predicted to be {plan.predicted_speedup:.3f} times as fast as one module after the "
+            f"other; below {SMALLEST_GAIN} the model is left as it was"
+        )
+        _LOG.info(note)
+        return Handle(model, finding, plan, profile=profile, executor=None, notes=(note, *backend.notes))
+    return _activate(model, finding, plan, profile, backend)
+
+
+def _activate(model: nn.Module, finding: Finding, plan: Plan, profile: Profile | None, backend: Backend) -> Handle:
+    lanes = backend.open_lanes(placement.slots for placement in plan.placements)
+    try:
+        return Handle(model, finding, plan, profile=profile, executor=Executor(lanes), notes=backend.notes)
+    except BaseException:
+        lanes.close()
+        raise
+
+
+def _refuse(model: nn.Module, backend: Backend) -> None:
+    for name, module in model.named_modules():
+        for kind in type(module).__mro__:
+            if kind.__name__ in _WRAPPERS and kind.__module__.startswith("torch."):
+                raise UnsupportedModelError(
+                    f"{name or 'the model'} is a {kind.__name__}: its hooks fire on the lanes' threads and would give "
+                    f"wrong gradients or none; {_WRAPPERS[kind.__name__]}"
+                )
+    wanted = "cpu" if backend.device.kind == "host" else backend.device.kind
+    elsewhere = next((n for n, p in model.named_parameters() if p.device.type != wanted), None)
+    if elsewhere is not None:
+        found = dict(model.named_parameters())[elsewhere].device
+        raise BackendUnavailableError(
+            f"parameter {elsewhere!r} is on {found}, where the {backend.name} backend does not run",
+            found=str(found),
+            needed=wanted,
+        )

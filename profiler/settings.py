@@ -1,0 +1,40 @@
+"""How long and how carefully to measure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileSettings:
+    """Bounds of a profiling run.
+
+    Raises:
+        ValueError: A bound is out of range.
+    """
+
+    warmup: int = 2
+    """Repetitions that are thrown away before the first one is kept."""
+    min_repeats: int = 5
+    """Fewest repetitions of a sample."""
+    max_repeats: int = 40
+    """Most repetitions of a sample."""
+    spread: float = 0.05
+    """Repeat until the quartiles lie within this share of the median."""
+    sample_seconds: float = 1.0
+    """Time after which a sample is taken as it is."""
+    foreign_share: float = 0.10
+    """Share of the machine's CPU time that others may take before a sample is measured again."""
+    refuse_share: float = 0.60
+    """Share at which the profile is refused after three tries; above 1 never refuses."""
+    pairs: bool = True
+    """Whether to measure modules side by side."""
+
+    def __post_init__(self) -> None:
+        if self.warmup < 0 or not 1 <= self.min_repeats <= self.max_repeats:
+            raise ValueError(
+                f"warmup={self.warmup}, min_repeats={self.min_repeats}, max_repeats={self.max_repeats}; use a warm-up "
+                "of 0 or more and 1 <= min_repeats <= max_repeats"
+            )
+        if not (self.spread > 0 and self.sample_seconds > 0 and self.foreign_share > 0 and self.refuse_share > 0):
+            raise ValueError("spread, sample_seconds, foreign_share and refuse_share are positive")
