@@ -59,7 +59,7 @@ class Question:
     """A pairwise interference; None where there is none or where it is not pairwise."""
     forbidden: Sequence[Group] = ()
     """Groups that must not share a device exactly so."""
-    deterministic_limit: float = 2.0
+    deterministic_limit: float = 1.0
     """Effort after which the question is given up, in CP-SAT's deterministic time (about seconds)."""
 
 

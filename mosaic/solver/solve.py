@@ -38,7 +38,7 @@ class SearchOptions:
     """Evaluate a set of modules only once."""
     use_spare_slots: bool = True
     """Give slots that a stage leaves idle to the modules that gain from them; Algorithm 1 does not."""
-    deterministic_limit: float = 2.0
+    deterministic_limit: float = 1.0
     """Effort for one CP-SAT question, in its deterministic time (about seconds)."""
 
 
@@ -53,8 +53,8 @@ def solve(
 ) -> Plan:
     """Plans which modules run side by side, and on which slots of which devices.
 
-    The plan is never predicted slower than the sequential one: where it would be, the sequential one is
-    returned under the name of the method. The same input gives the same plan.
+    The plan is never predicted slower than the sequential one: a stage that brings nothing is split into its
+    modules, whatever the method. The same input gives the same plan.
 
     Args:
         graph: What to place.
@@ -79,23 +79,20 @@ def solve(
     machine = Machine(num_devices=num_devices, num_slots=device.num_slots, memory_bytes=device.memory_bytes)
     evaluator = StageEvaluator(options, cost=cost, machine=machine, deterministic_limit=search.deterministic_limit)
     in_turn = one_by_one(graph, evaluator)
-    found = in_turn
-    record = SearchRecord(method=method, num_evaluations=len(in_turn))
     if method == "gahc":
         found, record = _run_gahc(graph, evaluator, search)
-        if search.use_spare_slots:
-            found = tuple(spend_spare_slots(stage, options, cost=cost, machine=machine) for stage in found)
     elif method == "brute_force":
         exact = enumerate_plans(graph, options, cost=cost, machine=machine)
-        found, record = exact.stages, replace(record, num_evaluations=exact.num_evaluations)
+        found, record = exact.stages, SearchRecord(method=method, num_evaluations=exact.num_evaluations)
+    else:
+        found, record = in_turn, SearchRecord(method=method, num_evaluations=len(in_turn))
+    if search.use_spare_slots and method == "gahc":
+        found = tuple(spend_spare_slots(stage, options, cost=cost, machine=machine) for stage in found)
     sequential = tuple(build_stage(stage, cost) for stage in in_turn)
-    stages = tuple(build_stage(stage, cost) for stage in found)
-    if _predicted_ms(stages) > _predicted_ms(sequential):
-        stages = sequential
     plan = Plan(
         device=device,
         num_devices=num_devices,
-        stages=stages,
+        stages=_keep_gains(tuple(build_stage(stage, cost) for stage in found), sequential),
         graph=graph.fingerprint,
         profile=cost.profile_fingerprint,
         sequential_ms=_predicted_ms(sequential),
@@ -103,6 +100,21 @@ def solve(
     )
     plan.check_covers(graph)
     return plan
+
+
+def _keep_gains(stages: tuple[Stage, ...], sequential: tuple[Stage, ...]) -> tuple[Stage, ...]:
+    """Splits every stage that is predicted no faster than its modules in turn.
+
+    Algorithm 1 judges a merge by the slowest module's forward and backward together; a loop has a slowest
+    forward and a slowest backward, which may be two modules.
+    """
+    alone = {stage.names[0]: stage for stage in sequential}
+    kept: list[Stage] = []
+    for stage in stages:
+        apart = [alone[name] for name in stage.names]
+        kept.extend([stage] if _predicted_ms([stage]) < _predicted_ms(apart) else apart)
+    # Sums in another order may differ in the last bit.
+    return tuple(kept) if _predicted_ms(kept) < _predicted_ms(sequential) else sequential
 
 
 def _run_gahc(

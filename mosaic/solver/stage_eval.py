@@ -56,7 +56,7 @@ class StageEvaluator:
         cost: Cost,
         machine: Machine,
         tolerance: float = 1e-3,
-        deterministic_limit: float = 2.0,
+        deterministic_limit: float = 1.0,
     ) -> None:
         """Takes what all stages have in common.
 
