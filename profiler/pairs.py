@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 
 from mosaic.backends.base import Lane
 from mosaic.profile import PairSample, Phase
@@ -90,5 +91,5 @@ def _loop_beside(
             enough[mine].set()  # or the other would go on for ever
         return tuple(times)
 
-    tickets = [lane.submit(lambda mine=mine: work(mine)) for mine, lane in enumerate(lanes)]
+    tickets = [lane.submit(partial(work, mine)) for mine, lane in enumerate(lanes)]
     return [ticket.wait() for ticket in tickets]

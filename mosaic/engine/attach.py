@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copyreg
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -33,7 +32,7 @@ class _Attached:
             return reduced
         arguments = tuple(kind._mosaic_plain if item is kind else item for item in reduced[1])
         # pickle holds copyreg's own constructor to the object's present class; ours takes the plain one.
-        constructor = _construct if reduced[0] is copyreg.__newobj__ else reduced[0]
+        constructor = _construct if reduced[0].__name__ == "__newobj__" else reduced[0]
         return (constructor, arguments, *reduced[2:])
 
 

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from mosaic.engine.call import Call, CallFunction
+from mosaic.engine.gradients import LeafGradients
 from mosaic.engine.lane_tensor import LaneTensor, Ready, lane_tensors
+from mosaic.engine.operators import Operators
 from mosaic.engine.random_numbers import advance_default
 from mosaic.engine.signature import Arguments, Signature, learn
-from mosaic.engine.structure import flatten, map_tensors, unflatten
+from mosaic.engine.structure import map_tensors, unflatten
 from mosaic.engine.thread_state import is_intercepted
 from mosaic.timeline import Span
 
@@ -28,9 +30,6 @@ T = TypeVar("T")
 _LOG = logging.getLogger("mosaic")
 
 _MAX_SPANS = 20_000
-_ON_MAIN = frozenset(
-    {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.nondeterministic_seeded}
-)
 
 
 class Executor:
@@ -53,10 +52,9 @@ class Executor:
         self.closed = False
         self._backward: int | None = None
         self._here = threading.local()
-        self._expecting: dict[int, torch.Tensor] = {}
-        self._hooks: list[Any] = []
-        self._aside: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._last_write: dict[Lane, Ticket[Any]] = {}
+        self.gradients = LeafGradients(self.expect_end_of_backward)
+        self.last_write: dict[Lane, Ticket[Any]] = {}
+        self._operators = Operators(self)
 
     # Calls of placed modules.
 
@@ -124,96 +122,14 @@ class Executor:
     # Operations on lane tensors.
 
     def operate(self, first: LaneTensor, func: Any, args: Any, kwargs: Any) -> Any:
-        """Runs one operator that has lane tensors among its arguments.
-
-        It is queued on the lane of the first of them and answered by lane tensors, unless it needs a value, draws
-        random numbers or writes into something else than this lane's tensors: then it runs here, once its inputs
-        are there.
-        """
-        if not _ON_MAIN.isdisjoint(func.tags) or not _writes_only(func, args, kwargs, first._lane):
-            return self._operate_here(func, args, kwargs)
-        stands_for: dict[int, torch.Tensor] = {}
-        try:
-            likes = func(*_to_meta(args, stands_for), **_to_meta({**kwargs, **_device(kwargs)}, stands_for))
-        except Exception:  # no shape function, or shapes that do not fit: the real operator says what is wrong
-            return self._operate_here(func, args, kwargs)
-        leaves, spec = flatten(likes)
-        if not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
-            return self._operate_here(func, args, kwargs)
-        ticket = self._queue_operator(first, func, args, kwargs)
-        made = [
-            stands_for.get(id(leaf))
-            if id(leaf) in stands_for
-            else LaneTensor(leaf, self, first._lane, ticket, index, first._module)
-            for index, leaf in enumerate(leaves)
-        ]
-        return unflatten(list(made), spec)
-
-    def _queue_operator(self, first: LaneTensor, func: Any, args: Any, kwargs: Any) -> Ticket[list[torch.Tensor]]:
-        lane = first._lane
-        found = list(lane_tensors((args, kwargs)))
-        for value in _real_tensors((args, kwargs)):
-            if value.is_leaf and value.requires_grad:
-                self.expect_gradient_of(value)
-
-        def work() -> list[torch.Tensor]:
-            with torch.no_grad():
-                result = func(*_values(args), **_values(kwargs))
-            return [leaf for leaf in flatten(result)[0] if isinstance(leaf, torch.Tensor)]
-
-        ticket = self._submit(lane, first._module, "glue", work, self.inputs_from(found, lane))
-        if func._schema.is_mutable:
-            self._last_write[lane] = ticket
-        return ticket
+        """Runs one operator that has lane tensors among its arguments; see ``mosaic.engine.operators``."""
+        return self._operators.run(first, func, args, kwargs)
 
     def inputs_from(self, found: Iterable[LaneTensor], lane: Lane) -> list[Ticket[Any]]:
         """Returns what work on ``lane`` must wait for to read the tensors ``found``; its own lane is ordered anyway."""
         others = [tensor for tensor in found if tensor._lane is not lane]
-        writes = [self._last_write[tensor._lane] for tensor in others if tensor._lane in self._last_write]
+        writes = [self.last_write[tensor._lane] for tensor in others if tensor._lane in self.last_write]
         return [tensor._ticket for tensor in others] + writes
-
-    def _operate_here(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if func._schema.is_mutable:
-            self.drain()
-        stands_for = {id(tensor.value()): tensor for tensor in lane_tensors((args, kwargs))}
-        result = func(*_values(args), **_values(kwargs))
-        return map_tensors(lambda tensor: stands_for.get(id(tensor), tensor), result)
-
-    # Gradients of leaves that operations between modules use.
-
-    def expect_gradient_of(self, leaf: torch.Tensor) -> None:
-        """Prepares a leaf whose gradient a lane may compute: the caller's backward does not wait for it.
-
-        When that backward has ended, ``leaf.grad`` is a plain tensor.
-        """
-        if id(leaf) not in self._expecting:
-            self._expecting[id(leaf)] = leaf
-            self._hooks.append(leaf.register_hook(lambda grad: self._arrived(leaf, grad)))
-
-    def _arrived(self, leaf: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
-        if isinstance(grad, LaneTensor):
-            self.expect_end_of_backward()
-            self.set_aside(leaf)
-        return grad
-
-    def set_aside(self, leaf: torch.Tensor) -> None:
-        """Keeps what ``leaf.grad`` has from earlier backwards out of the way until this one has ended.
-
-        The engine adds up all of one backward's gradients before it adds them to what was there; so do we.
-        """
-        if leaf.grad is not None:
-            self._aside.append((leaf, leaf.grad))
-            leaf.grad = None
-
-    def _settle_gradients(self) -> None:
-        for leaf in self._expecting.values():
-            if isinstance(leaf.grad, LaneTensor):
-                leaf.grad = leaf.grad.value()
-        aside, self._aside = self._aside, []
-        for leaf, earlier in reversed(aside):
-            if leaf.grad is not None:
-                earlier.add_(leaf.grad)
-            leaf.grad = earlier
 
     # Lanes.
 
@@ -224,11 +140,12 @@ class Executor:
 
     def submit(self, site: Site, phase: str, work: Callable[[], T], after: Sequence[Ticket[Any]]) -> Ticket[T]:
         """Hands a piece of a module's work to its lane."""
-        return self._submit(site.lane, site.name, phase, work, after)
+        return self.submit_to(site.lane, site.name, phase, work, after)
 
-    def _submit(
+    def submit_to(
         self, lane: Lane, module: str, phase: str, work: Callable[[], T], after: Sequence[Ticket[Any]]
     ) -> Ticket[T]:
+        """Hands work to a lane and records when it runs; once the lanes are closed, does it right away."""
         if self.closed:
             for ticket in after:
                 self.wait(ticket)
@@ -237,8 +154,8 @@ class Executor:
 
     def value(self, tensor: LaneTensor) -> torch.Tensor:
         """Waits for a tensor's value; if its work failed, lets all lanes come to rest before raising that error."""
-        if not self.on_lane and tensor._lane in self._last_write:
-            self.wait(self._last_write[tensor._lane])  # it may have written into this tensor, through a view
+        if not self.on_lane and tensor._lane in self.last_write:
+            self.wait(self.last_write[tensor._lane])  # it may have written into this tensor, through a view
         return self.wait(tensor._ticket)[tensor._pick]
 
     def wait(self, ticket: Ticket[T]) -> T:
@@ -286,24 +203,21 @@ class Executor:
             for ticket in pending:
                 self.wait(ticket)
         finally:
-            self._settle_gradients()
+            self.gradients.settle()
 
     def reset(self) -> None:
         """Forgets a backward that an error cut short; the lanes come to rest first."""
-        if torch._C._current_graph_task_id() == self._backward or not (self.pending or self._aside):
+        if torch._C._current_graph_task_id() == self._backward or not (self.pending or self.gradients.unsettled):
             return
         self.drain()
         self.pending = []
-        self._settle_gradients()
+        self.gradients.settle()
 
     def close(self) -> None:
         """Gives the lanes back; what is still asked of them later runs where it is asked."""
         self.closed = True
         self.lanes.close()
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
-        self._expecting.clear()
+        self.gradients.close()
 
     # Records.
 
@@ -343,43 +257,6 @@ def shapes_of(leaves: Sequence[Any]) -> tuple[tuple[Any, ...], ...]:
 
 def _joined(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.join() if isinstance(tensor, LaneTensor) else tensor
-
-
-def _values(value: Any) -> Any:
-    return map_tensors(lambda t: t.value() if isinstance(t, LaneTensor) else t, value)
-
-
-def _real_tensors(value: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in flatten(value)[0] if isinstance(leaf, torch.Tensor) and not isinstance(leaf, LaneTensor)]
-
-
-def _to_meta(value: Any, stands_for: dict[int, torch.Tensor]) -> Any:
-    """Replaces tensors by tensors without values, noting which stands for which."""
-
-    def like(tensor: torch.Tensor) -> torch.Tensor:
-        made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
-        stands_for[id(made)] = tensor
-        kept.append(made)
-        return made
-
-    kept: list[torch.Tensor] = []
-    return map_tensors(like, value)
-
-
-def _writes_only(func: Any, args: Any, kwargs: Any, lane: Lane) -> bool:
-    """Whether an operator writes into nothing but tensors of one lane."""
-    if not func._schema.is_mutable:
-        return True
-    for index, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            written = args[index] if index < len(args) else kwargs.get(argument.name)
-            if not isinstance(written, LaneTensor) or written._lane is not lane:
-                return False
-    return True
-
-
-def _device(kwargs: dict[str, Any]) -> dict[str, Any]:
-    return {"device": torch.device("meta")} if kwargs.get("device") is not None else {}
 
 
 def _noting_origin(run: Callable[..., Any], name: str) -> Callable[..., Any]:

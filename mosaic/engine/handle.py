@@ -144,7 +144,7 @@ class Handle:
             placed = {id(p) for subject in self._finding.subjects for p in subject.module.parameters()}
             for parameter in self._model.parameters():
                 if parameter.requires_grad and id(parameter) not in placed:
-                    executor.expect_gradient_of(parameter)
+                    executor.gradients.expect(parameter)
             if not any(module is self._model for module in self._attached):
                 self._take(self._model, self._whole(executor))
         except BaseException:

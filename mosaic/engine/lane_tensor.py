@@ -78,7 +78,7 @@ class LaneTensor(torch.Tensor):
     ) -> LaneTensor:
         """Makes a tensor with the metadata of ``like``, whose value will be ``ticket.wait()[pick]``."""
         made: LaneTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, like.size(), strides=like.stride(), dtype=like.dtype, layout=like.layout, device="cpu"
+            cls, like.size(), strides=like.stride(), dtype=like.dtype, layout=like.layout, device=torch.device("cpu")
         )
         made._executor = executor
         made._lane = lane
@@ -119,13 +119,15 @@ class LaneTensor(torch.Tensor):
             found[0]._executor.drain()
         elif name not in _VALUES and _is_one_branch(found):
             for leaf in _leaves((args, kwargs)):
-                found[0]._executor.expect_gradient_of(leaf)
+                found[0]._executor.gradients.expect(leaf)
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         return func(*join_all(args), **join_all(kwargs))
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]  # torch calls it with func first
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         """Queues an operator on its lane, or runs it here; see ``Executor.operate``."""
         first = next(lane_tensors((args, kwargs)))
         return first._executor.operate(first, func, args, kwargs or {})

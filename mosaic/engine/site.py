@@ -69,7 +69,7 @@ class Site:
         if module is None or len(self._in_flight) < 2:
             return
         for parameter in module.parameters():
-            executor.set_aside(parameter)
+            executor.gradients.set_aside(parameter)
 
     def left(self, call: Call) -> None:
         """Notes that a call's backward is over."""

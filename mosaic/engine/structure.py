@@ -68,7 +68,9 @@ def leaf_key(leaf: object) -> Hashable:
         return (tuple(leaf.shape), leaf.dtype, leaf.requires_grad)
     if isinstance(leaf, slice):
         return ("slice", leaf.start, leaf.stop, leaf.step)
-    return (type(leaf), leaf) if isinstance(leaf, PLAIN_TYPES) else type(leaf)
+    if isinstance(leaf, PLAIN_TYPES):
+        return (type(leaf), leaf)
+    return type(leaf).__qualname__
 
 
 class _Opened(dict[str, Any]):

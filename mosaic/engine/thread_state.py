@@ -66,6 +66,6 @@ def is_intercepted() -> bool:
         torch._C._len_torch_dispatch_stack() > 0
         or torch._C._len_torch_function_stack() > 0
         or torch.is_inference_mode_enabled()
-        or torch.jit.is_tracing()
+        or torch._C._get_tracing_state() is not None
         or torch.compiler.is_compiling()
     )

@@ -1,0 +1,45 @@
+# Everything runs in .venv; `make demo` and `make test` set it up by themselves.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+SOURCES := $(wildcard csrc/*.cpp csrc/driver/*.cpp csrc/driver/*.h)
+
+.PHONY: demo test lint types unit tools clean
+
+demo: $(STAMP)
+	$(BIN)/mosaic demo --output mosaic-demo
+
+test: lint types unit
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/codespell
+	$(BIN)/clang-format --dry-run --Werror $$(git ls-files '*.cpp' '*.h')
+
+# mypy knows packages by their folders, so it reads a tree in which profiler/ stands where it is installed.
+types: $(STAMP)
+	rm -rf build/types && mkdir -p build/types/mosaic
+	ln -s $(CURDIR)/mosaic/* build/types/mosaic/
+	ln -s $(CURDIR)/profiler build/types/mosaic/profiler
+	cd build/types && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml
+
+unit: $(STAMP)
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -q
+
+tools:
+	@command -v $(PYTHON) >/dev/null || { echo "python3 is missing: install Python 3.11 or newer (Debian: apt-get install python3 python3-venv python3-dev)"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$$($(PYTHON) --version) is too old: Mosaic needs 3.11 or newer; run make PYTHON=/path/to/python3.11"; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "Python's venv module is missing (Debian: apt-get install python3-venv)"; exit 1; }
+	@$(PYTHON) -c 'import os, sysconfig; h = os.path.join(sysconfig.get_paths()["include"], "Python.h"); raise SystemExit(not os.path.exists(h))' || { echo "Python's headers are missing (Debian: apt-get install python3-dev)"; exit 1; }
+	@command -v g++ >/dev/null || { echo "g++ is missing (Debian: apt-get install g++)"; exit 1; }
+
+$(STAMP): pyproject.toml setup.py constraints.txt $(SOURCES) | tools
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	MOSAIC_WERROR=1 $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build mosaic-demo *.egg-info
