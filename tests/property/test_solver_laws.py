@@ -15,7 +15,10 @@ from mosaic.cost import CostModel, ScalingSurface
 from mosaic.errors import InfeasibleError
 from mosaic.plan import Plan
 from mosaic.profile import ModuleMemory, Phase, Profile
-from mosaic.solver import QuotaGrid, SearchOptions, solve
+from mosaic.solver import QuotaGrid, SearchOptions, StageEvaluator, solve
+from mosaic.solver.brute_force import best_stage
+from mosaic.solver.options import all_options
+from mosaic.solver.placement import Machine
 
 BOUNDED = settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 ROUNDING = 1 + 1e-9
@@ -55,8 +58,9 @@ def instances(draw: st.DrawFn, max_modules: int = 4, max_devices: int = 2, max_s
         for m in names:
             for n in names:
                 if m != n:
-                    slowdown = draw(st.floats(0.9, 2.0))
-                    pairs += [pair(m, n, slowdown, phase=phase, beside_quota=num_slots) for phase in Phase]
+                    for beside_quota in {1, num_slots}:
+                        slowdown = draw(st.floats(0.9, 2.0))
+                        pairs += [pair(m, n, slowdown, phase=phase, beside_quota=beside_quota) for phase in Phase]
     memory = [
         ModuleMemory(module=name, resident_bytes=draw(st.integers(0, 60)), activation_bytes=draw(st.integers(0, 60)))
         for name in names
@@ -107,6 +111,23 @@ def test_times_in_a_plan_are_those_of_the_cost_model_beside_its_neighbours(insta
                     for device in placed.devices
                 )
                 assert predicted == pytest.approx(expected)
+
+
+@given(instances())
+@BOUNDED
+def test_the_time_of_a_stage_is_the_least_of_all_allocations(instance: Instance) -> None:
+    cost, device, names = (
+        CostModel.from_profile(instance.profile),
+        instance.profile.device,
+        instance.profile.graph.names,
+    )
+    machine = Machine(num_devices=instance.num_devices, num_slots=device.num_slots, memory_bytes=device.memory_bytes)
+    options = all_options(instance.profile.graph, cost=cost, device=device, num_devices=instance.num_devices)
+    found = StageEvaluator(options, cost=cost, machine=machine, tolerance=1e-6).evaluate(names)
+    exact = best_stage(names, options, cost=cost, machine=machine, by_sum=True)
+    assert (found is None) == (exact is None)
+    if found is not None and exact is not None:
+        assert found.latency_ns == pytest.approx(exact[1].latency_ns, rel=2e-6, abs=10)
 
 
 @given(instances())

@@ -92,6 +92,29 @@ def test_spare_slots_go_to_modules_that_gain_from_them() -> None:
     assert wide.predicted_ms == narrow.predicted_ms
 
 
+def test_spare_slots_are_left_idle_where_using_them_would_slow_the_stage_down() -> None:
+    pairs = [
+        pair("slow", "fast", slowdown, phase=phase, quota=1, beside_quota=quota)
+        for phase in Phase
+        for quota, slowdown in ((1, 1.0), (7, 1.5))
+    ]
+    pairs += [pair("fast", "slow", 1.0, phase=phase) for phase in Phase]
+    plan = plan_of(profile_of({"slow": flat(10), "fast": linear(8)}, num_slots=8, pairs=pairs))
+    assert plan.predicted_ms == 20.0
+    assert plan.placement("fast").quota == 2  # nearer to 1 than to 7, as a ratio
+
+
+def test_a_module_on_several_devices_takes_as_long_as_beside_its_worst_neighbours() -> None:
+    pairs = [pair(m, n, 1.5, phase=phase) for m, n in ("ab", "ba") for phase in Phase]
+    times = {"a": lambda d, q: 8.0 / d, "b": flat(3)}
+    plan = plan_of(profile_of(times, num_slots=2, degrees=(1, 2), pairs=pairs[:2]), num_devices=2)
+    placed = plan.placement("a")
+    assert placed.devices == (0, 1)
+    assert len(plan.placement("b").devices) == 1
+    assert plan.is_colocated
+    assert placed.forward_ms == pytest.approx(6.0)
+
+
 def test_a_coarser_grid_uses_only_its_quotas_and_the_whole_device() -> None:
     times = {"a": linear(30), "b": linear(10), "c": flat(3)}
     plan = plan_of(profile_of(times, num_slots=8), search=SearchOptions(grid=QuotaGrid(step_slots=3)))

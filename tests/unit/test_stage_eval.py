@@ -142,6 +142,22 @@ def test_an_interference_that_is_not_pairwise_agrees_with_enumeration(num_device
     assert found.latency_ns == pytest.approx(exact_ns(profile, "abc", num_devices, cost), rel=2e-6)
 
 
+class Crowd(Product):
+    """A form under which a crowd disturbs less than a pair, as the product of shares below one does in Eq. 8."""
+
+    def extra_ms(self, module: str, phase: Phase, *, quota: int, alone_ms: float, beside: Beside) -> float:
+        return 5.0 if len(beside) == 1 else 0.0
+
+
+def test_forbidding_a_pair_does_not_forbid_a_larger_group_that_meets_the_target() -> None:
+    profile = profile_of(dict.fromkeys("abc", flat(1)), num_slots=3)
+    cost = CostModel.from_profile(profile)
+    cost.interference = Crowd()
+    result = evaluator_of(profile, 2, cost).evaluate(["a", "b", "c"])
+    assert result.latency_ns == 2 * MS
+    assert {devices for _, devices in result.choices.values()} == {(0,)}
+
+
 def test_a_result_depends_on_nothing_but_the_modules() -> None:
     profile = profile_of({"a": linear(9), "b": linear(7), "c": linear(5)}, num_slots=6, degrees=(1, 2))
     fresh, used = evaluator_of(profile, 2), evaluator_of(profile, 2)
@@ -164,6 +180,12 @@ def test_least_options_of_a_target_keep_a_larger_degree_only_for_a_smaller_quota
 def test_a_module_keeps_the_same_slots_on_all_of_its_devices() -> None:
     choices = {"ab": (option(2, 2), (0, 1)), "a": (option(1, 2), (0,)), "bc": (option(2, 2), (1, 2))}
     assert lay_out(choices, 4) == {"ab": 0, "bc": 2, "a": 2}
+
+
+def test_a_layout_that_needs_a_gap_is_found() -> None:
+    # Lowest first, ac would take slot 1 and cut device 2 into two single slots.
+    choices = {"ab": (option(2, 1), (0, 1)), "ac": (option(2, 1), (0, 2)), "c": (option(1, 2), (2,))}
+    assert lay_out(choices, 3) == {"ab": 0, "c": 0, "ac": 2}
 
 
 def test_three_pairs_of_three_devices_that_fit_by_number_cannot_be_laid_out() -> None:
