@@ -46,12 +46,16 @@ class RandomnessWatch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs the operator unchanged."""
-        if _draws(func):
+        if not _draws(func):
+            return func(*args, **(kwargs or {}))
+        before = torch.get_rng_state()
+        result = func(*args, **(kwargs or {}))
+        if not torch.equal(before, torch.get_rng_state()):  # attention without dropout, say, may draw and does not
             if not _takes_generator(func):
                 self.obstacle = f"it draws random numbers through {func}, which takes no generator"
             elif _saved_tensor_hooks() != self._hooks:
                 self.obstacle = "it draws random numbers under activation checkpointing"
-        return func(*args, **(kwargs or {}))
+        return result
 
 
 def count_draws(before: torch.Tensor, after: torch.Tensor) -> int | None:
