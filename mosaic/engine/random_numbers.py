@@ -27,7 +27,7 @@ class LaneRandomness(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Adds the generator to an operator that takes one."""
         kwargs = kwargs or {}
-        if _draws(func) and kwargs.get("generator") is None:
+        if _draws(func) and _takes_generator(func) and kwargs.get("generator") is None:
             kwargs = {**kwargs, "generator": self._generator}
         return func(*args, **kwargs)
 
