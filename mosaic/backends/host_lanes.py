@@ -139,11 +139,15 @@ class _Arbiter:
         return True
 
 
-def _serve(arbiter: _Arbiter, slots: tuple[int, ...], cores: frozenset[int] | None) -> None:
+def _serve(
+    arbiter: _Arbiter, slots: tuple[int, ...], cores: frozenset[int] | None, started: threading.Semaphore
+) -> None:
     """Body of a lane's thread."""
     if cores is not None:
         os.sched_setaffinity(0, cores)
+    torch.get_num_threads()  # a thread's first use of torch takes over what any thread set last; have that behind us
     torch.set_num_threads(len(slots))  # per thread: every lane sets its own
+    started.release()
     while (ticket := arbiter.next(slots)) is not None:
         ticket.run()
         arbiter.ended(ticket)
@@ -175,14 +179,20 @@ class HostLanes:
         self._process = os.getpid()
         self._lanes: dict[tuple[int, ...], HostLane] = {}
         threads = []
+        started = threading.Semaphore(0)
         for slots in dict.fromkeys(partitions):
             self._arbiter.queues[slots] = deque()
             self._lanes[slots] = HostLane(self._arbiter, slots)
             pinned = frozenset(cores[slot] for slot in slots) if cores is not None else None
             name = f"mosaic-lane-{'-'.join(map(str, slots))}"
-            threads.append(threading.Thread(target=_serve, args=(self._arbiter, slots, pinned), name=name, daemon=True))
+            work = (self._arbiter, slots, pinned, started)
+            threads.append(threading.Thread(target=_serve, args=work, name=name, daemon=True))
+        own_threads = torch.get_num_threads()
         for thread in threads:
             thread.start()
+        for _ in threads:
+            started.acquire()
+        torch.set_num_threads(own_threads)  # a thread that the user starts later takes over what was set last
         # Threads hold the arbiter, not this object: lanes that nobody refers to any more end by themselves.
         self._finalizer = weakref.finalize(self, _shut, self._arbiter, threads, self._process)
 

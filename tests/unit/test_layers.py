@@ -1,0 +1,138 @@
+"""DESIGN section 3: imports point down, heavy libraries stay where they belong, public names are frozen."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import mosaic
+
+ROOT = Path(__file__).parents[2]
+LAYERS = [
+    {"errors"},
+    {"artifact"},
+    {"device"},
+    {"graph", "timeline"},
+    {"profile"},
+    {"plan"},
+    {"cost"},
+    {"backends", "solver"},
+    {"profiler"},
+    {"engine"},
+    {"report"},
+    {"demo"},
+    {"cli"},
+]
+"""Packages of one line never import each other; a package may import from any line above its own here."""
+
+HOMES = {
+    "torch": {"backends", "engine", "profiler", "train", "models", "demo", "cost/analytic.py"},
+    "ortools": {"solver"},
+    "mosaic._C": {"backends/cuda.py"},
+    "matplotlib": {"report"},
+    "rich": {"report", "cli", "demo"},
+    "tyro": {"cli"},
+    "pydantic": {"artifact.py"},
+}
+
+
+def sources() -> Iterator[tuple[str, Path]]:
+    for path in sorted((ROOT / "mosaic").rglob("*.py")):
+        yield path.relative_to(ROOT / "mosaic").as_posix(), path
+    for path in sorted((ROOT / "profiler").rglob("*.py")):
+        yield "profiler/" + path.relative_to(ROOT / "profiler").as_posix(), path
+
+
+def imports(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
+    return found
+
+
+def package_of(place: str) -> str:
+    return place.split("/")[0].removesuffix(".py")
+
+
+def rank(package: str) -> int:
+    return next(index for index, line in enumerate(LAYERS) if package in line)
+
+
+@pytest.mark.parametrize(("place", "path"), [pytest.param(*source, id=source[0]) for source in sources()])
+def test_imports_point_down(place: str, path: Path):
+    own = package_of(place)
+    if own == "__init__":
+        return
+    others = {name.split(".")[1] for name in imports(path) if name.startswith("mosaic.")} - {own, "_C"}
+    known = set().union(*LAYERS)
+    upward = {other for other in others & known if rank(other) >= rank(own)}
+    assert not upward, f"{place} imports {sorted(upward)} from its own line or above"
+
+
+def test_every_package_has_a_place_in_the_layers():
+    found = {package_of(place) for place, _ in sources()} - {"__init__"}
+    assert found <= set().union(*LAYERS)
+
+
+@pytest.mark.parametrize("library", sorted(HOMES))
+def test_a_library_is_imported_only_where_it_belongs(library: str):
+    homes = HOMES[library]
+    strangers = [
+        place
+        for place, path in sources()
+        if any(name == library or name.startswith(f"{library}.") for name in imports(path))
+        and place not in homes
+        and package_of(place) not in homes
+    ]
+    assert strangers == []
+
+
+def loaded_by(statement: str) -> set[str]:
+    heavy = ("torch", "ortools", "mosaic._C", "matplotlib", "rich", "sklearn", "transformers", "cuda", "pynvml")
+    code = f"import sys\n{statement}\nprint(*(name for name in {heavy} if name in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    return set(done.stdout.split())
+
+
+def test_importing_mosaic_loads_nothing_heavy():
+    assert loaded_by("import mosaic") == set()
+
+
+def test_planning_data_needs_no_torch():
+    assert loaded_by("import mosaic.plan, mosaic.profile, mosaic.timeline, mosaic.cost") == set()
+
+
+def test_planning_needs_no_torch():
+    assert "torch" not in loaded_by("import mosaic.solver")
+
+
+def test_the_engine_loads_torch_but_neither_solver_nor_pictures():
+    assert loaded_by("import mosaic.engine") == loaded_by("import torch")
+
+
+def test_public_names_are_frozen():
+    assert mosaic.__all__ == [
+        "Device",
+        "Edge",
+        "Handle",
+        "ModuleGraph",
+        "ModuleNode",
+        "MosaicError",
+        "Plan",
+        "Profile",
+        "__version__",
+        "colocate",
+        "plan_from_quotas",
+        "stage",
+    ]
+    assert all(getattr(mosaic, name) is not None for name in mosaic.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        mosaic.nothing  # noqa: B018
