@@ -1,0 +1,92 @@
+"""Where the rectangles of a plan lie in predicted time: shared by the picture and the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from mosaic.plan import Plan, Stage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """One module's predicted forward or backward on one device."""
+
+    module: str
+    """Name in the graph."""
+    phase: Literal["forward", "backward"]
+    """Half of the step."""
+    stage: int
+    """Index of its stage."""
+    device: int
+    """Index of the device."""
+    slots: tuple[int, ...]
+    """Slots that it holds."""
+    start_ms: float
+    """Start in predicted milliseconds from the step's beginning."""
+    end_ms: float
+    """End in predicted milliseconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanBars:
+    """A plan's step as rectangles: forwards in stage order, then backwards in the reverse order."""
+
+    bars: tuple[Bar, ...]
+    """One for each placement, phase and device."""
+    edges_ms: tuple[tuple[int, str, float, float], ...]
+    """Stage index, phase, start and end of each stage's forward and backward."""
+    total_ms: float
+    """Length of the step."""
+    nominal: bool
+    """True where the plan predicts nothing, so that every module got the length 1 (backward 1 too)."""
+
+
+def bars_of_plan(plan: Plan) -> PlanBars:
+    """Lays out the stages of ``plan`` one after another, each as long as its slowest module."""
+    nominal = plan.predicted_ms <= 0
+    order: list[tuple[int, Stage, Literal["forward", "backward"]]] = []
+    order += [(index, stage, "forward") for index, stage in enumerate(plan.stages)]
+    order += [(index, stage, "backward") for index, stage in reversed(tuple(enumerate(plan.stages)))]
+    bars: list[Bar] = []
+    edges: list[tuple[int, str, float, float]] = []
+    now = 0.0
+    for index, stage, phase in order:
+        longest = 0.0
+        for placement in stage.placements:
+            length = placement.forward_ms if phase == "forward" else placement.backward_ms
+            length = 1.0 if nominal else length
+            longest = max(longest, length)
+            if length > 0:
+                bars += [
+                    Bar(
+                        module=placement.module,
+                        phase=phase,
+                        stage=index,
+                        device=device,
+                        slots=placement.slots,
+                        start_ms=now,
+                        end_ms=now + length,
+                    )
+                    for device in placement.devices
+                ]
+        edges.append((index, phase, now, now + longest))
+        now += longest
+    return PlanBars(bars=tuple(bars), edges_ms=tuple(edges), total_ms=now, nominal=nominal)
+
+
+def slot_runs(slots: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Joins neighbouring slots: ``(0, 1, 4)`` gives ``((0, 2), (4, 1))``, each the first slot and how many."""
+    runs: list[tuple[int, int]] = []
+    for slot in sorted(set(slots)):
+        if runs and slot == sum(runs[-1]):
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        else:
+            runs.append((slot, 1))
+    return tuple(runs)
+
+
+def slots_text(slots: Sequence[int]) -> str:
+    """Returns slots for people: ``0-1,4``; ``none`` if there are none."""
+    return ",".join(f"{a}" if n == 1 else f"{a}-{a + n - 1}" for a, n in slot_runs(slots)) or "none"

@@ -1,0 +1,246 @@
+"""Tables and bars for the terminal: graphs, measured profiles, predicted plans."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from mosaic.graph import ModuleGraph
+from mosaic.plan import Plan, Stage
+from mosaic.profile import Phase, Profile, Sample
+from mosaic.report.bars import Bar, bars_of_plan, slots_text
+from mosaic.report.palette import colors_of, ink_on, lighter
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.text import Text
+
+_NOTHING = "-"
+
+
+def _table(title: str, caption: str, columns: Sequence[tuple[str, bool]]) -> Table:
+    """An empty table; each column has a heading and whether it holds numbers."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(
+        title=Text(title, style="bold"),
+        caption=Text(caption),
+        box=box.SIMPLE_HEAD,
+        title_justify="left",
+        caption_justify="left",
+        pad_edge=False,
+    )
+    for heading, numeric in columns:
+        table.add_column(
+            heading, justify="right" if numeric else "left", no_wrap=numeric, overflow="fold", vertical="top"
+        )
+    return table
+
+
+def _plain(cells: Sequence[str], style: str = "") -> Iterator[Text]:
+    """Cells as they are: a module's name such as ``layers[0]`` is no markup."""
+    from rich.text import Text
+
+    return (Text(cell, style=style) for cell in cells)
+
+
+def plan_table(plan: Plan, graph: ModuleGraph | None = None) -> Table:
+    """Returns a plan as a table of placements with predicted times, stage after stage.
+
+    Args:
+        plan: What to show.
+        graph: Adds for each module those it waits for.
+    """
+    columns = [
+        ("stage", True),
+        ("module", False),
+        ("devices", True),
+        ("slots", True),
+        ("quota", True),
+        ("forward ms", True),
+        ("backward ms", True),
+    ]
+    columns += [("waits for", False)] if graph else []
+    many = f"{plan.num_devices} × " if plan.num_devices > 1 else ""
+    title = f"Plan, predicted: {many}{plan.device.name}, {plan.device.num_slots} slots"
+    table = _table(title, _plan_caption(plan), columns)
+    for index, stage in enumerate(plan.stages):
+        for row, placement in enumerate(stage.placements):
+            cells = [
+                str(index + 1) if row == 0 else "",
+                placement.module,
+                slots_text(placement.devices),
+                slots_text(placement.slots),
+                f"{placement.quota}/{plan.device.num_slots} ({plan.device.fraction(placement.quota):.0%})",
+                f"{placement.forward_ms:.2f}",
+                f"{placement.backward_ms:.2f}",
+            ]
+            cells += [", ".join(graph.predecessors(placement.module)) or _NOTHING] if graph else []
+            table.add_row(*_plain(cells), end_section=len(stage.placements) == 1)
+        if len(stage.placements) > 1:
+            table.add_row(*_plain(_maxima(stage), style="bold"), end_section=True)
+    return table
+
+
+def _maxima(stage: Stage) -> list[str]:
+    return ["", "slowest", "", "", "", f"{stage.forward_ms:.2f}", f"{stage.backward_ms:.2f}"]
+
+
+def _plan_caption(plan: Plan) -> str:
+    if plan.predicted_ms <= 0:
+        return "no times are predicted in this plan"
+    text = f"predicted: {plan.predicted_ms:.2f} ms a step for the modules"
+    if plan.sequential_ms > 0:
+        text += f"; one module at a time {plan.sequential_ms:.2f} ms; predicted speed-up {plan.predicted_speedup:.2f}×"
+    return f"{text} (found by {plan.search.method} in {plan.search.seconds:.2f} s)"
+
+
+def profile_table(profile: Profile) -> Table:
+    """Returns what was measured: medians and quartiles by module and quota, memory, how quiet the machine was."""
+    degrees = sorted({sample.degree for sample in profile.samples})
+    columns = [
+        ("module", False),
+        ("slots", True),
+        ("forward ms (quartiles)", True),
+        ("backward ms (quartiles)", True),
+        ("peak", True),
+        ("keeps", True),
+    ]
+    if degrees != [1]:
+        columns.insert(1, ("degree", True))
+    title = f"Profile, measured: {profile.device.name}, {profile.device.num_slots} slots"
+    table = _table(title, _profile_caption(profile), columns)
+    kept = {entry.module: entry.resident_bytes + entry.activation_bytes for entry in profile.memory}
+    for name in profile.graph.names:
+        found = {(s.degree, s.quota, s.phase): s for s in profile.samples if s.module == name}
+        keys = sorted({(degree, quota) for degree, quota, _ in found})
+        for row, (degree, quota) in enumerate(keys):
+            both = [found.get((degree, quota, phase)) for phase in (Phase.FORWARD, Phase.BACKWARD)]
+            peak = max((sample.peak_bytes for sample in both if sample), default=0)
+            cells = [name if row == 0 else "", str(quota), *(_times(sample) for sample in both), _bytes(peak)]
+            cells.append(_bytes(kept.get(name, 0)) if row == 0 else "")
+            if degrees != [1]:
+                cells.insert(1, str(degree))
+            table.add_row(*_plain(cells), end_section=row == len(keys) - 1)
+    return table
+
+
+def _times(sample: Sample | None) -> str:
+    if sample is None:
+        return _NOTHING
+    first, third = sample.quartiles_ms
+    return f"{sample.median_ms:.2f} ({first:.2f}-{third:.2f})"
+
+
+def _profile_caption(profile: Profile) -> str:
+    where = profile.environment
+    text = (
+        f"measured {where.created} with torch {where.torch_version}; "
+        f"other processes took {where.foreign_cpu_share:.1%} of the CPU"
+    )
+    if profile.pairs:
+        worst = max(profile.pairs, key=lambda pair: pair.slowdown)
+        usual = statistics.median(pair.slowdown for pair in profile.pairs)
+        text += (
+            f"; beside another module {usual:.2f}× as long (median), "
+            f"at most {worst.slowdown:.2f}× ({worst.module} beside {worst.beside}, {worst.phase})"
+        )
+    return text
+
+
+def graph_table(graph: ModuleGraph) -> Table:
+    """Returns the modules in call order: size, what feeds them, and what may run beside them."""
+    columns = [
+        ("module", False),
+        ("parameters", True),
+        ("trainable", False),
+        ("inputs from", False),
+        ("may run beside", False),
+    ]
+    count = len(graph.modules)
+    table = _table(f"Modules: {count}", f"{len(graph.edges)} edges; graph {graph.fingerprint}", columns)
+    for node in graph.modules:
+        beside = [other for other in graph.names if graph.independent(node.name, other)]
+        everything = count > 2 and len(beside) == count - 1
+        cells = (
+            node.name,
+            _count(node.num_parameters),
+            "yes" if node.trainable else "frozen" if node.num_parameters else "no parameters",
+            ", ".join(graph.predecessors(node.name)) or "the batch",
+            "all others" if everything else ", ".join(beside) or _NOTHING,
+        )
+        table.add_row(*_plain(cells))
+    return table
+
+
+def _count(number: int) -> str:
+    """A count of parameters in three digits: ``1.23 M``."""
+    for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return str(number)
+
+
+def _bytes(number: int) -> str:
+    """Bytes in three digits; ``-`` for 0, which a profile writes where it does not know."""
+    if number <= 0:
+        return _NOTHING
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return f"{number} B"
+
+
+def plan_bars(plan: Plan, width: int) -> Text:
+    """Returns a plan's predicted step as bars: a row for each slot, a column for each piece of time.
+
+    Bars are ``image━━━`` in forward and ``image╌╌╌`` in backward, so that they can be told apart without colour;
+    blank is idle. Above 16 rows, neighbouring slots that do the same share one.
+
+    Args:
+        plan: What to show.
+        width: Columns to fill, at least 40.
+    """
+    from rich.text import Text
+
+    drawn = bars_of_plan(plan)
+    colors = colors_of(placement.module for placement in plan.placements)
+    rows = _rows(plan, drawn.bars)
+    margin = max((len(name) for name, _ in rows), default=0) + 1
+    columns = max(width, 40) - margin - 1
+    scale = columns / (drawn.total_ms or 1.0)
+    text = Text(no_wrap=True, overflow="crop")
+    for name, bars in rows:
+        text.append(f"{name:>{margin - 1}} ")
+        at = 0
+        for bar in bars:
+            start, end = round(bar.start_ms * scale), round(bar.end_ms * scale)
+            text.append(" " * (start - at))
+            fill = "━" if bar.phase == "forward" else "╌"
+            color = colors[bar.module] if bar.phase == "forward" else lighter(colors[bar.module])
+            text.append(bar.module[: end - start].ljust(end - start, fill), style=f"{ink_on(color)} on {color}")
+            at = max(at, end)
+        text.append(" " * (columns - at) + "│\n")
+    end_of_axis = "no times predicted" if drawn.nominal else f"{drawn.total_ms:.3g} ms predicted"
+    text.append(" " * margin + "0" + f"{end_of_axis:>{columns}}")
+    return text
+
+
+def _rows(plan: Plan, bars: Sequence[Bar]) -> list[tuple[str, tuple[Bar, ...]]]:
+    rows: list[tuple[int, list[int], tuple[Bar, ...]]] = []
+    merge = plan.num_devices * plan.device.num_slots > 16
+    for device in range(plan.num_devices):
+        for slot in plan.device.slots:
+            held = tuple(bar for bar in bars if bar.device == device and slot in bar.slots)
+            if merge and rows and rows[-1][0] == device and rows[-1][2] == held:
+                rows[-1][1].append(slot)
+            else:
+                rows.append((device, [slot], held))
+    where = "device {} " if plan.num_devices > 1 else ""
+    return [
+        (f"{where.format(device)}{'slots' if len(slots) > 1 else 'slot'} {slots_text(slots)}", held)
+        for device, slots, held in rows
+    ]
