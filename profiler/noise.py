@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,8 +25,10 @@ class ForeignLoad:
     Where the system does not tell (no ``/proc/stat``), ``share`` is None: unknown, not zero.
     """
 
-    def __init__(self, stat: Path = _PROC_STAT) -> None:
+    def __init__(self, stat: Path = _PROC_STAT, *, friends: Sequence[int] = ()) -> None:
+        """Starts measuring; processes in ``friends`` do not count as others."""
         self._stat = stat
+        self._friends = tuple(friends)
         self._start = self._read()
 
     def reset(self) -> None:
@@ -57,5 +60,18 @@ class ForeignLoad:
         return _Reading(
             wall=time.monotonic(),
             machine=ticks / os.sysconf("SC_CLK_TCK"),
-            own=own.user + own.system + own.children_user + own.children_system,
+            own=own.user
+            + own.system
+            + own.children_user
+            + own.children_system
+            + sum(_cpu_seconds(process) for process in self._friends),
         )
+
+
+def _cpu_seconds(process: int) -> float:
+    """Returns the CPU time of another process; 0 once it is gone."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,53 @@
+"""Where a number comes from: the command, the commit, the versions and the date that a result file carries."""
+
+from __future__ import annotations
+
+import platform
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
+    """How a result came to be."""
+
+    command: str
+    """The command line, program name without its folder."""
+    created: str
+    """Date and time, ISO 8601, UTC."""
+    commit: str
+    """Commit of the code with ``+`` behind it if files had been changed; empty outside of a clone."""
+    python_version: str
+    """Version of Python."""
+
+    @staticmethod
+    def here() -> Provenance:
+        """Reads it off this process."""
+        program = Path(sys.argv[0]).name
+        return Provenance(
+            command=shlex.join([program, *sys.argv[1:]]),
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            commit=_commit(),
+            python_version=platform.python_version(),
+        )
+
+
+def _commit() -> str:
+    top = Path(__file__).resolve().parent.parent
+    if not (top / ".git").exists():
+        return ""
+    try:
+        head = _git(top, "rev-parse", "--short=12", "HEAD")
+        changed = _git(top, "status", "--porcelain", "--untracked-files=no")
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return head + ("+" if changed else "")
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
