@@ -98,6 +98,21 @@ class Progress:
         elif self._task is not None:
             self._bar.update(self._task, note=text)
 
+    def follow(self, name: str) -> Callable[[str, int, int], None]:
+        """Returns a callback ``(what, done, total)`` that shows somebody else's progress as a phase."""
+        reached = -1
+
+        def follow(what: str, done: int, total: int) -> None:
+            nonlocal reached
+            if reached < 0:
+                self.phase(name, total=total)
+                reached = 0
+            self.advance(done - reached)
+            self.note(what)
+            reached = done
+
+        return follow
+
     def say(self, text: str) -> None:
         """Writes a line that stays, above the bar or in the log."""
         line = text if self._bar is not None else f"[{self._seconds()} s] {text}"
