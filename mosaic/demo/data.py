@@ -46,7 +46,7 @@ class Split:
     strings: Tensor
     """(num_strings, 3) int64, digits 0 to 9; no two rows are equal."""
     scans: Tensor
-    """(num_scans, 8, 8) float, 0 to 1, sorted by digit."""
+    """(num_scans, 8, 8) float, zero mean and unit variance over the whole set, sorted by digit."""
     scan_starts: Tensor
     """(11,) int64: the scans of digit d are ``scan_starts[d]`` to ``scan_starts[d + 1]``."""
     speech: Tensor
@@ -100,18 +100,21 @@ def _split(recordings: Recordings, numbers: np.ndarray, scans: np.ndarray, voice
     strings = np.stack([numbers // 100, numbers // 10 % 10, numbers % 10], axis=1)
     order = scans[np.argsort(recordings.scan_digits[scans], kind="stable")]
     starts = np.searchsorted(recordings.scan_digits[order], np.arange(11))
-    speech = recordings.speech.astype(np.float32)
-    speech = (speech - speech.mean()) / speech.std()
     return Split(
         strings=torch.from_numpy(strings),
-        scans=torch.from_numpy(recordings.scans[order].astype(np.float32) / 16),
+        scans=_standard(recordings.scans)[order],
         scan_starts=torch.from_numpy(starts),
-        speech=torch.from_numpy(speech[voices]),
+        speech=_standard(recordings.speech)[voices],
         speech_frames=torch.from_numpy(recordings.speech_frames[voices].astype(np.int64)),
         captions=_captions(strings),
         scan_ids=torch.from_numpy(order),
         voices=tuple(recordings.voices[voice] for voice in voices),
     )
+
+
+def _standard(levels: np.ndarray) -> Tensor:
+    values = torch.from_numpy(levels).float()
+    return (values - values.mean()) / values.std()
 
 
 def _captions(strings: np.ndarray) -> Tensor:

@@ -33,7 +33,8 @@ class Block(nn.Module):
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=keep)
         x = x + self.dropout(self.out(mixed.transpose(1, 2).reshape(batch, tokens, width)))
-        return x + self.dropout(self.mlp(self.norm2(x)))
+        change: Tensor = self.dropout(self.mlp(self.norm2(x)))
+        return x + change
 
 
 class ImageEncoder(nn.Module):
@@ -44,7 +45,7 @@ class ImageEncoder(nn.Module):
         self.stem = nn.Sequential(nn.Conv2d(1, 32, 3, padding=1), nn.GELU(), nn.Conv2d(32, width, 4, stride=4))
         self.position = nn.Parameter(0.3 * torch.randn(12, width))
         self.blocks = nn.ModuleList([Block(width, num_heads) for _ in range(depth)])
-        self.norm = nn.BatchNorm1d(12 * width)
+        self.norm = nn.LayerNorm(12 * width)
         self.projection = nn.Linear(12 * width, embedding)
 
     def forward(self, image: Tensor) -> Tensor:
@@ -52,7 +53,8 @@ class ImageEncoder(nn.Module):
         x = self.stem(image).flatten(2).transpose(1, 2) + self.position
         for block in self.blocks:
             x = block(x)
-        return self.projection(self.norm(x.flatten(1)))
+        embedding: Tensor = self.projection(self.norm(x.flatten(1)))
+        return embedding
 
 
 class AudioEncoder(nn.Module):
@@ -70,7 +72,7 @@ class AudioEncoder(nn.Module):
         )
         self.position = nn.Parameter(0.3 * torch.randn(24, width))
         self.blocks = nn.ModuleList([Block(width, num_heads, dropout) for _ in range(depth)])
-        self.norm = nn.BatchNorm1d(24 * width)
+        self.norm = nn.LayerNorm(24 * width)
         self.projection = nn.Linear(24 * width, embedding)
 
     def forward(self, audio: Tensor) -> Tensor:
@@ -78,7 +80,8 @@ class AudioEncoder(nn.Module):
         x = self.stem(audio).transpose(1, 2) + self.position
         for block in self.blocks:
             x = block(x)
-        return self.projection(self.norm(x.flatten(1)))
+        embedding: Tensor = self.projection(self.norm(x.flatten(1)))
+        return embedding
 
 
 class TextEncoder(nn.Module):
@@ -97,7 +100,7 @@ class TextEncoder(nn.Module):
         self.embedding = nn.Embedding(vocabulary, width)
         self.position = nn.Parameter(0.3 * torch.randn(length, width))
         self.blocks = nn.ModuleList([Block(width, num_heads) for _ in range(depth)])
-        self.norm = nn.BatchNorm1d(length * width)
+        self.norm = nn.LayerNorm(length * width)
         self.projection = nn.Linear(length * width, embedding)
 
     def forward(self, text: Tensor) -> Tensor:
@@ -106,7 +109,8 @@ class TextEncoder(nn.Module):
         x = self.embedding(text) + self.position
         for block in self.blocks:
             x = block(x, real[:, None, None, :])
-        return self.projection(self.norm((x * real.unsqueeze(2)).flatten(1)))
+        embedding: Tensor = self.projection(self.norm((x * real.unsqueeze(2)).flatten(1)))
+        return embedding
 
 
 class TriModal(nn.Module):
@@ -117,7 +121,8 @@ class TriModal(nn.Module):
         self.image = ImageEncoder(embedding)
         self.audio = AudioEncoder(embedding)
         self.text = TextEncoder(embedding)
-        self.logit_scale = nn.Parameter(torch.tensor(math.log(1 / 0.07)))
+        # Softer than CLIP's 1 / 0.07: with small batches that one may stay for long where all embeddings are alike.
+        self.logit_scale = nn.Parameter(torch.tensor(math.log(5.0)))
 
     def forward(self, image: Tensor, audio: Tensor, text: Tensor) -> dict[str, Tensor]:
         """Returns ``image``, ``audio`` and ``text`` (batch, embedding), each row of length one, and ``scale``."""
