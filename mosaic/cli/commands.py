@@ -1,0 +1,154 @@
+"""What each command does, once its arguments are read."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from mosaic.artifact import load, save, to_json, write_text
+from mosaic.errors import MosaicError
+from mosaic.plan import Plan
+from mosaic.profile import Profile
+from mosaic.report import Progress, graph_table, plan_bars, plan_table, profile_table
+
+if TYPE_CHECKING:
+    from mosaic.cli import main as options
+
+
+def doctor(given: options.Doctor) -> None:
+    """``mosaic doctor``."""
+    from mosaic.cli.doctor import collect_report, render
+
+    report = collect_report()
+    if given.json is not None:
+        _write(json.dumps(dataclasses.asdict(report), indent=2) + "\n", given.json)
+    if not _takes_stdout(given.json):
+        render(report, Console())
+
+
+def demo(given: options.Demo) -> None:
+    """``mosaic demo``."""
+    from mosaic.demo.run import DemoSettings, run_demo
+    from mosaic.demo.summary import summary_table
+
+    console = Console(stderr=_takes_stdout(given.json))
+    settings = DemoSettings(
+        output=given.output,
+        cache=given.cache or given.output / "cache",
+        seed=given.seed,
+        rounds=given.rounds,
+        steps_per_round=given.steps_per_round,
+    )
+    with Progress() as progress:
+        record = run_demo(settings, progress, console)
+    console.print(summary_table(record))
+    console.print(f"files are in {given.output}: {', '.join(sorted(p.name for p in given.output.glob('*.*')))}")
+    _also_write(record, given.json)
+
+
+def profile(given: options.Profile) -> None:
+    """``mosaic profile``."""
+    measured = _profile(given.model, given.quotas, given.max_foreign_share, given.output)
+    console = Console(stderr=_takes_stdout(given.json))
+    console.print(graph_table(measured.graph))
+    console.print(profile_table(measured))
+    console.print(f"wrote {given.output}")
+    _also_write(measured, given.json)
+
+
+def plan(given: options.PlanCommand) -> None:
+    """``mosaic plan``."""
+    from mosaic.cost import CostModel
+    from mosaic.solver import solve
+
+    if (given.profile is None) == (given.model is None):
+        raise MosaicError("give either --profile FILE or --model FILE:FACTORY")
+    if given.profile is not None:
+        measured = load(Profile, given.profile)
+    else:
+        assert given.model is not None
+        measured = _profile(given.model, "tenths", 0.6, None)
+    solved = solve(measured.graph, CostModel.from_profile(measured), measured.device, method=given.method)
+    save(solved, given.output)
+    console = Console(stderr=_takes_stdout(given.json))
+    console.print(plan_table(solved, measured.graph))
+    console.print(plan_bars(solved, console.width))
+    console.print(f"wrote {given.output}")
+    _also_write(solved, given.json)
+
+
+def run(given: options.Run) -> None:
+    """``mosaic run``."""
+    from mosaic.cli.trial import run_in_turn
+    from mosaic.cli.workload import load_workload
+
+    if given.steps < 1:
+        raise ValueError(f"steps={given.steps}; use 1 or more")
+    fixed = load(Plan, given.plan) if given.plan is not None else None
+    workload = load_workload(given.model)
+    console = Console(stderr=_takes_stdout(given.json))
+    with Progress() as progress:
+        measured = run_in_turn(workload, fixed, given.steps, progress, given.output)
+    console.print(measured.description, highlight=False)
+    for name, value in measured.figures().items():
+        console.print(f"{name} {value:.3f}" if isinstance(value, float) else f"{name} {value}", highlight=False)
+    if given.json is not None:
+        _write(json.dumps(dataclasses.asdict(measured), indent=2) + "\n", given.json)
+
+
+def _profile(model: str, quotas: str, max_foreign_share: float, output: Path | None) -> Profile:
+    """Finds and measures a model's modules."""
+    from mosaic.backends.host import HostBackend
+    from mosaic.cli.workload import load_workload
+    from mosaic.engine import find_modules
+    from mosaic.profiler import ProfileSettings, profile_modules
+
+    workload = load_workload(model)
+    backend = HostBackend()
+    chosen = _quotas(quotas, backend.device.num_slots)
+    with Progress() as progress:
+        finding = find_modules(workload.model, workload.sample)
+        measured = profile_modules(
+            workload.model,
+            finding.subjects,
+            finding.graph,
+            backend,
+            quotas=chosen,
+            settings=ProfileSettings(refuse_share=max_foreign_share),
+            progress=progress.follow("profiling"),
+        )
+    if output is not None:
+        save(measured, output)
+    return measured
+
+
+def _quotas(text: str, num_slots: int) -> tuple[int, ...] | None:
+    if text == "tenths":
+        return None
+    if text == "all":
+        return tuple(range(1, num_slots + 1))
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise MosaicError(f"--quotas {text} is neither tenths, all, nor numbers of slots such as 1,2,4") from None
+
+
+def _takes_stdout(target: Path | None) -> bool:
+    return target is not None and str(target) == "-"
+
+
+def _also_write(value: Any, target: Path | None) -> None:
+    if target is not None:
+        _write(to_json(value), target)
+
+
+def _write(text: str, target: Path) -> None:
+    if _takes_stdout(target):
+        sys.stdout.write(text)
+    else:
+        write_text(text, target)

@@ -1,0 +1,174 @@
+"""The command ``mosaic``: reads the command line, runs one of its commands, and answers with an exit code."""
+
+from __future__ import annotations
+
+import os
+
+# OpenMP reads this once, when torch is loaded. Idle threads that spin would take cores from the other lanes.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+from rich.console import Console
+from tyro.conf import arg, subcommand
+
+from mosaic.errors import InfeasibleError, MosaicError
+
+EXIT_CODES = """exit codes:
+  0    done
+  1    it could not be done; the message says why and what to do
+  2    the command line is wrong
+  3    no plan satisfies the constraints
+  130  interrupted"""
+
+Json = Annotated[Path | None, arg(metavar="FILE")]
+Model = Annotated[str, arg(metavar="FILE:FACTORY")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demo:
+    """Train a three-encoder model on real handwriting and synthetic speech, plain and colocated.
+
+    Finds and profiles the encoders, solves for a plan, proves that colocated training gives the same numbers bit
+    for bit, trains both ways in turn, and leaves profile, plan, measurements, a picture and a trace in a folder.
+    Needs no GPU and under three minutes on two cores.
+    """
+
+    output: Path = Path("mosaic-demo")
+    """Folder for what it leaves."""
+    cache: Path | None = None
+    """Folder of the data set; inside the output folder by default."""
+    seed: int = 0
+    """Seed of model, batches and dropout."""
+    rounds: int = 12
+    """Rounds of training, plain and colocated in turn."""
+    steps_per_round: int = 20
+    """Steps of each in a round."""
+    json: Json = None
+    """Also write the run's record here; - for standard output."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doctor:
+    """Say what this machine has, what works on it, what is missing and what to do.
+
+    Without a GPU it says so and exits 0.
+    """
+
+    json: Json = None
+    """Write the report as JSON; - for standard output."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """Measure forward and backward of each module of a model at each quota, and modules side by side.
+
+    FACTORY is a function in FILE that takes nothing and returns (model, sample) or (model, sample, loss): a module,
+    one batch (dict of keywords, tuple of positions, or tensor), and a function from the model's output to a scalar.
+    """
+
+    model: Model
+    """The model, such as train.py:make."""
+    output: Path = Path("profile.json")
+    """Where to write the profile."""
+    quotas: str = "tenths"
+    """Quotas to measure: tenths of the device, all, or numbers of slots such as 1,2,4."""
+    max_foreign_share: float = 0.6
+    """Refuse to profile where other processes take more of the CPU than this."""
+    json: Json = None
+    """Also write the profile here; - for standard output."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanCommand:
+    """Solve for temporal stages and slot quotas, from a profile or from a model that is profiled first."""
+
+    profile: Path | None = None
+    """A profile that `mosaic profile` wrote. Planning from it loads neither torch nor a GPU."""
+    model: Annotated[str | None, arg(metavar="FILE:FACTORY")] = None
+    """Instead of a profile: a model to profile now; see `mosaic profile --help`."""
+    method: Literal["gahc", "sequential"] = "gahc"
+    """gahc is the paper's Algorithm 1; sequential runs one module after the other."""
+    output: Path = Path("plan.json")
+    """Where to write the plan."""
+    json: Json = None
+    """Also write the plan here; - for standard output."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Train a model for some steps, plain and colocated in turn, and say what was measured.
+
+    For a model without a loss, the mean square of its outputs is used.
+    """
+
+    model: Model
+    """The model; see `mosaic profile --help`."""
+    plan: Path | None = None
+    """A plan that `mosaic plan` wrote; it runs as it is. Solved for now by default."""
+    steps: int = 20
+    """Steps of each."""
+    output: Path | None = None
+    """Folder for timeline.png and trace.json."""
+    json: Json = None
+    """Write what was measured; - for standard output."""
+
+
+Command = (
+    Annotated[Demo, subcommand(name="demo")]
+    | Annotated[Doctor, subcommand(name="doctor")]
+    | Annotated[Profile, subcommand(name="profile")]
+    | Annotated[PlanCommand, subcommand(name="plan")]
+    | Annotated[Run, subcommand(name="run")]
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the command line and exits with its code."""
+    sys.exit(run(arguments))
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns its exit code; see ``EXIT_CODES``."""
+    console = Console(stderr=True)
+    command = tyro.cli(
+        Command,  # type: ignore[arg-type]  # a union of annotated types
+        prog="mosaic",
+        description=f"Run the unequal modules of a multimodal model side by side.\n\n{EXIT_CODES}",
+        args=list(arguments) if arguments is not None else None,
+        config=(tyro.conf.OmitSubcommandPrefixes, tyro.conf.OmitArgPrefixes),
+    )
+    logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
+    try:
+        _dispatch(command)
+    except InfeasibleError as error:
+        console.print(f"mosaic: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        return 3
+    except (MosaicError, ValueError) as error:
+        console.print(f"mosaic: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        return 1
+    except KeyboardInterrupt:
+        console.print("mosaic: interrupted; files are whole or not there", style="red")
+        return 130
+    return 0
+
+
+def _dispatch(command: Demo | Doctor | Profile | PlanCommand | Run) -> None:
+    from mosaic.cli import commands  # after the environment is set, and only what is needed
+
+    if isinstance(command, Demo):
+        commands.demo(command)
+    elif isinstance(command, Doctor):
+        commands.doctor(command)
+    elif isinstance(command, Profile):
+        commands.profile(command)
+    elif isinstance(command, PlanCommand):
+        commands.plan(command)
+    else:
+        commands.run(command)

@@ -1,0 +1,89 @@
+"""Loading a user's model from ``FILE:FACTORY``."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from mosaic.errors import MosaicError
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What a factory made."""
+
+    model: nn.Module
+    """The model."""
+    sample: Any
+    """One batch: keywords, positions or a tensor."""
+    loss: Callable[[Any], torch.Tensor]
+    """From the model's output to a scalar."""
+
+    def call(self) -> Any:
+        """Runs the model on the sample."""
+        if isinstance(self.sample, dict):
+            return self.model(**self.sample)
+        if isinstance(self.sample, torch.Tensor):
+            return self.model(self.sample)
+        return self.model(*self.sample)
+
+
+def load_workload(where: str) -> Workload:
+    """Imports FILE, calls FACTORY and checks what it returns.
+
+    Raises:
+        MosaicError: The text is not ``FILE:FACTORY``, the file or the function is not there, the function fails, or
+            it returns something else than (model, sample) or (model, sample, loss).
+    """
+    path, colon, name = where.rpartition(":")
+    if not colon or not path or not name:
+        raise MosaicError(f"{where!r} is not FILE:FACTORY; write it as train.py:make")
+    factory = getattr(_import(Path(path)), name, None)
+    if not callable(factory):
+        raise MosaicError(f"{path} has no function {name!r}; define one that returns (model, sample)")
+    try:
+        made = factory()
+    except Exception as error:
+        raise MosaicError(f"{where} raised {type(error).__name__}: {error}") from error
+    if not isinstance(made, tuple) or len(made) not in (2, 3) or not isinstance(made[0], nn.Module):
+        raise MosaicError(
+            f"{where} returned a {type(made).__name__}; return (model, sample) or (model, sample, loss), a module first"
+        )
+    model, sample = made[:2]
+    if not isinstance(sample, dict | list | tuple | torch.Tensor):
+        kind = type(sample).__name__
+        raise MosaicError(f"{where} returned a sample of type {kind}; use a dict, tuple, list or tensor")
+    return Workload(model, sample, made[2] if len(made) == 3 else mean_square)
+
+
+def mean_square(output: Any) -> torch.Tensor:
+    """Returns the mean square of all differentiable outputs: a loss for timing."""
+    from torch.utils import _pytree as pytree
+
+    tensors = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    if not tensors:
+        raise MosaicError("the model returns no tensor with a gradient; let the factory return a loss as well")
+    return torch.stack([tensor.float().square().mean() for tensor in tensors]).sum()
+
+
+def _import(path: Path) -> Any:
+    if not path.is_file():
+        raise MosaicError(f"there is no file {path}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise MosaicError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # so that its classes can be pickled
+    sys.path.insert(0, str(path.resolve().parent))
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise MosaicError(f"importing {path} raised {type(error).__name__}: {error}") from error
+    return module
