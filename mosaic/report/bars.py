@@ -90,3 +90,21 @@ def slot_runs(slots: Sequence[int]) -> tuple[tuple[int, int], ...]:
 def slots_text(slots: Sequence[int]) -> str:
     """Returns slots for people: ``0-1,4``; ``none`` if there are none."""
     return ",".join(f"{a}" if n == 1 else f"{a}-{a + n - 1}" for a, n in slot_runs(slots)) or "none"
+
+
+def rows_of_slots(plan: Plan, bars: Sequence[Bar]) -> list[tuple[str, tuple[Bar, ...]]]:
+    """Returns a name and the bars of each slot; above 16 slots, neighbours that do the same share a row."""
+    rows: list[tuple[int, list[int], tuple[Bar, ...]]] = []
+    merge = plan.num_devices * plan.device.num_slots > 16
+    for device in range(plan.num_devices):
+        for slot in plan.device.slots:
+            held = tuple(bar for bar in bars if bar.device == device and slot in bar.slots)
+            if merge and rows and rows[-1][0] == device and rows[-1][2] == held:
+                rows[-1][1].append(slot)
+            else:
+                rows.append((device, [slot], held))
+    where = "device {} " if plan.num_devices > 1 else ""
+    return [
+        (f"{where.format(device)}{'slots' if len(slots) > 1 else 'slot'} {slots_text(slots)}", held)
+        for device, slots, held in rows
+    ]

@@ -15,6 +15,7 @@ from mosaic.report.palette import FAINT, GLUE, INK, darker, ink_on, lighter
 DPI = 200
 _FORMATS = (".png", ".svg")
 _TEXT_SIZE = 10.0
+_LEAST_TEXT_SIZE = 6.5
 _ELLIPSIS = "…"
 
 
@@ -74,10 +75,23 @@ class Canvas:
         axes.set_axisbelow(True)
         return axes
 
-    def text(self, left: float, baseline: float, text: str, **style: Any) -> Any:
-        """Writes ``text`` with its baseline ``baseline`` inches below the top; never read as mathematics."""
-        style = {"fontsize": _TEXT_SIZE, "color": INK, "va": "baseline", **style}
-        return self.figure.text(left / self.width, 1 - baseline / self.height, text, parse_math=False, **style)
+    def text(self, left: float, baseline: float, text: str, *, size: float = _TEXT_SIZE, **style: Any) -> float:
+        """Writes ``text``, cut at the page's edge, and returns where it ends, in inches from the left.
+
+        Its baseline lies ``baseline`` inches below the top. It is never read as mathematics.
+        """
+        weight = style.get("fontweight", "normal")
+        shown = self.shorten(text, self.width - left - 0.1, size, weight)
+        style = {"fontsize": size, "color": INK, "va": "baseline", "parse_math": False, **style}
+        self.figure.text(left / self.width, 1 - baseline / self.height, shown, **style)
+        return left + self.measure(shown, size, weight)
+
+    def shorten(self, text: str, room: float, size: float = _TEXT_SIZE, weight: str = "normal") -> str:
+        """Returns ``text``, or as many of its first letters and an ellipsis as ``room`` inches hold."""
+        if self.measure(text, size, weight) <= room:
+            return text
+        lengths = range(len(text) - 1, 0, -1)
+        return next((t for n in lengths if self.measure(t := text[:n] + _ELLIPSIS, size, weight) <= room), "")
 
     def measure(self, text: str, size: float = _TEXT_SIZE, weight: str = "normal") -> float:
         """Returns the width of ``text`` in inches."""
@@ -86,20 +100,13 @@ class Canvas:
         return float(width) / DPI
 
     def fit(self, name: str, room: float, size: float = _TEXT_SIZE) -> str:
-        """Returns as much of a module's name as ``room`` inches hold; empty where under four letters would.
+        """Returns the longest end of a qualified name that ``room`` inches hold; empty if none does.
 
-        A qualified name gives up its leading parts first: ``model.vision.encoder`` becomes ``encoder``.
+        ``model.vision.encoder`` becomes ``vision.encoder``, then ``encoder``.
         """
         parts = name.split(".")
-        for start in range(len(parts)):
-            tail = ".".join(parts[start:])
-            if self.measure(tail, size) <= room:
-                return tail
-        tail = parts[-1]
-        for length in range(len(tail) - 1, 3, -1):
-            if self.measure(tail[:length] + _ELLIPSIS, size) <= room:
-                return tail[:length] + _ELLIPSIS
-        return ""
+        tails = (".".join(parts[start:]) for start in range(len(parts)))
+        return next((tail for tail in tails if self.measure(tail, size) <= room), "")
 
     def bar(self, axes: Any, box: tuple[float, float, float, float], color: str, **style: Any) -> Any:
         """Adds a rectangle (left, low, width, height in data units) edged in a darker shade of its colour."""
@@ -108,17 +115,21 @@ class Canvas:
         return axes.add_patch(self._mpl.patches.Rectangle((left, low), width, height, **style))
 
     def label(self, axes: Any, box: tuple[float, float, float, float], name: str, color: str) -> None:
-        """Writes ``name`` in the middle of a bar that already has its place, where it is legible."""
+        """Writes ``name`` in the middle of a bar, upright in a narrow one, cut in a small one, or not at all."""
         corners = axes.transData.transform([(box[0], box[1]), (box[0] + box[2], box[1] + box[3])])
         wide, high = (abs(corners[1] - corners[0]) / DPI).tolist()
-        if high < 0.11:
-            return
         size = min(_TEXT_SIZE, high * 72 * 0.78)
-        shown = self.fit(name, wide - 0.06, size)
-        if shown:
+        upright_size = min(_TEXT_SIZE, wide * 72 * 0.78)
+        shown = self.fit(name, wide - 0.06, size) if size >= _LEAST_TEXT_SIZE else ""
+        upright = self.fit(name, high - 0.06, upright_size) if upright_size >= _LEAST_TEXT_SIZE else ""
+        if not shown and not upright and size >= _LEAST_TEXT_SIZE:
+            shown = self.shorten(name.rpartition(".")[2], wide - 0.06, size)
+            shown = shown if len(shown) > 4 else ""
+        if shown or upright:
             middle = (box[0] + box[2] / 2, box[1] + box[3] / 2)
             axes.text(
-                *middle, shown, fontsize=size, color=ink_on(color), ha="center", va="center_baseline",
+                *middle, shown or upright, fontsize=size if shown else upright_size, rotation=0 if shown else 90,
+                color=ink_on(color), ha="center", va="center_baseline" if shown else "center",
                 clip_on=True, parse_math=False,
             )  # fmt: skip
 
@@ -155,13 +166,13 @@ def legend_rows(colors: Mapping[str, str], *, glue: bool, page_width: float) -> 
     """Breaks a legend of all modules, and of what shades mean, into rows of ``page_width`` inches."""
     ruler = Canvas(width=1, height=1)
     meanings: list[tuple[str, tuple[str, ...]]] = [(name, (color, lighter(color))) for name, color in colors.items()]
-    meanings.append(("left half: forward, right half: backward", ()))
+    meanings.append(("darker: forward, lighter: backward", ()))
     meanings += [("glue", (GLUE,))] if glue else []
     meanings.append(("white: idle", ("#ffffff",)))
     rows: list[list[LegendEntry]] = [[]]
     used = 0.0
     for text, swatch in meanings:
-        shown = text if ruler.measure(text) <= page_width * 0.45 else ruler.fit(text, page_width * 0.45)
+        shown = ruler.shorten(text, page_width * 0.45)
         width = ruler.measure(shown) + (0.36 if swatch else 0.0) + 0.22
         if used + width > page_width and rows[-1]:
             rows.append([])

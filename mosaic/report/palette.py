@@ -11,12 +11,12 @@ from collections.abc import Iterable
 _HUES = (
     "#0072b2",  # blue
     "#e69f00",  # orange
-    "#117733",  # green
+    "#009e73",  # green
     "#cc6fa4",  # pink
     "#56b4e9",  # sky
     "#d55e00",  # vermilion
     "#332288",  # indigo
-    "#44aa99",  # teal
+    "#117733",  # dark green
     "#882255",  # wine
     "#bfa93a",  # sand
     "#7a5230",  # brown

@@ -47,9 +47,9 @@ def plan_canvas(plan: Plan, *, sequential: Plan | None = None, subtitle: str = "
     heights = [max(1.0, min(1.15 * each.num_devices, 4.5)) for _, each, _ in shown]
     head = 0.62 if subtitle else 0.42
     body = sum(heights) + len(heights) * _ABOVE + (len(heights) - 1) * _BETWEEN
-    canvas = Canvas(width=_WIDTH, height=head + body + 0.72 + 0.24 * len(legend))
-    title = f"The plan on {_devices(plan)} (predicted)"
-    canvas.text(0.2, 0.32, title, fontsize=13, fontweight="bold")
+    canvas = Canvas(width=_WIDTH, height=head + body + (0.35 if shown[-1][2].nominal else 0.72) + 0.24 * len(legend))
+    title = f"The plan on {_devices(plan)}" + ("" if shown[-1][2].nominal else " (predicted)")
+    canvas.text(0.2, 0.32, title, size=13, fontweight="bold")
     if subtitle:
         canvas.text(0.2, 0.54, subtitle, color=FAINT)
     end_ms = max(bars.total_ms for _, _, bars in shown) or 1.0
@@ -57,8 +57,8 @@ def plan_canvas(plan: Plan, *, sequential: Plan | None = None, subtitle: str = "
     for index, ((name, each, bars), height) in enumerate(zip(shown, heights, strict=True)):
         axes = canvas.panel(_LEFT, top + _ABOVE, _WIDTH - _LEFT - _RIGHT, height)
         _prepare(axes, each, bars, end_ms, last=index == len(shown) - 1)
-        canvas.text(_LEFT, top + 0.2, name, fontsize=11.5, fontweight="bold")
-        canvas.text(_LEFT + canvas.measure(name, 11.5, "bold") + 0.15, top + 0.2, _fact(each, bars), color=FAINT)
+        end = canvas.text(_LEFT, top + 0.2, name, size=11.5, fontweight="bold")
+        canvas.text(end + 0.15, top + 0.2, _fact(each, bars), color=FAINT)
         _draw_stages(canvas, axes, each, bars)
         _draw_bars(canvas, axes, each, bars, colors)
         top += _ABOVE + height + _BETWEEN
@@ -78,7 +78,10 @@ def _devices(plan: Plan) -> str:
 def _fact(plan: Plan, bars: PlanBars) -> str:
     if bars.nominal:
         return "no times are predicted; lengths are nominal"
-    return f"{bars.total_ms:.3g} ms a step, {_used(plan, bars):.0%} of the device time is given out"
+    text = f"{bars.total_ms:.3g} ms a step, {_used(plan, bars):.0%} of slot time in use"
+    if plan.is_colocated and plan.sequential_ms > 0:
+        text += f", predicted speed-up {plan.predicted_speedup:.2f}×"
+    return text
 
 
 def _used(plan: Plan, bars: PlanBars) -> float:
@@ -98,7 +101,7 @@ def _prepare(axes: Any, plan: Plan, bars: PlanBars, end_ms: float, *, last: bool
         [f"{kind} {device}" if lanes > 1 else ("all cores" if kind == "cores" else "GPU 0") for device in shown],
     )
     axes.tick_params(axis="y", length=0)
-    axes.tick_params(axis="x", labelbottom=last and not bars.nominal)
+    axes.tick_params(axis="x", labelbottom=last and not bars.nominal, bottom=not bars.nominal)
     if last and not bars.nominal:
         axes.set_xlabel("predicted milliseconds", color=INK, fontsize=10)
 

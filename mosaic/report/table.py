@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan, Stage
 from mosaic.profile import Phase, Profile, Sample
-from mosaic.report.bars import Bar, bars_of_plan, slots_text
+from mosaic.report.bars import bars_of_plan, rows_of_slots, slots_text
 from mosaic.report.palette import colors_of, ink_on, lighter
 
 if TYPE_CHECKING:
@@ -32,10 +32,12 @@ def _table(title: str, caption: str, columns: Sequence[tuple[str, bool]]) -> Tab
         title_justify="left",
         caption_justify="left",
         pad_edge=False,
+        collapse_padding=True,
     )
     for heading, numeric in columns:
+        least = None if numeric else 8
         table.add_column(
-            heading, justify="right" if numeric else "left", no_wrap=numeric, overflow="fold", vertical="top"
+            heading, justify="right" if numeric else "left", min_width=least, no_wrap=numeric, overflow="fold"
         )
     return table
 
@@ -60,8 +62,8 @@ def plan_table(plan: Plan, graph: ModuleGraph | None = None) -> Table:
         ("devices", True),
         ("slots", True),
         ("quota", True),
-        ("forward ms", True),
-        ("backward ms", True),
+        ("forward\nms", True),
+        ("backward\nms", True),
     ]
     columns += [("waits for", False)] if graph else []
     many = f"{plan.num_devices} × " if plan.num_devices > 1 else ""
@@ -92,10 +94,12 @@ def _maxima(stage: Stage) -> list[str]:
 def _plan_caption(plan: Plan) -> str:
     if plan.predicted_ms <= 0:
         return "no times are predicted in this plan"
-    text = f"predicted: {plan.predicted_ms:.2f} ms a step for the modules"
+    lines = [f"predicted step: {plan.predicted_ms:.2f} ms for the modules"]
     if plan.sequential_ms > 0:
-        text += f"; one module at a time {plan.sequential_ms:.2f} ms; predicted speed-up {plan.predicted_speedup:.2f}×"
-    return f"{text} (found by {plan.search.method} in {plan.search.seconds:.2f} s)"
+        lines.append(f"predicted one module at a time: {plan.sequential_ms:.2f} ms")
+        lines.append(f"predicted speed-up: {plan.predicted_speedup:.2f}×")
+    lines.append(f"found by {plan.search.method} in {plan.search.seconds:.2f} s")
+    return "\n".join(lines)
 
 
 def profile_table(profile: Profile) -> Table:
@@ -104,8 +108,8 @@ def profile_table(profile: Profile) -> Table:
     columns = [
         ("module", False),
         ("slots", True),
-        ("forward ms (quartiles)", True),
-        ("backward ms (quartiles)", True),
+        ("forward ms\n(quartiles)", True),
+        ("backward ms\n(quartiles)", True),
         ("peak", True),
         ("keeps", True),
     ]
@@ -132,23 +136,23 @@ def _times(sample: Sample | None) -> str:
     if sample is None:
         return _NOTHING
     first, third = sample.quartiles_ms
-    return f"{sample.median_ms:.2f} ({first:.2f}-{third:.2f})"
+    # Three digits are more than a median of a few runs deserves, and fit 80 columns.
+    digits = 1 if sample.median_ms >= 10 else 2
+    return f"{sample.median_ms:.{digits}f} ({first:.{digits}f}-{third:.{digits}f})"
 
 
 def _profile_caption(profile: Profile) -> str:
     where = profile.environment
-    text = (
-        f"measured {where.created} with torch {where.torch_version}; "
-        f"other processes took {where.foreign_cpu_share:.1%} of the CPU"
-    )
+    lines = [
+        f"measured {where.created} with torch {where.torch_version}",
+        f"other processes took {where.foreign_cpu_share:.1%} of the CPU",
+    ]
     if profile.pairs:
         worst = max(profile.pairs, key=lambda pair: pair.slowdown)
         usual = statistics.median(pair.slowdown for pair in profile.pairs)
-        text += (
-            f"; beside another module {usual:.2f}× as long (median), "
-            f"at most {worst.slowdown:.2f}× ({worst.module} beside {worst.beside}, {worst.phase})"
-        )
-    return text
+        lines.append(f"beside another module {usual:.2f}× as long (median)")
+        lines.append(f"at most {worst.slowdown:.2f}× ({worst.module} beside {worst.beside}, {worst.phase})")
+    return "\n".join(lines)
 
 
 def graph_table(graph: ModuleGraph) -> Table:
@@ -197,7 +201,7 @@ def _bytes(number: int) -> str:
 def plan_bars(plan: Plan, width: int) -> Text:
     """Returns a plan's predicted step as bars: a row for each slot, a column for each piece of time.
 
-    Bars are ``image━━━`` in forward and ``image╌╌╌`` in backward, so that they can be told apart without colour;
+    Bars are ``image━━━│`` in forward and ``image╌╌╌│`` in backward, so that they can be told apart without colour;
     blank is idle. Above 16 rows, neighbouring slots that do the same share one.
 
     Args:
@@ -208,7 +212,7 @@ def plan_bars(plan: Plan, width: int) -> Text:
 
     drawn = bars_of_plan(plan)
     colors = colors_of(placement.module for placement in plan.placements)
-    rows = _rows(plan, drawn.bars)
+    rows = rows_of_slots(plan, drawn.bars)
     margin = max((len(name) for name, _ in rows), default=0) + 1
     columns = max(width, 40) - margin - 1
     scale = columns / (drawn.total_ms or 1.0)
@@ -221,26 +225,10 @@ def plan_bars(plan: Plan, width: int) -> Text:
             text.append(" " * (start - at))
             fill = "━" if bar.phase == "forward" else "╌"
             color = colors[bar.module] if bar.phase == "forward" else lighter(colors[bar.module])
-            text.append(bar.module[: end - start].ljust(end - start, fill), style=f"{ink_on(color)} on {color}")
+            name = bar.module[: max(1, end - start - 1)].ljust(end - start - 1, fill) + "│"
+            text.append(name[: end - start], style=f"{ink_on(color)} on {color}")
             at = max(at, end)
-        text.append(" " * (columns - at) + "│\n")
+        text.append(" " * (columns - at) + "\n")
     end_of_axis = "no times predicted" if drawn.nominal else f"{drawn.total_ms:.3g} ms predicted"
     text.append(" " * margin + "0" + f"{end_of_axis:>{columns}}")
     return text
-
-
-def _rows(plan: Plan, bars: Sequence[Bar]) -> list[tuple[str, tuple[Bar, ...]]]:
-    rows: list[tuple[int, list[int], tuple[Bar, ...]]] = []
-    merge = plan.num_devices * plan.device.num_slots > 16
-    for device in range(plan.num_devices):
-        for slot in plan.device.slots:
-            held = tuple(bar for bar in bars if bar.device == device and slot in bar.slots)
-            if merge and rows and rows[-1][0] == device and rows[-1][2] == held:
-                rows[-1][1].append(slot)
-            else:
-                rows.append((device, [slot], held))
-    where = "device {} " if plan.num_devices > 1 else ""
-    return [
-        (f"{where.format(device)}{'slots' if len(slots) > 1 else 'slot'} {slots_text(slots)}", held)
-        for device, slots, held in rows
-    ]

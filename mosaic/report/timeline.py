@@ -83,7 +83,7 @@ def timeline_canvas(
     head = 0.62 if subtitle else 0.42
     body = sum(heights) + len(heights) * _ABOVE + (len(heights) - 1) * _BETWEEN
     canvas = Canvas(width=_WIDTH, height=head + body + 0.72 + 0.24 * len(legend) + (0.22 if plan else 0.0))
-    canvas.text(0.2, 0.32, "What ran when (measured)", fontsize=13, fontweight="bold")
+    canvas.text(0.2, 0.32, "What ran when (measured)", size=13, fontweight="bold")
     if subtitle:
         canvas.text(0.2, 0.54, subtitle, color=FAINT)
     end_ms = max((_length_ms(steps) for steps in drawn), default=0.0) or 1.0
@@ -132,10 +132,9 @@ def _prepare(axes: Any, timeline: Timeline, end_ms: float, *, last: bool) -> Non
 
 
 def _head(canvas: Canvas, timeline: Timeline, top: float) -> None:
-    canvas.text(_LEFT, top + 0.2, timeline.title, fontsize=11.5, fontweight="bold")
-    after = _LEFT + canvas.measure(timeline.title, 11.5, "bold") + 0.15
-    fact = f"{timeline.overlap:.0%} of busy lane time overlaps" if timeline.spans else "nothing was recorded"
-    canvas.text(after, top + 0.2, fact, color=FAINT)
+    end = canvas.text(_LEFT, top + 0.2, timeline.title, size=11.5, fontweight="bold")
+    fact = f"overlap {timeline.overlap:.0%} (share of lane time with another lane busy)"
+    canvas.text(end + 0.15, top + 0.2, fact if timeline.spans else "nothing was recorded", color=FAINT)
 
 
 def _draw_steps(
@@ -160,12 +159,13 @@ def _draw_steps(
 
 
 def _mark_length(axes: Any, start: float, end: float, text: str) -> None:
-    """Draws an arrow over the step, just above the axes, with its length."""
+    """Draws an arrow over the step, 0.12 inches above the axes, with its length."""
     above = axes.get_xaxis_transform()
+    high = 1 + 0.12 / (axes.get_position().height * axes.figure.get_figheight())
     axes.annotate(
         "",
-        xy=(start, 1.07),
-        xytext=(end, 1.07),
+        xy=(start, high),
+        xytext=(end, high),
         xycoords=above,
         textcoords=above,
         annotation_clip=False,
@@ -173,7 +173,7 @@ def _mark_length(axes: Any, start: float, end: float, text: str) -> None:
     )
     box = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
     axes.text(
-        (start + end) / 2, 1.07, text, transform=above, ha="center", va="center", fontsize=10, color=INK, bbox=box
+        (start + end) / 2, high, text, transform=above, ha="center", va="center", fontsize=10, color=INK, bbox=box
     )
 
 
@@ -184,8 +184,7 @@ def _draw_span(canvas: Canvas, axes: Any, span: Span, origin: float, colors: Map
     edge = GLUE if glue else colors[span.module]
     runs = slot_runs(span.slots) or ((int(axes.get_ylim()[0]) - 1, 1),)
     for first, count in runs:
-        share = _BAR_SHARE * (0.5 if glue else 1.0)
-        margin = (1 - share) / 2 if not glue else count / 2 - share / 2
+        margin = (1 - _BAR_SHARE) / 2
         box = (span.start_ms - origin, first + margin, span.end_ms - span.start_ms, count - 2 * margin)
         canvas.bar(axes, box, color, edgecolor=edge, zorder=1.5 if glue else 2, gid=gid)
         if not glue:
