@@ -92,6 +92,11 @@ def slots_text(slots: Sequence[int]) -> str:
     return ",".join(f"{a}" if n == 1 else f"{a}-{a + n - 1}" for a, n in slot_runs(slots)) or "none"
 
 
+def ms_text(time_ms: float) -> str:
+    """Returns milliseconds with at least three digits and no exponent."""
+    return f"{time_ms:.0f}" if time_ms >= 100 else f"{time_ms:.3g}"
+
+
 def rows_of_slots(plan: Plan, bars: Sequence[Bar]) -> list[tuple[str, tuple[Bar, ...]]]:
     """Returns a name and the bars of each slot; above 16 slots, neighbours that do the same share a row."""
     rows: list[tuple[int, list[int], tuple[Bar, ...]]] = []

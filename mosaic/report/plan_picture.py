@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mosaic.plan import Plan
-from mosaic.report.bars import PlanBars, bars_of_plan, slot_runs
+from mosaic.report.bars import PlanBars, bars_of_plan, ms_text, slot_runs
 from mosaic.report.canvas import Canvas, check_path, draw_legend, legend_rows
 from mosaic.report.palette import FAINT, GRID, INK, OUTSIDE, colors_of, lighter
 
@@ -78,7 +78,7 @@ def _devices(plan: Plan) -> str:
 def _fact(plan: Plan, bars: PlanBars) -> str:
     if bars.nominal:
         return "no times are predicted; lengths are nominal"
-    text = f"{bars.total_ms:.3g} ms a step, {_used(plan, bars):.0%} of slot time in use"
+    text = f"{ms_text(bars.total_ms)} ms a step, {_used(plan, bars):.0%} of slot time in use"
     if plan.is_colocated and plan.sequential_ms > 0:
         text += f", predicted speed-up {plan.predicted_speedup:.2f}×"
     return text
@@ -121,7 +121,7 @@ def _draw_stages(canvas: Canvas, axes: Any, plan: Plan, bars: PlanBars) -> None:
             continue
         axes.axvline(end, color=GRID, linewidth=0.8, linestyle=(0, (3, 2)), zorder=1)
         room = (end - start) / per_inch - 0.06
-        texts = (f"stage {stage + 1} {phase}", f"{stage + 1} {phase}", f"{stage + 1}{phase[0].upper()}")
+        texts = (f"stage {stage} {phase}", f"{stage} {phase}", f"{stage}{phase[0].upper()}")
         fitting = next((text for text in texts if canvas.measure(text, 9) <= room), None)
         if fitting:
             axes.text(

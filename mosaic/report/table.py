@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan, Stage
 from mosaic.profile import Phase, Profile, Sample
-from mosaic.report.bars import bars_of_plan, rows_of_slots, slots_text
+from mosaic.report.bars import bars_of_plan, ms_text, rows_of_slots, slots_text
 from mosaic.report.palette import colors_of, ink_on, lighter
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def _table(title: str, caption: str, columns: Sequence[tuple[str, bool]]) -> Tab
 
     table = Table(
         title=Text(title, style="bold"),
-        caption=Text(caption),
+        caption=Text(caption + "\n"),
         box=box.SIMPLE_HEAD,
         title_justify="left",
         caption_justify="left",
@@ -72,7 +72,7 @@ def plan_table(plan: Plan, graph: ModuleGraph | None = None) -> Table:
     for index, stage in enumerate(plan.stages):
         for row, placement in enumerate(stage.placements):
             cells = [
-                str(index + 1) if row == 0 else "",
+                str(index) if row == 0 else "",
                 placement.module,
                 slots_text(placement.devices),
                 slots_text(placement.slots),
@@ -229,6 +229,6 @@ def plan_bars(plan: Plan, width: int) -> Text:
             text.append(name[: end - start], style=f"{ink_on(color)} on {color}")
             at = max(at, end)
         text.append(" " * (columns - at) + "\n")
-    end_of_axis = "no times predicted" if drawn.nominal else f"{drawn.total_ms:.3g} ms predicted"
+    end_of_axis = "no times predicted" if drawn.nominal else f"{ms_text(drawn.total_ms)} ms predicted"
     text.append(" " * margin + "0" + f"{end_of_axis:>{columns}}")
     return text

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mosaic.plan import Plan
-from mosaic.report.bars import slot_runs
+from mosaic.report.bars import ms_text, slot_runs
 from mosaic.report.canvas import Canvas, check_path, draw_legend, legend_rows
 from mosaic.report.palette import FAINT, GLUE, GRID, INK, OUTSIDE, colors_of, lighter
+from mosaic.report.steps import Choice, choose_steps, flatten, length_ms, whole_steps
 from mosaic.timeline import Span, Timeline
 
 _WIDTH, _LEFT, _RIGHT = 10.0, 0.75, 0.25
@@ -26,6 +26,7 @@ def draw_timelines(
     plan: Plan | None = None,
     subtitle: str = "",
     num_steps: int = 2,
+    choice: Choice = "last",
 ) -> None:
     """Draws measured timelines one above the other, each from 0 on one shared axis in milliseconds.
 
@@ -39,42 +40,31 @@ def draw_timelines(
         plan: Gives modules the colours that they have in the plan's picture, and the predicted step that is
             quoted, as such, below the axis.
         subtitle: Written under the title, such as the machine and the date.
-        num_steps: How many of the last whole steps to draw.
+        num_steps: How many whole steps to draw, one after another.
+        choice: The ``last`` ones, or the ``typical`` ones, whose length is nearest to the median; the picture
+            says so.
 
     Raises:
         MosaicError: matplotlib is missing, or the file cannot be written.
         ValueError: No timeline was given, ``num_steps`` is under 1, or the suffix is another.
     """
     check_path(path)
-    timeline_canvas(timelines, plan=plan, subtitle=subtitle, num_steps=num_steps).save(path)
-
-
-def last_whole_steps(timeline: Timeline, num_steps: int) -> dict[int, tuple[Span, ...]]:
-    """Returns the spans of the last ``num_steps`` steps in which everything ran that usually runs.
-
-    A recording may begin or end inside a step; such a step lacks modules or phases that most steps have.
-    """
-    steps: dict[int, list[Span]] = {}
-    for span in timeline.spans:
-        steps.setdefault(span.step, []).append(span)
-    work = {
-        step: frozenset((span.module, span.phase) for span in spans if span.phase != "glue")
-        for step, spans in steps.items()
-    }
-    counts = Counter(work.values())
-    usual = max(counts, key=lambda ran: (counts[ran], len(ran)), default=frozenset())
-    whole = sorted(step for step, ran in work.items() if ran >= usual)[-num_steps:]
-    return {step: tuple(steps[step]) for step in whole}
+    timeline_canvas(timelines, plan=plan, subtitle=subtitle, num_steps=num_steps, choice=choice).save(path)
 
 
 def timeline_canvas(
-    timelines: Sequence[Timeline], *, plan: Plan | None = None, subtitle: str = "", num_steps: int = 2
+    timelines: Sequence[Timeline],
+    *,
+    plan: Plan | None = None,
+    subtitle: str = "",
+    num_steps: int = 2,
+    choice: Choice = "last",
 ) -> Canvas:
     """Returns the page that ``draw_timelines`` writes, one axes for each timeline."""
     if not timelines or num_steps < 1:
         raise ValueError(f"{len(timelines)} timelines of {num_steps} steps; give at least one of each")
-    drawn = [last_whole_steps(timeline, num_steps) for timeline in timelines]
-    spans = [span for steps in drawn for parts in steps.values() for span in parts]
+    drawn = [choose_steps(timeline, num_steps, choice) for timeline in timelines]
+    spans = [span for steps in drawn for span in flatten(steps)]
     modules = [placement.module for placement in plan.placements] if plan else []
     ran = {span.module: None for span in spans if span.phase != "glue"}
     colors = {name: color for name, color in colors_of([*modules, *ran]).items() if name in ran}
@@ -86,12 +76,12 @@ def timeline_canvas(
     canvas.text(0.2, 0.32, "What ran when (measured)", size=13, fontweight="bold")
     if subtitle:
         canvas.text(0.2, 0.54, subtitle, color=FAINT)
-    end_ms = max((_length_ms(steps) for steps in drawn), default=0.0) or 1.0
+    end_ms = max((length_ms(flatten(steps)) for steps in drawn), default=0.0) or 1.0
     top = head
     for index, (timeline, steps, height) in enumerate(zip(timelines, drawn, heights, strict=True)):
         axes = canvas.panel(_LEFT, top + _ABOVE, _WIDTH - _LEFT - _RIGHT, height)
         _prepare(axes, timeline, end_ms, last=index == len(timelines) - 1)
-        _head(canvas, timeline, top)
+        _head(canvas, timeline, top, len(steps), choice)
         _draw_steps(canvas, axes, steps, colors, timeline)
         top += _ABOVE + height + _BETWEEN
     _foot(canvas, top - _BETWEEN, plan)
@@ -109,13 +99,6 @@ def _num_lanes(timeline: Timeline) -> int:
     return timeline.num_slots + any(not span.slots for span in timeline.spans)
 
 
-def _length_ms(steps: Mapping[int, Sequence[Span]]) -> float:
-    spans = [span for parts in steps.values() for span in parts]
-    if not spans:
-        return 0.0
-    return max(span.end_ms for span in spans) - min(span.start_ms for span in spans)
-
-
 def _prepare(axes: Any, timeline: Timeline, end_ms: float, *, last: bool) -> None:
     lanes = _num_lanes(timeline)
     axes.set(xlim=(0, end_ms * 1.01), ylim=(lanes, 0), facecolor=OUTSIDE)
@@ -131,9 +114,12 @@ def _prepare(axes: Any, timeline: Timeline, end_ms: float, *, last: bool) -> Non
         axes.set_xlabel("milliseconds from the first step drawn", color=INK, fontsize=10)
 
 
-def _head(canvas: Canvas, timeline: Timeline, top: float) -> None:
+def _head(canvas: Canvas, timeline: Timeline, top: float, num_drawn: int, choice: Choice) -> None:
     end = canvas.text(_LEFT, top + 0.2, timeline.title, size=11.5, fontweight="bold")
     fact = f"overlap {timeline.overlap:.0%} (share of lane time with another lane busy)"
+    num_whole = len(whole_steps(timeline))
+    if choice == "typical" and num_whole > num_drawn:
+        fact += f"; drawn: {num_drawn} of {num_whole} steps, nearest to their median"
     canvas.text(end + 0.15, top + 0.2, fact if timeline.spans else "nothing was recorded", color=FAINT)
 
 
@@ -144,13 +130,13 @@ def _draw_steps(
     colors: Mapping[str, str],
     timeline: Timeline,
 ) -> None:
-    origin = min((span.start_ms for parts in steps.values() for span in parts), default=0.0)
+    origin = min((span.start_ms for span in flatten(steps)), default=0.0)
     lanes = _num_lanes(timeline)
     for step, spans in steps.items():
         start = min(span.start_ms for span in spans) - origin
         end = max(span.end_ms for span in spans) - origin
         canvas.bar(axes, (start, 0, end - start, lanes), "#ffffff", edgecolor="none", zorder=0.2)
-        _mark_length(axes, start, end, f"step {step}: {end - start:.3g} ms")
+        _mark_length(canvas, axes, start, end, step=step, last=step == max(steps))
     for lane in range(1, lanes):
         axes.axhline(lane, color=GRID, linewidth=0.6, zorder=0.3)
     for step, spans in steps.items():
@@ -158,23 +144,26 @@ def _draw_steps(
             _draw_span(canvas, axes, span, origin, colors, f"{timeline.title}/{span.module}/{span.phase}/{step}")
 
 
-def _mark_length(axes: Any, start: float, end: float, text: str) -> None:
-    """Draws an arrow over the step, 0.12 inches above the axes, with its length."""
+def _mark_length(canvas: Canvas, axes: Any, start: float, end: float, *, step: int, last: bool) -> None:
+    """Draws an arrow over the step, 0.12 inches above the axes, with its length on it or, if short, behind it."""
     above = axes.get_xaxis_transform()
-    high = 1 + 0.12 / (axes.get_position().height * axes.figure.get_figheight())
+    position = axes.get_position()
+    high = 1 + 0.12 / (position.height * canvas.height)
+    arrow = {"arrowstyle": "<|-|>", "color": INK, "linewidth": 0.8, "shrinkA": 0, "shrinkB": 0, "mutation_scale": 8}
     axes.annotate(
-        "",
-        xy=(start, high),
-        xytext=(end, high),
-        xycoords=above,
-        textcoords=above,
-        annotation_clip=False,
-        arrowprops={"arrowstyle": "<|-|>", "color": INK, "linewidth": 0.8, "shrinkA": 0, "shrinkB": 0},
-    )
-    box = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
-    axes.text(
-        (start + end) / 2, high, text, transform=above, ha="center", va="center", fontsize=10, color=INK, bbox=box
-    )
+        "", xy=(start, high), xytext=(end, high), xycoords=above, textcoords=above, annotation_clip=False,
+        arrowprops=arrow,
+    )  # fmt: skip
+    inches = position.width * canvas.width / axes.get_xlim()[1]
+    texts = (f"step {step}: {ms_text(end - start)} ms", f"{ms_text(end - start)} ms")
+    style = {"transform": above, "va": "center", "fontsize": 10, "color": INK}
+    for text in texts:
+        if canvas.measure(text) + 0.35 <= (end - start) * inches:
+            box = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
+            axes.text((start + end) / 2, high, text, ha="center", bbox=box, **style)
+            return
+    if last and canvas.measure(texts[0]) + 0.08 <= (axes.get_xlim()[1] - end) * inches:
+        axes.text(end + 0.08 / inches, high, texts[0], ha="left", **style)
 
 
 def _draw_span(canvas: Canvas, axes: Any, span: Span, origin: float, colors: Mapping[str, str], gid: str) -> None:
@@ -194,7 +183,7 @@ def _draw_span(canvas: Canvas, axes: Any, span: Span, origin: float, colors: Map
 def _foot(canvas: Canvas, bottom: float, plan: Plan | None) -> None:
     if plan is None:
         return
-    text = f"the plan predicted {plan.predicted_ms:.3g} ms a step for the modules alone"
+    text = f"the plan predicted {ms_text(plan.predicted_ms)} ms a step for the modules alone"
     if plan.sequential_ms > 0:
-        text += f", {plan.predicted_speedup:.2f}× over the sequential plan's {plan.sequential_ms:.3g} ms"
+        text += f", {plan.predicted_speedup:.2f}× over the sequential plan's {ms_text(plan.sequential_ms)} ms"
     canvas.text(_LEFT, bottom + 0.64, text + " (not measured)", color=FAINT)

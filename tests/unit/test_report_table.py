@@ -47,7 +47,7 @@ def row(text: str, name: str) -> str:
 
 
 def test_plan_table_shows_quota_as_count_and_fraction_and_both_times() -> None:
-    assert row(shown(plan_table(PLAN)), "image").split() == ["1", "image", "0", "0", "1/2", "(50%)", "8.00", "16.00"]
+    assert row(shown(plan_table(PLAN)), "image").split() == ["0", "image", "0", "0", "1/2", "(50%)", "8.00", "16.00"]
 
 
 def test_plan_table_shows_the_maxima_of_a_stage_with_several_modules() -> None:

@@ -12,7 +12,8 @@ from mosaic.plan import Placement, Plan, SearchRecord, Stage
 from mosaic.report import draw_plan, draw_timelines
 from mosaic.report.palette import colors_of, ink_on, lighter
 from mosaic.report.plan_picture import plan_canvas
-from mosaic.report.timeline import last_whole_steps, timeline_canvas
+from mosaic.report.steps import choose_steps
+from mosaic.report.timeline import timeline_canvas
 from mosaic.timeline import Span, Timeline
 
 
@@ -128,12 +129,40 @@ def steps(*numbers: int) -> tuple[Span, ...]:
 
 def test_only_the_last_whole_steps_are_drawn() -> None:
     run = timeline(*steps(0, 1, 2, 3), span("image", "forward", (0,), 8, 9, 4))
-    assert list(last_whole_steps(run, 2)) == [2, 3]
+    assert list(choose_steps(run, 2)) == [2, 3]
     assert set(boxes(timeline_canvas([run], num_steps=1))) == {"image/forward/3", "image/backward/3"}
 
 
 def test_a_run_shorter_than_asked_is_drawn_whole() -> None:
-    assert list(last_whole_steps(timeline(*steps(0)), 5)) == [0]
+    assert list(choose_steps(timeline(*steps(0)), 5)) == [0]
+
+
+def stalling() -> Timeline:
+    """Five steps of 10, 11, 12, 13 and, the last, 1,800 ms."""
+    starts = (0, 100, 200, 300, 400)
+    lengths = (10, 11, 12, 13, 1800)
+    return timeline(
+        *(
+            span("image", "forward", (0,), a, a + n, step)
+            for step, (a, n) in enumerate(zip(starts, lengths, strict=True))
+        )
+    )
+
+
+def test_typical_steps_leave_out_one_that_stalled_and_the_picture_says_so() -> None:
+    assert list(choose_steps(stalling(), 1, "typical")) == [2]
+    assert list(choose_steps(stalling(), 1, "last")) == [4]
+    assert "1 of 5 steps, nearest to their median" in texts(
+        timeline_canvas([stalling()], num_steps=1, choice="typical")
+    )
+
+
+def test_a_step_too_short_for_its_length_has_it_behind_the_arrow() -> None:
+    short = timeline(span("image", "forward", (0,), 0, 10), span("image", "forward", (0,), 12, 22, 1))
+    canvas = timeline_canvas([stalling(), short])
+    assert "step 4: 1800 ms" in texts(canvas)
+    (label,) = [text for text in canvas.figure.axes[1].texts if text.get_text() == "step 1: 10 ms"]
+    assert label.get_position()[0] > 22
 
 
 def test_nothing_to_draw_is_a_wrong_argument(tmp_path: Path) -> None:
