@@ -88,7 +88,7 @@ def _checksum(arrays: dict[str, NDArray[Any]]) -> str:
 
 
 def _read(path: Path) -> Recordings:
-    with np.load(path, allow_pickle=False) as file:
+    with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
     version, checksum = int(arrays.pop("version")), str(arrays.pop("checksum"))
     if version != _VERSION:

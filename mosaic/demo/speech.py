@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import shutil
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -41,12 +43,14 @@ def _find_library() -> tuple[Path, Path]:
         raise MosaicError(f"espeakng_loader has lost its voices ({error}); install it again: {INSTALL_HINT}") from error
 
 
-def _load_library(path: Path) -> ctypes.CDLL:
+def _load_copy(path: Path, folder: Path) -> ctypes.CDLL:
+    """Loads the library by another name, so that it shares no state with what was loaded before."""
     try:
-        library = ctypes.CDLL(str(path))
+        library = ctypes.CDLL(str(shutil.copy(path, folder)))
     except OSError as error:
         raise MosaicError(
-            f"espeak-ng's library does not load here ({error}); install a wheel made for this system: {INSTALL_HINT}"
+            f"espeak-ng's library does not load here ({error}); install a wheel made for this system "
+            f"({INSTALL_HINT}), and let TMPDIR name a folder from which libraries may be loaded"
         ) from error
     library.espeak_Initialize.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_int]
     library.espeak_SetVoiceByName.argtypes = [ctypes.c_char_p]
@@ -60,7 +64,9 @@ def _load_library(path: Path) -> ctypes.CDLL:
 
 
 class Synthesiser:
-    """Speaks words with espeak-ng. The library keeps one state a process: use one at a time, from one thread.
+    """Speaks words with espeak-ng; the same words in the same order sound the same every time. Use from one thread.
+
+    The library's state (pitch flutter, breath) outlives its own termination, so each synthesiser loads a fresh copy.
 
     Attributes:
         sample_rate: Samples a second of all that it speaks.
@@ -71,16 +77,18 @@ class Synthesiser:
 
     def __init__(self) -> None:
         library_path, data_path = _find_library()
-        self._folder = tempfile.TemporaryDirectory(prefix="espeak-")
-        if len(str(data_path)) > _LONGEST_DATA_PATH:
-            link = Path(self._folder.name) / "espeak-ng-data"
-            link.symlink_to(data_path)
-            data_path = link
-        self._library = _load_library(library_path)
-        rate = self._library.espeak_Initialize(_OUTPUT_SYNCHRONOUS, 0, bytes(data_path), _INITIALIZE_DONT_EXIT)
-        if rate <= 0:
-            self._folder.cleanup()
-            raise MosaicError(f"espeak-ng does not start with the voices in {data_path}; install again: {INSTALL_HINT}")
+        with ExitStack() as undo:
+            folder = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="espeak-")))
+            if len(str(data_path)) > _LONGEST_DATA_PATH:
+                link = folder / "espeak-ng-data"
+                link.symlink_to(data_path)
+                data_path = link
+            self._library = _load_copy(library_path, folder)
+            rate = self._library.espeak_Initialize(_OUTPUT_SYNCHRONOUS, 0, bytes(data_path), _INITIALIZE_DONT_EXIT)
+            if rate <= 0:
+                raise MosaicError(f"espeak-ng cannot use the voices in {data_path}; install again: {INSTALL_HINT}")
+            undo.callback(self._library.espeak_Terminate)
+            self._close = undo.pop_all().close
         self.sample_rate = int(rate)
         self._chunks: list[bytes] = []
         # Kept as an attribute: the library calls it for as long as it is initialised.
@@ -93,8 +101,7 @@ class Synthesiser:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._library.espeak_Terminate()
-        self._folder.cleanup()
+        self._close()
 
     def speak(self, word: str, *, voice: str, words_per_minute: int) -> NDArray[np.int16]:
         """Speaks one word.

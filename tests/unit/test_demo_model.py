@@ -1,0 +1,101 @@
+"""The demo's model and loss, on made-up inputs."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mosaic.demo import loop
+from mosaic.demo.model import TriModal, contrastive_loss
+
+
+@pytest.fixture
+def model() -> TriModal:
+    torch.manual_seed(0)
+    return TriModal()
+
+
+@pytest.fixture
+def batch() -> dict[str, Tensor]:
+    random = torch.Generator().manual_seed(1)
+    text = torch.randint(1, 29, (6, 31), generator=random)
+    text[:, 20:] = 0
+    return {
+        "image": torch.randn(6, 1, 8, 24, generator=random),
+        "audio": torch.randn(6, 40, 96, generator=random),
+        "text": text,
+    }
+
+
+def test_every_embedding_has_length_one(model: TriModal, batch: dict[str, Tensor]) -> None:
+    features = model(**batch)
+    for modality in ("image", "audio", "text"):
+        assert features[modality].shape == (6, 64)
+        torch.testing.assert_close(features[modality].norm(dim=1), torch.ones(6))
+
+
+def test_every_parameter_gets_a_gradient(model: TriModal, batch: dict[str, Tensor]) -> None:
+    contrastive_loss(model(**batch)).backward()
+    assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
+
+
+def test_only_audio_has_dropout(model: TriModal, batch: dict[str, Tensor]) -> None:
+    model.train()
+    first, second = model(**batch), model(**batch)
+    same = {modality: torch.equal(first[modality], second[modality]) for modality in ("image", "audio", "text")}
+    assert same == {"image": True, "audio": False, "text": True}
+    model.eval()
+    assert torch.equal(model(**batch)["audio"], model(**batch)["audio"])
+
+
+def test_encoders_are_unequal(model: TriModal) -> None:
+    sizes = {name: sum(p.numel() for p in child.parameters()) for name, child in model.named_children()}
+    assert set(sizes) == {"image", "audio", "text"}
+    assert len(set(sizes.values())) == 3
+
+
+def test_padding_tokens_draw_no_attention(model: TriModal, batch: dict[str, Tensor]) -> None:
+    """What the embedding of padding holds never reaches the result."""
+    model.eval()
+    before = model(**batch)["text"]
+    with torch.no_grad():
+        model.text.embedding.weight[0] += 100
+    assert torch.equal(before, model(**batch)["text"])
+
+
+def test_loss_of_a_perfect_match_is_near_zero_and_of_no_information_is_log_n() -> None:
+    corners = torch.eye(4)
+    scale = torch.tensor(50.0)
+    perfect = contrastive_loss({"image": corners, "audio": corners, "text": corners, "scale": scale})
+    alike = torch.ones(4, 4) / 2
+    blind = contrastive_loss({"image": alike, "audio": alike, "text": alike, "scale": scale})
+    assert perfect.item() < 1e-6
+    assert blind.item() == pytest.approx(math.log(4))
+
+
+def test_training_twice_from_a_seed_is_equal_bit_for_bit(model: TriModal, batch: dict[str, Tensor]) -> None:
+    twin = copy.deepcopy(model)
+    losses = []
+    for each in (model, twin):
+        torch.manual_seed(2)
+        losses.append(loop.train(each, [batch] * 3, torch.optim.AdamW(each.parameters(), 1e-3)))
+    assert losses[0] == losses[1]
+    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), twin.parameters(), strict=True))
+
+
+def test_the_loop_is_short_and_knows_nothing_of_mosaic() -> None:
+    lines = inspect.getsource(loop.train).splitlines()
+    assert len(lines) <= 25
+    assert "mosaic" not in "\n".join(lines).lower()
+    assert all("mosaic" not in inspect.getsource(part).lower() for part in (TriModal, contrastive_loss))
+
+
+def test_the_loop_leaves_training_mode_on(batch: dict[str, Tensor], model: TriModal) -> None:
+    model.eval()
+    loop.train(model, [batch], torch.optim.SGD(nn.ParameterList(model.parameters()).parameters(), 1e-3))
+    assert model.training
