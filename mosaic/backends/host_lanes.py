@@ -75,35 +75,45 @@ class HostTicket(Generic[T]):
 
 
 class _Arbiter:
-    """Decides which lane runs next: all its state is guarded by one condition.
+    """Decides which lane runs next: all its state is guarded by one lock.
 
     A lane runs its oldest ticket once the ticket's inputs are there and its slots are free. Of two tickets that
     want the same slot and could both run, the one submitted first goes first. No ticket waits for a later one,
     so the ticket with the lowest order can always run: there is no deadlock.
+
+    Each lane's thread sleeps on a condition of its own and is woken only when its next ticket may run: a thread
+    woken in vain takes the interpreter lock from one that works.
     """
 
     def __init__(self) -> None:
-        self.changed = threading.Condition()
+        self.lock = threading.RLock()
+        self.at_rest = threading.Condition(self.lock)
+        self.wake: dict[tuple[int, ...], threading.Condition] = {}
         self.queues: dict[tuple[int, ...], deque[HostTicket[Any]]] = {}
         self.held: set[int] = set()
         self.num_submitted = 0
         self.num_running = 0
         self.closing = False
 
+    def open(self, slots: tuple[int, ...]) -> None:
+        """Adds a lane."""
+        self.queues[slots] = deque()
+        self.wake[slots] = threading.Condition(self.lock)
+
     def submit(self, slots: tuple[int, ...], work: Callable[[], T], after: Sequence[Ticket[object]]) -> HostTicket[T]:
-        with self.changed:
+        with self.lock:
             if self.closing:
                 raise MosaicError("this lane is closed; colocate the model again to open new ones")
             ticket = HostTicket(work, slots, after, self.num_submitted)
             self.num_submitted += 1
             self.queues[slots].append(ticket)
-            self.changed.notify_all()
+            self._wake_ready()
         return ticket
 
     def next(self, slots: tuple[int, ...]) -> HostTicket[Any] | None:
         """Blocks a lane's thread until its next ticket may run; None when the lane should end."""
         queue = self.queues[slots]
-        with self.changed:
+        with self.lock:
             while True:
                 if queue and self._may_run(queue[0]):
                     self.held.update(slots)
@@ -111,24 +121,35 @@ class _Arbiter:
                     return queue.popleft()
                 if self.closing and not queue:
                     return None
-                self.changed.wait()
+                self.wake[slots].wait()
 
     def ended(self, ticket: HostTicket[Any]) -> None:
-        with self.changed:
+        with self.lock:
             self.held.difference_update(ticket.slots)
             self.num_running -= 1
             ticket.finish()
-            self.changed.notify_all()
+            self._wake_ready()
+            if self._is_at_rest():
+                self.at_rest.notify_all()
 
     def drain(self) -> None:
-        with self.changed:
-            while self.num_running or any(self.queues.values()):
-                self.changed.wait()
+        with self.lock:
+            while not self._is_at_rest():
+                self.at_rest.wait()
 
     def close(self) -> None:
-        with self.changed:
+        with self.lock:
             self.closing = True
-            self.changed.notify_all()
+            for condition in self.wake.values():
+                condition.notify()
+
+    def _is_at_rest(self) -> bool:
+        return not self.num_running and not any(self.queues.values())
+
+    def _wake_ready(self) -> None:
+        for slots, queue in self.queues.items():
+            if queue and self._may_run(queue[0]):
+                self.wake[slots].notify()
 
     def _may_run(self, ticket: HostTicket[Any]) -> bool:
         if not ticket.ready or not self.held.isdisjoint(ticket.slots):
@@ -181,7 +202,7 @@ class HostLanes:
         threads = []
         started = threading.Semaphore(0)
         for slots in dict.fromkeys(partitions):
-            self._arbiter.queues[slots] = deque()
+            self._arbiter.open(slots)
             self._lanes[slots] = HostLane(self._arbiter, slots)
             pinned = frozenset(cores[slot] for slot in slots) if cores is not None else None
             name = f"mosaic-lane-{'-'.join(map(str, slots))}"
