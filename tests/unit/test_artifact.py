@@ -1,0 +1,115 @@
+import errno
+import os
+
+import pytest
+
+from mosaic import artifact
+from mosaic.device import Device
+from mosaic.errors import InvalidFileError, InvalidPlanError, MosaicError
+from mosaic.graph import ModuleGraph, ModuleNode
+from mosaic.plan import Plan, plan_from_quotas
+
+DEVICE = Device(name="two cores", kind="host", num_slots=2)
+GRAPH = ModuleGraph(modules=(ModuleNode(name="image"), ModuleNode(name="text")))
+PLAN = plan_from_quotas([{"image": 1, "text": 1}], graph=GRAPH, device=DEVICE)
+TEXT = artifact.to_json(PLAN)
+
+
+def refused(text, *fragments, error=InvalidFileError):
+    with pytest.raises(error) as caught:
+        artifact.parse(Plan, text, source="plan.json")
+    message = str(caught.value)
+    for fragment in ("plan.json", *fragments):
+        assert fragment in message, message
+
+
+def test_a_plan_survives_its_file(tmp_path):
+    path = tmp_path / "deep" / "plan.json"
+    artifact.save(PLAN, path)
+    assert artifact.load(Plan, path) == PLAN
+    assert [entry.name for entry in path.parent.iterdir()] == ["plan.json"]
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(InvalidFileError, match=r"nowhere\.json: No such file"):
+        artifact.load(Plan, tmp_path / "nowhere.json")
+
+
+def test_a_binary_file_is_refused(tmp_path):
+    path = tmp_path / "plan.json"
+    path.write_bytes(b"\xff\xfe\x00\x80")
+    with pytest.raises(InvalidFileError, match="it is not text"):
+        artifact.load(Plan, path)
+
+
+def test_an_empty_file_is_refused():
+    refused(" \n", "empty")
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.99])
+def test_a_truncated_file_is_refused_with_the_line(share):
+    cut = TEXT.rstrip()[: int(len(TEXT.rstrip()) * share)]
+    refused(cut, f"line {cut.count(chr(10)) + 1}", "cut short")
+
+
+def test_a_wrong_type_is_refused_with_line_and_place():
+    lines = TEXT.splitlines()
+    index = next(i for i, line in enumerate(lines) if '"num_devices"' in line)
+    lines[index] = '  "num_devices": "1",'
+    refused("\n".join(lines), f"line {index + 1}", "num_devices", "valid integer")
+
+
+def test_a_wrong_value_deep_inside_is_refused_with_its_own_line():
+    lines = TEXT.splitlines()
+    indices = [i for i, line in enumerate(lines) if '"forward_ms"' in line]
+    lines[indices[1]] = lines[indices[1]].replace("0.0", "-1.0")
+    refused("\n".join(lines), f"line {indices[1] + 1}", "stages.0.placements.1.forward_ms")
+
+
+def test_an_unknown_field_is_refused():
+    refused(TEXT.replace('"num_devices"', '"num_gpus": 4, "num_devices"'), "num_gpus")
+
+
+def test_a_newer_schema_is_refused_with_the_way_out():
+    refused(TEXT.replace('"schema_version": 1', '"schema_version": 7'), "schema_version=7", "upgrade")
+
+
+def test_a_file_without_a_schema_is_refused():
+    refused('{"hello": 1}', "schema_version=None")
+
+
+def test_something_else_than_an_object_is_refused():
+    refused("[1, 2]", "expected a JSON object, found list")
+
+
+def test_a_rule_of_the_plan_itself_names_the_file():
+    broken = TEXT.replace('"slots": [\n            1\n          ]', '"slots": [\n            5\n          ]')
+    assert broken != TEXT
+    refused(broken, "slots 0 to 1", error=InvalidPlanError)
+
+
+def test_an_unwritable_folder_is_an_error_that_names_it(tmp_path):
+    blocker = tmp_path / "file"
+    blocker.write_text("")
+    with pytest.raises(MosaicError, match="choose a folder that can be written"):
+        artifact.save(PLAN, blocker / "plan.json")
+
+
+def test_a_full_disk_leaves_the_old_file_whole(tmp_path, monkeypatch):
+    path = tmp_path / "plan.json"
+    path.write_text("the old one")
+
+    def full(_handle):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(MosaicError, match="No space left on device"):
+        artifact.save(PLAN, path)
+    assert path.read_text() == "the old one"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_fingerprints_name_content():
+    other = plan_from_quotas([{"image": 2}, {"text": 1}], graph=GRAPH, device=DEVICE)
+    assert PLAN.fingerprint == artifact.parse(Plan, TEXT, source="x").fingerprint
+    assert PLAN.fingerprint != other.fingerprint

@@ -1,0 +1,72 @@
+import pytest
+
+from mosaic.errors import InvalidGraphError
+from mosaic.graph import Edge, ModuleGraph, ModuleNode
+
+
+def graph(names, *edges):
+    return ModuleGraph(
+        modules=tuple(ModuleNode(name=name) for name in names),
+        edges=tuple(Edge(source=source, target=target) for source, target in edges),
+    )
+
+
+def test_an_empty_graph_is_refused():
+    with pytest.raises(InvalidGraphError, match="at least one module"):
+        graph([])
+
+
+def test_a_module_named_twice_is_refused_by_name():
+    with pytest.raises(InvalidGraphError, match="named twice: vision"):
+        graph(["vision", "text", "vision"])
+
+
+def test_an_edge_to_a_missing_module_is_refused_by_name():
+    with pytest.raises(InvalidGraphError, match="'audio', which is not a module"):
+        graph(["vision", "text"], ("audio", "text"))
+
+
+@pytest.mark.parametrize(
+    ("edges", "named"),
+    [
+        ([("a", "a")], {"a"}),
+        ([("a", "b"), ("b", "a")], {"a", "b"}),
+        ([("a", "b"), ("b", "c"), ("c", "a")], {"a", "b", "c"}),
+    ],
+)
+def test_a_cycle_is_refused_and_all_of_it_named(edges, named):
+    with pytest.raises(InvalidGraphError, match="cycle") as caught:
+        graph("abcd", *edges)
+    cycle = str(caught.value).partition("cycle: ")[2].partition(";")[0]
+    assert set(cycle.split(" -> ")) == named
+
+
+def test_producers_come_first_and_call_order_decides_the_rest():
+    made = graph(["late", "x", "y", "early"], ("early", "late"))
+    assert made.topological_order() == ("x", "y", "early", "late")
+
+
+def test_ancestors_are_direct_and_indirect():
+    made = graph("abcde", ("a", "b"), ("b", "c"), ("d", "c"))
+    assert made.ancestors("c") == {"a", "b", "d"}
+    assert made.predecessors("c") == ("b", "d")
+    assert made.successors("a") == ("b",)
+
+
+def test_modules_are_independent_only_if_neither_depends_on_the_other():
+    made = graph("abcd", ("a", "b"), ("b", "c"))
+    assert made.independent("a", "d")
+    assert not made.independent("a", "c")
+    assert not made.independent("c", "a")
+    assert not made.independent("a", "a")
+
+
+def test_an_unknown_name_is_an_error_that_lists_the_known():
+    with pytest.raises(InvalidGraphError, match="the modules are a, b"):
+        graph("ab").index("z")
+
+
+def test_fingerprints_tell_shapes_apart():
+    small = ModuleGraph(modules=(ModuleNode(name="a", inputs=("8x3 float32",)),))
+    large = ModuleGraph(modules=(ModuleNode(name="a", inputs=("16x3 float32",)),))
+    assert small.fingerprint != large.fingerprint

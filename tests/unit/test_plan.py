@@ -1,0 +1,139 @@
+import pytest
+
+from mosaic.device import Device
+from mosaic.errors import InvalidPlanError
+from mosaic.graph import Edge, ModuleGraph, ModuleNode
+from mosaic.plan import Placement, Plan, SearchRecord, Stage, plan_from_quotas
+
+DEVICE = Device(name="four cores", kind="host", num_slots=4)
+GRAPH = ModuleGraph(
+    modules=tuple(ModuleNode(name=name) for name in ("image", "text", "head")),
+    edges=(Edge(source="image", target="head"), Edge(source="text", target="head")),
+)
+
+
+def plan(*stages, num_devices=1, **placement):
+    return Plan(
+        device=DEVICE,
+        num_devices=num_devices,
+        stages=tuple(
+            Stage(placements=tuple(Placement(module=name, slots=slots, **placement) for name, slots in stage.items()))
+            for stage in stages
+        ),
+        graph=GRAPH.fingerprint,
+        search=SearchRecord(method="manual"),
+    )
+
+
+def test_quotas_become_disjoint_slots():
+    made = plan_from_quotas([{"image": 1, "text": 3}, {"head": 4}], graph=GRAPH, device=DEVICE)
+    assert [placed.slots for placed in made.placements] == [(0,), (1, 2, 3), (0, 1, 2, 3)]
+    assert made.is_colocated
+    assert made.placement("text").quota == 3
+
+
+def test_a_quota_of_zero_is_refused():
+    with pytest.raises(InvalidPlanError, match="'text' asks for a quota of 0 slots; four cores has 4: use 1 to 4"):
+        plan_from_quotas([{"image": 1, "text": 0}, {"head": 1}], graph=GRAPH, device=DEVICE)
+
+
+def test_an_empty_slot_list_in_a_file_is_refused():
+    with pytest.raises(InvalidPlanError, match="quota of 0"):
+        plan({"image": ()})
+
+
+def test_more_slots_than_there_are_are_refused():
+    with pytest.raises(InvalidPlanError, match="asks for 6 slots; four cores has 4"):
+        plan_from_quotas([{"image": 3, "text": 3}, {"head": 1}], graph=GRAPH, device=DEVICE)
+    with pytest.raises(InvalidPlanError, match="slots 0 to 3"):
+        plan({"image": (3, 4)})
+
+
+def test_overlapping_partitions_in_a_stage_are_refused():
+    with pytest.raises(InvalidPlanError, match="'image' and 'text' of one stage both hold slot 1"):
+        plan({"image": (0, 1), "text": (1, 2)})
+
+
+def test_the_same_slots_on_other_devices_do_not_overlap():
+    made = Plan(
+        device=DEVICE,
+        num_devices=2,
+        stages=(
+            Stage(
+                placements=(
+                    Placement(module="image", slots=(0,), devices=(0,)),
+                    Placement(module="text", slots=(0,), devices=(1,)),
+                )
+            ),
+        ),
+        graph=GRAPH.fingerprint,
+        search=SearchRecord(method="manual"),
+    )
+    assert made.placement("text").degree == 1
+
+
+def test_a_device_that_is_not_there_is_refused():
+    with pytest.raises(InvalidPlanError, match="devices 0 to 0"):
+        plan({"image": (0,)}, devices=(1,))
+
+
+def test_a_module_placed_twice_is_refused():
+    with pytest.raises(InvalidPlanError, match="'image' is placed twice"):
+        plan({"image": (0,)}, {"image": (1,)})
+
+
+def test_slots_are_listed_once_and_rising():
+    with pytest.raises(InvalidPlanError, match="rising"):
+        plan({"image": (1, 0)})
+
+
+def test_a_plan_that_forgets_or_invents_modules_is_refused():
+    with pytest.raises(InvalidPlanError, match=r"leaves out \['head'\]"):
+        plan({"image": (0,), "text": (1,)}).check_covers(GRAPH)
+    with pytest.raises(InvalidPlanError, match=r"places \['audio'\]"):
+        plan({"image": (0,), "text": (1,), "audio": (2,)}, {"head": (0,)}).check_covers(GRAPH)
+
+
+def test_a_plan_against_the_dependencies_is_refused():
+    with pytest.raises(InvalidPlanError, match=r"'head' \(stage 0\) depends on 'image' \(stage 0\)"):
+        plan({"image": (0,), "head": (1,)}, {"text": (0,)}).check_covers(GRAPH)
+
+
+def test_a_plan_of_another_model_is_refused():
+    other = ModuleGraph(modules=(ModuleNode(name="image"),))
+    with pytest.raises(InvalidPlanError, match="plan again for this model"):
+        plan({"image": (0,), "text": (1,)}, {"head": (0,)}).check_matches(graph=other, device=DEVICE)
+
+
+def test_a_plan_of_a_larger_device_is_refused():
+    small = Device(name="two cores", kind="host", num_slots=2)
+    with pytest.raises(InvalidPlanError, match="four cores with 4 slots"):
+        plan({"image": (0,), "text": (1,)}, {"head": (0,)}).check_matches(graph=GRAPH, device=small)
+
+
+def test_predicted_time_takes_each_phase_of_a_stage_by_its_slowest():
+    made = Plan(
+        device=DEVICE,
+        stages=(
+            Stage(
+                placements=(
+                    Placement(module="image", slots=(0,), forward_ms=1.0, backward_ms=5.0),
+                    Placement(module="text", slots=(1,), forward_ms=2.0, backward_ms=3.0),
+                )
+            ),
+            Stage(placements=(Placement(module="head", slots=(0, 1), forward_ms=0.5, backward_ms=0.5),)),
+        ),
+        graph=GRAPH.fingerprint,
+        sequential_ms=12.0,
+        search=SearchRecord(method="manual"),
+    )
+    assert made.predicted_ms == pytest.approx(8.0)
+    assert made.predicted_speedup == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"num_slots": 0}, {"num_slots": 2, "sms_per_slot": 0}, {"num_slots": 2, "memory_bytes": -1}]
+)
+def test_an_impossible_device_is_refused(wrong):
+    with pytest.raises(ValueError, match="at least one slot of one SM"):
+        Device(name="odd", kind="host", **wrong)
