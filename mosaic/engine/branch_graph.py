@@ -9,6 +9,7 @@ are kept apart inside and summed outside, in the plain order.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -91,20 +92,39 @@ def _sequence(node: Node) -> int:
     return number
 
 
-def find_leaves(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Returns the leaves (parameters and inputs) that gradients of ``outputs`` reach."""
-    leaves: dict[int, torch.Tensor] = {
-        id(tensor): tensor for tensor in outputs if tensor.is_leaf and tensor.requires_grad
-    }
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What the graph behind some tensors is made of."""
+
+    leaves: dict[int, torch.Tensor]
+    """Leaves that gradients reach, by id."""
+    uses: dict[int, int]
+    """How often each of them is used."""
+    names: frozenset[str]
+    """Names of the operators' backward nodes."""
+
+
+def survey(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor] = ()) -> Survey:
+    """Walks the graph behind ``outputs`` down to the leaves, or to ``inputs`` where it meets them."""
+    stops = {target_of(tensor) for tensor in inputs if tensor.requires_grad}
+    leaves: dict[int, torch.Tensor] = {}
+    uses: Counter[int] = Counter()
     seen: set[Node] = set()
-    todo = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]
+    todo: list[Target] = [target_of(tensor) for tensor in outputs if tensor.requires_grad]
     while todo:
-        node = todo.pop()
-        if node in seen:
+        node, number = todo.pop()
+        if (node, number) in stops:
             continue
-        seen.add(node)
         variable = getattr(node, "variable", None)
         if isinstance(variable, torch.Tensor):
             leaves[id(variable)] = variable
-        todo.extend(following for following, _ in node.next_functions if following is not None)
-    return list(leaves.values())
+            uses[id(variable)] += 1
+        if node not in seen:
+            seen.add(node)
+            todo.extend((following, at) for following, at in node.next_functions if following is not None)
+    return Survey(leaves, dict(uses), frozenset(node.name() for node in seen))
+
+
+def find_leaves(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Returns the leaves (parameters and inputs) that gradients of ``outputs`` reach."""
+    return list(survey(outputs).leaves.values())

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,13 +37,23 @@ class Call:
         arguments: Arguments,
         signature: Signature,
         generator: tuple[torch.Generator, torch.Tensor] | None,
+        *,
+        origin: str,
+        parameters: Sequence[torch.nn.Parameter],
     ) -> None:
         self.executor = executor
         self.site = site
         self.signature = signature
+        # A hook of the user's would be told of no gradient by the caller's graph, so those parameters stay out of it.
+        hooked = executor.gradients.is_hooked_by_others
+        self.parameters = [p for p in parameters if not hooked(p)] if arguments.state.grad else []
         self._run: Callable[..., Any] | None = run
         self._arguments: Arguments | None = arguments
         self._generator = generator
+        self._origin = origin
+        self._versions = (arguments.versions, [parameter._version for parameter in parameters])
+        self._all_parameters = list(parameters)
+        self._likes = [torch.empty_like(tensor, device="meta") for tensor in arguments.differentiable]
         self._inputs: list[torch.Tensor] = []  # aliases: leaves of the branch's own graph
         self._roots: list[torch.Tensor] = []
         self._captured: list[torch.Tensor | None] = []
@@ -54,74 +65,102 @@ class Call:
         self._run = self._arguments = None
         assert run is not None
         assert arguments is not None, "a call ran twice"
-        versions = [leaf._version for leaf in arguments.leaves if isinstance(leaf, torch.Tensor)]
+        inputs_before, parameters_before = self._versions
+        if parameters_before != [parameter._version for parameter in self._all_parameters]:
+            raise self._changed("a parameter")
         with ExitStack() as stack:
+            stack.enter_context(_noting(f"raised in module {self.site.name!r}, called at {self._origin}"))
             stack.enter_context(arguments.state.applied())
             if self._generator is not None:
                 stack.enter_context(LaneRandomness(self._generator[0]))
             args, kwargs = unflatten(self._alias(arguments), arguments.spec)
             leaves, _ = flatten(run(*args, **kwargs))
-        if versions != [leaf._version for leaf in arguments.leaves if isinstance(leaf, torch.Tensor)]:
-            raise ModuleContractError(
-                f"an input of {self.site.name!r} was written to while the module was running on its lane; write to a "
-                f"copy, or leave the module out: colocate(..., exclude=[{self.site.name!r}])"
-            )
+        if inputs_before != arguments.versions:
+            raise self._changed("an input")
         outputs = list({id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}.values())
         self._check(outputs)
         self._roots = [t for t, o in zip(outputs, self.signature.outputs, strict=True) if o.same_input is None]
         return [tensor.detach() for tensor in self._roots]
 
-    def backward(self, grads: Sequence[torch.Tensor | None], keep: bool) -> list[torch.Tensor | None]:
-        """Runs on the lane: backward through the module; returns the gradient of each use of an input."""
+    def backward(
+        self, grads: Sequence[torch.Tensor | None], *, keep: bool, only_asked: bool
+    ) -> list[torch.Tensor | None]:
+        """Runs on the lane: backward through the module; returns the gradient of each use of an input.
+
+        Args:
+            grads: Gradients of the tensors that the module made.
+            keep: Whether the graph will be used again.
+            only_asked: Leave the parameters' ``grad`` alone and return their gradients behind the others.
+        """
         if not self._roots:
             raise RuntimeError(
                 f"Trying to backward through the graph of {self.site.name!r} a second time; its saved values were "
                 "freed. Specify retain_graph=True in the first backward."
             )
         self._captured[:] = [None] * len(self.signature.edges)
-        roots = [
+        pairs = [
             (output, grad.value() if isinstance(grad, LaneTensor) else grad)
             for output, grad in zip(self._roots, grads, strict=True)
             if grad is not None
         ]
-        torch.autograd.backward([root for root, _ in roots], [grad for _, grad in roots], retain_graph=keep)
-        gathered = list(self._captured)
-        if not self._uses_apart:
-            gathered = [self._inputs[index].grad for index in self.signature.edges]
+        roots, given = [root for root, _ in pairs], [grad for _, grad in pairs]
+        asked: list[torch.Tensor | None] = []
+        with _noting(f"raised in the backward of module {self.site.name!r}, called at {self._origin}"):
+            if only_asked:
+                wanted = [*self._inputs, *self.parameters]
+                asked = list(torch.autograd.grad(roots, wanted, given, retain_graph=keep, allow_unused=True))
+            else:
+                torch.autograd.backward(roots, given, retain_graph=keep)
+        by_input = asked if only_asked else [alias.grad for alias in self._inputs]
+        gathered = list(self._captured) if self._uses_apart else [by_input[index] for index in self.signature.edges]
+        returned = [*gathered, *asked[len(self._inputs) :]]
         for alias in self._inputs:
             alias.grad = None
         if not keep:
             self._roots, self._inputs = [], []
         self._captured[:] = []
-        return gathered
+        return returned
 
-    def launch_backward(self, grads: Sequence[torch.Tensor | None]) -> list[LaneTensor | None]:
+    def launch_backward(self, grads: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
         """Runs in the caller's backward: hands the module's backward to its lane and returns pending gradients."""
         if torch.is_grad_enabled():
             raise UnsupportedModelError(
                 f"create_graph=True through {self.site.name!r}: gradients of gradients do not work across lanes; run "
                 "this part of the loop inside `with handle.disabled():`"
             )
-        executor, keep = self.executor, torch._C._autograd._get_current_graph_task_keep_graph()
-        executor.expect_end_of_backward()
-        self.site.before_backward(executor, self)
+        executor, site = self.executor, self.site
+        keep = torch._C._autograd._get_current_graph_task_keep_graph()
+        # torch.autograd.grad and backward(inputs=...) ask for some gradients only and never for the anchor's.
+        only_asked = not torch._C._will_engine_execute_node(torch.autograd.graph.get_gradient_edge(site.anchor).node)
+        running = executor.backwards.current()
+        if not only_asked:
+            site.before_backward(executor)
         if not keep:
-            self.site.left(self)
-        after = executor.inputs_from(lane_tensors(list(grads)), self.site.lane)
-        ticket = executor.submit(self.site, "backward", lambda: self.backward(grads, keep), after)
-        executor.pending.append(ticket)
+            site.left(self)
+        after = executor.inputs_from(lane_tensors(list(grads)), site.lane)
+        work = partial(self.backward, grads, keep=keep, only_asked=only_asked)
+        ticket = executor.submit(site, "backward", work, after)
+        if only_asked or executor.closed:
+            found = list(executor.wait(ticket))
+            return found + [None] * (len(self.signature.edges) + len(self.parameters) - len(found))
+        running.launched.append(ticket)
         reached: set[int] = set()
         for output, grad in zip(self.signature.made, grads, strict=True):
             reached |= output.uses if grad is not None else frozenset()
-        return [self._gradient(edge, ticket) if edge in reached else None for edge in range(len(self.signature.edges))]
+        pending = [
+            self._gradient(edge, ticket) if edge in reached else None for edge in range(len(self.signature.edges))
+        ]
+        return [*pending, *[None] * len(self.parameters)]
+
+    def _changed(self, what: str) -> ModuleContractError:
+        return ModuleContractError(
+            f"{what} of {self.site.name!r} was written to while its lane had not finished with it; write to a copy, or "
+            f"leave the module out: colocate(..., exclude=[{self.site.name!r}])"
+        )
 
     def _gradient(self, edge: int, ticket: Ticket[Any]) -> LaneTensor:
         like = self._likes[self.signature.edges[edge]]
         return LaneTensor(like, self.executor, self.site.lane, _OrZeros(ticket, like), edge, self.site.name)
-
-    def note_inputs(self, inputs: Sequence[torch.Tensor]) -> None:
-        """Remembers what the gradients of its inputs will look like."""
-        self._likes = [torch.empty_like(tensor, device="meta") for tensor in inputs]
 
     def _alias(self, arguments: Arguments) -> list[Any]:
         """Replaces each input by its value, and each differentiable one by a leaf of the branch's own graph."""
@@ -168,6 +207,17 @@ class Call:
             capture(uses, self._captured)
 
 
+@contextmanager
+def _noting(where: str) -> Iterator[None]:
+    """Adds to an error where it comes from, since it surfaces where the result is needed."""
+    try:
+        yield
+    except BaseException as error:
+        if where not in getattr(error, "__notes__", ()):
+            error.add_note(where)
+        raise
+
+
 class _OrZeros:
     """A backward's ticket whose missing gradients read as zeros."""
 
@@ -192,7 +242,11 @@ class CallFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, call: Call, outputs: list[LaneTensor], *edges: torch.Tensor) -> Any:
-        """Returns the call's lane tensors; ``edges`` are its differentiable inputs, once for each use."""
+        """Returns the call's lane tensors.
+
+        ``edges`` are the site's anchor, the differentiable inputs, once for each use, and the parameters. Those get
+        no gradient through here (the lane adds to their ``grad``) unless somebody asks for it by name.
+        """
         ctx.call = call
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(

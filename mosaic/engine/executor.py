@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
@@ -12,14 +11,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from mosaic.engine.backward import Backwards
 from mosaic.engine.call import Call, CallFunction
 from mosaic.engine.gradients import LeafGradients
 from mosaic.engine.lane_tensor import LaneTensor, Ready, lane_tensors
 from mosaic.engine.operators import Operators
 from mosaic.engine.random_numbers import advance_default
 from mosaic.engine.signature import Arguments, Signature, learn
-from mosaic.engine.structure import map_tensors, unflatten
-from mosaic.engine.thread_state import is_intercepted
+from mosaic.engine.structure import map_tensors, tensors_in, unflatten
+from mosaic.engine.thread_state import as_lane, interception, on_lane
 from mosaic.timeline import Span
 
 if TYPE_CHECKING:
@@ -30,29 +30,29 @@ T = TypeVar("T")
 _LOG = logging.getLogger("mosaic")
 
 _MAX_SPANS = 20_000
+_MAX_UNSEEN = 256
 
 
 class Executor:
     """The lanes of one plan and everything in flight on them.
 
     Attributes:
-        pending: Tickets of the backwards that the caller's backward has launched and not yet waited for.
         in_place: For each module and reason, how many of its calls ran where they were made.
         places: For each module and reason, the line of the first such call.
-        step: How many of the caller's backwards have ended.
+        backwards: The caller's backwards.
+        gradients: Leaves whose gradients lanes compute.
+        closed: Whether the lanes were given back.
     """
 
     def __init__(self, lanes: Lanes) -> None:
         self.lanes = lanes
-        self.pending: list[Ticket[Any]] = []
         self.in_place: Counter[tuple[str, str]] = Counter()
         self.places: dict[tuple[str, str], str] = {}
-        self.step = 0
         self._spans: deque[tuple[str, str, tuple[int, ...], int, int, int]] = deque(maxlen=_MAX_SPANS)
         self.closed = False
-        self._backward: int | None = None
-        self._here = threading.local()
-        self.gradients = LeafGradients(self.expect_end_of_backward)
+        self.backwards = Backwards(self)
+        self.gradients = LeafGradients(self.backwards.current)
+        self._unseen: deque[Ticket[Any]] = deque()
         self.last_write: dict[Lane, Ticket[Any]] = {}
         self._operators = Operators(self)
 
@@ -60,48 +60,86 @@ class Executor:
 
     def call(self, site: Site, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls a placed module: on its lane if its calls are known to allow that, where it is called otherwise."""
-        if site.obstacle is not None or is_intercepted() or self.on_lane:
-            return self._run_here(site, run, args, kwargs, site.obstacle or "another torch mode is active")
+        if on_lane():
+            return run(*args, **kwargs)
+        reason = site.obstacle or interception()
+        if reason is not None:
+            return self._run_here(site, run, args, kwargs, reason)
         arguments = Arguments.take(join_joined(args), join_joined(kwargs))
         if arguments.opaque is not None:
             return self._run_here(site, run, args, kwargs, f"it takes a {arguments.opaque}, which may hide tensors")
         if site.shapes is not None and site.shapes != shapes_of(arguments.leaves):
             return self._run_here(site, run, args, kwargs, "its inputs have other shapes than the plan was made for")
-        key = arguments.key(site.module)
+        modes, parameters = site.parts()
+        key = arguments.key(modes, parameters)
         signature = site.signatures.get(key)
         if signature is None:
             return self._learn(site, run, args, kwargs, key)
-        if signature.obstacle is not None:
-            return self._run_here(site, run, args, kwargs, signature.obstacle)
-        return self._launch(site, run, arguments, signature)
+        if signature.alone is not None and arguments.state.grad and (site.is_in_place or site.is_in_flight):
+            site.obstacle = f"it is called again before the backward of its last call, and {signature.alone}"
+        reason = signature.obstacle or site.obstacle
+        if reason is None and site.is_in_place and arguments.state.grad:
+            reason = "an earlier call of the same backward ran in place"
+        if reason is not None:
+            return self._run_here(site, run, args, kwargs, reason)
+        return self._launch(site, run, arguments, signature, parameters)
 
     def _run_here(self, site: Site, run: Callable[..., Any], args: Any, kwargs: Any, reason: str) -> Any:
         self.in_place[site.name, reason] += 1
         if (site.name, reason) not in self.places:
-            self.places[site.name, reason] = _caller()
+            self.places[site.name, reason] = caller()
             _LOG.warning("%s runs in place at %s: %s", site.name, self.places[site.name, reason], reason)
-        return run(*map_tensors(_joined, args), **map_tensors(_joined, kwargs))
+        self._wait_for_earlier(site)
+        result = run(*map_tensors(_joined, args), **map_tensors(_joined, kwargs))
+        came = {id(tensor) for tensor in tensors_in((args, kwargs))}
+        self._ran_in_place(site, [tensor for tensor in tensors_in(result) if id(tensor) not in came])
+        return result
+
+    def _ran_in_place(self, site: Site, made: list[torch.Tensor]) -> None:
+        site.ran_in_place(self, made)
+        for parameter in site.parts()[1]:  # what the module left lying about may be used beside its results
+            self.gradients.expect(parameter)
 
     def _learn(self, site: Site, run: Callable[..., Any], args: Any, kwargs: Any, key: Any) -> Any:
         args, kwargs = map_tensors(_joined, args), map_tensors(_joined, kwargs)
-        result, signature = learn(lambda: run(*args, **kwargs), Arguments.take(args, kwargs))
-        site.signatures[key] = signature
+        self._wait_for_earlier(site)
+        arguments = Arguments.take(args, kwargs)
+        result, made, site.signatures[key] = learn(lambda: run(*args, **kwargs), arguments, site.module)
+        if site.signatures[key].obstacle is None:
+            site.ran_in_place(self, made)
+        else:
+            self._ran_in_place(site, made)
         return result
 
-    def _launch(self, site: Site, run: Callable[..., Any], arguments: Arguments, signature: Signature) -> Any:
+    def _wait_for_earlier(self, site: Site) -> None:
+        """Lets earlier calls of a module end before one runs in place: they may write into its buffers."""
+        if site.last_forward is not None:
+            self.wait(site.last_forward)
+
+    def _launch(
+        self,
+        site: Site,
+        run: Callable[..., Any],
+        arguments: Arguments,
+        signature: Signature,
+        parameters: list[torch.nn.Parameter],
+    ) -> Any:
         generator = self._lane_generator(signature.draws)
         inputs = arguments.differentiable
+        for leaf in inputs:
+            if leaf.is_leaf:
+                self.gradients.expect(leaf)
         after = self.inputs_from(lane_tensors(arguments.leaves), site.lane)
-        call = Call(self, site, _noting_origin(run, site.name), arguments, signature, generator)
-        call.note_inputs(inputs)
-        ticket = self.submit(site, "forward", call.forward, after)
+        call = Call(self, site, run, arguments, signature, generator, origin=caller(), parameters=parameters)
+        ticket = site.last_forward = self.submit(site, "forward", call.forward, after)
+        self._note_forward(ticket)
         made = [
             LaneTensor(info.like, self, site.lane, ticket, pick, site.name) for pick, info in enumerate(signature.made)
         ]
         if any(info.differentiable for info in signature.made):
             site.entered(call)
             edges = [inputs[index] for index in signature.edges]
-            made = list(CallFunction.apply(call, made, site.anchor, *edges))
+            made = list(CallFunction.apply(call, made, site.anchor, *edges, *call.parameters))
         fresh = iter(made)
         tensors = [
             next(fresh) if info.same_input is None else arguments.leaves[info.same_input] for info in signature.outputs
@@ -126,17 +164,20 @@ class Executor:
         return self._operators.run(first, func, args, kwargs)
 
     def inputs_from(self, found: Iterable[LaneTensor], lane: Lane) -> list[Ticket[Any]]:
-        """Returns what work on ``lane`` must wait for to read the tensors ``found``; its own lane is ordered anyway."""
-        others = [tensor for tensor in found if tensor._lane is not lane]
+        """Returns what work on ``lane`` must wait for to read the tensors ``found``; its own lane is ordered anyway.
+
+        Lanes of another executor cannot be waited for on a lane; their tensors are waited for here.
+        """
+        others = []
+        for tensor in found:
+            if tensor._executor is not self:
+                tensor.value()
+            elif tensor._lane is not lane:
+                others.append(tensor)
         writes = [self.last_write[tensor._lane] for tensor in others if tensor._lane in self.last_write]
         return [tensor._ticket for tensor in others] + writes
 
     # Lanes.
-
-    @property
-    def on_lane(self) -> bool:
-        """Whether the calling thread is running a lane's work."""
-        return getattr(self._here, "on_lane", False)
 
     def submit(self, site: Site, phase: str, work: Callable[[], T], after: Sequence[Ticket[Any]]) -> Ticket[T]:
         """Hands a piece of a module's work to its lane."""
@@ -154,7 +195,7 @@ class Executor:
 
     def value(self, tensor: LaneTensor) -> torch.Tensor:
         """Waits for a tensor's value; if its work failed, lets all lanes come to rest before raising that error."""
-        if not self.on_lane and tensor._lane in self.last_write:
+        if not on_lane() and tensor._lane in self.last_write:
             self.wait(self.last_write[tensor._lane])  # it may have written into this tensor, through a view
         return self.wait(tensor._ticket)[tensor._pick]
 
@@ -162,56 +203,47 @@ class Executor:
         """Waits for work; if it failed, lets all lanes come to rest before raising what it raised."""
         try:
             return ticket.wait()
-        except Exception:
-            if not self.on_lane:
+        except BaseException as error:
+            if not on_lane():
                 self.drain()
+                self._unseen = deque(other for other in self._unseen if _error_of(other) not in (None, error))
             raise
 
     def drain(self) -> None:
-        """Waits until the lanes are at rest."""
-        self.lanes.drain()
+        """Waits until the lanes are at rest; a lane itself does not wait."""
+        if not on_lane():
+            self.lanes.drain()
+
+    def check_forwards(self) -> None:
+        """Waits for all forwards, those included whose results nobody used, and raises what they raised."""
+        while self._unseen:
+            self.wait(self._unseen.popleft())
+
+    def _note_forward(self, ticket: Ticket[Any]) -> None:
+        self._unseen.append(ticket)
+        while self._unseen[0].done or len(self._unseen) > _MAX_UNSEEN:
+            self.wait(self._unseen.popleft())
+            if not self._unseen:
+                break
 
     def _on_lane(self, module: str, phase: str, slots: tuple[int, ...], work: Callable[[], T]) -> Callable[[], T]:
-        step = self.step
+        step = self.backwards.ended
 
         def run() -> T:
-            self._here.on_lane = True
             start = time.perf_counter_ns()
             try:
-                return work()
+                with as_lane():
+                    return work()
             finally:
                 self._spans.append((module, phase, slots, step, start, time.perf_counter_ns()))
 
         return run
 
-    # Backward.
-
-    def expect_end_of_backward(self) -> None:
-        """Makes the caller's running backward wait for the lanes before it returns."""
-        task = torch._C._current_graph_task_id()
-        if self._backward == task:
-            return
-        self.reset()
-        self._backward = task
-        torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)  # type: ignore[attr-defined]
-
-    def _end_backward(self) -> None:
-        self._backward = None
-        pending, self.pending = self.pending, []
-        self.step += 1
-        try:
-            for ticket in pending:
-                self.wait(ticket)
-        finally:
-            self.gradients.settle()
-
-    def reset(self) -> None:
-        """Forgets a backward that an error cut short; the lanes come to rest first."""
-        if torch._C._current_graph_task_id() == self._backward or not (self.pending or self.gradients.unsettled):
-            return
-        self.drain()
-        self.pending = []
-        self.gradients.settle()
+    def begin(self) -> None:
+        """Called before the model's own forward: forgets what an error cut short."""
+        self._unseen.clear()
+        if torch._C._current_graph_task_id() == -1:
+            self.backwards.forget_failed()
 
     def close(self) -> None:
         """Gives the lanes back; what is still asked of them later runs where it is asked."""
@@ -259,21 +291,16 @@ def _joined(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.join() if isinstance(tensor, LaneTensor) else tensor
 
 
-def _noting_origin(run: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Adds to an error inside a module where the user called it, since it surfaces where the result is needed."""
-    origin = _caller()
-
-    def noted(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return run(*args, **kwargs)
-        except BaseException as error:
-            error.add_note(f"raised in module {name!r}, called at {origin}")
-            raise
-
-    return noted
+def _error_of(ticket: Ticket[Any]) -> BaseException | None:
+    """Returns what finished work raised."""
+    try:
+        ticket.wait()
+    except BaseException as error:
+        return error
+    return None
 
 
-def _caller() -> str:
+def caller() -> str:
     """Returns file, line and function of the user's code that is being run."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("mosaic.engine", "torch.")):

@@ -96,7 +96,7 @@ class Handle:
             if span.phase != "glue":
                 times.setdefault(f"{span.phase}_ms/{span.module}", []).append(span.end_ms - span.start_ms)
         return {
-            "steps": float(self._executor.step),
+            "steps": float(self._executor.backwards.ended),
             "overlap": timeline.overlap,
             "calls_in_place": float(sum(self._executor.in_place.values())),
             **{name: statistics.median(values) for name, values in sorted(times.items())},
@@ -167,9 +167,12 @@ class Handle:
         def intercept(plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if not self._enabled:
                 return plain(*args, **kwargs)
-            executor.reset()
+            executor.begin()
             try:
-                return map_tensors(_joined, plain(*args, **kwargs))
+                result = map_tensors(_joined, plain(*args, **kwargs))
+                executor.check_forwards()
+                executor.drain()  # what nobody used may still read parameters and modes
+                return result
             except BaseException:
                 executor.drain()
                 raise

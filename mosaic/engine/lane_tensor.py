@@ -14,10 +14,14 @@ bit. A tensor that was joined once counts as an ordinary tensor from then on; th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
+
+from mosaic.engine.thread_state import on_lane
+from mosaic.errors import ModuleContractError, UnsupportedModelError
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Lane, Ticket
@@ -65,6 +69,9 @@ class LaneTensor(torch.Tensor):
     _pick: int
     _joined: torch.Tensor | None
     _module: str
+    _base_of_view: LaneTensor | None
+    _replay: Callable[[torch.Tensor], torch.Tensor] | None
+    _views: list[weakref.ref[LaneTensor]]
 
     @staticmethod
     def __new__(
@@ -86,6 +93,9 @@ class LaneTensor(torch.Tensor):
         made._pick = pick
         made._joined = None
         made._module = module
+        made._base_of_view = None
+        made._replay = None
+        made._views = []
         return made
 
     def value(self) -> torch.Tensor:
@@ -106,6 +116,39 @@ class LaneTensor(torch.Tensor):
                 self._joined = self.value()
         return self._joined
 
+    def note_view(self, base: LaneTensor, replay: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Remembers that this tensor is a view of ``base``, made by ``replay``."""
+        self._base_of_view = base
+        self._replay = replay
+        base._views.append(weakref.ref(self))
+
+    def join_to_write(self) -> None:
+        """Joins this tensor, what it is a view of, and all views of that, so that autograd sees a write in all of them.
+
+        Raises:
+            UnsupportedModelError: One of them was joined before, on its own.
+        """
+        base = self
+        while base._base_of_view is not None:
+            base = base._base_of_view
+        if base is self and not any(ref() is not None for ref in self._views):
+            self.join()
+            return
+        base.join()
+        todo = [base]
+        while todo:
+            above = todo.pop()
+            for view in [found for ref in above._views if (found := ref()) is not None]:
+                if view._joined is not None and not view._joined._is_view():
+                    raise UnsupportedModelError(
+                        f"a result of {self._module!r} is written to in place after a view of it was used elsewhere; "
+                        f"write to a copy, or leave the module out: colocate(..., exclude=[{self._module!r}])"
+                    )
+                if view._joined is None:
+                    assert view._replay is not None
+                    view._joined = view._replay(above.join())
+                todo.append(view)
+
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Decides between following the lane and joining it."""
@@ -115,8 +158,11 @@ class LaneTensor(torch.Tensor):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         found = list(lane_tensors((args, kwargs)))
+        _check_thread(found)
         if _writes(name, kwargs):
             found[0]._executor.drain()
+            for written in lane_tensors((args[0] if args else None, kwargs.get("out"))):
+                written.join_to_write()
         elif name not in _VALUES and _is_one_branch(found):
             for leaf in _leaves((args, kwargs)):
                 found[0]._executor.gradients.expect(leaf)
@@ -130,6 +176,7 @@ class LaneTensor(torch.Tensor):
     ) -> Any:
         """Queues an operator on its lane, or runs it here; see ``Executor.operate``."""
         first = next(lane_tensors((args, kwargs)))
+        _check_thread([first])
         return first._executor.operate(first, func, args, kwargs or {})
 
 
@@ -144,9 +191,9 @@ class _Join(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         (grad,) = grads
-        if torch.is_grad_enabled() or isinstance(grad, LaneTensor):
-            return grad
         executor, lane, module = ctx.branch
+        if torch.is_grad_enabled() or isinstance(grad, LaneTensor) or executor.closed:
+            return grad
         # As a tensor of the lane it makes the glue's backward follow the branch, as its forward did.
         return LaneTensor(grad, executor, lane, Ready([grad]), 0, module)
 
@@ -218,6 +265,20 @@ def _writes(name: str, kwargs: dict[str, Any]) -> bool:
     if name in _IN_PLACE_OPERATORS or kwargs.get("out") is not None or name == "__set__":
         return True
     return name.endswith("_") and not name.endswith("__")
+
+
+def _check_thread(found: list[LaneTensor]) -> None:
+    """Lanes get plain values; a lane tensor among them came by another way and could make lanes wait for each other.
+
+    Raises:
+        ModuleContractError: This is a lane's thread.
+    """
+    if found and on_lane():
+        name = found[0]._module
+        raise ModuleContractError(
+            f"a placed module reads a result of {name!r} that is not among its arguments; pass it as an argument, or "
+            f"leave one of them out: colocate(..., exclude=[{name!r}])"
+        )
 
 
 def _is_one_branch(found: list[LaneTensor]) -> bool:

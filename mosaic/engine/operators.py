@@ -8,6 +8,7 @@ import torch
 
 from mosaic.engine.lane_tensor import LaneTensor, lane_tensors
 from mosaic.engine.structure import flatten, map_tensors, unflatten
+from mosaic.errors import ModuleContractError
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Lane, Ticket
@@ -31,7 +32,11 @@ class Operators:
         random numbers or writes into something else than this lane's tensors: then it runs here, once its inputs
         are there.
         """
-        if not _ON_MAIN.isdisjoint(func.tags) or not _writes_only(func, args, kwargs, first._lane):
+        if (
+            self._executor.closed
+            or not _ON_MAIN.isdisjoint(func.tags)
+            or not _writes_only(func, args, kwargs, first._lane)
+        ):
             return self._run_here(func, args, kwargs)
         stands_for: dict[int, torch.Tensor] = {}
         try:
@@ -48,18 +53,27 @@ class Operators:
             else LaneTensor(leaf, self._executor, first._lane, ticket, index, first._module)
             for index, leaf in enumerate(leaves)
         ]
+        if _is_view(func) and len(leaves) == 1 and isinstance(made[0], LaneTensor) and args[0] is first:
+            made[0].note_view(first, lambda base: func(base, *args[1:], **kwargs))
         return unflatten(list(made), spec)
 
     def _queue(self, first: LaneTensor, func: Any, args: Any, kwargs: Any) -> Ticket[list[torch.Tensor]]:
         executor, lane = self._executor, first._lane
         found = list(lane_tensors((args, kwargs)))
-        for value in _real_tensors((args, kwargs)):
+        real = _real_tensors((args, kwargs))
+        versions = [value._version for value in real]
+        for value in real:
             if value.is_leaf and value.requires_grad:
                 executor.gradients.expect(value)
 
         def work() -> list[torch.Tensor]:
             with torch.no_grad():
                 result = func(*_values(args), **_values(kwargs))
+            if versions != [value._version for value in real]:
+                raise ModuleContractError(
+                    f"an input of {func}, which follows {first._module!r} on its lane, was written to before the lane "
+                    "had read it; write to a copy"
+                )
             return [leaf for leaf in flatten(result)[0] if isinstance(leaf, torch.Tensor)]
 
         ticket = executor.submit_to(lane, first._module, "glue", work, executor.inputs_from(found, lane))
@@ -73,6 +87,11 @@ class Operators:
         stands_for = {id(tensor.value()): tensor for tensor in lane_tensors((args, kwargs))}
         result = func(*_values(args), **_values(kwargs))
         return map_tensors(lambda tensor: stands_for.get(id(tensor), tensor), result)
+
+
+def _is_view(func: Any) -> bool:
+    returns = func._schema.returns
+    return bool(returns) and returns[0].alias_info is not None and not returns[0].alias_info.is_write
 
 
 def _values(value: Any) -> Any:

@@ -7,8 +7,10 @@ on by as many draws as the module is known to make. What a module draws is count
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -46,16 +48,25 @@ class RandomnessWatch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs the operator unchanged."""
+        if _saved_tensor_hooks() != self._hooks:
+            # Recomputing saves and restores the random numbers of the whole process, from each lane's thread.
+            self.obstacle = "it uses activation checkpointing or other hooks on saved tensors"
         if not _draws(func):
             return func(*args, **(kwargs or {}))
+        if (kwargs or {}).get("generator") is not None:
+            self.obstacle = "it draws random numbers from a generator of its own, which others may use too"
         before = torch.get_rng_state()
         result = func(*args, **(kwargs or {}))
-        if not torch.equal(before, torch.get_rng_state()):  # attention without dropout, say, may draw and does not
-            if not _takes_generator(func):
-                self.obstacle = f"it draws random numbers through {func}, which takes no generator"
-            elif _saved_tensor_hooks() != self._hooks:
-                self.obstacle = "it draws random numbers under activation checkpointing"
+        drew = not torch.equal(before, torch.get_rng_state())  # attention without dropout, say, may draw and does not
+        if drew and not _takes_generator(func):
+            self.obstacle = f"it draws random numbers through {func}, which takes no generator"
         return result
+
+
+def other_random_state() -> tuple[Any, ...]:
+    """Returns the states of Python's and numpy's own random numbers, which belong to all threads."""
+    name, keys, *rest = np.random.get_state()
+    return (random.getstate(), name, keys.tobytes(), *rest)  # type: ignore[attr-defined, union-attr]
 
 
 def count_draws(before: torch.Tensor, after: torch.Tensor) -> int | None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from mosaic.engine.branch_graph import find_uses
-from mosaic.engine.random_numbers import RandomnessWatch, count_draws
-from mosaic.engine.structure import flatten, is_opaque, leaf_key
+from mosaic.engine.branch_graph import Survey, find_uses, survey
+from mosaic.engine.random_numbers import RandomnessWatch, count_draws, other_random_state
+from mosaic.engine.structure import flatten, is_opaque, leaf_key, tensors_in
 from mosaic.engine.thread_state import ThreadState
 
 
@@ -45,6 +45,8 @@ class Signature:
     """32-bit random numbers drawn."""
     obstacle: str | None
     """Why calls of this kind run where they are made, or None."""
+    alone: str | None
+    """Why two calls of this kind in one backward would sum gradients in another order on a lane, or None."""
 
     @property
     def made(self) -> list[OutputInfo]:
@@ -82,40 +84,107 @@ class Arguments:
         """Type of a leaf that may hide tensors, or None."""
         return next((type(leaf).__name__ for leaf in self.leaves if is_opaque(leaf)), None)
 
-    def key(self, module: torch.nn.Module | None) -> Hashable:
-        """Returns what two calls must share to be of one kind."""
+    @property
+    def versions(self) -> list[int]:
+        """How often each tensor was written to."""
+        return [leaf._version for leaf in self.leaves if isinstance(leaf, torch.Tensor)]
+
+    def key(self, modes: tuple[bool, ...], parameters: Sequence[torch.Tensor]) -> Hashable:
+        """Returns what two calls must share to be of one kind.
+
+        Args:
+            modes: Training modes of the module's parts.
+            parameters: Those of its parameters that take a gradient.
+        """
         first: dict[int, int] = {}
         repeats = tuple(
             first.setdefault(id(leaf), index)
             for index, leaf in enumerate(self.leaves)
             if isinstance(leaf, torch.Tensor)
         )
-        modes = () if module is None else tuple(part.training for part in module.modules())
-        return (self.spec, tuple(map(leaf_key, self.leaves)), repeats, self.state, modes)
+        trained = tuple(map(id, parameters))
+        return (self.spec, tuple(map(leaf_key, self.leaves)), repeats, self.state, modes, trained)
 
 
-def learn(run: Callable[[], Any], arguments: Arguments) -> tuple[Any, Signature]:
-    """Runs a call where it was made and returns its result and what to expect of the next one of its kind."""
-    tensors = [leaf for leaf in arguments.leaves if isinstance(leaf, torch.Tensor)]
-    versions = [tensor._version for tensor in tensors]
-    before = torch.get_rng_state()
+def learn(
+    run: Callable[[], Any], arguments: Arguments, module: torch.nn.Module | None
+) -> tuple[Any, list[torch.Tensor], Signature]:
+    """Runs a call where it was made; returns its result, the tensors that it made, and what to expect of the next.
+
+    Args:
+        run: Makes the call.
+        arguments: What it is called with.
+        module: Whose call it is; None for a function.
+    """
+    versions = arguments.versions
+    before, kept, others = torch.get_rng_state(), _kept_tensors(module), other_random_state()
     with RandomnessWatch() as watch:
         result = run()
     draws = count_draws(before, torch.get_rng_state())
-    obstacle = watch.obstacle
-    if draws is None:
-        obstacle = obstacle or "it draws random numbers in a way that cannot be foreseen"
-    if versions != [tensor._version for tensor in tensors]:
-        obstacle = "it writes into one of its inputs"
     leaves, spec = flatten(result)
     hidden = next((type(leaf).__name__ for leaf in leaves if is_opaque(leaf)), None)
-    if hidden is not None:
-        obstacle = f"it returns a {hidden}, which may hide tensors"
-    return result, _describe(leaves, spec, arguments, draws or 0, obstacle)
+    came = {id(leaf) for leaf in arguments.leaves}
+    made = list({id(t): t for t in leaves if isinstance(t, torch.Tensor) and id(t) not in came}.values())
+    found = survey([tensor for tensor in made if tensor.requires_grad], arguments.differentiable)
+    obstacles = [
+        f"it returns a {hidden}, which may hide tensors" if hidden is not None else None,
+        "it writes into one of its inputs" if versions != arguments.versions else None,
+        watch.obstacle,
+        "it draws random numbers in a way that cannot be foreseen" if draws is None else None,
+        "it draws from Python's or numpy's random numbers" if others != other_random_state() else None,
+        _keeps(kept, _kept_tensors(module)),
+        _foreign(found, module),
+        "it uses activation checkpointing" if any("Checkpoint" in name for name in found.names) else None,
+    ]
+    obstacle = next((reason for reason in obstacles if reason is not None), None)
+    return result, made, _describe(leaves, spec, arguments, draws or 0, obstacle, _alone(found, arguments.state))
+
+
+def _alone(found: Survey, state: ThreadState) -> str | None:
+    if any(count > 1 for count in found.uses.values()):
+        return "it uses a parameter several times"
+    if state.autocast and state.autocast_cache and found.uses:
+        return "autocast keeps its cast weights from one call to the next"
+    return None
+
+
+def _foreign(found: Survey, module: torch.nn.Module | None) -> str | None:
+    """Returns an obstacle if results depend on what is neither an argument nor a parameter of the module."""
+    if module is None:
+        return None
+    own = {id(parameter) for parameter in module.parameters()}
+    strange = [tensor for key, tensor in found.leaves.items() if key not in own]
+    if not strange:
+        return None
+    shape = "x".join(map(str, strange[0].shape)) or "scalar"
+    return f"its result depends on a {shape} tensor that is neither an argument nor one of its parameters"
+
+
+def _kept_tensors(module: torch.nn.Module | None) -> dict[str, list[torch.Tensor]]:
+    """Returns the tensors in plain attributes of a module's parts: results that it leaves lying about."""
+    kept = {}
+    for path, part in [] if module is None else module.named_modules():
+        for name, value in vars(part).items():
+            if isinstance(value, torch.Tensor) or (type(value) in (list, tuple, dict) and not name.startswith("_")):
+                kept[f"{path}.{name}".lstrip(".")] = tensors_in(value)
+    return kept
+
+
+def _keeps(before: dict[str, list[torch.Tensor]], after: dict[str, list[torch.Tensor]]) -> str | None:
+    for name, tensors in after.items():
+        known = {id(tensor) for tensor in before.get(name, [])}
+        if any(id(tensor) not in known for tensor in tensors):
+            return f"it keeps a result in its attribute {name!r}, where others would read it too early"
+    return None
 
 
 def _describe(
-    leaves: list[Any], spec: pytree.TreeSpec, arguments: Arguments, draws: int, obstacle: str | None
+    leaves: list[Any],
+    spec: pytree.TreeSpec,
+    arguments: Arguments,
+    draws: int,
+    obstacle: str | None,
+    alone: str | None,
 ) -> Signature:
     distinct = {id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}
     order = {key: index for index, key in enumerate(distinct)}
@@ -144,4 +213,5 @@ def _describe(
         edges=tuple(use.input for use in uses),
         draws=draws,
         obstacle=obstacle,
+        alone=alone,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -57,15 +58,47 @@ class ThreadState:
         torch.set_autocast_cache_enabled(self.autocast_cache)
 
 
-def is_intercepted() -> bool:
-    """Whether a mode of the caller (a profiler of operators, fake tensors, a tracer) watches this thread's operators.
+def interception() -> str | None:
+    """Returns why a call made now on this thread must run where it is made, or None.
 
-    A lane's thread would escape it, so a call made under one runs where it was made.
+    A lane's thread would escape what watches this thread's operators (a profiler of operators, fake tensors, a
+    tracer), and a call in the middle of a backward is a recomputation of one that was made before.
     """
-    return (
+    if (
         torch._C._len_torch_dispatch_stack() > 0
         or torch._C._len_torch_function_stack() > 0
-        or torch.is_inference_mode_enabled()
         or torch._C._get_tracing_state() is not None
         or torch.compiler.is_compiling()
-    )
+    ):
+        return "another torch mode is active"
+    if torch.is_inference_mode_enabled():
+        return "inference mode is active"
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        return "hooks on saved tensors are active, such as activation checkpointing around it"
+    if torch._C._current_graph_task_id() != -1:
+        return "it is called in the middle of a backward, such as by activation checkpointing"
+    return None
+
+
+class _Here(threading.local):
+    """Whether the present thread is running a lane's work; like torch's own settings this belongs to the thread."""
+
+    on_lane = False
+
+
+_HERE = _Here()
+
+
+def on_lane() -> bool:
+    """Whether the calling thread is running a lane's work."""
+    return _HERE.on_lane
+
+
+@contextmanager
+def as_lane() -> Iterator[None]:
+    """Marks the calling thread as running a lane's work."""
+    before, _HERE.on_lane = _HERE.on_lane, True
+    try:
+        yield
+    finally:
+        _HERE.on_lane = before

@@ -1,0 +1,149 @@
+"""Models, loops and comparisons for the tests of the engine."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+import mosaic
+from mosaic.backends.host import HostBackend
+from mosaic.engine import Handle, find_modules
+from mosaic.plan import Plan, plan_from_quotas
+from mosaic.profiler import ProfileSettings
+
+FAST = ProfileSettings(refuse_share=2.0, foreign_share=2.0, sample_seconds=0.05, min_repeats=2, max_repeats=3)
+
+Stages = Sequence[dict[str, int]]
+
+
+def tower(width_in: int = 8, width: int = 16, *extra: nn.Module) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(width_in, width), nn.GELU(), *extra, nn.Linear(width, width))
+
+
+class TwoTowers(nn.Module):
+    """Two encoders, glue that projects each one's output, and a head over both."""
+
+    def __init__(self, left: nn.Module | None = None, right: nn.Module | None = None) -> None:
+        super().__init__()
+        self.left = left if left is not None else tower()
+        self.right = right if right is not None else tower()
+        self.weight = nn.Parameter(torch.randn(16, 16))
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        left = nn.functional.normalize(self.left(x) @ self.weight, dim=-1)
+        right = nn.functional.normalize(self.right(y), dim=-1)
+        return self.scale * left @ right.T
+
+
+def pair_batch(step: int = 0, rows: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(100 + step)
+    return torch.randn(rows, 8, generator=generator), torch.randn(rows, 8, generator=generator)
+
+
+def plan_for(model: nn.Module, sample: Any, stages: Stages, backend: HostBackend, **choice: Any) -> Plan:
+    return plan_from_quotas(stages, graph=find_modules(model, sample, **choice).graph, device=backend.device)
+
+
+def colocate(model: nn.Module, sample: Any, stages: Stages, *, num_slots: int = 2, **choice: Any) -> Handle:
+    """Colocates by a plan given by hand; ``choice`` is ``include`` and ``exclude``."""
+    backend = HostBackend(num_slots=num_slots)
+    plan = plan_for(model, sample, stages, backend, **choice)
+    named = {"modules": choice.get("include"), "exclude": choice.get("exclude", ())}
+    return mosaic.colocate(model, sample=sample, plan=plan, backend=backend, **named)
+
+
+@contextmanager
+def colocated(model: nn.Module, sample: Any, stages: Stages, *, num_slots: int = 2, **choice: Any) -> Any:
+    handle = colocate(model, sample, stages, num_slots=num_slots, **choice)
+    try:
+        yield handle
+    finally:
+        handle.remove()
+
+
+@dataclass
+class Record:
+    """What a loop computed."""
+
+    values: list[torch.Tensor] = field(default_factory=list)
+
+    def note(self, *values: Any) -> None:
+        for value in values:
+            self.values.append(torch.as_tensor(value).detach().clone())
+
+    def note_model(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> None:
+        for parameter in model.parameters():
+            assert type(parameter.grad) in (torch.Tensor, type(None))
+            self.note(parameter, torch.zeros(0) if parameter.grad is None else parameter.grad)
+        self.note(*model.buffers())
+        if optimizer is not None:
+            for state in optimizer.state.values():
+                found = [value for value in state.values() if isinstance(value, torch.Tensor)]
+                assert all(type(value) is torch.Tensor for value in found)
+                self.note(*found)
+
+
+def _difference(ours: torch.Tensor, theirs: torch.Tensor) -> str:
+    if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+        return f"{tuple(ours.shape)} {ours.dtype} is not {tuple(theirs.shape)} {theirs.dtype}"
+    return f"{tuple(ours.shape)}, by up to {(ours.double() - theirs.double()).abs().max():.3g}"
+
+
+Loop = Callable[[nn.Module, Record], None]
+
+
+def assert_same(plain: Record, colocated: Record) -> None:
+    assert len(plain.values) == len(colocated.values)
+    for index, (ours, theirs) in enumerate(zip(colocated.values, plain.values, strict=True)):
+        same = ours.dtype == theirs.dtype and torch.equal(ours.nan_to_num(), theirs.nan_to_num())
+        assert same, f"value {index} of {len(plain.values)} differs: {_difference(ours, theirs)}"
+
+
+def run_both(
+    make: Callable[[], nn.Module], sample: Any, stages: Stages, loop: Loop, *, num_slots: int = 2, **choice: Any
+) -> str:
+    """Runs a loop on a plain and on a colocated model and holds them equal; returns what the handle described."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        torch.manual_seed(0)
+        model = make()
+        twin = copy.deepcopy(model)
+        plain, ours = Record(), Record()
+        torch.manual_seed(1)
+        loop(model, plain)
+        with colocated(twin, sample, stages, num_slots=num_slots, **choice) as handle:
+            torch.manual_seed(1)
+            loop(twin, ours)
+            described = handle.describe()
+        assert_same(plain, ours)
+        return described
+    finally:
+        torch.set_num_threads(threads)
+
+
+def train(steps: int = 4, optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW, **options: Any) -> Loop:
+    """The simplest loop on ``pair_batch``."""
+
+    def loop(model: nn.Module, record: Record) -> None:
+        used = optimizer([p for p in model.parameters() if p.requires_grad], lr=0.05, **options)
+        for step in range(steps):
+            loss = model(*pair_batch(step)).square().mean()
+            loss.backward()
+            record.note(loss, torch.rand(1))
+            record.note_model(model, used)
+            used.step()
+            used.zero_grad()
+        record.note_model(model, used)
+
+    return loop
+
+
+SIDE_BY_SIDE = [{"left": 1, "right": 1}]
