@@ -1,24 +1,19 @@
-"""Finding the modules of a model and which feeds which, by running it once and following its tensors.
-
-A ``TorchFunctionMode`` marks every tensor with the modules that it stems from, so that frozen modules are seen and
-no graph has to be captured (autograd walks, fx, export and dynamo each fail on some models).
-"""
+"""Finding the modules of a model and which feeds which, by running it once and following its tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
-from mosaic.engine.structure import flatten, is_opaque, tensors_in
+from mosaic.engine.follow import follow
+from mosaic.engine.structure import tensors_in
 from mosaic.errors import UnsupportedModelError
-from mosaic.graph import Edge, ModuleGraph, ModuleNode
+from mosaic.graph import ModuleGraph, ModuleNode
 from mosaic.profiler import Subject, preserved
 
 _SMALLEST_SHARE = 0.02
@@ -62,20 +57,18 @@ def find_modules(
     with preserved(model):
         counts = _count_calls(model, run)
         candidates, left_out = _choose(model, counts, include, exclude)
-        calls, edges = _follow(model, candidates, run)
-    for name in list(calls):
-        reason = _obstacle(calls[name])
-        if reason is not None:
-            left_out[name] = reason
-            del calls[name]
+        calls, edges, obstacles = follow(candidates, run)
+        while obstacles:  # without them, what came to others through them comes from further up
+            left_out |= obstacles
+            candidates = {name: module for name, module in candidates.items() if name not in obstacles}
+            calls, edges, obstacles = follow(candidates, run)
     if not calls:
         why = "".join(f"\n  - {name}: {reason}" for name, reason in left_out.items())
         raise UnsupportedModelError(
             f"found no module to place in this {type(model).__name__}; name them: colocate(..., modules=[...]){why}"
         )
-    kept_edges = tuple(edge for edge in edges if edge.source in calls and edge.target in calls)
     nodes = tuple(_describe(call) for call in calls.values())
-    return Finding(ModuleGraph(modules=nodes, edges=kept_edges), tuple(calls.values()), left_out)
+    return Finding(ModuleGraph(modules=nodes, edges=edges), tuple(calls.values()), left_out)
 
 
 def _runner(model: nn.Module, sample: Sample) -> Callable[[], Any]:
@@ -131,6 +124,8 @@ def _choose(
     for name in wanted:
         if _matches(name, exclude):
             left_out[name] = "excluded by the caller"
+        elif (whole := next((other for other in chosen if name.startswith(f"{other}.")), None)) is not None:
+            left_out[name] = f"is a part of {whole}, which is placed as a whole"
         elif counts[name] != 1:
             left_out[name] = f"called {counts[name]} times in a step; a placed module is called once"
         elif (shared := _shared_with_others(modules, name)) is not None:
@@ -174,89 +169,6 @@ def _shared_with_others(modules: Mapping[str, nn.Module], name: str) -> str | No
 def _tensors_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     yield from module.named_parameters()
     yield from module.named_buffers()
-
-
-class _Follower(TorchFunctionMode):
-    """Marks tensors with the modules that they stem from."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._sources: dict[int, frozenset[str]] = {}
-        self._alive: list[torch.Tensor] = []  # so that an id is never given out twice
-
-    def sources(self, value: Any) -> frozenset[str]:
-        """Returns the modules that the tensors in ``value`` stem from."""
-        found = (self._sources.get(id(tensor), frozenset()) for tensor in tensors_in(value))
-        return frozenset().union(*found)
-
-    def mark(self, value: Any, sources: frozenset[str]) -> None:
-        """Says where the tensors in ``value`` stem from."""
-        for tensor in tensors_in(value):
-            self._sources[id(tensor)] = sources
-            self._alive.append(tensor)
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Passes marks on from an operator's inputs to its results, and to what it writes into."""
-        kwargs = kwargs or {}
-        result = func(*args, **kwargs)
-        sources = self.sources((args, kwargs))
-        if sources and isinstance(result, torch.Tensor | tuple | list):
-            self.mark(result, sources | self.sources(result))
-        if sources and getattr(func, "__name__", "") == "__setitem__":
-            self.mark(args[0], sources)
-        return result
-
-
-def _follow(
-    model: nn.Module, candidates: dict[str, nn.Module], run: Callable[[], Any]
-) -> tuple[dict[str, Subject], tuple[Edge, ...]]:
-    """Runs the model and returns the candidates' calls in order, and the edges between them."""
-    from mosaic.engine.thread_state import ThreadState
-
-    calls: dict[str, Subject] = {}
-    edges: dict[tuple[str, str], Edge] = {}
-    follower = _Follower()
-
-    def before(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            for source in sorted(follower.sources((args, kwargs))):
-                edges.setdefault((source, name), Edge(source=source, target=name))
-            calls[name] = Subject(name, module, args, kwargs, ThreadState.capture().applied)
-
-        return hook
-
-    def after(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any, result: Any) -> None:
-            follower.mark(result, frozenset({name}))
-
-        return hook
-
-    with _hooked(candidates, before, after), follower:
-        run()
-    return calls, tuple(edges.values())
-
-
-@contextmanager
-def _hooked(
-    modules: dict[str, nn.Module],
-    before: Callable[[str], Callable[..., None]],
-    after: Callable[[str], Callable[..., None]],
-) -> Iterator[None]:
-    handles = []
-    for name, module in modules.items():
-        handles.append(module.register_forward_pre_hook(before(name), with_kwargs=True))
-        handles.append(module.register_forward_hook(after(name)))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _obstacle(call: Subject) -> str | None:
-    """Returns why a module that was called cannot be placed, or None."""
-    hidden = next((type(leaf).__name__ for leaf in flatten((call.args, call.kwargs))[0] if is_opaque(leaf)), None)
-    return None if hidden is None else f"it takes a {hidden}, which may hide tensors"
 
 
 def _describe(call: Subject) -> ModuleNode:

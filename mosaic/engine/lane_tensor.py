@@ -154,7 +154,7 @@ class LaneTensor(torch.Tensor):
         """Decides between following the lane and joining it."""
         kwargs = kwargs or {}
         name = _name(func)
-        if name in _METADATA:
+        if reads_metadata(func):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         found = list(lane_tensors((args, kwargs)))
@@ -259,6 +259,11 @@ def _name(func: Any) -> str:
         owner = func.__self__
         return f"__get__:{getattr(owner, '__name__', None) or owner.fget.__name__}"
     return name
+
+
+def reads_metadata(func: Any) -> bool:
+    """Whether a torch function reads a tensor's shape, dtype and the like, and no value."""
+    return _name(func) in _METADATA
 
 
 def _writes(name: str, kwargs: dict[str, Any]) -> bool:

@@ -1,0 +1,144 @@
+"""Following tensors from module to module through one run of a model.
+
+A ``TorchFunctionMode`` marks every tensor with the modules that it stems from, so that frozen modules are seen and
+no graph has to be captured (autograd walks, fx, export and dynamo each fail on some models).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from mosaic.engine.lane_tensor import reads_metadata
+from mosaic.engine.structure import flatten, is_opaque, tensors_in
+from mosaic.engine.thread_state import ThreadState
+from mosaic.graph import Edge
+from mosaic.profiler import Subject
+
+_RESULTS = (torch.Tensor, tuple, list)
+
+
+class _Follower(TorchFunctionMode):
+    """Marks tensors with the modules that they stem from.
+
+    Attributes:
+        obstacles: Candidates that reach others, or are reached, by more than arguments and results; with the reason.
+    """
+
+    def __init__(self, candidates: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        self.obstacles: dict[str, str] = {}
+        self._owners = {id(p): (name, path) for name, m in candidates.items() for path, p in m.named_parameters()}
+        self._running: list[str] = []
+        self._inside: dict[int, str] = {}  # made in a candidate and, so far, not returned by it
+        self._sources: dict[int, frozenset[str]] = {}
+        self._alive: list[torch.Tensor] = []  # so that an id is never given out twice
+
+    def sources(self, value: Any) -> frozenset[str]:
+        """Returns the modules that the tensors in ``value`` stem from."""
+        found = (self._sources.get(id(tensor), frozenset()) for tensor in tensors_in(value))
+        return frozenset().union(*found)
+
+    def mark(self, value: Any, sources: frozenset[str]) -> None:
+        """Says where the tensors in ``value`` stem from."""
+        for tensor in tensors_in(value):
+            self._sources[id(tensor)] = sources
+            self._alive.append(tensor)
+
+    def enter(self, name: str) -> None:
+        """A candidate begins to run."""
+        self._running.append(name)
+
+    def leave(self, name: str, result: Any) -> None:
+        """A candidate has returned ``result``."""
+        self._running.remove(name)
+        for tensor in tensors_in(result):
+            self._inside.pop(id(tensor), None)
+        self.mark(result, frozenset({name}))
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Passes marks on from an operator's inputs to its results, and to what it writes into."""
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if reads_metadata(func):
+            return result
+        self._check(tensors_in((args, kwargs)), tensors_in(result) if isinstance(result, _RESULTS) else [])
+        sources = self.sources((args, kwargs))
+        if sources and isinstance(result, _RESULTS):
+            self.mark(result, sources | self.sources(result))
+        if sources and getattr(func, "__name__", "") == "__setitem__":
+            self.mark(args[0], sources)
+        return result
+
+    def _check(self, inputs: list[torch.Tensor], results: list[torch.Tensor]) -> None:
+        here = self._running[-1] if self._running else None
+        for tensor in inputs:
+            name = self._inside.get(id(tensor), here)
+            if name is not None and name != here:
+                self.obstacles[name] = "a tensor made inside of it is used outside, other than as its result"
+            owner, path = self._owners.get(id(tensor), (here, ""))
+            if owner is not None and owner != here and any(result.requires_grad for result in results):
+                self.obstacles[owner] = f"its parameter {path} is used outside of it too"
+        if here is not None:
+            came = {id(tensor) for tensor in inputs}
+            for tensor in results:
+                if id(tensor) not in came:
+                    self._inside[id(tensor)] = here
+                    self._alive.append(tensor)
+
+
+def follow(
+    candidates: dict[str, nn.Module], run: Callable[[], Any]
+) -> tuple[dict[str, Subject], tuple[Edge, ...], dict[str, str]]:
+    """Runs the model; returns the candidates' calls in order, the edges between them, and who cannot be placed."""
+    calls: dict[str, Subject] = {}
+    edges: dict[tuple[str, str], Edge] = {}
+    follower = _Follower(candidates)
+
+    def before(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            for source in sorted(follower.sources((args, kwargs))):
+                edges.setdefault((source, name), Edge(source=source, target=name))
+            calls[name] = Subject(name, module, args, kwargs, ThreadState.capture().applied)
+            follower.enter(name)
+
+        return hook
+
+    def after(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, result: Any) -> None:
+            follower.leave(name, result)
+
+        return hook
+
+    with _hooked(candidates, before, after), follower:
+        run()
+    obstacles = {name: reason for name, call in calls.items() if (reason := _obstacle(call)) is not None}
+    return calls, tuple(edges.values()), follower.obstacles | obstacles
+
+
+@contextmanager
+def _hooked(
+    modules: dict[str, nn.Module],
+    before: Callable[[str], Callable[..., None]],
+    after: Callable[[str], Callable[..., None]],
+) -> Iterator[None]:
+    handles = []
+    for name, module in modules.items():
+        handles.append(module.register_forward_pre_hook(before(name), with_kwargs=True))
+        handles.append(module.register_forward_hook(after(name)))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _obstacle(call: Subject) -> str | None:
+    """Returns why a module that was called cannot be placed, or None."""
+    hidden = next((type(leaf).__name__ for leaf in flatten((call.args, call.kwargs))[0] if is_opaque(leaf)), None)
+    return None if hidden is None else f"it takes a {hidden}, which may hide tensors"

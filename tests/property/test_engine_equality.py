@@ -1,0 +1,267 @@
+"""Random models, plans and loops: colocated and plain training are equal bit for bit."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from engine_cases import Record, run_both
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional
+
+WIDTH = 8
+ROWS = 5
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a random model and loop are made of."""
+
+    kinds: tuple[str, ...]
+    frozen: tuple[bool, ...]
+    glue: tuple[str, ...]
+    merge: str
+    backbone: bool
+    heads: int
+    slots: int
+    layout: int
+    forwards: int
+    accumulate: int
+    autocast: bool
+    clip: bool
+    to_none: bool
+    evaluate: bool
+    again: bool
+    adam: bool
+
+
+RECIPES = st.builds(
+    Recipe,
+    kinds=st.lists(
+        st.sampled_from(["plain", "norm", "dropout", "many", "dict", "record", "pair", "same", "attention", "repeat"]),
+        min_size=2,
+        max_size=4,
+    ).map(tuple),
+    frozen=st.tuples(*[st.booleans()] * 4),
+    glue=st.tuples(
+        *[st.sampled_from(["none", "normalize", "matmul", "linear", "mean", "dropout", "inplace", "view"])] * 4
+    ),
+    merge=st.sampled_from(["cat", "stack", "product", "sum"]),
+    backbone=st.booleans(),
+    heads=st.integers(0, 2),
+    slots=st.integers(2, 3),
+    layout=st.integers(0, 3),
+    forwards=st.integers(1, 3),
+    accumulate=st.integers(1, 2),
+    autocast=st.booleans(),
+    clip=st.booleans(),
+    to_none=st.booleans(),
+    evaluate=st.booleans(),
+    again=st.booleans(),
+    adam=st.booleans(),
+)
+
+
+@dataclass
+class Output:
+    hidden: torch.Tensor
+    nothing: None
+    extra: tuple[torch.Tensor, int]
+
+
+class Encoder(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.norm = nn.BatchNorm1d(WIDTH) if kind == "norm" else nn.LayerNorm(WIDTH)
+        self.heads = nn.MultiheadAttention(WIDTH, 2, dropout=0.2, batch_first=True) if kind == "attention" else None
+
+    def forward(self, x: torch.Tensor) -> Any:
+        hidden = self.norm(self.first(x)).tanh()
+        if self.kind == "dropout":
+            hidden = functional.dropout(hidden, 0.3, self.training)
+        if self.kind == "many":
+            hidden = hidden * x + x.sin() * x.mean() - x
+        if self.kind == "repeat":
+            hidden = self.first(self.first(hidden).relu())
+        if self.heads is not None:
+            hidden = self.heads(hidden[None], hidden[None], x[None], need_weights=False)[0][0]
+        result = self.last(hidden)
+        if self.kind == "dict":
+            return {"hidden": result, "nothing": None, "unused": hidden.sum()}
+        if self.kind == "record":
+            return Output(result, None, (result.exp(), 3))
+        if self.kind == "pair":
+            return result, result[:, :2]
+        if self.kind == "same":
+            return result, x, result
+        return result
+
+
+def unpack(found: Any) -> torch.Tensor:
+    if isinstance(found, dict):
+        return found["hidden"]
+    if dataclasses.is_dataclass(found):
+        return found.hidden + found.extra[0] / found.extra[1]
+    if isinstance(found, tuple):
+        return sum((part.sum(-1, keepdim=True) for part in found[1:]), found[0])
+    return found
+
+
+class Model(nn.Module):
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__()
+        self.recipe = recipe
+        self.stem = nn.Parameter(torch.randn(WIDTH))
+        self.encoders = nn.ModuleDict({f"e{index}": Encoder(kind) for index, kind in enumerate(recipe.kinds)})
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH))
+        self.small = nn.Linear(WIDTH, WIDTH, bias=False)
+        wide = WIDTH * len(recipe.kinds) if recipe.merge == "cat" else WIDTH
+        self.backbone = nn.Sequential(nn.Linear(wide, wide), nn.GELU(), nn.Linear(wide, wide))
+        self.heads = nn.ModuleDict({f"h{index}": nn.Sequential(nn.Linear(wide, 16)) for index in range(recipe.heads)})
+        for encoder, frozen in zip(self.encoders.values(), recipe.frozen, strict=False):
+            encoder.requires_grad_(not frozen)
+
+    def _glue(self, kind: str, x: torch.Tensor) -> torch.Tensor:
+        if kind == "normalize":
+            return functional.normalize(x, dim=-1)
+        if kind == "matmul":
+            return x @ self.weight.T + x
+        if kind == "linear":
+            return self.small(x)
+        if kind == "mean":
+            return x.reshape(ROWS, 2, -1).mean(1).repeat(1, 2) * x
+        if kind == "dropout":
+            return functional.dropout(x, 0.2, self.training)
+        if kind == "inplace":
+            x = x * 1
+            x += 1
+            x[:, 0] = 0
+            return x
+        if kind == "view":
+            return x.view(ROWS, 2, -1).transpose(1, 2).flatten(1)[:, torch.arange(WIDTH - 1, -1, -1)]
+        return x
+
+    def forward(self, *inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+        shared = [x * self.stem for x in inputs]
+        parts = [
+            self._glue(kind, unpack(encoder(x)))
+            for kind, encoder, x in zip(self.recipe.glue, self.encoders.values(), shared, strict=False)
+        ]
+        merge = self.recipe.merge
+        if merge == "cat":
+            hidden = torch.cat(parts, dim=-1)
+        elif merge == "stack":
+            hidden = torch.stack(parts).square().mean(0)
+        elif merge == "product":
+            hidden = parts[0] @ parts[1].T @ sum(parts[1:])
+        else:
+            hidden = sum(parts[1:], parts[0])
+        if self.recipe.backbone:
+            hidden = self.backbone(hidden)
+        out = {name: head(hidden * 1.5) + hidden.sum() for name, head in self.heads.items()}
+        return {"hidden": hidden, **out}
+
+
+def batch(recipe: Recipe, seed: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(ROWS, WIDTH, generator=generator) for _ in recipe.kinds]
+
+
+def stages_of(recipe: Recipe) -> list[dict[str, int]]:
+    names = [f"encoders.e{index}" for index in range(len(recipe.kinds))]
+    if recipe.layout == 0:
+        stages = [dict.fromkeys(names[start : start + recipe.slots], 1) for start in range(0, 4, recipe.slots)]
+    elif recipe.layout == 1:
+        stages = [{name: 1} for name in names]
+    else:
+        stages = [dict.fromkeys(names[: recipe.layout - 1], 1), dict.fromkeys(names[recipe.layout - 1 :], 1)]
+        stages = [dict(list(stage.items())[i : i + 2]) for stage in stages for i in (0, 2)]
+    if recipe.backbone:
+        stages.append({"backbone": 1})
+    stages.append({f"heads.h{index}": 1 for index in range(recipe.heads)})
+    return [stage for stage in stages if stage]
+
+
+def loss_of(outputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    return sum(output.float().square().mean() for output in outputs.values())
+
+
+def loop(recipe: Recipe):
+    def run(model: nn.Module, record: Record) -> None:
+        trained = [p for p in model.parameters() if p.requires_grad]
+        if recipe.adam:
+            optimizer: torch.optim.Optimizer = torch.optim.AdamW(trained, lr=0.01)
+        else:
+            optimizer = torch.optim.SGD(trained, lr=0.01, momentum=0.9)
+        for step in range(3):
+            for micro in range(recipe.accumulate):
+                with torch.autocast("cpu", torch.bfloat16, enabled=recipe.autocast):
+                    seeds = [1000 * step + 10 * micro + index for index in range(recipe.forwards)]
+                    losses = [loss_of(model(*batch(recipe, seed))) for seed in seeds]
+                loss = sum(losses)
+                loss.backward(retain_graph=recipe.again)
+                if recipe.again:
+                    loss.backward()
+                record.note(loss, torch.rand(1))
+            if recipe.clip:
+                record.note(nn.utils.clip_grad_norm_(trained, 0.5))
+            record.note_model(model, optimizer)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=recipe.to_none)
+            if recipe.evaluate:
+                model.eval()
+                with torch.no_grad():
+                    record.note(*model(*batch(recipe, step)).values())
+                model.train()
+        record.note_model(model, optimizer)
+
+    return run
+
+
+PLAIN = Recipe(
+    kinds=("plain", "many"),
+    frozen=(False,) * 4,
+    glue=("matmul", "matmul", "none", "none"),
+    merge="cat",
+    backbone=True,
+    heads=2,
+    slots=2,
+    layout=0,
+    forwards=1,
+    accumulate=1,
+    autocast=False,
+    clip=True,
+    to_none=True,
+    evaluate=True,
+    again=False,
+    adam=True,
+)
+
+
+@given(recipe=RECIPES)
+@example(recipe=PLAIN)
+@example(recipe=dataclasses.replace(PLAIN, kinds=("same", "pair", "record", "dict"), slots=3, glue=("linear",) * 4))
+@example(recipe=dataclasses.replace(PLAIN, forwards=3, accumulate=2, again=True, kinds=("repeat", "norm", "dropout")))
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True, print_blob=False
+)
+def test_colocated_training_is_equal_to_plain_training(recipe: Recipe):
+    include = ["encoders.*", "backbone", "heads.*"]
+    exclude = [f"{name}.*" for name in ("encoders.*", "backbone", "heads.*")]
+    if not recipe.backbone:
+        exclude.append("backbone")
+    run_both(
+        lambda: Model(recipe),
+        batch(recipe, 0),
+        stages_of(recipe),
+        loop(recipe),
+        num_slots=recipe.slots,
+        include=include,
+        exclude=exclude,
+    )
