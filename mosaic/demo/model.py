@@ -92,7 +92,7 @@ class TextEncoder(nn.Module):
     def forward(self, text: Tensor) -> Tensor:
         """Embeds (batch, characters) to (batch, embedding)."""
         real = (text != 0).unsqueeze(2)
-        x, _ = self.recurrent(self.embedding(text))
+        x, _ = self.recurrent(self.embedding(text) * real)
         embedding: Tensor = self.projection((x * real).sum(1) / real.sum(1))
         return embedding
 

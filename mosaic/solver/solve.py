@@ -19,6 +19,7 @@ from mosaic.solver.predict import build_stage
 from mosaic.solver.sequential import one_by_one
 from mosaic.solver.spare import spend_spare_slots
 from mosaic.solver.stage_eval import StageEvaluator, StageResult
+from mosaic.solver.stagger import stagger
 
 METHODS = ("gahc", "sequential", "brute_force")
 """Names of the solvers."""
@@ -92,7 +93,11 @@ def solve(
     plan = Plan(
         device=device,
         num_devices=num_devices,
-        stages=_keep_gains(tuple(build_stage(stage, cost) for stage in found), sequential),
+        stages=stagger(
+            _keep_gains(tuple(build_stage(stage, cost) for stage in found), sequential),
+            num_devices=num_devices,
+            num_slots=device.num_slots,
+        ),
         graph=graph.fingerprint,
         profile=cost.profile_fingerprint,
         sequential_ms=_predicted_ms(sequential),
