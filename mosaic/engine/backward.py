@@ -48,6 +48,7 @@ class Backwards:
     def end(self, ended: _End) -> None:
         """Waits for what one backward launched; once the outermost ends, makes gradients plain."""
         self._begun = [ref for ref in self._begun if ref() is not None and ref() is not ended]
+        self._executor.hand_over_all()
         try:
             for ticket in ended.launched:
                 self._executor.wait(ticket)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from mosaic.engine.backward import Backwards
+from mosaic.engine.batch import Batch
 from mosaic.engine.call import Call, CallFunction
 from mosaic.engine.gradients import LeafGradients
 from mosaic.engine.lane_tensor import LaneTensor, Ready, lane_tensors
@@ -55,6 +56,7 @@ class Executor:
         self._unseen: deque[Ticket[Any]] = deque()
         self.last_write: dict[Lane, Ticket[Any]] = {}
         self._operators = Operators(self)
+        self._batches: dict[Lane, Batch] = {}
 
     # Calls of placed modules.
 
@@ -175,12 +177,28 @@ class Executor:
             elif tensor._lane is not lane:
                 others.append(tensor)
         writes = [self.last_write[tensor._lane] for tensor in others if tensor._lane in self.last_write]
+        for other in {tensor._lane for tensor in others}:
+            self._hand_over(other)
         return [tensor._ticket for tensor in others] + writes
+
+    def batch(self, lane: Lane, module: str) -> Batch:
+        """Returns the operators that are being collected for a lane."""
+        found = self._batches.get(lane)
+        if found is None or not found.takes_more:
+            self._hand_over(lane)
+            found = self._batches[lane] = Batch(self, lane, module)
+        return found
+
+    def _hand_over(self, lane: Lane) -> None:
+        batch = self._batches.pop(lane, None)
+        if batch is not None:
+            _ = batch.ticket
 
     # Lanes.
 
     def submit(self, site: Site, phase: str, work: Callable[[], T], after: Sequence[Ticket[Any]]) -> Ticket[T]:
-        """Hands a piece of a module's work to its lane."""
+        """Hands a piece of a module's work to its lane, behind what was collected for it."""
+        self._hand_over(site.lane)
         return self.submit_to(site.lane, site.name, phase, work, after)
 
     def submit_to(
@@ -212,7 +230,13 @@ class Executor:
     def drain(self) -> None:
         """Waits until the lanes are at rest; a lane itself does not wait."""
         if not on_lane():
+            self.hand_over_all()
             self.lanes.drain()
+
+    def hand_over_all(self) -> None:
+        """Hands over everything that was collected."""
+        for lane in list(self._batches):
+            self._hand_over(lane)
 
     def check_forwards(self) -> None:
         """Waits for all forwards, those included whose results nobody used, and raises what they raised."""
@@ -247,6 +271,7 @@ class Executor:
 
     def close(self) -> None:
         """Gives the lanes back; what is still asked of them later runs where it is asked."""
+        self.hand_over_all()
         self.closed = True
         self.lanes.close()
         self.gradients.close()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from mosaic.engine.lane_tensor import LaneTensor, lane_tensors
-from mosaic.engine.structure import flatten, map_tensors, unflatten
+from mosaic.engine.shapes import ShapeTable
+from mosaic.engine.structure import map_tensors
 from mosaic.errors import ModuleContractError
 
 if TYPE_CHECKING:
@@ -24,6 +27,7 @@ class Operators:
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
+        self._shapes = ShapeTable()
 
     def run(self, first: LaneTensor, func: Any, args: Any, kwargs: Any) -> Any:
         """Runs one operator that has lane tensors among its arguments.
@@ -38,29 +42,26 @@ class Operators:
             or not _writes_only(func, args, kwargs, first._lane)
         ):
             return self._run_here(func, args, kwargs)
-        stands_for: dict[int, torch.Tensor] = {}
-        try:
-            likes = func(*_to_meta(args, stands_for), **_to_meta({**kwargs, **_device(kwargs)}, stands_for))
-        except Exception:  # no shape function, or shapes that do not fit: the real operator says what is wrong
+        results = self._shapes.results(func, args, kwargs)
+        if results is None:
             return self._run_here(func, args, kwargs)
-        leaves, spec = flatten(likes)
-        if not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
-            return self._run_here(func, args, kwargs)
-        ticket = self._queue(first, func, args, kwargs)
+        tensors = list(_tensors((args, kwargs)))
+        entry = self._queue(first, func, args, kwargs, tensors, results.num_bytes)
         made = [
-            stands_for.get(id(leaf))
-            if id(leaf) in stands_for
-            else LaneTensor(leaf, self._executor, first._lane, ticket, index, first._module)
-            for index, leaf in enumerate(leaves)
+            tensors[leaf]
+            if isinstance(leaf, int)
+            else LaneTensor(leaf, self._executor, first._lane, entry, index, first._module)
+            for index, leaf in enumerate(results.leaves)
         ]
-        if _is_view(func) and len(leaves) == 1 and isinstance(made[0], LaneTensor) and args[0] is first:
+        if _is_view(func) and len(made) == 1 and isinstance(made[0], LaneTensor) and args[0] is first:
             made[0].note_view(first, lambda base: func(base, *args[1:], **kwargs))
-        return unflatten(list(made), spec)
+        return pytree.tree_unflatten(made, results.spec)
 
-    def _queue(self, first: LaneTensor, func: Any, args: Any, kwargs: Any) -> Ticket[list[torch.Tensor]]:
+    def _queue(
+        self, first: LaneTensor, func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor], num_bytes: int
+    ) -> Ticket[list[torch.Tensor]]:
         executor, lane = self._executor, first._lane
-        found = list(lane_tensors((args, kwargs)))
-        real = _real_tensors((args, kwargs))
+        real = [tensor for tensor in tensors if not isinstance(tensor, LaneTensor)]
         versions = [value._version for value in real]
         for value in real:
             if value.is_leaf and value.requires_grad:
@@ -74,12 +75,13 @@ class Operators:
                     f"an input of {func}, which follows {first._module!r} on its lane, was written to before the lane "
                     "had read it; write to a copy"
                 )
-            return [leaf for leaf in flatten(result)[0] if isinstance(leaf, torch.Tensor)]
+            return list(_tensors(result))
 
-        ticket = executor.submit_to(lane, first._module, "glue", work, executor.inputs_from(found, lane))
+        after = executor.inputs_from((tensor for tensor in tensors if isinstance(tensor, LaneTensor)), lane)
+        entry = executor.batch(lane, first._module).add(work, after, num_bytes)
         if func._schema.is_mutable:
-            executor.last_write[lane] = ticket
-        return ticket
+            executor.last_write[lane] = entry
+        return entry
 
     def _run_here(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func._schema.is_mutable:
@@ -95,22 +97,25 @@ def _is_view(func: Any) -> bool:
 
 
 def _values(value: Any) -> Any:
-    return map_tensors(lambda t: t.value() if isinstance(t, LaneTensor) else t, value)
+    """Replaces the lane tensors in an operator's arguments by their values."""
+    if isinstance(value, LaneTensor):
+        return value.value()
+    if type(value) in (list, tuple):
+        return type(value)(_values(item) for item in value)
+    if type(value) is dict:
+        return {key: _values(item) for key, item in value.items()}
+    return value
 
 
-def _real_tensors(value: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in flatten(value)[0] if isinstance(leaf, torch.Tensor) and not isinstance(leaf, LaneTensor)]
-
-
-def _to_meta(value: Any, stands_for: dict[int, torch.Tensor]) -> Any:
-    """Replaces tensors by tensors without values, noting which stands for which."""
-
-    def like(tensor: torch.Tensor) -> torch.Tensor:
-        made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
-        stands_for[id(made)] = tensor
-        return made
-
-    return map_tensors(like, value)
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Yields the tensors in an operator's arguments or results, in order."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+    elif isinstance(value, dict):
+        yield from _tensors(tuple(value.values()))
 
 
 def _writes_only(func: Any, args: Any, kwargs: Any, lane: Lane) -> bool:
@@ -123,7 +128,3 @@ def _writes_only(func: Any, args: Any, kwargs: Any, lane: Lane) -> bool:
             if not isinstance(written, LaneTensor) or written._lane is not lane:
                 return False
     return True
-
-
-def _device(kwargs: dict[str, Any]) -> dict[str, Any]:
-    return {"device": torch.device("meta")} if kwargs.get("device") is not None else {}
