@@ -11,7 +11,7 @@ import torch
 
 from mosaic.engine.branch_graph import capture, find_uses
 from mosaic.engine.lane_tensor import LaneTensor, lane_tensors
-from mosaic.engine.random_numbers import LaneRandomness
+from mosaic.engine.random_numbers import drawing_from
 from mosaic.engine.signature import Arguments, Signature
 from mosaic.engine.structure import flatten, unflatten
 from mosaic.errors import ModuleContractError, UnsupportedModelError
@@ -72,7 +72,8 @@ class Call:
             stack.enter_context(_noting(f"raised in module {self.site.name!r}, called at {self._origin}"))
             stack.enter_context(arguments.state.applied())
             if self._generator is not None:
-                stack.enter_context(LaneRandomness(self._generator[0]))
+                everywhere = self.signature.drawing is None
+                stack.enter_context(drawing_from(self._generator[0], everywhere=everywhere))
             args, kwargs = unflatten(self._alias(arguments), arguments.spec)
             leaves, _ = flatten(run(*args, **kwargs))
         if inputs_before != arguments.versions:

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from mosaic.engine.attach import attach, detach, is_attached
 from mosaic.engine.backward import Backwards
 from mosaic.engine.batch import Batch
 from mosaic.engine.call import Call, CallFunction
 from mosaic.engine.gradients import LeafGradients
 from mosaic.engine.lane_tensor import LaneTensor, Ready, lane_tensors
 from mosaic.engine.operators import Operators
-from mosaic.engine.random_numbers import advance_default
+from mosaic.engine.random_numbers import advance_default, draw_here
 from mosaic.engine.signature import Arguments, Signature, learn
 from mosaic.engine.structure import map_tensors, tensors_in, unflatten
 from mosaic.engine.thread_state import as_lane, interception, on_lane
@@ -57,6 +58,7 @@ class Executor:
         self.last_write: dict[Lane, Ticket[Any]] = {}
         self._operators = Operators(self)
         self._batches: dict[Lane, Batch] = {}
+        self._drawing: list[torch.nn.Module] = []
 
     # Calls of placed modules.
 
@@ -106,7 +108,12 @@ class Executor:
         args, kwargs = map_tensors(_joined, args), map_tensors(_joined, kwargs)
         self._wait_for_earlier(site)
         arguments = Arguments.take(args, kwargs)
-        result, made, site.signatures[key] = learn(lambda: run(*args, **kwargs), arguments, site.module)
+        result, made, signature = learn(lambda: run(*args, **kwargs), arguments, site.module)
+        site.signatures[key] = signature
+        for part in signature.drawing or ():
+            if not is_attached(part):
+                attach(part, draw_here)
+                self._drawing.append(part)
         if site.signatures[key].obstacle is None:
             site.ran_in_place(self, made)
         else:
@@ -275,6 +282,9 @@ class Executor:
         self.closed = True
         self.lanes.close()
         self.gradients.close()
+        for part in self._drawing:
+            detach(part)
+        self._drawing.clear()
 
     # Records.
 

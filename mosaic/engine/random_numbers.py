@@ -8,10 +8,14 @@ on by as many draws as the module is known to make. What a module draws is count
 from __future__ import annotations
 
 import random
-from typing import Any
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Self
 
 import numpy as np
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _STATE_WORDS = 624
@@ -34,16 +38,50 @@ class LaneRandomness(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
+_LANE = threading.local()
+
+
+@contextmanager
+def drawing_from(generator: torch.Generator, *, everywhere: bool) -> Iterator[None]:
+    """Makes this thread draw from a lane's generator: every operator, or those in parts that ``draw_here`` takes.
+
+    A mode that watches every operator costs more than many an operator, so the parts are preferred.
+    """
+    if everywhere:
+        with LaneRandomness(generator):
+            yield
+        return
+    _LANE.generator = generator
+    try:
+        yield
+    finally:
+        _LANE.generator = None
+
+
+def draw_here(plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Calls a module that draws random numbers, such as a dropout; takes its calls by ``attach``."""
+    generator = getattr(_LANE, "generator", None)
+    if generator is None:
+        return plain(*args, **kwargs)
+    with LaneRandomness(generator):
+        return plain(*args, **kwargs)
+
+
 class RandomnessWatch(TorchDispatchMode):
-    """Notes which random operators a call uses, and whether a lane can reproduce them.
+    """Notes which random operators a call uses, where, and whether a lane can reproduce them.
 
     Attributes:
         obstacle: Why it cannot, or None.
+        parts: The innermost modules whose calls drew random numbers.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, module: nn.Module | None) -> None:
         super().__init__()
         self.obstacle: str | None = None
+        self.parts: list[nn.Module | None] = []
+        self._module = module
+        self._inside: list[nn.Module] = []
+        self._handles: list[Any] = []
         self._hooks = _saved_tensor_hooks()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -57,10 +95,30 @@ class RandomnessWatch(TorchDispatchMode):
             self.obstacle = "it draws random numbers from a generator of its own, which others may use too"
         before = torch.get_rng_state()
         result = func(*args, **(kwargs or {}))
+        part = self._inside[-1] if self._inside else None
         drew = not torch.equal(before, torch.get_rng_state())  # attention without dropout, say, may draw and does not
+        if drew and not any(part is known for known in self.parts):
+            self.parts.append(part)
         if drew and not _takes_generator(func):
             self.obstacle = f"it draws random numbers through {func}, which takes no generator"
         return result
+
+    def __enter__(self) -> Self:
+        """Watches, and follows which part of the module is running."""
+        for part in self._module.modules() if self._module is not None else ():
+            self._handles.append(part.register_forward_pre_hook(lambda part, _: self._inside.append(part)))
+            self._handles.append(part.register_forward_hook(lambda *_: self._leave(), always_call=True))
+        super().__enter__()
+        return self
+
+    def __exit__(self, *reason: Any) -> None:
+        """Stops watching."""
+        super().__exit__(*reason)
+        for handle in self._handles:
+            handle.remove()
+
+    def _leave(self) -> None:
+        self._inside.pop()
 
 
 def other_random_state() -> tuple[Any, ...]:

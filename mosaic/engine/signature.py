@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -43,6 +43,8 @@ class Signature:
     """For each use of a differentiable input, in backward order, which input."""
     draws: int
     """32-bit random numbers drawn."""
+    drawing: tuple[torch.nn.Module, ...] | None
+    """The parts of the module that draw them, each a module of its own; None if the module itself does."""
     obstacle: str | None
     """Why calls of this kind run where they are made, or None."""
     alone: str | None
@@ -118,7 +120,7 @@ def learn(
     """
     versions = arguments.versions
     before, kept, others = torch.get_rng_state(), _kept_tensors(module), other_random_state()
-    with RandomnessWatch() as watch:
+    with RandomnessWatch(module) as watch:
         result = run()
     draws = count_draws(before, torch.get_rng_state())
     leaves, spec = flatten(result)
@@ -137,7 +139,10 @@ def learn(
         "it uses activation checkpointing" if any("Checkpoint" in name for name in found.names) else None,
     ]
     obstacle = next((reason for reason in obstacles if reason is not None), None)
-    return result, made, _describe(leaves, spec, arguments, draws or 0, obstacle, _alone(found, arguments.state))
+    parts = tuple(part for part in watch.parts if part is not None and part is not module)
+    drawing = parts if len(parts) == len(watch.parts) else None
+    signature = _describe(leaves, spec, arguments, draws or 0, obstacle, _alone(found, arguments.state))
+    return result, made, replace(signature, drawing=drawing)
 
 
 def _alone(found: Survey, state: ThreadState) -> str | None:
@@ -212,6 +217,7 @@ def _describe(
         leaves=tuple(order[id(leaf)] if isinstance(leaf, torch.Tensor) else (leaf,) for leaf in leaves),
         edges=tuple(use.input for use in uses),
         draws=draws,
+        drawing=None,
         obstacle=obstacle,
         alone=alone,
     )
