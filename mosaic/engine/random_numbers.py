@@ -138,7 +138,7 @@ def count_draws(before: torch.Tensor, after: torch.Tensor) -> int | None:
         return 0
     if not torch.equal(before[_WORDS_END:], after[_WORDS_END:]):
         return None  # half of a pair of normal numbers was kept for later
-    for offset in range(_STATE_WORDS):
+    for offset in range(_STATE_WORDS + 1):  # one more for a state that was seeded and has not drawn
         generator = torch.Generator()
         generator.set_state(before)
         _advance(generator, offset)

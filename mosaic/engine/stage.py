@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from functools import cache
-from types import TracebackType
-from typing import Any, Self
+from types import BuiltinFunctionType, TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
+import torch
 from torch import nn
 
 from mosaic.backends.host import HostBackend
@@ -18,6 +19,9 @@ from mosaic.engine.site import Site
 from mosaic.engine.structure import tensors_in
 from mosaic.errors import InvalidPlanError
 from mosaic.plan import Plan
+
+if TYPE_CHECKING:
+    from mosaic.backends.base import Lane
 
 
 class Region:
@@ -42,19 +46,24 @@ class Region:
 
     def __enter__(self) -> Self:
         """Opens the block."""
+        self._pool.executor.begin()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Joins everything that was run; an error inside a piece of work is raised here at the latest."""
-        if error is not None:
-            self._pool.executor.drain()
-            return
-        for made in self._made:
-            tensor = made()
-            if tensor is not None:
-                tensor.join()
+        executor = self._pool.executor
+        try:
+            for made in self._made:
+                tensor = made()
+                if tensor is not None and error is None:
+                    tensor.join()
+            if error is None:
+                executor.check_forwards()
+        finally:
+            executor.drain()  # what nobody used may still read parameters and modes
+            executor.begin()
 
 
 class _Pool:
@@ -67,37 +76,54 @@ class _Pool:
         for name, wanted in (slots or {}).items():
             backend.device.check_quota(len(wanted), of=f"{name!r}")
         self.executor = Executor(backend.open_lanes(self._spare if slots is None else slots.values()))
-        self._sites: dict[str, Site] = {}
-        self._leaves: dict[str, set[int]] = {}
+        self._lanes: dict[str, Lane] = {}
+        self._sites: dict[tuple[str, Hashable, int], Site] = {}
+        self._leaves: dict[str, weakref.WeakValueDictionary[int, torch.Tensor]] = {}
 
     def call(self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         owner = function if isinstance(function, nn.Module) else getattr(function, "__self__", None)
-        site = self._site(name, owner if isinstance(owner, nn.Module) else None)
+        site = self._site(name, _identity(function), owner if isinstance(owner, nn.Module) else None)
         known = len(site.signatures)
         result = self.executor.call(site, function, args, kwargs)
         if len(site.signatures) > known:
             self._compare_leaves(site, result)
         return result
 
-    def _site(self, name: str, module: nn.Module | None) -> Site:
-        if name not in self._sites:
-            self._sites[name] = Site(name, module, self.executor.lanes.lane(self._slots_of(name)))
-        return self._sites[name]
+    def _site(self, name: str, identity: Hashable, module: nn.Module | None) -> Site:
+        """Returns what is known of this function under this name; ids of modules that are gone are given out again."""
+        if name not in self._lanes:
+            self._lanes[name] = self.executor.lanes.lane(self._slots_of(name))
+        key = (name, identity, id(module))
+        site = self._sites.get(key)
+        if site is None or site.module is not module:
+            site = self._sites[key] = Site(name, module, self._lanes[name])
+        return site
 
     def _slots_of(self, name: str) -> tuple[int, ...]:
         if self._slots is None:
-            return self._spare[len(self._sites) % len(self._spare)]
+            return self._spare[len(self._lanes) % len(self._spare)]
         if name not in self._slots:
             raise InvalidPlanError(f"{name!r} is not in the plan of this stage; it has {', '.join(self._slots)}")
         return self._slots[name]
 
     def _compare_leaves(self, site: Site, result: Any) -> None:
-        found = {id(leaf) for leaf in find_leaves(tensors_in(result))}
-        self._leaves[site.name] = self._leaves.get(site.name, set()) | found
+        found = {id(leaf): leaf for leaf in find_leaves(tensors_in(result))}
+        self._leaves.setdefault(site.name, weakref.WeakValueDictionary()).update(found)
         for other, leaves in self._leaves.items():
-            if other != site.name and not leaves.isdisjoint(found):
+            if other != site.name and any(leaves.get(key) is leaf for key, leaf in found.items()):
                 site.obstacle = f"it shares a parameter with {other!r}"
-                self._sites[other].obstacle = f"it shares a parameter with {site.name!r}"
+                for theirs in self._sites.values():
+                    if theirs.name == other:
+                        theirs.obstacle = f"it shares a parameter with {site.name!r}"
+
+
+def _identity(function: Callable[..., Any]) -> Hashable:
+    """Returns what tells functions apart, and stays the same for a lambda that is made anew each step."""
+    plain = getattr(function, "__func__", function)
+    code: Hashable = getattr(plain, "__code__", None)
+    if code is not None:
+        return code
+    return id(plain) if isinstance(plain, BuiltinFunctionType) else id(type(plain))
 
 
 @cache
