@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,16 +30,13 @@ class Subject:
 
     def forward(self) -> list[torch.Tensor]:
         """Calls the module on fresh aliases of its inputs; returns the tensors that take a gradient."""
-        args, kwargs = pytree.tree_map_only(
-            torch.Tensor, lambda tensor: tensor.detach().requires_grad_(tensor.requires_grad), (self.args, self.kwargs)
-        )
+        args, kwargs = _aliased((self.args, self.kwargs))
         if self.settings is None:
             result = self.module(*args, **kwargs)
         else:
             with self.settings():
                 result = self.module(*args, **kwargs)
-        leaves = pytree.tree_leaves(_fields(result))
-        return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        return [tensor for tensor in _tensors(result) if tensor.requires_grad]
 
     def backward(self, outputs: list[torch.Tensor], *, keep: bool = False) -> None:
         """Runs backward from ``outputs`` with gradients of one; parameters' gradients are dropped afterwards."""
@@ -68,7 +67,32 @@ class Subject:
         return sum(kept.values())
 
 
-def _fields(result: Any) -> Any:
-    """Sees through a plain dataclass, which pytrees do not."""
-    is_instance = hasattr(result, "__dataclass_fields__") and not isinstance(result, type)
-    return vars(result) if is_instance and hasattr(result, "__dict__") else result
+def _is_dataclass(value: Any) -> bool:
+    """Whether a value is a plain dataclass, which pytrees do not see through."""
+    return dataclasses.is_dataclass(value) and not isinstance(value, type) and type(value) not in pytree.SUPPORTED_NODES
+
+
+def _aliased(value: Any) -> Any:
+    """Returns nested values with each tensor replaced by one that is cut from the graph that made it."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().requires_grad_(value.requires_grad)
+    if _is_dataclass(value):
+        made = copy.copy(value)
+        for field in dataclasses.fields(value):
+            object.__setattr__(made, field.name, _aliased(getattr(value, field.name)))
+        return made
+    if type(value) in (list, tuple):
+        return type(value)(_aliased(item) for item in value)
+    if type(value) is dict:
+        return {key: _aliased(item) for key, item in value.items()}
+    return pytree.tree_map_only(torch.Tensor, _aliased, value)
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Yields the tensors in nested values."""
+    for leaf in pytree.tree_leaves(value):
+        if isinstance(leaf, torch.Tensor):
+            yield leaf
+        elif _is_dataclass(leaf):
+            for field in dataclasses.fields(leaf):
+                yield from _tensors(getattr(leaf, field.name))
