@@ -16,6 +16,7 @@ class _Attached:
     _mosaic_plain: ClassVar[type[nn.Module]]
     _mosaic_owner: ClassVar[int]
     _mosaic_intercept: ClassVar[Interceptor]
+    _mosaic_settle: ClassVar[Callable[[], object] | None]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         kind = type(self)
@@ -23,6 +24,13 @@ class _Attached:
         if id(self) != kind._mosaic_owner:  # a copy made by hand through type(module)
             return plain(*args, **kwargs)
         return kind._mosaic_intercept(plain, args, kwargs)
+
+    def train(self, mode: bool = True) -> Any:
+        """Lets the lanes come to rest before the mode changes: what was called before runs in the old one."""
+        kind = type(self)
+        if kind._mosaic_settle is not None and id(self) == kind._mosaic_owner:
+            kind._mosaic_settle()
+        return super().train(mode)  # type: ignore[misc]  # nn.Module's
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickles and copies as the plain class, so that a copy runs its own weights in the plain way."""
@@ -40,8 +48,13 @@ def _construct(kind: type[nn.Module], *args: Any) -> nn.Module:
     return kind.__new__(kind, *args)
 
 
-def attach(module: nn.Module, intercept: Interceptor) -> None:
+def attach(module: nn.Module, intercept: Interceptor, settle: Callable[[], object] | None = None) -> None:
     """Makes ``module(...)`` go through ``intercept(plain_call, args, kwargs)``; undone by ``detach``.
+
+    Args:
+        module: The module.
+        intercept: Takes its calls.
+        settle: Called before the module changes its mode.
 
     Raises:
         ValueError: The module is attached already.
@@ -59,6 +72,7 @@ def attach(module: nn.Module, intercept: Interceptor) -> None:
             "_mosaic_plain": plain,
             "_mosaic_owner": id(module),
             "_mosaic_intercept": staticmethod(intercept),
+            "_mosaic_settle": staticmethod(settle) if settle is not None else None,
         },
     )
     module.__class__ = swapped

@@ -59,6 +59,7 @@ class _Follower(TorchFunctionMode):
         self._running.remove(name)
         for tensor in tensors_in(result):
             self._inside.pop(id(tensor), None)
+            self._owners.pop(id(tensor), None)  # a parameter that it returns is a result like others
         self.mark(result, frozenset({name}))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

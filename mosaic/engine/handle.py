@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from mosaic.engine.attach import attach, detach
 from mosaic.engine.executor import Executor, shapes_of
@@ -50,6 +52,7 @@ class Handle:
         self._executor = executor
         self._enabled = True
         self._attached: list[nn.Module] = []
+        self._before_step: RemovableHandle | None = None
         if executor is not None:
             self._attach(executor)
 
@@ -128,6 +131,8 @@ class Handle:
         for module in self._attached:
             detach(module)
         self._attached.clear()
+        if self._before_step is not None:
+            self._before_step.remove()
         if self._executor is not None:
             self._executor.close()
 
@@ -145,6 +150,8 @@ class Handle:
             for parameter in self._model.parameters():
                 if parameter.requires_grad and id(parameter) not in placed:
                     executor.gradients.expect(parameter)
+            # Branches that the loop calls itself may still be running when the optimizer changes their weights.
+            self._before_step = register_optimizer_step_pre_hook(lambda *_: executor.drain())
             if not any(module is self._model for module in self._attached):
                 self._take(self._model, self._whole(executor))
         except BaseException:
@@ -152,7 +159,7 @@ class Handle:
             raise
 
     def _take(self, module: nn.Module, intercept: Any) -> None:
-        attach(module, intercept)
+        attach(module, intercept, self._executor.drain if self._executor is not None else None)
         self._attached.append(module)
 
     def _placed(self, executor: Executor, site: Site) -> Any:
