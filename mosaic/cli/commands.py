@@ -14,7 +14,7 @@ from mosaic.artifact import load, save, to_json, write_text
 from mosaic.errors import MosaicError
 from mosaic.plan import Plan
 from mosaic.profile import Profile
-from mosaic.report import Progress, graph_table, plan_bars, plan_table, profile_table
+from mosaic.report import Progress, draw_plan, graph_table, plan_bars, plan_table, profile_table
 
 if TYPE_CHECKING:
     from mosaic.cli import main as options
@@ -43,6 +43,7 @@ def demo(given: options.Demo) -> None:
         seed=given.seed,
         rounds=given.rounds,
         steps_per_round=given.steps_per_round,
+        max_foreign_share=given.max_foreign_share,
     )
     with Progress() as progress:
         record = run_demo(settings, progress, console)
@@ -72,12 +73,14 @@ def plan(given: options.PlanCommand) -> None:
         measured = load(Profile, given.profile)
     else:
         assert given.model is not None
-        measured = _profile(given.model, "tenths", 0.6, None)
+        measured = _profile(given.model, "tenths", given.max_foreign_share, None)
     solved = solve(measured.graph, CostModel.from_profile(measured), measured.device, method=given.method)
     save(solved, given.output)
     console = Console(stderr=_takes_stdout(given.json))
     console.print(plan_table(solved, measured.graph))
     console.print(plan_bars(solved, console.width))
+    if given.picture is not None:
+        draw_plan(solved, given.picture)
     console.print(f"wrote {given.output}")
     _also_write(solved, given.json)
 
@@ -86,6 +89,7 @@ def run(given: options.Run) -> None:
     """``mosaic run``."""
     from mosaic.cli.trial import run_in_turn
     from mosaic.cli.workload import load_workload
+    from mosaic.profiler import ProfileSettings
 
     if given.steps < 1:
         raise ValueError(f"steps={given.steps}; use 1 or more")
@@ -93,7 +97,14 @@ def run(given: options.Run) -> None:
     workload = load_workload(given.model)
     console = Console(stderr=_takes_stdout(given.json))
     with Progress() as progress:
-        measured = run_in_turn(workload, fixed, given.steps, progress, given.output)
+        measured = run_in_turn(
+            workload,
+            fixed,
+            given.steps,
+            progress,
+            settings=ProfileSettings(refuse_share=given.max_foreign_share),
+            output=given.output,
+        )
     console.print(measured.description, highlight=False)
     for name, value in measured.figures().items():
         console.print(f"{name} {value:.3f}" if isinstance(value, float) else f"{name} {value}", highlight=False)

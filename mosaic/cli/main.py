@@ -50,6 +50,8 @@ class Demo:
     """Rounds of training, plain and colocated in turn."""
     steps_per_round: int = 20
     """Steps of each in a round."""
+    max_foreign_share: float = 0.6
+    """Refuse to profile where other processes take more of the CPU than this."""
     json: Json = None
     """Also write the run's record here; - for standard output."""
 
@@ -93,10 +95,14 @@ class PlanCommand:
     """A profile that `mosaic profile` wrote. Planning from it loads neither torch nor a GPU."""
     model: Annotated[str | None, arg(metavar="FILE:FACTORY")] = None
     """Instead of a profile: a model to profile now; see `mosaic profile --help`."""
+    max_foreign_share: float = 0.6
+    """Refuse to profile where other processes take more of the CPU than this."""
     method: Literal["gahc", "sequential"] = "gahc"
     """gahc is the paper's Algorithm 1; sequential runs one module after the other."""
     output: Path = Path("plan.json")
     """Where to write the plan."""
+    picture: Annotated[Path | None, arg(metavar="FILE")] = None
+    """Also draw the plan, as .png or .svg."""
     json: Json = None
     """Also write the plan here; - for standard output."""
 
@@ -114,6 +120,8 @@ class Run:
     """A plan that `mosaic plan` wrote; it runs as it is. Solved for now by default."""
     steps: int = 20
     """Steps of each."""
+    max_foreign_share: float = 0.6
+    """Refuse to profile where other processes take more of the CPU than this."""
     output: Path | None = None
     """Folder for timeline.png and trace.json."""
     json: Json = None

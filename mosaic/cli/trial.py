@@ -12,6 +12,7 @@ import torch
 import mosaic
 from mosaic.cli.workload import Workload
 from mosaic.plan import Plan
+from mosaic.profiler import ProfileSettings
 from mosaic.report import Progress
 
 _ROUNDS = 4
@@ -48,13 +49,25 @@ class Trial:
         }
 
 
-def run_in_turn(workload: Workload, plan: Plan | None, steps: int, progress: Progress, output: Path | None) -> Trial:
+def run_in_turn(
+    workload: Workload,
+    plan: Plan | None,
+    steps: int,
+    progress: Progress,
+    *,
+    settings: ProfileSettings,
+    output: Path | None,
+) -> Trial:
     """Takes ``steps`` training steps of each, in rounds, and returns what was measured.
 
     The optimizer is AdamW with a small learning rate; the model is changed.
     """
     handle = mosaic.colocate(
-        workload.model, sample=workload.sample, plan=plan, progress=progress.follow("profiling the modules")
+        workload.model,
+        sample=workload.sample,
+        plan=plan,
+        settings=settings,
+        progress=progress.follow("profiling the modules"),
     )
     parameters = [p for p in workload.model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters, 1e-5) if parameters else None

@@ -47,6 +47,7 @@ class PlainProcess:
             stdout=subprocess.PIPE,
             text=True,
             env=environment,
+            start_new_session=True,  # an interrupt is for the caller, who ends this process
         )
 
     @property

@@ -48,6 +48,8 @@ class DemoSettings:
     """Rounds of training, plain and colocated in turn."""
     steps_per_round: int = 20
     """Steps of each in a round."""
+    max_foreign_share: float = 0.6
+    """Share of the CPU that others may take before profiling is refused."""
     equality_steps: int = 8
     """Steps compared bit for bit."""
     batch_size: int = 48
@@ -139,7 +141,7 @@ def colocate_and_show(
     handle = mosaic.colocate(
         model,
         sample=batch,
-        settings=ProfileSettings(sample_seconds=0.6),
+        settings=ProfileSettings(sample_seconds=0.6, refuse_share=settings.max_foreign_share),
         progress=progress.follow("profiling the modules"),
     )
     assert handle.profile is not None

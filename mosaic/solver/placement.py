@@ -103,6 +103,7 @@ def _solve(question: Question, *, with_layout: bool) -> Answer:
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = 0
     solver.parameters.max_deterministic_time = question.deterministic_limit
+    solver.parameters.catch_sigint_signal = False  # or it leaves the process without Python's own handler
     status = solver.solve(model)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return Answer(is_resolved=status == cp_model.INFEASIBLE)

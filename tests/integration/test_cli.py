@@ -130,6 +130,14 @@ def test_a_truncated_profile_is_an_error_with_the_line(model, tmp_path, capsys):
     assert "profile.json, line" in capsys.readouterr().err
 
 
+def test_a_model_is_profiled_and_planned_in_one_command(model, tmp_path):
+    output, picture = tmp_path / "p.json", tmp_path / "plan.svg"
+    arguments = ["plan", "--model", f"{model}:make", "--output", str(output), "--picture", str(picture)]
+    assert run([*arguments, "--max-foreign-share", "2"]) == 0
+    assert {placed.module for placed in artifact.load(Plan, output).placements} == {"left", "right"}
+    assert "<svg" in picture.read_text()
+
+
 def test_a_plan_needs_a_profile_or_a_model(capsys):
     assert run(["plan"]) == 1
     assert "either --profile FILE or --model" in capsys.readouterr().err

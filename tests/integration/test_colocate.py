@@ -15,6 +15,7 @@ import pytest
 import torch
 from engine_cases import FAST, SIDE_BY_SIDE, TwoTowers, colocate, pair_batch, plan_for, tower
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 import mosaic
 from mosaic.backends.host import HostBackend
@@ -146,6 +147,13 @@ def test_wrapped_models_are_refused_with_the_way_out(model: TwoTowers):
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_a_sharded_model_is_refused(model: TwoTowers):
+    kind = type("FSDPTower", (FSDPModule, type(model.left)), {})  # what fully_shard does, without a process group
+    model.left.__class__ = kind
+    with pytest.raises(UnsupportedModelError, match=r"left is a FSDPModule: .* colocate the plain model"):
+        mosaic.colocate(model, sample=pair_batch())
+
+
 def test_distributed_wrappers_are_refused(model: TwoTowers, tmp_path: Any):
     from torch.distributed import destroy_process_group, init_process_group
 

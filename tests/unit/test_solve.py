@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -214,3 +219,29 @@ def test_a_graph_with_a_module_that_was_not_profiled_is_refused() -> None:
     cost = CostModel.from_profile(profile_of({"a": flat(1)}, num_slots=1))
     with pytest.raises(InvalidProfileError, match="no module 'b'"):
         solve(graph, cost, device_of(1))
+
+
+def test_an_interrupt_still_reaches_python_after_the_search() -> None:
+    code = """
+import os, signal, time
+from planning_cases import flat, profile_of
+from mosaic.cost import CostModel
+from mosaic.solver import solve
+profile = profile_of({"image": flat(4), "text": flat(4)}, num_slots=4)
+plan = solve(profile.graph, CostModel.from_profile(profile), profile.device)
+assert plan.search.num_sat_calls > 0, "CP-SAT was not asked, so this proves nothing"
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(30)
+except KeyboardInterrupt:
+    print("reached")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert "reached" in done.stdout, done.stderr

@@ -1,0 +1,67 @@
+import json
+import math
+
+import pytest
+
+from mosaic import artifact
+from mosaic.cli.main import run
+from mosaic.demo.equality import one_slot_plan
+from mosaic.demo.record import RunRecord
+from mosaic.device import Device
+from mosaic.graph import Edge, ModuleGraph, ModuleNode
+from mosaic.plan import Plan
+from mosaic.profile import Profile
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    output = tmp_path_factory.mktemp("demo")
+    small = ["--rounds", "2", "--steps-per-round", "4", "--max-foreign-share", "2"]
+    assert run(["demo", "--output", str(output), *small]) == 0
+    return output
+
+
+def test_the_demo_leaves_every_file_whole(folder):
+    assert {path.name for path in folder.glob("*.*")} == {
+        "profile.json",
+        "plan.json",
+        "run.json",
+        "timeline.png",
+        "trace.json",
+    }
+    assert (
+        artifact.load(Plan, folder / "plan.json").profile == artifact.load(Profile, folder / "profile.json").fingerprint
+    )
+    assert (folder / "timeline.png").read_bytes().startswith(b"\x89PNG")
+    names = {
+        event.get("args", {}).get("module") for event in json.loads((folder / "trace.json").read_text())["traceEvents"]
+    }
+    assert {"image", "audio", "text"} <= names
+
+
+def test_the_demo_proves_equality_with_lanes_that_overlap(folder):
+    record = artifact.load(RunRecord, folder / "run.json")
+    assert record.bitwise_equal
+    assert record.max_abs_difference == 0.0
+    assert record.equality_overlap > 0.0
+
+
+def test_the_demo_records_what_it_measured(folder):
+    record = artifact.load(RunRecord, folder / "run.json")
+    assert len(record.step_times_ms_plain) == len(record.step_times_ms_colocated) == 8
+    assert len(record.round_speedups) == 2
+    assert all(math.isfinite(value) and value > 0 for value in record.round_speedups)
+    assert record.chance == pytest.approx(1 / 200)
+    assert set(record.retrieval) == set(record.retrieval_plain)
+    assert record.machine.num_slots >= 1
+
+
+def test_one_slot_plans_keep_dependencies_and_fill_the_device():
+    graph = ModuleGraph(
+        modules=tuple(ModuleNode(name=name) for name in "abcd"),
+        edges=(Edge(source="a", target="d"),),
+    )
+    plan = one_slot_plan(graph, Device(name="two", kind="host", num_slots=2))
+    plan.check_covers(graph)
+    assert [len(stage.placements) for stage in plan.stages] == [2, 2]
+    assert all(placed.quota == 1 for placed in plan.placements)
