@@ -98,6 +98,7 @@ def run(given: options.Run) -> None:
     console = Console(stderr=_takes_stdout(given.json))
     with Progress() as progress:
         measured = run_in_turn(
+            given.model,
             workload,
             fixed,
             given.steps,

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import statistics
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 import mosaic
-from mosaic.cli.workload import Workload
+from mosaic.child import Child
+from mosaic.cli.workload import Loop, Workload
 from mosaic.plan import Plan
 from mosaic.profiler import ProfileSettings
 from mosaic.report import Progress
@@ -21,14 +19,14 @@ _WARM_STEPS = 2
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What was measured; both loops ran in this process, with passive OpenMP waiting."""
+    """What was measured."""
 
     description: str
     """What ran where, and what did not."""
     active: bool
     """Whether modules ran on lanes."""
     step_ms_plain: float
-    """Median step of the plain loop."""
+    """Median step of the plain loop at its best: a process of its own, all cores, torch's own threads and waiting."""
     step_ms_colocated: float
     """Median step of the colocated loop."""
     speedup: float
@@ -50,6 +48,7 @@ class Trial:
 
 
 def run_in_turn(
+    where: str,
     workload: Workload,
     plan: Plan | None,
     steps: int,
@@ -60,7 +59,7 @@ def run_in_turn(
 ) -> Trial:
     """Takes ``steps`` training steps of each, in rounds, and returns what was measured.
 
-    The optimizer is AdamW with a small learning rate; the model is changed.
+    The plain loop has a process of its own and is at its best there. The model is changed.
     """
     handle = mosaic.colocate(
         workload.model,
@@ -69,19 +68,18 @@ def run_in_turn(
         settings=settings,
         progress=progress.follow("profiling the modules"),
     )
-    parameters = [p for p in workload.model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, 1e-5) if parameters else None
+    loop = Loop(workload)
     per_round = max(1, round(steps / _ROUNDS))
     plain: list[float] = []
     ours: list[float] = []
-    progress.phase("training plain and colocated in turn", total=2 * _ROUNDS)
-    for round_index in range(_ROUNDS):
-        extra = _WARM_STEPS if round_index == 0 else 0
-        with handle.disabled():
-            plain += _steps(workload, optimizer, per_round + extra)[extra:]
-        progress.advance()
-        ours += _steps(workload, optimizer, per_round + extra)[extra:]
-        progress.advance()
+    progress.phase("training plain and colocated in turn", total=_ROUNDS)
+    with Child("mosaic.cli.plain_trial", where) as plain_loop:
+        plain_loop.ask({"steps": _WARM_STEPS})
+        loop.steps(_WARM_STEPS)
+        for _ in range(_ROUNDS):
+            plain += plain_loop.ask({"steps": per_round})
+            ours += loop.steps(per_round)
+            progress.advance()
     metrics = handle.metrics()
     if output is not None:
         _leave_pictures(handle, output)
@@ -96,19 +94,6 @@ def run_in_turn(
     )
     handle.remove()
     return measured
-
-
-def _steps(workload: Workload, optimizer: torch.optim.Optimizer | None, count: int) -> list[float]:
-    times = []
-    for _ in range(count):
-        start = time.perf_counter()
-        loss = workload.loss(workload.call())
-        if optimizer is not None:
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        times.append((time.perf_counter() - start) * 1e3)
-    return times
 
 
 def _leave_pictures(handle: mosaic.Handle, output: Path) -> None:

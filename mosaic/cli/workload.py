@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,28 @@ class Workload:
         if isinstance(self.sample, torch.Tensor):
             return self.model(self.sample)
         return self.model(*self.sample)
+
+
+class Loop:
+    """A plain training loop over one batch; the optimizer is AdamW with a small learning rate."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._workload = workload
+        parameters = [p for p in workload.model.parameters() if p.requires_grad]
+        self._optimizer = torch.optim.AdamW(parameters, 1e-5) if parameters else None
+
+    def steps(self, count: int) -> list[float]:
+        """Takes ``count`` steps; returns their wall times in milliseconds."""
+        times = []
+        for _ in range(count):
+            start = time.perf_counter()
+            loss = self._workload.loss(self._workload.call())
+            if self._optimizer is not None:
+                loss.backward()
+                self._optimizer.step()
+                self._optimizer.zero_grad()
+            times.append((time.perf_counter() - start) * 1e3)
+        return times
 
 
 def load_workload(where: str) -> Workload:

@@ -1,23 +1,17 @@
-"""The plain loop in a process of its own, so that it runs at its best: all cores, torch's own threads and waiting.
-
-Mosaic's process has OpenMP wait passively, which its lanes need and which slows a plain loop down. This process
-has torch's defaults, knows nothing of Mosaic's engine, and answers one request at a time on its standard streams.
-"""
+"""The demo's plain loop in a process of its own: it knows nothing of Mosaic's engine; see ``mosaic.child``."""
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-from mosaic.errors import MosaicError
+from mosaic.child import Child
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,70 +30,26 @@ class PlainSettings:
     """Of AdamW."""
 
 
-class PlainProcess:
+class PlainProcess(Child):
     """The caller's side of the plain loop."""
 
     def __init__(self, settings: PlainSettings) -> None:
-        environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "mosaic.demo.plain", json.dumps({**_as_dict(settings)})],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-            start_new_session=True,  # an interrupt is for the caller, who ends this process
-        )
-
-    @property
-    def pid(self) -> int:
-        """Its process."""
-        return self._process.pid
+        super().__init__("mosaic.demo.plain", json.dumps(_as_dict(settings)))
 
     def train(self, steps: int) -> list[float]:
         """Takes training steps; returns their times in milliseconds."""
-        times: list[float] = self._ask({"do": "train", "steps": steps})
+        times: list[float] = self.ask({"do": "train", "steps": steps})
         return times
 
     def timeline(self, steps: int) -> dict[str, Any]:
         """Takes recorded steps; returns a timeline as JSON data."""
-        timeline: dict[str, Any] = self._ask({"do": "timeline", "steps": steps})
+        timeline: dict[str, Any] = self.ask({"do": "timeline", "steps": steps})
         return timeline
 
     def retrieval(self) -> dict[str, float]:
         """Evaluates its model."""
-        found: dict[str, float] = self._ask({"do": "retrieval"})
+        found: dict[str, float] = self.ask({"do": "retrieval"})
         return found
-
-    def _ask(self, request: dict[str, Any]) -> Any:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        try:
-            self._process.stdin.write(json.dumps(request) + "\n")
-            self._process.stdin.flush()
-            answer = self._process.stdout.readline()
-        except BrokenPipeError:
-            answer = ""
-        if not answer:
-            raise MosaicError(
-                f"the plain loop's process ended with exit code {self._process.wait()}; see its error above"
-            )
-        return json.loads(answer)
-
-    def __enter__(self) -> Self:
-        """Returns itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Ends the process."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        if error is not None:
-            self._process.kill()
-        self._process.wait()
-        self._process.stdout.close()
 
 
 def _as_dict(settings: PlainSettings) -> dict[str, Any]:

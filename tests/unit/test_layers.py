@@ -15,7 +15,7 @@ import mosaic
 ROOT = Path(__file__).parents[2]
 LAYERS = [
     {"errors", "provenance"},
-    {"artifact"},
+    {"artifact", "child"},
     {"device"},
     {"graph", "timeline"},
     {"profile"},
@@ -33,7 +33,7 @@ LAYERS = [
 HOMES = {
     "torch": {
         *("backends", "engine", "profiler", "train", "models", "demo", "cost/analytic.py"),
-        *("cli/trial.py", "cli/workload.py"),  # these run a user's model
+        "cli/workload.py",  # runs a user's model
     },
     "ortools": {"solver"},
     "mosaic._C": {"backends/cuda.py"},

@@ -1,0 +1,20 @@
+"""A user's plain loop in a process of its own, for ``mosaic run``; see ``mosaic.child``."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from mosaic.cli.workload import Loop, load_workload
+
+
+def main(where: str) -> None:
+    """Takes as many steps as each line of standard input asks for; prints their times in milliseconds."""
+    loop = Loop(load_workload(where))
+    answers, sys.stdout = sys.stdout, sys.stderr  # what the model prints is no answer
+    for line in sys.stdin:
+        print(json.dumps(loop.steps(json.loads(line)["steps"])), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
