@@ -188,6 +188,13 @@ class Executor:
             self._hand_over(other)
         return [tensor._ticket for tensor in others] + writes
 
+    def has(self, lane: Lane) -> bool:
+        """Whether a lane is one of this executor's."""
+        try:
+            return self.lanes.lane(lane.slots) is lane
+        except KeyError:
+            return False
+
     def batch(self, lane: Lane, module: str) -> Batch:
         """Returns the operators that are being collected for a lane."""
         found = self._batches.get(lane)

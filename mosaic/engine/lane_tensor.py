@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+LANE = "mosaic.lane"
+"""Where an autograd node keeps the lane of its forward."""
 
 
 def _words(text: str) -> frozenset[str]:
@@ -167,7 +169,9 @@ class LaneTensor(torch.Tensor):
             for leaf in _leaves((args, kwargs)):
                 found[0]._executor.gradients.expect(leaf)
             with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **kwargs)
+                result = func(*args, **kwargs)
+            _note_lane(result, found[0]._lane, (args, kwargs))
+            return result
         return func(*join_all(args), **join_all(kwargs))
 
     @classmethod
@@ -221,25 +225,44 @@ class Ready(Generic[T]):
 
 def lane_tensors(value: Any) -> Iterator[LaneTensor]:
     """Yields the lane tensors in nested lists, tuples and dicts."""
-    if isinstance(value, LaneTensor):
+    return (tensor for tensor in all_tensors(value) if isinstance(tensor, LaneTensor))
+
+
+def _note_lane(result: Any, lane: Lane, inputs: Any) -> None:
+    """Marks the autograd nodes of a branch's operation with its lane, so that their backward runs there too."""
+    known = {tensor.grad_fn for tensor in all_tensors(inputs)}
+    todo = [tensor.grad_fn for tensor in lane_tensors(result) if tensor.grad_fn is not None]
+    while todo:
+        node = todo.pop()
+        metadata: Any = node.metadata
+        if node not in known and node.next_functions and LANE not in metadata:
+            metadata[LANE] = lane
+            todo.extend(following for following, _ in node.next_functions if following is not None)
+
+
+def lane_of_backward() -> Lane | None:
+    """Returns the lane on which the operation ran whose backward autograd is running now; None for any other."""
+    node: Any = torch._C._current_autograd_node()
+    found: Lane | None = None if node is None else node.metadata.get(LANE)
+    return found
+
+
+def all_tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Yields the tensors in nested lists, tuples and dicts, lane tensors and others, in order."""
+    if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from lane_tensors(item)
+            yield from all_tensors(item)
     elif isinstance(value, dict):
-        yield from lane_tensors(tuple(value.values()))
+        yield from all_tensors(tuple(value.values()))
 
 
 def _leaves(value: Any) -> Iterator[torch.Tensor]:
     """Yields the plain leaves that want a gradient in nested lists, tuples and dicts."""
-    if isinstance(value, torch.Tensor):
-        if value.requires_grad and not isinstance(value, LaneTensor) and value.is_leaf:
-            yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _leaves(item)
-    elif isinstance(value, dict):
-        yield from _leaves(tuple(value.values()))
+    for tensor in all_tensors(value):
+        if tensor.requires_grad and not isinstance(tensor, LaneTensor) and tensor.is_leaf:
+            yield tensor
 
 
 def join_all(value: Any) -> Any:

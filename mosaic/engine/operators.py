@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from mosaic.engine.lane_tensor import LaneTensor, lane_tensors
+from mosaic.engine.lane_tensor import LaneTensor, all_tensors, lane_of_backward, lane_tensors
 from mosaic.engine.shapes import ShapeTable
 from mosaic.engine.structure import map_tensors
 from mosaic.errors import ModuleContractError
@@ -36,31 +35,46 @@ class Operators:
         random numbers or writes into something else than this lane's tensors: then it runs here, once its inputs
         are there.
         """
-        if (
-            self._executor.closed
-            or not _ON_MAIN.isdisjoint(func.tags)
-            or not _writes_only(func, args, kwargs, first._lane)
-        ):
+        lane = self._lane(first, func)
+        if self._executor.closed or not _ON_MAIN.isdisjoint(func.tags) or not _writes_only(func, args, kwargs, lane):
             return self._run_here(func, args, kwargs)
         results = self._shapes.results(func, args, kwargs)
         if results is None:
             return self._run_here(func, args, kwargs)
-        tensors = list(_tensors((args, kwargs)))
-        entry = self._queue(first, func, args, kwargs, tensors, results.num_bytes)
+        tensors = list(all_tensors((args, kwargs)))
+        entry = self._queue(first, lane, func, args, kwargs, tensors, results.num_bytes)
         made = [
             tensors[leaf]
             if isinstance(leaf, int)
-            else LaneTensor(leaf, self._executor, first._lane, entry, index, first._module)
+            else LaneTensor(leaf, self._executor, lane, entry, index, first._module)
             for index, leaf in enumerate(results.leaves)
         ]
         if _is_view(func) and len(made) == 1 and isinstance(made[0], LaneTensor) and args[0] is first:
             made[0].note_view(first, lambda base: func(base, *args[1:], **kwargs))
         return pytree.tree_unflatten(made, results.spec)
 
+    def _lane(self, first: LaneTensor, func: Any) -> Lane:
+        """Returns where an operator belongs: in backward the lane of its forward, else that of its first tensor.
+
+        A gradient may come from another lane, where it would queue up behind other modules' backward.
+        """
+        if not func._schema.is_mutable:
+            found = lane_of_backward()
+            if found is not None and self._executor.has(found):
+                return found
+        return first._lane
+
     def _queue(
-        self, first: LaneTensor, func: Any, args: Any, kwargs: Any, tensors: list[torch.Tensor], num_bytes: int
+        self,
+        first: LaneTensor,
+        lane: Lane,
+        func: Any,
+        args: Any,
+        kwargs: Any,
+        tensors: list[torch.Tensor],
+        num_bytes: int,
     ) -> Ticket[list[torch.Tensor]]:
-        executor, lane = self._executor, first._lane
+        executor = self._executor
         real = [tensor for tensor in tensors if not isinstance(tensor, LaneTensor)]
         versions = [value._version for value in real]
         for value in real:
@@ -75,7 +89,7 @@ class Operators:
                     f"an input of {func}, which follows {first._module!r} on its lane, was written to before the lane "
                     "had read it; write to a copy"
                 )
-            return list(_tensors(result))
+            return list(all_tensors(result))
 
         after = executor.inputs_from((tensor for tensor in tensors if isinstance(tensor, LaneTensor)), lane)
         entry = executor.batch(lane, first._module).add(work, after, num_bytes)
@@ -105,17 +119,6 @@ def _values(value: Any) -> Any:
     if type(value) is dict:
         return {key: _values(item) for key, item in value.items()}
     return value
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """Yields the tensors in an operator's arguments or results, in order."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
-    elif isinstance(value, dict):
-        yield from _tensors(tuple(value.values()))
 
 
 def _writes_only(func: Any, args: Any, kwargs: Any, lane: Lane) -> bool:
