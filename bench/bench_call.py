@@ -50,11 +50,15 @@ def study(*, calls: int, path: Path | None) -> Study:
     return finish("bench_call", figures, load, path)
 
 
-def _calls(calls: int) -> list[Figure]:
-    model, x = Empty(), torch.ones(1, 1)
+def _side_by_side(model: nn.Module, x: torch.Tensor) -> mosaic.Handle:
     backend = HostBackend(max(2, HostBackend().device.num_slots))
     plan = one_slot_plan(find_modules(model, (x,)).graph, backend.device)
-    handle = mosaic.colocate(model, sample=(x,), plan=plan, backend=backend)
+    return mosaic.colocate(model, sample=(x,), plan=plan, backend=backend)
+
+
+def _calls(calls: int) -> list[Figure]:
+    model, x = Empty(), torch.ones(1, 1)
+    handle = _side_by_side(model, x)
 
     def placed() -> float:
         start = time.perf_counter()
@@ -98,9 +102,7 @@ class Chain(nn.Module):
 
 def _glue(calls: int, length: int = 20) -> list[Figure]:
     model, x = Chain(length), torch.ones(4, 8)
-    backend = HostBackend(max(2, HostBackend().device.num_slots))
-    plan = one_slot_plan(find_modules(model, (x,)).graph, backend.device)
-    handle = mosaic.colocate(model, sample=(x,), plan=plan, backend=backend)
+    handle = _side_by_side(model, x)
 
     def placed() -> float:
         start = time.perf_counter()

@@ -147,3 +147,47 @@ def train(steps: int = 4, optimizer: Callable[..., torch.optim.Optimizer] = torc
 
 
 SIDE_BY_SIDE = [{"left": 1, "right": 1}]
+
+
+class Trap(nn.Module):
+    """A module that does what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = tower()
+        self.order = "work"
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.layers(x)
+        if self.order == "fail":
+            raise ValueError("forward failed")
+        if self.order == "interrupt":
+            raise KeyboardInterrupt
+        if self.order == "shape":
+            return hidden[:, :3]
+        if self.order == "backward":
+            hidden.register_hook(fail_backward)
+        return hidden.clone()
+
+
+def fail_backward(grad: torch.Tensor) -> torch.Tensor:
+    raise ValueError("backward failed")
+
+
+def assert_trains_like_plain(model: TwoTowers, handle: Handle) -> None:
+    """One step on lanes and one without give the same gradients."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    gradients: list[Any] = []
+    for on in (True, False):
+        model.zero_grad()
+        if on:
+            spans = len(handle.timeline().spans)
+            model(*pair_batch(7)).square().mean().backward()
+            assert len(handle.timeline().spans) > spans
+        else:
+            with handle.disabled():
+                model(*pair_batch(7)).square().mean().backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    torch.set_num_threads(threads)
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import io
 import logging
 import pickle
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from engine_cases import FAST, SIDE_BY_SIDE, TwoTowers, colocate, pair_batch, plan_for, tower
+from engine_cases import (
+    FAST,
+    SIDE_BY_SIDE,
+    Trap,
+    TwoTowers,
+    assert_trains_like_plain,
+    colocate,
+    pair_batch,
+    plan_for,
+)
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
@@ -24,70 +31,8 @@ from mosaic.errors import (
     BackendUnavailableError,
     InvalidPlanError,
     InvalidProfileError,
-    ModuleContractError,
     UnsupportedModelError,
 )
-
-
-class Trap(nn.Module):
-    """A module that does what it is told."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = tower()
-        self.order = "work"
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        hidden = self.layers(x)
-        if self.order == "fail":
-            raise ValueError("forward failed")
-        if self.order == "interrupt":
-            raise KeyboardInterrupt
-        if self.order == "shape":
-            return hidden[:, :3]
-        if self.order == "backward":
-            hidden.register_hook(fail_backward)
-        return hidden.clone()
-
-
-def fail_backward(grad: torch.Tensor) -> torch.Tensor:
-    raise ValueError("backward failed")
-
-
-@pytest.fixture
-def model() -> TwoTowers:
-    torch.manual_seed(0)
-    return TwoTowers(Trap(), Trap())
-
-
-@pytest.fixture
-def handle(model: TwoTowers) -> Iterator[Handle]:
-    found = colocate(model, pair_batch(), SIDE_BY_SIDE)
-    for step in range(2):
-        model(*pair_batch(step)).sum().backward()
-    model.zero_grad()
-    yield found
-    found.remove()
-
-
-def assert_trains_like_plain(model: TwoTowers, handle: Handle) -> None:
-    """One step on lanes and one without give the same gradients."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    gradients: list[Any] = []
-    for on in (True, False):
-        model.zero_grad()
-        if on:
-            spans = len(handle.timeline().spans)
-            model(*pair_batch(7)).square().mean().backward()
-            assert len(handle.timeline().spans) > spans
-        else:
-            with handle.disabled():
-                model(*pair_batch(7)).square().mean().backward()
-        gradients.append([parameter.grad for parameter in model.parameters()])
-    torch.set_num_threads(threads)
-    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
-
 
 # Bad input.
 
@@ -274,160 +219,3 @@ def test_timeline_and_metrics_tell_what_ran(model: TwoTowers, handle: Handle):
     assert {"forward_ms/left", "backward_ms/right"} <= set(metrics)
     handle.clear_timeline()
     assert handle.timeline().spans == ()
-
-
-# Errors inside of modules.
-
-
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_an_error_in_forward_reaches_the_caller_and_lanes_go_on(model: TwoTowers, handle: Handle, side: str):
-    model.get_submodule(side).order = "fail"
-    for _ in range(2):
-        with pytest.raises(ValueError, match="forward failed") as caught:
-            model(*pair_batch())
-        (note,) = caught.value.__notes__
-        assert f"raised in module {side!r}, called at" in note
-        assert "engine_cases.py" in note
-    model.get_submodule(side).order = "work"
-    assert_trains_like_plain(model, handle)
-
-
-def test_an_error_in_a_module_whose_result_nobody_uses_reaches_the_caller(model: TwoTowers, handle: Handle):
-    model.right.order = "fail"
-    plain_forward = TwoTowers.forward
-    TwoTowers.forward = lambda self, x, y: (self.left(x), self.right(y))[0]  # type: ignore[method-assign]
-    try:
-        with pytest.raises(ValueError, match="forward failed"):
-            model(*pair_batch())
-    finally:
-        TwoTowers.forward = plain_forward  # type: ignore[method-assign]
-    model.right.order = "work"
-    assert_trains_like_plain(model, handle)
-
-
-def test_an_error_in_backward_reaches_the_caller_and_lanes_go_on(model: TwoTowers, handle: Handle):
-    model.right.order = "backward"
-    for _ in range(2):
-        loss = model(*pair_batch()).sum()
-        with pytest.raises(ValueError, match="backward failed") as caught:
-            loss.backward()
-        assert any("raised in the backward of module 'right', called at" in note for note in caught.value.__notes__)
-    model.right.order = "work"
-    assert_trains_like_plain(model, handle)
-
-
-def test_an_interrupt_reaches_the_caller_and_lanes_go_on(model: TwoTowers, handle: Handle):
-    model.left.order = "interrupt"
-    with pytest.raises(KeyboardInterrupt):
-        model(*pair_batch())
-    model.left.order = "work"
-    assert_trains_like_plain(model, handle)
-
-
-def test_a_module_that_returns_another_shape_is_named(model: TwoTowers, handle: Handle):
-    model.left.order = "shape"
-    with pytest.raises(ModuleContractError, match=r"'left' returned .* cannot be placed: .*exclude=\['left'\]"):
-        model(*pair_batch())
-    model.left.order = "work"
-    assert_trains_like_plain(model, handle)
-
-
-def test_a_write_into_an_input_is_found_out():
-    class Writing(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = tower()
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.layers(x.mul_(0.5))
-
-    model = TwoTowers(Writing())
-    handle = colocate(model, pair_batch(), SIDE_BY_SIDE)
-    try:
-        for step in range(3):
-            model(*pair_batch(step))
-        assert "it writes into one of its inputs" in handle.describe()
-    finally:
-        handle.remove()
-
-
-def test_two_models_share_a_step_and_each_other_s_results():
-    first, second = TwoTowers(), TwoTowers()
-    handles = [colocate(each, pair_batch(), SIDE_BY_SIDE) for each in (first, second)]
-    try:
-        for step in range(4):
-            x, y = pair_batch(step)
-            shared = first.left(x)
-            result = second.left(shared[:, :8]) * first.right(shared[:, 8:]) * second.right(y)
-            result.sum().backward()
-            assert type(first.left[0].weight.grad) is torch.Tensor
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def test_a_model_can_be_trained_from_another_thread(model: TwoTowers, handle: Handle):
-    failed: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            model(*pair_batch()).sum().backward()
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert not failed
-    assert_trains_like_plain(model, handle)
-
-
-def test_data_loader_workers_can_be_forked_afterwards(model: TwoTowers, handle: Handle):
-    data = torch.utils.data.TensorDataset(*pair_batch(rows=12))
-    loader = torch.utils.data.DataLoader(data, batch_size=6, num_workers=1, multiprocessing_context="fork")
-    for batch in loader:
-        model(*batch).sum().backward()
-    assert_trains_like_plain(model, handle)
-
-
-class Slow(nn.Module):
-    """Waits on its lane until it is told to go on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = tower(8, 16, nn.BatchNorm1d(16))
-        self.__dict__["go_on"] = None
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.__dict__["go_on"] is not None:
-            assert self.__dict__["go_on"].wait(60)
-        return self.layers(x)
-
-
-@pytest.mark.parametrize("change", ["mode", "step"])
-def test_what_was_called_before_a_change_computes_as_before_it(change: str):
-    model = TwoTowers(Slow())
-    handle = colocate(model, pair_batch(), SIDE_BY_SIDE)
-    opened = threading.Event()
-    try:
-        model(*pair_batch()).sum().backward()
-        with handle.disabled():
-            expected = model.left(pair_batch()[0]).detach()
-        model.left.__dict__["go_on"] = opened
-        result = model.left(pair_batch()[0])
-        opening = threading.Thread(target=opened.set)  # while the caller waits in the change
-        opening.start()
-        if change == "mode":
-            model.eval()
-        else:
-            torch.optim.SGD(model.parameters(), lr=0.1).step()
-        opening.join()
-        assert torch.allclose(result.join(), expected, atol=1e-5)
-    finally:
-        opened.set()
-        handle.remove()
-
-
-def test_plans_are_data(handle: Handle):
-    assert dataclasses.is_dataclass(handle.plan)
-    assert handle.plan.graph == handle.graph.fingerprint
