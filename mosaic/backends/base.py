@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Protocol, Self, TypeVar, runtime_checkable
 
+import torch
+
 from mosaic.device import Device
 
 T = TypeVar("T")
@@ -35,6 +37,13 @@ class Ticket(Protocol[Result]):
         """
 
 
+class Mark(Protocol):
+    """A point in the order of a lane's work."""
+
+    def ms_until(self, later: Self) -> float:
+        """Waits until both points have been passed; returns the milliseconds from this one to the later one."""
+
+
 class Lane(Protocol):
     """Ordered work on one partition."""
 
@@ -47,12 +56,22 @@ class Lane(Protocol):
 
         It also waits until no other lane holds one of its slots. It never waits for work submitted later, so
         that submission order rules out deadlock. Work in ``after`` that failed does not stop it from starting.
+
+        On CUDA the work launches kernels, and *ends* when these have ended; it is launched by the calling thread
+        before ``submit`` returns, behind what the caller's own stream was given so far.
         """
+
+    def mark(self) -> Mark:
+        """Notes the point that the lane has come to; to be called from work that runs on it."""
 
 
 @runtime_checkable
 class Lanes(Protocol):
     """The lanes that are open on one device, one for each distinct partition."""
+
+    @property
+    def launches_inline(self) -> bool:
+        """Whether the caller's thread launches the work, so that lanes overlap only while no work blocks it."""
 
     def lane(self, slots: tuple[int, ...]) -> Lane:
         """Returns the lane of a partition; raises KeyError if it was not opened."""
@@ -83,6 +102,10 @@ class Backend(Protocol):
     @property
     def device(self) -> Device:
         """What it runs on."""
+
+    @property
+    def torch_device(self) -> torch.device:
+        """Where the tensors of its modules live."""
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -12,6 +12,8 @@ import platform
 from collections.abc import Iterable
 from pathlib import Path
 
+import torch
+
 from mosaic.backends.host_lanes import HostLanes
 from mosaic.device import Device
 from mosaic.errors import InvalidPlanError
@@ -51,6 +53,11 @@ class HostBackend:
     def device(self) -> Device:
         """The CPU cores that this process may use."""
         return self._device
+
+    @property
+    def torch_device(self) -> torch.device:
+        """``cpu``."""
+        return torch.device("cpu")
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
@@ -175,6 +176,18 @@ def _serve(
         del ticket  # or the tensors it holds live until the next one
 
 
+@dataclass(frozen=True, slots=True)
+class HostMark:
+    """A reading of the clock on a lane's thread."""
+
+    at_ns: int
+    """``time.perf_counter_ns``."""
+
+    def ms_until(self, later: HostMark) -> float:
+        """Returns the milliseconds between two readings."""
+        return (later.at_ns - self.at_ns) / 1e6
+
+
 class HostLane:
     """Ordered work on one set of cores."""
 
@@ -190,6 +203,10 @@ class HostLane:
     def submit(self, work: Callable[[], T], *, after: Sequence[Ticket[object]] = ()) -> HostTicket[T]:
         """Hands over work; see ``mosaic.backends.base.Lane``."""
         return self._arbiter.submit(self._slots, work, after)
+
+    def mark(self) -> HostMark:
+        """Reads the clock."""
+        return HostMark(time.perf_counter_ns())
 
 
 class HostLanes:
@@ -216,6 +233,11 @@ class HostLanes:
         torch.set_num_threads(own_threads)  # a thread that the user starts later takes over what was set last
         # Threads hold the arbiter, not this object: lanes that nobody refers to any more end by themselves.
         self._finalizer = weakref.finalize(self, _shut, self._arbiter, threads, self._process)
+
+    @property
+    def launches_inline(self) -> bool:
+        """False: each lane has a thread of its own."""
+        return False
 
     def lane(self, slots: tuple[int, ...]) -> HostLane:
         """Returns the lane of a partition; raises KeyError if it was not opened."""

@@ -25,20 +25,20 @@ LAYERS = [
     {"profiler"},
     {"engine"},
     {"report"},
-    {"demo"},
+    {"demo", "microbench"},
     {"cli"},
 ]
 """Packages of one line never import each other; a package may import from any line above its own here."""
 
 HOMES = {
     "torch": {
-        *("backends", "engine", "profiler", "train", "models", "demo", "cost/analytic.py"),
+        *("backends", "engine", "profiler", "train", "models", "demo", "microbench", "cost/analytic.py"),
         "cli/workload.py",  # runs a user's model
     },
     "ortools": {"solver"},
     "mosaic._C": {"backends/cuda.py"},
     "matplotlib": {"report"},
-    "rich": {"report", "cli", "demo"},
+    "rich": {"report", "cli", "demo", "microbench"},
     "tyro": {"cli"},
     "pydantic": {"artifact.py"},
 }

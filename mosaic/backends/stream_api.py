@@ -1,0 +1,168 @@
+"""What lanes and stage graphs need of a CUDA runtime: streams, events, graphs. ``torch.cuda`` is the product.
+
+The protocol exists so that everything above it can be run on machines without a GPU: tests put a runtime in its
+place that runs operators on the CPU and checks that each one is ordered after what it reads.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+
+
+class Stream(Protocol):
+    """Ordered work on a device; made by a runtime."""
+
+
+class Event(Protocol):
+    """A point in the order of a stream."""
+
+    def record(self, stream: Any) -> None:
+        """Moves the event to the end of what ``stream`` was given so far."""
+
+    def wait(self, stream: Any) -> None:
+        """Makes everything given to ``stream`` from now on start after the event."""
+
+    def query(self) -> bool:
+        """Whether the event has been passed."""
+
+    def synchronize(self) -> None:
+        """Blocks the thread until the event has been passed."""
+
+    def elapsed_time(self, end_event: Any) -> float:
+        """Milliseconds from this event to ``end_event``; both record times and have been passed."""
+
+
+class Graph(Protocol):
+    """Captured work."""
+
+    def replay(self) -> None:
+        """Launches it on the current stream; its kernels run in the contexts in which they were captured."""
+
+    def reset(self) -> None:
+        """Gives its memory back."""
+
+
+class StreamApi(Protocol):
+    """The part of a CUDA runtime that Mosaic uses, for one device."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors live."""
+
+    def external_stream(self, handle: int) -> Any:
+        """Returns a stream for a driver's handle; it does not own it."""
+
+    def new_stream(self, priority: int = 0) -> Any:
+        """Makes a stream on the whole device."""
+
+    def current_stream(self) -> Any:
+        """Returns the calling thread's current stream."""
+
+    def use_stream(self, stream: Any) -> AbstractContextManager[Any]:
+        """Makes ``stream`` the thread's current one inside the block."""
+
+    def new_event(self, *, timing: bool = False) -> Any:
+        """Makes an event."""
+
+    def record_use(self, tensor: torch.Tensor, stream: Any) -> None:
+        """Tells the allocator that ``stream`` uses a tensor's memory, so that it is not given out too early."""
+
+    def synchronize(self) -> None:
+        """Blocks the thread until the device is idle."""
+
+    def is_capturing(self) -> bool:
+        """Whether the current stream is being captured."""
+
+    def new_graph(self) -> Any:
+        """Makes an empty graph."""
+
+    def new_graph_pool(self) -> Any:
+        """Makes a memory pool that graphs can share."""
+
+    def capture(self, graph: Any, *, stream: Any, pool: Any) -> AbstractContextManager[Any]:
+        """Captures what is launched inside the block, from ``stream`` and streams that its events fork to."""
+
+    def allocated_bytes(self) -> int:
+        """Bytes that tensors take on the device now."""
+
+    def reserved_bytes(self) -> int:
+        """Bytes that torch's allocator holds on the device now."""
+
+    def release_workspaces(self) -> None:
+        """Gives back what cuBLAS keeps for each pair of handle and stream."""
+
+
+class TorchStreams:
+    """``torch.cuda`` for one device.
+
+    Args:
+        ordinal: The device's number.
+    """
+
+    def __init__(self, ordinal: int) -> None:
+        self._device = torch.device("cuda", ordinal)
+
+    @property
+    def device(self) -> torch.device:
+        """``cuda:ordinal``."""
+        return self._device
+
+    def external_stream(self, handle: int) -> torch.cuda.ExternalStream:
+        """Wraps a handle; the device is given, since torch would take the current one."""
+        return torch.cuda.ExternalStream(handle, device=self._device)
+
+    def new_stream(self, priority: int = 0) -> torch.cuda.Stream:
+        """Takes a stream from torch's own pool."""
+        return torch.cuda.Stream(device=self._device, priority=priority)
+
+    def current_stream(self) -> torch.cuda.Stream:
+        """Returns the calling thread's current stream."""
+        return torch.cuda.current_stream(self._device)
+
+    def use_stream(self, stream: torch.cuda.Stream) -> AbstractContextManager[Any]:
+        """Makes ``stream`` current inside the block."""
+        return torch.cuda.stream(stream)
+
+    def new_event(self, *, timing: bool = False) -> torch.cuda.Event:
+        """Makes an event."""
+        return torch.cuda.Event(enable_timing=timing)
+
+    def record_use(self, tensor: torch.Tensor, stream: torch.cuda.Stream) -> None:
+        """Calls ``record_stream``; tensors elsewhere than on this device have no memory there."""
+        if tensor.device == self._device:
+            tensor.record_stream(stream)
+
+    def synchronize(self) -> None:
+        """Waits for the primary context, and with it for all green contexts."""
+        torch.cuda.synchronize(self._device)
+
+    def is_capturing(self) -> bool:
+        """Asks torch."""
+        return torch.cuda.is_current_stream_capturing()
+
+    def new_graph(self) -> torch.cuda.CUDAGraph:
+        """Makes an empty graph."""
+        return torch.cuda.CUDAGraph()
+
+    def new_graph_pool(self) -> Any:
+        """Makes a memory pool that graphs can share."""
+        return torch.cuda.graph_pool_handle()
+
+    def capture(self, graph: torch.cuda.CUDAGraph, *, stream: torch.cuda.Stream, pool: Any) -> Any:
+        """Captures in torch's way, which also registers the generators that are used inside."""
+        return torch.cuda.graph(graph, pool=pool, stream=stream)
+
+    def allocated_bytes(self) -> int:
+        """Asks the caching allocator."""
+        return torch.cuda.memory_allocated(self._device)
+
+    def reserved_bytes(self) -> int:
+        """Asks the caching allocator."""
+        return torch.cuda.memory_reserved(self._device)
+
+    def release_workspaces(self) -> None:
+        """Clears torch's table of workspaces; they are made anew at the next call of cuBLAS."""
+        torch._C._cuda_clearCublasWorkspaces()

@@ -1,0 +1,1 @@
+"""Measurements of SM partitioning: one file a question, on any backend."""

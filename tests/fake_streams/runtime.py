@@ -1,0 +1,221 @@
+"""The runtime itself: ``StreamApi`` on the CPU, with every operator seen through a dispatch mode."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fake_streams.clocks import Clock, Launch, merge
+from fake_streams.graphs import FakeGraph, Recording
+from fake_streams.memory import Memory, RaceError
+
+__all__ = ["FakeStreams", "Launch", "RaceError"]
+
+
+class FakeStream:
+    """A stream; the one with handle 0 is the user's."""
+
+    def __init__(self, handle: int, priority: int = 0) -> None:
+        self.handle = handle
+        self.priority = priority
+        self.clock: Clock = {}
+        self.capture: Recording | None = None
+
+    def __repr__(self) -> str:
+        return f"FakeStream({self.handle})"
+
+
+class FakeEvent:
+    """An event; passed at once for the CPU, never before its recording for the clocks."""
+
+    def __init__(self, runtime: FakeStreams, timing: bool) -> None:
+        self._runtime = runtime
+        self._timing = timing
+        self._clock: Clock | None = None
+        self._at_ms = 0.0
+        self._capture: Recording | None = None
+
+    def record(self, stream: FakeStream) -> None:
+        self._clock = dict(stream.clock)
+        self._at_ms = time.perf_counter() * 1e3
+        self._capture = stream.capture
+
+    def wait(self, stream: FakeStream) -> None:
+        if self._clock is None:
+            return  # as CUDA: waiting for what was never recorded does nothing
+        if self._capture is not None and self._capture.open:
+            self._capture.join(stream)
+        elif stream.capture is not None and stream.capture.open:
+            raise RuntimeError("a capturing stream waits for an event from outside of the capture")
+        merge(stream.clock, self._clock)
+
+    def query(self) -> bool:
+        self._runtime.refuse_in_capture("query")
+        return True
+
+    def synchronize(self) -> None:
+        self._runtime.refuse_in_capture("synchronize")
+        if self._clock is not None:
+            merge(self._runtime.host, self._clock)
+
+    def elapsed_time(self, end_event: FakeEvent) -> float:
+        if not (self._timing and end_event._timing):
+            raise ValueError("an event without timing has no time")
+        return end_event._at_ms - self._at_ms
+
+
+class FakeStreams:
+    """A runtime whose streams run operators on the CPU, right away, and whose clocks know what orders them.
+
+    Use it inside ``with runtime.watching():``; a launch that is not ordered after what it reads raises ``RaceError``.
+    Inside of backward all streams count as ordered, which autograd does on CUDA.
+    """
+
+    def __init__(self) -> None:
+        self.device = torch.device("cpu")
+        self.host: Clock = {}
+        self.launches: list[Launch] = []
+        self.memory = Memory()
+        self.main = FakeStream(0)
+        self._streams: dict[int, FakeStream] = {0: self.main}
+        self._current = threading.local()
+        self._fresh = 1 << 62
+
+    # StreamApi.
+
+    def external_stream(self, handle: int) -> FakeStream:
+        if handle not in self._streams:
+            self._streams[handle] = FakeStream(handle)
+        return self._streams[handle]
+
+    def new_stream(self, priority: int = 0) -> FakeStream:
+        self._fresh += 1
+        stream = self._streams[self._fresh] = FakeStream(self._fresh, priority)
+        return stream
+
+    def current_stream(self) -> FakeStream:
+        return getattr(self._current, "stream", self.main)
+
+    @contextmanager
+    def use_stream(self, stream: FakeStream) -> Iterator[None]:
+        before = self.current_stream()
+        self._current.stream = stream
+        try:
+            yield
+        finally:
+            self._current.stream = before
+
+    def new_event(self, *, timing: bool = False) -> FakeEvent:
+        return FakeEvent(self, timing)
+
+    def record_use(self, tensor: torch.Tensor, stream: FakeStream) -> None:
+        self.memory.declare(tensor, stream.handle)
+
+    def synchronize(self) -> None:
+        self.refuse_in_capture("synchronize")
+        for stream in self._streams.values():
+            merge(self.host, stream.clock)
+
+    def is_capturing(self) -> bool:
+        return self.current_stream().capture is not None
+
+    def new_graph(self) -> FakeGraph:
+        return FakeGraph(self)
+
+    def new_graph_pool(self) -> object:
+        return object()
+
+    @contextmanager
+    def capture(self, graph: FakeGraph, *, stream: FakeStream, pool: object) -> Iterator[None]:
+        recording = Recording(stream)
+        with self.use_stream(stream), recording:
+            yield
+        graph.take(recording)
+
+    def allocated_bytes(self) -> int:
+        return 0
+
+    def reserved_bytes(self) -> int:
+        return 0
+
+    def release_workspaces(self) -> None:
+        pass
+
+    # For tests.
+
+    def refuse_in_capture(self, what: str) -> None:
+        if any(stream.capture is not None for stream in self._streams.values()):
+            raise RuntimeError(f"{what} is not permitted while a stream is capturing")
+
+    def watching(self) -> TorchDispatchMode:
+        """The mode under which operators are seen."""
+        return _Watch(self)
+
+    def on(self, stream: FakeStream | int) -> list[Launch]:
+        """Launches of one stream, in order."""
+        handle = stream if isinstance(stream, int) else stream.handle
+        return [launch for launch in self.launches if launch.stream == handle]
+
+    def launch(self, name: str, reads: list[torch.Tensor], writes: list[torch.Tensor]) -> None:
+        """Notes one operator on the current stream."""
+        stream = self.current_stream()
+        if torch._C._current_graph_task_id() != -1:
+            for other in self._streams.values():
+                merge(stream.clock, other.clock)
+        merge(stream.clock, self.host)
+        number = stream.clock.get(stream.handle, 0) + 1
+        stream.clock[stream.handle] = number
+        launch = Launch(name, stream.handle, number, dict(stream.clock))
+        self.launches.append(launch)
+        for tensor in reads:
+            self.memory.read(tensor, launch)
+        for tensor in writes:
+            self.memory.write(tensor, launch)
+        self.memory.check_freed({handle: other.clock for handle, other in self._streams.items()})
+
+
+class _Watch(TorchDispatchMode):
+    def __init__(self, runtime: FakeStreams) -> None:
+        super().__init__()
+        self._runtime = runtime
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        recording = self._runtime.current_stream().capture
+        written = _written(func, args, kwargs)
+        if recording is not None:
+            recording.before(written)
+        result = func(*args, **kwargs)
+        given = _tensors((args, kwargs))
+        made = _tensors(result)
+        if not _is_view(func):
+            storages = {tensor.untyped_storage()._cdata for tensor in given}
+            fresh = [tensor for tensor in made if tensor.untyped_storage()._cdata not in storages]
+            self._runtime.launch(str(func), [t for t in given if not any(t is w for w in written)], [*written, *fresh])
+        if recording is not None:
+            recording.note(func, args, kwargs, result)
+        return result
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for index, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            found += _tensors(args[index] if index < len(args) else kwargs.get(argument.name))
+    return found
+
+
+def _is_view(func: Any) -> bool:
+    returns = func._schema.returns
+    return bool(returns) and returns[0].alias_info is not None and not returns[0].alias_info.is_write
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
