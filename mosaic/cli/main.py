@@ -18,13 +18,14 @@ import tyro
 from rich.console import Console
 from tyro.conf import arg, subcommand
 
-from mosaic.errors import InfeasibleError, MosaicError
+from mosaic.errors import BackendUnavailableError, InfeasibleError, MosaicError
 
 EXIT_CODES = """exit codes:
   0    done
   1    it could not be done; the message says why and what to do
   2    the command line is wrong
   3    no plan satisfies the constraints
+  4    there is no GPU here that could do it; the message says what is needed
   130  interrupted"""
 
 Json = Annotated[Path | None, arg(metavar="FILE")]
@@ -128,12 +129,47 @@ class Run:
     """Write what was measured; - for standard output."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """Measure how a GPU's SMs can be shared: one question a run, answered as a table, a JSON file and a picture.
+
+    pool: what making a context and a stream costs, against lending one.
+    scaling: how much time a kernel or a module takes at every quota.
+    interference: what two kernels side by side cost each other, over quotas.
+    isolation: which SMs a partition really uses, and whether a long kernel delays a short one next to it.
+    overlap: the same two modules one after the other, on plain and prioritised streams, on partitions, under MPS,
+    captured or not: what quotas earn, and what concurrency alone does.
+
+    Needs an NVIDIA GPU from Volta on and exits with 4 without one.
+    """
+
+    question: tyro.conf.Positional[Literal["pool", "scaling", "interference", "isolation", "overlap"]]
+    """Which one."""
+    backend: Literal["cuda", "host"] = "cuda"
+    """host goes through the same measurement on CPU cores, for dry runs; its times say nothing about a GPU."""
+    device: int = 0
+    """Number of the GPU."""
+    quick: bool = False
+    """Fewer quotas and repetitions."""
+    tiny: tyro.conf.Suppress[bool] = False
+    """On the host: the smallest sizes that go through everything."""
+    seconds: float = float("inf")
+    """Stop after about this long and keep what there is; what was left out is named."""
+    model: Annotated[str | None, arg(metavar="FILE:FACTORY")] = None
+    """For scaling and overlap: measure the modules of this model; see `mosaic profile --help`."""
+    output: Path = Path("mosaic-bench")
+    """Folder for QUESTION.json and QUESTION.png."""
+    json: Json = None
+    """Also write the result here; - for standard output."""
+
+
 Command = (
     Annotated[Demo, subcommand(name="demo")]
     | Annotated[Doctor, subcommand(name="doctor")]
     | Annotated[Profile, subcommand(name="profile")]
     | Annotated[PlanCommand, subcommand(name="plan")]
     | Annotated[Run, subcommand(name="run")]
+    | Annotated[Bench, subcommand(name="bench")]
 )
 
 
@@ -158,6 +194,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except InfeasibleError as error:
         console.print(f"mosaic: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         return 3
+    except BackendUnavailableError as error:
+        console.print(f"mosaic: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        return 4
     except (MosaicError, ValueError) as error:
         console.print(f"mosaic: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         return 1
@@ -167,7 +206,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _dispatch(command: Demo | Doctor | Profile | PlanCommand | Run) -> None:
+def _dispatch(command: Demo | Doctor | Profile | PlanCommand | Run | Bench) -> None:
     from mosaic.cli import commands  # after the environment is set, and only what is needed
 
     if isinstance(command, Demo):
@@ -178,5 +217,9 @@ def _dispatch(command: Demo | Doctor | Profile | PlanCommand | Run) -> None:
         commands.profile(command)
     elif isinstance(command, PlanCommand):
         commands.plan(command)
-    else:
+    elif isinstance(command, Run):
         commands.run(command)
+    else:
+        from mosaic.cli.bench import bench
+
+        bench(command)

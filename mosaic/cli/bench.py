@@ -1,0 +1,53 @@
+"""``mosaic bench``: one question about a device, answered as a table, a JSON file and a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from mosaic.artifact import to_json, write_text
+from mosaic.errors import MosaicError
+from mosaic.microbench import QUESTIONS, BenchSettings, Budget
+from mosaic.microbench.devices import moved, open_backend
+
+if TYPE_CHECKING:
+    from mosaic.cli.main import Bench
+    from mosaic.profiler import Subject
+
+_WITH_MODEL = ("scaling", "overlap")
+
+
+def bench(given: Bench) -> None:
+    """Measures, prints the table and leaves the files."""
+    if given.model is not None and given.question not in _WITH_MODEL:
+        raise MosaicError(
+            f"--model goes with {' and '.join(_WITH_MODEL)}; {given.question} measures kernels of its own"
+        )
+    question = QUESTIONS[given.question]
+    backend = open_backend(given.backend, given.device)
+    tiny = given.tiny and given.backend == "host"
+    settings = BenchSettings.tiny() if tiny else BenchSettings.fit(backend, quick=given.quick)
+    budget = Budget(given.seconds)
+    more: dict[str, Any] = {} if given.model is None else {"subjects": _subjects(given.model, backend.torch_device)}
+    result = question.measure(backend, settings, budget, **more)
+    to_stdout = given.json is not None and str(given.json) == "-"
+    console = Console(stderr=to_stdout)
+    console.print(question.table(result))
+    written = question.leave(result, given.output)
+    console.print(f"wrote {' and '.join(map(str, written))}", highlight=False)
+    if to_stdout:
+        print(to_json(result), end="")
+    elif given.json is not None:
+        write_text(to_json(result), Path(given.json))
+
+
+def _subjects(where: str, device: Any) -> Sequence[Subject]:
+    """Finds the modules of a user's model, moved to the device that is measured."""
+    from mosaic.cli.workload import load_workload
+    from mosaic.engine import find_modules
+
+    workload = load_workload(where)
+    return find_modules(workload.model.to(device), moved(workload.sample, device)).subjects

@@ -1,0 +1,63 @@
+"""The questions by name, each with its measurement, table, picture and kind of result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from mosaic.artifact import save
+from mosaic.backends.base import Backend
+from mosaic.microbench.budget import Budget
+from mosaic.microbench.result import Result
+from mosaic.microbench.scaling import ScalingResult, measure_scaling
+from mosaic.microbench.scaling_report import draw_scaling, table_scaling
+from mosaic.microbench.settings import BenchSettings
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """One question about a device."""
+
+    name: str
+    """The sub-command of ``mosaic bench``."""
+    asks: str
+    """The question in words."""
+    result: type[Result]
+    """Kind of result, for reading a file back."""
+    measure: Callable[[Backend, BenchSettings, Budget | None], Result]
+    """Measures; takes a backend, settings and a budget."""
+    table: Callable[[Any], Table]
+    """Makes the table of a result."""
+    draw: Callable[[Any, Path], None]
+    """Writes the picture of a result."""
+
+    def leave(self, result: Result, folder: Path) -> tuple[Path, ...]:
+        """Writes ``NAME.json`` and ``NAME.png`` into a folder and returns their paths."""
+        written, picture = folder / f"{self.name}.json", folder / f"{self.name}.png"
+        save(result, written)
+        self.draw(result, picture)
+        return written, picture
+
+
+QUESTIONS: Mapping[str, Question] = MappingProxyType(
+    {
+        question.name: question
+        for question in (
+            Question(
+                name="scaling",
+                asks="how much time does work take at every quota?",
+                result=ScalingResult,
+                measure=measure_scaling,
+                table=table_scaling,
+                draw=draw_scaling,
+            ),
+        )
+    }
+)
+"""In the order in which they are best measured."""

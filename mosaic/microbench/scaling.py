@@ -1,0 +1,107 @@
+"""``scaling``: how much time does work take at every quota? Paper section 3.3."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from mosaic.backends.base import Backend
+from mosaic.device import FORBID_EXTRA
+from mosaic.microbench.budget import Budget
+from mosaic.microbench.kernels import ModuleWork, Work, kernel_set
+from mosaic.microbench.result import Recorder, Result, Spread
+from mosaic.microbench.settings import BenchSettings
+from mosaic.microbench.timing import time_alone
+from mosaic.profiler import Subject
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingPoint:
+    """One kernel or module at one quota, alone on the device."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+
+    work: str
+    """What ran."""
+    quota: int
+    """Slots it ran on."""
+    num_sms: int | None
+    """SMs that it was granted; None where the backend does not tell."""
+    time_ms: Spread
+    """Time of a call."""
+    tflops: float | None
+    """Achieved 1e12 operations a second; None where they are not counted."""
+    gb_per_s: float | None
+    """Achieved 1e9 bytes a second, by least traffic; None where it is not counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingResult(Result):
+    """Time by quota."""
+
+    points: tuple[ScalingPoint, ...]
+    """Work by work, by rising quota."""
+
+    def of(self, work: str) -> tuple[ScalingPoint, ...]:
+        """Returns the points of one kernel or module, by rising quota."""
+        return tuple(point for point in self.points if point.work == work)
+
+    @property
+    def works(self) -> tuple[str, ...]:
+        """What was measured."""
+        return tuple(dict.fromkeys(point.work for point in self.points))
+
+
+def measure_scaling(
+    backend: Backend,
+    settings: BenchSettings,
+    budget: Budget | None = None,
+    *,
+    subjects: Sequence[Subject] = (),
+) -> ScalingResult:
+    """Times kernels, or modules, at every quota of the grid.
+
+    Args:
+        backend: Where to measure.
+        settings: Sizes and bounds.
+        budget: Time; what does not fit is named in ``left_out``.
+        subjects: Modules to time, forward and forward with backward; none for the kernel set.
+    """
+    recorder = Recorder(backend, budget or Budget())
+    chosen: list[Work] = [ModuleWork(subject, backward) for subject in subjects for backward in (False, True)]
+    chosen = chosen or [*kernel_set(settings.scale, backend.torch_device)]
+    quotas = settings.quotas(backend.device.num_slots)
+    points: list[ScalingPoint] = []
+    with backend.open_lanes(tuple(range(quota)) for quota in quotas) as lanes:
+        for work in chosen:
+            if not recorder.budget.allows(work.name):
+                continue
+            call = work.prepare(backend.torch_device)
+            for quota in reversed(quotas):  # the whole device first: what is left out is then the slowest
+                if recorder.budget.allows(f"{work.name} at {quota} slots"):
+                    lane = lanes.lane(tuple(range(quota)))
+                    spread = Spread.of(time_alone(lane, call, settings).all_ms)
+                    points.append(point_of(work, quota, getattr(lane, "num_sms", None), spread))
+            lanes.drain()
+    order = {work.name: index for index, work in enumerate(chosen)}
+    points.sort(key=lambda point: (order[point.work], point.quota))
+    return ScalingResult(points=tuple(points), left_out=recorder.left_out, origin=recorder.origin())
+
+
+def point_of(work: Work, quota: int, num_sms: int | None, time_ms: Spread) -> ScalingPoint:
+    """Returns a point with what was achieved by the median."""
+    seconds = time_ms.median / 1e3
+    return ScalingPoint(
+        work=work.name,
+        quota=quota,
+        num_sms=num_sms,
+        time_ms=time_ms,
+        tflops=work.flops / seconds / 1e12 if work.flops and seconds > 0 else None,
+        gb_per_s=gb_per_s(work, time_ms.median),
+    )
+
+
+def gb_per_s(work: Work, time_ms: float) -> float | None:
+    """Returns the bandwidth of a call in 1e9 bytes a second; None where its traffic is not counted."""
+    return work.moved_bytes / time_ms / 1e6 if work.moved_bytes and time_ms > 0 else None
