@@ -3,6 +3,8 @@
 #include <pybind11/stl.h>
 
 #include "driver/owners.h"
+#include "driver/pool.h"
+#include "driver/probe.h"
 #include "driver/slots.h"
 
 namespace py = pybind11;
@@ -98,12 +100,111 @@ void bind_slots(py::module_& module) {
         .def("select", &SlotSplit::select, py::arg("slots"));
 }
 
+// Trying costs less than giving the GIL away, so it is given away only where the lock has to be waited for.
+StreamPool::Lock lock_for(const StreamPool& pool) {
+    StreamPool::Lock lock = pool.try_lock();
+    if (lock) return lock;
+    const py::gil_scoped_release released;
+    return pool.lock();
+}
+
+std::uintptr_t number(CUstream stream) { return reinterpret_cast<std::uintptr_t>(stream); }
+CUstream stream_of(std::uintptr_t number) { return reinterpret_cast<CUstream>(number); }
+
+std::unique_ptr<StreamPool> make_pool(const Device& device, const std::vector<LayoutSlots>& layouts, bool fine,
+                                      const std::string& placement, int streams_per_partition,
+                                      std::vector<int> priorities, bool remainder) {
+    StreamTable streams{streams_per_partition, std::move(priorities)};
+    PoolOptions options{fine, parse_placement(placement), std::move(streams), remainder};
+    return std::make_unique<StreamPool>(device, layouts, std::move(options));
+}
+
+void bind_pool_values(py::module_& module) {
+    py::class_<PartitionInfo>(module, "PartitionInfo", "What the driver made of a partition.")
+        .def_readonly("slots", &PartitionInfo::slots, "Empty for the remainder.")
+        .def_readonly("is_remainder", &PartitionInfo::is_remainder)
+        .def_readonly("requested_sms", &PartitionInfo::requested_sms, "Sum over the split's slots.")
+        .def_readonly("granted_sms", &PartitionInfo::granted_sms, "Read back from the green context.")
+        .def_readonly("sm_ids", &PartitionInfo::sm_ids, "What the probe saw, sorted; None before.")
+        .def_readonly("creation_ms", &PartitionInfo::creation_ms, "The context and its streams.");
+    py::class_<LayoutCost>(module, "LayoutCost", "What adding a layout made; zeros if every partition existed.")
+        .def_readonly("num_contexts", &LayoutCost::num_contexts)
+        .def_readonly("num_streams", &LayoutCost::num_streams)
+        .def_readonly("creation_ms", &LayoutCost::creation_ms)
+        .def_readonly("driver_bytes", &LayoutCost::driver_bytes);
+    py::class_<PoolStats>(module, "PoolStats", "What a pool holds, and what making it took.")
+        .def_readonly("num_contexts", &PoolStats::num_contexts)
+        .def_readonly("num_streams", &PoolStats::num_streams)
+        .def_readonly("num_lent", &PoolStats::num_lent)
+        .def_readonly("creation_ms", &PoolStats::creation_ms)
+        .def_readonly("driver_bytes", &PoolStats::driver_bytes)
+        .def_readonly("layouts", &PoolStats::layouts);
+}
+
+void bind_pool(py::module_& module) {
+    py::class_<StreamPool>(module, "StreamPool", py::release_gil_before_calling_cpp_dtor(),
+                           "Streams made beforehand for the partitions of layouts, and lent by table look-up.")
+        .def(py::init(&make_pool), py::arg("device"), py::arg_v("layouts", std::vector<LayoutSlots>{}, "()"),
+             py::kw_only(), py::arg("fine") = false, py::arg("placement") = "merged",
+             py::arg("streams_per_partition") = 1, py::arg_v("priorities", std::vector<int>{0}, "(0,)"),
+             py::arg("remainder") = false, ReleaseGil())
+        .def("add_layout", &StreamPool::add_layout, py::arg("layout"), ReleaseGil())
+        .def(
+            "lend",
+            [](StreamPool& pool, int layout, int partition, int priority) {
+                return number(pool.lend(lock_for(pool), layout, partition, priority));
+            },
+            py::arg("layout"), py::arg("partition"), py::arg("priority") = 0)
+        .def(
+            "lend_remainder",
+            [](StreamPool& pool, int priority) { return number(pool.lend_remainder(lock_for(pool), priority)); },
+            py::arg("priority") = 0)
+        .def(
+            "give_back",
+            [](StreamPool& pool, std::uintptr_t stream) { pool.give_back(lock_for(pool), stream_of(stream)); },
+            py::arg("stream"))
+        .def(
+            "partitions", [](const StreamPool& pool, int layout) { return pool.partitions(lock_for(pool), layout); },
+            py::arg("layout"))
+        .def_property_readonly("remainder", [](const StreamPool& pool) { return pool.remainder(lock_for(pool)); })
+        .def(
+            "verify",
+            [](StreamPool& pool, const py::bytes& image) {
+                const std::string code = image;
+                const py::gil_scoped_release released;
+                pool.verify(code);
+            },
+            py::arg("image"))
+        .def("stats", [](const StreamPool& pool) { return pool.stats(lock_for(pool)); })
+        .def_property_readonly("device", [](const StreamPool& pool) { return pool.split().device(); })
+        .def_property_readonly("split", [](const StreamPool& pool) { return pool.split(); })
+        .def_property_readonly("placement", [](const StreamPool& pool) { return text(pool.placement()); })
+        .def_property_readonly("closed", &StreamPool::closed)
+        .def("close", &StreamPool::close, ReleaseGil());
+}
+
+void bind_probe(py::module_& module) {
+    module.attr("PROBE_SOURCE") = kProbeSource;
+    module.def(
+        "probe_stream",
+        [](const Device& device, std::uintptr_t stream, const py::bytes& image) {
+            const std::string code = image;
+            const py::gil_scoped_release released;
+            return probe_stream(device, stream_of(stream), code);
+        },
+        py::arg("device"), py::arg("stream"), py::arg("image"),
+        "Sorted ids of the SMs that a stream's kernels run on.");
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, module) {
-    module.doc() = "The green-context runtime: CUDA's driver, its devices and their slots.";
+    module.doc() = "The green-context runtime: CUDA's driver, its devices, their slots, and streams on them.";
     py::register_local_exception_translator(&translate);
     bind_driver(module);
     bind_device(module);
     bind_slots(module);
+    bind_pool_values(module);
+    bind_pool(module);
+    bind_probe(module);
 }

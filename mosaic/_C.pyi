@@ -1,5 +1,5 @@
 # ruff: noqa: N999
-"""The green-context runtime: CUDA's driver, its devices and their slots.
+"""The green-context runtime: CUDA's driver, its devices, their slots, and streams on them.
 
 Every call may raise ``mosaic.errors.CudaError`` (a driver call failed) or
 ``mosaic.errors.BackendUnavailableError`` (no driver, no device, or a driver without the function needed).
@@ -88,3 +88,128 @@ class SlotSplit:
         """SMs of each slot, read back from the driver."""
     def select(self, slots: Sequence[int]) -> SlotSet:
         """Sorts and checks slots; ValueError if empty, repeated or out of range."""
+
+class PartitionInfo:
+    """What the driver made of a partition; plain values that outlive the pool."""
+
+    @property
+    def slots(self) -> list[int]:
+        """Sorted; empty for the remainder."""
+    @property
+    def is_remainder(self) -> bool: ...
+    @property
+    def requested_sms(self) -> int:
+        """Sum over the split's slots."""
+    @property
+    def granted_sms(self) -> int:
+        """Read back from the green context."""
+    @property
+    def sm_ids(self) -> list[int] | None:
+        """What the probe saw at the last ``verify``, sorted; None before."""
+    @property
+    def creation_ms(self) -> float:
+        """Time that the context and its streams took."""
+
+class LayoutCost:
+    """What adding a layout made; zeros if every partition existed."""
+
+    @property
+    def num_contexts(self) -> int: ...
+    @property
+    def num_streams(self) -> int: ...
+    @property
+    def creation_ms(self) -> float: ...
+    @property
+    def driver_bytes(self) -> int:
+        """Growth of the memory in use on the device; wrong by what others took or gave meanwhile."""
+
+class PoolStats:
+    """What a pool holds (nothing after ``close``), and what making it took."""
+
+    @property
+    def num_contexts(self) -> int: ...
+    @property
+    def num_streams(self) -> int: ...
+    @property
+    def num_lent(self) -> int: ...
+    @property
+    def creation_ms(self) -> float:
+        """Sum over the layouts, and the remainder."""
+    @property
+    def driver_bytes(self) -> int:
+        """Sum over the layouts, and the remainder."""
+    @property
+    def layouts(self) -> list[LayoutCost]:
+        """One cost a layout, in the order of adding."""
+
+class StreamPool:
+    """Streams made beforehand for the partitions of layouts, and lent by table look-up.
+
+    Safe from any thread. In a forked child every method raises ``BackendUnavailableError``; after ``close`` those
+    that lend, add or verify raise ValueError.
+
+    Args:
+        device: The device to be split.
+        layouts: Partitions as slots of the one split, by layout; more can be added later.
+        fine: Use the driver's smallest slots, without large clusters.
+        placement: ``"merged"``, slots of one split; or ``"split"``, one ``cuDevSmResourceSplit`` a layout with the
+            slots' sizes (a driver of CUDA 13.1 or newer; partitions of different layouts may then share SMs).
+        streams_per_partition: Streams of each priority.
+        priorities: As CUDA counts them: lower goes first.
+        remainder: Make a partition of the SMs that the split leaves over.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        layouts: Sequence[Sequence[Sequence[int]]] = (),
+        *,
+        fine: bool = False,
+        placement: str = "merged",
+        streams_per_partition: int = 1,
+        priorities: Sequence[int] = (0,),
+        remainder: bool = False,
+    ) -> None: ...
+    def add_layout(self, layout: Sequence[Sequence[int]]) -> LayoutCost:
+        """Makes the partitions that the pool does not have; the layout's index is the number added before.
+
+        Raises ValueError for a slot in two partitions. A failure leaves the pool as it was.
+        """
+    def lend(self, layout: int, partition: int, priority: int = 0) -> int:
+        """Returns a CUstream that is the caller's alone until given back; no driver call.
+
+        Raises ``BackendUnavailableError`` if all are lent, and ``CudaError`` for a layout that ``verify`` refused.
+        """
+    def lend_remainder(self, priority: int = 0) -> int:
+        """The same, on the SMs that the split leaves over."""
+    def give_back(self, stream: int) -> None:
+        """Ends a loan, without waiting for the stream; ValueError for a stream that is not lent."""
+    def partitions(self, layout: int) -> list[PartitionInfo]: ...
+    @property
+    def remainder(self) -> PartitionInfo | None: ...
+    def verify(self, image: bytes) -> None:
+        """Runs the probe (a cubin or PTX of ``PROBE_SOURCE``) on every partition and keeps the SM ids seen.
+
+        Raises ``CudaError`` for a layout whose partitions share an SM, and refuses to lend it from then on. Streams
+        that are lent are left alone: each partition is probed on a stream made for that.
+        """
+    def stats(self) -> PoolStats: ...
+    @property
+    def device(self) -> Device: ...
+    @property
+    def split(self) -> SlotSplit: ...
+    @property
+    def placement(self) -> str: ...
+    @property
+    def closed(self) -> bool: ...
+    def close(self) -> None:
+        """Waits for the streams, then ends streams, contexts and the hold on the primary context.
+
+        What fails does not keep the rest from ending; the first failure is raised. A second call does nothing.
+        """
+
+PROBE_SOURCE: str
+"""CUDA C++ of the probe's kernel, ``mosaic_smid``."""
+
+def probe_stream(device: Device, stream: int, image: bytes) -> list[int]:
+    """Sorted ids of the SMs that a stream's kernels run on, whoever made it; 0 is the default stream."""

@@ -2,6 +2,10 @@
 
 #include <dlfcn.h>
 
+#include <atomic>
+
+#include "process.h"
+
 namespace mosaic {
 namespace {
 
@@ -97,10 +101,16 @@ const Driver& driver() {
 }
 
 void initialise() {
+    static std::atomic<const Origin*> first{nullptr};
+    if (const Origin* origin = first.load()) origin->require_here("the CUDA driver's state");
     const Functions& functions = driver().functions();
     if (functions.cuInit == nullptr) throw_missing("cuInit");
     const CUresult status = functions.cuInit(0);
-    if (status == CUDA_SUCCESS) return;
+    if (status == CUDA_SUCCESS) {
+        static const Origin here;
+        first.store(&here);
+        return;
+    }
     if (status == CUDA_ERROR_NO_DEVICE || status == CUDA_ERROR_STUB_LIBRARY) {
         throw Unavailable("the NVIDIA driver has no device to offer", "cuInit gave " + status_name(functions, status),
                           kNeeded);
@@ -115,6 +125,12 @@ std::string version_text(int version) {
 void throw_cuda_error(const Functions& functions, const char* call, CUresult status) {
     const std::string name = status_name(functions, status);
     throw CudaError(std::string(call) + " failed with " + name + status_text(functions, status), call, name);
+}
+
+void throw_broken(const char* call, const std::string& what) {
+    throw CudaError(std::string(call) + " returned CUDA_SUCCESS but " + what +
+                        "; this driver cannot be trusted with partitions, try another version",
+                    call, "CUDA_SUCCESS");
 }
 
 void throw_missing(const char* call) {

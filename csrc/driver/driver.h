@@ -29,7 +29,8 @@ class Driver {
 // attempt is not remembered: the next call tries again. Thread-safe.
 const Driver& driver();
 
-// Calls cuInit, which is cheap when repeated. Throws Unavailable where there is no device to use.
+// Calls cuInit, which is cheap when repeated. Throws Unavailable where there is no device to use, and in a
+// process that was forked from one that had called it.
 void initialise();
 
 // 12040 -> "12.4".
@@ -37,6 +38,8 @@ std::string version_text(int version);
 
 [[noreturn]] void throw_cuda_error(const Functions& functions, const char* call, CUresult status);
 [[noreturn]] void throw_missing(const char* call);
+// For a driver that answered CUDA_SUCCESS and yet broke a rule of its documentation.
+[[noreturn]] void throw_broken(const char* call, const std::string& what);
 
 // Calls a driver function and turns a bad status or a null pointer into an exception.
 template <typename Function, typename... Arguments>

@@ -21,7 +21,7 @@ struct DriverFunction {
 }  // namespace mosaic
 
 // clang-format off
-#define MOSAIC_FUNCTIONS_BEFORE_13_1(X)                    \
+#define MOSAIC_DRIVER_FUNCTIONS(X)                         \
     X(cuGetErrorName, 6000, base)                          \
     X(cuGetErrorString, 6000, base)                        \
     X(cuInit, 2000, base)                                  \
@@ -40,19 +40,37 @@ struct DriverFunction {
     X(cuGreenCtxDestroy, 12040, streams)                   \
     X(cuGreenCtxGetDevResource, 12040, streams)            \
     X(cuGreenCtxStreamCreate, 12050, streams)              \
-    X(cuStreamDestroy, 4000, streams)
-
-#if CUDA_VERSION >= 13010
-#define MOSAIC_FUNCTIONS_FROM_13_1(X)                      \
+    X(cuStreamDestroy, 4000, streams)                      \
+    X(cuStreamSynchronize, 2000, streams)                  \
+    X(cuCtxPushCurrent, 4000, streams)                     \
+    X(cuCtxPopCurrent, 4000, streams)                      \
+    X(cuCtxGetStreamPriorityRange, 5050, streams)          \
+    X(cuMemGetInfo, 3020, streams)                         \
+    X(cuLibraryLoadData, 12000, streams)                   \
+    X(cuLibraryUnload, 12000, streams)                     \
+    X(cuLibraryGetKernel, 12000, streams)                  \
+    X(cuLaunchKernel, 4000, streams)                       \
+    X(cuMemAlloc, 3020, streams)                           \
+    X(cuMemFree, 3020, streams)                            \
+    X(cuMemsetD32Async, 3020, streams)                     \
+    X(cuMemcpyDtoHAsync, 3020, streams)                    \
     X(cuDevSmResourceSplit, 13010, placement)
-#else
-#define MOSAIC_FUNCTIONS_FROM_13_1(X)
-#endif
-
-#define MOSAIC_DRIVER_FUNCTIONS(X)                         \
-    MOSAIC_FUNCTIONS_BEFORE_13_1(X)                        \
-    MOSAIC_FUNCTIONS_FROM_13_1(X)
 // clang-format on
+
+#if CUDA_VERSION < 13010
+// Headers before 13.1 lack it; a driver that has it is found all the same. Never linked, only its type is used.
+typedef struct {
+    unsigned int smCount;
+    unsigned int coscheduledSmCount;
+    unsigned int preferredCoscheduledSmCount;
+    unsigned int flags;
+    unsigned int reserved[12];
+} CU_DEV_SM_RESOURCE_GROUP_PARAMS;
+extern "C" CUresult CUDAAPI cuDevSmResourceSplit(CUdevResource* result, unsigned int nbGroups,
+                                                 const CUdevResource* input, CUdevResource* remainder,
+                                                 unsigned int flags, CU_DEV_SM_RESOURCE_GROUP_PARAMS* groupParams);
+#endif
+static_assert(sizeof(CU_DEV_SM_RESOURCE_GROUP_PARAMS) == 64, "the driver's structure has 64 bytes");
 
 namespace mosaic {
 

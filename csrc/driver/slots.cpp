@@ -1,6 +1,7 @@
 #include "slots.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace mosaic {
 namespace {
@@ -13,13 +14,6 @@ std::string text(const std::vector<int>& slots) {
         joined += (i == 0 ? "" : ", ") + std::to_string(slots[i]);
     }
     return joined + "]";
-}
-
-// The driver answered CUDA_SUCCESS and yet broke a rule of its documentation.
-[[noreturn]] void throw_broken_split(const std::string& what) {
-    throw CudaError(std::string(kSplit) + " returned CUDA_SUCCESS but " + what +
-                        "; this driver cannot be trusted with partitions, try another version",
-                    kSplit, "CUDA_SUCCESS");
 }
 
 }  // namespace
@@ -39,15 +33,15 @@ void SlotSplit::split(const CUdevResource& whole) {
     MOSAIC_CALL(cuDevSmResourceSplitByCount, static_cast<CUdevResource*>(nullptr), &possible, &whole,
                 static_cast<CUdevResource*>(nullptr), flags, min_sms);
     if (possible == 0 || possible > whole.sm.smCount) {
-        throw_broken_split("would make " + std::to_string(possible) + " groups of " + std::to_string(whole.sm.smCount) +
-                           " SMs");
+        throw_broken(kSplit, "would make " + std::to_string(possible) + " groups of " +
+                                 std::to_string(whole.sm.smCount) + " SMs");
     }
     groups_.assign(possible, CUdevResource{});
     unsigned made = possible;
     MOSAIC_CALL(cuDevSmResourceSplitByCount, groups_.data(), &made, &whole, &remainder_, flags, min_sms);
     if (made != possible) {
-        throw_broken_split("made " + std::to_string(made) + " groups where its dry run promised " +
-                           std::to_string(possible));
+        throw_broken(kSplit,
+                     "made " + std::to_string(made) + " groups where its dry run promised " + std::to_string(possible));
     }
 }
 
@@ -55,14 +49,29 @@ void SlotSplit::check(unsigned whole_sms) const {
     unsigned granted = remainder_.sm.smCount;
     for (const CUdevResource& group : groups_) {
         if (group.type != CU_DEV_RESOURCE_TYPE_SM || group.sm.smCount == 0 || group.sm.smCount != sms_per_slot()) {
-            throw_broken_split("gave groups of unequal size (" + std::to_string(sms_per_slot()) + " and " +
-                               std::to_string(group.sm.smCount) + " SMs)");
+            throw_broken(kSplit, "gave groups of unequal size (" + std::to_string(sms_per_slot()) + " and " +
+                                     std::to_string(group.sm.smCount) + " SMs)");
         }
         granted += group.sm.smCount;
     }
     if (granted > whole_sms) {
-        throw_broken_split("gave out " + std::to_string(granted) + " SMs of " + std::to_string(whole_sms));
+        throw_broken(kSplit, "gave out " + std::to_string(granted) + " SMs of " + std::to_string(whole_sms));
     }
+}
+
+CUdevResourceDesc SlotSplit::describe(const SlotSet& set) const {
+    std::vector<CUdevResource> merged;
+    merged.reserve(set.slots.size());
+    for (const int slot : set.slots) merged.push_back(groups_.at(static_cast<std::size_t>(slot)));
+    return mosaic::describe(std::move(merged));
+}
+
+CUdevResourceDesc SlotSplit::describe_remainder() const { return mosaic::describe({remainder_}); }
+
+CUdevResourceDesc describe(std::vector<CUdevResource> sms) {
+    CUdevResourceDesc descriptor = nullptr;
+    MOSAIC_CALL(cuDevResourceGenerateDesc, &descriptor, sms.data(), static_cast<unsigned>(sms.size()));
+    return descriptor;
 }
 
 std::vector<unsigned> SlotSplit::granted_sms() const {

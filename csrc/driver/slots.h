@@ -32,6 +32,9 @@ class SlotSplit {
 
     // Throws std::invalid_argument for an empty set, a repeated slot or one that does not exist.
     SlotSet select(std::vector<int> slots) const;
+    // A descriptor of the slots merged, or of what was left over. The driver keeps it to the process's end.
+    CUdevResourceDesc describe(const SlotSet& set) const;
+    CUdevResourceDesc describe_remainder() const;
 
   private:
     void split(const CUdevResource& whole);
@@ -42,5 +45,8 @@ class SlotSplit {
     std::vector<CUdevResource> groups_;
     CUdevResource remainder_{};
 };
+
+// One descriptor of resources of one split.
+CUdevResourceDesc describe(std::vector<CUdevResource> sms);
 
 }  // namespace mosaic

@@ -39,6 +39,12 @@ def _stub_function(node: ast.FunctionDef) -> str:
         for argument, default in zip(arguments, defaults, strict=True)
         if argument.arg != "self"
     ]
+    if node.args.kwonlyargs:
+        shown.append("*")
+    shown += [
+        f"{argument.arg}: {ast.unparse(argument.annotation)} = {ast.unparse(default)}"
+        for argument, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
+    ]
     return f"({', '.join(shown)}) -> {ast.unparse(node.returns)}"
 
 
@@ -47,6 +53,8 @@ def _stub() -> dict[str, str]:
     for node in ast.parse(STUB.read_text()).body:
         if isinstance(node, ast.FunctionDef):
             found[node.name] = _stub_function(node)
+        elif isinstance(node, ast.AnnAssign):
+            found[ast.unparse(node.target)] = ast.unparse(node.annotation)
         elif isinstance(node, ast.ClassDef):
             found[node.name] = "class"
             for member in node.body:
@@ -72,6 +80,9 @@ def _built() -> dict[str, str]:
     found: dict[str, str] = {}
     for name, value in vars(_C).items():
         if name.startswith("_"):
+            continue
+        if isinstance(value, str):
+            found[name] = "str"
             continue
         if not isinstance(value, type):
             found[name] = _built_function(value.__doc__)

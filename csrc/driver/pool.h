@@ -1,0 +1,123 @@
+// Streams made beforehand for the partitions of a plan's layouts, and lent by table look-up.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "partition.h"
+#include "placement.h"
+
+namespace mosaic {
+
+struct PoolOptions {
+    bool fine = false;
+    Placement placement = Placement::merged;
+    StreamTable streams;
+    // Also make a partition of the SMs that the split leaves over.
+    bool remainder = false;
+};
+
+// What adding a layout made; all zero when every partition existed.
+struct LayoutCost {
+    int num_contexts = 0;
+    int num_streams = 0;
+    double creation_ms = 0;
+    // Growth of the memory in use on the device; wrong by what others took or gave meanwhile.
+    long long driver_bytes = 0;
+};
+
+struct PoolStats {
+    int num_contexts = 0;
+    int num_streams = 0;
+    int num_lent = 0;
+    double creation_ms = 0;
+    long long driver_bytes = 0;
+    std::vector<LayoutCost> layouts;
+};
+
+// Everything is under one lock. Calls that make or end driver objects hold it for as long as the driver takes;
+// lend and give_back for less than a microsecond, so they leave taking it to the caller, who may try first.
+class StreamPool {
+  public:
+    using Lock = std::unique_lock<std::mutex>;
+
+    StreamPool(const Device& device, const std::vector<LayoutSlots>& layouts, PoolOptions options);
+    ~StreamPool() noexcept;
+    StreamPool(const StreamPool&) = delete;
+    StreamPool& operator=(const StreamPool&) = delete;
+
+    const SlotSplit& split() const { return split_; }
+    Placement placement() const { return options_.placement; }
+
+    // All below throw Unavailable in a forked child, and std::invalid_argument for what is not there.
+    Lock lock() const;
+    Lock try_lock() const;  // owns nothing if the lock is taken
+
+    LayoutCost add_layout(const LayoutSlots& layout);
+    CUstream lend(const Lock& held, int layout, int partition, int priority);
+    CUstream lend_remainder(const Lock& held, int priority);
+    void give_back(const Lock& held, CUstream stream);
+    std::vector<PartitionInfo> partitions(const Lock& held, int layout) const;
+    std::optional<PartitionInfo> remainder(const Lock& held) const;
+    PoolStats stats(const Lock& held) const;
+    bool closed() const { return closed_; }
+
+    // Reads the SM ids of every partition with the probe. A layout whose partitions were seen to share an SM is
+    // refused from then on, and named by a CudaError here and at each lend.
+    void verify(const std::string& image);
+    // Waits for the streams, then ends streams, contexts and the hold on the primary context. What fails does
+    // not keep the rest from ending; the first failure is thrown. A second call does nothing.
+    void close();
+
+  private:
+    struct Layout {
+        std::vector<std::size_t> partitions;
+        LayoutCost cost;
+        std::string refusal;  // empty for a layout that is served
+    };
+    struct Place {
+        std::size_t partition;
+        std::size_t stream;
+    };
+    struct Made {
+        std::vector<std::unique_ptr<Partition>> partitions;
+        LayoutCost cost;
+    };
+    // A partition's slots; with Placement::split, where each layout has SMs of its own, the layout's too.
+    using Key = std::vector<std::vector<int>>;
+
+    void require_open() const;
+    void check_options() const;
+    Key key_of(const std::vector<SlotSet>& sets, std::size_t partition) const;
+    void add_remainder();
+    LayoutCost add(const LayoutSlots& layout);
+    Made make(const std::vector<CUdevResourceDesc>& sms, std::vector<PartitionInfo> asked) const;
+    void adopt(std::vector<std::unique_ptr<Partition>> made);
+    const Layout& layout_at(int layout) const;
+    CUstream lend_from(Partition& partition, int priority);
+    std::string find_overlap(std::size_t layout) const;
+    [[noreturn]] void throw_refused(const std::string& refusal) const;
+    FirstError end_all() noexcept;
+
+    Origin origin_;
+    PoolOptions options_;
+    SlotSplit split_;
+    mutable std::mutex mutex_;
+    std::atomic<bool> closed_{false};
+    int num_lent_ = 0;
+    // From here on in the order in which it has to die, last first.
+    PrimaryContext primary_;
+    std::vector<std::unique_ptr<Partition>> partitions_;
+    std::optional<std::size_t> remainder_;
+    LayoutCost remainder_cost_;
+    std::vector<Layout> layouts_;
+    std::map<Key, std::size_t> known_;
+    std::unordered_map<CUstream, Place> places_;
+};
+
+}  // namespace mosaic

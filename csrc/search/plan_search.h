@@ -1,0 +1,76 @@
+// From stages to plans: a heuristic that starts from several constructions and improves, and the exact search.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "stage_search.h"
+
+namespace mosaic::search {
+
+struct Limits {
+    double seconds = 10;                // wall clock; 0: only the plan of one module after the other
+    std::int64_t max_nodes = 2000000;   // of one question about one stage
+    std::int64_t max_edges = 20000000;  // stages that the exact search may look at
+    int kicks = 30;                     // of the heuristic, after its first descent
+    std::uint64_t seed = 0;
+    bool exact = true;  // false: heuristic with the bound of the start
+};
+
+enum class Status { optimal, feasible };
+
+struct Plan {
+    Status status = Status::feasible;
+    Ns cost = kNever;
+    Ns bound = 0;
+    std::vector<Stage> stages;  // in an order that keeps dependencies
+    std::int64_t num_evaluations = 0;
+    std::int64_t num_expanded = 0;
+    double seconds = 0;
+};
+
+class Clock {
+  public:
+    explicit Clock(double seconds) : end_(std::chrono::steady_clock::now() + to_ticks(seconds)) {}
+    bool is_over() const { return std::chrono::steady_clock::now() >= end_; }
+
+  private:
+    static std::chrono::steady_clock::duration to_ticks(double seconds) {
+        return std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(seconds));
+    }
+    std::chrono::steady_clock::time_point end_;
+};
+
+// A partition of the modules into stages, with its cost.
+struct Partition {
+    std::vector<Mask> stages;
+    Ns cost = kNever;
+};
+
+// Sorts stages so that every module comes after what it depends on; empty if they depend on each other in a cycle.
+std::optional<std::vector<Mask>> in_order(const Problem& problem, std::vector<Mask> stages);
+
+// One module after the other.
+Partition one_by_one(StageSearch& search);
+
+// Greedy agglomerative clustering (Algorithm 1), then descent over moves, swaps, merges and splits, then kicks.
+Partition improve(StageSearch& search, const Limits& limits, const Clock& clock);
+
+// What is left to do after some modules takes at least this long.
+class RestBound {
+  public:
+    explicit RestBound(const Problem& problem);
+    Ns operator()(Mask done) const;
+
+  private:
+    std::vector<double> work_;  // least slots x time of each module, over all slots of the machine
+    std::vector<Ns> tail_;      // longest chain of modules from each on
+    Mask all_;
+};
+
+// The best plan with a proof, or, where a limit ends the search, the best one found and a true lower bound.
+Plan plan(const Problem& problem, const Limits& limits);
+
+}  // namespace mosaic::search

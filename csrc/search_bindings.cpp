@@ -1,0 +1,110 @@
+// The Python face of csrc/search: names and plain values. No logic.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "search/plan_search.h"
+
+namespace py = pybind11;
+using namespace mosaic::search;
+
+namespace {
+
+Module make_module(const std::vector<Option>& options, const std::vector<int>& before) {
+    Module module{options, 0};
+    for (const int other : before) {
+        if (other < 0 || other >= kMaxModules) {
+            throw std::invalid_argument("before=" + std::to_string(other) + " is no module; use 0 to " +
+                                        std::to_string(kMaxModules - 1));
+        }
+        module.before |= Mask{1} << other;
+    }
+    return module;
+}
+
+Objective objective_of(const std::string& name) {
+    if (name == "sum") return Objective::sum;
+    if (name == "phases") return Objective::phases;
+    throw std::invalid_argument("objective='" + name + "' is not known; use 'sum' or 'phases'");
+}
+
+void bind_problem(py::module_& module) {
+    py::class_<Option>(module, "Option", "One way to deploy a module; times in nanoseconds.")
+        .def(py::init([](int degree, int quota, Ns forward, Ns backward, std::int64_t memory, double forward_bandwidth,
+                         double backward_bandwidth) {
+                 return Option{degree, quota, forward, backward, memory, forward_bandwidth, backward_bandwidth};
+             }),
+             py::kw_only(), py::arg("degree"), py::arg("quota"), py::arg("forward_ns"), py::arg("backward_ns"),
+             py::arg("memory_bytes") = 0, py::arg("forward_bandwidth") = 0.0, py::arg("backward_bandwidth") = 0.0);
+    py::class_<Module>(module, "Module", "A module's options, and the modules that must be in an earlier stage.")
+        .def(py::init(&make_module), py::arg("options"), py::arg("before"));
+    py::class_<Problem>(module, "Problem", "What is to be planned.")
+        .def(py::init([](const std::vector<Module>& modules, int num_devices, int num_slots, std::int64_t memory,
+                         const std::string& objective) {
+                 Problem problem{modules, {num_devices, num_slots, memory}, objective_of(objective), {}};
+                 check(problem);
+                 return problem;
+             }),
+             py::arg("modules"), py::kw_only(), py::arg("num_devices"), py::arg("num_slots"),
+             py::arg("memory_bytes") = 0, py::arg("objective") = "phases")
+        .def(
+            "disturb_by_pairs",
+            [](Problem& problem, const std::vector<std::vector<std::vector<Ns>>>& forward,
+               const std::vector<std::vector<std::vector<Ns>>>& backward) {
+                problem.interference.pairs[0] = forward;
+                problem.interference.pairs[1] = backward;
+                problem.interference.form = Form::pairwise;
+                check(problem);
+            },
+            py::arg("forward_ns"), py::arg("backward_ns"))
+        .def(
+            "disturb_by_bandwidth",
+            [](Problem& problem, const std::array<double, 3>& forward, const std::array<double, 3>& backward) {
+                Interference& form = problem.interference;
+                form.form = Form::eq8;
+                const std::array<double, 3>* phases[2] = {&forward, &backward};
+                for (int phase = 0; phase < 2; ++phase) {
+                    form.e1[phase] = (*phases[phase])[0];
+                    form.e2[phase] = (*phases[phase])[1];
+                    form.e3[phase] = (*phases[phase])[2];
+                }
+            },
+            py::arg("forward_ns"), py::arg("backward_ns"));
+}
+
+void bind_plan(py::module_& module) {
+    py::class_<Placed>(module, "Placed", "A module in a stage.")
+        .def_readonly("module", &Placed::module)
+        .def_readonly("option", &Placed::option)
+        .def_readonly("devices", &Placed::devices)
+        .def_readonly("start", &Placed::start);
+    py::class_<Stage>(module, "Stage", "Modules side by side.")
+        .def_readonly("forward_ns", &Stage::forward)
+        .def_readonly("backward_ns", &Stage::backward)
+        .def_readonly("latency_ns", &Stage::latency)
+        .def_readonly("placed", &Stage::placed);
+    py::class_<Plan>(module, "Plan", "The best plan found, and a bound that no plan can be below.")
+        .def_property_readonly("status",
+                               [](const Plan& plan) { return plan.status == Status::optimal ? "optimal" : "feasible"; })
+        .def_readonly("cost_ns", &Plan::cost)
+        .def_readonly("bound_ns", &Plan::bound)
+        .def_readonly("stages", &Plan::stages)
+        .def_readonly("num_evaluations", &Plan::num_evaluations)
+        .def_readonly("num_expanded", &Plan::num_expanded)
+        .def_readonly("seconds", &Plan::seconds);
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_search, module) {
+    module.doc() = "Planning's hot loops: the exact search over stages, and the heuristic that it starts from.";
+    bind_problem(module);
+    bind_plan(module);
+    module.def(
+        "plan",
+        [](const Problem& problem, double seconds, std::int64_t max_nodes, std::int64_t max_edges, int kicks,
+           std::uint64_t seed,
+           bool exact) { return plan(problem, {seconds, max_nodes, max_edges, kicks, seed, exact}); },
+        py::arg("problem"), py::kw_only(), py::arg("seconds") = 10.0, py::arg("max_nodes") = Limits{}.max_nodes,
+        py::arg("max_edges") = Limits{}.max_edges, py::arg("kicks") = Limits{}.kicks, py::arg("seed") = 0,
+        py::arg("exact") = true, py::call_guard<py::gil_scoped_release>(), "Searches for the best plan.");
+}
