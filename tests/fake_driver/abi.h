@@ -13,9 +13,11 @@ enum : Result {
     kInvalidValue = 1,
     kOutOfMemory = 2,
     kNotInitialized = 3,
+    kDeinitialized = 4,
     kStubLibrary = 34,
     kNoDevice = 100,
     kInvalidDevice = 101,
+    kInvalidImage = 200,
     kInvalidContext = 201,
     kInvalidHandle = 400,
     kNotFound = 500,
@@ -32,6 +34,8 @@ constexpr unsigned kIgnoreSmCoscheduling = 0x1;
 constexpr unsigned kMaxPotentialClusterSize = 0x2;
 constexpr unsigned kGreenDefaultStream = 0x1;
 constexpr unsigned kStreamNonBlocking = 0x1;
+
+constexpr unsigned kBackfill = 0x1;
 
 constexpr int kAttributeMultiprocessorCount = 16;
 constexpr int kAttributeMajor = 75;
@@ -54,5 +58,17 @@ struct Resource {
     Resource* next;
 };
 static_assert(sizeof(Resource) == 144 && offsetof(Resource, sm) == 96, "CUdevResource changed its layout");
+
+// CU_DEV_SM_RESOURCE_GROUP_PARAMS of CUDA 13.1; 13.4 takes a locality domain out of what is reserved here.
+struct GroupParams {
+    unsigned sm_count;
+    unsigned coscheduled;
+    unsigned preferred_coscheduled;
+    unsigned flags;
+    unsigned reserved[12];
+};
+static_assert(sizeof(GroupParams) == 64, "CU_DEV_SM_RESOURCE_GROUP_PARAMS changed its layout");
+
+using DevicePointer = unsigned long long;
 
 }  // namespace fake

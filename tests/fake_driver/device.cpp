@@ -1,6 +1,9 @@
 // Start-up, look-up by name, devices and primary contexts.
+#include <unistd.h>
+
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <set>
 #include <sstream>
 
@@ -37,6 +40,7 @@ State::State() : version(std::stoi(variable("MOSAIC_FAKE_VERSION", "13000"))) {
         failures[failure.substr(0, std::min(at, equals))] = {std::stoi(failure.substr(equals + 1)), nth};
     }
     quirk = variable("MOSAIC_FAKE_QUIRK", "");
+    report = variable("MOSAIC_FAKE_REPORT", "");
 }
 
 State& state() {
@@ -53,7 +57,17 @@ Result enter(const char* name) {
     if (failure != now.failures.end() && (failure->second.nth == 0 || failure->second.nth == call)) {
         return failure->second.status;
     }
+    if (now.ended) return kDeinitialized;
+    if (now.initialised && now.process != getpid()) {  // a forked child has no driver
+        ++now.misused["call_in_a_forked_child"];
+        return kNotInitialized;
+    }
     return now.initialised || before_init.count(name) ? kSuccess : kNotInitialized;
+}
+
+Result misuse(const char* what, Result status) {
+    ++state().misused[what];
+    return status;
 }
 
 namespace {
@@ -63,6 +77,7 @@ Result cuInit(unsigned flags) {
     if (flags != 0) return kInvalidValue;
     if (state().devices.empty()) return kNoDevice;
     state().initialised = true;
+    state().process = getpid();
     return kSuccess;
 }
 
@@ -78,9 +93,11 @@ Result cuGetErrorName(Result status, const char** text) {
         {kInvalidValue, "CUDA_ERROR_INVALID_VALUE"},
         {kOutOfMemory, "CUDA_ERROR_OUT_OF_MEMORY"},
         {kNotInitialized, "CUDA_ERROR_NOT_INITIALIZED"},
+        {kDeinitialized, "CUDA_ERROR_DEINITIALIZED"},
         {kStubLibrary, "CUDA_ERROR_STUB_LIBRARY"},
         {kNoDevice, "CUDA_ERROR_NO_DEVICE"},
         {kInvalidDevice, "CUDA_ERROR_INVALID_DEVICE"},
+        {kInvalidImage, "CUDA_ERROR_INVALID_IMAGE"},
         {kInvalidContext, "CUDA_ERROR_INVALID_CONTEXT"},
         {kInvalidHandle, "CUDA_ERROR_INVALID_HANDLE"},
         {kNotFound, "CUDA_ERROR_NOT_FOUND"},
@@ -165,13 +182,14 @@ Result cuDevicePrimaryCtxRelease(int device) {
     FAKE_ENTER("cuDevicePrimaryCtxRelease");
     if (!state().has(device)) return kInvalidDevice;
     int& references = state().primary_references[device];
-    if (references == 0) return kInvalidContext;
+    if (references == 0) return misuse("primary_released_too_often", kInvalidContext);
     if (--references == 0) ++state().destroyed["primary"];
     return kSuccess;
 }
 
 const Function* look_up(const char* name) {
-    for (const auto* functions : {&device_functions(), &split_functions(), &green_functions()}) {
+    for (const auto* functions : {&device_functions(), &split_functions(), &sized_split_functions(), &green_functions(),
+                                  &context_functions(), &launch_functions()}) {
         for (const Function& function : *functions) {
             if (std::strcmp(function.name, name) == 0) return &function;
         }
@@ -213,15 +231,39 @@ extern "C" fake::Result cuGetProcAddress_v2(const char* name, void** address, in
     return fake::kSuccess;
 }
 
-// For tests, through ctypes: injects a failure from now on (status 0 takes it back), and tells how often a function was
-// called, and how many objects were made and ended.
+// For tests, through ctypes: injects a failure from now on (status 0 takes it back) or of the nth call from now, ends
+// the driver as its own exit does, and tells how often a function was called, how many objects were made and ended,
+// and what was misused.
 extern "C" void mosaic_fake_fail(const char* name, int status) { fake::state().failures[name] = {status, 0}; }
-extern "C" int mosaic_fake_calls(const char* name) { return fake::state().calls[name]; }
-extern "C" const char* mosaic_fake_called() {
-    static std::string names;
-    names.clear();
-    for (const auto& call : fake::state().calls) names += call.second > 0 ? call.first + " " : "";
-    return names.c_str();
+extern "C" void mosaic_fake_fail_nth(const char* name, int status, int nth) {
+    fake::state().failures[name] = {status, fake::state().calls[name] + nth};
 }
+extern "C" void mosaic_fake_end() { fake::state().ended = true; }
+extern "C" int mosaic_fake_calls(const char* name) { return fake::state().calls[name]; }
 extern "C" int mosaic_fake_created(const char* kind) { return fake::state().created[kind]; }
 extern "C" int mosaic_fake_destroyed(const char* kind) { return fake::state().destroyed[kind]; }
+
+namespace {
+
+const char* joined(const std::map<std::string, int>& counts) {
+    static std::string names;
+    names.clear();
+    for (const auto& count : counts) names += count.second > 0 ? count.first + " " : "";
+    return names.c_str();
+}
+
+}  // namespace
+
+extern "C" const char* mosaic_fake_called() { return joined(fake::state().calls); }
+extern "C" const char* mosaic_fake_misused() { return joined(fake::state().misused); }
+
+// The driver's own end: the last thing that happens to it in a process.
+__attribute__((destructor)) static void end_and_report() {
+    fake::State& state = fake::state();
+    if (!state.report.empty()) {
+        std::ofstream out(state.report, std::ios::app);
+        for (const auto& [kind, count] : state.created) out << kind << " " << count - state.destroyed[kind] << "\n";
+        for (const auto& [what, count] : state.misused) out << "misused " << what << " " << count << "\n";
+    }
+    state.ended = true;
+}

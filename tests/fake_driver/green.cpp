@@ -6,6 +6,8 @@ namespace {
 
 constexpr int kStreamsOutliveContexts = 13010;  // from here on a stream can be destroyed after its context
 constexpr int kDefaultStreamOptional = 13030;
+constexpr std::size_t kBytesOfContext = std::size_t{3} << 20;
+constexpr std::size_t kBytesOfStream = std::size_t{64} << 10;
 
 Result cuGreenCtxCreate(GreenContext** out, Descriptor* descriptor, int device, unsigned flags) {
     FAKE_ENTER("cuGreenCtxCreate");
@@ -20,8 +22,9 @@ Result cuGreenCtxCreate(GreenContext** out, Descriptor* descriptor, int device, 
     auto context = std::make_unique<GreenContext>();
     context->device = device;
     context->sms = made_from->sms;
-    *out = context.get();
-    state().contexts.push_back(std::move(context));
+    if (state().quirk == "one_sm_less") context->sms.pop_back();
+    *out = keep(state().contexts, std::move(context));
+    state().used_bytes[device] += kBytesOfContext;
     ++state().created["green"];
     return kSuccess;
 }
@@ -29,10 +32,12 @@ Result cuGreenCtxCreate(GreenContext** out, Descriptor* descriptor, int device, 
 Result cuGreenCtxDestroy(GreenContext* handle) {
     FAKE_ENTER("cuGreenCtxDestroy");
     GreenContext* context = find(state().contexts, handle);
-    if (context == nullptr) return kInvalidContext;
-    if (!context->alive) return kContextIsDestroyed;
+    if (context == nullptr) return misuse("unknown_context", kInvalidContext);
+    if (!context->alive) return misuse("context_destroyed_twice", kContextIsDestroyed);
+    if (context->num_streams > 0) ++state().misused["context_destroyed_before_its_streams"];
     context->alive = false;
     if (--state().primary_references[context->device] == 0) ++state().destroyed["primary"];
+    state().used_bytes[context->device] -= kBytesOfContext;
     ++state().destroyed["green"];
     return kSuccess;
 }
@@ -55,8 +60,9 @@ Result cuGreenCtxStreamCreate(Stream** out, GreenContext* handle, unsigned flags
     auto stream = std::make_unique<Stream>();
     stream->context = context;
     stream->priority = priority;
-    *out = stream.get();
-    state().streams.push_back(std::move(stream));
+    *out = keep(state().streams, std::move(stream));
+    ++context->num_streams;
+    state().used_bytes[context->device] += kBytesOfStream;
     ++state().created["stream"];
     return kSuccess;
 }
@@ -64,11 +70,21 @@ Result cuGreenCtxStreamCreate(Stream** out, GreenContext* handle, unsigned flags
 Result cuStreamDestroy(Stream* handle) {
     FAKE_ENTER("cuStreamDestroy");
     Stream* stream = find(state().streams, handle);
-    if (stream == nullptr || !stream->alive) return kInvalidHandle;
+    if (stream == nullptr || !stream->alive) return misuse("stream_destroyed_twice", kInvalidHandle);
     if (!stream->context->alive && state().version < kStreamsOutliveContexts) return kContextIsDestroyed;
     stream->alive = false;
+    --stream->context->num_streams;
+    state().used_bytes[stream->context->device] -= kBytesOfStream;
     ++state().destroyed["stream"];
     return kSuccess;
+}
+
+Result cuStreamSynchronize(Stream* handle) {
+    FAKE_ENTER("cuStreamSynchronize");
+    if (current_device() < 0) return kInvalidContext;
+    const Stream* stream = find(state().streams, handle);
+    if (handle == nullptr) return kSuccess;
+    return stream == nullptr || !stream->alive ? misuse("dead_stream", kInvalidHandle) : kSuccess;
 }
 
 }  // namespace
@@ -80,6 +96,7 @@ const std::vector<Function>& green_functions() {
         {"cuGreenCtxGetDevResource", 12040, address_of(&cuGreenCtxGetDevResource)},
         {"cuGreenCtxStreamCreate", 12050, address_of(&cuGreenCtxStreamCreate)},
         {"cuStreamDestroy", 4000, address_of(&cuStreamDestroy)},
+        {"cuStreamSynchronize", 2000, address_of(&cuStreamSynchronize)},
     };
     return functions;
 }

@@ -18,9 +18,18 @@ import ctypes, json
 fake = ctypes.CDLL("libcuda.so.1")
 def count(what, name):
     return getattr(fake, "mosaic_fake_" + what)(name.encode())
+def words(name):
+    tell = getattr(fake, "mosaic_fake_" + name)
+    tell.restype = ctypes.c_char_p
+    return tell().decode().split()
 def called():
-    fake.mosaic_fake_called.restype = ctypes.c_char_p
-    return fake.mosaic_fake_called().decode().split()
+    return words("called")
+def misused():
+    return words("misused")
+def leaked():
+    kinds = ["primary", "green", "stream", "library", "memory"]
+    left = {kind: count("created", kind) - count("destroyed", kind) for kind in kinds}
+    return {kind: number for kind, number in left.items() if number}
 def error_of(call):
     try:
         call()

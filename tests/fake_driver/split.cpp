@@ -2,27 +2,16 @@
 // (section 4.6) state. Stricter than the driver in one thing: outputs have to be zeroed by the caller, since
 // CUDA 13.1 took fields out of what was padding in 13.0.
 //
-// MOSAIC_FAKE_QUIRK makes it a driver that breaks its word: fewer_groups, uneven_groups, too_many_sms, no_groups.
+// MOSAIC_FAKE_QUIRK makes it a driver that breaks its word: fewer_groups, uneven_groups, too_many_sms, no_groups,
+// overlapping_groups (each group but the first has an SM of the one before), other_sizes (sized_split.cpp),
+// one_sm_less (green.cpp), kernels_spread and kernels_nowhere (launch.cpp).
 #include <algorithm>
-#include <bitset>
 #include <cstring>
 
-#include "state.h"
+#include "resource.h"
 
 namespace fake {
 namespace {
-
-constexpr std::size_t kMaxSms = 256;
-enum class Source : std::uint32_t { query = 0x51, result = 0x52, remainder = 0x53 };
-
-// What the driver hides in a resource's padding: where it came from and which SMs it means.
-struct Hidden {
-    Source source;
-    std::int32_t device;
-    std::uint64_t split;
-    std::bitset<kMaxSms> sms;
-};
-static_assert(sizeof(Hidden) <= sizeof(Resource::hidden), "must fit into the padding");
 
 struct Rule {
     unsigned min_partition_size;
@@ -36,6 +25,8 @@ Rule rule_of(const FakeDevice& device, unsigned flags) {
     if (device.major == 8) return {4, 2};
     return {2, 2};
 }
+
+}  // namespace
 
 void write(Resource* out, const Hidden& hidden) {
     const Rule rule = rule_of(state().devices[static_cast<std::size_t>(hidden.device)], 0);
@@ -61,14 +52,16 @@ bool is_zero(const Resource& resource) {
 }
 
 // Takes the lowest SMs out of `from`, as the driver was seen to do.
-std::bitset<kMaxSms> take(std::bitset<kMaxSms>& from, unsigned count) {
-    std::bitset<kMaxSms> taken;
+SmSet take(SmSet& from, unsigned count) {
+    SmSet taken;
     for (std::size_t sm = 0; sm < kMaxSms && taken.count() < count; ++sm) {
         if (from[sm]) taken[sm] = true;
     }
     from &= ~taken;
     return taken;
 }
+
+namespace {
 
 Result cuDeviceGetDevResource(int device, Resource* out, int type) {
     FAKE_ENTER("cuDeviceGetDevResource");
@@ -82,10 +75,14 @@ Result cuDeviceGetDevResource(int device, Resource* out, int type) {
 }
 
 // Writes `made` groups of `size` SMs and returns what is left.
-std::bitset<kMaxSms> write_groups(Resource* result, unsigned made, unsigned size, const Hidden& whole) {
-    std::bitset<kMaxSms> left = whole.sms;
+SmSet write_groups(Resource* result, unsigned made, unsigned size, const Hidden& whole) {
+    SmSet left = whole.sms;
+    const bool overlapping = state().quirk == "overlapping_groups";
+    SmSet last;
     for (unsigned group = 0; group < made; ++group) {
-        write(&result[group], {Source::result, whole.device, state().last_split, take(left, size)});
+        SmSet sms = take(left, overlapping && group > 0 ? size - 1 : size) | last;
+        write(&result[group], {Source::result, whole.device, state().last_split, sms});
+        if (overlapping) last = take(sms, 1);
     }
     if (state().quirk == "uneven_groups") result[made - 1].sm.count -= 1;
     return left;
@@ -124,7 +121,7 @@ Result cuDevSmResourceSplitByCount(Resource* result, unsigned* groups, const Res
     unsigned made = std::min(*groups, possible);
     if (state().quirk == "fewer_groups") --made;
     ++state().last_split;
-    const std::bitset<kMaxSms> left = write_groups(result, made, size, whole);
+    const SmSet left = write_groups(result, made, size, whole);
     *groups = made;
     if (remainder != nullptr && left.any()) {
         write(remainder, {Source::remainder, whole.device, state().last_split, left});
@@ -137,13 +134,13 @@ Result cuDevResourceGenerateDesc(Descriptor** out, Resource* resources, unsigned
     FAKE_ENTER("cuDevResourceGenerateDesc");
     if (out == nullptr || resources == nullptr || count == 0) return kInvalidValue;
     const Hidden first = read(resources[0]);
-    std::bitset<kMaxSms> all;
+    SmSet all;
     for (unsigned i = 0; i < count; ++i) {
         if (resources[i].type != kResourceTypeSm) return kInvalidResourceType;
         const Hidden next = read(resources[i]);
         const bool same_split = next.device == first.device && next.split == first.split;
         if (count > 1 && (!same_split || next.source == Source::query)) return kInvalidResourceConfiguration;
-        if ((all & next.sms).any()) return kInvalidResourceConfiguration;
+        if ((all & next.sms).any() && state().quirk != "overlapping_groups") return kInvalidResourceConfiguration;
         all |= next.sms;
     }
     auto made = std::make_unique<Descriptor>();
@@ -151,8 +148,7 @@ Result cuDevResourceGenerateDesc(Descriptor** out, Resource* resources, unsigned
     for (unsigned sm = 0; sm < kMaxSms; ++sm) {
         if (all[sm]) made->sms.push_back(sm);
     }
-    *out = made.get();
-    state().descriptors.push_back(std::move(made));  // valid for the lifetime of the process
+    *out = keep(state().descriptors, std::move(made));  // valid for the lifetime of the process
     return kSuccess;
 }
 

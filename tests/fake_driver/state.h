@@ -1,10 +1,12 @@
 // The fake's state: what it was told to be, what it counts, and what lives in it.
 #pragma once
 
+#include <cstddef>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -32,6 +34,7 @@ struct Descriptor {
 struct GreenContext {
     int device;
     std::vector<unsigned> sms;
+    int num_streams = 0;
     bool alive = true;
 };
 
@@ -41,6 +44,21 @@ struct Stream {
     bool alive = true;
 };
 
+// What cuLibraryLoadData made, and the kernel in it; a kernel's handle is its library's.
+struct Library {
+    std::string code;
+    bool alive = true;
+};
+
+struct Memory {
+    std::vector<unsigned> words;
+    bool alive = true;
+};
+
+// Objects by their handle. Never freed, so that a stale handle is recognised and not followed into freed memory.
+template <typename T>
+using Objects = std::unordered_map<void*, std::unique_ptr<T>>;
+
 struct State {
     State();
 
@@ -49,18 +67,24 @@ struct State {
     std::vector<FakeDevice> devices;          // MOSAIC_FAKE_DEVICES=132:9.0,108:8.0
     std::map<std::string, Failure> failures;  // MOSAIC_FAKE_FAIL=cuDeviceGet=101,cuGreenCtxCreate@2=2
     std::string quirk;                        // MOSAIC_FAKE_QUIRK: a driver that breaks a rule, see split.cpp
+    std::string report;                       // MOSAIC_FAKE_REPORT: a file for what was counted, written at exit
 
     std::mutex mutex;
     bool initialised = false;
     std::map<std::string, int> calls;
     std::map<std::string, int> created;
     std::map<std::string, int> destroyed;
+    std::map<std::string, int> misused;  // what a caller that keeps the rules never does, by its name
+    int process = 0;                     // that called cuInit; a forked child is another
+    bool ended = false;                  // after the driver's own end at exit
     std::map<int, int> primary_references;
+    std::map<int, std::size_t> used_bytes;  // by device
     std::uint64_t last_split = 0;
-    // Never freed, so that a stale handle is recognised and not followed into freed memory.
-    std::vector<std::unique_ptr<Descriptor>> descriptors;
-    std::vector<std::unique_ptr<GreenContext>> contexts;
-    std::vector<std::unique_ptr<Stream>> streams;
+    Objects<Descriptor> descriptors;
+    Objects<GreenContext> contexts;
+    Objects<Stream> streams;
+    Objects<Library> libraries;
+    Objects<Memory> memory;
 
     bool has(int device) const { return device >= 0 && device < static_cast<int>(devices.size()); }
 };
@@ -77,18 +101,33 @@ struct Function {
 };
 const std::vector<Function>& device_functions();
 const std::vector<Function>& split_functions();
+const std::vector<Function>& sized_split_functions();
 const std::vector<Function>& green_functions();
+const std::vector<Function>& context_functions();
+const std::vector<Function>& launch_functions();
 
 // Fills in an SM resource as the driver's own queries do.
 void describe_sms(Resource* out, int device, const std::vector<unsigned>& sms);
 
+// Counts a misuse and passes the status on.
+Result misuse(const char* what, Result status);
+
+// Device of the context that is current to the calling thread; -1 if there is none.
+int current_device();
+
+// Keeps an object and returns its handle.
+template <typename T>
+T* keep(Objects<T>& all, std::unique_ptr<T> made) {
+    T* handle = made.get();
+    all.emplace(handle, std::move(made));
+    return handle;
+}
+
 // Finds a live or dead object by its handle; null for a handle that was never given out.
 template <typename T>
-T* find(const std::vector<std::unique_ptr<T>>& all, void* handle) {
-    for (const auto& one : all) {
-        if (one.get() == handle) return one.get();
-    }
-    return nullptr;
+T* find(const Objects<T>& all, void* handle) {
+    const auto found = all.find(handle);
+    return found == all.end() ? nullptr : found->second.get();
 }
 
 template <typename F>
