@@ -11,6 +11,10 @@ from typing import TYPE_CHECKING, Any
 from mosaic.artifact import save
 from mosaic.backends.base import Backend
 from mosaic.microbench.budget import Budget
+from mosaic.microbench.interference import InterferenceResult, measure_interference
+from mosaic.microbench.interference_report import draw_interference, table_interference
+from mosaic.microbench.overlap import OverlapResult, measure_overlap
+from mosaic.microbench.overlap_report import draw_overlap, table_overlap
 from mosaic.microbench.result import Result
 from mosaic.microbench.scaling import ScalingResult, measure_scaling
 from mosaic.microbench.scaling_report import draw_scaling, table_scaling
@@ -56,6 +60,22 @@ QUESTIONS: Mapping[str, Question] = MappingProxyType(
                 measure=measure_scaling,
                 table=table_scaling,
                 draw=draw_scaling,
+            ),
+            Question(
+                name="interference",
+                asks="what do two kernels side by side cost each other?",
+                result=InterferenceResult,
+                measure=measure_interference,
+                table=table_interference,
+                draw=draw_interference,
+            ),
+            Question(
+                name="overlap",
+                asks="which part of a gain comes from quotas, and which from mere concurrency?",
+                result=OverlapResult,
+                measure=measure_overlap,
+                table=table_overlap,
+                draw=draw_overlap,
             ),
         )
     }

@@ -82,7 +82,7 @@ def draw_bars(bars: Sequence[Bar], words: Words, path: Path, *, level: float | N
     height = _HEAD + _FOOT + 0.34 * max(1, len(bars))
     canvas = Canvas(width=_WIDTH, height=height)
     _head(canvas, words)
-    left = min(3.4, 0.35 + max((canvas.measure(bar.name) for bar in bars), default=1.0))
+    left = min(4.4, 0.35 + max((canvas.measure(bar.name) for bar in bars), default=1.0))
     axes = canvas.panel(left, _HEAD, _WIDTH - left - 2.3, height - _HEAD - _FOOT)
     colors = colors_of(bar.group for bar in bars)
     longest = max((bar.quartiles[1] if bar.quartiles else bar.value or 0 for bar in bars), default=0) or 1.0
