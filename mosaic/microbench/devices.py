@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -66,3 +67,14 @@ def require_gpu(ordinal: int) -> None:
 def moved(sample: Any, device: torch.device) -> Any:
     """Returns a batch with its tensors on a device."""
     return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), sample)
+
+
+def alternatives(backend: Backend) -> dict[str, Callable[[], Backend]]:
+    """Returns the other ways to make slots or partitions on the same device, by name; none on the host."""
+    if backend.torch_device.type != "cuda":
+        return {}
+    ordinal = backend.torch_device.index or 0
+    return {
+        "fine": lambda: cuda.CudaBackend(ordinal, fine=True),
+        "split by sizes": lambda: cuda.CudaBackend(ordinal, placement="split"),
+    }

@@ -108,6 +108,20 @@ def kernels_named(names: tuple[str, ...], scale: Scale, device: torch.device) ->
     return tuple(kernel for kernel in kernel_set(scale, device) if kernel.name in names)
 
 
+def short_kernel(scale: Scale, device: torch.device) -> Kernel:
+    """Returns a kernel that fills few SMs for a moment."""
+    return _gemm({"tiny": 8, "host": 64, "gpu": 256}[scale], half_type(device))
+
+
+def long_kernels(scale: Scale, device: torch.device) -> tuple[Kernel, ...]:
+    """Returns kernels that fill every SM for long: one bound by arithmetic, one by bandwidth."""
+    dtype = half_type(device)
+    return (
+        _gemm({"tiny": 64, "host": 768, "gpu": 8192}[scale], dtype),
+        _elementwise({"tiny": 1 << 12, "host": 1 << 23, "gpu": 1 << 30}[scale], dtype),
+    )
+
+
 def half_type(device: torch.device) -> torch.dtype:
     """Returns the type to compute in: bfloat16 from Ampere on, float16 before, float32 on the host."""
     if device.type != "cuda":

@@ -13,8 +13,12 @@ from mosaic.backends.base import Backend
 from mosaic.microbench.budget import Budget
 from mosaic.microbench.interference import InterferenceResult, measure_interference
 from mosaic.microbench.interference_report import draw_interference, table_interference
+from mosaic.microbench.isolation import IsolationResult, measure_isolation
+from mosaic.microbench.isolation_report import draw_isolation, table_isolation
 from mosaic.microbench.overlap import OverlapResult, measure_overlap
 from mosaic.microbench.overlap_report import draw_overlap, table_overlap
+from mosaic.microbench.pool import PoolResult, measure_pool
+from mosaic.microbench.pool_report import draw_pool, table_pool
 from mosaic.microbench.result import Result
 from mosaic.microbench.scaling import ScalingResult, measure_scaling
 from mosaic.microbench.scaling_report import draw_scaling, table_scaling
@@ -54,6 +58,14 @@ QUESTIONS: Mapping[str, Question] = MappingProxyType(
         question.name: question
         for question in (
             Question(
+                name="pool",
+                asks="what does making a context and a stream cost, against lending one?",
+                result=PoolResult,
+                measure=measure_pool,
+                table=table_pool,
+                draw=draw_pool,
+            ),
+            Question(
                 name="scaling",
                 asks="how much time does work take at every quota?",
                 result=ScalingResult,
@@ -68,6 +80,14 @@ QUESTIONS: Mapping[str, Question] = MappingProxyType(
                 measure=measure_interference,
                 table=table_interference,
                 draw=draw_interference,
+            ),
+            Question(
+                name="isolation",
+                asks="which SMs does a partition use, and does a long kernel delay a short one next to it?",
+                result=IsolationResult,
+                measure=measure_isolation,
+                table=table_isolation,
+                draw=draw_isolation,
             ),
             Question(
                 name="overlap",

@@ -23,7 +23,7 @@ from mosaic.microbench.settings import BenchSettings
 Call = Callable[[], object]
 """One repetition of some work; launches on the current stream, or runs on the calling thread."""
 
-_MOST_PIECES = 2000
+_MOST_PIECES = 300  # a stream's queue of launches is finite: full, it would keep the other lane from its own
 _SLICE_MS = 0.5
 _LAUNCH_MS = 0.02  # about what a piece takes to launch, its mark included
 _MOST_HOLD_MS = 5.0
