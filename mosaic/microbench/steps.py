@@ -90,7 +90,7 @@ class CapturedSteps:
             raise BackendUnavailableError(
                 "steps cannot be captured", found="lanes that are threads", needed="lanes on CUDA streams"
             )
-        self._lane = first
+        self._lane, self._other = first, second
         self._graph = first.api.new_graph()
         try:
             self._capture(first, second, modules)
@@ -134,7 +134,8 @@ class CapturedSteps:
         return intervals(lane.submit(replay).wait())
 
     def close(self) -> None:
-        """Gives the graph's memory back, after the lane has come to rest."""
+        """Gives the graph's memory back, once both streams are behind its last launch."""
+        self._other.submit(lambda: None, after=[self._lane.submit(lambda: None)]).wait()
         self._lane.api.synchronize()
         self._graph.reset()
 

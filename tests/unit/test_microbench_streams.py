@@ -1,0 +1,140 @@
+"""The questions on lanes that launch inline: streams of a runtime that finds races, without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from fake_streams import FakeStreams
+
+from mosaic.artifact import load
+from mosaic.backends.cuda_lanes import StreamLanes
+from mosaic.device import Device
+from mosaic.microbench import QUESTIONS, BenchSettings, Budget
+from mosaic.microbench.interference import measure_interference
+from mosaic.microbench.isolation import measure_isolation
+from mosaic.microbench.overlap import measure_overlap
+from mosaic.microbench.timing import Pieces, time_beside, window_ms
+
+TINY = BenchSettings.tiny()
+
+
+class StreamsBackend:
+    """A backend of four slots whose lanes are streams of a fake runtime, plain ones included."""
+
+    name = "streams"
+    notes = ("a fake runtime: times mean nothing",)
+    device = Device(name="fake streams", kind="cuda", num_slots=4, sms_per_slot=8)
+    torch_device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        self.runtime = FakeStreams()
+        self.priorities: list[int] = []
+        self.num_open = 0
+
+    def open_lanes(self, partitions: Iterable[tuple[int, ...]]) -> StreamLanes:
+        return self._open({part: (self.runtime.new_stream(), 8 * len(part)) for part in partitions})
+
+    def open_plain_lanes(
+        self, partitions: Iterable[tuple[int, ...]], priorities: Sequence[int] | None = None
+    ) -> StreamLanes:
+        parts = list(partitions)
+        self.priorities += priorities or []
+        return self._open({part: (self.runtime.new_stream(), None) for part in parts})
+
+    def _open(self, streams: dict[tuple[int, ...], tuple[object, int | None]]) -> StreamLanes:
+        self.num_open += 1
+        return StreamLanes(self.runtime, streams, self._closed)
+
+    def _closed(self) -> None:
+        self.num_open -= 1
+
+
+@pytest.fixture
+def backend():
+    made = StreamsBackend()
+    with made.runtime.watching():
+        yield made
+    assert made.num_open == 0
+
+
+@pytest.mark.parametrize("name", list(QUESTIONS))
+def test_every_question_is_answered_on_streams_without_a_race(backend: StreamsBackend, name: str, tmp_path: Path):
+    question = QUESTIONS[name]
+    result = question.measure(backend, TINY, None)
+    written, _ = question.leave(result, tmp_path)
+    assert load(question.result, written) == result
+    assert question.table(result).row_count > 0
+
+
+@pytest.mark.parametrize("name", list(QUESTIONS))
+def test_a_spent_budget_opens_nothing_that_stays_open(backend: StreamsBackend, name: str):
+    assert QUESTIONS[name].measure(backend, TINY, Budget(0)).left_out
+
+
+def test_launches_of_two_lanes_take_turns_so_that_both_run_at_once(backend: StreamsBackend):
+    order: list[str] = []
+    with backend.open_lanes([(0,), (1,)]) as lanes:
+        both = [(lanes.lane((slot,)), lambda name=name: order.append(name)) for slot, name in ((0, "a"), (1, "b"))]
+        pieces = time_beside(lanes, both, [1.0, 1.0], TINY, backend.torch_device)
+    assert all(found.all_ms for found in pieces)
+    assert "".join(order).startswith("abab")
+
+
+def test_only_pieces_inside_of_the_window_count():
+    first, second = Pieces((0.0, 1.0, 2.0, 3.0), 1), Pieces((0.5, 2.5), 2)
+    start, end = window_ms((first, second))
+    assert (start, end) == (0.5, 2.5)
+    assert first.within(start, end) == (1.0,)
+    assert second.within(start, end) == (1.0,)
+    start, end = window_ms((Pieces((0.0, 1.0), 1), Pieces((2.0, 3.0), 1)))
+    assert start > end
+    assert Pieces((0.0, 1.0), 1).within(start, end) == ()
+
+
+def test_slowdowns_are_ratios_of_what_was_measured(backend: StreamsBackend):
+    result = measure_interference(backend, TINY, kernels=("gemm", "elementwise"))
+    assert {(point.quota + point.beside_quota) for point in result.points} == {4}
+    for point in result.points:
+        if point.together_ms is not None:
+            assert point.overlap_ms > 0
+            assert point.slowdown == pytest.approx(point.together_ms.median / point.alone_ms.median)
+
+
+def test_overlap_compares_every_way_at_equal_work_and_splits_the_gain(backend: StreamsBackend):
+    result = measure_overlap(backend, TINY)
+    steps = TINY.rounds * TINY.steps_per_round
+    assert {time.step_ms.count for time in result.times} == {steps}
+    assert backend.priorities[:2] == [-1, 0]
+    kinds = {(time.passes, time.launching): set() for time in result.times}
+    for time in result.times:
+        kinds[time.passes, time.launching].add(time.kind)
+    assert len(kinds) == 4
+    assert all(found == {"sequential", "plain", "prioritised", "partitions"} for found in kinds.values())
+    assert any(absent.what == "torch contexts" for absent in result.absent)
+    for gain in result.gains:
+        assert gain.total == pytest.approx(gain.concurrency * gain.quotas)
+
+
+def test_a_captured_step_replays_on_both_partitions(backend: StreamsBackend):
+    before = len(backend.runtime.launches)
+    measure_overlap(backend, TINY)
+    assert any(launch.name == "graph replay" for launch in backend.runtime.launches[before:])
+
+
+def test_what_partitions_run_on_is_absent_where_it_cannot_be_read(backend: StreamsBackend):
+    result = measure_isolation(backend, TINY)
+    assert result.layouts == ()
+    assert any("SM ids" in absent.what and "cannot be read" in absent.reason for absent in result.absent)
+    assert {delay.variant for delay in result.delays} == {"partitions 2+2", "plain streams", "prioritised streams"}
+
+
+def test_modules_keep_their_gradients_out_of_the_way(backend: StreamsBackend):
+    from mosaic.profiler import Subject
+
+    left, right = (Subject(name, torch.nn.Linear(4, 4), (torch.ones(2, 4),), {}) for name in ("left", "right"))
+    result = measure_overlap(backend, TINY, subjects=(left, right))
+    assert result.modules == ("left", "right")
+    assert all(parameter.grad is None for parameter in (*left.module.parameters(), *right.module.parameters()))
