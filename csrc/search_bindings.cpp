@@ -76,7 +76,7 @@ void bind_plan(py::module_& module) {
         .def_readonly("module", &Placed::module)
         .def_readonly("option", &Placed::option)
         .def_readonly("devices", &Placed::devices)
-        .def_readonly("start", &Placed::start);
+        .def_readonly("starts", &Placed::starts);
     py::class_<Stage>(module, "Stage", "Modules side by side.")
         .def_readonly("forward_ns", &Stage::forward)
         .def_readonly("backward_ns", &Stage::backward)

@@ -127,6 +127,10 @@ void throw_cuda_error(const Functions& functions, const char* call, CUresult sta
     throw CudaError(std::string(call) + " failed with " + name + status_text(functions, status), call, name);
 }
 
+bool driver_has_ended(const CudaError& error) {
+    return error.status() == status_name(driver().functions(), CUDA_ERROR_DEINITIALIZED);
+}
+
 void throw_broken(const char* call, const std::string& what) {
     throw CudaError(std::string(call) + " returned CUDA_SUCCESS but " + what +
                         "; this driver cannot be trusted with partitions, try another version",

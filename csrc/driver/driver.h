@@ -41,6 +41,9 @@ std::string version_text(int version);
 // For a driver that answered CUDA_SUCCESS and yet broke a rule of its documentation.
 [[noreturn]] void throw_broken(const char* call, const std::string& what);
 
+// Whether the error says that the driver has ended, as it does at process exit: then nothing is left to be ended.
+bool driver_has_ended(const CudaError& error);
+
 // Calls a driver function and turns a bad status or a null pointer into an exception.
 template <typename Function, typename... Arguments>
 void checked_call(const char* name, Function function, Arguments... arguments) {

@@ -197,7 +197,13 @@ PoolStats StreamPool::stats(const Lock&) const {
 
 void StreamPool::close() {
     const Lock held = lock();
-    if (!closed_) end_all().rethrow();
+    if (closed_) return;
+    const FirstError first = end_all();
+    try {
+        first.rethrow();
+    } catch (const CudaError& error) {
+        if (!driver_has_ended(error)) throw;
+    }
 }
 
 FirstError StreamPool::end_all() noexcept {

@@ -104,9 +104,13 @@ class IdealSearch {
                 waiting |= Mask{1} << m;
             }
         });
-        // Where all that is left may run at any time, stages can be put in the order of their lowest modules.
-        const bool is_free = waiting == 0;
-        grow(done, ideal, ready, 0, 0, is_free);
+        const int first = find_first(ready, waiting);
+        if (first >= 0) {
+            ready.erase(std::find(ready.begin(), ready.end(), first));
+            add_edge(done, ideal, ready, 0, Mask{1} << first);
+        } else {
+            grow(done, ideal, ready, 0, 0);
+        }
         std::sort(ideal.edges.begin(), ideal.edges.end(), [](const Edge& first, const Edge& second) {
             return first.bound != second.bound ? first.bound < second.bound : first.stage < second.stage;
         });
@@ -114,21 +118,32 @@ class IdealSearch {
         if (num_edges_ > limits_.max_edges) is_stopped_ = true;
     }
 
-    // Adds modules to a stage one by one: a larger stage never has a smaller bound, so what is too long stays so.
-    void grow(Mask done, Ideal& ideal, const std::vector<int>& ready, std::size_t next, Mask stage, bool is_free) {
-        if (is_stopped_) return;
-        for (std::size_t i = next; i < ready.size(); ++i) {
-            if (is_free && stage == 0 && i > 0) return;
-            const Mask wider = stage | Mask{1} << ready[i];
-            const Ns own = search_.bound(wider);
-            if (own >= kNever || ideal.cost + own >= best_) continue;
-            const Ns bound = own + rest_(done | wider);
-            if (ideal.cost + bound < best_) ideal.edges.push_back({bound, wider});
-            const bool is_too_many = num_edges_ + static_cast<std::int64_t>(ideal.edges.size()) > limits_.max_edges ||
-                                     (ideal.edges.size() % 4096 == 4095 && clock_.is_over());
-            if (is_too_many) is_stopped_ = true;
-            grow(done, ideal, ready, i + 1, wider, is_free);
+    // A module whose stage may as well come first: everything that could share the stage with it is ready. Of several
+    // the one that takes longest, so that bounds are high early. -1: there is none, and any stage may be first.
+    int find_first(const std::vector<int>& ready, Mask waiting) const {
+        int first = -1;
+        for (const int m : ready) {
+            if ((waiting & ~rest_.later(m)) != 0) continue;
+            if (first < 0 || search_.bound(Mask{1} << m) > search_.bound(Mask{1} << first)) first = m;
         }
+        return first;
+    }
+
+    // Adds modules to a stage one by one: a larger stage never has a smaller bound, so what is too long stays so.
+    void grow(Mask done, Ideal& ideal, const std::vector<int>& ready, std::size_t next, Mask stage) {
+        for (std::size_t i = next; i < ready.size() && !is_stopped_; ++i) {
+            add_edge(done, ideal, ready, i + 1, stage | Mask{1} << ready[i]);
+        }
+    }
+
+    void add_edge(Mask done, Ideal& ideal, const std::vector<int>& ready, std::size_t next, Mask stage) {
+        const Ns own = search_.bound(stage);
+        if (own >= kNever || ideal.cost + own >= best_) return;
+        const Ns bound = own + rest_(done | stage);
+        if (ideal.cost + bound < best_) ideal.edges.push_back({bound, stage});
+        is_stopped_ = num_edges_ + static_cast<std::int64_t>(ideal.edges.size()) > limits_.max_edges ||
+                      (ideal.edges.size() % 4096 == 4095 && clock_.is_over());
+        grow(done, ideal, ready, next, stage);
     }
 
     void push_edge(Mask at, const Ideal& ideal, std::int64_t edge) {
@@ -193,46 +208,14 @@ class IdealSearch {
 
 }  // namespace
 
-RestBound::RestBound(const Problem& problem) : all_(problem.all()) {
-    const double room = static_cast<double>(problem.machine.num_devices) * problem.machine.num_slots;
-    const auto size = static_cast<std::size_t>(problem.size());
-    std::vector<Ns> least(size, kNever);
-    for (std::size_t m = 0; m < size; ++m) {
-        double work = static_cast<double>(kNever);
-        for (const Option& option : problem.modules[m].options) {
-            least[m] = std::min(least[m], option.latency());
-            work = std::min(work, static_cast<double>(option.latency()) * option.area());
-        }
-        work_.push_back(work / room);
-    }
-    tail_.assign(size, 0);
-    for (std::size_t round = 0; round < size; ++round) {  // as many rounds as the longest chain can have
-        for (std::size_t m = 0; m < size; ++m) {
-            Ns longest = 0;
-            for (std::size_t n = 0; n < size; ++n) {
-                if ((problem.modules[n].before >> m & 1) != 0) longest = std::max(longest, tail_[n]);
-            }
-            tail_[m] = least[m] + longest;
-        }
-    }
-}
-
-Ns RestBound::operator()(Mask done) const {
-    double work = 0;
-    Ns longest = 0;
-    each(all_ & ~done, [&](int m) {
-        work += work_[static_cast<std::size_t>(m)];
-        longest = std::max(longest, tail_[static_cast<std::size_t>(m)]);
-    });
-    // A sum of doubles may be above the true value in its last bits; a bound must not be.
-    return std::max(longest, static_cast<Ns>(work * (1 - 1e-12)));
-}
-
 Plan plan(const Problem& problem, const Limits& limits) {
     const auto start = std::chrono::steady_clock::now();
     const Clock clock(limits.seconds);
     StageSearch search(problem, limits.max_nodes);
-    Partition best = improve(search, limits, clock);
+    Limits quick = limits;
+    // The exact search closes small problems sooner than kicks would improve on where it starts.
+    if (limits.exact && problem.size() <= 12) quick.kicks = 0;
+    Partition best = improve(search, quick, clock);
     Plan made;
     made.cost = best.cost;
     made.bound = std::min(best.cost, RestBound(problem)(0));

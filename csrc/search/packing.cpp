@@ -6,7 +6,6 @@
 #include <tuple>
 
 #include "interference.h"
-#include "layout.h"
 
 namespace mosaic::search {
 namespace {
@@ -21,6 +20,7 @@ struct Item {
     int module = 0;
     std::vector<Choice> choices;
     int least_area = 0;
+    int least_quota = 0;
 };
 
 struct DeviceState {
@@ -44,7 +44,11 @@ class Packer {
             return std::tie(second.least_area, first.module) < std::tie(first.least_area, second.module);
         });
         area_from_.assign(items_.size() + 1, 0);
-        for (std::size_t i = items_.size(); i-- > 0;) area_from_[i] = area_from_[i + 1] + items_[i].least_area;
+        quota_from_.assign(items_.size() + 1, INT32_MAX);
+        for (std::size_t i = items_.size(); i-- > 0;) {
+            area_from_[i] = area_from_[i + 1] + items_[i].least_area;
+            quota_from_[i] = std::min(quota_from_[i + 1], items_[i].least_quota);
+        }
     }
 
     Packing run() {
@@ -77,7 +81,7 @@ class Packer {
             if (fits && target_.is_met(option.forward, option.backward, option.latency()))
                 by_degree[option.degree].push_back(i);
         }
-        Item item{module, {}, INT32_MAX};
+        Item item{module, {}, INT32_MAX, INT32_MAX};
         for (auto& [degree, indices] : by_degree) {
             std::stable_sort(indices.begin(), indices.end(), [&](int first, int second) {
                 return options[static_cast<std::size_t>(first)].quota < options[static_cast<std::size_t>(second)].quota;
@@ -87,6 +91,10 @@ class Packer {
             item.choices.push_back({degree, std::move(indices)});
         }
         if (!problem_.is_disturbed()) drop_dominated(options, item);
+        for (const Choice& choice : item.choices) {
+            item.least_quota =
+                std::min(item.least_quota, options[static_cast<std::size_t>(choice.options.front())].quota);
+        }
         return item;
     }
 
@@ -126,15 +134,33 @@ class Packer {
             return false;
         }
         if (depth == items_.size()) return finish(state);
-        if (state.total_free < area_from_[depth]) return false;
+        if (!has_room(state, depth)) return false;
         const auto key = failure_key(state, depth);
         if (!problem_.is_disturbed() && failed_.count(key) != 0) return false;
-        const bool layout_failed_before = layout_failed_;
-        layout_failed_ = false;
         if (try_choices(state, depth)) return true;
-        // A failure of the layout alone may not repeat with other modules on the same free slots.
-        if (!layout_failed_ && !is_open_ && !problem_.is_disturbed()) failed_.insert(key);
-        layout_failed_ = layout_failed_ || layout_failed_before;
+        if (!is_open_ && !problem_.is_disturbed()) failed_.insert(key);
+        return false;
+    }
+
+    // Whether what is left can fit by number: slots on devices too full for any of it do not count.
+    bool has_room(const State& state, std::size_t depth) const {
+        if (state.total_free < area_from_[depth]) return false;
+        int usable = 0;
+        for (const DeviceState& one : state.devices) usable += one.free >= quota_from_[depth] ? one.free : 0;
+        if (usable < area_from_[depth]) return false;
+        for (std::size_t i = depth; i < items_.size(); ++i) {
+            if (!fits_somewhere(state, items_[i])) return false;
+        }
+        return true;
+    }
+
+    bool fits_somewhere(const State& state, const Item& item) const {
+        for (const Choice& choice : item.choices) {
+            const int quota = options_of(item.module)[static_cast<std::size_t>(choice.options.front())].quota;
+            const auto free = std::count_if(state.devices.begin(), state.devices.end(),
+                                            [&](const DeviceState& one) { return one.free >= quota; });
+            if (free >= choice.degree) return true;
+        }
         return false;
     }
 
@@ -150,15 +176,17 @@ class Packer {
         return false;
     }
 
-    // Puts a module on `degree` devices: devices with the same modules on them are alike, so only how many of each kind
-    // matters. Kinds with the least room come first.
+    // Puts a module on `degree` devices. Devices are alike if they have the same room, or, where neighbours matter, the
+    // same modules; so only how many of each kind matters. Kinds with the least room come first.
     bool spread(const State& state, std::size_t depth, int index) {
         const Option& option = options_of(items_[depth].module)[static_cast<std::size_t>(index)];
-        std::map<std::pair<int, Mask>, std::vector<int>> kinds;
+        std::map<std::pair<int, std::int64_t>, std::vector<int>> kinds;
         for (int device = 0; device < problem_.machine.num_devices; ++device) {
             const DeviceState& one = state.devices[static_cast<std::size_t>(device)];
             const bool fits = one.free >= option.quota && (problem_.machine.memory == 0 || one.memory >= option.memory);
-            if (fits) kinds[{one.free, one.modules}].push_back(device);
+            if (fits)
+                kinds[{one.free, problem_.is_disturbed() ? static_cast<std::int64_t>(one.modules) : one.memory}]
+                    .push_back(device);
         }
         std::vector<std::vector<int>> groups;
         int room = 0;
@@ -265,27 +293,18 @@ class Packer {
     }
 
     bool finish(const State& state) {
-        Stage stage;
-        std::vector<Run> runs;
+        std::vector<int> next(state.devices.size(), 0);
         for (const Item& item : items_) {
-            Placed placed{item.module, state.option[static_cast<std::size_t>(item.module)], {}, 0};
-            for (int device = 0; device < problem_.machine.num_devices; ++device) {
-                const Mask on = state.devices[static_cast<std::size_t>(device)].modules;
-                if ((on >> item.module & 1) != 0) placed.devices.push_back(device);
+            Placed placed{item.module, state.option[static_cast<std::size_t>(item.module)], {}, {}};
+            for (std::size_t device = 0; device < state.devices.size(); ++device) {
+                if ((state.devices[device].modules >> item.module & 1) == 0) continue;
+                placed.devices.push_back(static_cast<int>(device));
+                placed.starts.push_back(next[device]);
+                next[device] += chosen(state, item.module).quota;
             }
-            runs.push_back({chosen(state, item.module).quota, placed.devices});
-            stage.placed.push_back(std::move(placed));
+            found_.placed.push_back(std::move(placed));
         }
-        bool gave_up = false;
-        const auto starts = lay_out(runs, problem_.machine.num_slots, &gave_up);
-        if (!starts) {
-            layout_failed_ = true;
-            is_open_ = is_open_ || gave_up;
-            return false;
-        }
-        for (std::size_t i = 0; i < starts->size(); ++i) stage.placed[i].start = (*starts)[i];
-        time_stage(problem_, stage);
-        found_ = std::move(stage);
+        time_stage(problem_, found_);
         return true;
     }
 
@@ -309,8 +328,8 @@ class Packer {
     std::int64_t nodes_left_;
     std::vector<Item> items_;
     std::vector<int> area_from_;
+    std::vector<int> quota_from_;
     std::set<std::vector<std::int64_t>> failed_;
-    bool layout_failed_ = false;
     bool is_open_ = false;
     Stage found_;
 };

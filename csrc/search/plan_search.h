@@ -64,9 +64,15 @@ class RestBound {
     explicit RestBound(const Problem& problem);
     Ns operator()(Mask done) const;
 
+    Mask earlier(int module) const { return earlier_[static_cast<std::size_t>(module)]; }
+    Mask later(int module) const { return later_[static_cast<std::size_t>(module)]; }
+
   private:
-    std::vector<double> work_;  // least slots x time of each module, over all slots of the machine
-    std::vector<Ns> tail_;      // longest chain of modules from each on
+    std::vector<double> work_;   // least slots x time of each module, over all slots of the machine
+    std::vector<Ns> least_;      // shortest time of each module
+    std::vector<Mask> earlier_;  // what must be done before each module, directly or not
+    std::vector<Mask> later_;
+    std::vector<Ns> tail_;  // longest chain of modules from each on
     Mask all_;
 };
 

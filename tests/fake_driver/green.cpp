@@ -102,3 +102,5 @@ const std::vector<Function>& green_functions() {
 }
 
 }  // namespace fake
+
+extern "C" int mosaic_fake_priority(void* stream) { return fake::find(fake::state().streams, stream)->priority; }

@@ -3,8 +3,8 @@
 // CUDA 13.1 took fields out of what was padding in 13.0.
 //
 // MOSAIC_FAKE_QUIRK makes it a driver that breaks its word: fewer_groups, uneven_groups, too_many_sms, no_groups,
-// overlapping_groups (each group but the first has an SM of the one before), other_sizes (sized_split.cpp),
-// one_sm_less (green.cpp), kernels_spread and kernels_nowhere (launch.cpp).
+// overlapping_groups (each group but the first has an SM of the one before in place of its own), other_sizes
+// (sized_split.cpp), one_sm_less (green.cpp), kernels_spread and kernels_nowhere (launch.cpp).
 #include <algorithm>
 #include <cstring>
 
@@ -78,11 +78,15 @@ Result cuDeviceGetDevResource(int device, Resource* out, int type) {
 SmSet write_groups(Resource* result, unsigned made, unsigned size, const Hidden& whole) {
     SmSet left = whole.sms;
     const bool overlapping = state().quirk == "overlapping_groups";
-    SmSet last;
+    std::size_t highest = 0;  // SM of the group before
     for (unsigned group = 0; group < made; ++group) {
-        SmSet sms = take(left, overlapping && group > 0 ? size - 1 : size) | last;
+        SmSet sms = take(left, size);
+        if (overlapping && group > 0) {
+            take(sms, 1);
+            sms[highest] = true;
+        }
         write(&result[group], {Source::result, whole.device, state().last_split, sms});
-        if (overlapping) last = take(sms, 1);
+        for (highest = kMaxSms - 1; !sms[highest];) --highest;
     }
     if (state().quirk == "uneven_groups") result[made - 1].sm.count -= 1;
     return left;

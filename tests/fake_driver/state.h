@@ -76,7 +76,9 @@ struct State {
     std::map<std::string, int> destroyed;
     std::map<std::string, int> misused;  // what a caller that keeps the rules never does, by its name
     int process = 0;                     // that called cuInit; a forked child is another
-    bool ended = false;                  // after the driver's own end at exit
+    bool logging = false;
+    std::string log;     // calls in their order, while logging
+    bool ended = false;  // after the driver's own end at exit
     std::map<int, int> primary_references;
     std::map<int, std::size_t> used_bytes;  // by device
     std::uint64_t last_split = 0;

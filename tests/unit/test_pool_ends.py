@@ -1,0 +1,270 @@
+"""How pools end: by close, by being dropped, at exit, after a fork; several at once, and from many threads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fake_driver.harness import FakeDriver
+from fake_driver.pools import run_pools
+
+
+@pytest.mark.parametrize("end", ["pool.close(); pool.close()", "del pool", "pool = None"])
+@pytest.mark.parametrize("version", [12050, 13010])
+def test_an_end_leaves_nothing_behind(fake_driver: FakeDriver, end: str, version: int):
+    body = f"""
+pool = pool_of(HALVES, UNEQUAL, streams_per_partition=2, remainder=True)
+pool.verify(IMAGE)
+pool.lend(0, 0)
+made = count("created", "stream")
+{end}
+result = [made, leaked(), misused()]
+"""
+    assert run_pools(fake_driver, body, version=version) == [10 + 5, {}, []]
+
+
+def test_streams_are_waited_for_then_end_before_the_first_context_and_the_primary_last(fake_driver: FakeDriver):
+    body = """
+pool = pool_of(HALVES)
+fake.mosaic_fake_mark()
+pool.close()
+result = words("log")
+"""
+    assert run_pools(fake_driver, body) == [
+        "cuCtxPushCurrent",
+        *["cuStreamSynchronize"] * 2,
+        *["cuStreamDestroy"] * 2,
+        "cuCtxPopCurrent",
+        *["cuGreenCtxDestroy"] * 2,
+        "cuDevicePrimaryCtxRelease",
+    ]
+
+
+def test_a_closed_pool_says_so_and_still_tells_what_it_was(fake_driver: FakeDriver):
+    body = """
+pool = pool_of(HALVES, remainder=True)
+stream = pool.lend(0, 0)
+pool.close()
+calls = [lambda: pool.lend(0, 0), pool.lend_remainder, lambda: pool.give_back(stream), lambda: pool.verify(IMAGE),
+         lambda: pool.add_layout(HALVES)]
+stats = pool.stats()
+result = [[error_of(call) for call in calls], pool.closed, stats.num_contexts, stats.num_streams, stats.num_lent,
+          stats.driver_bytes > 0, [info.granted_sms for info in [*pool.partitions(0), pool.remainder]]]
+"""
+    errors, *told = run_pools(fake_driver, body)
+    assert errors == [{"kind": "ValueError", "text": "this stream pool is closed; make a new one"}] * 5
+    assert told == [True, 0, 0, 0, True, [64, 64, 4]]
+
+
+def test_a_close_that_fails_ends_the_rest_and_tells_the_first_failure(fake_driver: FakeDriver):
+    body = """
+pool = pool_of(HALVES, [[0], [1]])
+fake.mosaic_fake_fail_nth(b"cuStreamDestroy", 999, 2)
+fake.mosaic_fake_fail_nth(b"cuGreenCtxDestroy", 999, 1)
+error = error_of(pool.close)
+result = [error["call"], leaked(), pool.closed, error_of(pool.close)]
+"""
+    assert run_pools(fake_driver, body) == ["cuStreamDestroy", {"green": 1, "stream": 1, "primary": 1}, True, None]
+
+
+def test_pools_on_one_device_do_not_end_each_other(fake_driver: FakeDriver):
+    body = """
+first, second = pool_of(HALVES), pool_of(HALVES)
+stream = first.lend(0, 0)
+foreign = error_of(lambda: second.give_back(stream))["kind"]
+first.close()
+alive = _C.probe_stream(second.device, second.lend(0, 1), IMAGE)
+second.close()
+result = [foreign, len(alive), leaked(), misused()]
+"""
+    assert run_pools(fake_driver, body) == ["ValueError", 64, {}, []]
+
+
+def test_pools_on_two_devices_have_their_own_splits(fake_driver: FakeDriver):
+    body = """
+pools = [pool_of([[0], [1, 2]], device=0), pool_of([[0], [1, 2]], device=1)]
+for pool in pools:
+    pool.verify(IMAGE)
+sizes = [[info.granted_sms for info in pool.partitions(0)] for pool in pools]
+for pool in pools:
+    pool.close()
+result = [sizes, leaked(), misused()]
+"""
+    assert run_pools(fake_driver, body, devices="132:9.0,108:8.0") == [[[8, 16], [4, 8]], {}, []]
+
+
+@pytest.mark.parametrize(
+    "keep",
+    [
+        "sys.kept = pool",
+        "cycle = [pool]; cycle.append(cycle)",
+        "atexit.register(pool.close)",
+        "atexit.register(pool.stats)",
+    ],
+)
+def test_a_pool_alive_at_exit_crashes_nothing_and_ends_what_it_can(fake_driver: FakeDriver, tmp_path: Path, keep: str):
+    report = tmp_path / "report"
+    body = f"""
+import atexit, sys
+pool = pool_of(HALVES, remainder=True)
+pool.lend(0, 0)
+{keep}
+result = True
+"""
+    assert run_pools(fake_driver, body, report=str(report)) is True
+    told = report.read_text().splitlines()
+    assert not [line for line in told if line.startswith("misused")]
+    if keep != "sys.kept = pool":  # Python itself does not end what is kept there
+        assert set(told) == {"green 0", "primary 0", "stream 0"}
+
+
+def test_a_pool_that_outlives_the_driver_has_nothing_left_to_end(fake_driver: FakeDriver):
+    body = """
+dropped, closed = pool_of(HALVES), pool_of(HALVES)
+fake.mosaic_fake_end()
+del dropped
+result = [error_of(closed.close), closed.closed, error_of(lambda: pool_of(HALVES))["status"]]
+"""
+    assert run_pools(fake_driver, body) == [None, True, "CUDA_ERROR_DEINITIALIZED"]
+
+
+# Runs a function in a forked child and returns what it returned, by way of a pipe.
+FORK = """
+import os
+def in_child(work):
+    receive, send = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(send, json.dumps(work()).encode())
+        os._exit(0)
+    os.close(send)
+    with os.fdopen(receive) as told:
+        text = told.read()
+    assert os.waitpid(child, 0)[1] == 0
+    return json.loads(text)
+"""
+
+
+def test_in_a_forked_child_every_method_says_that_the_pool_is_the_parents(fake_driver: FakeDriver):
+    body = f"""{FORK}
+pool, context = pool_of(HALVES, remainder=True), _C.PrimaryContext(_C.Device(0))
+stream = pool.lend(0, 0)
+def child():
+    calls = [lambda: pool.lend(0, 0), pool.lend_remainder, lambda: pool.give_back(stream), pool.close, pool.stats,
+             lambda: pool.add_layout([[0]]), lambda: pool.partitions(0), lambda: pool.remainder,
+             lambda: pool.verify(IMAGE), context.close, lambda: _C.Device(0)]
+    errors = [error_of(call) for call in calls]
+    return [[e and e["kind"] for e in errors], [e and "spawn" in e["needed"] for e in errors], pool.closed, misused()]
+errors = in_child(child)
+pool.give_back(stream)
+pool.close(), context.close()
+result = [*errors, leaked()]
+"""
+    kinds, ways_out, closed, wrong, left = run_pools(fake_driver, body)
+    assert kinds == ["BackendUnavailableError"] * 11
+    assert all(ways_out)
+    assert (closed, wrong, left) == (False, [], {})
+
+
+def test_a_forked_child_drops_pools_without_a_driver_call(fake_driver: FakeDriver):
+    body = f"""{FORK}
+held = [pool_of(HALVES, remainder=True), _C.PrimaryContext(_C.Device(0))]
+def child():
+    held.clear()
+    return [misused(), leaked()]
+in_child_after_drop = in_child(child)
+alive = len(_C.probe_stream(held[0].device, held[0].lend(0, 0), IMAGE))
+held.clear()
+result = [in_child_after_drop, alive, leaked(), misused()]
+"""
+    (wrong, in_child), alive, left, misused = run_pools(fake_driver, body)
+    assert (wrong, alive, left, misused) == ([], 64, {}, [])
+    assert in_child == {"primary": 1, "green": 3, "stream": 3}  # the parent's, untouched
+
+
+def test_a_child_forked_before_cuda_was_used_makes_its_own_pool(fake_driver: FakeDriver):
+    body = f"""{FORK}
+def child():
+    pool = pool_of(HALVES)
+    pool.verify(IMAGE)
+    pool.close()
+    return [leaked(), misused()]
+result = in_child(child)
+"""
+    assert run_pools(fake_driver, body) == [{}, []]
+
+
+def test_a_fork_while_another_thread_holds_the_lock_blocks_no_child(fake_driver: FakeDriver):
+    body = f"""{FORK}
+import threading
+pool = pool_of(HALVES)
+stop = threading.Event()
+def busy():
+    while not stop.is_set():
+        pool.verify(IMAGE)
+thread = threading.Thread(target=busy)
+thread.start()
+result = {{in_child(lambda: error_of(lambda: pool.lend(0, 0))["kind"]) for _ in range(20)}}
+stop.set()
+thread.join()
+result = [*result]
+"""
+    assert run_pools(fake_driver, body) == ["BackendUnavailableError"]
+
+
+def test_threads_borrow_add_and_verify_at_once_and_no_stream_has_two_borrowers(fake_driver: FakeDriver):
+    body = """
+import threading
+from mosaic.errors import BackendUnavailableError
+pool = pool_of(HALVES, UNEQUAL, streams_per_partition=3, remainder=True)
+borrowed, failures = {}, []
+
+def borrow(seed):
+    for turn in range(3000):
+        try:
+            stream = pool.lend((seed + turn) % 2, turn % 2)
+        except BackendUnavailableError:
+            continue
+        if borrowed.setdefault(stream, seed) != seed:
+            failures.append(stream)
+        del borrowed[stream]
+        pool.give_back(stream)
+
+def grow():
+    for turn in range(60):
+        pool.add_layout([[turn % 16], [(turn + 5) % 16]])
+        pool.verify(IMAGE)
+        pool.stats()
+
+threads = [threading.Thread(target=borrow, args=(seed,)) for seed in range(6)] + [threading.Thread(target=grow)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+lent = pool.stats().num_lent
+pool.close()
+result = [failures, borrowed, lent, leaked(), misused()]
+"""
+    assert run_pools(fake_driver, body) == [[], {}, 0, {}, []]
+
+
+def test_a_close_among_borrowing_threads_ends_all_and_tells_each(fake_driver: FakeDriver):
+    body = """
+import threading
+pool = pool_of(HALVES, streams_per_partition=4)
+told = []
+def borrow():
+    while True:
+        try:
+            pool.give_back(pool.lend(0, 1))
+        except ValueError as error:
+            return told.append(str(error))
+threads = [threading.Thread(target=borrow) for _ in range(4)]
+for thread in threads:
+    thread.start()
+pool.close()
+for thread in threads:
+    thread.join()
+result = [told, leaked(), misused()]
+"""
+    assert run_pools(fake_driver, body) == [["this stream pool is closed; make a new one"] * 4, {}, []]

@@ -1,0 +1,91 @@
+"""Pools whose layouts are placed by one sized split each, which drivers of CUDA 13.1 and newer can do."""
+
+from __future__ import annotations
+
+import pytest
+from fake_driver.harness import FakeDriver
+from fake_driver.pools import run_pools
+
+
+def test_a_layout_is_split_by_the_sizes_of_its_slots_in_one_call(fake_driver: FakeDriver):
+    body = """
+pool = pool_of([[9, 8], [0, 1, 2]], placement="split")
+pool.verify(IMAGE)
+result = [[[info.slots, info.requested_sms, info.granted_sms, info.sm_ids] for info in pool.partitions(0)],
+          count("calls", "cuDevSmResourceSplit"), pool.placement]
+"""
+    assert run_pools(fake_driver, body, version=13010) == [
+        [[[8, 9], 16, 16, list(range(16))], [[0, 1, 2], 24, 24, list(range(16, 40))]],
+        1,
+        "split",
+    ]
+
+
+def test_the_same_layout_is_shared_and_another_one_is_not(fake_driver: FakeDriver):
+    body = """
+pool = pool_of([[0], [1]], [[0], [1]], [[0], [2]], placement="split")
+pool.verify(IMAGE)
+result = [[cost.num_contexts for cost in pool.stats().layouts], count("created", "green"),
+          [info.sm_ids for info in pool.partitions(2)]]
+"""
+    assert run_pools(fake_driver, body, version=13010) == [
+        [2, 0, 2],
+        4,
+        [list(range(8)), list(range(8, 16))],
+    ]
+
+
+def test_fine_slots_are_asked_for_without_co_scheduling(fake_driver: FakeDriver):
+    body = """
+pool = pool_of([[0, 1, 2], [5]], placement="split", fine=True)
+result = [info.granted_sms for info in pool.partitions(0)]
+"""
+    assert run_pools(fake_driver, body, version=13010) == [6, 2]
+
+
+def test_an_older_driver_is_named_with_the_version_needed_and_nothing_is_made(fake_driver: FakeDriver):
+    body = "result = [error_of(lambda: pool_of([[0]], placement='split')), leaked()]"
+    error, left = run_pools(fake_driver, body, version=13000)
+    assert (error["kind"], error["found"]) == ("BackendUnavailableError", "a driver of CUDA 13.0")
+    assert error["needed"] == "a driver of CUDA 13.1 or newer"
+    assert "cuDevSmResourceSplit" in error["text"]
+    assert left == {}
+
+
+def test_a_split_that_gives_other_sizes_is_refused(fake_driver: FakeDriver):
+    body = "result = [error_of(lambda: pool_of([[0, 1], [2]], placement='split')), leaked()]"
+    error, left = run_pools(fake_driver, body, version=13010, quirk="other_sizes")
+    assert (error["call"], error["status"]) == ("cuDevSmResourceSplit", "CUDA_SUCCESS")
+    assert "gave 14 SMs where 16 were asked for" in error["text"]
+    assert left == {}
+
+
+def test_an_overlap_names_the_sized_split(fake_driver: FakeDriver):
+    body = "pool = pool_of([[0], [1]], placement='split')\nresult = error_of(lambda: pool.verify(IMAGE))"
+    error = run_pools(fake_driver, body, version=13010, quirk="kernels_spread")
+    assert error["call"] == "cuDevSmResourceSplit"
+
+
+def test_a_failed_layout_leaves_the_pool_as_it_was(fake_driver: FakeDriver):
+    body = """
+pool = pool_of([[0], [1]], placement="split")
+fake.mosaic_fake_fail(b"cuDevSmResourceSplit", 915)
+error = error_of(lambda: pool.add_layout([[0], [2]]))
+fake.mosaic_fake_fail(b"cuDevSmResourceSplit", 0)
+result = [error["call"], error["status"], len(pool.stats().layouts), pool.add_layout([[0], [2]]).num_contexts]
+"""
+    expected = ["cuDevSmResourceSplit", "CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION", 1, 2]
+    assert run_pools(fake_driver, body, version=13010) == expected
+
+
+def test_the_remainder_has_no_place_among_layouts_that_leave_different_sms_over(fake_driver: FakeDriver):
+    body = "result = error_of(lambda: pool_of([[0]], placement='split', remainder=True))"
+    error = run_pools(fake_driver, body, version=13010)
+    assert error["kind"] == "ValueError"
+    assert "use placement='merged'" in error["text"]
+
+
+@pytest.mark.parametrize("version", [13010, 13050])
+def test_merged_placement_never_calls_the_sized_split(fake_driver: FakeDriver, version: int):
+    body = "pool = pool_of(HALVES)\nresult = count('calls', 'cuDevSmResourceSplit')"
+    assert run_pools(fake_driver, body, version=version) == 0

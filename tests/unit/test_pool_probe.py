@@ -1,0 +1,148 @@
+"""The probe reads the SMs that partitions really use, and layouts that are seen to overlap are refused."""
+
+from __future__ import annotations
+
+import pytest
+from fake_driver.harness import FakeDriver
+from fake_driver.pools import run_pools
+
+MEMBERS = "sorted(id for info in pool.partitions(0) for id in info.sm_ids)"
+
+
+def test_verify_records_the_sm_ids_of_every_partition(fake_driver: FakeDriver):
+    body = """
+pool = pool_of([[0], [2, 1]], remainder=True)
+before = [info.sm_ids for info in [*pool.partitions(0), pool.remainder]]
+pool.verify(IMAGE)
+result = [before, [info.sm_ids for info in [*pool.partitions(0), pool.remainder]]]
+"""
+    assert run_pools(fake_driver, body) == [
+        [None, None, None],
+        [list(range(8)), list(range(8, 24)), [128, 129, 130, 131]],
+    ]
+
+
+@pytest.mark.parametrize("fine", [False, True])
+def test_disjoint_slots_are_disjoint_sms_and_together_the_device(fake_driver: FakeDriver, fine: bool):
+    body = f"""
+fine = {fine}
+slots = _C.SlotSplit(_C.Device(0), fine=fine).num_slots
+layout = [list(range(start, slots, 3)) for start in range(3)]
+pool = pool_of(layout, fine=fine, remainder=not fine)
+pool.verify(IMAGE)
+result = {MEMBERS} + (pool.remainder.sm_ids if pool.remainder else [])
+"""
+    assert run_pools(fake_driver, body) == list(range(132))
+
+
+def test_verify_leaves_lent_streams_alone_and_ends_what_it_made(fake_driver: FakeDriver):
+    body = """
+pool = pool_of(HALVES)
+lent = [pool.lend(0, 0), pool.lend(0, 1)]
+kinds = ["green", "stream", "library", "memory", "primary"]
+before = leaked()
+pool.verify(IMAGE)
+result = [before == leaked(), pool.stats().num_lent, misused()]
+"""
+    assert run_pools(fake_driver, body) == [True, 2, []]
+
+
+def test_verify_can_be_run_again_after_a_layout_was_added(fake_driver: FakeDriver):
+    body = """
+pool = pool_of([[0]])
+pool.verify(IMAGE)
+pool.add_layout([[1]])
+between = pool.partitions(1)[0].sm_ids
+pool.verify(IMAGE)
+result = [between, pool.partitions(1)[0].sm_ids]
+"""
+    assert run_pools(fake_driver, body) == [None, list(range(8, 16))]
+
+
+def test_a_layout_whose_partitions_share_sms_is_refused_by_name_from_then_on(fake_driver: FakeDriver):
+    body = """
+pool = pool_of([[0], [2]], [[0, 1], [2]])
+served = pool.lend(1, 0)
+pool.give_back(served)
+seen = error_of(lambda: pool.verify(IMAGE))
+result = [seen, error_of(lambda: pool.lend(1, 1)), error_of(lambda: pool.verify(IMAGE)) == seen,
+          pool.lend(0, 1) > 0, [info.sm_ids for info in pool.partitions(1)], pool.stats().num_lent]
+"""
+    seen, lent, same, other_is_served, ids, num_lent = run_pools(fake_driver, body, quirk="overlapping_groups")
+    assert (seen["kind"], seen["call"], seen["status"]) == (
+        "CudaError",
+        "cuDevSmResourceSplitByCount",
+        "CUDA_SUCCESS",
+    )
+    for words in ("layout 1", "slots [0, 1] and", "slots [2]", "share SM 15,", "(CDP)", "MPS", "mosaic doctor"):
+        assert words in seen["text"]
+    assert lent == seen
+    assert (same, other_is_served, num_lent) == (True, True, 1)
+    assert ids == [[*range(8), *range(9, 16)], [15, *range(17, 24)]]
+
+
+def test_kernels_that_spread_beyond_their_partition_are_seen(fake_driver: FakeDriver):
+    body = "pool = pool_of(HALVES)\nresult = error_of(lambda: pool.verify(IMAGE))"
+    error = run_pools(fake_driver, body, quirk="kernels_spread")
+    assert "share SM 130, 131" in error["text"]
+
+
+def test_a_remainder_that_shares_an_sm_refuses_the_layout(fake_driver: FakeDriver):
+    body = "pool = pool_of([[0]], remainder=True)\nresult = error_of(lambda: pool.verify(IMAGE))"
+    error = run_pools(fake_driver, body, quirk="kernels_spread")
+    assert "slots [0] and the remainder were seen to share SM 130, 131" in error["text"]
+
+
+def test_a_layout_added_later_of_partitions_known_to_overlap_is_refused_too(fake_driver: FakeDriver):
+    body = """
+pool = pool_of([[0]], [[1]])
+pool.verify(IMAGE)
+pool.add_layout([[0], [1]])
+result = [error_of(lambda: pool.lend(2, 0)), pool.lend(0, 0) > 0]
+"""
+    error, first_is_served = run_pools(fake_driver, body, quirk="overlapping_groups")
+    assert "layout 2 is refused" in error["text"]
+    assert first_is_served is True
+
+
+def test_a_probe_that_ran_nowhere_is_an_error(fake_driver: FakeDriver):
+    body = "pool = pool_of(HALVES)\nresult = error_of(lambda: pool.verify(IMAGE))"
+    error = run_pools(fake_driver, body, quirk="kernels_nowhere")
+    assert (error["call"], error["status"]) == ("cuLaunchKernel", "CUDA_SUCCESS")
+
+
+@pytest.mark.parametrize(
+    ("image", "call", "status"),
+    [
+        ("b''", "cuLibraryLoadData", "CUDA_ERROR_INVALID_IMAGE"),
+        ("b'another kernel'", "cuLibraryGetKernel", "CUDA_ERROR_NOT_FOUND"),
+    ],
+)
+def test_an_image_without_the_probe_is_refused_and_leaks_nothing(
+    fake_driver: FakeDriver, image: str, call: str, status: str
+):
+    body = f"""
+pool = pool_of(HALVES)
+error = error_of(lambda: pool.verify({image}))
+pool.close()
+result = [error["call"], error["status"], leaked()]
+"""
+    assert run_pools(fake_driver, body) == [call, status, {}]
+
+
+def test_any_stream_can_be_probed_the_default_one_too(fake_driver: FakeDriver):
+    body = """
+whole = _C.probe_stream(_C.Device(0), 0, IMAGE)
+pool = pool_of(HALVES)
+half = _C.probe_stream(_C.Device(0), pool.lend(0, 1), IMAGE)
+pool.close()
+result = [whole, half, leaked(), misused()]
+"""
+    assert run_pools(fake_driver, body) == [list(range(132)), list(range(64, 128)), {}, []]
+
+
+def test_the_source_is_one_kernel_with_the_arguments_that_are_passed():
+    from mosaic import _C
+
+    signature = 'extern "C" __global__ void mosaic_smid(unsigned* seen, unsigned words, unsigned long long spin_ns)'
+    assert _C.PROBE_SOURCE.count("__global__") == _C.PROBE_SOURCE.count(signature) == 1
