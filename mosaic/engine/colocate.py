@@ -7,12 +7,14 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from mosaic.backends.base import Backend
+from mosaic.backends.base import Backend, Lanes
+from mosaic.backends.cuda_lanes import StreamLanes
 from mosaic.backends.host import HostBackend
 from mosaic.cost import CostModel
 from mosaic.engine.executor import Executor
 from mosaic.engine.find import Finding, Sample, find_modules
-from mosaic.engine.handle import Handle
+from mosaic.engine.handle import Handle, Runs
+from mosaic.engine.stream_executor import StreamExecutor
 from mosaic.errors import BackendUnavailableError, UnsupportedModelError
 from mosaic.plan import Plan
 from mosaic.profile import Profile
@@ -61,7 +63,7 @@ def colocate(
         exclude: Names or patterns of modules to leave where they are.
         plan: A plan to run instead of solving for one.
         profile: Measurements to plan from instead of taking them.
-        backend: Where to run; the host by default.
+        backend: Where to run; by default the GPU that holds the model's parameters, or the host.
         settings: How carefully to profile.
         progress: Told what is being profiled, how much is done, and how much there is.
 
@@ -72,7 +74,7 @@ def colocate(
         UnstableMeasurementError: The machine is too busy to profile.
         BackendUnavailableError: The model is on a device that the backend does not run.
     """
-    backend = backend or HostBackend()
+    backend = backend or _backend_for(model)
     _refuse(model, backend)
     finding = find_modules(model, sample, include=modules, exclude=exclude)
     if profile is not None:
@@ -96,10 +98,28 @@ def colocate(
 def _activate(model: nn.Module, finding: Finding, plan: Plan, profile: Profile | None, backend: Backend) -> Handle:
     lanes = backend.open_lanes(placement.slots for placement in plan.placements)
     try:
-        return Handle(model, finding, plan, profile=profile, executor=Executor(lanes), notes=backend.notes)
+        executor = _executor(lanes, finding)
+        return Handle(model, finding, plan, profile=profile, executor=executor, notes=backend.notes)
     except BaseException:
         lanes.close()
         raise
+
+
+def _executor(lanes: Lanes, finding: Finding) -> Runs:
+    if isinstance(lanes, StreamLanes):
+        return StreamExecutor(lanes, in_order=finding.in_order)
+    return Executor(lanes)
+
+
+def _backend_for(model: nn.Module) -> Backend:
+    """Returns the backend of the device that holds the model's parameters."""
+    devices = {parameter.device for parameter in model.parameters()}
+    cuda = next((device for device in devices if device.type == "cuda"), None)
+    if cuda is None:
+        return HostBackend()
+    from mosaic.backends.cuda import CudaBackend
+
+    return CudaBackend(cuda.index or 0)
 
 
 def _refuse(model: nn.Module, backend: Backend) -> None:
@@ -110,12 +130,11 @@ def _refuse(model: nn.Module, backend: Backend) -> None:
                     f"{name or 'the model'} is a {kind.__name__}: its hooks fire on the lanes' threads and would give "
                     f"wrong gradients or none; {_WRAPPERS[kind.__name__]}"
                 )
-    wanted = "cpu" if backend.device.kind == "host" else backend.device.kind
-    elsewhere = next((n for n, p in model.named_parameters() if p.device.type != wanted), None)
-    if elsewhere is not None:
-        found = dict(model.named_parameters())[elsewhere].device
-        raise BackendUnavailableError(
-            f"parameter {elsewhere!r} is on {found}, where the {backend.name} backend does not run",
-            found=str(found),
-            needed=wanted,
-        )
+    wanted = backend.torch_device
+    for name, parameter in model.named_parameters():
+        if parameter.device != wanted:
+            raise BackendUnavailableError(
+                f"parameter {name!r} is on {parameter.device}, where the {backend.name} backend does not run",
+                found=str(parameter.device),
+                needed=str(wanted),
+            )

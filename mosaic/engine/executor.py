@@ -283,6 +283,33 @@ class Executor:
         if torch._C._current_graph_task_id() == -1:
             self.backwards.forget_failed()
 
+    def whole(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs the model's own call: nothing that a lane is still computing leaves it."""
+        self.begin()
+        try:
+            result = map_tensors(_joined, run(*args, **kwargs))
+            self.check_forwards()
+            self.drain()  # what nobody used may still read parameters and modes
+            return result
+        except BaseException:
+            self.drain()
+            raise
+
+    def watch(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Prepares parameters that operations between modules use: lanes may compute their gradients."""
+        for parameter in parameters:
+            if parameter.requires_grad:
+                self.gradients.expect(parameter)
+
+    def settle(self) -> None:
+        """Lets the lanes come to rest."""
+        self.drain()
+
+    @property
+    def num_backwards(self) -> int:
+        """How many backwards have ended."""
+        return self.backwards.ended
+
     def close(self) -> None:
         """Gives the lanes back; what is still asked of them later runs where it is asked."""
         self.hand_over_all()

@@ -31,11 +31,14 @@ class Finding:
         graph: The modules that can be placed, and their dependencies.
         subjects: The same modules with the inputs that they got.
         left_out: Modules that look worth placing and cannot be, with the reason.
+        in_order: Modules that read or write more than their arguments while the model runs, so that on streams they
+            keep to the order of the user's own.
     """
 
     graph: ModuleGraph
     subjects: tuple[Subject, ...]
     left_out: dict[str, str]
+    in_order: frozenset[str] = frozenset()
 
 
 def find_modules(

@@ -3,25 +3,63 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
-import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from mosaic.backends.base import Lanes
 from mosaic.engine.attach import attach, detach
-from mosaic.engine.executor import Executor, shapes_of
+from mosaic.engine.executor import shapes_of
 from mosaic.engine.find import Finding
-from mosaic.engine.lane_tensor import LaneTensor
 from mosaic.engine.site import Site
-from mosaic.engine.structure import flatten, map_tensors
+from mosaic.engine.structure import flatten
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan
 from mosaic.profile import Profile
-from mosaic.timeline import Timeline
+from mosaic.timeline import Span, Timeline
+
+
+class Runs(Protocol):
+    """A way to run placed calls: on the host's threads, or on streams."""
+
+    lanes: Lanes
+    in_place: Counter[tuple[str, str]]
+    places: dict[tuple[str, str], str]
+    closed: bool
+
+    def call(self, site: Site, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls a placed module."""
+
+    def whole(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs the model's own call; its result is plain."""
+
+    def watch(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Prepares parameters that belong to no placed module."""
+
+    def settle(self) -> None:
+        """Orders what the caller does next behind all that the lanes were given."""
+
+    def close(self) -> None:
+        """Ends the lanes; calling it again does nothing."""
+
+    @property
+    def num_backwards(self) -> int:
+        """How many backwards have run."""
+
+    @property
+    def origin_ns(self) -> int:
+        """When the oldest recorded piece of work started."""
+
+    def spans(self, origin_ns: int) -> tuple[Span, ...]:
+        """Returns what ran, in milliseconds since ``origin_ns``."""
+
+    def clear_spans(self) -> None:
+        """Forgets what ran so far."""
 
 
 class Handle:
@@ -41,7 +79,7 @@ class Handle:
         plan: Plan,
         *,
         profile: Profile | None,
-        executor: Executor | None,
+        executor: Runs | None,
         notes: tuple[str, ...],
     ) -> None:
         self.plan = plan
@@ -75,7 +113,8 @@ class Handle:
             for placed in stage.placements:
                 slots = f"slot{'s' if placed.quota > 1 else ''} {', '.join(map(str, placed.slots))}"
                 predicted = f", predicted {placed.forward_ms:.2f} + {placed.backward_ms:.2f} ms" if self.profile else ""
-                lines.append(f"stage {index}: {placed.module} on {slots} of {self.plan.device.num_slots}{predicted}")
+                of = f"{self.plan.device.num_slots}{self._granted(placed.slots)}"
+                lines.append(f"stage {index}: {placed.module} on {slots} of {of}{predicted}")
         for name, reason in self._finding.left_out.items():
             lines.append(f"not placed: {name}: {reason}")
         if self._executor is not None:
@@ -84,6 +123,13 @@ class Handle:
                 lines.append(f"{count} call{'s' if count > 1 else ''} of {name} ran in place ({place}): {reason}")
         lines.extend(self._notes)
         return "\n".join(lines)
+
+    def _granted(self, slots: tuple[int, ...]) -> str:
+        """Says how many SMs the device gave for a partition, where its lanes know."""
+        if self._executor is None or self._executor.closed:
+            return ""
+        num_sms = getattr(self._executor.lanes.lane(slots), "num_sms", None)
+        return "" if num_sms is None else f" ({num_sms} SMs)"
 
     def metrics(self) -> dict[str, float]:
         """Returns measured medians of the recorded steps as a flat dict, to be logged as it is.
@@ -99,7 +145,7 @@ class Handle:
             if span.phase != "glue":
                 times.setdefault(f"{span.phase}_ms/{span.module}", []).append(span.end_ms - span.start_ms)
         return {
-            "steps": float(self._executor.backwards.ended),
+            "steps": float(self._executor.num_backwards),
             "overlap": timeline.overlap,
             "calls_in_place": float(sum(self._executor.in_place.values())),
             **{name: statistics.median(values) for name, values in sorted(times.items())},
@@ -120,7 +166,7 @@ class Handle:
         """Runs the plain model inside the block, for comparison, debugging, or gradients of gradients."""
         before, self._enabled = self._enabled, False
         if self._executor is not None:
-            self._executor.drain()
+            self._executor.settle()
         try:
             yield
         finally:
@@ -136,7 +182,7 @@ class Handle:
         if self._executor is not None:
             self._executor.close()
 
-    def _attach(self, executor: Executor) -> None:
+    def _attach(self, executor: Runs) -> None:
         try:
             for subject in self._finding.subjects:
                 site = Site(
@@ -147,11 +193,9 @@ class Handle:
                 )
                 self._take(subject.module, self._placed(executor, site))
             placed = {id(p) for subject in self._finding.subjects for p in subject.module.parameters()}
-            for parameter in self._model.parameters():
-                if parameter.requires_grad and id(parameter) not in placed:
-                    executor.gradients.expect(parameter)
+            executor.watch(p for p in self._model.parameters() if id(p) not in placed)
             # Branches that the loop calls itself may still be running when the optimizer changes their weights.
-            self._before_step = register_optimizer_step_pre_hook(lambda *_: executor.drain())
+            self._before_step = register_optimizer_step_pre_hook(lambda *_: executor.settle())
             if not any(module is self._model for module in self._attached):
                 self._take(self._model, self._whole(executor))
         except BaseException:
@@ -159,33 +203,17 @@ class Handle:
             raise
 
     def _take(self, module: nn.Module, intercept: Any) -> None:
-        attach(module, intercept, self._executor.drain if self._executor is not None else None)
+        attach(module, intercept, self._executor.settle if self._executor is not None else None)
         self._attached.append(module)
 
-    def _placed(self, executor: Executor, site: Site) -> Any:
+    def _placed(self, executor: Runs, site: Site) -> Any:
         def intercept(plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             return executor.call(site, plain, args, kwargs) if self._enabled else plain(*args, **kwargs)
 
         return intercept
 
-    def _whole(self, executor: Executor) -> Any:
-        """Around the model's own call: nothing that a lane is still computing leaves it."""
-
+    def _whole(self, executor: Runs) -> Any:
         def intercept(plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if not self._enabled:
-                return plain(*args, **kwargs)
-            executor.begin()
-            try:
-                result = map_tensors(_joined, plain(*args, **kwargs))
-                executor.check_forwards()
-                executor.drain()  # what nobody used may still read parameters and modes
-                return result
-            except BaseException:
-                executor.drain()
-                raise
+            return executor.whole(plain, args, kwargs) if self._enabled else plain(*args, **kwargs)
 
         return intercept
-
-
-def _joined(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.join() if isinstance(tensor, LaneTensor) else tensor

@@ -1,0 +1,149 @@
+"""Runs placed calls on streams: one launching thread, one autograd graph, real tensors.
+
+Autograd runs each operation's backward on the stream of its forward, so a module keeps its partition in backward, and
+at the end of a backward it makes the caller's stream wait for the streams on which gradients of leaves were made.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mosaic.engine.executor import caller
+from mosaic.engine.stream_call import PlacedCall
+from mosaic.engine.stream_kinds import all_tensors, replace
+from mosaic.engine.stream_order import ModelCall, Orders
+from mosaic.engine.stream_tensor import join_tensor, on_user_stream
+from mosaic.engine.stream_timeline import StreamTimeline
+from mosaic.engine.thread_state import as_lane, on_lane
+
+if TYPE_CHECKING:
+    from mosaic.backends.cuda_lanes import StreamLanes
+    from mosaic.engine.site import Site
+    from mosaic.timeline import Span
+
+_LOG = logging.getLogger("mosaic")
+
+
+class StreamExecutor:
+    """The lanes of one plan on streams of one device.
+
+    Args:
+        lanes: The lanes.
+        in_order: Names of modules that have to keep to the order of the user's stream, since they read or write
+            more than their arguments.
+
+    Attributes:
+        in_place: For each module and reason, how many of its calls ran where they were made.
+        places: For each module and reason, the line of the first such call.
+        closed: Whether the lanes were given back.
+    """
+
+    def __init__(self, lanes: StreamLanes, *, in_order: Collection[str] = ()) -> None:
+        self.lanes = lanes
+        self.in_place: Counter[tuple[str, str]] = Counter()
+        self.places: dict[tuple[str, str], str] = {}
+        self.closed = False
+        self._in_order = frozenset(in_order)
+        self._orders = Orders(lanes)
+        self._timeline = StreamTimeline(lanes.api)
+
+    # Calls of placed modules.
+
+    def call(self, site: Site, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls a placed module on its lane's stream; what it raises comes out here."""
+        if on_lane():
+            return run(*args, **kwargs)
+        reason = site.obstacle or _obstacle()
+        if reason is None and self.closed:
+            reason = "its lanes are closed"
+        if reason is not None:
+            return self._run_here(site, run, args, kwargs, reason)
+        if not on_user_stream():
+            return self._run_again(site, run, args, kwargs)
+        call = PlacedCall(self._orders.of(site.lane), site, args, kwargs, in_order=site.name in self._in_order)
+        return call.launch(run, self._timeline)
+
+    def whole(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs the model's own call: nothing that a lane is still computing leaves it unordered."""
+        if self.closed or not on_user_stream() or _obstacle() is not None:
+            return run(*args, **kwargs)
+        before = self._orders.call
+        self._orders.call = ModelCall(self.lanes.api, all_tensors((args, kwargs)))
+        try:
+            result = replace(run(*args, **kwargs), join_tensor)
+        except BaseException:
+            self.lanes.join()
+            raise
+        finally:
+            self._orders.call = before
+        self._orders.join()
+        return result
+
+    def _run_here(self, site: Site, run: Callable[..., Any], args: Any, kwargs: Any, reason: str) -> Any:
+        self.in_place[site.name, reason] += 1
+        if (site.name, reason) not in self.places:
+            self.places[site.name, reason] = caller()
+            _LOG.warning("%s runs in place at %s: %s", site.name, self.places[site.name, reason], reason)
+        return run(*replace(args, join_tensor), **replace(kwargs, join_tensor))
+
+    def _run_again(self, site: Site, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Runs a call in the middle of a backward (a recomputation) on its lane, in the order of autograd's stream."""
+        api, stream = self.lanes.api, self._orders.of(site.lane).stream
+        here = api.current_stream()
+        args, kwargs = replace(args, join_tensor), replace(kwargs, join_tensor)
+        self._orders.order(here, before=stream)
+        with api.use_stream(stream), as_lane():
+            result = run(*args, **kwargs)
+        self._orders.order(stream, before=here)
+        for given, used_on in ((args, stream), (kwargs, stream), (result, here)):
+            for tensor in all_tensors(given):
+                api.record_use(tensor, used_on)
+        return result
+
+    # The rest of what a handle asks for.
+
+    def watch(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Does nothing: autograd itself orders the gradients of parameters that operations between modules use."""
+
+    def settle(self) -> None:
+        """Makes the user's stream wait for the lanes; blocks nothing."""
+        if not self.closed and on_user_stream():
+            self._orders.join()
+            self.lanes.join()
+
+    def close(self) -> None:
+        """Ends the lanes; results that are still about can be used as before."""
+        if not self.closed:
+            self.closed = True
+            self._timeline.close()
+            self.lanes.close()
+
+    @property
+    def num_backwards(self) -> int:
+        """How many backwards came through placed modules."""
+        return self._timeline.num_backwards
+
+    def spans(self, origin_ns: int) -> tuple[Span, ...]:
+        """Returns what ran, in milliseconds since ``origin_ns`` on the device's clock; waits for it."""
+        return self._timeline.spans(origin_ns)
+
+    @property
+    def origin_ns(self) -> int:
+        """When the oldest recorded piece of work started."""
+        return self._timeline.origin_ns
+
+    def clear_spans(self) -> None:
+        """Forgets what ran so far."""
+        self._timeline.clear()
+
+
+def _obstacle() -> str | None:
+    """Returns why a call made now must run where it is made, or None."""
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        return "it is being traced or compiled; compile the placed modules instead"
+    return None

@@ -1,0 +1,94 @@
+"""A backend of fake streams, and the ways in which the tests of the stream engine use it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from engine_cases import Loop, Record, Stages, assert_same
+from fake_streams import FakeStreams, Launch
+from torch import nn
+
+import mosaic
+from mosaic.backends.cuda_lanes import StreamLanes
+from mosaic.device import Device
+from mosaic.engine import Handle, find_modules
+from mosaic.plan import plan_from_quotas
+
+
+class TrainingStreams(FakeStreams):
+    """Fake streams that know what autograd promises on CUDA: in a backward, memory is let go in order, too."""
+
+    def launch(self, name: str, reads: list[torch.Tensor], writes: list[torch.Tensor]) -> None:
+        super().launch(name, reads, writes)
+        if torch._C._current_graph_task_id() != -1:
+            here = self.current_stream().clock
+            for stream in self._streams.values():
+                for handle, count in here.items():
+                    stream.clock[handle] = max(stream.clock.get(handle, 0), count)
+
+
+class FakeBackend:
+    """A device whose partitions are fake streams."""
+
+    def __init__(self, num_slots: int = 2) -> None:
+        self.api = TrainingStreams()
+        self.name = "cuda"
+        self.notes = ()
+        self.device = Device(name="a fake device", kind="cuda", num_slots=num_slots, sms_per_slot=8)
+        self.torch_device = self.api.device
+
+    def open_lanes(self, partitions: Iterable[tuple[int, ...]]) -> StreamLanes:
+        wanted = sorted(set(partitions))
+        streams = {slots: (self.api.external_stream(10 + index), 8 * len(slots)) for index, slots in enumerate(wanted)}
+        return StreamLanes(self.api, streams, lambda: None)
+
+    def launches_of(self, handle: Handle, module: str) -> list[Launch]:
+        """What ran on the lane of a module."""
+        assert handle._executor is not None
+        lane: Any = handle._executor.lanes.lane(handle.plan.placement(module).slots)
+        return self.api.on(lane.stream)
+
+
+@contextmanager
+def colocated(
+    model: nn.Module, sample: Any, stages: Stages, *, num_slots: int = 2, **choice: Any
+) -> Iterator[tuple[Handle, FakeBackend]]:
+    """Colocates on fake streams by a plan given by hand, and watches every operator for races."""
+    backend = FakeBackend(num_slots)
+    plan = plan_from_quotas(stages, graph=find_modules(model, sample, **choice).graph, device=backend.device)
+    named = {"modules": choice.get("include"), "exclude": choice.get("exclude", ())}
+    with backend.api.watching():
+        handle = mosaic.colocate(model, sample=sample, plan=plan, backend=backend, **named)
+        try:
+            yield handle, backend
+        finally:
+            handle.remove()
+
+
+def run_both(
+    make: Callable[[], nn.Module],
+    sample: Any,
+    stages: Stages,
+    loop: Loop,
+    *,
+    num_slots: int = 2,
+    compare: Callable[[Record, Record], None] = assert_same,
+    **choice: Any,
+) -> tuple[str, dict[str, float]]:
+    """Runs a loop on a plain and on a colocated model and compares them; returns description and metrics."""
+    torch.manual_seed(0)
+    model = make()
+    twin = copy.deepcopy(model)
+    plain, ours = Record(), Record()
+    torch.manual_seed(1)
+    loop(model, plain)
+    with colocated(twin, sample, stages, num_slots=num_slots, **choice) as (handle, _):
+        torch.manual_seed(1)
+        loop(twin, ours)
+        described, metrics = handle.describe(), handle.metrics()
+    compare(plain, ours)
+    return described, metrics
