@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter as _preserve_versions
 from torch.utils import _pytree as pytree
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ class Recording:
         self.operators: list[tuple[int, Any, Any, Any, Any]] = []
         self._kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._made: set[int] = set()
+        self.written: set[int] = set()
         self._random: torch.Tensor | None = None
 
     def __enter__(self) -> Recording:
@@ -54,13 +56,16 @@ class Recording:
     def before(self, written: list[torch.Tensor]) -> None:
         for tensor in written:
             key = tensor.untyped_storage()._cdata
+            self.written.add(key)
             if key not in self._made and key not in self._kept:
                 whole = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())  # type: ignore[call-overload]
                 self._kept[key] = (whole, whole.clone())
 
     def note(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         given = {tensor.untyped_storage()._cdata for tensor in _tensors((args, kwargs))}
-        self._made |= {t.untyped_storage()._cdata for t in _tensors(result)} - given
+        made = {t.untyped_storage()._cdata for t in _tensors(result)} - given
+        self._made |= made
+        self.written |= made
         self.operators.append((0, func, args, kwargs, result))
 
 
@@ -85,14 +90,21 @@ class FakeGraph:
             raise RuntimeError("nothing was captured in this graph")
         self.num_replays += 1
         operators = self._recording.operators
-        with torch.no_grad(), torch._C._DisableTorchDispatch():
+        touched = {id(t): t for _, _, a, k, r in operators for t in _tensors((a, k, r))}
+        # On CUDA autograd does not see that a replay writes.
+        with _preserve_versions(tuple(touched.values())), torch.no_grad(), torch._C._DisableTorchDispatch():
             for _, func, args, kwargs, result in operators:
                 again = func(*args, **kwargs)
                 for before, now in zip(_tensors(result), _tensors(again), strict=True):
                     if before.untyped_storage()._cdata != now.untyped_storage()._cdata:
                         before.copy_(now)
-        touched = {t.untyped_storage()._cdata: t for _, _, a, k, r in operators for t in _tensors((a, k, r))}
-        self._runtime.launch("graph replay", [], list(touched.values()))
+        written = self._recording.written
+        blocks = {t.untyped_storage()._cdata: t for t in touched.values()}
+        self._runtime.launch(
+            "graph replay",
+            [tensor for key, tensor in blocks.items() if key not in written],
+            [tensor for key, tensor in blocks.items() if key in written],
+        )
 
     def reset(self) -> None:
         self._recording = None

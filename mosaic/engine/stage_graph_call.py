@@ -1,0 +1,141 @@
+"""A branch of a stage and one call of it, taken apart: what makes two calls the same, and memory for its inputs."""
+
+from __future__ import annotations
+
+import enum
+import functools
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from mosaic.backends.cuda_lanes import StreamLane
+from mosaic.engine.stage_graph_module import RefusalError
+from mosaic.engine.structure import flatten, is_opaque, leaf_key, unflatten
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Branch:
+    """One call that a stage makes."""
+
+    name: str
+    run: Callable[..., Any]
+    """Makes the call; launches everything on the current stream."""
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    lane: StreamLane
+    """Where it runs."""
+    module: nn.Module | None
+    """Whose call it is. Without it, ``run`` may use its arguments only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Eager:
+    """Stands for the result of a branch that the caller has to launch itself."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TakenCall:
+    """A branch's arguments, taken apart."""
+
+    branch: Branch
+    leaves: tuple[Any, ...]
+    """For each leaf of the arguments the index of its tensor, or ``(value,)`` for anything else."""
+    spec: pytree.TreeSpec
+    tensors: tuple[torch.Tensor, ...]
+    """Distinct tensors, in order of appearance."""
+    key: Hashable
+    """Equal for calls of one kind: name, lane, function, nesting, and shapes and types or values of all arguments."""
+
+    @staticmethod
+    def take(branch: Branch, device: torch.device) -> TakenCall:
+        """Takes a branch apart.
+
+        Raises:
+            RefusalError: An argument cannot be handed to a graph.
+        """
+        leaves, spec = flatten((branch.args, branch.kwargs))
+        numbers: dict[int, int] = {}
+        tensors: list[torch.Tensor] = []
+        kept: list[Any] = []
+        keys: list[Hashable] = []
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor):
+                _check_tensor(leaf, device)
+                number = numbers.setdefault(id(leaf), len(tensors))
+                if number == len(tensors):
+                    tensors.append(leaf)
+                kept.append(number)
+                grad = leaf.requires_grad and torch.is_grad_enabled()
+                keys.append((number, leaf.shape, leaf.stride(), leaf.dtype, grad))
+            elif isinstance(leaf, enum.Enum) or not is_opaque(leaf):
+                kept.append((leaf,))
+                keys.append((type(leaf), leaf.name) if isinstance(leaf, enum.Enum) else leaf_key(leaf))
+            else:
+                raise RefusalError(f"it takes a {type(leaf).__name__}, which may hide tensors")
+        lane = branch.lane
+        key = (branch.name, id(lane), id(branch.module), _function_key(branch.run), spec, tuple(keys))
+        return TakenCall(branch, tuple(kept), spec, tuple(tensors), key)
+
+    def static_inputs(self) -> list[torch.Tensor]:
+        """Makes leaves like the tensors, with their values, on the current stream."""
+        grad = torch.is_grad_enabled()
+        made = []
+        for tensor in self.tensors:
+            static = torch.empty_like(tensor, requires_grad=False)
+            static.copy_(tensor.detach())
+            made.append(static.requires_grad_(tensor.requires_grad and grad))
+        return made
+
+    def run_on(self, tensors: list[torch.Tensor]) -> Any:
+        """Makes the call with other tensors in place of its own."""
+        args, kwargs = unflatten(
+            [leaf[0] if isinstance(leaf, tuple) else tensors[leaf] for leaf in self.leaves], self.spec
+        )
+        return self.branch.run(*args, **kwargs)
+
+
+def _check_tensor(tensor: torch.Tensor, device: torch.device) -> None:
+    if type(tensor) not in (torch.Tensor, nn.Parameter, nn.Buffer):
+        raise RefusalError(f"it takes a {type(tensor).__name__}, not a plain tensor")
+    if tensor.device != device:
+        raise RefusalError(f"it takes a tensor on {tensor.device}, not on {device}")
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_conj() or tensor.is_neg():
+        raise RefusalError("it takes a sparse, nested or lazily conjugated tensor")
+
+
+def _function_key(function: Any, depth: int = 4) -> Hashable:
+    """Returns what tells functions apart, and stays the same for one that is made anew at each step."""
+    if depth == 0:
+        return id(function)
+    if isinstance(function, functools.partial):
+        given = (*function.args, *sorted(function.keywords.items()))
+        return (_function_key(function.func, depth - 1), _value_key(given, depth))
+    plain = getattr(function, "__func__", function)
+    code: Hashable = getattr(plain, "__code__", None)
+    owner = id(getattr(function, "__self__", None))
+    if code is None:
+        return (id(plain), owner)
+    return (code, owner, _cells_key(plain, depth), _value_key(plain.__defaults__ or (), depth))
+
+
+def _cells_key(function: Any, depth: int) -> Hashable:
+    try:
+        return tuple(_value_key(cell.cell_contents, depth) for cell in function.__closure__ or ())
+    except ValueError:  # a cell that is empty as yet
+        return id(function)
+
+
+def _value_key(value: Any, depth: int) -> Hashable:
+    if isinstance(value, tuple):
+        return tuple(_value_key(item, depth) for item in value)
+    if isinstance(value, torch.Tensor):
+        return id(value)
+    if is_opaque(value):
+        return id(value) if isinstance(value, nn.Module) or not callable(value) else _function_key(value, depth - 1)
+    return leaf_key(value)
