@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-SOURCES := $(wildcard csrc/*.cpp csrc/driver/*.cpp csrc/driver/*.h)
+SOURCES := $(wildcard csrc/*.cpp csrc/driver/* csrc/search/*)
 
 .PHONY: demo test lint types unit tools clean
 

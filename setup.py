@@ -1,6 +1,7 @@
-"""Builds the extension ``mosaic._C``; everything else about the package is in ``pyproject.toml``.
+"""Builds the extensions ``mosaic._C`` and ``mosaic._search``; all else is in ``pyproject.toml``.
 
-The extension needs ``cuda.h`` and nothing else of CUDA: it neither links libcuda nor asks for a toolkit.
+``_search`` is plain C++. ``_C`` needs ``cuda.h`` and nothing else of CUDA: it neither links libcuda nor asks for a
+toolkit.
 The header comes from the build requirement ``nvidia-cuda-runtime``, or from an installed toolkit.
 """
 
@@ -53,26 +54,30 @@ class BuildExtension(build_ext):
     def build_extensions(self) -> None:
         """Compiles with the header found and, in CI, with warnings as errors."""
         for extension in self.extensions:
-            # A system include: warnings in CUDA's own header are not ours to mend.
-            extension.extra_compile_args += ["-isystem", str(cuda_include())]
+            if extension.name == "mosaic._C":
+                # A system include: warnings in CUDA's own header are not ours to mend.
+                extension.extra_compile_args += ["-isystem", str(cuda_include())]
             if os.environ.get("MOSAIC_WERROR") == "1":
                 extension.extra_compile_args += ["-Wall", "-Wextra", "-Werror"]
         super().build_extensions()
 
 
+def extension(name: str, folder: str, binding: str, libraries: list[str]) -> Pybind11Extension:
+    """Describes the extension of all sources in a folder and one file that knows Python."""
+    return Pybind11Extension(
+        name,
+        [*sorted(str(path.relative_to(HERE)) for path in (HERE / folder).glob("*.cpp")), binding],
+        depends=sorted(str(path.relative_to(HERE)) for path in (HERE / folder).glob("*.h")),
+        include_dirs=["csrc"],
+        libraries=libraries,
+        cxx_std=17,
+    )
+
+
 setup(
     ext_modules=[
-        Pybind11Extension(
-            "mosaic._C",
-            [
-                *sorted(str(path.relative_to(HERE)) for path in (HERE / "csrc/driver").glob("*.cpp")),
-                "csrc/bindings.cpp",
-            ],
-            depends=sorted(str(path.relative_to(HERE)) for path in (HERE / "csrc/driver").glob("*.h")),
-            include_dirs=["csrc"],
-            libraries=["dl"],
-            cxx_std=17,
-        )
+        extension("mosaic._C", "csrc/driver", "csrc/bindings.cpp", ["dl"]),
+        extension("mosaic._search", "csrc/search", "csrc/search_bindings.cpp", []),
     ],
     cmdclass={"build_ext": BuildExtension},
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge
 
@@ -23,9 +23,11 @@ class Placement:
     module: str
     """Name in the graph."""
     slots: tuple[int, ...]
-    """Slot indices on each of its devices, rising; their number is the quota."""
+    """Slot indices, rising; their number is the quota. On the first of its devices, where they differ."""
     devices: tuple[int, ...] = (0,)
     """Device indices; their number is the data-parallel degree."""
+    slots_by_device: tuple[tuple[int, ...], ...] = ()
+    """Slot indices on each of ``devices`` where these differ between them; empty where all have ``slots``."""
     forward_ms: Annotated[float, Ge(0)] = 0.0
     """Predicted forward time beside its stage's other modules, in milliseconds."""
     backward_ms: Annotated[float, Ge(0)] = 0.0
@@ -40,6 +42,17 @@ class Placement:
     def degree(self) -> int:
         """Number of devices."""
         return len(self.devices)
+
+    @property
+    def cells(self) -> tuple[tuple[int, int], ...]:
+        """Each device and slot that it holds."""
+        everywhere = self.slots_by_device or (self.slots,) * self.degree
+        return tuple((device, slot) for device, slots in zip(self.devices, everywhere, strict=True) for slot in slots)
+
+    def slots_on(self, device: int) -> tuple[int, ...]:
+        """Returns its slots on one of its devices; raises ValueError for another."""
+        place = self.devices.index(device)
+        return self.slots_by_device[place] if self.slots_by_device else self.slots
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +98,10 @@ class SearchRecord:
     """Merges dropped before their stage was evaluated."""
     num_sat_calls: Annotated[int, Ge(0)] = 0
     """Feasibility questions put to CP-SAT."""
+    status: Literal["optimal", "feasible"] = "feasible"
+    """Whether the search proved that no plan is predicted faster."""
+    bound_ms: Annotated[float, Ge(0)] = 0.0
+    """No plan is predicted to take less, in milliseconds; 0 where the search gives no bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +142,7 @@ class Plan:
                     raise InvalidPlanError(f"module {placement.module!r} is placed twice; place it once")
                 placed.add(placement.module)
                 self._check_placement(placement)
-                for cell in ((d, s) for d in placement.devices for s in placement.slots):
+                for cell in placement.cells:
                     if cell in taken:
                         raise InvalidPlanError(
                             f"{taken[cell]!r} and {placement.module!r} of one stage both hold slot {cell[1]} of "
@@ -136,11 +153,20 @@ class Plan:
     def _check_placement(self, placement: Placement) -> None:
         of = f"module {placement.module!r}"
         self.device.check_quota(placement.quota, of=of)
-        if sorted(set(placement.slots)) != list(placement.slots):
-            raise InvalidPlanError(f"{of} has slots {placement.slots}; list each slot once, rising")
-        if placement.slots[0] < 0 or placement.slots[-1] >= self.device.num_slots:
+        for slots in (placement.slots, *placement.slots_by_device):
+            if sorted(set(slots)) != list(slots) or len(slots) != placement.quota:
+                raise InvalidPlanError(
+                    f"{of} has slots {slots}; list each slot once, rising, and as many on every device"
+                )
+            if slots[0] < 0 or slots[-1] >= self.device.num_slots:
+                raise InvalidPlanError(
+                    f"{of} has slots {slots}; {self.device.name} has slots 0 to {self.device.num_slots - 1}"
+                )
+        by_device = placement.slots_by_device
+        if by_device and (len(by_device) != placement.degree or by_device[0] != placement.slots):
             raise InvalidPlanError(
-                f"{of} has slots {placement.slots}; {self.device.name} has slots 0 to {self.device.num_slots - 1}"
+                f"{of} has slots_by_device {by_device} on devices {placement.devices}; give one entry for each device, "
+                "the first of them equal to slots"
             )
         if not placement.devices or len(set(placement.devices)) != placement.degree:
             raise InvalidPlanError(f"{of} has devices {placement.devices}; name each device once, at least one")

@@ -65,7 +65,7 @@ def bars_of_plan(plan: Plan) -> PlanBars:
                         phase=phase,
                         stage=index,
                         device=device,
-                        slots=placement.slots,
+                        slots=placement.slots_on(device),
                         start_ms=now,
                         end_ms=now + length,
                     )

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from mosaic.graph import ModuleGraph
-from mosaic.plan import Plan, Stage
+from mosaic.plan import Placement, Plan, Stage
 from mosaic.profile import Phase, Profile, Sample
 from mosaic.report.bars import bars_of_plan, ms_text, rows_of_slots, slots_text
 from mosaic.report.palette import colors_of, ink_on, lighter
@@ -75,7 +75,7 @@ def plan_table(plan: Plan, graph: ModuleGraph | None = None) -> Table:
                 str(index) if row == 0 else "",
                 placement.module,
                 slots_text(placement.devices),
-                slots_text(placement.slots),
+                _slots_of(placement),
                 f"{placement.quota}/{plan.device.num_slots} ({plan.device.fraction(placement.quota):.0%})",
                 f"{placement.forward_ms:.2f}",
                 f"{placement.backward_ms:.2f}",
@@ -85,6 +85,11 @@ def plan_table(plan: Plan, graph: ModuleGraph | None = None) -> Table:
         if len(stage.placements) > 1:
             table.add_row(*_plain(_maxima(stage), style="bold"), end_section=True)
     return table
+
+
+def _slots_of(placement: Placement) -> str:
+    """Returns the slots on each device, in the devices' order, or once where they are the same on all."""
+    return " / ".join(slots_text(slots) for slots in placement.slots_by_device or (placement.slots,))
 
 
 def _maxima(stage: Stage) -> list[str]:

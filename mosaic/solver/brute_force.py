@@ -96,7 +96,6 @@ def best_stage(
     if walk.best is None:
         return None
     starts = lay_out(walk.best, machine.num_slots)
-    assert starts is not None  # on one or two devices whatever fits by number can be laid out
     result = StageResult(latency_ns=round(walk.best_ms * NS_PER_MS), choices=walk.best, starts=starts)
     return walk.best_ms, result
 

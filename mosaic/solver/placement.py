@@ -11,8 +11,7 @@ Variables are ``on[m, o, g]``: module m uses option o and has one of its replica
   over g. Any other form (Eq. 8 has a product) is checked after the fact: what CP-SAT proposes is timed by
   the cost model, a group of neighbours on a device that misses the target is forbidden, exactly as it is,
   on every device, and the question is asked again. Both ways are exact.
-* *layout*: slots are a contiguous run, the same on each device. That is asked for only when a proposal
-  cannot be laid out, since it is rarely what binds.
+* which slots a module gets does not matter here: what fits by number can always be laid out (``slots.py``).
 
 Devices are alike, so their loads are ordered; that takes the symmetric answers away. One worker, a fixed seed and a
 limit in deterministic time (not seconds) make every answer repeatable.
@@ -27,7 +26,7 @@ from typing import Any
 
 from mosaic.solver.extras import PairwiseExtras
 from mosaic.solver.options import DeploymentOption
-from mosaic.solver.slots import Choice, lay_out
+from mosaic.solver.slots import Choice, Starts, lay_out
 
 Group = tuple[tuple[str, DeploymentOption], ...]
 """Modules that share a device, each at an option."""
@@ -71,25 +70,12 @@ class Answer:
     """False where the limit came before an answer."""
     choices: dict[str, Choice] | None = None
     """Option and devices of each module; None where there are none."""
-    starts: dict[str, int] = field(default_factory=dict)
-    """First slot of each module."""
-    num_calls: int = 1
-    """Calls of CP-SAT that it took."""
+    starts: dict[str, Starts] = field(default_factory=dict)
+    """First slots of each module."""
 
 
 def ask(question: Question) -> Answer:
-    """Finds options, devices and slots for all modules of a stage, or proves that there are none."""
-    answer = _solve(question, with_layout=False)
-    if answer.choices is None:
-        return answer
-    starts = lay_out(answer.choices, question.machine.num_slots)
-    if starts is not None:
-        return Answer(is_resolved=True, choices=answer.choices, starts=starts)
-    laid_out = _solve(question, with_layout=True)
-    return Answer(is_resolved=laid_out.is_resolved, choices=laid_out.choices, starts=laid_out.starts, num_calls=2)
-
-
-def _solve(question: Question, *, with_layout: bool) -> Answer:
+    """Finds options and devices for all modules of a stage, or proves that there are none."""
     from ortools.sat.python import cp_model  # 0.3 s to import; only searches need it
 
     model = cp_model.CpModel()
@@ -98,7 +84,6 @@ def _solve(question: Question, *, with_layout: bool) -> Answer:
     if question.extras is not None:
         _add_interference(model, question, on, question.extras)
     _add_forbidden(model, question, on)
-    starts = _add_layout(model, question, on) if with_layout else {}
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = 0
@@ -111,11 +96,8 @@ def _solve(question: Question, *, with_layout: bool) -> Answer:
     for (name, option, device), variable in on.items():
         if solver.boolean_value(variable):
             devices[name, option] = (*devices.get((name, option), ()), device)
-    return Answer(
-        is_resolved=True,
-        choices={name: (option, at) for (name, option), at in devices.items()},
-        starts={name: solver.value(start) for name, start in starts.items()},
-    )
+    choices = {name: (option, at) for (name, option), at in devices.items()}
+    return Answer(is_resolved=True, choices=choices, starts=lay_out(choices, question.machine.num_slots))
 
 
 _On = dict[tuple[str, DeploymentOption, int], Any]
@@ -188,21 +170,3 @@ def _add_forbidden(model: Any, question: Question, on: _On) -> None:
             inside = sum(on[name, option, device] for name, option in group)
             others = sum(variable for (name, _, at), variable in on.items() if at == device and name not in names)
             model.add(inside - others <= len(group) - 1)
-
-
-def _add_layout(model: Any, question: Question, on: _On) -> dict[str, Any]:
-    """A contiguous run of slots for each module, the same on all of its devices."""
-    starts = {
-        name: model.new_int_var(0, question.machine.num_slots - 1, f"start_{index}")
-        for index, name in enumerate(question.options)
-    }
-    for device in range(question.machine.num_devices):
-        runs = [
-            model.new_optional_fixed_size_interval_var(starts[name], option.quota, variable, f"run_{device}_{number}")
-            for number, ((name, option, at), variable) in enumerate(on.items())
-            if at == device
-        ]
-        model.add_no_overlap(runs)
-    for (name, option, _), variable in on.items():
-        model.add(starts[name] + option.quota <= question.machine.num_slots).only_enforce_if(variable)
-    return starts

@@ -12,7 +12,7 @@ def build_stage(result: StageResult, cost: Cost) -> Stage:
     """Turns an allocation into placements with the times predicted beside their neighbours."""
     placements = []
     for name, (option, devices) in result.choices.items():
-        start = result.starts[name]
+        runs = tuple(tuple(range(start, start + option.quota)) for start in result.starts[name])
         forward_ms, backward_ms = (
             # Eq. 7: the device with the worst neighbours decides.
             max(
@@ -24,8 +24,9 @@ def build_stage(result: StageResult, cost: Cost) -> Stage:
         placements.append(
             Placement(
                 module=name,
-                slots=tuple(range(start, start + option.quota)),
+                slots=runs[0],
                 devices=devices,
+                slots_by_device=runs if len(set(runs)) > 1 else (),
                 forward_ms=forward_ms,
                 backward_ms=backward_ms,
             )

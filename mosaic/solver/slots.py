@@ -1,7 +1,8 @@
-"""Which slots a module gets: one contiguous run, the same on each of its devices (paper Eq. 6, symmetry).
+"""Which slots a module gets on each of its devices.
 
-On one or two devices any quotas that fit (Eq. 5) can be laid out so; on three or more not always: three modules
-on the device pairs {0, 1}, {1, 2}, {0, 2} with one of two slots each fit by number, yet every two of them meet.
+A partition is any set of slots, and a module's quota is the same on all of its devices (paper Eq. 6), but which slots
+they are may differ: nothing ties a slot of one device to the same slot of another. So whatever fits by number
+(Eq. 5) can be laid out. Where one run of slots can be had on all devices, that is taken, since it reads better.
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ from mosaic.solver.options import DeploymentOption
 Choice = tuple[DeploymentOption, tuple[int, ...]]
 """A module's option and the devices it is on."""
 
+Starts = tuple[int, ...]
+"""First slot of a module's run on each of its devices."""
 
-def lay_out(choices: Mapping[str, Choice], num_slots: int) -> dict[str, int] | None:
-    """Finds the first slot of each module: by first fit where that does, else exactly.
 
-    First fit with the modules on most devices first never fails on one or two devices.
+def lay_out(choices: Mapping[str, Choice], num_slots: int) -> dict[str, Starts]:
+    """Gives each module a contiguous run of slots on each of its devices.
 
-    Returns:
-        First slots, or None where these options on these devices cannot be laid out at all.
+    Args:
+        choices: Options and devices whose quotas sum to at most ``num_slots`` on every device.
+        num_slots: Slots of a device.
     """
 
     def rank(name: str) -> tuple[int, tuple[int, ...], int]:
@@ -32,13 +35,13 @@ def lay_out(choices: Mapping[str, Choice], num_slots: int) -> dict[str, int] | N
         starts = _first_fit(choices, order, num_slots)
         if starts is not None:
             return starts
-    return _lay_out_exactly(choices, num_slots)
+    return _stack(choices, orders[0])
 
 
-def _first_fit(choices: Mapping[str, Choice], order: Sequence[str], num_slots: int) -> dict[str, int] | None:
+def _first_fit(choices: Mapping[str, Choice], order: Sequence[str], num_slots: int) -> dict[str, Starts] | None:
     """Gives every module in turn the lowest run of slots that is free on all of its devices."""
     runs: dict[int, list[tuple[int, int]]] = {}
-    starts: dict[str, int] = {}
+    starts: dict[str, Starts] = {}
     for name in order:
         option, devices = choices[name]
         start = 0
@@ -48,49 +51,19 @@ def _first_fit(choices: Mapping[str, Choice], order: Sequence[str], num_slots: i
             start = max(start, end)
         if start + option.quota > num_slots:
             return None
-        starts[name] = start
+        starts[name] = (start,) * len(devices)
         for device in devices:
             runs.setdefault(device, []).append((start, start + option.quota))
     return starts
 
 
-def _lay_out_exactly(choices: Mapping[str, Choice], num_slots: int) -> dict[str, int] | None:
-    """Searches depth first: each module starts at slot 0 or where another one ends.
-
-    In any layout every module can be moved down until it meets slot 0 or the end of another, so no other
-    starts need trying. Gives up after a fixed number of steps; what it then misses, CP-SAT still finds.
-    """
-    steps = 20_000
-    placed: dict[str, int] = {}
-
-    def is_free(name: str, start: int) -> bool:
+def _stack(choices: Mapping[str, Choice], order: Sequence[str]) -> dict[str, Starts]:
+    """Puts runs on top of each other, on each device for itself."""
+    top: dict[int, int] = {}
+    starts: dict[str, Starts] = {}
+    for name in order:
         option, devices = choices[name]
-        if start + option.quota > num_slots:
-            return False
-        return all(
-            start + option.quota <= other or other + choices[n][0].quota <= start
-            for n, other in placed.items()
-            if not set(devices).isdisjoint(choices[n][1])
-        )
-
-    def descend() -> bool:
-        nonlocal steps
-        if len(placed) == len(choices):
-            return True
-        ends = sorted({0, *(start + choices[name][0].quota for name, start in placed.items())})
-        # Bottom-up order: the next module never starts below the last one placed.
-        last = max(placed.values(), default=0)
-        for start in (end for end in ends if end >= last):
-            for name in choices:
-                if name in placed or not is_free(name, start):
-                    continue
-                steps -= 1
-                if steps < 0:
-                    return False
-                placed[name] = start
-                if descend():
-                    return True
-                del placed[name]
-        return False
-
-    return placed if descend() else None
+        starts[name] = tuple(top.get(device, 0) for device in devices)
+        for device in devices:
+            top[device] = top.get(device, 0) + option.quota
+    return starts

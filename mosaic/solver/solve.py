@@ -12,6 +12,7 @@ from mosaic.device import Device
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan, SearchRecord, Stage
 from mosaic.solver.brute_force import enumerate_plans
+from mosaic.solver.exact import SearchLimits, search_exactly
 from mosaic.solver.gahc import cluster
 from mosaic.solver.options import QuotaGrid, all_options
 from mosaic.solver.placement import Machine
@@ -21,7 +22,7 @@ from mosaic.solver.spare import spend_spare_slots
 from mosaic.solver.stage_eval import StageEvaluator, StageResult
 from mosaic.solver.stagger import stagger
 
-METHODS = ("gahc", "sequential", "brute_force")
+METHODS = ("exact", "gahc", "sequential", "brute_force")
 """Names of the solvers."""
 
 _log = logging.getLogger(__name__)
@@ -41,6 +42,8 @@ class SearchOptions:
     """Give slots that a stage leaves idle to the modules that gain from them; Algorithm 1 does not."""
     deterministic_limit: float = 1.0
     """Effort for one CP-SAT question, in its deterministic time (about seconds)."""
+    limits: SearchLimits = field(default_factory=SearchLimits)
+    """What ends an exact search."""
 
 
 def solve(
@@ -62,8 +65,8 @@ def solve(
         cost: Times, memory and interference.
         device: What one of the devices is.
         num_devices: How many of them.
-        method: ``gahc`` (the paper's Algorithm 1), ``sequential``, or ``brute_force`` (at most six modules on
-            two devices, exact in ``Plan.predicted_ms``).
+        method: ``exact`` (proven best in ``Plan.predicted_ms``, or the best found and a bound), ``gahc`` (the
+            paper's Algorithm 1), ``sequential``, or ``brute_force`` (at most six modules on two devices).
         search: Granularity and ablations.
 
     Raises:
@@ -82,12 +85,15 @@ def solve(
     in_turn = one_by_one(graph, evaluator)
     if method == "gahc":
         found, record = _run_gahc(graph, evaluator, search)
+    elif method == "exact":
+        proven = search_exactly(graph, options, cost=cost, machine=machine, limits=search.limits)
+        found, record = proven.stages, proven.record
     elif method == "brute_force":
         exact = enumerate_plans(graph, options, cost=cost, machine=machine)
         found, record = exact.stages, SearchRecord(method=method, num_evaluations=exact.num_evaluations)
     else:
         found, record = in_turn, SearchRecord(method=method, num_evaluations=len(in_turn))
-    if search.use_spare_slots and method == "gahc":
+    if search.use_spare_slots and method in ("exact", "gahc"):
         found = tuple(spend_spare_slots(stage, options, cost=cost, machine=machine) for stage in found)
     sequential = tuple(build_stage(stage, cost) for stage in in_turn)
     plan = Plan(

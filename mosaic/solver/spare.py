@@ -53,9 +53,7 @@ def _widened(
         if not larger:
             continue
         choices = {**result.choices, name: (min(larger, key=lambda o: o.quota), devices)}
-        starts = lay_out(choices, machine.num_slots)
-        if starts is not None:
-            yield replace(result, choices=choices, starts=starts)
+        yield replace(result, choices=choices, starts=lay_out(choices, machine.num_slots))
 
 
 def _value(result: StageResult, cost: Cost) -> _Value:

@@ -18,7 +18,7 @@ from mosaic.cost import Cost
 from mosaic.solver.extras import PairwiseExtras, group_extra_ns
 from mosaic.solver.options import DeploymentOption, least_options
 from mosaic.solver.placement import Answer, Group, Machine, Question, ask
-from mosaic.solver.slots import Choice
+from mosaic.solver.slots import Choice, Starts
 
 _UNLIMITED_NS = 2**50
 """A target that everything meets: thirteen days."""
@@ -32,7 +32,7 @@ class StageResult:
     """Time of its slowest module, forward and backward, beside the others; in nanoseconds."""
     choices: Mapping[str, Choice]
     """Option and devices of each module."""
-    starts: Mapping[str, int]
+    starts: Mapping[str, Starts]
     """First slot of each module on each of its devices."""
 
     def beside(self, name: str, device: int) -> list[tuple[str, int]]:
@@ -119,7 +119,7 @@ class StageEvaluator:
     def _alone(self, name: str) -> StageResult:
         best = min(self._options[name], key=lambda option: (option.latency_ns, option.area, option))
         choice = (best, tuple(range(best.degree)))
-        return StageResult(latency_ns=best.latency_ns, choices={name: choice}, starts={name: 0})
+        return StageResult(latency_ns=best.latency_ns, choices={name: choice}, starts={name: (0,) * best.degree})
 
     def _close_gap(self, names: Sequence[str], unmet_ns: int, best: StageResult) -> StageResult:
         """Bisects between a target that cannot be met and the latency of a placement."""
@@ -148,7 +148,7 @@ class StageEvaluator:
                     deterministic_limit=self._limit,
                 )
             )
-            self.num_sat_calls += answer.num_calls
+            self.num_sat_calls += 1
             self.num_unresolved += not answer.is_resolved
             if answer.choices is None:
                 return None

@@ -23,7 +23,7 @@ def stagger(stages: Sequence[Stage], *, num_devices: int, num_slots: int) -> tup
     order of their length keeps its slots.
     """
     load: Load = [[0.0] * num_slots for _ in range(num_devices)]
-    result = []
+    result: list[Stage] = []
     for stage in stages:
         moved = _place(stage, load, num_slots) or stage
         for placement in moved.placements:
@@ -45,7 +45,7 @@ def _place(stage: Stage, load: Load, num_slots: int) -> Stage | None:
             return None
         start = min(starts, key=lambda first: (_busiest(placement, first, load), first))
         slots = tuple(range(start, start + placement.quota))
-        chosen[placement.module] = replace(placement, slots=slots)
+        chosen[placement.module] = replace(placement, slots=slots, slots_by_device=())
         for device in placement.devices:
             for slot in slots:
                 free[device][slot] = False
@@ -57,10 +57,9 @@ def _busiest(placement: Placement, start: int, load: Load) -> float:
 
 
 def _add(placement: Placement, load: Load) -> None:
-    end = _busiest(placement, placement.slots[0], load) + _length(placement)
-    for device in placement.devices:
-        for slot in placement.slots:
-            load[device][slot] = end
+    end = max(load[device][slot] for device, slot in placement.cells) + _length(placement)
+    for device, slot in placement.cells:
+        load[device][slot] = end
 
 
 def _length(placement: Placement) -> float:

@@ -177,30 +177,24 @@ def test_least_options_of_a_target_keep_a_larger_degree_only_for_a_smaller_quota
     assert least_options(needs_memory, 5) == tuple(needs_memory)
 
 
-def test_a_module_keeps_the_same_slots_on_all_of_its_devices() -> None:
+def test_a_module_has_the_same_slots_on_all_of_its_devices_where_that_can_be() -> None:
     choices = {"ab": (option(2, 2), (0, 1)), "a": (option(1, 2), (0,)), "bc": (option(2, 2), (1, 2))}
-    assert lay_out(choices, 4) == {"ab": 0, "bc": 2, "a": 2}
+    assert lay_out(choices, 4) == {"ab": (0, 0), "bc": (2, 2), "a": (2,)}
 
 
-def test_a_layout_that_needs_a_gap_is_found() -> None:
-    # Lowest first, ac would take slot 1 and cut device 2 into two single slots.
-    choices = {"ab": (option(2, 1), (0, 1)), "ac": (option(2, 1), (0, 2)), "c": (option(1, 2), (2,))}
-    assert lay_out(choices, 3) == {"ab": 0, "c": 0, "ac": 2}
-
-
-def test_three_pairs_of_three_devices_that_fit_by_number_cannot_be_laid_out() -> None:
+def test_three_pairs_of_three_devices_get_other_slots_on_each_where_only_that_fits() -> None:
     ring = {"ab": (option(2, 1), (0, 1)), "bc": (option(2, 1), (1, 2)), "ac": (option(2, 1), (0, 2))}
-    assert lay_out(ring, 2) is None
-    assert lay_out(ring, 3) == {"ab": 0, "ac": 1, "bc": 2}
+    starts = lay_out(ring, 2)
+    held = {(device, start) for name, (_, at) in ring.items() for device, start in zip(at, starts[name], strict=True)}
+    assert held == {(device, slot) for device in range(3) for slot in range(2)}
 
 
-def test_a_question_is_answered_no_where_only_the_layout_fails() -> None:
+def test_what_fits_by_number_is_placed_although_no_common_run_of_slots_exists() -> None:
     options = {name: [option(2, 1)] for name in "xyz"}
     machine = Machine(num_devices=3, num_slots=2, memory_bytes=0)
     answer = ask(Question(options=options, machine=machine, target_ns=10))
     assert answer.is_resolved
-    assert answer.choices is None
-    assert answer.num_calls == 2
+    assert answer.choices is not None
 
 
 def test_importing_the_solver_loads_neither_torch_nor_ortools() -> None:

@@ -1,0 +1,105 @@
+"""Planning's hot loops: the exact search over stages, and the heuristic that it starts from.
+
+Plain C++, no CUDA, the GIL released; the same input and seed give the same answer while no wall-clock limit ends the
+search. Times are nanoseconds. ``ValueError`` for what no search can work on.
+"""
+
+from collections.abc import Sequence
+
+class Option:
+    """One way to deploy a module; times in nanoseconds."""
+
+    def __init__(
+        self,
+        *,
+        degree: int,
+        quota: int,
+        forward_ns: int,
+        backward_ns: int,
+        memory_bytes: int = 0,
+        forward_bandwidth: float = 0.0,
+        backward_bandwidth: float = 0.0,
+    ) -> None: ...
+
+class Module:
+    """A module's options, and the modules that must be in an earlier stage."""
+
+    def __init__(self, options: Sequence[Option], before: Sequence[int]) -> None: ...
+
+class Problem:
+    """What is to be planned."""
+
+    def __init__(
+        self,
+        modules: Sequence[Module],
+        *,
+        num_devices: int,
+        num_slots: int,
+        memory_bytes: int = 0,
+        objective: str = "phases",
+    ) -> None: ...
+    def disturb_by_pairs(
+        self, forward_ns: Sequence[Sequence[Sequence[int]]], backward_ns: Sequence[Sequence[Sequence[int]]]
+    ) -> None:
+        """Adds, for each module and option, what neighbour n at quota q costs: entry n * (num_slots + 1) + q."""
+    def disturb_by_bandwidth(
+        self, forward_ns: tuple[float, float, float], backward_ns: tuple[float, float, float]
+    ) -> None:
+        """Adds e1 + e2 * sum B + e3 * prod B, at its largest over sets with one neighbour or more."""
+
+class Placed:
+    """A module in a stage."""
+
+    @property
+    def module(self) -> int: ...
+    @property
+    def option(self) -> int:
+        """Index among the module's options."""
+    @property
+    def devices(self) -> list[int]: ...
+    @property
+    def starts(self) -> list[int]:
+        """First slot on each of the devices."""
+
+class Stage:
+    """Modules side by side."""
+
+    @property
+    def forward_ns(self) -> int: ...
+    @property
+    def backward_ns(self) -> int: ...
+    @property
+    def latency_ns(self) -> int: ...
+    @property
+    def placed(self) -> list[Placed]: ...
+
+class Plan:
+    """The best plan found, and a bound that no plan can be below."""
+
+    @property
+    def status(self) -> str:
+        """'optimal' or 'feasible'."""
+    @property
+    def cost_ns(self) -> int: ...
+    @property
+    def bound_ns(self) -> int: ...
+    @property
+    def stages(self) -> list[Stage]: ...
+    @property
+    def num_evaluations(self) -> int: ...
+    @property
+    def num_expanded(self) -> int: ...
+    @property
+    def seconds(self) -> float: ...
+
+def plan(
+    problem: Problem,
+    *,
+    seconds: float = 10.0,
+    max_nodes: int = 2000000,
+    max_edges: int = 20000000,
+    kicks: int = 30,
+    seed: int = 0,
+    exact: bool = True,
+) -> Plan:
+    """Searches for the best plan."""

@@ -1,0 +1,197 @@
+"""The exact search: ``mosaic._search`` asked with the options of a graph, and its answer as stages.
+
+Best-first over the sets of finished modules, with a special-purpose search for each stage (csrc/search). It minimises
+what a plan predicts: the slowest forward plus the slowest backward of each stage, with interference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from mosaic.cost import Cost
+from mosaic.errors import BackendUnavailableError
+from mosaic.graph import ModuleGraph
+from mosaic.plan import SearchRecord
+from mosaic.profile import Phase
+from mosaic.solver.options import NS_PER_MS, DeploymentOption
+from mosaic.solver.placement import Machine
+from mosaic.solver.stage_eval import StageResult
+
+if TYPE_CHECKING:
+    from mosaic import _search
+
+Objective = Literal["phases", "sum"]
+Options = Mapping[str, Sequence[DeploymentOption]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchLimits:
+    """What ends a search that is not finished; the best plan so far is then returned with a true lower bound."""
+
+    seconds: float = 10.0
+    """Wall clock; 0 gives the sequential plan at once."""
+    kicks: int = 30
+    """Restarts of the heuristic that the exact search starts from."""
+    seed: int = 0
+    """Seed of the restarts."""
+    exact: bool = True
+    """Whether to prove the plan best; otherwise the heuristic's plan is returned."""
+
+    def __post_init__(self) -> None:
+        if not self.seconds >= 0 or self.kicks < 0 or self.seed < 0:
+            raise ValueError(
+                f"seconds={self.seconds}, kicks={self.kicks}, seed={self.seed}; use finite values of 0 or more"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExactResult:
+    """The best plan found, and how good it surely is."""
+
+    stages: tuple[StageResult, ...]
+    """In an order that keeps the dependencies."""
+    cost_ms: float
+    """What they are predicted to take, in milliseconds."""
+    record: SearchRecord
+    """Whether they are proven best, the bound, and how much was searched."""
+
+
+def search_exactly(
+    graph: ModuleGraph,
+    options: Options,
+    *,
+    cost: Cost,
+    machine: Machine,
+    objective: Objective = "phases",
+    limits: SearchLimits | None = None,
+) -> ExactResult:
+    """Finds the plan with the least predicted time, and proves it where ``limits`` allow.
+
+    Args:
+        graph: What depends on what.
+        options: Deployment options of every module; not empty.
+        cost: Asked for interference only.
+        machine: Devices to place on.
+        objective: ``phases`` adds up each stage's slowest forward and slowest backward; ``sum`` takes its slowest
+            module, forward and backward together, as the paper's Eq. 4 does.
+        limits: When to stop.
+
+    Raises:
+        ValueError: More than 64 modules, or an interference that this search does not know.
+        BackendUnavailableError: The extension is not built.
+    """
+    search = _load()
+    limits = limits or SearchLimits()
+    names = graph.topological_order()
+    found = search.plan(
+        _problem(search, graph, names, options, cost=cost, machine=machine, objective=objective),
+        seconds=limits.seconds,
+        kicks=limits.kicks,
+        seed=limits.seed,
+        exact=limits.exact,
+    )
+    return ExactResult(
+        stages=tuple(_stage(stage, names, options) for stage in found.stages),
+        cost_ms=found.cost_ns / NS_PER_MS,
+        record=SearchRecord(
+            method="exact",
+            num_evaluations=found.num_evaluations,
+            status="optimal" if found.status == "optimal" else "feasible",
+            bound_ms=found.bound_ns / NS_PER_MS,
+        ),
+    )
+
+
+def _load() -> type[_search]:
+    try:
+        from mosaic import _search
+    except ImportError as error:
+        raise BackendUnavailableError(
+            "the extension mosaic._search does not load; build it with `pip install -e .` or `pip install .`",
+            found=str(error),
+            needed="g++ with C++17 and Python's headers",
+        ) from error
+    return _search
+
+
+def _problem(
+    search: type[_search],
+    graph: ModuleGraph,
+    names: Sequence[str],
+    options: Options,
+    *,
+    cost: Cost,
+    machine: Machine,
+    objective: Objective,
+) -> _search.Problem:
+    place = {name: index for index, name in enumerate(names)}
+    modules = [
+        search.Module(
+            [
+                search.Option(
+                    degree=option.degree,
+                    quota=option.quota,
+                    forward_ns=option.forward_ns,
+                    backward_ns=option.backward_ns,
+                    memory_bytes=option.memory_bytes,
+                )
+                for option in options[name]
+            ],
+            sorted(place[other] for other in graph.predecessors(name)),
+        )
+        for name in names
+    ]
+    problem = search.Problem(
+        modules,
+        num_devices=machine.num_devices,
+        num_slots=machine.num_slots,
+        memory_bytes=machine.memory_bytes,
+        objective=objective,
+    )
+    if not cost.interference.is_zero:
+        if not cost.interference.is_pairwise:
+            raise ValueError(
+                f"{type(cost.interference).__name__} is not a sum over pairs, which the exact search needs; "
+                "use method='gahc' or a pairwise interference"
+            )
+        problem.disturb_by_pairs(*(_pair_table(names, options, cost, machine, phase) for phase in Phase))
+    return problem
+
+
+def _pair_table(
+    names: Sequence[str], options: Options, cost: Cost, machine: Machine, phase: Phase
+) -> list[list[list[int]]]:
+    """Returns, for each module and option, the nanoseconds that each neighbour costs at each quota."""
+    width = machine.num_slots + 1
+    quotas = {name: sorted({option.quota for option in options[name]}) for name in names}
+    tables = []
+    for name in names:
+        rows = []
+        for option in options[name]:
+            row = [0] * (len(names) * width)
+            for index, other in enumerate(names):
+                if other == name:
+                    continue
+                for quota in quotas[other]:
+                    extra = cost.interference_ms(name, phase, option.degree, option.quota, beside=[(other, quota)])
+                    row[index * width + quota] = round(extra * NS_PER_MS)
+            rows.append(row)
+        tables.append(rows)
+    return tables
+
+
+def _stage(stage: _search.Stage, names: Sequence[str], options: Options) -> StageResult:
+    choices = {}
+    starts = {}
+    for placed in stage.placed:
+        name = names[placed.module]
+        choices[name] = (options[name][placed.option], tuple(placed.devices))
+        starts[name] = tuple(placed.starts)
+    ordered = [name for name in names if name in choices]
+    return StageResult(
+        latency_ns=stage.latency_ns,
+        choices={name: choices[name] for name in ordered},
+        starts={name: starts[name] for name in ordered},
+    )
