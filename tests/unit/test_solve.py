@@ -168,7 +168,7 @@ def test_no_devices_are_refused(num_devices: int) -> None:
 
 
 def test_an_unknown_method_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="method='magic' is not a solver; use one of gahc, sequential, brute_force"):
+    with pytest.raises(ValueError, match="method='magic' is not a solver; use one of exact, gahc, sequential"):
         plan_of(profile_of({"m": flat(1)}, num_slots=1), method="magic")
 
 
