@@ -5,62 +5,9 @@ The examples are those of the CUDA programming guide (green contexts, table of s
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
+from fake_driver.asking import INVALID_CONFIGURATION, INVALID_TYPE, INVALID_VALUE, ask
 from fake_driver.harness import FakeDriver
-
-# Talks to the library as any C program would: functions by cuGetProcAddress, structures by their layout.
-ASK = """
-class Resource(ctypes.Structure):
-    _fields_ = [("type", ctypes.c_int), ("hidden", ctypes.c_ubyte * 92), ("sm_count", ctypes.c_uint),
-                ("minimum", ctypes.c_uint), ("alignment", ctypes.c_uint), ("flags", ctypes.c_uint),
-                ("oversize", ctypes.c_ubyte * 24), ("next", ctypes.c_void_p)]
-assert ctypes.sizeof(Resource) == 144
-
-def find(name, version):
-    address, found = ctypes.c_void_p(), ctypes.c_int()
-    status = fake.cuGetProcAddress_v2(name.encode(), ctypes.byref(address), version, ctypes.c_uint64(0),
-                                      ctypes.byref(found))
-    return status, found.value, address.value
-
-def call(name, *arguments, version=12040):
-    status, found, address = find(name, version)
-    assert status == 0 and address, (name, status, found)
-    return ctypes.CFUNCTYPE(ctypes.c_int)(address)(*arguments)
-
-def whole(device=0):
-    resource = Resource()
-    assert call("cuDeviceGetDevResource", device, ctypes.byref(resource), 1) == 0
-    return resource
-
-def split(groups, minimum, flags=0, source=None):
-    source = source or whole()
-    made, results, remainder = ctypes.c_uint(groups), (Resource * groups)(), Resource()
-    status = call("cuDevSmResourceSplitByCount", results, ctypes.byref(made), ctypes.byref(source),
-                  ctypes.byref(remainder), flags, minimum)
-    return status, list(results)[:made.value], remainder
-
-def describe(*resources):
-    array, descriptor = (Resource * len(resources))(*resources), ctypes.c_void_p()
-    return call("cuDevResourceGenerateDesc", ctypes.byref(descriptor), array, len(resources)), descriptor
-
-def green(descriptor, device=0, flags=1):
-    context = ctypes.c_void_p()
-    return call("cuGreenCtxCreate", ctypes.byref(context), descriptor, device, flags), context
-
-def stream(context, flags=1):
-    handle = ctypes.c_void_p()
-    return call("cuGreenCtxStreamCreate", ctypes.byref(handle), context, flags, 0, version=12050), handle
-
-assert call("cuInit", 0, version=2000) == 0
-"""
-
-INVALID_VALUE, INVALID_TYPE, INVALID_CONFIGURATION = 1, 914, 915
-
-
-def ask(fake_driver: FakeDriver, body: str, **settings: str | int) -> Any:
-    return fake_driver.run(ASK + body, **settings)
 
 
 @pytest.mark.parametrize(
