@@ -7,13 +7,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mosaic.backends.base import Lane
+from mosaic.backends.base import Lane, Mark
 from mosaic.errors import UnstableMeasurementError
 from mosaic.profiler.noise import ForeignLoad
 from mosaic.profiler.settings import ProfileSettings
 from mosaic.profiler.subject import Subject
 
 _TRIES = 3
+_MOST_IN_BATCH = 5
+_BATCH_SHARE = 0.05  # of the time for a sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,32 +57,40 @@ def quietest(take: Callable[[], StepTimes], settings: ProfileSettings, *, what: 
     return best
 
 
-def run_step(subject: Subject) -> tuple[float, float]:
-    """Runs one forward and backward on the calling thread; returns both times in milliseconds."""
-    start = time.perf_counter_ns()
+def run_step(subject: Subject, lane: Lane) -> tuple[Mark, Mark, Mark]:
+    """Runs or launches one forward and backward on a lane, from its work; returns marks around both."""
+    start = lane.mark()
     outputs = subject.forward()
-    middle = time.perf_counter_ns()
+    middle = lane.mark()
+    if not outputs:
+        return start, middle, middle
     subject.backward(outputs)
-    end = time.perf_counter_ns()
-    return (middle - start) / 1e6, (end - middle) / 1e6 if outputs else 0.0
+    return start, middle, lane.mark()
 
 
 def _repeat(subject: Subject, lane: Lane, settings: ProfileSettings) -> StepTimes:
-    def work() -> StepTimes:
-        for _ in range(settings.warmup):
-            run_step(subject)
-        deadline = time.perf_counter() + settings.sample_seconds
-        steps: list[tuple[float, float]] = []
-        while len(steps) < settings.max_repeats:
-            steps.append(run_step(subject))
-            if len(steps) >= settings.min_repeats and (
-                time.perf_counter() > deadline or _agree([f + b for f, b in steps], settings.spread)
-            ):
-                break
-        forward, backward = zip(*steps, strict=True)
-        return StepTimes(forward, backward)
+    """Repeats in batches, since the calling thread waits for the device once a batch."""
+    _batch(subject, lane, settings.warmup)
+    deadline = time.perf_counter() + settings.sample_seconds
+    steps = _batch(subject, lane, settings.min_repeats)
+    while len(steps) < settings.max_repeats:
+        totals = [forward + backward for forward, backward in steps]
+        if time.perf_counter() > deadline or _agree(totals, settings.spread):
+            break
+        few = 1 + int(_BATCH_SHARE * 1e3 * settings.sample_seconds / max(1e-3, statistics.median(totals)))
+        steps += _batch(subject, lane, min(few, _MOST_IN_BATCH, settings.max_repeats - len(steps)))
+    forward, backward = zip(*steps, strict=True)
+    return StepTimes(forward, backward)
 
-    return lane.submit(work).wait()
+
+def _batch(subject: Subject, lane: Lane, count: int) -> list[tuple[float, float]]:
+    def work() -> list[tuple[Mark, Mark, Mark]]:
+        return [run_step(subject, lane) for _ in range(count)]
+
+    return [
+        (start.ms_until(middle), middle.ms_until(end) if end is not middle else 0.0)
+        for start, middle, end in lane.submit(work).wait()
+    ]
 
 
 def _agree(times: list[float], spread: float) -> bool:

@@ -2,27 +2,58 @@
 
 from __future__ import annotations
 
-import threading
-import time
+import math
+import statistics
+from collections.abc import Callable
 from functools import partial
+
+import torch
 
 from mosaic.backends.base import Lane
 from mosaic.profile import PairSample, Phase
 from mosaic.profiler.settings import ProfileSettings
 from mosaic.profiler.subject import Subject
+from mosaic.profiler.together import MOST_PIECES, Call, Part, run_alone, run_together, window_ms
+
+_HOST = torch.device("cpu")
 
 
 def measure_pair(
-    first: Subject, second: Subject, lanes: tuple[Lane, Lane], phase: Phase, settings: ProfileSettings
+    first: Subject,
+    second: Subject,
+    lanes: tuple[Lane, Lane],
+    phase: Phase,
+    settings: ProfileSettings,
+    *,
+    inline: bool = False,
+    device: torch.device = _HOST,
 ) -> tuple[PairSample, ...]:
     """Times one phase of two modules, alone and side by side, and returns a sample for each of them.
 
-    Alone and beside are taken in turn on the same lanes, so that a drift of the machine hits both.
+    Alone and beside are taken in turn on the same lanes, so that a drift of the machine hits both. Only repetitions
+    during which the other module ran from beginning to end count as beside.
+
+    Args:
+        first: One module.
+        second: The other, which does not depend on it.
+        lanes: A lane for each.
+        phase: Forward or backward, of both.
+        settings: How carefully.
+        inline: Whether the calling thread launches the work of both lanes (``Lanes.launches_inline``).
+        device: Where the lanes run.
+
+    Returns:
+        Nothing where one of the modules has no such phase, or where they never met.
     """
     subjects = (first, second)
-    alone = [_loop_alone(subject, lane, phase, settings) for subject, lane in zip(subjects, lanes, strict=True)]
-    beside = _loop_beside(subjects, lanes, phase, settings)
-    if not all(alone) or not all(beside):
+    calls = [
+        lane.submit(partial(_prepare, subject, phase)).wait() for lane, subject in zip(lanes, subjects, strict=True)
+    ]
+    alone = [_alone(lane, call, settings) for lane, call in zip(lanes, calls, strict=True)]
+    if not all(alone):
+        return ()
+    beside = _beside(lanes, calls, alone, settings, inline=inline, device=device)
+    if not all(beside):
         return ()
     return tuple(
         PairSample(
@@ -38,58 +69,45 @@ def measure_pair(
     )
 
 
-class _Repeater:
-    """Repeats one phase of a module; the other phase's work is prepared once, outside the timing."""
-
-    def __init__(self, subject: Subject, phase: Phase) -> None:
-        self._subject = subject
-        self._outputs = subject.forward() if phase is Phase.BACKWARD else []
-        self.has_work = phase is Phase.FORWARD or bool(self._outputs)
-
-    def once(self) -> float:
-        """Runs the phase once; returns its time in milliseconds."""
-        start = time.perf_counter_ns()
-        if self._outputs:
-            self._subject.backward(self._outputs, keep=True)
-        else:
-            self._subject.forward()
-        return (time.perf_counter_ns() - start) / 1e6
+def _prepare(subject: Subject, phase: Phase) -> Call | None:
+    """Returns one repetition of a phase, the other phase's work done once; None for a module without that phase."""
+    if phase is Phase.FORWARD:
+        return _forward(subject)
+    outputs = subject.forward()
+    return partial(subject.backward, outputs, keep=True) if outputs else None
 
 
-def _loop_alone(subject: Subject, lane: Lane, phase: Phase, settings: ProfileSettings) -> tuple[float, ...]:
-    def work() -> tuple[float, ...]:
-        repeater = _Repeater(subject, phase)
-        if not repeater.has_work:
-            return ()
-        for _ in range(settings.warmup):
-            repeater.once()
-        return tuple(repeater.once() for _ in range(settings.min_repeats))
+def _forward(subject: Subject) -> Callable[[], None]:
+    def call() -> None:
+        subject.forward()  # its result, and with it the graph, goes at once
 
-    return lane.submit(work).wait()
+    return call
 
 
-def _loop_beside(
-    subjects: tuple[Subject, Subject], lanes: tuple[Lane, Lane], phase: Phase, settings: ProfileSettings
+def _alone(lane: Lane, call: Call | None, settings: ProfileSettings) -> tuple[float, ...]:
+    if call is None:
+        return ()
+    return run_alone(lane, call, calls=1, pieces=settings.warmup + settings.min_repeats).all_ms[settings.warmup :]
+
+
+def _beside(
+    lanes: tuple[Lane, Lane],
+    calls: list[Call | None],
+    alone: list[tuple[float, ...]],
+    settings: ProfileSettings,
+    *,
+    inline: bool,
+    device: torch.device,
 ) -> list[tuple[float, ...]]:
-    """Keeps both running until each has its repetitions; the first of each is warm-up."""
-    started = threading.Barrier(2, timeout=120)
-    enough = [threading.Event(), threading.Event()]
-    deadline = time.perf_counter() + 2 * settings.sample_seconds
-
-    def work(mine: int) -> tuple[float, ...]:
-        times: list[float] = []
-        try:
-            repeater = _Repeater(subjects[mine], phase)
-            started.wait()
-            if repeater.has_work:
-                repeater.once()
-            while repeater.has_work and not all(event.is_set() for event in enough):
-                times.append(repeater.once())
-                if len(times) >= settings.min_repeats or time.perf_counter() > deadline:
-                    enough[mine].set()
-        finally:
-            enough[mine].set()  # or the other would go on for ever
-        return tuple(times)
-
-    tickets = [lane.submit(partial(work, mine)) for mine, lane in enumerate(lanes)]
-    return [ticket.wait() for ticket in tickets]
+    """Keeps both running until each has its repetitions; the first of each may be warm-up."""
+    middles = [max(1e-4, statistics.median(times)) for times in alone]
+    least = settings.min_repeats + 2
+    length_ms = max(middles) * least
+    parts = [
+        Part(lane, call, 1, min(MOST_PIECES, math.ceil(length_ms / ms)) if inline else least, ms)
+        for lane, call, ms in zip(lanes, calls, middles, strict=True)
+        if call is not None
+    ]
+    pieces = run_together(parts, inline=inline, device=device, seconds=2 * settings.sample_seconds)
+    window = window_ms(pieces)
+    return [found.within(*window) for found in pieces]

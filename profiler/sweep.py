@@ -5,18 +5,21 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from itertools import combinations
 
 import torch
 from torch import nn
 
 from mosaic.backends.base import Backend, Lanes
+from mosaic.backends.cuda import describe_driver
 from mosaic.device import Device
 from mosaic.graph import ModuleGraph
 from mosaic.profile import Environment, ModuleMemory, PairSample, Phase, Profile, Sample
 from mosaic.profiler.measure import measure_alone
 from mosaic.profiler.noise import ForeignLoad
 from mosaic.profiler.pairs import measure_pair
+from mosaic.profiler.peaks import phase_peaks
 from mosaic.profiler.preserve import preserved
 from mosaic.profiler.settings import ProfileSettings
 from mosaic.profiler.subject import Subject
@@ -60,13 +63,21 @@ def profile_modules(
     by_name = {subject.name: subject for subject in subjects}
     partitions = [tuple(range(quota)) for quota in chosen] + [slots for *_, both in pairs for slots in both]
     with preserved(model), backend.open_lanes(partitions) as lanes:
-        samples, memory = _measure_modules(subjects, chosen, lanes, settings, steps)
+        samples, memory = _measure_modules(subjects, chosen, lanes, settings, steps, backend.torch_device)
         measured: list[PairSample] = []
         for first, second, (mine, other) in pairs:
             steps.next(f"{first} beside {second}")
             both = (lanes.lane(mine), lanes.lane(other))
             for phase in Phase:
-                measured += measure_pair(by_name[first], by_name[second], both, phase, settings)
+                measured += measure_pair(
+                    by_name[first],
+                    by_name[second],
+                    both,
+                    phase,
+                    settings,
+                    inline=lanes.launches_inline,
+                    device=backend.torch_device,
+                )
     return Profile(
         device=backend.device,
         graph=graph,
@@ -76,6 +87,7 @@ def profile_modules(
         environment=Environment(
             torch_version=torch.__version__,
             python_version=platform.python_version(),
+            driver_version=describe_driver().version if backend.torch_device.type == "cuda" else "",
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             foreign_cpu_share=round(load.share or 0.0, 4),
         ),
@@ -101,18 +113,27 @@ class _Steps:
 
 
 def _measure_modules(
-    subjects: Sequence[Subject], quotas: Sequence[int], lanes: Lanes, settings: ProfileSettings, steps: _Steps
+    subjects: Sequence[Subject],
+    quotas: Sequence[int],
+    lanes: Lanes,
+    settings: ProfileSettings,
+    steps: _Steps,
+    device: torch.device,
 ) -> tuple[list[Sample], list[ModuleMemory]]:
     samples: list[Sample] = []
     memory: list[ModuleMemory] = []
     for subject in subjects:
-        kept = lanes.lane(tuple(range(quotas[-1]))).submit(subject.activation_bytes).wait()
+        if lanes.launches_inline:
+            subject.backward(subject.forward())  # libraries set themselves up and choose kernels on the whole device
+        widest = lanes.lane(tuple(range(quotas[-1])))
+        kept = widest.submit(subject.activation_bytes).wait()
+        peaks = widest.submit(partial(phase_peaks, subject, device)).wait() if device.type == "cuda" else (kept, kept)
         memory.append(ModuleMemory(module=subject.name, resident_bytes=subject.resident_bytes, activation_bytes=kept))
         for quota in quotas:
             steps.next(f"{subject.name} at {quota} slot{'s' if quota > 1 else ''}")
             times = measure_alone(subject, lanes.lane(tuple(range(quota))), settings)
-            for phase, values in ((Phase.FORWARD, times.forward_ms), (Phase.BACKWARD, times.backward_ms)):
-                samples.append(Sample(module=subject.name, phase=phase, quota=quota, times_ms=values, peak_bytes=kept))
+            for phase, values, peak in zip(Phase, (times.forward_ms, times.backward_ms), peaks, strict=True):
+                samples.append(Sample(module=subject.name, phase=phase, quota=quota, times_ms=values, peak_bytes=peak))
     return samples, memory
 
 
