@@ -2,79 +2,18 @@
 
 from __future__ import annotations
 
-import random
-import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import torch
 
+from bench.record import Figure, Study, median_figure
 from mosaic.artifact import save
 from mosaic.backends.host import HostBackend
-from mosaic.device import Device
 from mosaic.profiler import ForeignLoad
 from mosaic.provenance import Provenance
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """One number of a study."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
-
-    name: str
-    """What it is, with its unit."""
-    source: str
-    """``measured``, ``simulated`` or ``predicted``."""
-    value: float | None
-    """The number; None where it could not be had."""
-    low: float | None = None
-    """Lower end of its 95 % interval."""
-    high: float | None = None
-    """Upper end of its 95 % interval."""
-    samples: tuple[float, ...] = ()
-    """Raw samples."""
-    reason: str = ""
-    """Why there is no number."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Study:
-    """All figures of one run of one study."""
-
-    SCHEMA_VERSION: ClassVar[int] = 1
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
-
-    schema_version: int = 1
-    """Version of this file's layout."""
-    study: str
-    """Name of the file under ``bench``."""
-    command: str
-    """The command line."""
-    created: str
-    """Date and time, ISO 8601, UTC."""
-    commit: str
-    """Commit of the code."""
-    python_version: str
-    """Version of Python."""
-    torch_version: str
-    """Version of torch."""
-    machine: Device
-    """Where it ran."""
-    foreign_cpu_share: float | None
-    """Share of the CPU that other processes took meanwhile; None where unknown."""
-    figures: tuple[Figure, ...]
-    """The numbers."""
-
-
-def median_figure(name: str, samples: Sequence[float], *, seed: int = 0) -> Figure:
-    """Returns the median of measured samples with a bootstrapped 95 % interval."""
-    low, high = _interval(list(samples), statistics.median, seed)
-    return Figure(
-        name=name, source="measured", value=statistics.median(samples), low=low, high=high, samples=tuple(samples)
-    )
+__all__ = ["Figure", "Study", "finish", "in_turn", "median_figure"]
 
 
 def in_turn(first: Callable[[], float], second: Callable[[], float], rounds: int) -> tuple[list[float], list[float]]:
@@ -107,9 +46,3 @@ def finish(study: str, figures: Sequence[Figure], load: ForeignLoad, path: Path 
     if path is not None:
         save(made, path)
     return made
-
-
-def _interval(samples: list[float], statistic: Callable[[list[float]], float], seed: int) -> tuple[float, float]:
-    draw = random.Random(seed)
-    found = sorted(statistic(draw.choices(samples, k=len(samples))) for _ in range(500))
-    return found[12], found[-13]

@@ -1,0 +1,77 @@
+"""Everything that a GPU must show, in one command: builds, runs the gpu tests, measures, and leaves a table and a file.
+
+``python -m bench.gpu --out DIR [--minutes 8] [--dry-run] [--only NAME ...] [--list]``
+
+Exit codes: 0 done; 1 the build or the gpu tests failed (the measurements that could run are in the file all the same);
+2 wrong command line; 3 something needed is missing, and nothing was run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from bench import preflight
+
+
+def main() -> int:
+    """Checks what is there, then runs."""
+    given = _arguments()
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before anything loads OpenMP
+    missing = preflight.missing_packages()
+    if missing:
+        print(preflight.how_to_bring(missing), flush=True)
+    wrong = list(preflight.missing_tools(to_build=not given.dry_run and not given.no_build))
+    wrong += [
+        f"{package.name} is missing, and nothing can run without it" for package in missing if not package.without
+    ]
+    if not given.dry_run and not given.list:
+        why = preflight.why_no_gpu()
+        wrong += [] if why is None else [f"no GPU: {why}; to rehearse without one, add --dry-run"]
+    if wrong:
+        print("\n".join(["Cannot run:", *(f"  {line}" for line in wrong)]), file=sys.stderr)
+        return 3
+    from bench.gpu_run import Options, list_measurements, run
+
+    if given.list:
+        list_measurements()
+        return 0
+    return run(
+        Options(
+            out=given.out,
+            minutes=given.minutes,
+            dry_run=given.dry_run,
+            only=tuple(given.only),
+            build=not given.no_build and not given.dry_run,
+            tests=not given.no_tests,
+            commit=given.commit,
+            ordinal=given.device,
+        )
+    )
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, help="folder for the result, the table and the logs")
+    parser.add_argument("--minutes", type=float, default=8.0, help="for all of it, build and tests included")
+    parser.add_argument("--dry-run", action="store_true", help="run every code path on the host at the smallest sizes")
+    parser.add_argument("--only", action="append", default=[], metavar="NAME", help="a measurement or a group; repeat")
+    parser.add_argument("--list", action="store_true", help="name the measurements in order and stop")
+    parser.add_argument("--device", type=int, default=0, help="number of the GPU")
+    parser.add_argument("--commit", default="", help="the code's commit, where this is no clone")
+    parser.add_argument("--no-build", action="store_true", help="take the package that is installed")
+    parser.add_argument("--no-tests", action="store_true", help="leave the gpu tests out")
+    given = parser.parse_args()
+    if given.out is None and not given.list:
+        parser.error("--out DIR is needed")
+    if not given.minutes > 0:
+        parser.error(f"--minutes {given.minutes}: a run needs some time")
+    return given
+
+
+if __name__ == "__main__":
+    sys.exit(main())

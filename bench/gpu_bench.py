@@ -1,0 +1,82 @@
+"""What every measurement is given: a backend, its settings, its bound on time, and what is known from before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from bench.record import Figure
+from mosaic.backends.base import Backend
+from mosaic.device import Device
+from mosaic.microbench import BenchSettings, Budget
+
+
+@dataclass
+class Bench:
+    """One measurement's surroundings."""
+
+    backend: Backend
+    """Where to measure."""
+    budget: Budget
+    """Bound on time; looked at before each piece."""
+    dry_run: bool
+    """Whether to use the smallest sizes."""
+    known: tuple[Figure, ...] = ()
+    """Figures of measurements before this one."""
+    notes: list[str] = field(default_factory=list)
+    """What to know about the figures; may be added to."""
+    driver_version: str = ""
+    """To be set by the measurement that asks for it."""
+
+    @property
+    def device(self) -> Device:
+        """What is measured."""
+        return self.backend.device
+
+    @property
+    def torch_device(self) -> torch.device:
+        """Where tensors live."""
+        return self.backend.torch_device
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether this is CUDA."""
+        return self.torch_device.type == "cuda"
+
+    def settings(self, *, grid: int = 8, repeats: int = 15, rounds: int = 6) -> BenchSettings:
+        """Returns settings for measurements of a few seconds."""
+        if self.dry_run:
+            return BenchSettings.tiny()
+        fitting = BenchSettings.fit(self.backend)
+        return replace(
+            fitting, grid=grid, repeats=repeats, rounds=rounds, sample_ms=40.0, together_ms=30.0, lends=20_000
+        )
+
+    def synchronize(self) -> None:
+        """Waits until the device is idle."""
+        if self.on_gpu:
+            torch.cuda.synchronize(self.torch_device)
+
+    def value_of(self, part: str, name: str) -> float | None:
+        """Returns a number that was measured before; None where there is none."""
+        return next((f.value for f in self.known if (f.part, f.name) == (part, name)), None)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One measurement of ``bench.gpu``."""
+
+    name: str
+    """Key; slashes make groups."""
+    asks: str
+    """The question it answers."""
+    measure: Callable[[Bench], Iterator[Figure]]
+    """Yields figures as they are found."""
+    seconds: float
+    """Its share of a run of eight minutes."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Set before CUDA starts."""
+    in_dry_run: bool = True
+    """Whether a dry run takes it; False for repetitions of the same code at other sizes."""

@@ -1,0 +1,149 @@
+"""What a result file holds: figures with their source, and where they come from. Loads neither torch nor CUDA."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from mosaic.device import FORBID_EXTRA, Device
+
+Source = Literal["measured", "simulated", "predicted"]
+Status = Literal["done", "cut short", "failed", "timed out", "killed", "left out"]
+
+MOST_SAMPLES = 40
+"""Raw samples of a figure that a file keeps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One number of a study."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+
+    name: str
+    """What it is, with its unit."""
+    source: str
+    """``measured``, ``simulated`` or ``predicted``."""
+    value: float | None
+    """The number; None where it could not be had."""
+    low: float | None = None
+    """Lower end of its 95 % interval."""
+    high: float | None = None
+    """Upper end of its 95 % interval."""
+    samples: tuple[float, ...] = ()
+    """Raw samples."""
+    reason: str = ""
+    """Why there is no number."""
+    part: str = ""
+    """Name of the measurement that it belongs to; empty in studies of one part."""
+    labels: dict[str, str] = field(default_factory=dict)
+    """What it was measured of, such as ``work`` and ``quota``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What came of one step of a study: of a build, of tests, or of one measurement."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+
+    name: str
+    """Its name, which its figures carry."""
+    asks: str
+    """The question it answers."""
+    status: Status
+    """How it ended; ``cut short`` by its own bound on time, ``timed out`` and ``killed`` from outside."""
+    seconds: float = 0.0
+    """How long it took."""
+    reason: str = ""
+    """Why it did not end well."""
+    left_out: tuple[str, ...] = ()
+    """What it had no time for."""
+    notes: tuple[str, ...] = ()
+    """What to know about its figures."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """All figures of one run of one study."""
+
+    SCHEMA_VERSION: ClassVar[int] = 1
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+
+    schema_version: int = 1
+    """Version of this file's layout."""
+    study: str
+    """Name of the file under ``bench``."""
+    command: str
+    """The command line."""
+    created: str
+    """Date and time, ISO 8601, UTC."""
+    commit: str
+    """Commit of the code."""
+    python_version: str
+    """Version of Python."""
+    torch_version: str
+    """Version of torch."""
+    machine: Device | None
+    """Where it ran; None where that could not be found out."""
+    foreign_cpu_share: float | None
+    """Share of the CPU that other processes took meanwhile; None where unknown."""
+    figures: tuple[Figure, ...]
+    """The numbers."""
+    dry_run: bool = False
+    """Whether everything ran at the smallest sizes on CPU cores: then no number means anything."""
+    driver_version: str = ""
+    """Version of the CUDA driver and of the CUDA that it serves; empty on the host."""
+    versions: dict[str, str] = field(default_factory=dict)
+    """Versions of packages."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Environment variables that can change what was measured."""
+    parts: tuple[Part, ...] = ()
+    """Steps and measurements in the order in which they ran."""
+
+    def of(self, part: str, name: str | None = None) -> tuple[Figure, ...]:
+        """Returns the figures of a part, or of all parts below it (``models`` holds ``models/clip/8``)."""
+        return tuple(
+            figure
+            for figure in self.figures
+            if (figure.part == part or figure.part.startswith(f"{part}/")) and name in (None, figure.name)
+        )
+
+
+def median_figure(
+    name: str, samples: Sequence[float], *, seed: int = 0, labels: dict[str, str] | None = None
+) -> Figure:
+    """Returns the median of measured samples with a bootstrapped 95 % interval."""
+    low, high = interval(list(samples), statistics.median, seed)
+    kept = tuple(float(f"{sample:.6g}") for sample in samples[:MOST_SAMPLES]) if labels is not None else tuple(samples)
+    return Figure(
+        name=name,
+        source="measured",
+        value=statistics.median(samples),
+        low=low,
+        high=high,
+        samples=kept,
+        labels=labels or {},
+    )
+
+
+def missing_figure(name: str, reason: object, labels: dict[str, str] | None = None) -> Figure:
+    """Returns a figure without a number, with the reason in one line."""
+    return Figure(name=name, source="measured", value=None, reason=one_line(reason), labels=labels or {})
+
+
+def one_line(text: object, most: int = 400) -> str:
+    """Returns text or an error in one line, shortened in the middle."""
+    words = " ".join(str(text).split())
+    if isinstance(text, BaseException):
+        words = f"{type(text).__name__}: {words}"
+    return words if len(words) <= most else f"{words[: most // 2]} ... {words[-most // 2 :]}"
+
+
+def interval(samples: list[float], statistic: Callable[[list[float]], float], seed: int) -> tuple[float, float]:
+    """Returns the bootstrapped 95 % interval of a statistic."""
+    draw = random.Random(seed)
+    found = sorted(statistic(draw.choices(samples, k=len(samples))) for _ in range(500))
+    return found[12], found[-13]
