@@ -27,10 +27,9 @@ def bench(given: Bench) -> None:
             f"--model goes with {' and '.join(_WITH_MODEL)}; {given.question} measures kernels of its own"
         )
     question = QUESTIONS[given.question]
-    backend = open_backend(given.backend, given.device)
-    tiny = given.tiny and given.backend == "host"
-    settings = BenchSettings.tiny() if tiny else BenchSettings.fit(backend, quick=given.quick)
     budget = Budget(given.seconds)
+    backend = open_backend(given.backend, given.device)
+    settings = BenchSettings.tiny() if given.tiny else BenchSettings.fit(backend, quick=given.quick)
     more: dict[str, Any] = {} if given.model is None else {"subjects": _subjects(given.model, backend.torch_device)}
     result = question.measure(backend, settings, budget, **more)
     to_stdout = given.json is not None and str(given.json) == "-"

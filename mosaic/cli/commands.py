@@ -54,7 +54,7 @@ def demo(given: options.Demo) -> None:
 
 def profile(given: options.Profile) -> None:
     """``mosaic profile``."""
-    measured = _profile(given.model, given.quotas, given.max_foreign_share, given.output)
+    measured = _profile(given.model, given.quotas, given, given.output)
     console = Console(stderr=_takes_stdout(given.json))
     console.print(graph_table(measured.graph))
     console.print(profile_table(measured))
@@ -73,7 +73,7 @@ def plan(given: options.PlanCommand) -> None:
         measured = load(Profile, given.profile)
     else:
         assert given.model is not None
-        measured = _profile(given.model, "tenths", given.max_foreign_share, None)
+        measured = _profile(given.model, "tenths", given, None)
     solved = solve(measured.graph, CostModel.from_profile(measured), measured.device, method=given.method)
     save(solved, given.output)
     console = Console(stderr=_takes_stdout(given.json))
@@ -113,25 +113,28 @@ def run(given: options.Run) -> None:
         _write(json.dumps(dataclasses.asdict(measured), indent=2) + "\n", given.json)
 
 
-def _profile(model: str, quotas: str, max_foreign_share: float, output: Path | None) -> Profile:
+def _profile(model: str, quotas: str, given: options.Profile | options.PlanCommand, output: Path | None) -> Profile:
     """Finds and measures a model's modules."""
-    from mosaic.backends.host import HostBackend
     from mosaic.cli.workload import load_workload
     from mosaic.engine import find_modules
+    from mosaic.microbench.devices import moved, open_backend
     from mosaic.profiler import ProfileSettings, profile_modules
 
     workload = load_workload(model)
-    backend = HostBackend()
+    first = next(iter(workload.model.parameters()), None)
+    on_gpu = first is not None and first.device.type == "cuda"
+    ordinal = (first.device.index or 0) if given.backend is None and first is not None and on_gpu else given.device
+    backend = open_backend(given.backend or ("cuda" if on_gpu else "host"), ordinal)
     chosen = _quotas(quotas, backend.device.num_slots)
     with Progress() as progress:
-        finding = find_modules(workload.model, workload.sample)
+        finding = find_modules(workload.model.to(backend.torch_device), moved(workload.sample, backend.torch_device))
         measured = profile_modules(
             workload.model,
             finding.subjects,
             finding.graph,
             backend,
             quotas=chosen,
-            settings=ProfileSettings(refuse_share=max_foreign_share),
+            settings=ProfileSettings(refuse_share=given.max_foreign_share),
             progress=progress.follow("profiling"),
         )
     if output is not None:

@@ -30,6 +30,7 @@ EXIT_CODES = """exit codes:
 
 Json = Annotated[Path | None, arg(metavar="FILE")]
 Model = Annotated[str, arg(metavar="FILE:FACTORY")]
+BackendName = Literal["cuda", "host"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +83,10 @@ class Profile:
     """Where to write the profile."""
     quotas: str = "tenths"
     """Quotas to measure: tenths of the device, all, or numbers of slots such as 1,2,4."""
+    backend: BackendName | None = None
+    """Where to measure; by default on the GPU if the model's parameters are there, on the host otherwise."""
+    device: int = 0
+    """Number of the GPU, with --backend cuda."""
     max_foreign_share: float = 0.6
     """Refuse to profile where other processes take more of the CPU than this."""
     json: Json = None
@@ -96,6 +101,10 @@ class PlanCommand:
     """A profile that `mosaic profile` wrote. Planning from it loads neither torch nor a GPU."""
     model: Annotated[str | None, arg(metavar="FILE:FACTORY")] = None
     """Instead of a profile: a model to profile now; see `mosaic profile --help`."""
+    backend: BackendName | None = None
+    """Where to profile the model; by default on the GPU if the model's parameters are there, on the host otherwise."""
+    device: int = 0
+    """Number of the GPU, with --backend cuda."""
     max_foreign_share: float = 0.6
     """Refuse to profile where other processes take more of the CPU than this."""
     method: Literal["gahc", "sequential"] = "gahc"
@@ -145,14 +154,14 @@ class Bench:
 
     question: tyro.conf.Positional[Literal["pool", "scaling", "interference", "isolation", "overlap"]]
     """Which one."""
-    backend: Literal["cuda", "host"] = "cuda"
+    backend: BackendName = "cuda"
     """host goes through the same measurement on CPU cores, for dry runs; its times say nothing about a GPU."""
     device: int = 0
     """Number of the GPU."""
     quick: bool = False
     """Fewer quotas and repetitions."""
-    tiny: tyro.conf.Suppress[bool] = False
-    """On the host: the smallest sizes that go through everything."""
+    tiny: bool = False
+    """The smallest sizes that go through everything, for dry runs; their times mean little on any device."""
     seconds: float = float("inf")
     """Stop after about this long and keep what there is; what was left out is named."""
     model: Annotated[str | None, arg(metavar="FILE:FACTORY")] = None

@@ -165,7 +165,7 @@ def test_a_wrong_command_line_exits_with_2(arguments, capsys):
     assert caught.value.code == 2
 
 
-@pytest.mark.parametrize("command", ["demo", "doctor", "profile", "plan", "run"])
+@pytest.mark.parametrize("command", ["demo", "doctor", "profile", "plan", "run", "bench"])
 def test_every_command_has_help(command, capsys):
     with pytest.raises(SystemExit) as caught:
         run([command, "--help"])
