@@ -8,7 +8,8 @@ import sys
 import pytest
 from fake_driver.harness import FakeDriver, compile_library
 
-# Calls every function that the extension uses, in the order of a normal life.
+# Calls every function that describes devices and slots, in the order of a normal life; those of pools have tests of
+# their own.
 LIFE = """
 from mosaic import _C
 def life():
@@ -223,7 +224,6 @@ missing = {f.name: (f.since, f.use) for f in _C.missing_functions()}
 result = [_C.driver_version(), missing, _C.Device(0).num_sms]
 """
     version, missing, num_sms = fake_driver.run(body, version=12000)
-    missing.pop("cuDevSmResourceSplit", None)  # known only to a build with headers of 13.1 or newer
     assert (version, num_sms) == (12000, 132)
     assert missing == {
         "cuDeviceGetDevResource": [12040, "slots"],
@@ -233,6 +233,7 @@ result = [_C.driver_version(), missing, _C.Device(0).num_sms]
         "cuGreenCtxDestroy": [12040, "streams"],
         "cuGreenCtxGetDevResource": [12040, "streams"],
         "cuGreenCtxStreamCreate": [12050, "streams"],
+        "cuDevSmResourceSplit": [13010, "placement"],
     }
 
 

@@ -146,3 +146,16 @@ def test_the_source_is_one_kernel_with_the_arguments_that_are_passed():
 
     signature = 'extern "C" __global__ void mosaic_smid(unsigned* seen, unsigned words, unsigned long long spin_ns)'
     assert _C.PROBE_SOURCE.count("__global__") == _C.PROBE_SOURCE.count(signature) == 1
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_100"])
+def test_the_source_compiles_for_each_kind_of_device(architecture: str):
+    from cuda.bindings import nvrtc
+
+    from mosaic import _C
+
+    _, program = nvrtc.nvrtcCreateProgram(_C.PROBE_SOURCE.encode(), b"probe.cu", 0, [], [])
+    (status,) = nvrtc.nvrtcCompileProgram(program, 1, [f"--gpu-architecture={architecture}".encode()])
+    _, size = nvrtc.nvrtcGetCUBINSize(program)
+    nvrtc.nvrtcDestroyProgram(program)
+    assert (status, size > 0) == (nvrtc.nvrtcResult.NVRTC_SUCCESS, True)
