@@ -163,5 +163,5 @@ def _schema_writes(func: Any) -> bool:
 def _inplace_position(func: Any) -> int | None:
     if not inspect.isfunction(func):
         return None
-    names = list(inspect.signature(func).parameters)
+    names = list(inspect.signature(func, follow_wrapped=False).parameters)
     return names.index("inplace") if "inplace" in names else None

@@ -39,6 +39,9 @@ class StreamTensor(torch.Tensor):
     _plain: torch.Tensor
     _point: Point
     _loose: bool
+    """Made while autograd was off: an autograd function may give it a place in the graph."""
+    _adopted: bool
+    """One did: its place in the graph is the shell's own."""
     _told: tuple[Any, ...]
 
     @property
@@ -50,9 +53,9 @@ class StreamTensor(torch.Tensor):
         """Returns the plain tensor, for work that is ordered already."""
         if self._loose:
             with torch._C.DisableTorchFunctionSubclass():
-                if self.requires_grad and not self._plain.requires_grad:
-                    # It is a result of an autograd function, which gave its gradient to the shell.
+                if _has_history(self):
                     self._plain = self.as_subclass(torch.Tensor)
+                    self._loose, self._adopted = False, True
         return self._plain
 
     def plain_for(self, stream: Any) -> torch.Tensor:
@@ -83,7 +86,7 @@ class StreamTensor(torch.Tensor):
         kwargs = kwargs or {}
         kind = kind_of(func)
         if kind.metadata:
-            return func(*replace(args, _plain), **replace(kwargs, _plain))
+            return _metadata(func, kind, args, kwargs)
         if kind.name == "__hash__":
             return id(args[0])
         if kind.name == "__iter__":
@@ -205,6 +208,7 @@ def tagged(tensor: torch.Tensor, point: Point) -> torch.Tensor:
     made._plain = tensor
     made._point = point
     made._loose = not torch.is_grad_enabled()
+    made._adopted = False
     made._told = ()
     return made
 
@@ -242,6 +246,24 @@ def _writing(written: Sequence[torch.Tensor], here: Any) -> Iterator[None]:
 def on_user_stream() -> bool:
     """Whether the current stream is the user's own: this is neither work on a lane nor part of a backward."""
     return not on_lane() and torch._C._current_graph_task_id() == -1
+
+
+def _metadata(func: Any, kind: Kind, args: Any, kwargs: dict[str, Any]) -> Any:
+    result = func(*replace(args, _plain), **replace(kwargs, _plain))
+    if kind.name == "requires_grad_":
+        return args[0]
+    if kind.name == "__get__:grad_fn" and args[0]._adopted:  # torch's own hooks on modules look for their node here
+        with torch._C.DisableTorchFunctionSubclass():
+            return args[0].grad_fn
+    return result
+
+
+def _has_history(tensor: torch.Tensor) -> bool:
+    """Whether a tensor that was made with autograd off has a place in the graph nevertheless."""
+    try:
+        return tensor.grad_fn is not None
+    except RuntimeError:  # torch's answer for a view, made with autograd off, of what was written to since
+        return False
 
 
 def join_tensor(tensor: torch.Tensor) -> torch.Tensor:
