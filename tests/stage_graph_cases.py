@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 from engine_cases import Record, assert_same
 from fake_streams import FakeStreams
@@ -15,6 +16,15 @@ from torch import nn
 
 from mosaic.backends.cuda_lanes import StreamLane, StreamLanes
 from mosaic.engine.stage_graph import Branch, Eager, StageGraphs
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Sums in one order, so that results can be compared bit for bit."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @dataclass
@@ -53,20 +63,15 @@ class Bench:
 @contextmanager
 def bench(**options: Any) -> Iterator[Bench]:
     """Opens a fake device under its watch: launches in a wrong order raise."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     runtime = FakeStreams()
     streams = {(slot,): (runtime.external_stream(10 + slot), 8) for slot in range(3)}
     streams[0, 1] = (runtime.external_stream(20), 16)
-    try:
-        with runtime.watching(), StreamLanes(runtime, streams, lambda: None) as lanes:
-            graphs = StageGraphs(runtime, **options)
-            try:
-                yield Bench(runtime, lanes, graphs)
-            finally:
-                graphs.close()
-    finally:
-        torch.set_num_threads(threads)
+    with runtime.watching(), StreamLanes(runtime, streams, lambda: None) as lanes:
+        graphs = StageGraphs(runtime, **options)
+        try:
+            yield Bench(runtime, lanes, graphs)
+        finally:
+            graphs.close()
 
 
 Step = Callable[[nn.Module, Callable[..., list[Any]], int], torch.Tensor]
@@ -105,10 +110,7 @@ def train_both(
     torch.manual_seed(0)
     plain = make()
     twin = copy.deepcopy(plain)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     expected = train(plain, step, plainly, **loop)
-    torch.set_num_threads(threads)
     with bench(**(options or {})) as ours:
         found = train(twin, step, by_graphs(ours), **loop)
     assert_same(expected, found)

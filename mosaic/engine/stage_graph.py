@@ -32,6 +32,9 @@ __all__ = ["Branch", "Eager", "StageGraphs"]
 _ATTEMPTS = 3
 """Captures of one kind of call, with none of them ever used twice, after which it is left alone."""
 
+_UNUSED = 12
+"""Captures of one set of branches in a row, such as with ever new shapes, that mean the same."""
+
 
 class StageGraphs:
     """The captured stages of one device, by what has to be equal for a replay to be right.
@@ -73,6 +76,7 @@ class StageGraphs:
         self._by_key: dict[Hashable, list[int]] = {}
         self._refusals: dict[Hashable, str] = {}
         self._attempts: Counter[Hashable] = Counter()
+        self._unused: Counter[Hashable] = Counter()
         self._closed = False
 
     def run(self, stage: Hashable, branches: Sequence[Branch]) -> list[Any]:
@@ -109,7 +113,6 @@ class StageGraphs:
         """Lets all graphs go, after the device has come to rest; to be called before the streams end."""
         if not self._closed:
             self._closed = True
-            self._api.synchronize()
             for number in list(self._stages):
                 self._drop(number)
 
@@ -152,7 +155,8 @@ class StageGraphs:
             for index in calls:
                 results[index] = Eager(reason=reason)
             return
-        found.learn_patterns(self._capturing)
+        for branch in found.branches:
+            self._capturing.learn_patterns(branch)
         self.num_replays += 1
         for index, result in zip(calls, found.replay(self._api, list(calls.values())), strict=True):
             results[index] = result
@@ -174,6 +178,7 @@ class StageGraphs:
             if change is None:
                 self._stages.move_to_end(number)
                 self._attempts.pop(key, None)
+                self._unused.pop(_names(key), None)
                 return self._stages[number], None
             first = first or change
             if change.lasting:
@@ -187,23 +192,23 @@ class StageGraphs:
     ) -> _Stage | None:
         """Captures a stage; takes those calls away that cannot be captured, and returns None for another try."""
         self._attempts[key] += 1
-        if self._attempts[key] > _ATTEMPTS:
-            text = change.text if change is not None else "capturing it did not succeed"
+        names = _names(key)
+        if self._attempts[key] > _ATTEMPTS or self._unused[names] >= _UNUSED:
+            text = change.text if change is not None else "no graph of the last ones was used twice"
             for index in list(calls):
                 self._refuse(calls, index, f"it changes from call to call: {text}", results)
             return None
         try:
             forward, branches = self._capturing.capture(list(calls.values()), alias=self._alias)
         except CulpritError as error:
-            index = next(index for index, call in calls.items() if call is error.call)
-            self._refuse(calls, index, error.refusal.reason, results, lasting=error.refusal.lasting)
+            self._refuse(calls, list(calls)[error.index], error.refusal.reason, results, lasting=error.refusal.lasting)
             return None
         except Exception as error:
             self._find_culprits(calls, results, error)
             return None
         self.num_captures += 1
+        self._unused[names] += 1
         while len(self._stages) >= self._max_graphs:
-            self._api.synchronize()
             self._drop(next(iter(self._stages)))
         number = self.num_captures
         self._stages[number] = _Stage(key, forward, branches)
@@ -243,6 +248,7 @@ class StageGraphs:
     def _drop(self, number: int) -> None:
         stage = self._stages.pop(number)
         self._by_key[stage.key].remove(number)
+        self._api.synchronize()  # it may still be running
         if self._closed or not stage.in_flight:
             stage.close()
 
@@ -253,20 +259,14 @@ class _Stage:
     def __init__(self, key: Hashable, forward: Any, branches: list[GraphedBranch]) -> None:
         self.key = key
         self._forward = forward
-        self._branches = branches
+        self.branches = branches
 
     @property
     def in_flight(self) -> bool:
-        return any(branch.in_flight for branch in self._branches)
+        return any(branch.in_flight for branch in self.branches)
 
     def change(self) -> Change | None:
-        return next((c for branch in self._branches if (c := branch.state.change()) is not None), None)
-
-    def learn_patterns(self, capturing: Capturing) -> None:
-        """Captures backwards for those sets of outputs that had gradients in an earlier backward."""
-        for branch in self._branches:
-            while branch.wanted:
-                capturing.capture_backward(branch, branch.wanted.pop())
+        return next((c for branch in self.branches if (c := branch.state.change()) is not None), None)
 
     def replay(self, api: StreamApi, calls: Sequence[TakenCall]) -> Iterator[Any]:
         """Launches everything; yields the results.
@@ -275,7 +275,7 @@ class _Stage:
         lane is behind the graph when it copies the results out. So static memory has one user after another, on
         whatever streams this is called; and lanes keep their promises to those who share slots with them.
         """
-        pairs = list(zip(self._branches, calls, strict=True))
+        pairs = list(zip(self.branches, calls, strict=True))
         if len(pairs) == 1:
             branch, call = pairs[0]
 
@@ -295,6 +295,11 @@ class _Stage:
             yield ticket.wait()
 
     def close(self) -> None:
-        for branch in self._branches:
+        for branch in self.branches:
             branch.close()
         self._forward.reset()
+
+
+def _names(key: Any) -> Hashable:
+    stage, _, calls = key
+    return (stage, tuple(call[0] for call in calls))

@@ -60,7 +60,8 @@ class GraphedBranch:
         sources: What the targets stand for: the index of an input, or a parameter.
         static_grads: Where the backward reads the gradients of the differentiable outputs.
         backwards: Captured backwards, by which outputs have a gradient.
-        wanted: Patterns of that kind which came up and are not captured.
+        wanted: Patterns of that kind which came up and are not captured yet.
+        seen: Those whose capture was tried.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class GraphedBranch:
         self.static_grads: list[torch.Tensor] = []
         self.backwards: dict[tuple[bool, ...], BackwardGraph] = {}
         self.wanted: set[tuple[bool, ...]] = set()
+        self.seen: set[tuple[bool, ...]] = set()
         self.pool: Any = None
         self.closed = False
         self._api = api
@@ -159,7 +161,7 @@ class GraphedBranch:
         pattern = tuple(grad is not None for grad in wanted)
         found = self.backwards.get(pattern)
         if found is None:
-            self.wanted.add(pattern)
+            self.wanted |= {pattern} - self.seen
             found = self.backwards[self.every_output]
 
         def launch() -> list[torch.Tensor | None]:

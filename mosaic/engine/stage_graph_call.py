@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import functools
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -88,9 +88,13 @@ class TakenCall:
         made = []
         for tensor in self.tensors:
             static = torch.empty_like(tensor, requires_grad=False)
-            static.copy_(tensor.detach())
+            static.copy_(tensor.detach())  # without a gradient, whatever the caller's mode
             made.append(static.requires_grad_(tensor.requires_grad and grad))
         return made
+
+    def without_tensors(self) -> TakenCall:
+        """Returns the call without what it holds of the user's memory and autograd graph."""
+        return replace(self, tensors=(), branch=replace(self.branch, args=(), kwargs={}))
 
     def run_on(self, tensors: list[torch.Tensor]) -> Any:
         """Makes the call with other tensors in place of its own."""

@@ -13,7 +13,7 @@ Kernels keep the SMs of the stream on which they were captured, so one graph spa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -34,13 +34,13 @@ class CulpritError(Exception):
     """One branch could not be captured.
 
     Attributes:
-        call: Its call.
+        index: Its place among the calls.
         refusal: Why.
     """
 
-    def __init__(self, call: TakenCall, refusal: RefusalError) -> None:
+    def __init__(self, index: int, refusal: RefusalError) -> None:
         super().__init__(refusal.reason)
-        self.call = call
+        self.index = index
         self.refusal = refusal
 
 
@@ -64,28 +64,33 @@ class Capturing:
         Raises:
             CulpritError: One of the calls cannot be captured. Nothing is left behind.
         """
-        states = [ModuleState(call.branch.module) for call in calls]
-        for call, state in zip(calls, states, strict=True):
-            with _blaming(call):
-                reason = state.obstacle(self.api.device)
-                if reason is not None:
-                    raise RefusalError(reason)
-        branches = [self._prepare(call, state, alias=alias) for call, state in zip(calls, states, strict=True)]
-        with without_trace(states, self.api.device), self._at_rest():
+        branches: list[GraphedBranch] = []
+        for index, call in enumerate(calls):
+            with _blaming(index):
+                branches.append(self._prepare(call, alias=alias))
+        with without_trace([branch.state for branch in branches], self.api.device), self._at_rest():
             with self.api.use_stream(self._side):
-                for branch in branches:
-                    with _blaming(branch.call, "trying it", lasting=False):
+                for index, branch in enumerate(branches):
+                    with _blaming(index, "trying it", lasting=False):
                         self._try(branch)
             self.api.synchronize()
             self.api.release_workspaces()  # made outside of the pool, they would be used inside of it, and vice versa
             pool = self.api.new_graph_pool()
             forward = self._capture_forward(branches, pool)
-            for branch in branches:
+            for index, branch in enumerate(branches):
                 branch.pool = pool
-                with _blaming(branch.call):
-                    self.capture_backward(branch, branch.every_output)
+                with _blaming(index):
+                    self._capture_backward(branch, branch.every_output)
             self.api.release_workspaces()
         return forward, branches
+
+    def learn_patterns(self, branch: GraphedBranch) -> None:
+        """Captures backwards for those sets of outputs that had gradients in an earlier backward of a branch."""
+        while branch.wanted:
+            pattern = branch.wanted.pop()
+            branch.seen.add(pattern)
+            with without_trace([], self.api.device), self._at_rest(), suppress(Exception):
+                self._capture_backward(branch, pattern)  # without it the one from all outputs does, with zeros
 
     @contextmanager
     def _at_rest(self) -> Iterator[None]:
@@ -96,14 +101,18 @@ class Capturing:
         finally:
             self.api.synchronize()
 
-    def _prepare(self, call: TakenCall, state: ModuleState, *, alias: bool) -> GraphedBranch:
+    def _prepare(self, call: TakenCall, *, alias: bool) -> GraphedBranch:
+        state = ModuleState(call.branch.module)
+        reason = state.obstacle(self.api.device)
+        if reason is not None:
+            raise RefusalError(reason)
         lane = call.branch.lane
         lane.order_after_caller()
-        with self.api.use_stream(lane.stream), torch.no_grad():
+        with self.api.use_stream(lane.stream):
             static = call.static_inputs()
         for tensor in call.tensors:
             self.api.record_use(tensor, lane.stream)
-        return GraphedBranch(self.api, call, state, static, alias=alias)
+        return GraphedBranch(self.api, call.without_tensors(), state, static, alias=alias)
 
     # Trial runs: on a plain stream, since libraries set themselves up at first use and some cannot on a green one.
 
@@ -184,7 +193,7 @@ class Capturing:
                         end.wait(branch.lane.stream)
                 with self.api.use_stream(branch.lane.stream):
                     try:
-                        with _blaming(branch.call), self._as_captured(branch):
+                        with _blaming(index), self._as_captured(branch):
                             _take_outputs(branch, branch.call.run_on(branch.static))
                     except CulpritError as error:
                         culprit.append(error)
@@ -200,7 +209,7 @@ class Capturing:
         except BaseException as error:
             raise (culprit[0] if culprit else error) from None
 
-    def capture_backward(self, branch: GraphedBranch, pattern: tuple[bool, ...]) -> None:
+    def _capture_backward(self, branch: GraphedBranch, pattern: tuple[bool, ...]) -> None:
         """Captures a branch's backward for gradients of those differentiable outputs that ``pattern`` names."""
         if not any(pattern) or not branch.targets:
             return
@@ -222,26 +231,27 @@ class Capturing:
 
     def _captured(self, launch: Callable[[], None], *, stream: Any, pool: Any) -> Any:
         graph = self.api.new_graph()
-        with ExitStack() as stack:
-            stack.enter_context(self.api.use_stream(self.api.current_stream()))  # a failed capture may leave another
-            with self.api.capture(graph, stream=stream, pool=pool):
-                launch()
+        with (
+            self.api.use_stream(self.api.current_stream()),  # a capture that fails may leave another one behind
+            self.api.capture(graph, stream=stream, pool=pool),
+        ):
+            launch()
         return graph
 
 
 @contextmanager
-def _blaming(call: TakenCall, doing: str = "capturing it", *, lasting: bool = True) -> Iterator[None]:
-    """Turns errors inside the block into one that names the call."""
+def _blaming(index: int, doing: str = "capturing it", *, lasting: bool = True) -> Iterator[None]:
+    """Turns errors inside the block into one that names the call at ``index``."""
     try:
         yield
     except RefusalError as refusal:
-        raise CulpritError(call, refusal) from refusal
+        raise CulpritError(index, refusal) from refusal
     except CulpritError:
         raise
     except Exception as error:
         first = (str(error).splitlines() or [""])[0]
         reason = f"{doing} failed: {type(error).__name__}: {first}"
-        raise CulpritError(call, RefusalError(reason, lasting=lasting)) from error
+        raise CulpritError(index, RefusalError(reason, lasting=lasting)) from error
 
 
 def _exclude(one: GraphedBranch, other: GraphedBranch) -> bool:

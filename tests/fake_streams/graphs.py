@@ -66,7 +66,9 @@ class Recording:
         made = {t.untyped_storage()._cdata for t in _tensors(result)} - given
         self._made |= made
         self.written |= made
-        self.operators.append((0, func, args, kwargs, result))
+        if torch.Tag.inplace_view not in func.tags:  # it launches nothing, and changes shapes that are noted here
+            shapes = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, (args, kwargs, result))
+            self.operators.append((0, func, *shapes))
 
 
 class FakeGraph:
