@@ -36,9 +36,9 @@ class Budget:
         """What there was no time for, in the order it was asked for."""
         return tuple(self._left_out)
 
-    def allows(self, piece: str) -> bool:
-        """Tells whether there is time left; notes ``piece`` as left out where there is not."""
-        if self.used_s < self.seconds:
+    def allows(self, piece: str, *, needs_s: float = 0.0) -> bool:
+        """Tells whether there is time left, at least ``needs_s``; notes ``piece`` as left out where there is not."""
+        if self.used_s + needs_s < self.seconds:
             return True
         self._left_out.append(piece)
         return False

@@ -66,7 +66,7 @@ def makers(backend: Backend) -> tuple[tuple[Maker | None, str, str], ...]:
 def _torch_maker(sms_per_slot: int, ordinal: int) -> Callable[[Slots], Made]:
     from torch.cuda import green_contexts
 
-    kind = green_contexts.GreenContext
+    kind: Any = green_contexts.GreenContext
     if not getattr(green_contexts, "SUPPORTED", True) or not hasattr(kind, "Stream"):
         raise BackendUnavailableError(
             "torch's green contexts cannot be had",

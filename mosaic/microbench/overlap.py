@@ -8,76 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import ClassVar, Literal
 
 from mosaic.backends.base import Backend
-from mosaic.device import FORBID_EXTRA
-from mosaic.errors import MosaicError
+from mosaic.errors import BackendUnavailableError, MosaicError
 from mosaic.microbench.budget import Budget
 from mosaic.microbench.modules import default_subjects
-from mosaic.microbench.result import Recorder, Result, Spread
+from mosaic.microbench.mps import NEEDS_S, rounds_under_mps
+from mosaic.microbench.overlap_result import Launching, OverlapResult, Passes, VariantTime, gain_of
+from mosaic.microbench.result import Recorder, Spread
 from mosaic.microbench.settings import BenchSettings
 from mosaic.microbench.steps import CapturedSteps, EagerSteps, TwoModules
 from mosaic.microbench.variants import KINDS, UNAVAILABLE, Split, Variant, open_variant
 from mosaic.profiler import Subject
-
-Passes = Literal["forward", "forward+backward"]
-Launching = Literal["eager", "captured"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VariantTime:
-    """One way of sharing, one kind of step."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
-
-    variant: str
-    """Which way, with its quotas."""
-    kind: str
-    """``sequential``, ``plain``, ``prioritised``, ``partitions``, ``torch_contexts`` or ``mps``."""
-    quotas: tuple[int, int] | None
-    """Slots of each module; None where nothing confines them."""
-    passes: Passes
-    """What a step is."""
-    launching: Launching
-    """Operator by operator, or as one CUDA graph."""
-    step_ms: Spread
-    """From the step's beginning to the end of both modules."""
-    note: str = ""
-    """What to know about it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gain:
-    """Where a speed-up comes from; ratios of median times, each None where one of the two is missing."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
-
-    passes: Passes
-    """What a step is."""
-    launching: Launching
-    """How it is launched."""
-    total: float | None
-    """One after the other, over the best partitions."""
-    concurrency: float | None
-    """One after the other, over plain streams."""
-    quotas: float | None
-    """Plain streams, over the best partitions; below 1 the quotas cost more than they bring."""
-    best_partitions: str
-    """The split that was best of those tried; empty where there is none."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OverlapResult(Result):
-    """Step times by way of sharing."""
-
-    modules: tuple[str, str]
-    """Names of the two modules."""
-    times: tuple[VariantTime, ...]
-    """Everything measured."""
-    gains: tuple[Gain, ...]
-    """One for each kind of step."""
 
 
 def measure_overlap(
@@ -106,6 +48,7 @@ def measure_overlap(
         modules = TwoModules(two[0], two[1], passes == "forward+backward")
         if recorder.budget.allows(f"{passes}, {launching}"):
             times += _measure_all(backend, modules, (passes, launching), settings, recorder)
+    times += _under_mps(backend, settings, recorder, of_user=bool(subjects))
     gains = tuple(gain_of(times, passes, launching) for passes, launching in kinds)
     return OverlapResult(
         modules=(two[0].name, two[1].name),
@@ -135,7 +78,8 @@ def _measure_all(
             except UNAVAILABLE as error:
                 recorder.cannot(f"{step[1]} steps", error)
                 continue
-            running.append((steps, taken_of(taken, variant)))
+            taken.append((variant, []))
+            running.append((steps, taken[-1][1]))
         for number in range(settings.rounds):
             if number and not recorder.budget.allows(f"{step[0]}, {step[1]}: rounds from {number + 1} on"):
                 break
@@ -156,11 +100,37 @@ def _measure_all(
     ]
 
 
-def taken_of(taken: list[tuple[Variant, list[float]]], variant: Variant) -> list[float]:
-    """Adds a variant with an empty list of samples, and returns the list."""
-    samples: list[float] = []
-    taken.append((variant, samples))
-    return samples
+def _under_mps(backend: Backend, settings: BenchSettings, recorder: Recorder, *, of_user: bool) -> list[VariantTime]:
+    """Measures the default modules in two processes, each with half of the device, operator by operator."""
+    count = backend.device.num_slots
+    first = max(1, count // 2)
+    percentage = round(100 * first / count)
+    try:
+        if backend.torch_device.type != "cuda":
+            raise BackendUnavailableError("MPS cannot be had", found=f"the {backend.name} backend", needed="a GPU")
+        if of_user:
+            raise BackendUnavailableError(
+                "MPS is not measured", found="modules of a user's model", needed="the default modules"
+            )
+        if not recorder.budget.allows("MPS", needs_s=NEEDS_S):
+            return []
+        ordinal = backend.torch_device.index or 0
+        samples = rounds_under_mps((percentage, 100 - percentage), ordinal, settings, backward=True)
+    except UNAVAILABLE as error:
+        recorder.cannot("mps", error)
+        return []
+    recorder.cannot("captured steps under MPS", "only operators that are launched one by one are measured there")
+    return [
+        VariantTime(
+            variant=f"MPS {percentage} %+{100 - percentage} %",
+            kind="mps",
+            quotas=None,
+            passes="forward+backward",
+            launching="eager",
+            step_ms=Spread.of(samples),
+            note="two processes, by the host's clock; each number is the mean of a round, taken after the others",
+        )
+    ]
 
 
 def _variants(backend: Backend, settings: BenchSettings, recorder: Recorder, stack: ExitStack) -> list[Variant]:
@@ -190,27 +160,3 @@ def _steps(variant: Variant, modules: TwoModules, launching: Launching, stack: E
     steps = CapturedSteps(variant, modules)
     stack.callback(steps.close)
     return steps
-
-
-def gain_of(times: Sequence[VariantTime], passes: Passes, launching: Launching) -> Gain | None:
-    """Splits the gain of one kind of step into concurrency and quotas; None where nothing was measured."""
-    chosen = [time for time in times if time.passes == passes and time.launching == launching]
-    if not chosen:
-        return None
-    by_kind = {time.kind: time.step_ms.median for time in chosen if time.kind in ("sequential", "plain")}
-    partitions = [time for time in chosen if time.kind == "partitions"]
-    best = min(partitions, key=lambda time: time.step_ms.median, default=None)
-    sequential, plain = by_kind.get("sequential"), by_kind.get("plain")
-    best_ms = best.step_ms.median if best is not None else None
-    return Gain(
-        passes=passes,
-        launching=launching,
-        total=_ratio(sequential, best_ms),
-        concurrency=_ratio(sequential, plain),
-        quotas=_ratio(plain, best_ms),
-        best_partitions=best.variant if best is not None else "",
-    )
-
-
-def _ratio(over: float | None, under: float | None) -> float | None:
-    return over / under if over is not None and under else None

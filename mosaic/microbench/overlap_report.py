@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mosaic.microbench.overlap import Gain, OverlapResult, VariantTime
+from mosaic.microbench.overlap_result import Gain, OverlapResult, VariantTime
 from mosaic.microbench.tables import number_text, spread_text, table_of, where_text
 from mosaic.report.charts import Bar, Words, draw_bars
 

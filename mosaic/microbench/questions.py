@@ -15,8 +15,9 @@ from mosaic.microbench.interference import InterferenceResult, measure_interfere
 from mosaic.microbench.interference_report import draw_interference, table_interference
 from mosaic.microbench.isolation import IsolationResult, measure_isolation
 from mosaic.microbench.isolation_report import draw_isolation, table_isolation
-from mosaic.microbench.overlap import OverlapResult, measure_overlap
+from mosaic.microbench.overlap import measure_overlap
 from mosaic.microbench.overlap_report import draw_overlap, table_overlap
+from mosaic.microbench.overlap_result import OverlapResult
 from mosaic.microbench.pool import PoolResult, measure_pool
 from mosaic.microbench.pool_report import draw_pool, table_pool
 from mosaic.microbench.result import Result
