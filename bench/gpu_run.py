@@ -25,7 +25,7 @@ TELLING = ("CUDA_", "CUBLAS", "NCCL_", "NVIDIA_", "OMP_", "MKL_", "PYTORCH_", "T
 """Prefixes of environment variables that can change what is measured."""
 SMALLEST_S = 4.0
 """Time left under which no measurement is started."""
-DRY_SECONDS = 4.0
+DRY_SECONDS = 8.0
 """Soft bound of a measurement in a dry run."""
 
 
