@@ -1,7 +1,7 @@
 """Telling libraries for how many SMs to size their grids, since they would ask the device and hear of all of them.
 
-Which of this pays has to be measured; ``mosaic.bench`` does. Results stay right without it: a kernel whose grid is too
-large for its partition takes a partial wave more.
+Whether it pays has to be measured. Results stay right without it: a kernel whose grid is too large for its partition
+takes a partial wave more.
 """
 
 from __future__ import annotations

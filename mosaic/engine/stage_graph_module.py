@@ -166,14 +166,14 @@ class ModuleState:
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Gives buffers and plain attributes back the values that they had before the block."""
+        """Gives buffers, tensors and plain attributes back the values that they had before the block."""
         kept = [(tensor.data, tensor.detach().clone()) for tensor in self.tensors.values()]
         try:
             yield
         finally:
             for tensor, before in kept:
                 tensor.copy_(before)
-            for _, home, key, value in self._plain:
+            for _, home, key, value, *_ in (*self._plain, *self._own):
                 if home.get(key) is not value:
                     home[key] = value
 

@@ -11,7 +11,6 @@ from engine_cases import TwoTowers, pair_batch, tower
 from stage_graph_cases import bench, one_thread, train_both  # noqa: F401
 from torch import nn
 
-
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 

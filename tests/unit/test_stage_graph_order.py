@@ -1,0 +1,224 @@
+"""Branches of a stage are captured on their own lanes and side by side; where a wait is missing there is a race."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from engine_cases import pair_batch, tower
+from fake_streams import RaceError
+from stage_graph_cases import Bench, bench, one_thread  # noqa: F401
+from torch import nn
+
+from mosaic.backends.cuda_lanes import StreamLane, StreamTicket
+from mosaic.engine.stage_graph_branch import GraphedBranch
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+WIDE = (0, 1)
+
+
+def captured_on(ours: Bench, lane: StreamLane) -> list[Any]:
+    """Launches on a lane's stream of the one capture there was, forward and backward."""
+    found = [launch for launch in ours.runtime.on(lane.stream) if "addmm" in launch.name or "mm.default" in launch.name]
+    assert found
+    return found
+
+
+def test_the_forward_is_one_graph_over_the_lanes_of_all_branches():
+    left, right = tower(), tower()
+    x, y = pair_batch()
+    with bench() as ours, torch.no_grad():
+        ours.run(ours.branch("left", left, x), ours.branch("right", right, y))
+        (stage,) = ours.graphs._stages.values()
+        lanes = {ours.lane("left").stream.handle, ours.lane("right").stream.handle}
+        assert lanes <= set(stage._forward.streams)
+        assert len(stage._forward.streams) == 3  # and the stream on which the capture began
+
+
+def test_the_backward_of_each_branch_is_a_graph_on_its_lane():
+    left, right = tower(), tower()
+    x, y = pair_batch()
+    with bench() as ours:
+        ours.run(ours.branch("left", left, x), ours.branch("right", right, y))
+        (stage,) = ours.graphs._stages.values()
+        for branch in stage.branches:
+            (backward,) = branch.backwards.values()
+            assert backward.graph.streams == (branch.lane.stream.handle,)
+
+
+def test_branches_are_captured_side_by_side():
+    left, right = tower(), tower()
+    x, y = pair_batch()
+    with bench() as ours, torch.no_grad():
+        ours.run(ours.branch("left", left, x), ours.branch("right", right, y))
+        one = captured_on(ours, ours.lane("left"))
+        other = captured_on(ours, ours.lane("right"))
+        assert all(a.is_concurrent_with(b) for a in one for b in other)
+
+
+def test_branches_whose_lanes_share_slots_are_captured_one_after_the_other():
+    left, right = tower(), tower()
+    x, y = pair_batch()
+    with bench() as ours, torch.no_grad():
+        ours.lane_of = {"left": ours.lanes.lane((0,)), "right": ours.lanes.lane(WIDE)}
+        ours.run(ours.branch("left", left, x), ours.branch("right", right, y))
+        one = captured_on(ours, ours.lane("left"))
+        other = captured_on(ours, ours.lane("right"))
+        assert all(b.is_after(a) for a in one for b in other)
+
+
+def test_branches_that_share_a_buffer_are_captured_one_after_the_other():
+    shared = tower(8, 16, nn.BatchNorm1d(16))
+    twin = tower(8, 16, nn.BatchNorm1d(16))
+    twin.load_state_dict(shared.state_dict())
+    x, y = pair_batch()
+    with bench() as ours, torch.no_grad():
+        for _ in range(2):
+            ours.run(ours.branch("left", shared, x), ours.branch("right", shared, y))
+            twin(x), twin(y)
+        assert ours.graphs.num_replays == 2
+        assert torch.equal(shared[2].running_mean, twin[2].running_mean)
+
+
+def test_two_branches_on_one_lane_run_in_one_graph():
+    left, right = tower(), tower()
+    x, y = pair_batch()
+    with bench() as ours:
+        ours.lane_of = dict.fromkeys(("left", "right"), ours.lanes.lane((1,)))
+        for _ in range(3):
+            one, other = ours.run(ours.branch("left", left, x), ours.branch("right", right, y))
+            (one.sum() + other.square().sum()).backward()
+        found = left[0].weight.grad.clone()
+        left.zero_grad()
+        for _ in range(3):
+            left(x).sum().backward()
+        assert torch.equal(found, left[0].weight.grad)
+
+
+def test_one_branch_is_launched_on_its_lane_and_the_caller_s_stream_can_go_on():
+    left, right = tower(), tower()
+    x, y = pair_batch()
+    with bench() as ours, torch.no_grad():
+        for _ in range(2):
+            tickets = []
+            for name, module, value in (("left", left, x), ("right", right, y)):
+                branch = ours.branch(name, module, value)
+                tickets.append(branch.lane.launch(lambda b=branch: ours.graphs.run(b.name, [b])[0]))
+        one, other = (
+            next(one for one in reversed(ours.runtime.on(ours.lane(name).stream)) if one.name == "graph replay")
+            for name in ("left", "right")
+        )
+        assert one.is_concurrent_with(other)
+        assert torch.equal(tickets[0].wait() + 1, left(x) + 1)
+
+
+def test_a_call_may_come_from_any_stream():
+    model = tower()
+    with bench() as ours:
+        streams = [ours.runtime.main, ours.runtime.new_stream(), ours.runtime.new_stream()]
+        for step in range(6):
+            before, here = streams[step % 3], streams[(step + 1) % 3]
+            event = ours.runtime.new_event()
+            event.record(before)
+            event.wait(here)
+            with ours.runtime.use_stream(here):
+                x = pair_batch(step)[0]
+                one, other = ours.run(ours.branch("left", model, x), ours.branch("right", model, x * 2))
+                assert torch.equal(one, model(x))
+                (one.sum() + other.sum()).backward()
+                model.zero_grad(set_to_none=False)
+        assert ours.graphs.num_replays == 6
+
+
+def train_twice(ours: Bench) -> None:
+    left, right = tower(), tower()
+    for step in range(3):
+        x, y = (value * 1 for value in pair_batch(step))
+        one, other = ours.run(ours.branch("left", left, x), ours.branch("right", right, y))
+        expected = left(x) * right(y)
+        assert torch.equal(one * other, expected), "other numbers"
+        (one * other).sum().backward()
+
+
+def without_wait(self: StreamTicket[Any]) -> Any:
+    return self._result
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "bug"),
+    [
+        (StreamLane, "order_after_caller", nothing),
+        (StreamTicket, "wait", without_wait),
+        (StreamTicket, "order", nothing),
+    ],
+    ids=["lanes do not wait for the caller", "nobody waits for lanes", "no events between lanes and caller"],
+)
+def test_a_wait_that_is_missing_is_a_race(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, bug: Callable[..., Any]
+):
+    with bench() as ours:
+        train_twice(ours)
+        monkeypatch.setattr(owner, name, bug)
+        with pytest.raises(RaceError):
+            train_twice(ours)
+        monkeypatch.undo()
+
+
+def test_inputs_that_are_not_copied_give_other_numbers(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(GraphedBranch, "copy_in", nothing)
+    with bench() as ours, pytest.raises(AssertionError, match="other numbers"):
+        train_twice(ours)
+
+
+@pytest.mark.parametrize("missing", ["fork", "join"])
+def test_a_capture_without_fork_or_join_is_noticed(monkeypatch: pytest.MonkeyPatch, missing: str):
+    left, right = tower(), tower()
+    x, y = pair_batch()
+    with bench() as ours, torch.no_grad():
+        capturing = ours.graphs._capturing
+        new_event = ours.runtime.new_event
+
+        class Deaf:
+            """An event for which one of the two sides does not wait."""
+
+            def __init__(self) -> None:
+                self.event = new_event()
+
+            def record(self, stream: Any) -> None:
+                self.event.record(stream)
+
+            def wait(self, stream: Any) -> None:
+                is_join = stream is capturing.origin
+                if is_join is not (missing == "join"):
+                    self.event.wait(stream)
+
+        monkeypatch.setattr(
+            ours.runtime, "new_event", lambda **options: Deaf() if ours.runtime.is_capturing() else new_event(**options)
+        )
+        found = ours.run(ours.branch("left", left, x), ours.branch("right", right, y))
+        reason = {"fork": "an event from outside of the capture", "join": "was not joined"}[missing]
+        assert reason in ours.graphs.refused["left"]
+        assert torch.equal(found[0], left(x))
+
+
+@pytest.mark.parametrize("alias", [False, True])
+def test_gradients_that_are_handed_out_uncopied_add_up_wrongly(monkeypatch: pytest.MonkeyPatch, alias: bool):
+    """What the copies are for: a parameter without a gradient would take the static one as its own."""
+    monkeypatch.setattr(GraphedBranch, "_handed_back", lambda self, grads: [g if g is None else g.data for g in grads])
+    model = tower()
+    x, y = pair_batch()
+    with bench(alias=alias) as ours:
+        for value in (x, y):
+            ours.call("tower", model, value).sum().backward()
+        found = model[0].weight.grad.clone()
+        model.zero_grad()
+        for value in (x, y):
+            model(value).sum().backward()
+        assert not torch.equal(found, model[0].weight.grad)
