@@ -58,3 +58,5 @@ const std::vector<Function>& context_functions() {
 }
 
 }  // namespace fake
+
+extern "C" int mosaic_fake_depth() { return static_cast<int>(fake::current.size()); }

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <set>
 #include <sstream>
+#include <thread>
 
 #include "state.h"
 
@@ -64,6 +65,14 @@ Result enter(const char* name) {
         return kNotInitialized;
     }
     return now.initialised || before_init.count(name) ? kSuccess : kNotInitialized;
+}
+
+void wait_if_held(const char* name) {
+    State& now = state();
+    if (!now.holding || now.held != name) return;
+    ++now.num_waiting;
+    while (now.holding) std::this_thread::yield();
+    --now.num_waiting;
 }
 
 Result misuse(const char* what, Result status) {
@@ -254,6 +263,14 @@ const char* joined(const std::map<std::string, int>& counts) {
 }
 
 }  // namespace
+
+// Lets calls of a function wait until they are let go, and tells how many do.
+extern "C" void mosaic_fake_hold(const char* name) {
+    fake::state().held = name;
+    fake::state().holding = true;
+}
+extern "C" void mosaic_fake_let_go() { fake::state().holding = false; }
+extern "C" int mosaic_fake_num_waiting() { return fake::state().num_waiting; }
 
 // Writes down the calls from now on, in their order.
 extern "C" void mosaic_fake_mark() {

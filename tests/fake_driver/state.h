@@ -1,6 +1,7 @@
 // The fake's state: what it was told to be, what it counts, and what lives in it.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <map>
 #include <memory>
@@ -69,6 +70,11 @@ struct State {
     std::string quirk;                        // MOSAIC_FAKE_QUIRK: a driver that breaks a rule, see split.cpp
     std::string report;                       // MOSAIC_FAKE_REPORT: a file for what was counted, written at exit
 
+    // A call of this name waits until it is let go; for tests of locks.
+    std::atomic<bool> holding{false};
+    std::atomic<int> num_waiting{0};
+    std::string held;
+
     std::mutex mutex;
     bool initialised = false;
     std::map<std::string, int> calls;
@@ -95,6 +101,9 @@ State& state();
 
 // Counts the call; returns the failure injected for it, or kNotInitialized before cuInit.
 Result enter(const char* name);
+
+// Waits while calls of this name are held; outside of the lock, so that other calls go on.
+void wait_if_held(const char* name);
 
 struct Function {
     const char* name;
@@ -141,5 +150,6 @@ void* address_of(F* function) {
 
 // First line of every driver function.
 #define FAKE_ENTER(name)                                            \
+    ::fake::wait_if_held(name);                                     \
     const std::lock_guard<std::mutex> guard(::fake::state().mutex); \
     if (const ::fake::Result injected = ::fake::enter(name)) return injected

@@ -268,3 +268,30 @@ for thread in threads:
 result = [told, leaked(), misused()]
 """
     assert run_pools(fake_driver, body) == [["this stream pool is closed; make a new one"] * 4, {}, []]
+
+
+@pytest.mark.parametrize(
+    ("slow", "call"),
+    [("pool.verify(IMAGE)", "cuLaunchKernel"), ("pool.add_layout([[0], [1]])", "cuGreenCtxStreamCreate")],
+)
+@pytest.mark.parametrize("quick", ["pool.lend(0, 0)", "pool.give_back(stream)", "pool.partitions(0)", "pool.stats()"])
+def test_quick_calls_wait_for_a_slow_one_and_other_python_threads_run_on(
+    fake_driver: FakeDriver, slow: str, call: str, quick: str
+):
+    body = f"""
+import threading
+pool = pool_of(HALVES, streams_per_partition=2)
+stream = pool.lend(0, 0)
+fake.mosaic_fake_hold(b"{call}")
+first, second = threading.Thread(target=lambda: {slow}), threading.Thread(target=lambda: {quick})
+first.start()
+while not fake.mosaic_fake_num_waiting():
+    pass
+second.start()
+second.join(timeout=0.05)  # in vain, and this thread goes on: nobody waits with the GIL held
+waited = second.is_alive()
+fake.mosaic_fake_let_go()
+first.join(), second.join()
+result = [waited, pool.closed]
+"""
+    assert run_pools(fake_driver, body) == [True, False]

@@ -51,11 +51,16 @@ def state_of(pool):
 def turn(name, nth):
     start = leaked()
     pool = prepare()
-    held = pool and state_of(pool)
+    held, depth = pool and state_of(pool), fake.mosaic_fake_depth()
     fake.mosaic_fake_fail_nth(name.encode(), 999, nth)
     error = error_of(lambda: act(pool))
     fake.mosaic_fake_fail(name.encode(), 0)
     unchanged = PART == "close" or pool is None or state_of(pool) == held
+    depth += name == "cuCtxPopCurrent"  # which alone may leave a context current
+    unchanged = unchanged and fake.mosaic_fake_depth() == depth
+    if PART in ("add_layout", "verify"):
+        act(pool)  # the second try does what the first should have done
+        unchanged = unchanged and state_of(pool) == after
     # What a failed end has left is the driver's; Mosaic must not try again, nor leave anything else.
     expected = dict(start)
     if name in ENDS:
@@ -69,6 +74,7 @@ def turn(name, nth):
 
 _C.driver_version()  # the look-up of functions, once a process, is not of this part
 part = calls_of_part()
+after = state_of(act(prepare())) if PART in ("add_layout", "verify") else None
 wrong = [one for name, number in part.items() for nth in range(1, number + 1) for one in turn(name, nth)]
 result = [sorted(part), wrong]
 """
