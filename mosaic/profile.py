@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import statistics
+import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
-from annotated_types import Ge
+from annotated_types import Ge, Le
 
 from mosaic.artifact import fingerprint
 from mosaic.device import FORBID_EXTRA, Device
@@ -36,32 +38,47 @@ class Sample:
     """Slots it ran on."""
     degree: Annotated[int, Ge(1)] = 1
     """Data-parallel degree; 1 is one device."""
-    times_ms: tuple[float, ...]
-    """Raw measurements in milliseconds, in the order taken, warm-up excluded."""
+    times_ms: tuple[float, ...] = ()
+    """Raw measurements in milliseconds, in the order taken, warm-up excluded; empty where ``infeasible``."""
     peak_bytes: Annotated[int, Ge(0)] = 0
     """Most memory in use during the phase above what was in use before it; 0 where unknown."""
+    bandwidth_utilisation: Annotated[float, Ge(0), Le(1)] | None = None
+    """Share of the device's memory bandwidth in use, 0 to 1 (paper section 3.3, B); None where unknown."""
+    sm_occupancy: Annotated[float, Ge(0), Le(1)] | None = None
+    """Share of its slots' warps in use, 0 to 1; None where unknown."""
+    source: Literal["measured", "analytic", "composed"] = "measured"
+    """Where the times come from; composed: put together from measurements of other samples."""
+    infeasible: str | None = None
+    """Why the module cannot run here (what it raised); None where it ran."""
 
     def __post_init__(self) -> None:
         where = f"sample of {self.module!r} ({self.phase}, quota {self.quota}, degree {self.degree})"
-        if not self.times_ms:
-            raise InvalidProfileError(f"{where} has no measurements; at least one is needed")
-        # `not x >= 0` also catches NaN.
-        wrong = [time for time in self.times_ms if not 0 <= time < float("inf")]
-        if wrong:
-            raise InvalidProfileError(f"{where} holds {wrong[0]} ms; a time is finite and not negative")
+        if self.infeasible is not None and (self.times_ms or not self.infeasible):
+            raise InvalidProfileError(f"{where}: an infeasible sample has a reason and no times")
+        if self.infeasible is None:
+            _check_times(self.times_ms, where)
         if self.quota < 1 or self.degree < 1:
             raise InvalidProfileError(f"{where}: quota and degree start at 1")
+        for share in (self.bandwidth_utilisation, self.sm_occupancy):
+            if share is not None and not 0 <= share <= 1:
+                raise InvalidProfileError(f"{where} has a utilisation of {share}; it is a share between 0 and 1")
 
     @property
     def median_ms(self) -> float:
-        """Median of the measurements, in milliseconds."""
+        """Median of the measurements, in milliseconds.
+
+        Raises:
+            InvalidProfileError: It is infeasible and has none.
+        """
+        if self.infeasible is not None:
+            raise InvalidProfileError(f"{self.module!r} has no time at {self.quota} slots: {self.infeasible}")
         return statistics.median(self.times_ms)
 
     @property
     def quartiles_ms(self) -> tuple[float, float]:
-        """First and third quartile of the measurements, in milliseconds."""
-        if len(self.times_ms) == 1:
-            return self.times_ms[0], self.times_ms[0]
+        """First and third quartile of the measurements, in milliseconds; raises as ``median_ms`` does."""
+        if len(self.times_ms) <= 1:
+            return self.median_ms, self.median_ms
         first, _, third = statistics.quantiles(self.times_ms, n=4, method="inclusive")
         return first, third
 
@@ -88,19 +105,59 @@ class PairSample:
     """Raw measurements of the same module and quota with the other partition idle, taken in turn with them."""
 
     def __post_init__(self) -> None:
-        for time in (*self.times_ms, *self.alone_ms):
-            if not 0 <= time < float("inf"):
-                raise InvalidProfileError(
-                    f"pair {self.module!r} beside {self.beside!r} holds {time} ms; a time is finite and not negative"
-                )
-        if not self.times_ms or not self.alone_ms:
-            raise InvalidProfileError(f"pair {self.module!r} beside {self.beside!r} has no measurements")
+        for times in (self.times_ms, self.alone_ms):
+            _check_times(times, f"pair {self.module!r} beside {self.beside!r}")
 
     @property
     def slowdown(self) -> float:
         """Median time beside the other over median time alone; 1 means undisturbed."""
-        alone = statistics.median(self.alone_ms)
-        return statistics.median(self.times_ms) / alone if alone > 0 else 1.0
+        return _ratio(self.times_ms, self.alone_ms)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupMember:
+    """What one of several modules took while all the others of its group kept running."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+
+    module: str
+    """Name in the graph."""
+    phase: Phase
+    """Forward or backward, of this member."""
+    quota: Annotated[int, Ge(1)]
+    """Slots it ran on."""
+    degree: Annotated[int, Ge(1)] = 1
+    """Data-parallel degree whose share of the batch it ran."""
+    times_ms: tuple[float, ...]
+    """Raw measurements in milliseconds while all others ran."""
+    alone_ms: tuple[float, ...]
+    """Raw measurements with the other partitions idle, taken in turn with them."""
+
+    def __post_init__(self) -> None:
+        for times in (self.times_ms, self.alone_ms):
+            _check_times(times, f"group member {self.module!r} ({self.phase}, quota {self.quota})")
+
+    @property
+    def slowdown(self) -> float:
+        """Median time beside the others over median time alone; 1 means undisturbed."""
+        return _ratio(self.times_ms, self.alone_ms)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSample:
+    """Two or more modules that ran side by side on partitions of one device (paper section 3.3)."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+
+    members: tuple[GroupMember, ...]
+    """Everyone that ran, in any order."""
+
+    def __post_init__(self) -> None:
+        names = [member.module for member in self.members]
+        if len(names) < 2 or len(set(names)) < len(names):
+            raise InvalidProfileError(
+                f"group of {', '.join(names) or 'nothing'}; it takes two or more modules, once each"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +186,12 @@ class Environment:
     """Version of Python."""
     driver_version: str = ""
     """Version of the CUDA driver; empty on the host."""
+    driver: str = ""
+    """Release of the kernel driver, such as ``580.95.05``; empty on the host."""
+    sm_clock_mhz: Annotated[int, Ge(0)] = 0
+    """SM clock while measuring, in MHz; 0 where unknown."""
+    memory_clock_mhz: Annotated[int, Ge(0)] = 0
+    """Memory clock while measuring, in MHz; 0 where unknown."""
     created: str
     """Date and time, ISO 8601, UTC."""
     foreign_cpu_share: float
@@ -136,18 +199,50 @@ class Environment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleStructure:
+    """What a module is made of, beyond the sizes and input shapes that the graph holds."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+
+    module: str
+    """Name in the graph."""
+    digest: str
+    """Hash of its classes, settings, and parameters' shapes and dtypes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOutError:
+    """How far predictions were off at measurements that they had not seen."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+
+    subject: str
+    """Module whose surface it was, or ``interference``."""
+    phase: Phase
+    """Forward or backward."""
+    form: str
+    """Form that predicted: ``smooth``, ``alpha-beta``, ``additive``, ..."""
+    median: float
+    """Median relative error of a time; 0.05 is five percent."""
+    largest: float
+    """Largest relative error of a time."""
+    count: Annotated[int, Ge(1)]
+    """Measurements that were held out, one at a time (a whole group, for interference)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """Everything measured about the modules of one graph on one device.
 
     Raises:
-        InvalidProfileError: A sample names an unknown module, asks for more slots than there are, or two
-            samples describe the same module, phase, degree and quota.
+        InvalidProfileError: A sample or group names an unknown module or asks for more slots than there are, or
+            two samples describe the same module, phase, degree and quota.
     """
 
-    SCHEMA_VERSION: ClassVar[int] = 1
+    SCHEMA_VERSION: ClassVar[int] = 2
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
-    schema_version: int = 1
+    schema_version: int = 2
     """Version of this file's layout."""
     device: Device
     """Where it was measured."""
@@ -156,24 +251,23 @@ class Profile:
     samples: tuple[Sample, ...]
     """Each module alone."""
     pairs: tuple[PairSample, ...] = ()
-    """Modules side by side."""
+    """Two modules side by side, one of them timed."""
+    groups: tuple[GroupSample, ...] = ()
+    """Two or more modules side by side, all of them timed."""
     memory: tuple[ModuleMemory, ...] = ()
     """What modules keep."""
+    structures: tuple[ModuleStructure, ...] = ()
+    """What modules are made of; empty where unknown."""
+    held_out: tuple[HeldOutError, ...] = ()
+    """How well this profile's samples predict each other."""
     environment: Environment
     """Software, date, and how quiet the machine was."""
 
     def __post_init__(self) -> None:
-        names = set(self.graph.names)
         seen: set[tuple[str, Phase, int, int]] = set()
         for sample in self.samples:
+            self._check_fits("sample", [sample.module], [sample.quota])
             key = (sample.module, sample.phase, sample.degree, sample.quota)
-            if sample.module not in names:
-                raise InvalidProfileError(f"the profile has a sample of {sample.module!r}, not in its graph")
-            if sample.quota > self.device.num_slots:
-                raise InvalidProfileError(
-                    f"sample of {sample.module!r} at {sample.quota} slots; "
-                    f"{self.device.name} has {self.device.num_slots}"
-                )
             if key in seen:
                 raise InvalidProfileError(
                     f"two samples for {sample.module!r} {sample.phase} at degree {sample.degree}, "
@@ -181,10 +275,22 @@ class Profile:
                 )
             seen.add(key)
         for pair in self.pairs:
-            if pair.module not in names or pair.beside not in names:
-                raise InvalidProfileError(
-                    f"the profile has a pair {pair.module!r} beside {pair.beside!r}, not in its graph"
-                )
+            self._check_fits("pair", [pair.module, pair.beside], [max(pair.quota, pair.beside_quota)])
+        for group in self.groups:
+            self._check_fits("group", [m.module for m in group.members], [m.quota for m in group.members])
+        self._check_fits("structure", [entry.module for entry in self.structures], [])
+
+    def _check_fits(self, what: str, names: list[str], quotas: list[int]) -> None:
+        """Modules are in the graph and fit on the device together."""
+        unknown = [name for name in names if name not in self.graph.names]
+        listed = " beside ".join(map(repr, names))
+        if unknown:
+            raise InvalidProfileError(f"the profile has a {what} of {listed}; {unknown[0]!r}, not in its graph")
+        if sum(quotas) > self.device.num_slots:
+            raise InvalidProfileError(
+                f"{what} of {listed} at {' + '.join(map(str, quotas))} slots; "
+                f"{self.device.name} has {self.device.num_slots}"
+            )
 
     @property
     def fingerprint(self) -> str:
@@ -196,16 +302,65 @@ class Profile:
         chosen = [s for s in self.samples if (s.module, s.phase, s.degree) == (module, phase, degree)]
         return tuple(sorted(chosen, key=lambda sample: sample.quota))
 
-    def check_matches(self, *, graph: ModuleGraph, device: Device) -> None:
-        """Raises InvalidProfileError unless this profile is of ``graph`` and was measured on ``device``."""
+    def check_matches(
+        self,
+        *,
+        graph: ModuleGraph,
+        device: Device,
+        environment: Environment | None = None,
+        structures: Iterable[ModuleStructure] = (),
+    ) -> None:
+        """Checks that this profile is of this model and was measured here.
+
+        Another driver or torch shifts times without making them useless, so it is a ``UserWarning``.
+
+        Args:
+            graph: What is to be planned.
+            device: What it is to run on.
+            environment: What it will run with; not compared where None.
+            structures: What its modules are made of; those that either side does not know are not compared.
+
+        Raises:
+            InvalidProfileError: Device, graph or a module's structure differs.
+        """
         if self.device != device:
             raise InvalidProfileError(
                 f"the profile was measured on {self.device.name} with {self.device.num_slots} slots, but this "
                 f"is {device.name} with {device.num_slots}; profile again on this device"
             )
+        known = {entry.module: entry.digest for entry in self.structures}
+        changed = [entry.module for entry in structures if known.get(entry.module, entry.digest) != entry.digest]
         if self.graph.fingerprint != graph.fingerprint:
             raise InvalidProfileError(
                 f"the profile is of modules {', '.join(self.graph.names)} (graph {self.graph.fingerprint}), "
                 f"not of {', '.join(graph.names)} (graph {graph.fingerprint}) with these input shapes; "
                 "profile this model again"
             )
+        if changed:
+            raise InvalidProfileError(f"{', '.join(changed)} changed since the profile; profile this model again")
+        if environment is not None:
+            self._warn_of_versions(environment)
+
+    def _warn_of_versions(self, now: Environment) -> None:
+        for field in ("driver_version", "driver", "torch_version"):
+            then, found = getattr(self.environment, field), getattr(now, field)
+            if then and found and then != found:
+                warnings.warn(
+                    f"the profile was measured with {field}={then}, this is {found}: times may have shifted; "
+                    "profile again to be sure",
+                    stacklevel=3,
+                )
+
+
+def _check_times(times_ms: tuple[float, ...], where: str) -> None:
+    if not times_ms:
+        raise InvalidProfileError(f"{where} has no measurements; at least one is needed")
+    # `not x >= 0` also catches NaN.
+    wrong = [time for time in times_ms if not 0 <= time < float("inf")]
+    if wrong:
+        raise InvalidProfileError(f"{where} holds {wrong[0]} ms; a time is finite and not negative")
+
+
+def _ratio(times_ms: tuple[float, ...], alone_ms: tuple[float, ...]) -> float:
+    alone = statistics.median(alone_ms)
+    return statistics.median(times_ms) / alone if alone > 0 else 1.0
