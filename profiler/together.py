@@ -68,8 +68,18 @@ class Part:
     """About how long a call takes alone; decides in which order launches take turns."""
 
 
-def run_alone(lane: Lane, call: Call, *, calls: int, pieces: int) -> Pieces:
-    """Times pieces of work on one lane; the calling thread waits once, at the end."""
+def run_alone(lane: Lane, call: Call, *, calls: int, pieces: int, held_on: torch.device | None = None) -> Pieces:
+    """Times pieces of work on one lane; the calling thread waits once, at the end.
+
+    Args:
+        lane: Where.
+        call: What is repeated.
+        calls: Calls in each piece.
+        pieces: How many to take.
+        held_on: A device on which nothing starts before some of it has been launched, as in ``run_together``.
+    """
+    if held_on is not None:
+        hold_back(held_on, min(_MOST_HOLD_MS, pieces * _LAUNCH_MS))
     marks = lane.submit(partial(_run_pieces, lane, call, calls, pieces)).wait()
     return Pieces(_on_clock(marks[0], marks), calls)
 
@@ -102,7 +112,8 @@ def window_ms(pieces: Sequence[Pieces]) -> tuple[float, float]:
 def hold_back(device: torch.device, milliseconds: float) -> None:
     """Keeps the caller's stream busy, so that what is launched behind it starts at one time; nothing on the host."""
     if device.type == "cuda":
-        torch.cuda._sleep(int(milliseconds * 1.5e6))
+        with torch.cuda.device(device):
+            torch.cuda._sleep(int(milliseconds * 1.5e6))  # clock ticks, at about 1.5 GHz
 
 
 def _run_pieces(lane: Lane, call: Call, calls: int, count: int) -> list[Mark]:

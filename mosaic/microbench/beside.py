@@ -27,7 +27,7 @@ def measure_beside(
     lanes: Lanes, both: tuple[tuple[Lane, Call], tuple[Lane, Call]], settings: BenchSettings, device: torch.device
 ) -> tuple[Beside, Beside]:
     """Times both lanes alone, then side by side."""
-    alone = [time_alone(lane, call, settings).all_ms for lane, call in both]
+    alone = [time_alone(lane, call, settings, held_on=device).all_ms for lane, call in both]
     middle = [max(1e-4, sorted(times)[len(times) // 2]) for times in alone]
     pieces = time_beside(lanes, both, middle, settings, device)
     start, end = window_ms(pieces)

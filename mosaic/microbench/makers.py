@@ -67,6 +67,7 @@ def _torch_maker(sms_per_slot: int, ordinal: int) -> Callable[[Slots], Made]:
     from torch.cuda import green_contexts
 
     kind: Any = green_contexts.GreenContext
+    create = getattr(kind, "create", kind)
     if not getattr(green_contexts, "SUPPORTED", True) or not hasattr(kind, "Stream"):
         raise BackendUnavailableError(
             "torch's green contexts cannot be had",
@@ -75,7 +76,7 @@ def _torch_maker(sms_per_slot: int, ordinal: int) -> Callable[[Slots], Made]:
         )
 
     def make(slots: Slots) -> Made:
-        context = kind.create(num_sms=len(slots) * sms_per_slot, device_id=ordinal)
+        context = create(num_sms=len(slots) * sms_per_slot, device_id=ordinal)
         return _Closing(context, context.Stream())
 
     return make

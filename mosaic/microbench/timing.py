@@ -14,12 +14,12 @@ from mosaic.profiler.together import MOST_PIECES, Call, Part, Pieces, run_alone,
 __all__ = ["Call", "Pieces", "time_alone", "time_beside", "window_ms"]
 
 
-def time_alone(lane: Lane, call: Call, settings: BenchSettings) -> Pieces:
-    """Times work on a lane while the others have nothing to do."""
+def time_alone(lane: Lane, call: Call, settings: BenchSettings, *, held_on: torch.device | None = None) -> Pieces:
+    """Times work on a lane while the others have nothing to do; ``held_on`` as in ``run_alone``."""
     estimate = _estimate_ms(lane, call)
     calls = _calls_in_piece(estimate, settings.piece_ms)
     few = max(3, round(settings.sample_ms / (calls * estimate)))
-    return run_alone(lane, call, calls=calls, pieces=min(settings.repeats, few))
+    return run_alone(lane, call, calls=calls, pieces=min(settings.repeats, few), held_on=held_on)
 
 
 def time_beside(

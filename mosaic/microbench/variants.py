@@ -122,7 +122,7 @@ def _torch_contexts(backend: Backend, split: Split) -> Variant:
         )
     ordinal = backend.torch_device.index or 0
     sms = tuple(quota * backend.device.sms_per_slot for quota in split)
-    contexts, note = _split_by_torch(green_contexts.GreenContext, sms, ordinal)
+    contexts, note = _split_by_torch(green_contexts, sms, ordinal)
     if not all(hasattr(context, "Stream") for context in contexts):
         raise BackendUnavailableError(
             "torch's green contexts have no streams", found=f"torch {torch.__version__}", needed="torch 2.11"
@@ -138,16 +138,18 @@ def _torch_contexts(backend: Backend, split: Split) -> Variant:
     return Variant(name, "torch_contexts", lanes, (lanes.lane(parts[0]), lanes.lane(parts[1])), split, note)
 
 
-def _split_by_torch(kind: Any, sms: tuple[int, ...], ordinal: int) -> tuple[list[Any], str]:
+def _split_by_torch(torch_contexts: Any, sms: tuple[int, ...], ordinal: int) -> tuple[list[Any], str]:
+    """Makes a context of each size; the second value says whether they are disjoint."""
+    make = torch_contexts.GreenContext
+    reason = f"torch {torch.__version__} cannot split"
+    if hasattr(torch_contexts, "SMPartition"):
+        try:
+            parts, _ = torch_contexts.SMPartition.from_device(ordinal).split(num_sms=list(sms))
+            return [make(sm_partition=part) for part in parts], "disjoint, by torch's SMPartition.split"
+        except RuntimeError as error:
+            reason = f"SMPartition.split failed ({error})"
     try:
-        if hasattr(kind, "split"):
-            return list(kind.split(num_sms=sms, device_id=ordinal))[: len(sms)], "disjoint, by GreenContext.split"
-    except (RuntimeError, TypeError) as error:
-        reason = f"GreenContext.split failed ({error})"
-    else:
-        reason = f"torch {torch.__version__} cannot split"
-    try:
-        contexts = [kind.create(num_sms=count, device_id=ordinal) for count in sms]
+        contexts = [getattr(make, "create", make)(num_sms=count, device_id=ordinal) for count in sms]
     except RuntimeError as error:
         raise BackendUnavailableError(
             "torch could not make two green contexts", found=str(error), needed="torch with CUDA 12.8 or newer"
