@@ -186,7 +186,7 @@ def work(order: Order, log: str, environment: dict[str, str]) -> None:
         leave(ended=False)
         left = time.monotonic()
         for figure in measurement.measure(bench):
-            figures.append(replace(figure, part=order.name))
+            figures.append(replace(figure, part=order.name, dry_run=order.dry_run))
             if time.monotonic() - left > WRITE_EVERY_S:
                 leave(ended=False)
                 left = time.monotonic()

@@ -45,12 +45,16 @@ def figures_of(result: Result) -> Iterator[Figure]:
 
 def _figures_of_row(row: Any, labels: dict[str, str]) -> Iterator[Figure]:
     fields = [(field.name, getattr(row, field.name)) for field in dataclasses.fields(row)]
-    labels = labels | {name: _text(value) for name, value in fields if name != "note" and _is_label(value)}
+    labels = labels | {
+        name: _text(value)
+        for name, value in fields
+        if name != "note" and not _is_number(name, value) and _is_label(value)
+    }
     for name, value in fields:
         if isinstance(value, Spread):
             yield median_figure(name, value.samples, labels=labels)
-        elif isinstance(value, float):
-            yield Figure(name=name, source="measured", value=value, labels=labels)
+        elif _is_number(name, value):
+            yield Figure(name=name, source="measured", value=float(value), labels=labels)
         elif isinstance(value, tuple):
             for inner in value:
                 if dataclasses.is_dataclass(inner) and not isinstance(inner, type):
@@ -62,6 +66,10 @@ def _figures_of_row(row: Any, labels: dict[str, str]) -> Iterator[Figure]:
                 yield Figure(name=name, source="measured", value=float(value), labels=labels)
             elif isinstance(value, tuple) and all(isinstance(inner, int) for inner in value):
                 yield Figure(name=f"num_{name}", source="measured", value=float(len(value)), labels=labels)
+
+
+def _is_number(name: str, value: Any) -> bool:
+    return isinstance(value, float) or (isinstance(value, int) and name.endswith("_bytes"))
 
 
 def _is_label(value: Any) -> bool:

@@ -41,4 +41,5 @@ def _text_row(figure: Figure) -> str:
     labels = ", ".join(f"{name} {value}" for name, value in figure.labels.items())
     shown = f"not measured: {figure.reason}" if figure.value is None else number(figure.value, 4)
     spread = f" [{number(figure.low, 4)}, {number(figure.high, 4)}]" if figure.low is not None else ""
-    return f"    {figure.name} ({labels}): {shown}{spread} ({figure.source})"
+    source = "dry run" if figure.dry_run else figure.source
+    return f"    {figure.name} ({labels}): {shown}{spread} ({source})"

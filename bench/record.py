@@ -41,6 +41,8 @@ class Figure:
     """Name of the measurement that it belongs to; empty in studies of one part."""
     labels: dict[str, str] = field(default_factory=dict)
     """What it was measured of, such as ``work`` and ``quota``."""
+    dry_run: bool = False
+    """Whether it comes from a rehearsal on CPU cores at the smallest sizes, and means nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
