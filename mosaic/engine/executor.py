@@ -41,6 +41,8 @@ class Executor:
     Attributes:
         in_place: For each module and reason, how many of its calls ran where they were made.
         places: For each module and reason, the line of the first such call.
+        in_order: Modules that keep to the order of the caller's work, and why: none, since callers' operators end
+            before lanes begin.
         backwards: The caller's backwards.
         gradients: Leaves whose gradients lanes compute.
         closed: Whether the lanes were given back.
@@ -50,6 +52,7 @@ class Executor:
         self.lanes = lanes
         self.in_place: Counter[tuple[str, str]] = Counter()
         self.places: dict[tuple[str, str], str] = {}
+        self.in_order: dict[str, str] = {}
         self._spans: deque[tuple[str, str, tuple[int, ...], int, int, int]] = deque(maxlen=_MAX_SPANS)
         self.closed = False
         self.backwards = Backwards(self)

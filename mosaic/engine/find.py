@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -32,13 +32,13 @@ class Finding:
         subjects: The same modules with the inputs that they got.
         left_out: Modules that look worth placing and cannot be, with the reason.
         in_order: Modules that read or write more than their arguments while the model runs, so that on streams they
-            keep to the order of the user's own.
+            keep to the order of the user's own; with what it is.
     """
 
     graph: ModuleGraph
     subjects: tuple[Subject, ...]
     left_out: dict[str, str]
-    in_order: frozenset[str] = frozenset()
+    in_order: dict[str, str] = field(default_factory=dict)
 
 
 def find_modules(
@@ -60,18 +60,20 @@ def find_modules(
     with preserved(model):
         counts = _count_calls(model, run)
         candidates, left_out = _choose(model, counts, include, exclude)
-        calls, edges, obstacles = follow(candidates, run)
-        while obstacles:  # without them, what came to others through them comes from further up
-            left_out |= obstacles
-            candidates = {name: module for name, module in candidates.items() if name not in obstacles}
-            calls, edges, obstacles = follow(candidates, run)
+        followed = follow(candidates, run)
+        while followed.obstacles:  # without them, what came to others through them comes from further up
+            left_out |= followed.obstacles
+            candidates = {name: module for name, module in candidates.items() if name not in followed.obstacles}
+            followed = follow(candidates, run)
+    calls = followed.calls
     if not calls:
         why = "".join(f"\n  - {name}: {reason}" for name, reason in left_out.items())
         raise UnsupportedModelError(
             f"found no module to place in this {type(model).__name__}; name them: colocate(..., modules=[...]){why}"
         )
     nodes = tuple(_describe(call) for call in calls.values())
-    return Finding(ModuleGraph(modules=nodes, edges=edges), tuple(calls.values()), left_out)
+    graph = ModuleGraph(modules=nodes, edges=followed.edges)
+    return Finding(graph, tuple(calls.values()), left_out, followed.in_order)
 
 
 def _runner(model: nn.Module, sample: Sample) -> Callable[[], Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from mosaic.engine.lane_tensor import reads_metadata
+from mosaic.engine.stream_beside import Beside
 from mosaic.engine.structure import flatten, is_opaque, tensors_in
 from mosaic.engine.thread_state import ThreadState
 from mosaic.graph import Edge
@@ -28,11 +30,13 @@ class _Follower(TorchFunctionMode):
 
     Attributes:
         obstacles: Candidates that reach others, or are reached, by more than arguments and results; with the reason.
+        beside: What the candidates exchange with the operations between them, other than by arguments and results.
     """
 
     def __init__(self, candidates: Mapping[str, nn.Module]) -> None:
         super().__init__()
         self.obstacles: dict[str, str] = {}
+        self.beside = Beside(candidates)
         self._owners = {id(p): (name, path) for name, m in candidates.items() for path, p in m.named_parameters()}
         self._running: list[str] = []
         self._inside: dict[int, str] = {}  # made in a candidate and, so far, not returned by it
@@ -50,13 +54,15 @@ class _Follower(TorchFunctionMode):
             self._sources[id(tensor)] = sources
             self._alive.append(tensor)
 
-    def enter(self, name: str) -> None:
-        """A candidate begins to run."""
+    def enter(self, name: str, given: list[torch.Tensor]) -> None:
+        """A candidate begins to run on ``given``."""
         self._running.append(name)
+        self.beside.enter(name, given)
 
     def leave(self, name: str, result: Any) -> None:
         """A candidate has returned ``result``."""
         self._running.remove(name)
+        self.beside.leave(name)
         for tensor in tensors_in(result):
             self._inside.pop(id(tensor), None)
             self._owners.pop(id(tensor), None)  # a parameter that it returns is a result like others
@@ -68,7 +74,9 @@ class _Follower(TorchFunctionMode):
         result = func(*args, **kwargs)
         if reads_metadata(func):
             return result
-        self._check(tensors_in((args, kwargs)), tensors_in(result) if isinstance(result, _RESULTS) else [])
+        results = tensors_in(result) if isinstance(result, _RESULTS) else []
+        self._check(tensors_in((args, kwargs)), results)
+        self.beside.note(self._running[-1] if self._running else None, func, args, kwargs, results)
         sources = self.sources((args, kwargs))
         if sources and isinstance(result, _RESULTS):
             self.mark(result, sources | self.sources(result))
@@ -93,10 +101,22 @@ class _Follower(TorchFunctionMode):
                     self._alive.append(tensor)
 
 
-def follow(
-    candidates: dict[str, nn.Module], run: Callable[[], Any]
-) -> tuple[dict[str, Subject], tuple[Edge, ...], dict[str, str]]:
-    """Runs the model; returns the candidates' calls in order, the edges between them, and who cannot be placed."""
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """What one run showed."""
+
+    calls: dict[str, Subject]
+    """The candidates' calls, in order."""
+    edges: tuple[Edge, ...]
+    """Which feeds which."""
+    obstacles: dict[str, str]
+    """Who cannot be placed, with the reason."""
+    in_order: dict[str, str]
+    """Who exchanges more than arguments and results with the operations between modules, with what it is."""
+
+
+def follow(candidates: dict[str, nn.Module], run: Callable[[], Any]) -> Followed:
+    """Runs the model and follows what its candidates get and give."""
     calls: dict[str, Subject] = {}
     edges: dict[tuple[str, str], Edge] = {}
     follower = _Follower(candidates)
@@ -106,7 +126,7 @@ def follow(
             for source in sorted(follower.sources((args, kwargs))):
                 edges.setdefault((source, name), Edge(source=source, target=name))
             calls[name] = Subject(name, module, args, kwargs, ThreadState.capture().applied)
-            follower.enter(name)
+            follower.enter(name, tensors_in((args, kwargs)))
 
         return hook
 
@@ -119,7 +139,7 @@ def follow(
     with _hooked(candidates, before, after), follower:
         run()
     obstacles = {name: reason for name, call in calls.items() if (reason := _obstacle(call)) is not None}
-    return calls, tuple(edges.values()), follower.obstacles | obstacles
+    return Followed(calls, tuple(edges.values()), follower.obstacles | obstacles, follower.beside.found)
 
 
 @contextmanager

@@ -30,6 +30,7 @@ class Runs(Protocol):
     lanes: Lanes
     in_place: Counter[tuple[str, str]]
     places: dict[tuple[str, str], str]
+    in_order: dict[str, str]
     closed: bool
 
     def call(self, site: Site, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -118,6 +119,8 @@ class Handle:
         for name, reason in self._finding.left_out.items():
             lines.append(f"not placed: {name}: {reason}")
         if self._executor is not None:
+            for name, reason in self._executor.in_order.items():
+                lines.append(f"{name} keeps to the order of the loop's own stream: {reason}")
             for (name, reason), count in self._executor.in_place.items():
                 place = self._executor.places[name, reason]
                 lines.append(f"{count} call{'s' if count > 1 else ''} of {name} ran in place ({place}): {reason}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,21 +34,21 @@ class StreamExecutor:
 
     Args:
         lanes: The lanes.
-        in_order: Names of modules that have to keep to the order of the user's stream, since they read or write
-            more than their arguments.
+        in_order: Modules that have to keep to the order of the user's stream, and why.
 
     Attributes:
+        in_order: The same.
         in_place: For each module and reason, how many of its calls ran where they were made.
         places: For each module and reason, the line of the first such call.
         closed: Whether the lanes were given back.
     """
 
-    def __init__(self, lanes: StreamLanes, *, in_order: Collection[str] = ()) -> None:
+    def __init__(self, lanes: StreamLanes, *, in_order: Mapping[str, str] | None = None) -> None:
         self.lanes = lanes
         self.in_place: Counter[tuple[str, str]] = Counter()
         self.places: dict[tuple[str, str], str] = {}
         self.closed = False
-        self._in_order = frozenset(in_order)
+        self.in_order = dict(in_order or {})
         self._orders = Orders(lanes)
         self._timeline = StreamTimeline(lanes.api)
 
@@ -65,7 +65,7 @@ class StreamExecutor:
             return self._run_here(site, run, args, kwargs, reason)
         if not on_user_stream():
             return self._run_again(site, run, args, kwargs)
-        call = PlacedCall(self._orders.of(site.lane), site, args, kwargs, in_order=site.name in self._in_order)
+        call = PlacedCall(self._orders.of(site.lane), site, args, kwargs, in_order=site.name in self.in_order)
         return call.launch(run, self._timeline)
 
     def whole(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

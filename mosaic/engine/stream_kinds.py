@@ -45,6 +45,9 @@ _IN_PLACE_OPERATORS = _words(
     __ilshift__ __irshift__ __idiv__ __setitem__
     """
 )
+_STATISTICS = _words(
+    "batch_norm instance_norm native_batch_norm cudnn_batch_norm miopen_batch_norm batch_norm_update_stats"
+)
 _MOVES = _words("to type type_as")
 
 
@@ -61,6 +64,8 @@ class Kind:
     """It writes into its first argument."""
     writes_any: bool
     """It is an operator whose schema says that it writes into some argument."""
+    statistics: bool
+    """It may write into running statistics, which neither its schema nor torch's count of versions tells."""
     inplace: int | None
     """Position of a parameter called ``inplace``; None if it has none."""
 
@@ -95,6 +100,7 @@ def kind_of(func: Callable[..., Any]) -> Kind:
         value=name in _VALUES or (name.startswith("__set__") and name not in _METADATA),
         writes=writes,
         writes_any=_schema_writes(func),
+        statistics=name in _STATISTICS,
         inplace=_inplace_position(func),
     )
 

@@ -87,17 +87,17 @@ class LaneOrder:
         self._readers: set[Any] = set()
         self._known_to: dict[Any, int] = {}
         self._reads: deque[tuple[int, weakref.ref[torch.Tensor], int, str]] = deque()
-        self._entered: ModelCall | None = None
+        self._entered: Any = None  # the beginning of a call, and not the call, which has its arguments
 
     # What the lane waits for.
 
     def enter(self, *, ready: bool) -> None:
         """Prepares the lane for work; unless its plain inputs are ``ready``, it waits for the user's stream."""
         call = self.home.call
-        if call is not None and self._entered is not call:
+        if call is not None and self._entered is not call.began:
             call.began.wait(self.stream)
             self._readers.discard(call.stream)
-            self._entered = call
+            self._entered = call.began
         if call is None or not ready:
             self.wait_for(self.home.api.current_stream())
 

@@ -188,7 +188,7 @@ class _Call:
                     "name or schema says that it writes; write to a copy"
                 )
             order.wrote()
-        if before[num_shells:] != after[num_shells:]:  # such as a batch norm's statistics
+        if before[num_shells:] != after[num_shells:] or (self.kind.statistics and self.plains):
             order.hold_user(order.home.api.current_stream(), order.point())
         order.settle()
 

@@ -270,6 +270,19 @@ def test_an_operation_on_one_lane_follows_it_and_one_on_two_joins():
         assert last.is_after(backend.launches_of(handle, "right")[-1])
 
 
+def test_running_statistics_are_ordered_though_torch_counts_no_write():
+    model, norm = TwoTowers(), nn.BatchNorm1d(16, affine=False)
+    with colocated(model, pair_batch(), SIDE_BY_SIDE) as (handle, backend):
+        left, right = results(model)
+        assert isinstance(norm(left), StreamTensor)
+        written = backend.launches_of(handle, "left")[-1]
+        norm(right)
+        assert backend.launches_of(handle, "right")[-1].is_after(written)
+        assert norm.running_mean is not None
+        norm.running_mean.sum()
+        assert backend.api.launches[-1].is_after(backend.launches_of(handle, "right")[-1])
+
+
 def test_metadata_costs_no_wait_and_no_launch():
     model = TwoTowers()
     with colocated(model, pair_batch(), SIDE_BY_SIDE) as (_, backend):
