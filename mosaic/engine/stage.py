@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cache
 from types import BuiltinFunctionType, TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
 
 import torch
 from torch import nn
@@ -17,76 +17,114 @@ from mosaic.engine.executor import Executor
 from mosaic.engine.lane_tensor import LaneTensor
 from mosaic.engine.site import Site
 from mosaic.engine.structure import tensors_in
-from mosaic.errors import InvalidPlanError
+from mosaic.errors import BackendUnavailableError, InvalidPlanError
 from mosaic.plan import Plan
 
 if TYPE_CHECKING:
-    from mosaic.backends.base import Lane
+    from mosaic.backends.base import Backend, Lane
+
+Piece: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+"""A function with its arguments and named arguments."""
+
+
+class Pool(Protocol):
+    """Lanes that are open for a stage's names, and what is known of their calls."""
+
+    def call(self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs one piece of work on the lane of its name."""
+
+    def call_all(self, calls: Mapping[str, Piece]) -> dict[str, Any]:
+        """Runs pieces of work side by side."""
+
+    def begin(self) -> None:
+        """Opens a block."""
+
+    def end(self, *, failed: bool) -> None:
+        """Closes a block, in which an error may have been raised; joins everything."""
 
 
 class Region:
     """A block in which named pieces of work run side by side; made by ``mosaic.stage``."""
 
-    def __init__(self, pool: _Pool) -> None:
+    def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._made: list[weakref.ref[LaneTensor]] = []
 
-    def run(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def run(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Runs ``function(*args, **kwargs)`` on the lane of ``name`` and returns its result at once.
 
-        The first call of its kind (name, shapes, modes) runs in place, to learn what it returns. Work under two
-        names that turns out to share a parameter stays in place, so that gradients are right.
+        On the host the first call of its kind (name, shapes, modes) runs in place, to learn what it returns; and work
+        under two names that turns out to share a parameter stays in place, so that gradients are right.
 
         Raises:
             InvalidPlanError: The stage was given a plan or quotas without this name.
         """
-        result = self._pool.call(name, function, args, kwargs)
-        self._made += [weakref.ref(tensor) for tensor in tensors_in(result) if isinstance(tensor, LaneTensor)]
-        return result
+        return self._pool.call(name, function, args, kwargs)
+
+    def run_all(self, calls: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+        """Runs pieces of work that are all known at once; with ``graphs=True`` as one CUDA graph.
+
+        .. code-block:: python
+
+            found = s.run_all({"vision": (encode_image, (images,)), "text": (encode_text, (ids,), {"mask": mask})})
+
+        Args:
+            calls: For each name a function, its arguments, and its named arguments if it has any.
+
+        Returns:
+            The result of each name.
+        """
+        return self._pool.call_all({name: _piece(name, call) for name, call in calls.items()})
 
     def __enter__(self) -> Self:
         """Opens the block."""
-        self._pool.executor.begin()
+        self._pool.begin()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Joins everything that was run; an error inside a piece of work is raised here at the latest."""
-        executor = self._pool.executor
-        try:
-            for made in self._made:
-                tensor = made()
-                if tensor is not None and error is None:
-                    tensor.join()
-            if error is None:
-                executor.check_forwards()
-        finally:
-            executor.drain()  # what nobody used may still read parameters and modes
-            executor.begin()
+        self._pool.end(failed=error is not None)
 
 
-class _Pool:
-    """Lanes and what is known of each name's calls; lives as long as the process."""
+class _HostPool:
+    """Lanes of the host and what is known of each name's calls; lives as long as the process."""
 
-    def __init__(self, slots: Mapping[str, tuple[int, ...]] | None) -> None:
-        backend = HostBackend()
+    def __init__(self, backend: Backend, slots: Mapping[str, tuple[int, ...]] | None) -> None:
         self._slots = slots
         self._spare = [(slot,) for slot in backend.device.slots]
-        for name, wanted in (slots or {}).items():
-            backend.device.check_quota(len(wanted), of=f"{name!r}")
         self.executor = Executor(backend.open_lanes(self._spare if slots is None else slots.values()))
         self._lanes: dict[str, Lane] = {}
         self._sites: dict[tuple[str, Hashable, int], Site] = {}
         self._leaves: dict[str, weakref.WeakValueDictionary[int, torch.Tensor]] = {}
+        self._made: list[weakref.ref[LaneTensor]] = []
+
+    def begin(self) -> None:
+        self.executor.begin()
+
+    def end(self, *, failed: bool) -> None:
+        try:
+            for made in self._made:
+                tensor = made()
+                if tensor is not None and not failed:
+                    tensor.join()
+            if not failed:
+                self.executor.check_forwards()
+        finally:
+            self._made.clear()
+            self.executor.drain()  # what nobody used may still read parameters and modes
+            self.executor.begin()
+
+    def call_all(self, calls: Mapping[str, Piece]) -> dict[str, Any]:
+        return {name: self.call(name, *piece) for name, piece in calls.items()}
 
     def call(self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        owner = function if isinstance(function, nn.Module) else getattr(function, "__self__", None)
-        site = self._site(name, _identity(function), owner if isinstance(owner, nn.Module) else None)
+        site = self._site(name, _identity(function), owner_of(function))
         known = len(site.signatures)
         result = self.executor.call(site, function, args, kwargs)
         if len(site.signatures) > known:
             self._compare_leaves(site, result)
+        self._made += [weakref.ref(tensor) for tensor in tensors_in(result) if isinstance(tensor, LaneTensor)]
         return result
 
     def _site(self, name: str, identity: Hashable, module: nn.Module | None) -> Site:
@@ -117,6 +155,12 @@ class _Pool:
                         theirs.obstacle = f"it shares a parameter with {site.name!r}"
 
 
+def owner_of(function: Callable[..., Any]) -> nn.Module | None:
+    """Returns the module whose call or method a function is."""
+    owner = function if isinstance(function, nn.Module) else getattr(function, "__self__", None)
+    return owner if isinstance(owner, nn.Module) else None
+
+
 def _identity(function: Callable[..., Any]) -> Hashable:
     """Returns what tells functions apart, and stays the same for a lambda that is made anew each step."""
     plain = getattr(function, "__func__", function)
@@ -126,12 +170,40 @@ def _identity(function: Callable[..., Any]) -> Hashable:
     return id(plain) if isinstance(plain, BuiltinFunctionType) else id(type(plain))
 
 
+def _piece(name: str, call: Sequence[Any]) -> Piece:
+    if not 2 <= len(call) <= 3 or not callable(call[0]):
+        raise TypeError(f"{name!r} is not (function, arguments) or (function, arguments, named arguments)")
+    return call[0], tuple(call[1]), dict(call[2]) if len(call) == 3 else {}
+
+
 @cache
-def _pool(slots: tuple[tuple[str, tuple[int, ...]], ...] | None) -> _Pool:
-    return _Pool(dict(slots) if slots is not None else None)
+def _host() -> HostBackend:
+    return HostBackend()
 
 
-def stage(plan: Plan | Mapping[str, int] | None = None) -> Region:
+@cache
+def _pool(backend: Backend, slots: tuple[tuple[str, tuple[int, ...]], ...] | None, graphs: bool) -> Pool:
+    if slots is not None:
+        for name, wanted in slots:
+            backend.device.check_quota(len(wanted), of=f"{name!r}")
+    if backend.device.kind == "host":
+        return _HostPool(backend, dict(slots) if slots is not None else None)
+    from mosaic.engine.stage_graph_pool import StreamPool
+
+    if slots is None:
+        raise InvalidPlanError(
+            f"a stage on {backend.device.name} needs a plan or quotas, such as stage({{'vision': 10, 'text': 6}})"
+        )
+    return StreamPool(backend, dict(slots), graphs=graphs)
+
+
+def _region(backend: Backend, slots: tuple[tuple[str, tuple[int, ...]], ...] | None, graphs: bool) -> Region:
+    return Region(_pool(backend, slots, graphs))  # type: ignore[arg-type]  # a protocol does not promise a hash
+
+
+def stage(
+    plan: Plan | Mapping[str, int] | None = None, *, backend: Backend | None = None, graphs: bool = False
+) -> Region:
     """Opens a block in which named pieces of work run side by side on lanes that exist beforehand.
 
     .. code-block:: python
@@ -144,16 +216,25 @@ def stage(plan: Plan | Mapping[str, int] | None = None) -> Region:
     purpose after it.
 
     Args:
-        plan: A plan with these names, or a quota in slots for each name; by default every new name gets the next
-            core, round and round.
+        plan: A plan with these names, or a quota in slots for each name; by default, on the host, every new name gets
+            the next core, round and round.
+        backend: Whose lanes to use; the host's by default. Lanes stay open as long as the process.
+        graphs: Capture each call as a CUDA graph, and ``run_all`` as one; what cannot be captured is launched as
+            without it.
 
     Raises:
-        InvalidPlanError: The quotas do not fit on this machine.
+        InvalidPlanError: The quotas do not fit on the device, or there are none for a GPU.
+        BackendUnavailableError: Graphs were asked for on the host.
     """
+    where = backend if backend is not None else _host()
+    if graphs and where.device.kind == "host":
+        raise BackendUnavailableError(
+            "a stage cannot be captured", found=f"the backend {where.name!r}", needed="a CUDA backend"
+        )
     if plan is None:
-        return Region(_pool(None))
+        return _region(where, None, graphs)
     if isinstance(plan, Plan):
-        return Region(_pool(tuple((placed.module, placed.slots) for placed in plan.placements)))
+        return _region(where, tuple((placed.module, placed.slots) for placed in plan.placements), graphs)
     first = 0
     slots = []
     for name, quota in plan.items():
@@ -161,4 +242,4 @@ def stage(plan: Plan | Mapping[str, int] | None = None) -> Region:
             raise InvalidPlanError(f"{name!r} asks for a quota of {quota} slots; use 1 or more")
         slots.append((name, tuple(range(first, first + quota))))
         first += quota
-    return Region(_pool(tuple(slots)))
+    return _region(where, tuple(slots), graphs)

@@ -13,6 +13,8 @@ of the branch first; and under autocast a weight is cast at each of its uses. Bo
 
 from __future__ import annotations
 
+import os
+import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Hashable, Iterator, Sequence
 from functools import partial
@@ -78,6 +80,7 @@ class StageGraphs:
         self._attempts: Counter[Hashable] = Counter()
         self._unused: Counter[Hashable] = Counter()
         self._closed = False
+        self._finalizer = weakref.finalize(self, _end, self._stages, os.getpid())  # runs before that of the lanes
 
     def run(self, stage: Hashable, branches: Sequence[Branch]) -> list[Any]:
         """Runs the branches of a stage at once, each on its lane; captures them where that was not done before.
@@ -113,8 +116,9 @@ class StageGraphs:
         """Lets all graphs go, after the device has come to rest; to be called before the streams end."""
         if not self._closed:
             self._closed = True
-            for number in list(self._stages):
-                self._drop(number)
+            self._api.synchronize()
+            self._finalizer()
+            self._by_key.clear()
 
     # Finding.
 
@@ -249,7 +253,7 @@ class StageGraphs:
         stage = self._stages.pop(number)
         self._by_key[stage.key].remove(number)
         self._api.synchronize()  # it may still be running
-        if self._closed or not stage.in_flight:
+        if not stage.in_flight:
             stage.close()
 
 
@@ -298,6 +302,13 @@ class _Stage:
         for branch in self.branches:
             branch.close()
         self._forward.reset()
+
+
+def _end(stages: dict[int, _Stage], process: int) -> None:
+    if os.getpid() == process:  # the child of a fork has no driver
+        for stage in stages.values():
+            stage.close()
+    stages.clear()
 
 
 def _names(key: Any) -> Hashable:

@@ -173,7 +173,7 @@ class ModuleState:
         finally:
             for tensor, before in kept:
                 tensor.copy_(before)
-            for _, home, key, value, *_ in (*self._plain, *self._own):
+            for _, home, key, value in (*self._plain, *(own[:4] for own in self._own)):
                 if home.get(key) is not value:
                     home[key] = value
 
