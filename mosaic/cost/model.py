@@ -115,8 +115,8 @@ class CostModel:
         Raises:
             ValueError: The degree was not sampled.
         """
-        ranges = [surface.quotas(degree) for surface in self._of(module)]
-        return tuple(range(max(r.start for r in ranges), min(r.stop for r in ranges)))
+        first, *others = (surface.quotas(degree) for surface in self._of(module))
+        return tuple(quota for quota in first if all(quota in other for other in others))
 
     def time_ms(self, module: str, phase: Phase, degree: int, quota: int) -> float:
         """Returns the time of one phase of a module alone on the device, in milliseconds.

@@ -7,7 +7,7 @@ from planning_cases import sample
 
 from mosaic.cost import ScalingSurface
 from mosaic.errors import InvalidProfileError
-from mosaic.profile import Phase
+from mosaic.profile import Phase, Sample
 
 
 def test_surface_returns_the_median_at_a_sample() -> None:
@@ -89,3 +89,66 @@ def test_samples_of_two_phases_do_not_make_a_surface() -> None:
 def test_no_samples_do_not_make_a_surface() -> None:
     with pytest.raises(InvalidProfileError, match="found no samples"):
         ScalingSurface([])
+
+
+def failed(quota: int, *, degree: int = 1) -> Sample:
+    return Sample(module="m", phase=Phase.FORWARD, quota=quota, degree=degree, infeasible="OutOfMemoryError: 3 GiB")
+
+
+def test_a_floor_and_perfect_scaling_add_up_exactly_between_two_samples() -> None:
+    surface = ScalingSurface([sample(quota, 2 + 24 / quota) for quota in (1, 16)])
+    assert [surface.time_ms(1, quota) for quota in range(1, 17)] == pytest.approx([2 + 24 / q for q in range(1, 17)])
+
+
+def test_a_roofline_is_exact_once_its_corner_is_sampled() -> None:
+    surface = ScalingSurface([sample(quota, max(4.0, 24 / quota)) for quota in (1, 6, 16)])
+    assert [surface.time_ms(1, q) for q in range(1, 17)] == pytest.approx([max(4.0, 24 / q) for q in range(1, 17)])
+
+
+def test_no_quota_between_samples_is_worth_more_than_its_slots() -> None:
+    surface = ScalingSurface([sample(1, 100.0), sample(3, 99.0), sample(5, 70.0), sample(16, 25.0)])
+    work = [quota * surface.time_ms(1, quota) for quota in range(1, 17)]
+    assert work == sorted(work)
+
+
+def test_scaling_that_is_better_than_perfect_is_kept_where_it_was_measured() -> None:
+    surface = ScalingSurface([sample(2, 9.0), sample(8, 1.0)])
+    assert surface.time_ms(1, 8) == 1.0
+    assert 1.0 < surface.time_ms(1, 4) < 9.0
+
+
+def test_unsorted_samples_make_the_same_surface() -> None:
+    samples = [sample(1, 9.0), sample(4, 3.0), sample(8, 2.0)]
+    times = [[ScalingSurface(order).time_ms(1, q) for q in range(1, 9)] for order in (samples, samples[::-1])]
+    assert times[0] == times[1]
+
+
+def test_two_samples_of_one_point_do_not_make_a_surface() -> None:
+    with pytest.raises(InvalidProfileError, match="two samples at degree 1, quota 2; keep one"):
+        ScalingSurface([sample(2, 1.0), sample(2, 1.1)])
+
+
+def test_where_a_module_cannot_run_the_reason_is_given_and_the_rest_goes_on() -> None:
+    surface = ScalingSurface([failed(1), sample(4, 4.0), sample(8, 2.0)])
+    assert surface.quotas(1) == (4, 5, 6, 7, 8)
+    assert surface.time_ms(1, 8) == 2.0
+    for quota in (1, 3):
+        with pytest.raises(ValueError, match=f"cannot run at degree 1, quota {quota}: OutOfMemoryError: 3 GiB"):
+            surface.time_ms(1, quota)
+
+
+def test_a_failure_between_two_samples_leaves_a_hole_up_to_both() -> None:
+    surface = ScalingSurface([sample(1, 8.0), failed(4), sample(8, 2.0), sample(9, 2.0)])
+    assert surface.quotas(1) == (1, 8, 9)
+
+
+def test_a_degree_that_cannot_run_is_not_bridged_by_its_neighbours() -> None:
+    surface = ScalingSurface([sample(1, 8.0), failed(1, degree=2), sample(1, 2.0, degree=4)])
+    assert surface.degrees == (1, 4)
+    with pytest.raises(ValueError, match="cannot run at degree 2"):
+        surface.time_ms(2, 1)
+
+
+def test_a_module_that_ran_nowhere_has_no_surface() -> None:
+    with pytest.raises(InvalidProfileError, match="'m' forward ran at no quota: OutOfMemoryError"):
+        ScalingSurface([failed(1), failed(2)])
