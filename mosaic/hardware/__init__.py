@@ -1,0 +1,18 @@
+"""What a device can do at best, and how devices are linked: enough to plan for hardware that is not here."""
+
+from mosaic.hardware.catalogue import HARDWARE_NAMES
+from mosaic.hardware.cluster import Cluster, Link
+from mosaic.hardware.description import Efficiency, Hardware
+from mosaic.hardware.find import find_cluster, find_hardware, load_cluster, load_hardware
+
+__all__ = [
+    "HARDWARE_NAMES",
+    "Cluster",
+    "Efficiency",
+    "Hardware",
+    "Link",
+    "find_cluster",
+    "find_hardware",
+    "load_cluster",
+    "load_hardware",
+]

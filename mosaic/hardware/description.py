@@ -1,0 +1,133 @@
+"""One device: its SMs and slots, its peaks, its memory, and the share of each peak that kernels reach."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from mosaic.device import FORBID_EXTRA, Device
+
+MOST_EFFICIENT = 2.0
+"""Largest efficiency: above 1 where caches serve reads that are counted as memory traffic, or a peak is a guess."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Efficiency:
+    """Share of a peak that kernels of one kind reach: the alphas of PipeWeaver's SEMU (section 4.1).
+
+    The defaults are round figures of ours for large, well shaped kernels, not measurements; ``calibrate`` replaces
+    them.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+
+    matmul: float = 0.7
+    """Matrix products, of the peak of their dtype."""
+    attention: float = 0.5
+    """Fused attention, of the peak of its dtype."""
+    conv: float = 0.5
+    """Convolutions, of the peak of their dtype."""
+    memory: float = 0.8
+    """Everything, of the memory's bandwidth; and all other arithmetic, of the vector units' peak."""
+    network: float = 0.8
+    """Collectives, of the links' bandwidth."""
+
+    def __post_init__(self) -> None:
+        for entry in dataclasses.fields(self):
+            _check_positive(f"efficiency.{entry.name}", getattr(self, entry.name), most=MOST_EFFICIENT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """A device as its vendor describes it.
+
+    Raises:
+        ValueError: A figure is zero, negative, infinite or not a number; names the field.
+    """
+
+    SCHEMA_VERSION: ClassVar[int] = 1
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+
+    schema_version: int = 1
+    """Version of this file's layout."""
+    name: str
+    """Short name, such as ``h100-80g``."""
+    kind: Literal["host", "cuda"] = "cuda"
+    """Which backend runs on it."""
+    source: str
+    """Where the figures come from."""
+    num_sms: int
+    """SMs; on the host, cores."""
+    sms_per_slot: int = 1
+    """SMs in a slot."""
+    bf16_tflops: float
+    """Dense peak of matrix products in bfloat16 or float16, in 10^12 operations a second."""
+    tf32_tflops: float
+    """Dense peak of convolutions in float32, which torch runs in TF32 by default."""
+    fp32_tflops: float
+    """Dense peak of matrix products in float32, and of all that is no matrix product."""
+    fp64_tflops: float
+    """Dense peak in float64."""
+    memory_bytes: int
+    """Memory in bytes."""
+    memory_gb_per_s: float
+    """Peak bandwidth of the memory, in 10^9 bytes a second."""
+    sm_gb_per_s: float
+    """Most that one SM draws of it, in 10^9 bytes a second: what bounds a partition of few SMs."""
+    launch_us: float
+    """Time that each kernel takes whatever its size, in microseconds."""
+    lane_bytes: int = 0
+    """Memory that a lane takes by itself, in bytes: library workspaces of its streams."""
+    efficiency: Efficiency = field(default_factory=Efficiency)
+    """Shares of the peaks that are reached."""
+
+    def __post_init__(self) -> None:
+        names = ("bf16_tflops", "tf32_tflops", "fp32_tflops", "fp64_tflops", "memory_gb_per_s", "sm_gb_per_s")
+        for name in (*names, "num_sms", "sms_per_slot", "memory_bytes"):
+            _check_positive(f"{self.name}: {name}", getattr(self, name))
+        if self.sms_per_slot > self.num_sms:
+            raise ValueError(f"{self.name}: sms_per_slot={self.sms_per_slot} is more than num_sms={self.num_sms}")
+        if not 0 <= self.launch_us < math.inf or self.lane_bytes < 0:
+            raise ValueError(
+                f"{self.name}: launch_us={self.launch_us}, lane_bytes={self.lane_bytes}; neither may be negative, "
+                "infinite or not a number"
+            )
+
+    @property
+    def num_slots(self) -> int:
+        """Slots that quotas are counted in."""
+        return self.num_sms // self.sms_per_slot
+
+    def device(self) -> Device:
+        """Returns what a planner sees of it."""
+        return Device(
+            name=self.name,
+            kind=self.kind,
+            num_slots=self.num_slots,
+            sms_per_slot=self.sms_per_slot,
+            remainder_sms=self.num_sms % self.sms_per_slot,
+            memory_bytes=self.memory_bytes,
+        )
+
+    def peak_tflops(self, dtype: str, *, is_conv: bool = False) -> float:
+        """Returns the peak of matrix products in a dtype, such as ``bfloat16``, in 10^12 operations a second.
+
+        A dtype without a figure of its own (integers, float8) counts as 16 bits wide.
+        """
+        if dtype in ("float64", "complex128"):
+            return self.fp64_tflops
+        if dtype in ("float32", "complex64"):
+            return self.tf32_tflops if is_conv else self.fp32_tflops
+        return self.bf16_tflops
+
+    def bandwidth_gb_per_s(self, num_sms: int) -> float:
+        """Returns the most that ``num_sms`` SMs draw of the memory, in 10^9 bytes a second."""
+        return min(self.memory_gb_per_s, num_sms * self.sm_gb_per_s)
+
+
+def _check_positive(name: str, value: float, *, most: float = math.inf) -> None:
+    if not 0 < value <= most or value == math.inf:  # also catches NaN
+        limit = "a finite number above 0" if most == math.inf else f"above 0 and at most {most:g}"
+        raise ValueError(f"{name}={value}; use {limit}")

@@ -1,0 +1,128 @@
+"""Finding devices and clusters by name or in files."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+from annotated_types import Ge
+
+from mosaic.artifact import load
+from mosaic.device import FORBID_EXTRA
+from mosaic.errors import MosaicError
+from mosaic.hardware.catalogue import GPUS, HARDWARE_NAMES, LINKS, describe_host
+from mosaic.hardware.cluster import Cluster, Link
+from mosaic.hardware.description import Hardware
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ClusterFile:
+    """A cluster as its file has it: the device by name, or described in full."""
+
+    SCHEMA_VERSION: ClassVar[int] = 1
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+
+    schema_version: int = 1
+    hardware: str | Hardware
+    nodes: Annotated[int, Ge(1)]
+    gpus_per_node: Annotated[int, Ge(1)]
+    intra_node: Link
+    inter_node: Link
+
+
+def find_hardware(where: str) -> Hardware:
+    """Returns a device by name, or from the file if ``where`` ends in ``.json``.
+
+    Raises:
+        MosaicError: There is no device of that name.
+        InvalidFileError: See ``load_hardware``.
+    """
+    if where.endswith(".json"):
+        return load_hardware(Path(where))
+    if where == "host":
+        return describe_host()
+    found = next((hardware for hardware in GPUS if hardware.name == where), None)
+    if found is None:
+        raise MosaicError(
+            f"no device is named {where!r}; use one of {', '.join(HARDWARE_NAMES)}, or a description in a .json file"
+        )
+    return found
+
+
+def find_cluster(where: str, gpus: int | None = None) -> Cluster:
+    """Returns a cluster from a file, or ``gpus`` devices of a name in nodes and with links that are usual for them.
+
+    Args:
+        where: Name of a device, or a .json file with a device or a cluster.
+        gpus: Number of devices; by default 1, or all of the file's cluster.
+
+    Raises:
+        MosaicError: There is no device of that name, ``gpus`` does not fill whole nodes or is not the number in the
+            file, or a file describes one device and its links are not known.
+        InvalidFileError: See ``load_hardware``.
+        ValueError: ``gpus`` is below 1.
+    """
+    if gpus is not None and gpus < 1:
+        raise ValueError(f"gpus={gpus}; a cluster has at least one")
+    if where.endswith(".json") and _is_cluster(Path(where)):
+        cluster = load_cluster(Path(where))
+        if gpus not in (None, cluster.num_devices):
+            raise MosaicError(f"{where} describes {cluster.num_devices} devices, not {gpus}; leave the number out")
+        return cluster
+    hardware = find_hardware(where)
+    count = gpus or 1
+    if where.endswith(".json"):
+        if count > 1:
+            raise MosaicError(
+                f"{where} describes one device and no links; describe the cluster: hardware, nodes, gpus_per_node, "
+                "intra_node and inter_node"
+            )
+        most, intra, inter = 1, Link(gb_per_s=1.0), Link(gb_per_s=1.0)  # one device sends nothing
+    else:
+        most, intra, inter = LINKS[hardware.name]
+    per_node = min(count, most)
+    if count % per_node:
+        raise MosaicError(
+            f"{count} devices do not fill nodes of {per_node} {where}; use a multiple of {per_node}, or describe the "
+            "cluster in a file"
+        )
+    return Cluster(
+        hardware=hardware, nodes=count // per_node, gpus_per_node=per_node, intra_node=intra, inter_node=inter
+    )
+
+
+def load_hardware(path: Path) -> Hardware:
+    """Reads the description of a device from a JSON file.
+
+    Raises:
+        InvalidFileError: The file is missing, not JSON, has an unknown field, lacks one, or a figure is zero,
+            negative, infinite or not a number; the message has the line and the field.
+    """
+    return load(Hardware, path)
+
+
+def load_cluster(path: Path) -> Cluster:
+    """Reads a cluster from a JSON file: nodes, devices a node, links, and a device by name or described in full.
+
+    Raises:
+        InvalidFileError: See ``load_hardware``.
+        MosaicError: There is no device of the name in the file.
+    """
+    read = load(_ClusterFile, path)
+    return Cluster(
+        hardware=find_hardware(read.hardware) if isinstance(read.hardware, str) else read.hardware,
+        nodes=read.nodes,
+        gpus_per_node=read.gpus_per_node,
+        intra_node=read.intra_node,
+        inter_node=read.inter_node,
+    )
+
+
+def _is_cluster(path: Path) -> bool:
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # whoever reads it next says what is wrong
+        return False
+    return isinstance(raw, dict) and "nodes" in raw

@@ -1,0 +1,206 @@
+"""Devices and clusters by name and by file."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+import pytest
+
+from mosaic.artifact import save, to_json
+from mosaic.errors import InvalidFileError, MosaicError
+from mosaic.hardware import HARDWARE_NAMES, Cluster, Hardware, Link, find_cluster, find_hardware, load_hardware
+
+H100 = find_hardware("h100-80g")
+
+
+@pytest.mark.parametrize("name", HARDWARE_NAMES)
+def test_every_name_gives_a_device_with_slots_and_a_source(name: str):
+    hardware = find_hardware(name)
+    device = hardware.device()
+    assert device.num_slots >= 1
+    assert device.num_slots * device.sms_per_slot + device.remainder_sms == hardware.num_sms
+    assert hardware.source
+    assert find_cluster(name).num_devices == 1
+
+
+def test_an_h100_has_sixteen_slots_and_four_sms_left_over():
+    device = H100.device()
+    assert (device.num_slots, device.sms_per_slot, device.remainder_sms) == (16, 8, 4)
+    assert device.kind == "cuda"
+
+
+@pytest.mark.parametrize(("name", "slots"), [("a100-80g", 27), ("a40", 21), ("h200", 16), ("h800", 16)])
+def test_slots_follow_the_architecture(name: str, slots: int):
+    assert find_hardware(name).num_slots == slots
+
+
+def test_a_wrong_name_lists_the_right_ones():
+    with pytest.raises(MosaicError, match=r"no device is named 'h1000'.*h100-80g"):
+        find_hardware("h1000")
+
+
+def test_peaks_follow_the_dtype():
+    assert H100.peak_tflops("bfloat16") == H100.peak_tflops("float16") == 989.4
+    assert H100.peak_tflops("float32") < H100.peak_tflops("float32", is_conv=True)
+    assert find_hardware("h800").peak_tflops("float64") == 1.0
+
+
+def test_few_sms_draw_less_than_all_of_the_bandwidth():
+    assert H100.bandwidth_gb_per_s(8) == pytest.approx(8 * H100.sm_gb_per_s)
+    assert H100.bandwidth_gb_per_s(132) == H100.memory_gb_per_s
+
+
+@pytest.mark.parametrize("field", ["memory_gb_per_s", "bf16_tflops", "sm_gb_per_s", "num_sms", "memory_bytes"])
+@pytest.mark.parametrize("value", [0, -1, math.nan, math.inf])
+def test_a_figure_that_cannot_be_is_refused_by_name(field: str, value: float):
+    with pytest.raises(ValueError, match=rf"{field}={value}; use a finite number above 0"):
+        dataclasses.replace(H100, **{field: value})
+
+
+def test_launches_may_be_free_but_not_negative_or_nan():
+    assert dataclasses.replace(H100, launch_us=0.0).launch_us == 0
+    for value in (-1.0, math.nan):
+        with pytest.raises(ValueError, match=f"launch_us={value}"):
+            dataclasses.replace(H100, launch_us=value)
+
+
+def test_an_efficiency_is_above_zero_and_at_most_two():
+    for value in (0.0, 2.5, math.nan):
+        with pytest.raises(ValueError, match=rf"efficiency.conv={value}; use above 0 and at most 2"):
+            dataclasses.replace(H100.efficiency, conv=value)
+
+
+def test_a_slot_cannot_be_larger_than_the_device():
+    with pytest.raises(ValueError, match="sms_per_slot=200 is more than num_sms=132"):
+        dataclasses.replace(H100, sms_per_slot=200)
+
+
+def test_a_description_survives_its_file(tmp_path):
+    path = tmp_path / "mine.json"
+    save(H100, path)
+    assert load_hardware(path) == H100
+    assert find_hardware(str(path)) == H100
+    assert find_cluster(str(path)).hardware == H100
+
+
+def refused(tmp_path, text: str, *words: str) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(text)
+    with pytest.raises(InvalidFileError) as caught:
+        load_hardware(path)
+    for word in ("mine.json", *words):
+        assert word in str(caught.value)
+
+
+def test_a_file_with_zero_bandwidth_is_refused(tmp_path):
+    refused(tmp_path, to_json(H100).replace("3350.0", "0"), "memory_gb_per_s=0", "above 0")
+
+
+def test_a_file_with_a_value_that_is_no_number_is_refused(tmp_path):
+    refused(tmp_path, to_json(H100).replace("3350.0", "NaN"), "memory_gb_per_s=nan")
+
+
+def test_a_file_with_an_unknown_field_is_refused(tmp_path):
+    refused(tmp_path, to_json(H100).replace('"num_sms"', '"tensor_cores": 4, "num_sms"'), "tensor_cores")
+
+
+def test_a_file_that_lacks_a_field_is_refused(tmp_path):
+    raw = json.loads(to_json(H100))
+    del raw["num_sms"]
+    refused(tmp_path, json.dumps(raw), "num_sms", "required")
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(InvalidFileError, match="cannot read"):
+        find_cluster(str(tmp_path / "none.json"))
+
+
+def test_thirty_two_gpus_are_four_nodes_of_eight():
+    cluster = find_cluster("h100-80g", 32)
+    assert (cluster.nodes, cluster.gpus_per_node, cluster.num_devices) == (4, 8, 32)
+    assert find_cluster("h100-80g", 4).nodes == 1
+
+
+def test_devices_that_do_not_fill_nodes_are_refused():
+    with pytest.raises(MosaicError, match="12 devices do not fill nodes of 8"):
+        find_cluster("h100-80g", 12)
+    with pytest.raises(ValueError, match="gpus=0"):
+        find_cluster("h100-80g", 0)
+
+
+def cluster_text(**changes) -> str:
+    raw = {
+        "schema_version": 1,
+        "hardware": "a40",
+        "nodes": 6,
+        "gpus_per_node": 4,
+        "intra_node": {"gb_per_s": 32},
+        "inter_node": {"gb_per_s": 6.25, "latency_us": 10},
+    }
+    return json.dumps(raw | changes)
+
+
+def test_a_cluster_comes_from_a_file(tmp_path):
+    path = tmp_path / "cluster.json"
+    path.write_text(cluster_text())
+    cluster = find_cluster(str(path))
+    assert (cluster.num_devices, cluster.hardware.name, cluster.inter_node.gb_per_s) == (24, "a40", 6.25)
+    assert find_cluster(str(path), 24) == cluster
+    with pytest.raises(MosaicError, match="describes 24 devices, not 8"):
+        find_cluster(str(path), 8)
+
+
+def test_a_cluster_file_may_describe_its_device(tmp_path):
+    path = tmp_path / "cluster.json"
+    mine = dataclasses.replace(H100, name="mine")
+    path.write_text(cluster_text(hardware=json.loads(to_json(mine))))
+    assert find_cluster(str(path)).hardware == mine
+
+
+def test_a_device_file_without_links_is_no_cluster(tmp_path):
+    path = tmp_path / "mine.json"
+    save(H100, path)
+    with pytest.raises(MosaicError, match="describes one device and no links"):
+        find_cluster(str(path), 8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"intra_node": {"gb_per_s": 0}}, "gb_per_s=0"),
+        ({"intra_node": {"gb_per_s": math.nan}}, "gb_per_s=nan"),
+        ({"intra_node": {"gb_per_s": 1, "latency_us": -1}}, "latency_us=-1"),
+        ({"nodes": 0}, "nodes"),
+        ({"switches": 2}, "switches"),
+        ({"hardware": {"name": "x"}}, "hardware"),
+    ],
+)
+def test_a_broken_cluster_file_is_refused(tmp_path, changes, words: str):
+    path = tmp_path / "cluster.json"
+    path.write_text(cluster_text(**changes))
+    with pytest.raises(InvalidFileError, match=words):
+        find_cluster(str(path))
+
+
+def test_a_ring_sends_nothing_alone_and_more_steps_with_more_devices():
+    link = Link(gb_per_s=10.0, latency_us=5.0)
+    cluster = Cluster(hardware=H100, nodes=2, gpus_per_node=2, intra_node=link, inter_node=Link(gb_per_s=1.0))
+    assert cluster.all_reduce_ms(1e9, 1) == 0
+    # 2 (d-1)/d = 1 times 1 GB over 0.8 x 10 GB/s, and 2 steps of 5 us
+    assert cluster.all_reduce_ms(1e9, 2) == pytest.approx(125 + 0.01)
+    assert cluster.link(4) is cluster.inter_node
+    assert cluster.all_reduce_ms(1e9, 4) > cluster.all_reduce_ms(1e9, 2)
+
+
+def test_a_cluster_has_nodes():
+    with pytest.raises(ValueError, match="nodes=0"):
+        dataclasses.replace(find_cluster("h200", 8), nodes=0)
+
+
+def test_the_host_has_the_cores_of_this_machine():
+    host: Hardware = find_hardware("host")
+    assert host.kind == "host"
+    assert host.num_slots == host.num_sms
+    assert host.memory_bytes > 0
