@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 from mosaic.backends.base import Backend, Lanes
-from mosaic.backends.cuda import describe_driver
+from mosaic.backends.cuda import describe_driver, describe_nvml
 from mosaic.device import Device
+from mosaic.errors import BackendUnavailableError
 from mosaic.graph import ModuleGraph
 from mosaic.profile import Environment, ModuleMemory, PairSample, Phase, Profile, Sample
 from mosaic.profiler.measure import measure_alone
@@ -60,6 +61,7 @@ def profile_modules(
     pairs = _pairs(graph, backend.device) if settings.pairs else []
     steps = _Steps(len(subjects) * len(chosen) + len(pairs), progress)
     load = ForeignLoad()
+    on_gpu = backend.torch_device.type == "cuda"
     by_name = {subject.name: subject for subject in subjects}
     partitions = [tuple(range(quota)) for quota in chosen] + [slots for *_, both in pairs for slots in both]
     with preserved(model), backend.open_lanes(partitions) as lanes:
@@ -87,11 +89,20 @@ def profile_modules(
         environment=Environment(
             torch_version=torch.__version__,
             python_version=platform.python_version(),
-            driver_version=describe_driver().version if backend.torch_device.type == "cuda" else "",
+            driver_version=describe_driver().version if on_gpu else "",
+            driver=_driver_release() if on_gpu else "",
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             foreign_cpu_share=round(load.share or 0.0, 4),
         ),
     )
+
+
+def _driver_release() -> str:
+    """Returns the kernel driver's release; empty where NVML does not answer."""
+    try:
+        return describe_nvml().driver_version
+    except BackendUnavailableError:
+        return ""
 
 
 def default_quotas(device: Device) -> tuple[int, ...]:

@@ -31,6 +31,7 @@ def bench(given: Bench) -> None:
     backend = open_backend(given.backend, given.device)
     settings = BenchSettings.tiny() if given.tiny else BenchSettings.fit(backend, quick=given.quick)
     more: dict[str, Any] = {} if given.model is None else {"subjects": _subjects(given.model, backend.torch_device)}
+    Console(stderr=True).print(f"{question.name}: {question.asks} Measuring {backend.device.name}", highlight=False)
     result = question.measure(backend, settings, budget, **more)
     to_stdout = given.json is not None and str(given.json) == "-"
     console = Console(stderr=to_stdout)

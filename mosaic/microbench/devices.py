@@ -32,7 +32,8 @@ def open_backend(name: BackendName, ordinal: int = 0) -> Backend:
             raise ValueError(f"device {ordinal} is not there: the host backend has one, 0")
         return HostBackend()
     require_gpu(ordinal)
-    return cuda.CudaBackend(ordinal)
+    backend: Backend = cuda.CudaBackend(ordinal)
+    return backend
 
 
 def require_gpu(ordinal: int) -> None:

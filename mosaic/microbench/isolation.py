@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from mosaic.backends.base import Backend
 from mosaic.device import FORBID_EXTRA
-from mosaic.errors import MosaicError
+from mosaic.errors import BackendUnavailableError, MosaicError
 from mosaic.microbench.beside import measure_beside
 from mosaic.microbench.budget import Budget
 from mosaic.microbench.devices import alternatives
@@ -183,7 +183,10 @@ def _layouts(backend: Backend, name: str, recorder: Recorder) -> list[LayoutUnit
                     )
                     for slots in partitions
                 )
-        except (*UNAVAILABLE, MosaicError) as error:
+        except BackendUnavailableError as error:
+            recorder.cannot(f"SM ids, {name}", error)
+            break  # it will not be there for the next layout either
+        except MosaicError as error:
             recorder.cannot(f"SM ids of {'+'.join(map(str, quotas))} slots, {name}", error)
         else:
             found.append(LayoutUnits(slots_are=name, quotas=quotas, partitions=seen))

@@ -43,7 +43,7 @@ def draw_overlap(result: OverlapResult, path: Path) -> None:
             group=f"{time.passes}, {time.launching}",
             value=time.step_ms.median,
             quartiles=(time.step_ms.first_quartile, time.step_ms.third_quartile),
-            text=f"{time.step_ms.median:.3g} ms  ({number_text(_speedup(time, result))}×)",
+            text=f"{time.step_ms.median:.2f} ms  ({number_text(_speedup(time, result))}×)",
         )
         for time in result.times
     ]

@@ -64,11 +64,11 @@ class BenchSettings:
             lends=200, most_contexts=4, grid=2,
         )  # fmt: skip
 
-    def quotas(self, num_slots: int) -> tuple[int, ...]:
-        """Returns quotas at equal parts of a device, the whole of it included."""
-        parts = min(self.grid, num_slots)
+    def quotas(self, num_slots: int, *, most: int | None = None) -> tuple[int, ...]:
+        """Returns quotas at equal parts of a device, ``grid`` or ``most`` at most, the whole of it included."""
+        parts = min(self.grid, num_slots, most or self.grid)
         return tuple(sorted({max(1, round(part * num_slots / parts)) for part in range(1, parts + 1)}))
 
     def splits(self, num_slots: int) -> tuple[tuple[int, int], ...]:
-        """Returns pairs of quotas that share the whole device between two; empty where it has one slot."""
-        return tuple((quota, num_slots - quota) for quota in self.quotas(num_slots) if quota < num_slots)
+        """Returns pairs of quotas, at eighths at the finest, that share a whole device; none where it has one slot."""
+        return tuple((quota, num_slots - quota) for quota in self.quotas(num_slots, most=8) if quota < num_slots)

@@ -35,7 +35,7 @@ def table_of(
         table.add_column(
             heading,
             justify="right" if numeric else "left",
-            min_width=None if numeric else min(14, max((len(row[len(table.columns)]) for row in rows), default=4)),
+            min_width=None if numeric else min(20, max((len(row[len(table.columns)]) for row in rows), default=4)),
             no_wrap=numeric,
             overflow="fold",
         )
@@ -61,7 +61,7 @@ def where_text(result: Result) -> str:
     """Returns one line that says where and when a result was measured."""
     origin = result.origin
     driver = f", driver CUDA {origin.driver_version}" if origin.driver_version else ""
-    slots = f"{origin.device.num_slots} slots of {origin.device.sms_per_slot} SMs" if driver else "host"
+    slots = "host" if origin.device.kind == "host" else f"{origin.device.num_slots} slots"
     return f"{origin.device.name} ({slots}), torch {origin.torch_version}{driver}, {origin.provenance.created[:10]}"
 
 
