@@ -102,13 +102,12 @@ def _missing_end(candidates: Sequence[int], tried: set[int], feasible: Sequence[
     if not feasible:
         middle = candidates[len(candidates) // 2]
         return None if middle in tried else middle
-    for inner in (feasible[-1], feasible[0]):
-        outer = [quota for quota in tried - set(feasible) if (quota > inner) == (inner == feasible[-1])]
-        if outer:
-            low, high = sorted((inner, min(outer, key=lambda quota: abs(quota - inner))))
-            between = [quota for quota in candidates if low < quota < high]
-            if between:
-                return between[len(between) // 2]
+    above = min((quota for quota in tried if quota > feasible[-1]), default=feasible[-1])
+    below = max((quota for quota in tried if quota < feasible[0]), default=feasible[0])
+    for low, high in ((feasible[-1], above), (below, feasible[0])):
+        between = [quota for quota in candidates if low < quota < high]
+        if between:
+            return between[len(between) // 2]
     return None
 
 
