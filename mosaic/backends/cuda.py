@@ -1,20 +1,25 @@
-"""CUDA devices and their slots; the only module that loads the extension ``mosaic._C``.
+"""CUDA devices, their slots and pools of streams; the only module that loads the extension ``mosaic._C``.
 
-Importing this module loads neither the extension nor the driver. Each function raises
-``BackendUnavailableError`` where something is not there and ``CudaError`` where the driver fails; there is no
-silent fallback. Lanes on green-context streams are not part of this version.
+Importing this module loads neither the extension nor the driver nor torch; ``CudaBackend``, which needs torch, is
+loaded when it is first asked for. Each function raises ``BackendUnavailableError`` where something is not there and
+``CudaError`` where the driver fails; there is no silent fallback.
 """
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from mosaic.errors import BackendUnavailableError, CudaError
 
 if TYPE_CHECKING:
     from mosaic import _C
+    from mosaic.backends.cuda_backend import CudaBackend as CudaBackend
+
+Placement = Literal["merged", "split"]
+"""How partitions get their SMs: slots of the one split, or one ``cuDevSmResourceSplit`` (CUDA 13.1) a layout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +180,117 @@ def describe_nvml() -> NvmlDescription:
         raise BackendUnavailableError(
             "NVML does not answer", found=str(error), needed="libnvidia-ml.so.1, which an NVIDIA driver brings"
         ) from error
+
+
+def open_pool(
+    ordinal: int,
+    layouts: Sequence[Sequence[Sequence[int]]] = (),
+    *,
+    fine: bool = False,
+    placement: Placement = "merged",
+    priority: int = 0,
+    remainder: bool = False,
+) -> _C.StreamPool:
+    """Makes a pool of green-context streams; the caller closes it.
+
+    Two pools on one device have two splits and give out the same SMs, so ``CudaBackend`` shares one in a process.
+
+    Args:
+        ordinal: The driver's number of the device.
+        layouts: Partitions as slots, by layout.
+        fine: Use the driver's smallest slots, without large clusters.
+        placement: How partitions get their SMs.
+        priority: Of the streams, as CUDA counts: lower goes first.
+        remainder: Make a partition of the SMs that the split leaves over, too.
+    """
+    require_extension()
+    from mosaic import _C
+
+    return _C.StreamPool(
+        _C.Device(ordinal), layouts, fine=fine, placement=placement, priorities=(priority,), remainder=remainder
+    )
+
+
+def probe_source() -> str:
+    """Returns the CUDA C++ of the kernel that notes the SM of each of its blocks."""
+    require_extension()
+    from mosaic import _C
+
+    return _C.PROBE_SOURCE
+
+
+def probe_stream(ordinal: int, stream: int, image: bytes | None = None) -> tuple[int, ...]:
+    """Returns the sorted ids of the SMs that kernels of a stream run on; blocks until the probe has run.
+
+    Args:
+        ordinal: The driver's number of the device.
+        stream: A stream's handle, whoever made it; 0 is the default stream.
+        image: The compiled probe; by default it is compiled for the device, once in a process.
+
+    Raises:
+        BackendUnavailableError: NVRTC is not there to compile the probe.
+        CudaError: The probe could not be loaded or run.
+    """
+    require_extension()
+    from mosaic import _C
+
+    device = _C.Device(ordinal)
+    if image is None:
+        major, minor = device.compute_capability
+        image = _compiled_probe(f"{major}.{minor}")
+    return tuple(_C.probe_stream(device, stream, image))
+
+
+@dataclass(frozen=True, slots=True)
+class CudaDriver:
+    """One device through the installed driver: all that a backend needs of it besides torch.
+
+    Attributes:
+        ordinal: The driver's number of the device.
+    """
+
+    ordinal: int
+
+    def describe(self) -> CudaDevice:
+        """Describes the device.
+
+        Raises:
+            BackendUnavailableError: There is no such device.
+        """
+        devices = describe_devices()
+        if not 0 <= self.ordinal < len(devices):
+            raise BackendUnavailableError(
+                f"device {self.ordinal} is not there; look at CUDA_VISIBLE_DEVICES",
+                found=f"{len(devices)} devices",
+                needed=f"more than {self.ordinal}",
+            )
+        return devices[self.ordinal]
+
+    def describe_slots(self, *, fine: bool) -> SlotDescription:
+        """Describes its slots."""
+        return describe_slots(self.ordinal, fine=fine)
+
+    def open_pool(self, *, fine: bool, placement: Placement, priority: int, remainder: bool) -> _C.StreamPool:
+        """Makes an empty pool."""
+        return open_pool(self.ordinal, fine=fine, placement=placement, priority=priority, remainder=remainder)
+
+    def probe_image(self) -> bytes:
+        """Returns the probe, compiled for this device; see ``cuda_probe.compile_probe``."""
+        return _compiled_probe(self.describe().compute_capability)
+
+
+def _compiled_probe(compute_capability: str) -> bytes:
+    from mosaic.backends.cuda_probe import compile_probe
+
+    return compile_probe(compute_capability)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "CudaBackend":
+        from mosaic.backends.cuda_backend import CudaBackend
+
+        return CudaBackend
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _describe(device: _C.Device) -> CudaDevice:

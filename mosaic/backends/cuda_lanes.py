@@ -7,8 +7,10 @@ plain and prioritised streams make lanes too: for comparison, under names of the
 from __future__ import annotations
 
 import os
+import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
@@ -79,9 +81,7 @@ class StreamTicket(Generic[T]):
         api = self._lane.api
         here = api.current_stream()
         self.order(here)
-        for leaf in pytree.tree_leaves(self._result):
-            if isinstance(leaf, torch.Tensor):
-                api.record_use(leaf, here)
+        _record_use(api, self._result, here)
         return self._result  # type: ignore[return-value]  # set whenever there is no error
 
 
@@ -106,6 +106,7 @@ class StreamLane:
         self.closed = False
         self._slots = slots
         self._rivals: tuple[weakref.ref[StreamLane], ...] = ()
+        self._turn: AbstractContextManager[object] = nullcontext()
         self._process = os.getpid()
 
     @property
@@ -113,12 +114,22 @@ class StreamLane:
         """Indices of the slots that its kernels run on."""
         return self._slots
 
-    def share_slots_with(self, lanes: Sequence[StreamLane]) -> None:
-        """Names the other lanes that have a slot in common with this one: their work excludes its own."""
+    def share_slots_with(self, lanes: Sequence[StreamLane], turn: AbstractContextManager[object]) -> None:
+        """Names the other lanes that have a slot in common with this one: their work excludes its own.
+
+        Args:
+            lanes: The other lanes.
+            turn: A lock that threads hold while they launch on one of them, so that one waits for the other.
+        """
         self._rivals = tuple(weakref.ref(lane) for lane in lanes)
+        self._turn = turn if lanes else nullcontext()
 
     def submit(self, work: Callable[[], T], *, after: Sequence[Ticket[object]] = ()) -> StreamTicket[T]:
-        """Launches work behind what the caller's stream was given so far; keeps what it raises for ``wait``."""
+        """Launches work behind what the caller's stream was given so far; keeps what it raises for ``wait``.
+
+        Tensors of other streams that the work reads must live until the caller has waited for it, or be declared with
+        ``api.record_use``: torch's allocator does not know of this lane.
+        """
         ticket, error = self._launch(work, after, behind_caller=True, timed=True)
         ticket._error = error
         return ticket
@@ -160,23 +171,27 @@ class StreamLane:
         self, work: Callable[[], T], after: Sequence[Ticket[object]], *, behind_caller: bool, timed: bool
     ) -> tuple[StreamTicket[T], BaseException | None]:
         self._check_open()
-        if behind_caller:
-            self.order_after_caller()
-        self._order_after(after)
-        start = self.mark() if timed else None
         result: T | None = None
         error: BaseException | None = None
-        with self.api.use_stream(self.stream):
-            try:
-                result = work()
-            except BaseException as raised:
-                error = raised
-        end = self.api.new_event(timing=timed)
-        end.record(self.stream)
+        with self._turn:
+            if behind_caller:
+                self.order_after_caller()
+            self._order_after(after)
+            start = self.mark() if timed else None
+            with self.api.use_stream(self.stream):
+                try:
+                    result = work()
+                except BaseException as raised:
+                    error = raised
+            end = self.api.new_event(timing=timed)
+            end.record(self.stream)
+            self.last = StreamTicket(self, None, end)  # without the result, which lives as long as its own ticket
         ticket: StreamTicket[T] = StreamTicket(self, start, end)
         ticket._result = result
-        self.last = StreamTicket(self, None, end)  # without the result, which lives as long as its own ticket
-        return ticket, error
+        try:
+            return ticket, error
+        finally:  # or the error's traceback holds this frame, and this frame the error
+            del ticket, error, result
 
     def _order_after(self, after: Sequence[Ticket[object]]) -> None:
         for ticket in after:
@@ -203,6 +218,7 @@ class StreamLanes:
         api: The runtime.
         streams: For each partition, its stream and the SMs that the stream may use (None: all).
         give_back: Called once, after all work has ended, to end what the streams belong to.
+        conflict: Whether work on two partitions excludes each other; by default where they have a slot in common.
     """
 
     def __init__(
@@ -210,18 +226,17 @@ class StreamLanes:
         api: StreamApi,
         streams: Mapping[tuple[int, ...], tuple[Any, int | None]],
         give_back: Callable[[], object],
+        *,
+        conflict: Callable[[tuple[int, ...], tuple[int, ...]], bool] | None = None,
     ) -> None:
         self.api = api
-        origin = StreamMark(api, api.current_stream())
-        self._lanes = {
-            slots: StreamLane(api, slots, stream, origin, num_sms=num_sms)
-            for slots, (stream, num_sms) in streams.items()
-        }
-        for slots, lane in self._lanes.items():
-            lane.share_slots_with(
-                [other for key, other in self._lanes.items() if key != slots and set(key) & set(slots)]
-            )
-        self._finalizer = weakref.finalize(self, _end, api, tuple(self._lanes.values()), give_back, os.getpid())
+        self._origin = StreamMark(api, api.current_stream())
+        self._conflict = conflict or _share_a_slot
+        self._turn = threading.RLock()
+        self._lanes: dict[tuple[int, ...], StreamLane] = {}
+        self._all: list[StreamLane] = []
+        self._add(streams)
+        self._finalizer = weakref.finalize(self, _end, api, self._all, give_back, os.getpid())
 
     @property
     def launches_inline(self) -> bool:
@@ -232,14 +247,26 @@ class StreamLanes:
         """Returns the lane of a partition; raises KeyError if it was not opened."""
         return self._lanes[slots]
 
+    def __iter__(self) -> Iterator[StreamLane]:
+        """Goes through the lanes of partitions, in the order in which they were opened."""
+        return iter(tuple(self._lanes.values()))
+
+    def _add(self, streams: Mapping[tuple[int, ...], tuple[Any, int | None]]) -> None:
+        for slots, (stream, num_sms) in streams.items():
+            self._lanes[slots] = StreamLane(self.api, slots, stream, self._origin, num_sms=num_sms)
+            self._all.append(self._lanes[slots])
+        for slots, lane in self._lanes.items():
+            rivals = [other for key, other in self._lanes.items() if key != slots and self._conflict(key, slots)]
+            lane.share_slots_with(rivals, self._turn)
+
     def drain(self) -> None:
         """Blocks the thread until the streams have done all they were given, autograd's backward included."""
-        _drain(self.api, self._lanes.values())
+        _drain(self.api, self._all)
 
     def join(self) -> None:
         """Orders the caller's current stream after all that the streams were given, without blocking the thread."""
         here = self.api.current_stream()
-        for lane in self._lanes.values():
+        for lane in self._all:
             event = self.api.new_event()
             event.record(lane.stream)
             event.wait(here)
@@ -259,13 +286,40 @@ class StreamLanes:
         self.close()
 
 
-def _end(api: StreamApi, lanes: tuple[StreamLane, ...], give_back: Callable[[], object], process: int) -> None:
+def run_aside(api: StreamApi, work: Callable[[], T]) -> T:
+    """Runs work on a plain stream of the whole device, behind the caller's, and waits until it has ended."""
+    side = api.new_stream()
+    event = api.new_event()
+    event.record(api.current_stream())
+    event.wait(side)
+    try:
+        with api.use_stream(side):
+            result = work()
+    finally:
+        api.synchronize()
+    _record_use(api, result, api.current_stream())
+    return result
+
+
+def _record_use(api: StreamApi, value: object, stream: Any) -> None:
+    for leaf in pytree.tree_leaves(value):
+        if isinstance(leaf, torch.Tensor):
+            api.record_use(leaf, stream)
+
+
+def _share_a_slot(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    return not set(one).isdisjoint(other)
+
+
+def _end(api: StreamApi, lanes: list[StreamLane], give_back: Callable[[], object], process: int) -> None:
     if os.getpid() != process:  # the child of a fork has no driver
         return
     for lane in lanes:
         lane.closed = True
-    _drain(api, lanes)
-    give_back()
+    try:
+        _drain(api, lanes)
+    finally:
+        give_back()
 
 
 def _drain(api: StreamApi, lanes: Iterable[StreamLane]) -> None:

@@ -1,0 +1,220 @@
+"""What in a process's surroundings defeats partitions of SMs, though every call succeeds.
+
+``find_in`` is a pure rule over what ``look`` saw, so that it can be tested without a GPU.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+DEFAULT_CONNECTIONS = 8
+"""Hardware queues of a process when ``CUDA_DEVICE_MAX_CONNECTIONS`` is not set; it takes 1 to 32."""
+MOST_CONNECTIONS = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentFinding:
+    """One thing that defeats partitions, or may."""
+
+    name: str
+    """What it is about, such as a variable's name."""
+    found: str
+    """What is there."""
+    rule: str
+    """Why it matters."""
+    way_out: str
+    """What to do."""
+
+    @property
+    def sentence(self) -> str:
+        """All of it, for a log."""
+        return f"{self.found}: {self.rule}; {self.way_out}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NvmlAnswers:
+    """What NVIDIA's management library says about one device."""
+
+    processes: tuple[int, ...] = ()
+    """Ids of the processes that compute on it, this one included."""
+    mig: bool = False
+    """Whether it is cut into instances."""
+    problem: str = ""
+    """Why it could not be asked; empty if it answered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What was seen."""
+
+    environ: Mapping[str, str]
+    """The process's environment."""
+    num_streams: int | None
+    """Streams in force at the same time; None where nobody knows yet."""
+    mps_control: str = ""
+    """Path of the pipe to an MPS daemon; empty if there is none."""
+    nvml: NvmlAnswers = field(default_factory=NvmlAnswers)
+    """About the device."""
+    own_process: int | None = None
+    """This process's id if it has a context on the device."""
+
+
+def find_here(uuid: str, *, num_streams: int) -> tuple[EnvironmentFinding, ...]:
+    """Looks at this process, which has a context on the device.
+
+    Args:
+        uuid: The device, as ``nvidia-smi`` prints it.
+        num_streams: Streams in force at the same time.
+    """
+    return find_in(
+        Surroundings(
+            environ=os.environ,
+            num_streams=num_streams,
+            mps_control=mps_control(os.environ),
+            nvml=ask_nvml(uuid),
+            own_process=os.getpid(),
+        )
+    )
+
+
+def find_in(seen: Surroundings) -> tuple[EnvironmentFinding, ...]:
+    """Returns what defeats partitions, worst first."""
+    return (*_mps(seen), *_connections(seen), *_nvml(seen))
+
+
+def mps_control(environ: Mapping[str, str]) -> str:
+    """Returns the path of the pipe to an MPS daemon, or an empty text where there is none."""
+    folder = environ.get("CUDA_MPS_PIPE_DIRECTORY") or "/tmp/nvidia-mps"
+    pipe = Path(folder) / "control"
+    try:
+        return str(pipe) if stat.S_ISFIFO(pipe.stat().st_mode) else ""
+    except OSError:
+        return ""
+
+
+def ask_nvml(uuid: str) -> NvmlAnswers:
+    """Asks about one device; says why where that is not possible."""
+    try:
+        import pynvml
+    except ImportError as error:
+        return NvmlAnswers(problem=f"{error} (the package nvidia-ml-py)")
+    try:
+        pynvml.nvmlInit()
+        try:
+            handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+            running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+            return NvmlAnswers(processes=tuple(sorted(int(one.pid) for one in running)), mig=_mig(pynvml, handle))
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError as error:
+        return NvmlAnswers(problem=str(error))
+
+
+def _mig(pynvml: object, handle: object) -> bool:
+    try:
+        return bool(pynvml.nvmlDeviceGetMigMode(handle)[0])  # type: ignore[attr-defined]  # an untyped module
+    except pynvml.NVMLError:  # type: ignore[attr-defined]  # devices without MIG do not know the question
+        return False
+
+
+def _mps(seen: Surroundings) -> list[EnvironmentFinding]:
+    found = []
+    percentage = seen.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
+    if percentage is not None and not _is_all(percentage):
+        found.append(
+            EnvironmentFinding(
+                name="CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
+                found=f"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE={percentage}",
+                rule="under MPS this overrides partitions, and work may use more SMs than its quota",
+                way_out="unset it, or set it to 100",
+            )
+        )
+    if seen.mps_control:
+        found.append(
+            EnvironmentFinding(
+                name="MPS",
+                found=f"an MPS daemon listens at {seen.mps_control}",
+                rule="under MPS other processes run on the SMs of the partitions at the same time",
+                way_out="end it with `echo quit | nvidia-cuda-mps-control`, unless that is meant",
+            )
+        )
+    return found
+
+
+def _is_all(percentage: str) -> bool:
+    try:
+        return float(percentage) == 100.0
+    except ValueError:
+        return False
+
+
+def _connections(seen: Surroundings) -> list[EnvironmentFinding]:
+    text = seen.environ.get("CUDA_DEVICE_MAX_CONNECTIONS")
+    valid = text is None or (text.strip().isdecimal() and 1 <= int(text) <= MOST_CONNECTIONS)
+    queues = int(text) if text is not None and valid else DEFAULT_CONNECTIONS
+    needed = DEFAULT_CONNECTIONS if seen.num_streams is None else min(seen.num_streams + 1, MOST_CONNECTIONS)
+    if valid and queues >= needed:
+        return []
+    streams = "" if seen.num_streams is None else f" for {seen.num_streams} lanes and the stream of the loop"
+    setting = f"={text}" if text is not None else f" is not set, so there are {DEFAULT_CONNECTIONS} queues"
+    advice = f"set {MOST_CONNECTIONS} before the process starts"
+    return [
+        EnvironmentFinding(
+            name="CUDA_DEVICE_MAX_CONNECTIONS",
+            found=f"CUDA_DEVICE_MAX_CONNECTIONS{setting}{streams}",
+            rule="streams that share a hardware queue wait for each other, whatever their SMs",
+            way_out=advice if text is None else f"unset it (the default is {DEFAULT_CONNECTIONS}) or {advice}",
+        )
+    ]
+
+
+def _nvml(seen: Surroundings) -> list[EnvironmentFinding]:
+    answers = seen.nvml
+    if answers.problem:
+        return [
+            EnvironmentFinding(
+                name="NVML",
+                found=f"NVML does not answer ({answers.problem})",
+                rule="whether other processes use this GPU, whose work takes turns with all partitions, is unknown",
+                way_out="install nvidia-ml-py, or look at `nvidia-smi`",
+            )
+        ]
+    found = []
+    others = _other_processes(seen)
+    if others:
+        found.append(
+            EnvironmentFinding(
+                name="other processes",
+                found=f"other processes use this GPU (ids {', '.join(map(str, others))})",
+                rule="without MPS the GPU gives each process all SMs in turn, whatever the partitions",
+                way_out="end them, or take another GPU",
+            )
+        )
+    if answers.mig:
+        found.append(
+            EnvironmentFinding(
+                name="MIG",
+                found="this GPU is in MIG mode",
+                rule="slots are those of the instance, and bandwidth is the instance's share",
+                way_out="nothing, if that is meant; else `nvidia-smi -mig 0`",
+            )
+        )
+    return found
+
+
+def _other_processes(seen: Surroundings) -> tuple[int, ...]:
+    """Returns the processes besides this one.
+
+    In a container ids are those outside of it, so that this process may be listed by an id that it does not know: one
+    unknown id is then taken for it.
+    """
+    processes, own = seen.nvml.processes, seen.own_process
+    if own is None:
+        return processes
+    if own in processes:
+        return tuple(process for process in processes if process != own)
+    return processes if len(processes) > 1 else ()

@@ -1,0 +1,112 @@
+"""Lanes on green-context streams, and the record of what they were given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from mosaic.backends.cuda_lanes import StreamLane, StreamLanes
+from mosaic.backends.cuda_pool import GreenPool, LayoutRecord, Loan, PartitionRecord, PoolReport, Slots
+from mosaic.backends.stream_api import StreamApi
+
+Borrow = Callable[[Iterable[Slots]], Loan]
+
+
+class GreenLanes(StreamLanes):
+    """The lanes that are open on partitions of one GPU; made by ``CudaBackend.open_lanes``.
+
+    Args:
+        api: The runtime.
+        pool: Where the streams come from.
+        borrow: Checks partitions and borrows a stream for each.
+        partitions: What to open.
+
+    Attributes:
+        remainder: The lane on the SMs that the split leaves over, for communication; None unless asked for.
+    """
+
+    def __init__(self, api: StreamApi, pool: GreenPool, borrow: Borrow, partitions: Iterable[Slots]) -> None:
+        self._pool = pool
+        self._borrow = borrow
+        self._loans = [borrow(partitions)]
+        self._layout_of = dict(self._loans[0].layout_of)
+        self.remainder: StreamLane | None = None
+        loans = self._loans  # what gives back must not hold the lanes
+        try:
+            super().__init__(
+                api,
+                {slots: self._stream(api, slots, self._loans[0]) for slots in self._loans[0].streams},
+                lambda: _give_back(loans),
+                conflict=_conflict_in(pool, self._layout_of),
+            )
+            self._open_remainder(self._loans[0])
+        except BaseException:
+            _give_back(loans)
+            raise
+
+    @property
+    def partitions(self) -> tuple[PartitionRecord, ...]:
+        """Describes the partitions: SMs requested and granted, and the ids that the probe saw."""
+        return tuple(record for loan in self._loans for record in loan.records())
+
+    @property
+    def report(self) -> PoolReport:
+        """Describes the partitions and what making them took, for the record of a run."""
+        return PoolReport(
+            fine=self._pool.fine,
+            placement=self._pool.placement,
+            partitions=self.partitions,
+            remainder=self._pool.remainder,
+            layouts=tuple(layout for loan in self._loans for layout in loan.layouts),
+        )
+
+    def add_layout(self, partitions: Sequence[Slots]) -> tuple[LayoutRecord, ...]:
+        """Opens lanes for more partitions, while work runs on the others; returns what it took.
+
+        Partitions that are open already stay as they are. Not for the loop of a training step: making a context takes
+        tens of milliseconds.
+
+        Raises:
+            InvalidPlanError: A partition is empty or names a slot that the device does not have.
+            CudaError: The driver failed; the lanes are as before.
+        """
+        wanted = [slots for slots in (tuple(sorted(slots)) for slots in partitions) if slots not in self._lanes]
+        loan = self._borrow(wanted)
+        self._loans.append(loan)
+        self._layout_of.update(loan.layout_of)
+        self._add({slots: self._stream(self.api, slots, loan) for slots in loan.streams})
+        return loan.layouts
+
+    def _stream(self, api: StreamApi, slots: Slots, loan: Loan) -> tuple[Any, int]:
+        granted = self._pool.record(loan.layout_of[slots], slots).granted_sms
+        return api.external_stream(loan.streams[slots]), granted
+
+    def _open_remainder(self, loan: Loan) -> None:
+        record = self._pool.remainder
+        if loan.remainder is not None and record is not None:
+            stream = self.api.external_stream(loan.remainder)
+            self.remainder = StreamLane(self.api, (), stream, self._origin, num_sms=record.granted_sms)
+            self._all.append(self.remainder)
+
+
+def _give_back(loans: list[Loan]) -> None:
+    for loan in loans:
+        loan.give_back()
+
+
+def _conflict_in(pool: GreenPool, layout_of: dict[Slots, int]) -> Callable[[Slots, Slots], bool]:
+    """Returns whether work on two partitions has to take turns.
+
+    Merged slots say it by themselves. Where each layout was split anew, slots of different layouts say nothing about
+    SMs: what the probe saw decides, and without it partitions of different layouts take turns.
+    """
+
+    def conflict(one: Slots, other: Slots) -> bool:
+        if not set(one).isdisjoint(other):
+            return True
+        if pool.placement == "merged" or layout_of[one] == layout_of[other]:
+            return False
+        seen = [pool.record(layout_of[slots], slots).sm_ids for slots in (one, other)]
+        return seen[0] is None or seen[1] is None or not set(seen[0]).isdisjoint(seen[1])
+
+    return conflict
