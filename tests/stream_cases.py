@@ -55,14 +55,14 @@ class FakeBackend:
 
 @contextmanager
 def colocated(
-    model: nn.Module, sample: Any, stages: Stages, *, num_slots: int = 2, **choice: Any
+    model: nn.Module, sample: Any, stages: Stages, *, num_slots: int = 2, graphs: bool = False, **choice: Any
 ) -> Iterator[tuple[Handle, FakeBackend]]:
     """Colocates on fake streams by a plan given by hand, and watches every operator for races."""
     backend = FakeBackend(num_slots)
     plan = plan_from_quotas(stages, graph=find_modules(model, sample, **choice).graph, device=backend.device)
     named = {"modules": choice.get("include"), "exclude": choice.get("exclude", ())}
     with backend.api.watching():
-        handle = mosaic.colocate(model, sample=sample, plan=plan, backend=backend, **named)
+        handle = mosaic.colocate(model, sample=sample, plan=plan, backend=backend, graphs=graphs, **named)
         try:
             yield handle, backend
         finally:

@@ -14,6 +14,7 @@ from mosaic.cost import CostModel
 from mosaic.engine.executor import Executor
 from mosaic.engine.find import Finding, Sample, find_modules
 from mosaic.engine.handle import Handle, Runs
+from mosaic.engine.stage_graph import StageGraphs
 from mosaic.engine.stream_executor import StreamExecutor
 from mosaic.errors import BackendUnavailableError, UnsupportedModelError
 from mosaic.plan import Plan
@@ -44,6 +45,7 @@ def colocate(
     plan: Plan | None = None,
     profile: Profile | None = None,
     backend: Backend | None = None,
+    graphs: bool = False,
     settings: ProfileSettings | None = None,
     progress: ProgressCallback | None = None,
 ) -> Handle:
@@ -64,6 +66,8 @@ def colocate(
         plan: A plan to run instead of solving for one.
         profile: Measurements to plan from instead of taking them.
         backend: Where to run; by default the GPU that holds the model's parameters, or the host.
+        graphs: On a GPU, launch placed modules as CUDA graphs wherever that is right; they are captured at their first
+            calls. For modules of many small operators, which one thread cannot launch fast enough.
         settings: How carefully to profile.
         progress: Told what is being profiled, how much is done, and how much there is.
 
@@ -76,12 +80,14 @@ def colocate(
     """
     backend = backend or _backend_for(model)
     _refuse(model, backend)
+    if graphs and backend.device.kind == "host":
+        raise ValueError("graphs=True needs a model on a GPU; leave graphs out on the host")
     finding = find_modules(model, sample, include=modules, exclude=exclude)
     if profile is not None:
         profile.check_matches(graph=finding.graph, device=backend.device)
     if plan is not None:
         plan.check_matches(graph=finding.graph, device=backend.device)
-        return _activate(model, finding, plan, profile, backend)
+        return _activate(model, finding, plan, profile, backend, graphs=graphs)
     if profile is None:
         profile = profile_modules(model, finding.subjects, finding.graph, backend, settings=settings, progress=progress)
     plan = solve(finding.graph, CostModel.from_profile(profile), backend.device)
@@ -92,22 +98,25 @@ def colocate(
         )
         _LOG.info(note)
         return Handle(model, finding, plan, profile=profile, executor=None, notes=(note, *backend.notes))
-    return _activate(model, finding, plan, profile, backend)
+    return _activate(model, finding, plan, profile, backend, graphs=graphs)
 
 
-def _activate(model: nn.Module, finding: Finding, plan: Plan, profile: Profile | None, backend: Backend) -> Handle:
+def _activate(
+    model: nn.Module, finding: Finding, plan: Plan, profile: Profile | None, backend: Backend, *, graphs: bool
+) -> Handle:
     lanes = backend.open_lanes(placement.slots for placement in plan.placements)
     try:
-        executor = _executor(lanes, finding)
+        executor = _executor(lanes, finding, graphs=graphs)
         return Handle(model, finding, plan, profile=profile, executor=executor, notes=backend.notes)
     except BaseException:
         lanes.close()
         raise
 
 
-def _executor(lanes: Lanes, finding: Finding) -> Runs:
+def _executor(lanes: Lanes, finding: Finding, *, graphs: bool) -> Runs:
     if isinstance(lanes, StreamLanes):
-        return StreamExecutor(lanes, in_order=finding.in_order)
+        captured = StageGraphs(lanes.api) if graphs else None
+        return StreamExecutor(lanes, in_order=finding.in_order, graphs=captured)
     return Executor(lanes)
 
 

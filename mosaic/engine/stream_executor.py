@@ -9,11 +9,14 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mosaic.backends.sm_target import sm_target
 from mosaic.engine.executor import caller
+from mosaic.engine.stage_graph import Branch, Eager, StageGraphs
 from mosaic.engine.stream_call import PlacedCall
 from mosaic.engine.stream_kinds import all_tensors, replace
 from mosaic.engine.stream_order import ModelCall, Orders
@@ -35,16 +38,28 @@ class StreamExecutor:
     Args:
         lanes: The lanes.
         in_order: Modules that have to keep to the order of the user's stream, and why.
+        graphs: Runs calls as CUDA graphs wherever it can; None launches all of them eagerly.
+        sm_target: Tell libraries to size their grids for a lane's SMs while a forward is launched.
 
     Attributes:
         in_order: The same.
+        graphs: The same.
         in_place: For each module and reason, how many of its calls ran where they were made.
         places: For each module and reason, the line of the first such call.
         closed: Whether the lanes were given back.
     """
 
-    def __init__(self, lanes: StreamLanes, *, in_order: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        lanes: StreamLanes,
+        *,
+        in_order: Mapping[str, str] | None = None,
+        graphs: StageGraphs | None = None,
+        sm_target: bool = False,
+    ) -> None:
         self.lanes = lanes
+        self.graphs = graphs
+        self._sm_target = sm_target
         self.in_place: Counter[tuple[str, str]] = Counter()
         self.places: dict[tuple[str, str], str] = {}
         self.closed = False
@@ -65,6 +80,10 @@ class StreamExecutor:
             return self._run_here(site, run, args, kwargs, reason)
         if not on_user_stream():
             return self._run_again(site, run, args, kwargs)
+        if self.graphs is not None and site.name not in self.in_order:
+            run = partial(self._by_graph, self.graphs, site, run)
+        if self._sm_target:
+            run = partial(self._confined, site, run)
         call = PlacedCall(self._orders.of(site.lane), site, args, kwargs, in_order=site.name in self.in_order)
         return call.launch(run, self._timeline)
 
@@ -83,6 +102,18 @@ class StreamExecutor:
             self._orders.call = before
         self._orders.join()
         return result
+
+    @staticmethod
+    def _by_graph(graphs: StageGraphs, site: Site, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        lane: Any = site.lane
+        branch = Branch(name=site.name, run=run, args=args, kwargs=kwargs, lane=lane, module=site.module)
+        (result,) = graphs.run(site.name, [branch])
+        return run(*args, **kwargs) if isinstance(result, Eager) else result
+
+    def _confined(self, site: Site, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        lane: Any = site.lane
+        with sm_target(lane.num_sms, self.lanes.api.device):
+            return run(*args, **kwargs)
 
     def _run_here(self, site: Site, run: Callable[..., Any], args: Any, kwargs: Any, reason: str) -> Any:
         self.in_place[site.name, reason] += 1
@@ -121,6 +152,8 @@ class StreamExecutor:
         if not self.closed:
             self.closed = True
             self._timeline.close()
+            if self.graphs is not None:
+                self.graphs.close()
             self.lanes.close()
 
     @property
