@@ -37,7 +37,7 @@ def open_backend(name: BackendName, ordinal: int = 0) -> Backend:
 
 
 def require_gpu(ordinal: int) -> None:
-    """Raises BackendUnavailableError unless driver, GPU and torch can do it, the first thing missing named."""
+    """Raises BackendUnavailableError unless driver and GPU can do it; whether torch can is for the backend to say."""
     driver = cuda.describe_driver()
     lost = cuda.lost_uses(driver)
     if lost:
@@ -55,13 +55,6 @@ def require_gpu(ordinal: int) -> None:
     if not 0 <= ordinal < count:
         raise BackendUnavailableError(
             f"there is no GPU number {ordinal}", found=f"{count} GPUs", needed="an NVIDIA GPU, Volta or newer"
-        )
-    if not torch.cuda.is_available():
-        built = torch.version.cuda
-        raise BackendUnavailableError(
-            "torch cannot use the GPU",
-            found=f"torch {torch.__version__}, built {'without CUDA' if built is None else f'with CUDA {built}'}",
-            needed="a build of torch with CUDA that this driver serves (pytorch.org/get-started)",
         )
 
 

@@ -102,6 +102,7 @@ def measure_pool(backend: Backend, settings: BenchSettings, budget: Budget | Non
     """
     recorder = Recorder(backend, budget or Budget())
     whole = backend.device.slots
+    free_bytes(backend)  # torch makes the primary context, before a pool retains it
     lending = _lend(backend, whole, settings) if recorder.budget.allows("lending") else None
     creations: list[Creation] = []
     for maker, name, reason in makers(backend):
@@ -129,7 +130,6 @@ def measure_pool(backend: Backend, settings: BenchSettings, budget: Budget | Non
 
 def _create(backend: Backend, maker: Maker, quota: int, settings: BenchSettings, recorder: Recorder) -> Creation:
     slots = tuple(range(quota))
-    free_bytes(backend)  # torch holds the primary context from here on
     maker.make(slots).close()  # what is set up once for the process belongs to no repetition
     create, destroy, held = [], [], []
     first = free_bytes(backend)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
@@ -114,28 +115,37 @@ def _torch_contexts(backend: Backend, split: Split) -> Variant:
         raise BackendUnavailableError(
             "torch.cuda.green_contexts cannot be had", found=f"the {backend.name} backend", needed="a GPU"
         )
+    ordinal = backend.torch_device.index or 0
+    sms = tuple(quota * backend.device.sms_per_slot for quota in split)
+    made = _torch_streams(sms, ordinal)
+    parts = parts_of(split)
+    streams = {part: (stream, count) for part, stream, count in zip(parts, made.streams, sms, strict=True)}
+    lanes = StreamLanes(TorchStreams(ordinal), streams, lambda: None)
+    name = f"torch contexts {split[0]}+{split[1]}"
+    return Variant(name, "torch_contexts", lanes, (lanes.lane(parts[0]), lanes.lane(parts[1])), split, made.note)
+
+
+@dataclass(frozen=True, slots=True)
+class _TorchStreams:
+    contexts: tuple[Any, ...]
+    streams: tuple[Any, ...]
+    note: str
+
+
+@cache  # torch's allocator may ask for a stream long after its last work, so contexts live as long as the process
+def _torch_streams(sms: tuple[int, ...], ordinal: int) -> _TorchStreams:
     from torch.cuda import green_contexts
 
     if not getattr(green_contexts, "SUPPORTED", True):
         raise BackendUnavailableError(
             "this torch has no green contexts", found=f"torch {torch.__version__}", needed="CUDA 12.8 or newer"
         )
-    ordinal = backend.torch_device.index or 0
-    sms = tuple(quota * backend.device.sms_per_slot for quota in split)
     contexts, note = _split_by_torch(green_contexts, sms, ordinal)
     if not all(hasattr(context, "Stream") for context in contexts):
         raise BackendUnavailableError(
             "torch's green contexts have no streams", found=f"torch {torch.__version__}", needed="torch 2.11"
         )
-    streams = [context.Stream() for context in contexts]
-    parts = parts_of(split)
-    lanes = StreamLanes(
-        TorchStreams(ordinal),
-        {part: (stream, count) for part, stream, count in zip(parts, streams, sms, strict=True)},
-        contexts.clear,  # a context that is let go ends its streams
-    )
-    name = f"torch contexts {split[0]}+{split[1]}"
-    return Variant(name, "torch_contexts", lanes, (lanes.lane(parts[0]), lanes.lane(parts[1])), split, note)
+    return _TorchStreams(tuple(contexts), tuple(context.Stream() for context in contexts), note)
 
 
 def _split_by_torch(torch_contexts: Any, sms: tuple[int, ...], ordinal: int) -> tuple[list[Any], str]:
