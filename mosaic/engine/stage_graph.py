@@ -16,17 +16,16 @@ from __future__ import annotations
 import os
 import weakref
 from collections import Counter, OrderedDict
-from collections.abc import Hashable, Iterator, Sequence
-from functools import partial
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
 
 from mosaic.backends.stream_api import StreamApi
-from mosaic.engine.stage_graph_branch import GraphedBranch
 from mosaic.engine.stage_graph_call import Branch, Eager, TakenCall
 from mosaic.engine.stage_graph_capture import Capturing, CulpritError
 from mosaic.engine.stage_graph_module import Change, RefusalError
+from mosaic.engine.stage_graph_replay import CapturedStage
 from mosaic.errors import MosaicError
 
 __all__ = ["Branch", "Eager", "StageGraphs"]
@@ -74,7 +73,7 @@ class StageGraphs:
         self._alias = alias
         self._max_graphs = max_graphs
         self._capturing = Capturing(api, warmup=warmup, confine_libraries=sm_target)
-        self._stages: OrderedDict[int, _Stage] = OrderedDict()
+        self._stages: OrderedDict[int, CapturedStage] = OrderedDict()
         self._by_key: dict[Hashable, list[int]] = {}
         self._refusals: dict[Hashable, str] = {}
         self._attempts: Counter[Hashable] = Counter()
@@ -162,7 +161,7 @@ class StageGraphs:
         for branch in found.branches:
             self._capturing.learn_patterns(branch)
         self.num_replays += 1
-        for index, result in zip(calls, found.replay(self._api, list(calls.values())), strict=True):
+        for index, result in zip(calls, found.replay(list(calls.values())), strict=True):
             results[index] = result
 
     def _settings(self) -> Hashable:
@@ -175,7 +174,7 @@ class StageGraphs:
             torch.are_deterministic_algorithms_enabled(),
         )
 
-    def _find(self, key: Hashable) -> tuple[_Stage | None, Change | None]:
+    def _find(self, key: Hashable) -> tuple[CapturedStage | None, Change | None]:
         first: Change | None = None
         for number in list(self._by_key.get(key, ())):
             change = self._stages[number].change()
@@ -193,7 +192,7 @@ class StageGraphs:
 
     def _capture(
         self, key: Hashable, calls: dict[int, TakenCall], results: list[Any], change: Change | None
-    ) -> _Stage | None:
+    ) -> CapturedStage | None:
         """Captures a stage; takes those calls away that cannot be captured, and returns None for another try."""
         self._attempts[key] += 1
         names = _names(key)
@@ -215,7 +214,7 @@ class StageGraphs:
         while len(self._stages) >= self._max_graphs:
             self._drop(next(iter(self._stages)))
         number = self.num_captures
-        self._stages[number] = _Stage(key, forward, branches)
+        self._stages[number] = CapturedStage(key, forward, branches)
         self._by_key.setdefault(key, []).append(number)
         return self._stages[number]
 
@@ -228,7 +227,7 @@ class StageGraphs:
             for index, call in list(calls.items()):
                 try:
                     forward, branches = self._capturing.capture([call], alias=self._alias)
-                    _Stage(None, forward, branches).close()
+                    CapturedStage(None, forward, branches).close()
                 except CulpritError as alone:
                     self._refuse(calls, index, alone.refusal.reason, results, lasting=alone.refusal.lasting)
                 except Exception as alone:
@@ -257,54 +256,7 @@ class StageGraphs:
             stage.close()
 
 
-class _Stage:
-    """One capture. Autograd nodes of results that are still in use keep their branch alive."""
-
-    def __init__(self, key: Hashable, forward: Any, branches: list[GraphedBranch]) -> None:
-        self.key = key
-        self._forward = forward
-        self.branches = branches
-
-    @property
-    def in_flight(self) -> bool:
-        return any(branch.in_flight for branch in self.branches)
-
-    def change(self) -> Change | None:
-        return next((c for branch in self.branches if (c := branch.state.change()) is not None), None)
-
-    def replay(self, api: StreamApi, calls: Sequence[TakenCall]) -> Iterator[Any]:
-        """Launches everything; yields the results.
-
-        Each lane's stream is behind the caller's when it copies the inputs in, the graph is behind all lanes, and each
-        lane is behind the graph when it copies the results out. So static memory has one user after another, on
-        whatever streams this is called; and lanes keep their promises to those who share slots with them.
-        """
-        pairs = list(zip(self.branches, calls, strict=True))
-        if len(pairs) == 1:
-            branch, call = pairs[0]
-
-            def whole() -> Any:
-                branch.copy_in(call.tensors)
-                self._forward.replay()
-                return branch.results(call.tensors)
-
-            yield branch.lane.launch(whole, timed=False).wait()
-            return
-        ready = [branch.lane.launch(partial(branch.copy_in, call.tensors), timed=False) for branch, call in pairs]
-        for ticket in ready:
-            ticket.wait()
-        self._forward.replay()
-        tickets = [branch.lane.launch(partial(branch.results, call.tensors), timed=False) for branch, call in pairs]
-        for ticket in tickets:
-            yield ticket.wait()
-
-    def close(self) -> None:
-        for branch in self.branches:
-            branch.close()
-        self._forward.reset()
-
-
-def _end(stages: dict[int, _Stage], process: int) -> None:
+def _end(stages: dict[int, CapturedStage], process: int) -> None:
     if os.getpid() == process:  # the child of a fork has no driver
         for stage in stages.values():
             stage.close()

@@ -21,12 +21,11 @@ import torch
 from mosaic.backends.sm_target import sm_target
 from mosaic.backends.stream_api import StreamApi
 from mosaic.engine.branch_graph import survey
-from mosaic.engine.random_numbers import other_random_state
 from mosaic.engine.stage_graph_branch import BackwardGraph, GraphedBranch, Output
 from mosaic.engine.stage_graph_call import TakenCall
 from mosaic.engine.stage_graph_module import ModuleState, RefusalError, storages, without_trace
-from mosaic.engine.stage_graph_watch import CaptureWatch
-from mosaic.engine.structure import flatten, is_opaque, tensors_in
+from mosaic.engine.stage_graph_trial import try_out
+from mosaic.engine.structure import flatten
 from mosaic.engine.thread_state import as_lane
 
 
@@ -72,7 +71,7 @@ class Capturing:
             with self.api.use_stream(self._side):
                 for index, branch in enumerate(branches):
                     with _blaming(index, "trying it", lasting=False):
-                        self._try(branch)
+                        try_out(branch, self.api.device, self._warmup, self._as_captured)
             self.api.synchronize()
             self.api.release_workspaces()  # made outside of the pool, they would be used inside of it, and vice versa
             pool = self.api.new_graph_pool()
@@ -113,55 +112,6 @@ class Capturing:
         for tensor in call.tensors:
             self.api.record_use(tensor, lane.stream)
         return GraphedBranch(self.api, call.without_tensors(), state, static, alias=alias)
-
-    # Trial runs: on a plain stream, since libraries set themselves up at first use and some cannot on a green one.
-
-    def _try(self, branch: GraphedBranch) -> None:
-        call, state = branch.call, branch.state
-        own = [*state.aliases().values(), *state.tensors.values()]
-        others, on_host = other_random_state(), torch.get_rng_state()
-        for trial in range(max(self._warmup, 1)):
-            watch = CaptureWatch(self.api.device, branch.static, own) if trial == 0 else None
-            with self._as_captured(branch), watch or nullcontext():
-                result = call.run_on(branch.static)
-            if watch is not None and watch.obstacle is not None:
-                raise RefusalError(watch.obstacle)
-            self._check_result(branch, result)
-            made = [tensor for tensor in tensors_in(result) if tensor.requires_grad and not tensor.is_leaf]
-            targets = [static for static in (*branch.static, *state.aliases().values()) if static.requires_grad]
-            if made:
-                torch.autograd.grad(made, targets, [torch.ones_like(t) for t in made], allow_unused=True)
-            change = state.change()
-            if change is not None:
-                raise RefusalError(f"{change.text} in the call itself")
-            added = state.new_attribute()
-            if added is not None:
-                raise RefusalError(f"it made its attribute {added!r} in the call itself", lasting=False)
-        if others != other_random_state():
-            raise RefusalError("it draws from Python's or numpy's random numbers")
-        if self.api.device.type != "cpu" and not torch.equal(on_host, torch.get_rng_state()):
-            raise RefusalError("it draws random numbers on the CPU")
-
-    def _check_result(self, branch: GraphedBranch, result: Any) -> None:
-        leaves, _ = flatten(result)
-        for leaf in leaves:
-            if is_opaque(leaf):
-                raise RefusalError(f"it returns a {type(leaf).__name__}, which may hide tensors")
-            if isinstance(leaf, torch.Tensor) and type(leaf) not in (torch.Tensor, torch.nn.Parameter):
-                raise RefusalError(f"it returns a {type(leaf).__name__}, not a plain tensor")
-            if isinstance(leaf, torch.Tensor) and leaf.device != self.api.device:
-                raise RefusalError(f"it returns a tensor on {leaf.device}")
-        made = [tensor for tensor in tensors_in(result) if tensor.requires_grad]
-        found = survey(made)
-        known = {id(tensor) for tensor in (*branch.static, *branch.state.aliases().values())}
-        strange = [leaf for key, leaf in found.leaves.items() if key not in known]
-        if strange:
-            shape = "x".join(map(str, strange[0].shape)) or "scalar"
-            raise RefusalError(
-                f"its result depends on a {shape} leaf that is neither an argument nor a parameter of it"
-            )
-        if any("Checkpoint" in name for name in found.names):
-            raise RefusalError("it uses activation checkpointing")
 
     @contextmanager
     def _as_captured(self, branch: GraphedBranch) -> Iterator[None]:

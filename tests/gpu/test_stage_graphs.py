@@ -1,0 +1,219 @@
+"""Stage graphs on a real GPU: the same numbers as eager calls, and kernels that stay in their partitions."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from mosaic.backends.cuda_lanes import StreamLanes
+from mosaic.engine.stage_graph import Branch, Eager, StageGraphs
+from mosaic.errors import BackendUnavailableError
+from mosaic.microbench.devices import open_backend
+
+pytestmark = pytest.mark.gpu
+
+TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
+"""Of float32 results: a graph sums a parameter's uses apart, and libraries may choose other kernels by stream."""
+
+SMID = """
+extern "C" __global__ void note_sm(int *seen) {
+    unsigned id;
+    asm volatile("mov.u32 %0, %%smid;" : "=r"(id));
+    seen[id] = 1;
+    for (long long start = clock64(); clock64() - start < 200000;) {}
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def lanes() -> Iterator[StreamLanes]:
+    try:
+        backend = open_backend("cuda")
+    except BackendUnavailableError as error:
+        if os.environ.get("MOSAIC_REQUIRE_GPU") == "1":
+            raise
+        pytest.skip(str(error))
+    half = backend.device.num_slots // 2
+    opened = backend.open_lanes([tuple(range(half)), tuple(range(half, 2 * half))])
+    assert isinstance(opened, StreamLanes)
+    with opened:
+        yield opened
+
+
+@pytest.fixture
+def graphs(lanes: StreamLanes) -> Iterator[StageGraphs]:
+    made = StageGraphs(lanes.api)
+    yield made
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def exact() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+class Block(nn.Module):
+    """Attention, a wide layer, dropout and batch statistics."""
+
+    def __init__(self, width: int = 64, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(width, 4, batch_first=True, dropout=dropout)
+        self.wide = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Dropout(dropout), nn.Linear(4 * width, width)
+        )
+        self.norm, self.batch = nn.LayerNorm(width), nn.BatchNorm1d(width)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        hidden = x + self.attention(x, x, x, need_weights=False)[0]
+        hidden = self.norm(hidden + self.wide(hidden))
+        return {"hidden": hidden, "pooled": self.batch(hidden.mean(1))}
+
+
+class Pair(nn.Module):
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.left, self.right, self.head = Block(dropout=dropout), Block(dropout=dropout), nn.Linear(64, 8)
+
+
+Together = Callable[[Pair, torch.Tensor, torch.Tensor], list[Any]]
+
+
+def plainly(model: Pair, x: torch.Tensor, y: torch.Tensor) -> list[Any]:
+    return [model.left(x), model.right(y)]
+
+
+def by_graphs(graphs: StageGraphs, lanes: StreamLanes, *, apart: bool = False) -> Together:
+    one, other = lanes_of(lanes)
+
+    def together(model: Pair, x: torch.Tensor, y: torch.Tensor) -> list[Any]:
+        branches = [
+            Branch(name="left", run=model.left, args=(x,), kwargs={}, lane=one, module=model.left),
+            Branch(name="right", run=model.right, args=(y,), kwargs={}, lane=other, module=model.right),
+        ]
+        if apart:
+            return [graphs.run(branch.name, [branch])[0] for branch in branches]
+        return graphs.run("pair", branches)
+
+    return together
+
+
+def lanes_of(lanes: StreamLanes) -> list[Any]:
+    slots = sorted(lanes._lanes)
+    return [lanes.lane(slots[0]), lanes.lane(slots[1])]
+
+
+def train(model: Pair, together: Together, steps: int = 5) -> list[torch.Tensor]:
+    torch.manual_seed(11)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    generator = torch.Generator().manual_seed(1)
+    noted = []
+    for _ in range(steps):
+        x, y = (torch.randn(16, 12, 64, generator=generator).cuda() for _ in range(2))
+        left, right = together(model, x, y)
+        loss = (model.head(left["pooled"] * right["pooled"]) * left["hidden"].mean()).square().mean()
+        loss.backward()
+        noted += [loss.detach().clone(), torch.rand(4, device="cuda")]
+        noted += [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+        optimizer.step()
+        optimizer.zero_grad()
+    return [value.cpu() for value in (*noted, *model.state_dict().values())]
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["one graph", "one graph each"])
+@pytest.mark.parametrize("dropout", [0.0, 0.3], ids=["plain", "dropout"])
+def test_five_steps_by_graphs_equal_five_plain_ones(
+    graphs: StageGraphs, lanes: StreamLanes, dropout: float, apart: bool
+):
+    torch.manual_seed(0)
+    model = Pair(dropout).cuda()
+    twin = copy.deepcopy(model)
+    expected = train(model, plainly)
+    found = train(twin, by_graphs(graphs, lanes, apart=apart))
+    assert graphs.refused == {}
+    assert graphs.num_replays == (10 if apart else 5)
+    assert len(expected) == len(found)
+    for one, other in zip(expected, found, strict=True):
+        torch.testing.assert_close(other, one, **TOLERANCE)
+
+
+def test_capturing_leaves_the_random_numbers_where_they_were(graphs: StageGraphs, lanes: StreamLanes):
+    model, lane = nn.Dropout(0.5).cuda(), lanes_of(lanes)[0]
+    x = torch.ones(4096, device="cuda")
+    torch.manual_seed(3)
+    expected = [model(x) for _ in range(3)]
+    torch.manual_seed(3)
+    for one in expected:
+        branch = Branch(name="drop", run=model, args=(x,), kwargs={}, lane=lane, module=model)
+        assert torch.equal(graphs.run("drop", [branch])[0], one)
+
+
+def test_what_waits_for_the_device_is_refused_and_everything_else_goes_on(graphs: StageGraphs, lanes: StreamLanes):
+    one, other = lanes_of(lanes)
+    model = nn.Linear(64, 64).cuda()
+    x = torch.randn(8, 64, device="cuda")
+
+    def waits(value: torch.Tensor) -> torch.Tensor:
+        return value * value.sum().item()
+
+    def copies(value: torch.Tensor) -> torch.Tensor:
+        return value * torch.ones(64).to(value.device)
+
+    for name, function in (("waits", waits), ("copies", copies)):
+        branches = [
+            Branch(name=name, run=function, args=(x,), kwargs={}, lane=one, module=None),
+            Branch(name="good", run=model, args=(x,), kwargs={}, lane=other, module=model),
+        ]
+        bad, good = graphs.run(name, branches)
+        assert isinstance(bad, Eager)
+        torch.testing.assert_close(good, model(x), **TOLERANCE)
+        assert name in graphs.refused
+    assert torch.dropout(x, 0.5, train=True).shape == x.shape
+
+
+def test_captured_kernels_stay_in_the_partitions_of_their_lanes(graphs: StageGraphs, lanes: StreamLanes):
+    kernel = torch.cuda._compile_kernel(SMID, "note_sm")
+    num_sms = torch.cuda.get_device_properties(0).multi_processor_count
+    one, other = lanes_of(lanes)
+
+    def note(seen: torch.Tensor) -> torch.Tensor:
+        found = torch.zeros_like(seen)
+        kernel(grid=(4 * num_sms, 1, 1), block=(32, 1, 1), args=[found])
+        return found
+
+    blank = torch.zeros(num_sms + 16, dtype=torch.int32, device="cuda")
+    branches = [
+        Branch(name=name, run=note, args=(blank,), kwargs={}, lane=lane, module=None)
+        for name, lane in (("one", one), ("other", other))
+    ]
+    for _ in range(2):
+        seen = [set(found.nonzero().flatten().tolist()) for found in graphs.run("probe", branches)]
+        assert graphs.refused == {}
+        for lane, found in zip((one, other), seen, strict=True):
+            assert 0 < len(found) <= lane.num_sms + 2  # Hopper shares 2 more once dynamic parallelism was loaded
+        assert len(seen[0] & seen[1]) <= 2
+
+
+def test_dropped_graphs_give_their_memory_back(lanes: StreamLanes):
+    model = nn.Sequential(nn.Linear(1024, 4096), nn.GELU(), nn.Linear(4096, 1024)).cuda()
+    lane = lanes_of(lanes)[0]
+    graphs = StageGraphs(lanes.api, max_graphs=1)
+    used = []
+    for rows in (512, 256, 512, 256):
+        x = torch.randn(rows, 1024, device="cuda")
+        branch = Branch(name="mlp", run=model, args=(x,), kwargs={}, lane=lane, module=model)
+        graphs.run("mlp", [branch])[0].sum().backward()
+        model.zero_grad()
+        torch.cuda.synchronize()
+        used.append(torch.cuda.memory_allocated())
+    graphs.close()
+    assert used[2] <= used[0] * 1.1
+    assert used[3] <= used[1] * 1.1
