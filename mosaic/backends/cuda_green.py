@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from mosaic.backends.cuda_lanes import StreamLane, StreamLanes
+from mosaic.backends.cuda_memory import LaneMemory, measure_lane_memory
 from mosaic.backends.cuda_pool import GreenPool, LayoutRecord, Loan, PartitionRecord, PoolReport, Slots
 from mosaic.backends.stream_api import StreamApi
 
@@ -30,6 +31,7 @@ class GreenLanes(StreamLanes):
         self._borrow = borrow
         self._loans = [borrow(partitions)]
         self._layout_of = dict(self._loans[0].layout_of)
+        self._overhead_bytes: int | None = None
         self.remainder: StreamLane | None = None
         loans = self._loans  # what gives back must not hold the lanes
         try:
@@ -58,9 +60,16 @@ class GreenLanes(StreamLanes):
             partitions=self.partitions,
             remainder=self._pool.remainder,
             layouts=tuple(layout for loan in self._loans for layout in loan.layouts),
+            lane_overhead_bytes=self._overhead_bytes,
         )
 
-    def add_layout(self, partitions: Sequence[Slots]) -> tuple[LayoutRecord, ...]:
+    def measure_memory(self) -> tuple[LaneMemory, ...]:
+        """Measures what each lane costs before any module runs on it; the report has the largest from then on."""
+        found = measure_lane_memory(self)
+        self._overhead_bytes = max((lane.reserved_bytes for lane in found), default=None)
+        return found
+
+    def add_layout(self, partitions: Iterable[Slots]) -> tuple[LayoutRecord, ...]:
         """Opens lanes for more partitions, while work runs on the others; returns what it took.
 
         Partitions that are open already stay as they are. Not for the loop of a training step: making a context takes

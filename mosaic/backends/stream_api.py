@@ -91,8 +91,14 @@ class StreamApi(Protocol):
     def reserved_bytes(self) -> int:
         """Bytes that torch's allocator holds on the device now."""
 
+    def free_bytes(self) -> int:
+        """Bytes that nobody holds on the device now, by the driver."""
+
     def release_workspaces(self) -> None:
         """Gives back what cuBLAS keeps for each pair of handle and stream."""
+
+    def empty_cache(self) -> None:
+        """Gives the driver back what torch's allocator holds without need."""
 
 
 class TorchStreams:
@@ -163,6 +169,14 @@ class TorchStreams:
         """Asks the caching allocator."""
         return torch.cuda.memory_reserved(self._device)
 
+    def free_bytes(self) -> int:
+        """Asks the driver."""
+        return int(torch.cuda.mem_get_info(self._device)[0])
+
     def release_workspaces(self) -> None:
         """Clears torch's table of workspaces; they are made anew at the next call of cuBLAS."""
         torch._C._cuda_clearCublasWorkspaces()
+
+    def empty_cache(self) -> None:
+        """Asks the caching allocator, which has one cache for all devices."""
+        torch.cuda.empty_cache()

@@ -1,5 +1,6 @@
 """A CUDA runtime without a GPU: streams that run on the CPU and tell which work is ordered after which."""
 
-from fake_streams.runtime import FakeStreams, Launch, RaceError
+from fake_streams.driver import FakeGreenDriver
+from fake_streams.runtime import FakeStreams, Hold, Launch, RaceError
 
-__all__ = ["FakeStreams", "Launch", "RaceError"]
+__all__ = ["FakeGreenDriver", "FakeStreams", "Hold", "Launch", "RaceError"]

@@ -16,7 +16,11 @@ from fake_streams.clocks import Clock, Launch, merge
 from fake_streams.graphs import FakeGraph, Recording
 from fake_streams.memory import Memory, RaceError
 
-__all__ = ["FakeStreams", "Launch", "RaceError"]
+__all__ = ["FakeStreams", "Hold", "Launch", "RaceError"]
+
+HOLD_S = 60
+WORKSPACE_BYTES = 32 << 20
+TOTAL_BYTES = 80 << 30
 
 
 class FakeStream:
@@ -39,12 +43,17 @@ class FakeEvent:
         self._runtime = runtime
         self._timing = timing
         self._clock: Clock | None = None
-        self._at_ms = 0.0
+        self._recorded_ms = 0.0
         self._capture: Recording | None = None
+
+    @property
+    def _at_ms(self) -> float:
+        holds = self._runtime.holds_before(self._clock)
+        return max([self._recorded_ms, *(hold.opened_ms for hold in holds)])
 
     def record(self, stream: FakeStream) -> None:
         self._clock = dict(stream.clock)
-        self._at_ms = time.perf_counter() * 1e3
+        self._recorded_ms = time.perf_counter() * 1e3
         self._capture = stream.capture
 
     def wait(self, stream: FakeStream) -> None:
@@ -58,10 +67,12 @@ class FakeEvent:
 
     def query(self) -> bool:
         self._runtime.refuse_in_capture("query")
-        return True
+        return all(hold.is_open for hold in self._runtime.holds_before(self._clock))
 
     def synchronize(self) -> None:
         self._runtime.refuse_in_capture("synchronize")
+        for hold in self._runtime.holds_before(self._clock):
+            hold.wait()
         if self._clock is not None:
             merge(self._runtime.host, self._clock)
 
@@ -69,6 +80,27 @@ class FakeEvent:
         if not (self._timing and end_event._timing):
             raise ValueError("an event without timing has no time")
         return end_event._at_ms - self._at_ms
+
+
+class Hold:
+    """Work of one stream that does not end before it is told to, for a test of what waits for it."""
+
+    def __init__(self, launch: Launch) -> None:
+        self.launch = launch
+        self.opened_ms = 0.0
+        self._opened = threading.Event()
+
+    @property
+    def is_open(self) -> bool:
+        return self._opened.is_set()
+
+    def open(self) -> None:
+        self.opened_ms = time.perf_counter() * 1e3
+        self._opened.set()
+
+    def wait(self) -> None:
+        if not self._opened.wait(HOLD_S):
+            raise RuntimeError(f"{self.launch} was held for {HOLD_S} s while a thread waited for it")
 
 
 class FakeStreams:
@@ -87,6 +119,8 @@ class FakeStreams:
         self._streams: dict[int, FakeStream] = {0: self.main}
         self._current = threading.local()
         self._fresh = 1 << 62
+        self._holds: list[Hold] = []
+        self._with_workspace: set[int] = set()
 
     # StreamApi.
 
@@ -120,6 +154,8 @@ class FakeStreams:
 
     def synchronize(self) -> None:
         self.refuse_in_capture("synchronize")
+        for hold in self._holds:
+            hold.wait()
         for stream in self._streams.values():
             merge(self.host, stream.clock)
 
@@ -143,12 +179,29 @@ class FakeStreams:
         return 0
 
     def reserved_bytes(self) -> int:
-        return 0
+        return len(self._with_workspace) * WORKSPACE_BYTES
+
+    def free_bytes(self) -> int:
+        return TOTAL_BYTES - self.reserved_bytes()
 
     def release_workspaces(self) -> None:
+        self._with_workspace.clear()
+
+    def empty_cache(self) -> None:
         pass
 
     # For tests.
+
+    def hold(self) -> Hold:
+        """Gives the current stream work that does not end before it is opened."""
+        self.launch("hold", [], [])
+        hold = Hold(self.launches[-1])
+        self._holds.append(hold)
+        return hold
+
+    def holds_before(self, clock: Clock | None) -> list[Hold]:
+        """Returns the holds that lie before a point."""
+        return [hold for hold in self._holds if (clock or {}).get(hold.launch.stream, 0) >= hold.launch.number]
 
     def refuse_in_capture(self, what: str) -> None:
         if any(stream.capture is not None for stream in self._streams.values()):
@@ -172,6 +225,8 @@ class FakeStreams:
         merge(stream.clock, self.host)
         number = stream.clock.get(stream.handle, 0) + 1
         stream.clock[stream.handle] = number
+        if "mm" in name:  # cuBLAS takes a workspace at its first product on a stream
+            self._with_workspace.add(stream.handle)
         launch = Launch(name, stream.handle, number, dict(stream.clock))
         self.launches.append(launch)
         for tensor in reads:

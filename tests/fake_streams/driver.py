@@ -1,0 +1,164 @@
+"""A GPU's driver inside of this process, with a pool that lends made-up handles by the rules of ``_C.StreamPool``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from mosaic.backends.cuda import CudaDevice, Placement, SlotDescription
+from mosaic.errors import BackendUnavailableError, CudaError
+
+
+@dataclass
+class FakePartition:
+    slots: list[int]
+    requested_sms: int
+    granted_sms: int
+    ids: list[int]
+    stream: int
+    is_lent: bool = False
+    sm_ids: list[int] | None = None
+    creation_ms: float = 37.0
+
+
+@dataclass(frozen=True)
+class FakeCost:
+    num_contexts: int
+    num_streams: int
+    creation_ms: float
+    driver_bytes: int
+
+
+@dataclass(frozen=True)
+class FakeStats:
+    num_contexts: int
+    num_lent: int
+
+
+@dataclass
+class FakePool:
+    driver: FakeGreenDriver
+    placement: Placement
+    layouts: list[list[FakePartition]] = field(default_factory=list)
+    remainder: FakePartition | None = None
+    closed: bool = False
+    num_verified: int = 0
+    known: dict[tuple[object, ...], FakePartition] = field(default_factory=dict)
+    refused: set[int] = field(default_factory=set)
+
+    def add_layout(self, layout: Sequence[Sequence[int]]) -> FakeCost:
+        flat = [slot for slots in layout for slot in slots]
+        if len(set(flat)) != len(flat):
+            raise ValueError(f"layout {layout} has a slot twice")
+        made, first = 0, 0
+        self.layouts.append([])
+        for slots in layout:
+            key: tuple[object, ...] = (tuple(slots), self.placement == "split" and tuple(map(tuple, layout)))
+            if key not in self.known:
+                made += 1
+                start = first if self.placement == "split" else None
+                self.known[key] = self.driver.partition(slots, start)
+            self.layouts[-1].append(self.known[key])
+            first += len(slots)
+        return FakeCost(made, made, 37.0 * made, made << 21)
+
+    def lend(self, layout: int, partition: int, priority: int = 0) -> int:
+        if self.closed:
+            raise ValueError("this stream pool is closed; make a new one")
+        if layout in self.refused:
+            raise CudaError("layout is refused", call="cuDevSmResourceSplitByCount", status="CUDA_SUCCESS")
+        return self._lend(self.layouts[layout][partition])
+
+    def lend_remainder(self, priority: int = 0) -> int:
+        assert self.remainder is not None
+        return self._lend(self.remainder)
+
+    def _lend(self, found: FakePartition) -> int:
+        if found.is_lent:
+            raise BackendUnavailableError("all streams are lent", found="1 lent", needed="one that is not")
+        found.is_lent = True
+        return found.stream
+
+    def give_back(self, stream: int) -> None:
+        (found,) = [one for one in self._all() if one.stream == stream]
+        if not found.is_lent:
+            raise ValueError(f"stream {stream} is not lent")
+        found.is_lent = False
+
+    def partitions(self, layout: int) -> list[FakePartition]:
+        return self.layouts[layout]
+
+    def verify(self, image: bytes) -> None:
+        assert image == self.driver.image
+        self.num_verified += 1
+        for found in self._all():
+            found.sm_ids = found.ids
+        for index, layout in enumerate(self.layouts):
+            flat = [sm for found in layout for sm in found.ids]
+            if len(set(flat)) != len(flat):
+                self.refused.add(index)
+                raise CudaError("layout shares SMs", call="cuDevSmResourceSplitByCount", status="CUDA_SUCCESS")
+
+    def stats(self) -> FakeStats:
+        return FakeStats(len(self._all()), sum(one.is_lent for one in self._all()))
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _all(self) -> list[FakePartition]:
+        return [*self.known.values(), *([self.remainder] if self.remainder is not None else [])]
+
+
+class FakeGreenDriver:
+    """One device; an instance is one machine, so that pools of different tests are apart."""
+
+    image = b"the probe"
+
+    def __init__(self, num_slots: int = 4, *, sms_per_slot: int = 8, remainder_sms: int = 4) -> None:
+        self.slots = SlotDescription(
+            fine=False, num_slots=num_slots, sms_per_slot=sms_per_slot, remainder_sms=remainder_sms
+        )
+        self.pools: list[FakePool] = []
+        self.spread_sms: list[int] = []
+        """SMs that all kernels may use besides their own."""
+        self.no_nvrtc = False
+        self._num_streams = 0
+
+    def describe(self) -> CudaDevice:
+        slots = self.slots
+        return CudaDevice(
+            ordinal=0,
+            name="a GPU that is not there",
+            uuid="GPU-00000000-0000-0000-0000-000000000000",
+            compute_capability="9.0",
+            num_sms=slots.num_slots * slots.sms_per_slot + slots.remainder_sms,
+            total_memory_bytes=80 << 30,
+        )
+
+    def describe_slots(self, *, fine: bool) -> SlotDescription:
+        return self.slots
+
+    def open_pool(self, *, fine: bool, placement: Placement, priority: int, remainder: bool) -> FakePool:
+        pool = FakePool(self, placement)
+        if remainder:
+            first = self.slots.num_slots * self.slots.sms_per_slot
+            ids = list(range(first, first + self.slots.remainder_sms))
+            pool.remainder = FakePartition([], len(ids), len(ids), ids, self._next_stream())
+        self.pools.append(pool)
+        return pool
+
+    def probe_image(self) -> bytes:
+        if self.no_nvrtc:
+            raise BackendUnavailableError("the SM probe cannot be compiled", found="nothing", needed="NVRTC")
+        return self.image
+
+    def partition(self, slots: Sequence[int], start: int | None) -> FakePartition:
+        """Merged slots are where they are; those of a split follow each other from ``start`` on."""
+        size = self.slots.sms_per_slot
+        placed = slots if start is None else range(start, start + len(slots))
+        ids = [slot * size + sm for slot in placed for sm in range(size)]
+        return FakePartition(list(slots), len(ids), len(ids), sorted({*ids, *self.spread_sms}), self._next_stream())
+
+    def _next_stream(self) -> int:
+        self._num_streams += 1
+        return 1000 * self._num_streams
