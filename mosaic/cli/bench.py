@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,9 @@ def bench(given: Bench) -> None:
     budget = Budget(given.seconds)
     backend = open_backend(given.backend, given.device)
     settings = BenchSettings.tiny() if given.tiny else BenchSettings.fit(backend, quick=given.quick)
-    more: dict[str, Any] = {} if given.model is None else {"subjects": _subjects(given.model, backend.torch_device)}
+    more: dict[str, Any] = {}
+    if given.model is not None:
+        more["subjects"] = _subjects(given.model, backend.torch_device, pair=given.question == "overlap")
     Console(stderr=True).print(f"{question.name}: {question.asks} Measuring {backend.device.name}", highlight=False)
     result = question.measure(backend, settings, budget, **more)
     to_stdout = given.json is not None and str(given.json) == "-"
@@ -44,10 +47,16 @@ def bench(given: Bench) -> None:
         write_text(to_json(result), Path(given.json))
 
 
-def _subjects(where: str, device: Any) -> Sequence[Subject]:
-    """Finds the modules of a user's model, moved to the device that is measured."""
+def _subjects(where: str, device: Any, *, pair: bool) -> Sequence[Subject]:
+    """Finds the modules of a user's model, moved to the device that is measured; all, or two that are independent."""
     from mosaic.cli.workload import load_workload
     from mosaic.engine import find_modules
 
     workload = load_workload(where)
-    return find_modules(workload.model.to(device), moved(workload.sample, device)).subjects
+    finding = find_modules(workload.model.to(device), moved(workload.sample, device))
+    if not pair:
+        return finding.subjects
+    for both in combinations(finding.subjects, 2):
+        if finding.graph.independent(both[0].name, both[1].name):
+            return both
+    raise MosaicError(f"no two modules of {where} are independent of each other, which overlap needs")

@@ -22,7 +22,7 @@ def table_interference(result: InterferenceResult) -> Table:
         (
             point.kernel,
             point.beside,
-            f"{point.quota}+{point.beside_quota}",
+            _split(point),
             number_text(point.alone_ms.median, 3),
             number_text(point.together_ms.median if point.together_ms else None, 3),
             number_text(point.slowdown),
@@ -51,6 +51,10 @@ def _row(point: InterferencePoint) -> str:
     return f"{point.kernel}, {point.quota} of {point.quota + point.beside_quota}"
 
 
+def _split(point: InterferencePoint) -> str:
+    return f"{point.quota}+{point.beside_quota}"
+
+
 def _summary(result: InterferenceResult) -> list[str]:
     lines = ["together counts only the calls during which the other kernel ran from beginning to end"]
     known = [point for point in result.points if point.slowdown is not None]
@@ -60,7 +64,21 @@ def _summary(result: InterferenceResult) -> list[str]:
             f"at most {worst.slowdown:.2f} times as long: {worst.kernel} on {worst.quota} slots beside "
             f"{worst.beside} on {worst.beside_quota}"
         )
+    lines += _bandwidth(result)
     missed = sum(point.together_ms is None for point in result.points)
     if missed:
         lines.append(f"{missed} rows have no time together: no call lay inside the other's run")
     return lines
+
+
+def _bandwidth(result: InterferenceResult) -> list[str]:
+    """Says what two memory-bound kernels of one kind move together; their points stand next to each other."""
+    totals = [
+        (one.together_gb_per_s + other.together_gb_per_s, one)
+        for one, other in zip(result.points[::2], result.points[1::2], strict=True)
+        if one.kernel == other.kernel and one.together_gb_per_s is not None and other.together_gb_per_s is not None
+    ]
+    if not totals:
+        return []
+    most, point = max(totals, key=lambda found: found[0])
+    return [f"most moved by two kernels together: {most:.0f} GB/s, {point.kernel} on {_split(point)} slots"]

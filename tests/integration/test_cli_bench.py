@@ -23,8 +23,18 @@ class Two(nn.Module):
     def forward(self, x):
         return self.left(x) + self.right(x)
 
+class Chain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+    def forward(self, x):
+        return self.second(self.first(x))
+
 def make():
     return Two(), torch.ones(2, 8)
+
+def make_chain():
+    return Chain(), torch.ones(2, 8)
 """
 
 
@@ -70,6 +80,14 @@ def test_a_users_modules_can_be_measured(question, key, tmp_path):
     assert written[key]
     named = written["modules"] if question == "overlap" else {point["work"].split()[0] for point in written["points"]}
     assert set(named) == {"left", "right"}
+
+
+def test_modules_that_wait_for_each_other_do_not_overlap(tmp_path, capsys):
+    path = tmp_path / "a_chain.py"
+    path.write_text(MODEL)
+    arguments = ["bench", "overlap", "--backend", "host", "--tiny", "--model", f"{path}:make_chain"]
+    assert run([*arguments, "--output", str(tmp_path)]) == 1
+    assert "independent of each other" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(
