@@ -27,11 +27,14 @@ from mosaic.timeline import Span, Timeline
 class Runs(Protocol):
     """A way to run placed calls: on the host's threads, or on streams."""
 
-    lanes: Lanes
     in_place: Counter[tuple[str, str]]
     places: dict[tuple[str, str], str]
     in_order: dict[str, str]
     closed: bool
+
+    @property
+    def lanes(self) -> Lanes:
+        """The lanes of the plan."""
 
     def call(self, site: Site, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls a placed module."""

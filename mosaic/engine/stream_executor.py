@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mosaic.backends.cuda_lanes import StreamLane
 from mosaic.backends.sm_target import sm_target
 from mosaic.engine.executor import caller
 from mosaic.engine.stage_graph import Branch, Eager, StageGraphs
@@ -84,7 +85,7 @@ class StreamExecutor:
             run = partial(self._by_graph, self.graphs, site, run)
         if self._sm_target:
             run = partial(self._confined, site, run)
-        call = PlacedCall(self._orders.of(site.lane), site, args, kwargs, in_order=site.name in self.in_order)
+        call = PlacedCall(self._orders.of(_lane_of(site)), site, args, kwargs, in_order=site.name in self.in_order)
         return call.launch(run, self._timeline)
 
     def whole(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -105,14 +106,12 @@ class StreamExecutor:
 
     @staticmethod
     def _by_graph(graphs: StageGraphs, site: Site, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        lane: Any = site.lane
-        branch = Branch(name=site.name, run=run, args=args, kwargs=kwargs, lane=lane, module=site.module)
+        branch = Branch(name=site.name, run=run, args=args, kwargs=kwargs, lane=_lane_of(site), module=site.module)
         (result,) = graphs.run(site.name, [branch])
         return run(*args, **kwargs) if isinstance(result, Eager) else result
 
     def _confined(self, site: Site, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        lane: Any = site.lane
-        with sm_target(lane.num_sms, self.lanes.api.device):
+        with sm_target(_lane_of(site).num_sms, self.lanes.api.device):
             return run(*args, **kwargs)
 
     def _run_here(self, site: Site, run: Callable[..., Any], args: Any, kwargs: Any, reason: str) -> Any:
@@ -124,7 +123,7 @@ class StreamExecutor:
 
     def _run_again(self, site: Site, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Runs a call in the middle of a backward (a recomputation) on its lane, in the order of autograd's stream."""
-        api, stream = self.lanes.api, self._orders.of(site.lane).stream
+        api, stream = self.lanes.api, self._orders.of(_lane_of(site)).stream
         here = api.current_stream()
         args, kwargs = replace(args, join_tensor), replace(kwargs, join_tensor)
         self._orders.order(here, before=stream)
@@ -173,6 +172,11 @@ class StreamExecutor:
     def clear_spans(self) -> None:
         """Forgets what ran so far."""
         self._timeline.clear()
+
+
+def _lane_of(site: Site) -> StreamLane:
+    assert isinstance(site.lane, StreamLane), "a site of another executor"
+    return site.lane
 
 
 def _obstacle() -> str | None:

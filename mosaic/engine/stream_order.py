@@ -258,4 +258,7 @@ class Orders:
 
 def version_of(tensor: torch.Tensor) -> int | None:
     """Returns how often a tensor was written to; None where torch does not count."""
-    return None if tensor.is_inference() else tensor._version
+    try:
+        return tensor._version
+    except RuntimeError:  # torch's answer for a tensor of inference mode
+        return None

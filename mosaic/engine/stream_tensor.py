@@ -104,7 +104,7 @@ class StreamTensor(torch.Tensor):
 class _Call:
     """One torch function that has a tensor of a lane among its arguments."""
 
-    __slots__ = ("args", "func", "kind", "kwargs", "plains", "shells", "stands_for", "written")
+    __slots__ = ("args", "func", "kind", "kwargs", "plain_args", "plain_kwargs", "plains", "shells", "stands_for")
 
     def __init__(self, func: Any, kind: Kind, args: Any, kwargs: Any) -> None:
         self.func = func
@@ -113,34 +113,45 @@ class _Call:
         self.kwargs = kwargs
         self.shells: list[StreamTensor] = []
         self.plains: list[torch.Tensor] = []
-        for tensor in tensors_of((args, kwargs) if kwargs else args):
-            if type(tensor) is StreamTensor:
-                self.shells.append(tensor)
-            else:
-                self.plains.append(tensor)
-        self.written = kind.written(args, kwargs)
-        self.stands_for = {id(shell.plain()): shell for shell in self.shells}
+        self.stands_for: dict[int, StreamTensor] = {}
+        self.plain_args = tuple([self._take(value) for value in args])
+        self.plain_kwargs = {key: self._take(value) for key, value in kwargs.items()} if kwargs else kwargs
+
+    def _take(self, value: Any) -> Any:
+        """Notes the tensors in an argument and returns it with plain ones in their place."""
+        if type(value) is StreamTensor:
+            plain = value.plain()
+            self.shells.append(value)
+            self.stands_for[id(plain)] = value
+            return plain
+        if isinstance(value, torch.Tensor):
+            self.plains.append(value)
+        elif isinstance(value, (tuple, list, dict)):
+            return replace(value, self._take)
+        return value
 
     def run(self) -> Any:
         """Runs it where it belongs."""
         order = self.shells[0].order
+        written = self.kind.written(self.args, self.kwargs)
         if (
-            not self.kind.value
-            and not order.lane.closed
-            and all(shell.order is order for shell in self.shells)
-            and all(type(tensor) is StreamTensor for tensor in self.written)
-            and on_user_stream()
-            and not self.kind.moves_elsewhere(self.args, self.kwargs, order.home.api.device)
+            self.kind.value
+            or order.lane.closed
+            or (len(self.shells) > 1 and any(shell.order is not order for shell in self.shells))
+            or (written and any(type(tensor) is not StreamTensor for tensor in written))
+            or not on_user_stream()
+            or self.kind.moves_elsewhere(self.args, self.kwargs, order.home.api.device)
         ):
-            return self._followed(order)
-        return self.joined()
+            return self._joined(written)
+        return self._followed(order, writes=bool(written))
 
-    def joined(self) -> Any:
+    def _joined(self, written: Sequence[torch.Tensor]) -> Any:
         """Runs it on the current stream, behind the tensors' lanes."""
         here = self.shells[0].order.home.api.current_stream()
-        args, kwargs = replace(self.args, join_tensor), replace(self.kwargs, join_tensor)
-        with _writing(self.written, here):
-            result = self.func(*args, **kwargs)
+        for shell in self.shells:
+            shell.join()
+        with _writing(written, here):
+            result = self.func(*self.plain_args, **self.plain_kwargs)
         return replace(result, self._restored)
 
     def _restored(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -154,35 +165,35 @@ class _Call:
                     return tagged(tensor, shell.order.point())
         return tensor
 
-    def _followed(self, order: LaneOrder) -> Any:
+    def _followed(self, order: LaneOrder, *, writes: bool) -> Any:
+        """Runs it on the lane of its tensors."""
         api = order.home.api
-        order.enter(ready=all(order.home.is_ready(plain) for plain in self.plains))
-        if self.written:
+        order.enter(ready=not self.plains or all(order.home.is_ready(plain) for plain in self.plains))
+        if writes:
             order.hold_back_writer(order.stream)
         before = self._versions()
-        args, kwargs = replace(self.args, _plain), replace(self.kwargs, _plain) if self.kwargs else self.kwargs
         with api.use_stream(order.stream):
             if self.plains and torch.is_autocast_enabled(api.device.type):
-                result = _without_cast_cache(self.func, args, kwargs)
+                result = _without_cast_cache(self.func, self.plain_args, self.plain_kwargs)
             else:
-                result = self.func(*args, **kwargs)
+                result = self.func(*self.plain_args, **self.plain_kwargs)
         point = order.point()
         result = replace(result, lambda t: self.stands_for[id(t)] if id(t) in self.stands_for else tagged(t, point))
         for plain in self.plains:
             api.record_use(plain, order.stream)
             order.note_read(plain, point, f"{self.kind.name}, which follows a placed module on its lane,")
-        self._note_writes(order, before)
+        self._note_writes(order, before, writes=writes)
         return result
 
     def _versions(self) -> list[int | None]:
-        return [version_of(t) for t in (*(shell._plain for shell in self.shells), *self.plains)]
+        return [version_of(shell._plain) for shell in self.shells] + [version_of(plain) for plain in self.plains]
 
-    def _note_writes(self, order: LaneOrder, before: list[int | None]) -> None:
+    def _note_writes(self, order: LaneOrder, before: list[int | None], *, writes: bool) -> None:
         """Orders others behind what was written, be it known beforehand or not."""
         after = self._versions()
         num_shells = len(self.shells)
-        if self.written or before[:num_shells] != after[:num_shells]:
-            if not self.written and order.has_readers(besides=order.stream):
+        if writes or before[:num_shells] != after[:num_shells]:
+            if not writes and order.has_readers(besides=order.stream):
                 raise ModuleContractError(
                     f"{self.kind.name} wrote into a tensor that other streams may still be reading, and nothing in its "
                     "name or schema says that it writes; write to a copy"
@@ -249,7 +260,10 @@ def on_user_stream() -> bool:
 
 
 def _metadata(func: Any, kind: Kind, args: Any, kwargs: dict[str, Any]) -> Any:
-    result = func(*replace(args, _plain), **replace(kwargs, _plain))
+    if len(args) == 1 and not kwargs:
+        result = func(_plain(args[0]))
+    else:
+        result = func(*replace(args, _plain), **replace(kwargs, _plain))
     if kind.name == "requires_grad_":
         return args[0]
     if kind.name == "__get__:grad_fn" and args[0]._adopted:  # torch's own hooks on modules look for their node here

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mosaic.backends.cuda_lanes import StreamMark
+from mosaic.backends.cuda_lanes import StreamLane, StreamMark
 from mosaic.engine.stream_kinds import all_tensors
 from mosaic.timeline import Span
 
@@ -51,7 +51,8 @@ class StreamTimeline:
         made = [tensor for tensor in all_tensors(result) if tensor.requires_grad and not tensor.is_leaf]
         if not made:
             return
-        backward = _Backward(self, site, self.num_backwards)
+        assert isinstance(site.lane, StreamLane)
+        backward = _Backward(self, site, site.lane.origin)
         for tensor in made:
             tensor.register_hook(backward.begin)
         if not self._sees_end(site):
@@ -102,7 +103,7 @@ class StreamTimeline:
 
     def ended(self, backward: _Backward, start: StreamMark, end: StreamMark) -> None:
         """Called by the gradient that a backward ends with."""
-        self._note(backward.site, "backward", backward.step, _Interval(backward.site.lane.origin, start, end))
+        self._note(backward.site, "backward", backward.step, _Interval(backward.origin, start, end))
 
     def mark(self) -> StreamMark:
         """Notes the point that the current stream has come to; autograd's is that of the node that it is running."""
@@ -172,9 +173,10 @@ class _Interval:
 class _Backward:
     """One backward of one call; refers to no tensor, since tensors' hooks refer to it."""
 
-    def __init__(self, timeline: StreamTimeline, site: Site, step: int) -> None:
+    def __init__(self, timeline: StreamTimeline, site: Site, origin: StreamMark) -> None:
         self.site = site
-        self.step = step
+        self.origin = origin
+        self.step = timeline.num_backwards
         self._timeline = timeline
         self._start: StreamMark | None = None
 
