@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SOURCES := $(wildcard csrc/*.cpp csrc/driver/* csrc/search/*)
 
-.PHONY: demo test lint types unit tools clean
+.PHONY: demo test lint types unit tables tools clean
 
 demo: $(STAMP)
 	$(BIN)/mosaic demo --output mosaic-demo
@@ -27,6 +27,10 @@ types: $(STAMP)
 
 unit: $(STAMP)
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -q
+
+# The README's tables and the pictures of kept results; no number is typed by hand.
+tables: $(STAMP)
+	$(BIN)/python -m bench.tables
 
 tools:
 	@command -v $(PYTHON) >/dev/null || { echo "python3 is missing: install Python 3.11 or newer (Debian: apt-get install python3 python3-venv python3-dev)"; exit 1; }

@@ -33,11 +33,14 @@ def main() -> int:
     if wrong:
         print("\n".join(["Cannot run:", *(f"  {line}" for line in wrong)]), file=sys.stderr)
         return 3
-    from bench.gpu_run import Options, list_measurements, run
+    from bench.gpu_run import Options, list_measurements, run, unknown_names
 
     if given.list:
         list_measurements()
         return 0
+    if strange := unknown_names(given.only):
+        print(f"--only {strange[0]}: there is no such measurement or group; see --list", file=sys.stderr)
+        return 2
     return run(
         Options(
             out=given.out,

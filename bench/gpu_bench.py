@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import torch
 
 from bench.record import Figure
 from mosaic.backends.base import Backend
+from mosaic.backends.host import HostBackend
 from mosaic.device import Device
 from mosaic.microbench import BenchSettings, Budget
+from mosaic.microbench.devices import open_backend
+
+if TYPE_CHECKING:
+    from bench.gpu_child import Order
 
 
 @dataclass
@@ -64,19 +69,7 @@ class Bench:
         return next((f.value for f in self.known if (f.part, f.name) == (part, name)), None)
 
 
-@dataclass(frozen=True)
-class Measurement:
-    """One measurement of ``bench.gpu``."""
-
-    name: str
-    """Key; slashes make groups."""
-    asks: str
-    """The question it answers."""
-    measure: Callable[[Bench], Iterator[Figure]]
-    """Yields figures as they are found."""
-    seconds: float
-    """Its share of a run of eight minutes."""
-    environment: dict[str, str] = field(default_factory=dict)
-    """Set before CUDA starts."""
-    in_dry_run: bool = True
-    """Whether a dry run takes it; False for repetitions of the same code at other sizes."""
+def open_bench(order: Order) -> Bench:
+    """Opens the backend that an order asks for."""
+    backend = HostBackend(num_slots=2) if order.dry_run else open_backend("cuda", order.ordinal)
+    return Bench(backend=backend, budget=Budget(order.seconds), dry_run=order.dry_run, known=order.known)

@@ -16,13 +16,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
+from bench.gpu_parts import PRELOADED, Measurement
 from bench.preflight import die_with_parent, kill_group, last_lines
 from bench.record import Figure, Part, Status, one_line
 from mosaic.artifact import load, save
 from mosaic.device import FORBID_EXTRA, Device
 from mosaic.errors import MosaicError
 
-PRELOADED = ("torch", "numpy", "bench.gpu_parts")
 WRITE_EVERY_S = 0.3
 
 
@@ -30,8 +30,8 @@ WRITE_EVERY_S = 0.3
 class Order:
     """What a process is asked to measure."""
 
-    name: str
-    """Key of ``bench.gpu_parts.MEASUREMENTS``."""
+    measurement: Measurement
+    """What to run."""
     file: str
     """Where its findings go; the log lies beside it."""
     seconds: float
@@ -94,13 +94,13 @@ class Server:
     def __post_init__(self) -> None:
         self.context.set_forkserver_preload(list(PRELOADED))
 
-    def measure(self, order: Order, *, asks: str, hard_seconds: float, environment: dict[str, str]) -> Outcome:
+    def measure(self, order: Order, *, hard_seconds: float) -> Outcome:
         """Runs a measurement and returns what came of it; raises nothing that the measurement could cause."""
         file = Path(order.file)
         file.unlink(missing_ok=True)
         log = file.with_suffix(".log")
         began = time.monotonic()
-        process = self.context.Process(target=work, args=(order, str(log), environment), name=order.name, daemon=True)
+        process = self.context.Process(target=work, args=(order, str(log)), name=order.measurement.name)
         process.start()
         try:
             process.join(hard_seconds)
@@ -116,8 +116,8 @@ class Server:
             reason = one_line(f"{reason}; the end of its log: {last_lines(log, 4)}", 800)
         return Outcome(
             Part(
-                name=order.name,
-                asks=asks,
+                name=order.measurement.name,
+                asks=order.measurement.asks,
                 status=status,
                 seconds=round(time.monotonic() - began, 2),
                 reason="; ".join(text for text in (reason, unread) if text),
@@ -151,16 +151,14 @@ def _status(findings: Findings, code: int | None, hard_seconds: float) -> tuple[
     return "failed", f"its process exited with code {code}"
 
 
-def work(order: Order, log: str, environment: dict[str, str]) -> None:
+def work(order: Order, log: str) -> None:
     """Measures, in the process that was forked for it."""
     os.setsid()
     die_with_parent()
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
-    os.environ.update(environment)  # before CUDA looks
-
-    from bench.gpu_parts import MEASUREMENTS, open_bench
+    os.environ.update(order.measurement.environment)  # before CUDA looks
 
     figures: list[Figure] = []
     bench = None
@@ -181,12 +179,14 @@ def work(order: Order, log: str, environment: dict[str, str]) -> None:
         )
 
     try:
-        measurement = MEASUREMENTS[order.name]
+        from bench.gpu_bench import open_bench
+
+        measure = order.measurement.resolve()
         bench = open_bench(order)
         leave(ended=False)
         left = time.monotonic()
-        for figure in measurement.measure(bench):
-            figures.append(replace(figure, part=order.name, dry_run=order.dry_run))
+        for figure in measure(bench):
+            figures.append(replace(figure, part=order.measurement.name, dry_run=order.dry_run))
             if time.monotonic() - left > WRITE_EVERY_S:
                 leave(ended=False)
                 left = time.monotonic()

@@ -1,68 +1,123 @@
-"""Every measurement of ``bench.gpu`` in order of worth: a run that is cut short has the most important ones."""
+"""Every measurement of ``bench.gpu`` in order of worth: a run that is cut short has the most important ones.
+
+Nothing heavy is imported here: the process that starts the measurements never loads torch, so nothing can break it.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from bench import gpu_unknowns as unknowns
-from bench.gpu_bench import Bench, Measurement
-from bench.gpu_counters import measure_counters
-from bench.gpu_models import model_measurements
-from bench.gpu_questions import measure_question
-from bench.roofline import measure_ceilings
-from mosaic.backends.host import HostBackend
-from mosaic.microbench import Budget
-from mosaic.microbench.devices import open_backend
+import importlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bench.gpu_child import Order
+    from bench.gpu_bench import Bench
+    from bench.record import Figure
 
-_OVERLAP = "what part of a gain comes from quotas, and what from concurrency?"
-_MODELS = model_measurements()
-_FIRST_MODELS = tuple(model for model in _MODELS if model.name.endswith("/8"))
+PRELOADED = ("torch", "numpy", "bench.gpu_models", "bench.gpu_unknowns", "bench.gpu_questions", "bench.gpu_counters")
+"""What the server that measurements are forked from loads."""
+MODEL_NAMES = ("clip", "qwen3-vl", "unified-io-2", "imagebind", "ofasys", "ctvlm")
+"""Names of ``bench.multimodal.MODELS``, in order of growing complexity."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """One measurement."""
+
+    name: str
+    """Key; slashes make groups."""
+    asks: str
+    """The question it answers."""
+    function: str
+    """What measures, as ``module:function``: takes a ``Bench``, yields figures as they are found."""
+    arguments: dict[str, Any] = field(default_factory=dict)
+    """Keywords for the function."""
+    seconds: float
+    """Its share of a run of eight minutes."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Set before CUDA starts."""
+    in_dry_run: bool = True
+    """Whether a dry run takes it; False for repetitions of the same code at other sizes."""
+
+    def resolve(self) -> Callable[[Bench], Iterator[Figure]]:
+        """Imports the function and returns it with its keywords."""
+        module, _, name = self.function.partition(":")
+        return partial(getattr(importlib.import_module(module), name), **self.arguments)
+
+
+def _question(name: str, asks: str, seconds: float, grid: int = 8) -> Measurement:
+    arguments = {"name": name, "grid": grid}
+    function = "bench.gpu_questions:measure_question"
+    return Measurement(name=name, asks=asks, function=function, arguments=arguments, seconds=seconds)
+
+
+def _unknown(name: str, asks: str, function: str, seconds: float, **environment: str) -> Measurement:
+    return Measurement(
+        name=f"unknowns/{name}",
+        asks=asks,
+        function=function if ":" in function else f"bench.gpu_unknowns:{function}",
+        seconds=seconds,
+        environment=environment,
+    )
+
+
+def _models(batch: int, seconds: float) -> tuple[Measurement, ...]:
+    return tuple(
+        Measurement(
+            name=f"models/{name}/{batch}",
+            asks=f"how long is a step of {name} at a batch of {batch}, plain and with Mosaic?",
+            function="bench.gpu_models:measure_model",
+            arguments={"name": name, "batch": batch},
+            seconds=seconds,
+            in_dry_run=batch == 2,
+        )
+        for name in MODEL_NAMES
+    )
+
 
 _IN_ORDER = (
-    Measurement("device", "what is the device, and into how many slots is it cut?", unknowns.measure_device, 2),
-    Measurement("ceilings", "what can the device do at most?", measure_ceilings, 5),
-    Measurement("overlap", _OVERLAP, measure_question("overlap"), 30),
-    Measurement("pool", "what does it cost to make contexts, and to lend them?", measure_question("pool", grid=4), 15),
-    *_FIRST_MODELS,
-    Measurement("isolation", "does work stay in its partition?", measure_question("isolation", grid=4), 12),
-    Measurement("scaling", "how much time does work take at every quota?", measure_question("scaling", grid=16), 25),
     Measurement(
-        "unknowns/sm-target", "do matrix products see how small their partition is?", unknowns.measure_sm_target, 8
+        name="device",
+        asks="what is the device, and into how many slots is it cut?",
+        function="bench.gpu_unknowns:measure_device",
+        seconds=2,
     ),
     Measurement(
-        "unknowns/outside-backward",
+        name="ceilings",
+        asks="what can the device do at most?",
+        function="bench.roofline:measure_ceilings",
+        seconds=5,
+    ),
+    _question("overlap", "what part of a gain comes from quotas, and what from concurrency?", 30),
+    _question("pool", "what does it cost to make contexts, and to lend them?", 15, grid=4),
+    *_models(8, 22),
+    _question("isolation", "does work stay in its partition?", 12, grid=4),
+    _question("scaling", "how much time does work take at every quota?", 25, grid=16),
+    _unknown("sm-target", "do matrix products see how small their partition is?", "measure_sm_target", 8),
+    _unknown(
+        "outside-backward",
         "where does a backward run that is started outside of its lane?",
-        unknowns.measure_outside_backward,
+        "measure_outside_backward",
         3,
     ),
-    Measurement("unknowns/counters", "can GPM be read, and by whom?", measure_counters, 4),
-    *(model for model in _MODELS if model.name.endswith("/2")),
+    _unknown("counters", "can GPM be read, and by whom?", "bench.gpu_counters:measure_counters", 4),
+    *_models(2, 9),
     *(
-        Measurement(
-            f"unknowns/connections-{count}",
+        _unknown(
+            f"connections-{count}",
             f"do two modules overlap with {count} hardware queues?",
-            unknowns.measure_connections,
+            "measure_connections",
             6,
-            environment={"CUDA_DEVICE_MAX_CONNECTIONS": str(count)},
+            CUDA_DEVICE_MAX_CONNECTIONS=str(count),
         )
         for count in (8, 32)
     ),
-    Measurement(
-        "unknowns/placements", "does it matter how unequal partitions are cut?", unknowns.measure_placements, 6
-    ),
-    Measurement("interference", "what do kernels cost each other?", measure_question("interference", grid=4), 25),
-    Measurement("unknowns/small-collective", "does NCCL work in 8 SMs?", unknowns.measure_small_collective, 5),
-    *(model for model in _MODELS if model.name.endswith("/4")),
+    _unknown("placements", "does it matter how unequal partitions are cut?", "measure_placements", 6),
+    _question("interference", "what do kernels cost each other?", 25, grid=4),
+    _unknown("small-collective", "does NCCL work in 8 SMs?", "measure_small_collective", 5),
+    *_models(4, 12),
 )
 
 MEASUREMENTS = {measurement.name: measurement for measurement in _IN_ORDER}
 """By name, in order of worth."""
-
-
-def open_bench(order: Order) -> Bench:
-    """Opens the backend that an order asks for."""
-    backend = HostBackend(num_slots=2) if order.dry_run else open_backend("cuda", order.ordinal)
-    return Bench(backend=backend, budget=Budget(order.seconds), dry_run=order.dry_run, known=order.known)

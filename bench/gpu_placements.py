@@ -31,18 +31,9 @@ def _merged(backend: Backend, split: Split) -> Iterator[tuple[Lanes, str]]:
 def _sized(backend: Backend, split: Split) -> Iterator[tuple[Lanes, str]]:
     """One ``cuDevSmResourceSplit`` with both sizes."""
     _require_gpu(backend, "a sized split")
-    parts = parts_of(split)
-    ordinal = backend.torch_device.index or 0
-    pool = cuda.open_pool(ordinal, [list(parts)], placement="split")
-    try:
-        made = pool.partitions(0)
-        streams = {part: (pool.lend(0, index), made[index].granted_sms) for index, part in enumerate(parts)}
-        api = TorchStreams(ordinal)
-        wrapped = {part: (api.external_stream(handle), sms) for part, (handle, sms) in streams.items()}
-        with StreamLanes(api, wrapped, lambda: [pool.give_back(handle) for handle, _ in streams.values()]) as lanes:
-            yield lanes, ""
-    finally:
-        pool.close()
+    sized = cuda.CudaBackend(backend.torch_device.index or 0, placement="split")
+    with sized.open_lanes(parts_of(split)) as lanes:
+        yield lanes, ""
 
 
 @contextmanager

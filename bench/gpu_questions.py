@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from bench.gpu_bench import Bench
@@ -12,18 +12,14 @@ from mosaic.microbench import QUESTIONS
 from mosaic.microbench.result import Result, Spread
 
 
-def measure_question(name: str, *, grid: int = 8) -> Callable[[Bench], Iterator[Figure]]:
-    """Returns the measurement of a question."""
-
-    def measure(bench: Bench) -> Iterator[Figure]:
-        if name not in QUESTIONS:
-            yield missing_figure(name, f"this version has no question {name!r}; it has {', '.join(QUESTIONS)}")
-            return
-        result = QUESTIONS[name].measure(bench.backend, bench.settings(grid=grid), bench.budget)
-        bench.notes += result.origin.notes
-        yield from figures_of(result)
-
-    return measure
+def measure_question(bench: Bench, *, name: str, grid: int = 8) -> Iterator[Figure]:
+    """Measures a question, with at most ``grid`` quotas."""
+    if name not in QUESTIONS:
+        yield missing_figure(name, f"this version has no question {name!r}; it has {', '.join(QUESTIONS)}")
+        return
+    result = QUESTIONS[name].measure(bench.backend, bench.settings(grid=grid), bench.budget)
+    bench.notes += result.origin.notes
+    yield from figures_of(result)
 
 
 def figures_of(result: Result) -> Iterator[Figure]:

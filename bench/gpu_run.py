@@ -8,17 +8,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from bench import preflight
+from bench.gpu_child import Order, Server
+from bench.gpu_parts import MEASUREMENTS
 from bench.gpu_tables import text_table
 from bench.record import Figure, Part, Status, Study, one_line
 from mosaic.artifact import save, write_text
-from mosaic.device import Device
 from mosaic.provenance import Provenance
 
 TELLING = ("CUDA_", "CUBLAS", "NCCL_", "NVIDIA_", "OMP_", "MKL_", "PYTORCH_", "TORCH_", "MOSAIC_")
@@ -99,10 +99,13 @@ class Record:
 
 def list_measurements() -> None:
     """Names every measurement, in order."""
-    from bench.gpu_parts import MEASUREMENTS
-
     for measurement in MEASUREMENTS.values():
         print(f"{measurement.name:24} {measurement.seconds:4.0f} s  {measurement.asks}")
+
+
+def unknown_names(only: Sequence[str]) -> list[str]:
+    """Returns the names that are neither a measurement's nor a group's."""
+    return [wanted for wanted in only if not any(_is_below(name, wanted) for name in MEASUREMENTS)]
 
 
 def run(options: Options) -> int:
@@ -177,9 +180,6 @@ def _test(log: Path, options: Options, deadline: float) -> str:
 
 
 def _measure(record: Record, options: Options, deadline: float, folder: Path) -> None:
-    from bench.gpu_child import Order, Server
-    from bench.gpu_parts import MEASUREMENTS
-
     server = Server()
     chosen = [m for m in MEASUREMENTS.values() if _is_chosen(m.name, options)]
     chosen = [m for m in chosen if m.in_dry_run or not options.dry_run]
@@ -193,16 +193,14 @@ def _measure(record: Record, options: Options, deadline: float, folder: Path) ->
         file = folder / f"{measurement.name.replace('/', '-')}.json"
         outcome = server.measure(
             Order(
-                name=measurement.name,
+                measurement=measurement,
                 file=str(file),
                 seconds=soft,
                 dry_run=options.dry_run,
                 ordinal=options.ordinal,
                 known=tuple(figure for figure in record.study.figures if figure.part == "ceilings"),
             ),
-            asks=measurement.asks,
-            hard_seconds=1.5 * soft + 20,
-            environment=measurement.environment,
+            hard_seconds=min(1.5 * soft + 20, left + 30),
         )
         record.keep_log(measurement.name, file.with_suffix(".log"))
         found = outcome.findings
@@ -212,18 +210,12 @@ def _measure(record: Record, options: Options, deadline: float, folder: Path) ->
 
 
 def _is_chosen(name: str, options: Options) -> bool:
-    return not options.only or any(name == wanted or name.startswith(f"{wanted}/") for wanted in options.only)
+    return not options.only or any(_is_below(name, wanted) for wanted in options.only)
+
+
+def _is_below(name: str, wanted: str) -> bool:
+    return name == wanted or name.startswith(f"{wanted}/")
 
 
 def _left_out(name: str, asks: str, reason: str) -> Part:
     return Part(name=name, asks=asks, status="left out", reason=reason)
-
-
-def slug(machine: Device | None, created: str) -> str:
-    """Returns the folder of a device's results: ``NVIDIA H200`` is ``h200``."""
-    if machine is None:
-        return f"unknown-{datetime.fromisoformat(created):%Y%m%d}"
-    if machine.kind == "host":
-        return "host"
-    words = re.sub(r"[^0-9a-z]+", "-", machine.name.lower()).strip("-").split("-")
-    return "-".join(word for word in words if word not in ("nvidia", "tesla", "geforce", "graphics")) or "gpu"

@@ -43,3 +43,149 @@ def _text_row(figure: Figure) -> str:
     spread = f" [{number(figure.low, 4)}, {number(figure.high, 4)}]" if figure.low is not None else ""
     source = "dry run" if figure.dry_run else figure.source
     return f"    {figure.name} ({labels}): {shown}{spread} ({source})"
+
+
+MOST_LOSS_DIFFERENCE = 0.02
+"""Relative difference of losses that is put down to the order of sums in half precision; over it, no time counts."""
+NOT_YET = "not measured yet\n"
+_VARIANTS = ("plain", "plain, one CUDA graph", "plain streams", "mosaic", "mosaic, graphs")
+_STEPS = (
+    ("forward+backward", "eager"),
+    ("forward+backward", "captured"),
+    ("forward", "eager"),
+    ("forward", "captured"),
+)
+
+
+def pool_table(study: Study) -> str:
+    """Returns what it costs to make contexts, and to lend what was made."""
+    rows = []
+    made = [figure for figure in study.of("pool", "create_ms") if figure.value is not None]
+    for figure in made:
+        others = {
+            name: _same(study, "pool", name, figure, ("way", "quota"))
+            for name in ("destroy_ms", "held_bytes", "kept_bytes")
+        }
+        rows.append(
+            (
+                figure.labels["way"],
+                figure.labels["quota"],
+                _median(figure),
+                _median(others["destroy_ms"]),
+                _mebibytes(others["held_bytes"]),
+                _mebibytes(others["kept_bytes"]),
+            )
+        )
+    for figure in study.of("pool", "time_ns"):
+        rows.append((figure.labels["way"], "", f"{number((figure.value or 0) / 1e6)} ms", "", "", ""))
+    heads = (
+        "what is made or lent",
+        "slots",
+        "making takes",
+        "ending takes",
+        "MiB while it exists",
+        "MiB kept after all",
+    )
+    return _table(study, "pool", heads, rows)
+
+
+def scaling_table(study: Study) -> str:
+    """Returns time by quota, a row for each kernel."""
+    figures = [figure for figure in study.of("scaling", "time_ms") if figure.value is not None]
+    quotas = sorted({int(figure.labels["quota"]) for figure in figures})
+    works = list(dict.fromkeys(figure.labels["work"] for figure in figures))
+    cells = {(figure.labels["work"], int(figure.labels["quota"])): _median(figure) for figure in figures}
+    rows = [(work, *(cells.get((work, quota), "-") for quota in quotas)) for work in works]
+    return _table(study, "scaling", ("time by slots", *map(str, quotas)), rows)
+
+
+def overlap_table(study: Study) -> str:
+    """Returns a step of two modules on every way of sharing, and which part of the gain quotas earn."""
+    figures = [figure for figure in study.of("overlap", "step_ms") if figure.value is not None]
+    variants = list(dict.fromkeys(figure.labels["variant"] for figure in figures))
+    cells = {
+        (figure.labels["variant"], figure.labels["passes"], figure.labels["launching"]): _median(figure)
+        for figure in figures
+    }
+    rows = [(variant, *(cells.get((variant, *step), "-") for step in _STEPS)) for variant in variants]
+    words = {
+        "total": "gain: one after the other, over the best partitions",
+        "concurrency": "of which concurrency: one after the other, over plain streams",
+        "quotas": "of which quotas: plain streams, over the best partitions",
+    }
+    for name, text in words.items():
+        gains = {(f.labels["passes"], f.labels["launching"]): number(f.value) for f in study.of("overlap", name)}
+        if gains:
+            rows.append((text, *(gains.get(step, "-") for step in _STEPS)))
+    heads = ("step of two modules", *(f"{passes}, {launching}" for passes, launching in _STEPS))
+    return _table(study, "overlap", heads, rows)
+
+
+def models_table(study: Study) -> str:
+    """Returns the six models: step times and speed-ups, both measured, and the roofline's bound, which is predicted."""
+    steps = study.of("models", "step_ms")
+    keys = dict.fromkeys((figure.labels["model"], figure.labels["batch"]) for figure in steps)
+    models = list(dict.fromkeys(model for model, _ in keys))
+    rows = []
+    for model, batch in sorted(keys, key=lambda key: (models.index(key[0]), int(key[1]))):
+        cells = [_step_cell(study, model, batch, variant) for variant in _VARIANTS]
+        bound = next((f for f in study.of(f"models/{model}/{batch}", "bound_ms")), None)
+        rows.append((model, batch, *cells, f"{number(bound.value)} ms" if bound and bound.value is not None else "-"))
+    heads = ("model", "batch", *(f"{variant}, measured" for variant in _VARIANTS), "roofline's bound, predicted")
+    return _table(study, "models", heads, rows, _why_not(steps))
+
+
+def _step_cell(study: Study, model: str, batch: str, variant: str) -> str:
+    part = f"models/{model}/{batch}"
+    found = [f for f in study.of(part, "step_ms") if f.labels["variant"] == variant and f.value is not None]
+    if not found:
+        return "-"
+    text = _median(found[0])
+    speedup = _same(study, part, "speedup", found[0], ("variant", "plan"))
+    if speedup is not None:
+        text += f" ({number(speedup.value)}x, {number(speedup.low)} to {number(speedup.high)})"
+    far = _same(study, part, "loss_difference", found[0], ("variant", "plan"))
+    if far is not None and not (far.value or 0) <= MOST_LOSS_DIFFERENCE:
+        text += f" LOSSES DIFFER by {number(far.value)}"
+    plan = found[0].labels.get("plan", "")
+    return text + (f", {plan}" if "hand" in plan else "")
+
+
+def _why_not(steps: tuple[Figure, ...]) -> tuple[str, ...]:
+    """Returns one line for each variant and reason, with the models that it is of."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for figure in steps:
+        if figure.value is None:
+            of = f"{figure.labels['model']} {figure.labels['batch']}"
+            reasons.setdefault((figure.labels["variant"], figure.reason), []).append(of)
+    return tuple(f"{variant} not measured ({', '.join(of)}): {reason}" for (variant, reason), of in reasons.items())
+
+
+def _table(
+    study: Study, part: str, heads: tuple[str, ...], rows: list[tuple[str, ...]], more: tuple[str, ...] = ()
+) -> str:
+    notes = list(more)
+    notes += [
+        f"{found.name} {found.status}: {found.reason or ', '.join(found.left_out[:3])}"
+        for found in study.parts
+        if (found.name == part or found.name.startswith(f"{part}/")) and found.status != "done"
+    ]
+    lines = [f"{head_line(study)}; medians.", "", "| " + " | ".join(heads) + " |", "| --- " * len(heads) + "|"]
+    lines += ["| " + " | ".join(row) + " |" for row in rows]
+    if notes:
+        lines += ["", *(f"* {note}" for note in notes)]
+    return "\n".join(lines) + "\n"
+
+
+def _median(figure: Figure | None) -> str:
+    return "-" if figure is None or figure.value is None else f"{number(figure.value)} ms"
+
+
+def _mebibytes(figure: Figure | None) -> str:
+    return "-" if figure is None or figure.value is None else number(figure.value / 2**20)
+
+
+def _same(study: Study, part: str, name: str, like: Figure, labels: tuple[str, ...]) -> Figure | None:
+    """Returns the figure of another name that was measured of the same thing."""
+    wanted = {label: like.labels.get(label) for label in labels}
+    return next((f for f in study.of(part, name) if {label: f.labels.get(label) for label in labels} == wanted), None)

@@ -116,6 +116,8 @@ def why_no_gpu(load: Callable[[str], ctypes.CDLL] = ctypes.CDLL) -> str | None:
         driver = load("libcuda.so.1")
     except OSError as error:
         return f"there is no CUDA driver ({error})"
+    if not hasattr(driver, "cuInit"):
+        return "libcuda.so.1 is not NVIDIA's driver (it has no cuInit)"
     status = driver.cuInit(0)
     if status != 0:
         return f"the CUDA driver does not start (cuInit returned {status})"

@@ -1,16 +1,23 @@
-"""Writes the README's tables from the newest result files, so that no number is typed by hand.
+"""Writes the README's tables, and pictures, from the newest result files, so that no number is typed by hand.
 
-``python -m bench.tables [--check]``
+``python -m bench.tables [--check] [--keep FILE]``
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
-from mosaic.artifact import load, write_text
+from bench import gpu_tables
+from bench.record import Study
+from mosaic.artifact import load, save, write_text
 from mosaic.demo.record import RunRecord
+from mosaic.device import Device
+from mosaic.errors import MosaicError
 
 TOP = Path(__file__).resolve().parent.parent
 RESULTS = TOP / "bench" / "results"
@@ -19,22 +26,80 @@ README = TOP / "README.md"
 
 def main() -> None:
     """Rewrites the tables, or says whether they are as they should be."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if a table is out of date")
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="check a file of bench.gpu and keep it first")
     given = parser.parse_args()
+    if given.keep is not None:
+        print(f"kept {keep(given.keep)}")
     before = README.read_text(encoding="utf-8")
-    after = with_tables(before)
     if given.check:
-        sys.exit(before != after)
-    write_text(after, README)
+        sys.exit(before != with_tables(before))
+    draw()
+    write_text(with_tables(before), README)
+
+
+def keep(file: Path) -> Path:
+    """Checks a result of ``bench.gpu`` and files it under its device, date and commit.
+
+    Raises:
+        MosaicError: It is a dry run, or says not what it was measured on.
+    """
+    study = load(Study, file)
+    if study.dry_run or study.machine is None:
+        why = "it is a dry run" if study.dry_run else "it does not say what it was measured on"
+        raise MosaicError(f"{file} cannot be kept: {why}")
+    commit = re.sub(r"[^0-9A-Za-z]", "", study.commit) or "unknown"
+    path = RESULTS / slug(study.machine) / f"{study.created[:10]}-{commit}.json"
+    save(study, path)
+    return path
+
+
+def slug(machine: Device) -> str:
+    """Returns the folder of a device's results: that of an ``NVIDIA H200`` is ``h200``."""
+    if machine.kind == "host":
+        return "host"
+    words = re.sub(r"[^0-9a-z]+", " ", machine.name.lower()).split()
+    return "-".join(word for word in words if word not in ("nvidia", "tesla", "geforce", "graphics")) or "gpu"
 
 
 def with_tables(readme: str) -> str:
-    """Returns the README's text with its tables made anew."""
-    start, end = "<!-- table:demo -->\n", "<!-- end:demo -->"
-    head, _, rest = readme.partition(start)
-    _, _, tail = rest.partition(end)
-    return f"{head}{start}{demo_table()}{end}{tail}"
+    """Returns the README's text with its tables made anew; a table that it has no markers for is left out."""
+    for name, table in TABLES.items():
+        start, end = f"<!-- table:{name} -->\n", f"<!-- end:{name} -->"
+        if start in readme:
+            head, _, rest = readme.partition(start)
+            _, _, tail = rest.partition(end)
+            readme = f"{head}{start}{table()}{end}{tail}"
+    return readme
+
+
+def gpu_results() -> list[tuple[Path, Study]]:
+    """Returns the kept results of ``bench.gpu``, newest first; dry runs do not count."""
+    files = [path for path in RESULTS.glob("*/*.json") if path.parent.name != "host"]
+    found = [(path, load(Study, path)) for path in files]
+    found = [(path, study) for path, study in found if study.study == "gpu" and not study.dry_run]
+    return sorted(found, key=lambda pair: pair[1].created, reverse=True)
+
+
+def gpu_table(part: str, make: Callable[[Study], str], picture: str = "") -> str:
+    """Returns a table of the newest result that measured ``part``, with its picture if there is one."""
+    for path, study in gpu_results():
+        if any(figure.value is not None for figure in study.of(part)):
+            drawn = path.with_name(f"{path.stem}-{picture}.png")
+            below = f"\n![{part}]({drawn.relative_to(RESULTS.parent.parent).as_posix()})\n" if drawn.exists() else ""
+            return make(study) + below
+    return gpu_tables.NOT_YET
+
+
+def draw() -> None:
+    """Draws the pictures of all kept GPU results."""
+    results = gpu_results()
+    if results:
+        from bench.gpu_pictures import draw_pictures
+
+        for path, study in results:
+            draw_pictures(study, path.with_suffix(""))
 
 
 def demo_table() -> str:
@@ -60,6 +125,17 @@ def demo_table() -> str:
     lines = [f"| {name} | {value} |" for name, value in rows]
     return "\n".join([lines[0], "| --- | --- |", *lines[1:]]) + "\n"
 
+
+TABLES: Mapping[str, Callable[[], str]] = MappingProxyType(
+    {
+        "demo": demo_table,
+        "models": lambda: gpu_table("models", gpu_tables.models_table, "models"),
+        "overlap": lambda: gpu_table("overlap", gpu_tables.overlap_table),
+        "scaling": lambda: gpu_table("scaling", gpu_tables.scaling_table, "scaling"),
+        "pool": lambda: gpu_table("pool", gpu_tables.pool_table),
+    }
+)
+"""By the name in the README's markers."""
 
 if __name__ == "__main__":
     main()

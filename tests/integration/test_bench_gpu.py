@@ -1,0 +1,160 @@
+"""``python -m bench.gpu`` as a whole: a rehearsal without a GPU, and what is left when things go wrong."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bench import preflight, tables
+from bench.gpu_bench import Bench
+from bench.gpu_child import Order, Outcome, Server
+from bench.gpu_parts import MEASUREMENTS, Measurement
+from bench.record import Figure, Study
+from mosaic.artifact import load
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "bench.gpu", *arguments]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}
+
+
+def test_a_dry_run_takes_every_code_path_and_says_of_each_figure_that_it_is_one(tmp_path: Path):
+    done = subprocess.run(
+        command("--out", str(tmp_path), "--dry-run"),
+        cwd=tables.TOP, env=environment(), capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    (path,) = tmp_path.glob("*-dry-run.json")
+    study = load(Study, path)
+    assert study.dry_run
+    assert study.machine is not None
+    assert study.machine.kind == "host"
+    assert study.figures
+    assert all(figure.dry_run for figure in study.figures)
+    assert all(figure.value is not None or figure.reason for figure in study.figures)
+    wanted = ["tests", *(name for name, measurement in MEASUREMENTS.items() if measurement.in_dry_run)]
+    assert [part.name for part in study.parts] == wanted
+    went_wrong = {part.name: part.reason for part in study.parts if part.status not in ("done", "cut short")}
+    assert not went_wrong
+    assert {figure.part for figure in study.figures} == set(wanted[1:])
+    text = path.with_suffix(".txt").read_text()
+    assert "DRY RUN" in text
+    assert "DRY RUN" in done.stdout
+    for model in ("clip", "ctvlm"):  # the whole path, and its answer is right
+        (far,) = (f for f in study.of(f"models/{model}/2", "loss_difference") if f.labels["variant"] == "mosaic")
+        assert far.value is not None
+        assert far.value < 0.02
+
+
+def test_a_run_that_is_killed_half_way_leaves_a_file_that_can_be_read(tmp_path: Path):
+    process = subprocess.Popen(
+        command("--out", str(tmp_path), "--dry-run", "--no-tests"),
+        cwd=tables.TOP, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    with process.stdout as lines:
+        ended = [next(line for line in lines if line.startswith(name)) for name in ("device", "ceilings", "overlap")]
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert len(ended) == 3
+    (path,) = tmp_path.glob("*.json")
+    kept = load(Study, path)
+    assert [part.name for part in kept.parts[:3]] == ["device", "ceilings", "overlap"]
+    assert len(kept.parts) < sum(measurement.in_dry_run for measurement in MEASUREMENTS.values())
+    assert not path.with_suffix(".txt").exists()
+
+
+@pytest.mark.skipif(preflight.why_no_gpu() is None, reason="there is a GPU")
+def test_without_a_gpu_the_command_says_so_before_anything_else(tmp_path: Path):
+    done = subprocess.run(
+        command("--out", str(tmp_path / "out")), cwd=tables.TOP, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 3
+    assert "no GPU" in done.stderr
+    assert "--dry-run" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unknown_measurement_is_refused(tmp_path: Path):
+    done = subprocess.run(
+        command("--out", str(tmp_path), "--dry-run", "--only", "nothing"),
+        cwd=tables.TOP, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "--only nothing" in done.stderr
+
+
+def run_in_child(function: str, folder: Path, *, hard_seconds: float = 60) -> Outcome:
+    measurement = Measurement(name="made/up", asks="what comes of it?", function=f"{__name__}:{function}", seconds=1)
+    order = Order(measurement=measurement, file=str(folder / "part.json"), seconds=5, dry_run=True)
+    return Server().measure(order, hard_seconds=hard_seconds)
+
+
+def _number(value: float) -> Figure:
+    return Figure(name="number", source="measured", value=value)
+
+
+def raises(bench: Bench) -> Iterator[Figure]:
+    yield _number(1.0)
+    raise RuntimeError("the device\nfell off")
+
+
+def hangs(bench: Bench) -> Iterator[Figure]:
+    for value in range(1000):
+        yield _number(float(value))
+        time.sleep(0.5 if value < 3 else 1000)
+
+
+def dies(bench: Bench) -> Iterator[Figure]:
+    yield _number(1.0)
+    print("about to fall over", file=sys.stderr, flush=True)
+    time.sleep(0.4)
+    yield _number(2.0)
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def runs_out_of_time(bench: Bench) -> Iterator[Figure]:
+    yield _number(1.0)
+    bench.budget.seconds = 0.0
+    if bench.budget.allows("the second number"):
+        yield _number(2.0)
+
+
+def test_a_measurement_that_raises_keeps_its_figures_and_gives_its_reason(tmp_path: Path):
+    outcome = run_in_child("raises", tmp_path)
+    assert outcome.part.status == "failed"
+    assert outcome.part.reason == "RuntimeError: the device fell off"
+    assert [figure.value for figure in outcome.findings.figures] == [1.0]
+    assert outcome.findings.figures[0].dry_run
+    assert outcome.findings.figures[0].part == "made/up"
+
+
+def test_a_measurement_that_hangs_is_ended_and_keeps_what_it_wrote(tmp_path: Path):
+    outcome = run_in_child("hangs", tmp_path, hard_seconds=3)
+    assert outcome.part.status == "timed out"
+    assert outcome.findings.figures
+    assert outcome.part.seconds < 60
+
+
+def test_a_measurement_whose_process_dies_is_named_with_the_signal_and_its_last_words(tmp_path: Path):
+    outcome = run_in_child("dies", tmp_path)
+    assert outcome.part.status == "killed"
+    assert "SIGSEGV" in outcome.part.reason
+    assert "about to fall over" in outcome.part.reason
+    assert [figure.value for figure in outcome.findings.figures][:1] == [1.0]
+
+
+def test_a_measurement_without_time_says_what_it_left_out(tmp_path: Path):
+    outcome = run_in_child("runs_out_of_time", tmp_path)
+    assert outcome.part.status == "cut short"
+    assert outcome.part.left_out == ("the second number",)

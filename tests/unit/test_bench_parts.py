@@ -1,0 +1,311 @@
+"""What ``python -m bench.gpu`` is made of: what it looks for first, what it counts, and how results become tables."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from fake_driver.harness import FakeDriver
+from torch import nn
+
+from bench import gpu_tables, preflight, tables
+from bench.gpu_counters import apart
+from bench.gpu_parts import MEASUREMENTS, MODEL_NAMES
+from bench.gpu_questions import figures_of
+from bench.gpu_tables import text_table
+from bench.multimodal import MODELS, build, make_batch
+from bench.multimodal.six import MODALITIES
+from bench.record import Figure, Part, Study, median_figure, missing_figure
+from bench.roofline import ADAMW_BYTES, Count, count_step
+from mosaic.artifact import load, save
+from mosaic.backends.host import HostBackend
+from mosaic.device import Device
+from mosaic.errors import MosaicError
+from mosaic.microbench import QUESTIONS, BenchSettings
+
+H200 = Device(name="NVIDIA H200", kind="cuda", num_slots=16, sms_per_slot=8, remainder_sms=4, memory_bytes=1 << 37)
+
+
+def figure(part: str, name: str, value: float | None, **labels: str) -> Figure:
+    if value is None:
+        return dataclasses.replace(missing_figure(name, "it cannot be had", labels), part=part)
+    made = median_figure(name, [value * 0.9, value, value * 1.1] * 3, labels=labels)
+    return dataclasses.replace(made, part=part)
+
+
+def step(value: float | None, variant: str, model: str = "clip", batch: str = "8", **labels: str) -> Figure:
+    return figure(f"models/{model}/{batch}", "step_ms", value, variant=variant, model=model, batch=batch, **labels)
+
+
+FIGURES = (
+    step(50.0, "plain"),
+    step(None, "plain, one CUDA graph"),
+    step(40.0, "mosaic", plan="gahc"),
+    figure("models/clip/8", "speedup", 1.25, variant="mosaic", plan="gahc", model="clip", batch="8"),
+    Figure(name="bound_ms", source="predicted", value=20.0, part="models/clip/8"),
+    figure("scaling", "time_ms", 8.0, work="gemm", quota="8"),
+    figure("scaling", "time_ms", 4.0, work="gemm", quota="16"),
+    figure("pool", "create_ms", 37.0, way="context and stream", quota="4"),
+    figure("pool", "destroy_ms", 2.0, way="context and stream", quota="4"),
+    figure("pool", "held_bytes", 6 * 2**20, way="context and stream", quota="4"),
+    figure("pool", "time_ns", 600.0, way="lend and give back"),
+    figure("overlap", "step_ms", 3.0, variant="plain streams", passes="forward", launching="eager"),
+    figure("overlap", "quotas", 1.5, passes="forward", launching="eager"),
+)
+
+
+def study(**changes: object) -> Study:
+    made = Study(
+        study="gpu",
+        command="python -m bench.gpu --out out",
+        created="2026-12-01T10:00:00+00:00",
+        commit="abc123",
+        python_version="3.12.3",
+        torch_version="2.11.0",
+        machine=H200,
+        foreign_cpu_share=None,
+        figures=FIGURES,
+        driver_version="580.1 (CUDA 13.0)",
+        parts=(Part(name="models/clip/8", asks="how long?", status="cut short", left_out=("plain streams",)),),
+    )
+    return dataclasses.replace(made, **changes)
+
+
+@pytest.fixture
+def results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setattr(tables, "RESULTS", tmp_path / "bench" / "results")
+    return tmp_path / "bench" / "results"
+
+
+def test_missing_packages_are_named_with_what_is_lost_and_how_to_bring_them():
+    text = preflight.how_to_bring([package for package in preflight.PACKAGES if package.name in ("torch", "ortools")])
+    assert "torch            NEEDED" in text
+    assert "plans of more than a few modules cannot be solved" in text
+    assert "pip install torch ortools" in text
+    assert "--no-index --find-links wheels torch ortools" in text
+
+
+def test_a_missing_package_is_found_without_importing_anything(monkeypatch: pytest.MonkeyPatch):
+    gone = preflight.Package("no-such-package", "no_such_package.inner", "")
+    there = preflight.Package("pytest", "pytest", "")
+    monkeypatch.setattr(preflight, "PACKAGES", (gone, there))
+    assert preflight.missing_packages() == (gone,)
+
+
+def test_a_machine_without_a_driver_is_told_so():
+    def load(name: str) -> ctypes.CDLL:
+        raise OSError(f"{name}: no such file")
+
+    assert "there is no CUDA driver" in (preflight.why_no_gpu(load) or "")
+
+
+@pytest.mark.parametrize(("status", "says"), [(100, "does not start"), (0, "offers 0 GPUs")])
+def test_a_driver_without_a_gpu_is_told_so(status: int, says: str):
+    class Driver:
+        def cuInit(self, flags: int) -> int:  # noqa: N802
+            return status
+
+        def cuDeviceGetCount(self, count: object) -> int:  # noqa: N802
+            return 0
+
+    assert says in (preflight.why_no_gpu(lambda name: Driver()) or "")  # type: ignore[arg-type,return-value]
+
+
+def test_the_process_that_starts_measurements_never_loads_torch():
+    code = "import sys, bench.gpu_run; print(sorted({'torch', 'mosaic._C', 'mosaic.profiler'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tables.TOP, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_every_measurement_can_be_resolved_and_asks_a_question():
+    for measurement in MEASUREMENTS.values():
+        assert callable(measurement.resolve())
+        assert measurement.asks.endswith("?")
+        assert measurement.seconds > 0
+    assert tuple(MODELS) == MODEL_NAMES
+
+
+def test_all_of_it_fits_into_eight_minutes_with_build_and_tests():
+    assert sum(measurement.seconds for measurement in MEASUREMENTS.values()) <= 7 * 60
+
+
+def test_the_inputs_of_the_models_are_those_of_table_2():
+    assert MODALITIES["text"].num_tokens == 2048
+    assert MODALITIES["image"].shape == (3, 512, 512)
+    assert MODALITIES["video"].shape == (3, 32, 512, 512)
+    assert MODALITIES["depth"].shape[1:] == (224, 224)
+    assert MODALITIES["thermal"].shape[1:] == (256, 256)
+    assert MODALITIES["imu"].shape == (6, 800)  # 100 Hz, 8 s
+    assert MODALITIES["action"].num_tokens == 256
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_a_model_has_the_widths_it_says_and_trains_on_its_batch(name: str):
+    spec = MODELS[name]
+    whole = build(name, size="paper", device=torch.device("meta"))
+    assert 0.3e9 < sum(parameter.numel() for parameter in whole.parameters()) < 2.2e9  # 16 bytes each, one H200
+    model = build(name, size="tiny", device=torch.device("cpu"))
+    batch = make_batch(name, size="tiny", batch=2, device=torch.device("cpu"))
+    assert set(spec.encoders) <= set(batch)
+    model(**batch).backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_counts_of_a_step_are_those_of_its_products():
+    model = nn.Linear(8, 4, bias=False)
+    x = torch.ones(16, 8)
+    count = count_step(model, lambda: model(x).sum())
+    assert count.parameters == 32
+    assert count.flops == 2 * (2 * 16 * 8 * 4)  # forward, and the weight's gradient
+    assert count.moved_bytes == 2 * 32 * 4 + 32 * (4 + ADAMW_BYTES) + 2 * x.nbytes
+    assert model.weight.grad is None
+
+
+def test_the_bound_is_the_slower_of_arithmetic_and_traffic():
+    count = Count(flops=2e12, moved_bytes=3e9, parameters=1)
+    assert count.bound_ms(tflops=1000, gb_per_s=3000) == pytest.approx(2.0)
+    assert count.bound_ms(tflops=4000, gb_per_s=3000) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("name", list(QUESTIONS))
+def test_every_number_of_a_question_becomes_a_figure(name: str):
+    result = QUESTIONS[name].measure(HostBackend(num_slots=2), BenchSettings.tiny(), None)
+    found = list(figures_of(result))
+    assert sum(made.value is not None for made in found) > 1
+    assert all(made.labels for made in found)
+    assert [made.reason for made in found if made.name == "absent"] == [absent.reason for absent in result.absent]
+
+
+def test_another_process_answers_while_this_one_works():
+    worked = []
+    assert apart(lambda: {"values": {"x": 1.0}}, as_user=None, meanwhile=lambda: worked.append(1)) == {
+        "values": {"x": 1.0}
+    }
+    assert worked
+    failed = apart(lambda: json.loads("{"), as_user=None, meanwhile=lambda: None)
+    assert "JSONDecodeError" in failed["error"]
+
+
+def test_partitions_are_cut_in_a_chain_and_given_back(fake_driver: FakeDriver):
+    found = fake_driver.run(
+        f"import sys; sys.path.insert(0, {str(tables.TOP)!r})\n"
+        "from cuda.bindings import driver\n"
+        "from bench.gpu_placements import Chain\n"
+        "chain = Chain(driver, 0)\n"
+        "granted = [chain.cut(80)[1], chain.cut(48)[1]]\n"
+        "chain.close()\n"
+        "result = [granted, leaked(), misused()]"
+    )
+    assert found == [[80, 48], {}, []]
+
+
+def test_a_file_of_the_first_version_of_the_schema_is_read(tmp_path: Path):
+    old = {
+        "schema_version": 1,
+        "study": "bench_call",
+        "command": "bench_call.py",
+        "created": "2026-11-21T10:00:00+00:00",
+        "commit": "abc",
+        "python_version": "3.11",
+        "torch_version": "2.13",
+        "machine": {"name": "CPU", "kind": "host", "num_slots": 2},
+        "foreign_cpu_share": None,
+        "figures": [{"name": "time, ms", "source": "measured", "value": 1.0}],
+    }
+    path = tmp_path / "old.json"
+    path.write_text(json.dumps(old))
+    assert load(Study, path).figures[0].value == 1.0
+
+
+def test_a_kept_result_is_filed_under_its_device_date_and_commit(results: Path, tmp_path: Path):
+    save(study(), tmp_path / "made.json")
+    kept = tables.keep(tmp_path / "made.json")
+    assert kept == results / "h200" / "2026-12-01-abc123.json"
+    assert load(Study, kept) == study()
+
+
+def test_a_dry_run_is_neither_kept_nor_shown(results: Path, tmp_path: Path):
+    save(study(dry_run=True), tmp_path / "made.json")
+    with pytest.raises(MosaicError, match="dry run"):
+        tables.keep(tmp_path / "made.json")
+    save(study(dry_run=True), results / "h200" / "2026-12-01-abc123.json")
+    assert [tables.TABLES[name]() for name in ("models", "overlap", "scaling", "pool")] == ["not measured yet\n"] * 4
+
+
+def test_tables_are_made_from_the_newest_result_that_has_them(results: Path):
+    newer = study(
+        created="2026-12-02T10:00:00+00:00", figures=(figure("scaling", "time_ms", 1.0, work="gemm", quota="16"),)
+    )
+    save(study(), results / "h200" / "2026-12-01-abc123.json")
+    save(newer, results / "h200" / "2026-12-02-abc124.json")
+    assert "2026-12-02" in tables.TABLES["scaling"]()
+    assert "2026-12-01" in tables.TABLES["pool"]()
+
+
+HEAD = "NVIDIA H200, torch 2.11.0, driver 580.1 (CUDA 13.0), 2026-12-01, commit abc123; medians.\n\n"
+
+
+def test_the_table_of_models_keeps_measured_and_predicted_apart():
+    assert gpu_tables.models_table(study()) == (
+        HEAD + "| model | batch | plain, measured | plain, one CUDA graph, measured | plain streams, measured "
+        "| mosaic, measured | mosaic, graphs, measured | roofline's bound, predicted |\n"
+        "| --- | --- | --- | --- | --- | --- | --- | --- |\n"
+        "| clip | 8 | 50 ms | - | - | 40 ms (1.25x, 1.12 to 1.38) | - | 20 ms |\n\n"
+        "* plain, one CUDA graph not measured (clip 8): it cannot be had\n"
+        "* models/clip/8 cut short: plain streams\n"
+    )
+
+
+def test_a_variant_whose_losses_differ_is_marked():
+    differing = figure("models/clip/8", "loss_difference", 0.5, variant="mosaic", plan="gahc")
+    assert "LOSSES DIFFER by 0.5" in gpu_tables.models_table(study(figures=(*FIGURES, differing)))
+
+
+def test_the_other_tables_come_out_right():
+    made = study()
+    assert gpu_tables.scaling_table(made) == (
+        HEAD + "| time by slots | 8 | 16 |\n| --- | --- | --- |\n| gemm | 8 ms | 4 ms |\n"
+    )
+    assert gpu_tables.pool_table(made) == (
+        HEAD
+        + "| what is made or lent | slots | making takes | ending takes | MiB while it exists | MiB kept after all |\n"
+        "| --- | --- | --- | --- | --- | --- |\n"
+        "| context and stream | 4 | 37 ms | 2 ms | 6 | - |\n"
+        "| lend and give back |  | 0.0006 ms |  |  |  |\n"
+    )
+    assert "| plain streams | - | - | 3 ms | - |\n" in gpu_tables.overlap_table(made)
+    assert "over the best partitions | - | - | 1.5 | - |\n" in gpu_tables.overlap_table(made)
+
+
+def test_pictures_are_drawn_from_the_file_alone_and_shown_below_the_table(results: Path):
+    save(study(), results / "h200" / "2026-12-01-abc123.json")
+    tables.draw()
+    first = {path.name: path.read_bytes() for path in results.rglob("*.png")}
+    assert sorted(first) == ["2026-12-01-abc123-models.png", "2026-12-01-abc123-scaling.png"]
+    tables.draw()
+    assert {path.name: path.read_bytes() for path in results.rglob("*.png")} == first
+    assert "![models](bench/results/h200/2026-12-01-abc123-models.png)" in tables.TABLES["models"]()
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"), [("NVIDIA H200", "h200"), ("NVIDIA A100-SXM4-80GB", "a100-sxm4-80gb"), ("Tesla V100", "v100")]
+)
+def test_a_device_has_a_folder_of_its_own(name: str, folder: str):
+    assert tables.slug(dataclasses.replace(H200, name=name)) == folder
+
+
+def test_the_table_for_the_terminal_says_what_is_a_dry_run():
+    made = study(
+        dry_run=True, figures=tuple(dataclasses.replace(f, dry_run=True, part="models/clip/8") for f in FIGURES)
+    )
+    text = text_table(made)
+    assert "DRY RUN" in text
+    assert text.count("(dry run)") == len(FIGURES)
+    assert "not measured: it cannot be had" in text
+    assert "no time for: plain streams" in text
