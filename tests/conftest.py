@@ -2,8 +2,33 @@
 
 from __future__ import annotations
 
+import functools
+import os
+
 import pytest
 from fake_driver.harness import FakeDriver
+
+
+@functools.cache
+def why_no_gpu() -> str:
+    """Why tests marked ``gpu`` cannot run here; empty where they can."""
+    from mosaic.backends.cuda import CudaBackend
+    from mosaic.errors import BackendUnavailableError, CudaError
+
+    try:
+        CudaBackend()
+    except (BackendUnavailableError, CudaError) as problem:
+        return str(problem)
+    return ""
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips tests marked ``gpu`` where there is none, unless one is required: then they fail."""
+    if item.get_closest_marker("gpu") is None or not (reason := why_no_gpu()):
+        return
+    if os.environ.get("MOSAIC_REQUIRE_GPU") == "1":
+        pytest.fail(f"MOSAIC_REQUIRE_GPU=1 and there is no GPU to use: {reason}", pytrace=False)
+    pytest.skip(f"no GPU to use: {reason}")
 
 
 @pytest.fixture(scope="session")

@@ -27,10 +27,15 @@ class Ticket(Protocol[Result]):
 
     @property
     def interval_ns(self) -> tuple[int, int]:
-        """Start and end of the work on its lane, in nanoseconds of one clock; only once it is done."""
+        """Start and end of the work on its lane, in nanoseconds of one clock.
+
+        Waits for the end on CUDA; elsewhere it is to be asked for once the work is done.
+        """
 
     def wait(self) -> Result:
         """Orders the caller after the work and returns its result.
+
+        On the host this blocks until the work has ended. On CUDA it makes the caller's stream wait, not the thread.
 
         Raises:
             BaseException: Whatever the work raised, each time.
@@ -57,8 +62,12 @@ class Lane(Protocol):
         It also waits until no other lane holds one of its slots. It never waits for work submitted later, so
         that submission order rules out deadlock. Work in ``after`` that failed does not stop it from starting.
 
-        On CUDA the work launches kernels, and *ends* when these have ended; it is launched by the calling thread
-        before ``submit`` returns, behind what the caller's own stream was given so far.
+        On CUDA (``Lanes.launches_inline``) the work launches kernels, and *ends* when these have ended; it is launched
+        by the calling thread before ``submit`` returns, behind what the caller's own stream was given so far. Two
+        things follow that threads do better. Work that blocks its thread blocks the caller. And work on lanes
+        with a slot in common runs in the order of submission, even if the earlier one still waits for its inputs: what
+        a stream was told to wait for cannot be taken back. A backward that autograd launches on a lane's stream
+        later on is ordered by autograd; it takes no turns with lanes that share its slots.
         """
 
     def mark(self) -> Mark:

@@ -103,6 +103,19 @@ def is_available() -> bool:
         return False
 
 
+def require_streams() -> None:
+    """Raises BackendUnavailableError if the driver is too old to give slots streams."""
+    driver = describe_driver()
+    lost = lost_uses(driver)
+    if lost:
+        missing = [function.name for function in driver.missing if function.use in lost]
+        raise BackendUnavailableError(
+            "the CUDA driver is too old for green-context streams",
+            found=f"CUDA {driver.version}, without {', '.join(missing)}",
+            needed="CUDA 12.5",
+        )
+
+
 def lost_uses(driver: DriverDescription) -> tuple[str, ...]:
     """Returns what cannot be done with this driver, in the order ``base``, ``slots``, ``streams``."""
     missing = {function.use for function in driver.missing}
@@ -255,8 +268,9 @@ class CudaDriver:
         """Describes the device.
 
         Raises:
-            BackendUnavailableError: There is no such device.
+            BackendUnavailableError: There is no such device, or its driver is too old for streams on slots.
         """
+        require_streams()
         devices = describe_devices()
         if not 0 <= self.ordinal < len(devices):
             raise BackendUnavailableError(

@@ -16,7 +16,7 @@ from rich.padding import Padding
 from rich.table import Table
 
 import mosaic
-from mosaic.backends import cuda
+from mosaic.backends import cuda, cuda_probe
 from mosaic.cli import doctor_findings as findings_of
 from mosaic.cli.doctor_report import (
     DeviceReport,
@@ -63,6 +63,9 @@ def collect_report(environ: Mapping[str, str] = os.environ) -> DoctorReport:
     found += findings_of.find_in_device_counts(nvml, devices) if driver is not None else []
     found += findings_of.find_in_torch(torch, has_gpu=bool(devices))
     found += findings_of.find_in_environment(environ)
+    probe = _probe(found, has_gpu=bool(devices))
+    for entry in devices:
+        found += findings_of.find_beside(entry.device)
     found += findings_of.find_in_host(host)
     found += findings_of.find_in_packages(packages)
     return DoctorReport(
@@ -74,7 +77,8 @@ def collect_report(environ: Mapping[str, str] = os.environ) -> DoctorReport:
         driver=driver,
         devices=devices,
         nvml=nvml,
-        works=_works(host, torch, devices),
+        probe=probe,
+        works=_works(host, torch, driver, devices),
         findings=tuple(sorted(found, key=lambda finding: list(_STYLES).index(finding.severity))),
     )
 
@@ -164,7 +168,22 @@ def _nvml(found: list[Finding], *, has_driver: bool) -> cuda.NvmlDescription | N
         return None
 
 
-def _works(host: HostReport, torch: TorchReport | None, devices: tuple[DeviceReport, ...]) -> tuple[str, ...]:
+def _probe(found: list[Finding], *, has_gpu: bool) -> str | None:
+    """Returns the version of what compiles the SM probe."""
+    try:
+        return cuda_probe.nvrtc_version()
+    except BackendUnavailableError as problem:
+        if has_gpu:
+            found.append(findings_of.find_in_probe(problem))
+        return None
+
+
+def _works(
+    host: HostReport,
+    torch: TorchReport | None,
+    driver: cuda.DriverDescription | None,
+    devices: tuple[DeviceReport, ...],
+) -> tuple[str, ...]:
     works = ["planning for any described device (`mosaic plan`); it needs no GPU"]
     if torch is not None:
         cores = "core" if host.num_cores == 1 else "cores"
@@ -172,8 +191,14 @@ def _works(host: HostReport, torch: TorchReport | None, devices: tuple[DeviceRep
             f"the host backend: modules side by side on {host.num_cores} {cores} "
             "(`mosaic demo`, `mosaic profile`, `mosaic run`)"
         )
-    if any(device.slots is not None for device in devices):
-        works.append("splitting the GPU's SMs into slots; lanes on them are not part of this version")
+    splits = any(device.slots is not None for device in devices)
+    if splits and torch is not None and torch.cuda is not None and driver is not None and not cuda.lost_uses(driver):
+        works.append(
+            "the cuda backend: modules side by side on partitions of the GPU's SMs "
+            "(`mosaic bench` measures what that gains here)"
+        )
+    elif splits:
+        works.append("splitting the GPU's SMs into slots, to look at them")
     return tuple(works)
 
 
@@ -211,6 +236,7 @@ def _overview(report: DoctorReport) -> Table:
     table.add_row("driver", "none" if report.driver is None else f"CUDA {report.driver.version}")
     nvml = report.nvml
     table.add_row("NVML", "none" if nvml is None else f"driver {nvml.driver_version}, {nvml.num_devices} GPUs")
+    table.add_row("SM probe", "cannot be compiled" if report.probe is None else f"compiled by NVRTC {report.probe}")
     return table
 
 

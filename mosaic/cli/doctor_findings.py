@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from mosaic.backends.cuda import DriverDescription, NvmlDescription, lost_uses
+from mosaic.backends.cuda import CudaDevice, DriverDescription, NvmlDescription, lost_uses
+from mosaic.backends.cuda_environment import EnvironmentFinding, Surroundings, ask_nvml, find_in, mps_control
 from mosaic.cli.doctor_report import DeviceReport, Finding, HostReport, PackageReport, TorchReport
 from mosaic.errors import BackendUnavailableError, CudaError
-
-DEFAULT_CONNECTIONS = 8
-"""Hardware queues when ``CUDA_DEVICE_MAX_CONNECTIONS`` is not set; it takes 1 to 32."""
 
 _TODO_BY_STATUS = {
     "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH": "the driver was updated under a running kernel module: reboot",
@@ -94,33 +92,30 @@ def find_in_device_counts(nvml: NvmlDescription | None, devices: Sequence[Device
 
 
 def find_in_environment(environ: Mapping[str, str]) -> list[Finding]:
-    """Settings that defeat partitions of SMs."""
-    found = []
-    percentage = environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
-    if percentage is not None and percentage.strip() not in ("100", "100.0"):
-        found.append(
-            Finding(
-                severity="warning",
-                what=f"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE={percentage}: under MPS this overrides partitions, and "
-                "work may use more SMs than its quota",
-                todo="unset it, or set it to 100",
-            )
-        )
-    connections = environ.get("CUDA_DEVICE_MAX_CONNECTIONS")
-    if connections is not None and not _enough_connections(connections):
-        found.append(
-            Finding(
-                severity="warning",
-                what=f"CUDA_DEVICE_MAX_CONNECTIONS={connections}: streams that share a hardware queue wait for "
-                "each other, whatever their SMs",
-                todo=f"unset it (the default is {DEFAULT_CONNECTIONS}) or set 32, before the process starts",
-            )
-        )
-    return found
+    """Settings that defeat partitions of SMs; how many streams there will be is not known yet."""
+    seen = Surroundings(environ=environ, num_streams=None, mps_control=mps_control(environ))
+    return [_finding(found) for found in find_in(seen)]
 
 
-def _enough_connections(text: str) -> bool:
-    return text.strip().isdecimal() and DEFAULT_CONNECTIONS <= int(text) <= 32
+def find_beside(device: CudaDevice) -> list[Finding]:
+    """Other users of a device, and modes of it, that defeat partitions; asks NVML."""
+    seen = Surroundings(environ={}, num_streams=None, nvml=ask_nvml(device.uuid))
+    if seen.nvml.problem:  # there is a finding about NVML already
+        return []
+    return [_finding(found, of=f"device {device.ordinal}: ") for found in find_in(seen)]
+
+
+def find_in_probe(problem: BackendUnavailableError) -> Finding:
+    """The probe that reads SM ids back cannot be compiled."""
+    return Finding(
+        severity="warning",
+        what=f"partitions cannot be probed, so their SM ids stay unknown: {problem.found}",
+        todo=f"bring {problem.needed}",
+    )
+
+
+def _finding(found: EnvironmentFinding, *, of: str = "") -> Finding:
+    return Finding(severity="warning", what=f"{of}{found.found}: {found.rule}", todo=found.way_out)
 
 
 def find_in_host(host: HostReport) -> list[Finding]:

@@ -73,6 +73,8 @@ class DoctorReport:
     driver: DriverDescription | None
     devices: tuple[DeviceReport, ...]
     nvml: NvmlDescription | None
+    probe: str | None
+    """Version of the NVRTC that compiles the SM probe; none where there is none."""
     works: tuple[str, ...]
     """What can be done on this machine as it is."""
     findings: tuple[Finding, ...]

@@ -1,46 +1,86 @@
-"""What every backend promises in ``mosaic/backends/base.py``; a new backend adds itself to ``BACKENDS``."""
+"""What every backend promises in ``mosaic/backends/base.py``; a new backend adds itself to ``BACKENDS``.
+
+``fake-cuda`` is the product of the ``cuda`` backend on a fake runtime and a fake driver, so that its promises are held
+on machines without a GPU; ``cuda`` is the same on a real one.
+"""
 
 from __future__ import annotations
 
+import gc
 import itertools
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+from contract.gates import CudaGate, FakeStreamGate, Gate, ThreadGate
+from fake_streams import FakeGreenDriver, FakeStreams
 
-from mosaic.backends.base import Backend, Lanes
+from mosaic.backends.base import Backend, Lanes, Ticket
+from mosaic.backends.cuda import CudaBackend
 from mosaic.backends.host import HostBackend
 from mosaic.errors import InvalidPlanError, MosaicError
 
-BACKENDS: dict[str, Callable[[], Backend]] = {"host": lambda: HostBackend(num_slots=4)}
 WAIT_S = 60
+BACKENDS: dict[str, Callable[[], Backend]] = {
+    "host": lambda: HostBackend(num_slots=4),
+    "fake-cuda": lambda: CudaBackend(api=FakeStreams(), driver=FakeGreenDriver(num_slots=4)),
+    "cuda": CudaBackend,
+}
+WITH_THREADS = ["host"]
 
 
 class StopEverything(BaseException):
     """Stands for KeyboardInterrupt: not an Exception."""
 
 
-@pytest.fixture(params=list(BACKENDS))
-def backend(request: pytest.FixtureRequest) -> Backend:
+@pytest.fixture(params=["host", "fake-cuda", pytest.param("cuda", marks=pytest.mark.gpu)])
+def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
+    made = BACKENDS[request.param]()
+    if isinstance(made, CudaBackend) and isinstance(made.api, FakeStreams):
+        with made.api.watching():
+            yield made
+    else:
+        yield made
+
+
+@pytest.fixture(params=WITH_THREADS)
+def threaded(request: pytest.FixtureRequest) -> Backend:
     return BACKENDS[request.param]()
 
 
-def gate(event: threading.Event) -> Callable[[], bool]:
-    return lambda: event.wait(WAIT_S)
+@pytest.fixture
+def gate(backend: Backend) -> Iterator[Gate]:
+    """Work that is held until it is opened; at the latest at the end of the test."""
+    made: Gate = ThreadGate()
+    if isinstance(backend, CudaBackend):
+        fake = isinstance(backend.api, FakeStreams)
+        made = FakeStreamGate(backend.api) if fake else CudaGate(backend)  # type: ignore[arg-type]
+    yield made
+    made.open()
+
+
+def finish(ticket: Ticket[Any]) -> tuple[int, int]:
+    """Blocks until the work has ended; returns when it ran."""
+    ticket.wait()
+    interval = ticket.interval_ns
+    assert ticket.done
+    return interval
 
 
 def test_a_backend_names_itself_and_its_device(backend: Backend):
     assert backend.name == backend.device.kind
-    assert backend.device.num_slots == 4
+    assert backend.device.num_slots >= 4
     assert all(isinstance(note, str) for note in backend.notes)
 
 
 def test_a_lane_gives_the_result_of_its_work(backend: Backend):
     with backend.open_lanes([(0,)]) as lanes:
-        ticket = lanes.lane((0,)).submit(lambda: torch.ones(2) + 1)
-        assert torch.equal(ticket.wait(), torch.full((2,), 2.0))
+        ticket = lanes.lane((0,)).submit(lambda: torch.ones(2, device=backend.torch_device) + 1)
+        assert ticket.wait().tolist() == [2.0, 2.0]
+        lanes.drain()
         assert ticket.done
 
 
@@ -52,17 +92,15 @@ def test_a_lane_keeps_the_order_of_its_work(backend: Backend):
     assert seen == list(range(50))
 
 
-def test_work_starts_after_what_it_was_told_to_wait_for(backend: Backend):
-    seen: list[str] = []
-    opened = threading.Event()
+def test_work_starts_after_what_it_was_told_to_wait_for(backend: Backend, gate: Gate):
     with backend.open_lanes([(0,), (1,)]) as lanes:
-        first = lanes.lane((0,)).submit(lambda: (opened.wait(WAIT_S), seen.append("first")))
-        second = lanes.lane((1,)).submit(lambda: seen.append("second"), after=[first])
+        first = lanes.lane((0,)).submit(gate.hold)
+        second = lanes.lane((1,)).submit(lambda: "second", after=[first])
+        assert not first.done
         assert not second.done
-        opened.set()
-        second.wait()
-    assert seen == ["first", "second"]
-    assert first.interval_ns[1] <= second.interval_ns[0]
+        gate.open()
+        assert finish(first)[1] <= finish(second)[0]
+        assert second.wait() == "second"
 
 
 def test_failed_work_does_not_keep_what_waits_for_it_from_starting(backend: Backend):
@@ -72,13 +110,33 @@ def test_failed_work_does_not_keep_what_waits_for_it_from_starting(backend: Back
         assert after.wait() == "went on"
 
 
-def test_disjoint_lanes_run_at_the_same_time(backend: Backend):
-    meeting = threading.Barrier(2)
+@pytest.mark.parametrize("held", [0, 1])
+def test_disjoint_lanes_run_at_the_same_time(backend: Backend, gate: Gate, held: int):
     with backend.open_lanes([(0,), (1,)]) as lanes:
+        long = lanes.lane((held,)).submit(gate.hold)
+        inside = finish(lanes.lane((1 - held,)).submit(lambda: None))
+        assert not long.done
+        gate.open()
+        around = finish(long)
+    assert around[0] <= inside[1] <= around[1]
+
+
+def test_work_that_blocks_its_thread_blocks_only_its_lane(threaded: Backend):
+    meeting = threading.Barrier(2)
+    with threaded.open_lanes([(0,), (1,)]) as lanes:
         tickets = [lanes.lane((slot,)).submit(lambda: meeting.wait(WAIT_S)) for slot in (0, 1)]
         assert sorted(ticket.wait() for ticket in tickets) == [0, 1]
         (one, two) = (ticket.interval_ns for ticket in tickets)
     assert max(one[0], two[0]) < min(one[1], two[1])
+
+
+def test_lanes_with_a_slot_in_common_take_turns(backend: Backend, gate: Gate):
+    with backend.open_lanes([(0, 1), (1, 2)]) as lanes:
+        first = lanes.lane((0, 1)).submit(gate.hold)
+        second = lanes.lane((1, 2)).submit(lambda: None)
+        assert not second.done
+        gate.open()
+        assert finish(first)[1] <= finish(second)[0]
 
 
 def test_a_slot_is_never_held_twice(backend: Backend):
@@ -88,10 +146,10 @@ def test_a_slot_is_never_held_twice(backend: Backend):
         for round_ in range(20):
             for index in range(len(partitions)):
                 slots = partitions[(index * 5 + round_) % len(partitions)]
-                tickets.append((slots, lanes.lane(slots).submit(lambda: torch.ones(64).sum())))
-        for _, ticket in tickets:
-            ticket.wait()
-        intervals = [(slots, ticket.interval_ns) for slots, ticket in tickets]
+                tickets.append(
+                    (slots, lanes.lane(slots).submit(lambda: torch.ones(64, device=backend.torch_device).sum()))
+                )
+        intervals = [(slots, finish(ticket)) for slots, ticket in tickets]
     for slot in range(4):
         held = sorted(interval for slots, interval in intervals if slot in slots)
         assert all(before[1] <= after[0] for before, after in itertools.pairwise(held))
@@ -107,15 +165,15 @@ def test_overlapping_partitions_that_wait_for_each_other_never_lock_up(backend: 
         assert previous[-1].wait() is None
 
 
-def test_work_whose_inputs_are_missing_does_not_hold_its_slots(backend: Backend):
-    opened = threading.Event()
-    with backend.open_lanes([(0,), (1,), (0, 1)]) as lanes:
-        blocker = lanes.lane((1,)).submit(gate(opened))
+def test_work_whose_inputs_are_missing_does_not_hold_its_slots(threaded: Backend):
+    gate = ThreadGate()
+    with threaded.open_lanes([(0,), (1,), (0, 1)]) as lanes:
+        blocker = lanes.lane((1,)).submit(gate.hold)
         waiting = lanes.lane((0, 1)).submit(lambda: "wide", after=[blocker])
         later = lanes.lane((0,)).submit(lambda: "narrow")
         assert later.wait() == "narrow"
         assert not waiting.done
-        opened.set()
+        gate.open()
         assert waiting.wait() == "wide"
 
 
@@ -129,6 +187,7 @@ def test_an_error_is_raised_at_each_wait_and_the_lane_goes_on(backend: Backend, 
         for _ in range(2):
             with pytest.raises(kind, match="no"):
                 ticket.wait()
+        lanes.drain()
         assert ticket.done
         assert lanes.lane((0,)).submit(lambda: 3).wait() == 3
 
@@ -145,6 +204,7 @@ def test_closing_finishes_what_was_submitted_and_refuses_more(backend: Backend):
     lane = lanes.lane((0,))
     tickets = [lane.submit(lambda number=number: number) for number in range(10)]
     lanes.close()
+    assert all(ticket.done for ticket in tickets)
     assert [ticket.wait() for ticket in tickets] == list(range(10))
     with pytest.raises(MosaicError, match="closed"):
         lane.submit(lambda: None)
@@ -154,9 +214,50 @@ def test_closing_finishes_what_was_submitted_and_refuses_more(backend: Backend):
 def test_lanes_are_closed_when_nobody_refers_to_them(backend: Backend):
     before = threading.active_count()
     lanes = backend.open_lanes([(0,), (1,)])
-    lanes.lane((0,)).submit(lambda: None).wait()
+    lane = lanes.lane((0,))
+    lane.submit(lambda: None).wait()
     del lanes
     assert threading.active_count() == before
+    with pytest.raises(MosaicError, match="closed"):
+        lane.submit(lambda: None)
+
+
+def test_work_can_submit_to_other_lanes(backend: Backend):
+    with backend.open_lanes([(0,), (1,)]) as lanes:
+        outer = lanes.lane((0,)).submit(lambda: lanes.lane((1,)).submit(lambda: "inner"))
+        assert outer.wait().wait() == "inner"
+
+
+def test_threads_submit_at_once_and_each_gets_its_own_results(backend: Backend):
+    found: dict[int, list[int]] = {}
+    with backend.open_lanes([(0,), (1,), (0, 1)]) as lanes:
+
+        def submit(number: int) -> None:
+            lane = lanes.lane([(0,), (1,), (0, 1)][number % 3])
+            tickets = [lane.submit(lambda value=value: 100 * number + value) for value in range(50)]
+            found[number] = [ticket.wait() for ticket in tickets]
+
+        threads = [threading.Thread(target=submit, args=(number,)) for number in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(WAIT_S)
+        lanes.drain()
+    assert found == {number: [100 * number + value for value in range(50)] for number in range(6)}
+
+
+def test_a_mark_tells_the_time_between_two_points_of_a_lane(backend: Backend):
+    with backend.open_lanes([(0,)]) as lanes:
+        lane = lanes.lane((0,))
+        first, second = lane.submit(lane.mark), lane.submit(lane.mark)
+        assert first.wait().ms_until(second.wait()) >= 0.0
+
+
+def test_the_same_partitions_can_be_opened_by_two_at_once(backend: Backend):
+    with backend.open_lanes([(0,)]) as one, backend.open_lanes([(0,)]) as two:
+        assert [lanes.lane((0,)).submit(lambda: 5).wait() for lanes in (one, two)] == [5, 5]
+        one.close()
+        assert two.lane((0,)).submit(lambda: 6).wait() == 6
 
 
 def test_a_partition_is_opened_once_and_only_if_it_was_asked_for(backend: Backend):
@@ -167,18 +268,15 @@ def test_a_partition_is_opened_once_and_only_if_it_was_asked_for(backend: Backen
             lanes.lane((3,))
 
 
-@pytest.mark.parametrize("slots", [(), (4,), (-1,), (0, 0)])
+@pytest.mark.parametrize("slots", [(), (10_000,), (-1,), (0, 0)])
 def test_a_partition_that_the_device_does_not_have_is_refused(backend: Backend, slots: tuple[int, ...]):
     with pytest.raises(InvalidPlanError, match="slot"):
         backend.open_lanes([slots])
 
 
 def test_results_are_let_go_with_their_ticket(backend: Backend):
-    import gc
-    import weakref
-
     with backend.open_lanes([(0,)]) as lanes:
-        ticket = lanes.lane((0,)).submit(lambda: torch.ones(3))
+        ticket = lanes.lane((0,)).submit(lambda: torch.ones(3, device=backend.torch_device))
         alive = weakref.ref(ticket.wait())
         del ticket
         lanes.drain()
