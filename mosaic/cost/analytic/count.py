@@ -1,0 +1,207 @@
+"""Counting a module: one forward and backward on tensors without data."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint as run_checkpointed
+
+from mosaic.cost.analytic.fake import Resize, fake_copy, leading_sizes
+from mosaic.cost.analytic.gpu_kernels import GpuKernels
+from mosaic.cost.analytic.memory import Optimizer, count_memory
+from mosaic.cost.analytic.trace import LiveMemory, OperatorTrace
+from mosaic.cost.counts import MemoryCounts, ModuleCounts, PhaseCounts, merge_equal
+from mosaic.errors import UnsupportedModelError
+
+_log = logging.getLogger(__name__)
+
+Settings = Callable[[], AbstractContextManager[Any]]
+"""Makes a context for the forward, such as ``lambda: torch.autocast("cpu", torch.bfloat16)``."""
+
+
+def count_module(
+    module: nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    training: bool = True,
+    optimizer: Optimizer = "adamw",
+    master_weights: bool = False,
+    checkpoint: bool = False,
+    target: Literal["cuda", "host"] = "cuda",
+    settings: Settings | None = None,
+    batch: int | None = None,
+) -> ModuleCounts:
+    """Counts operators, bytes and memory of one forward and backward of a module.
+
+    Nothing is computed and neither module nor arguments are touched: they are copied to tensors without data, so a
+    module may be larger than this machine, and may lie on the meta device. Backward is autograd's own, so what a
+    frozen parameter or an input without gradient saves is saved here too, and checkpoints are recomputed.
+
+    Args:
+        module: In the mode (train or eval) in which it will run.
+        args: Positional arguments of one call; tensors keep their ``requires_grad``.
+        kwargs: Keyword arguments.
+        training: Whether there is a backward; without, forward keeps nothing.
+        optimizer: Whose state is counted.
+        master_weights: Whether the optimizer keeps float32 copies of parameters in 16 bits, and its state in float32.
+        checkpoint: Whether the module as a whole keeps its inputs only and runs again in backward.
+        target: Whose choice of kernels to follow where torch has several: fused attention and cuDNN's recurrent
+            layers on ``cuda``.
+        settings: Context of the forward; on these tensors autocast is the CPU's.
+        batch: Samples to count instead of those in the arguments: every tensor whose first dimension is the most
+            frequent one gets so many.
+
+    Raises:
+        UnsupportedModelError: The call fails on tensors without data: what it does depends on values, or an
+            operator has no rule for its result's shape. Names the operator; such a module must be profiled.
+    """
+    kwargs = dict(kwargs or {})
+    sizes = leading_sizes((args, kwargs))
+    found = max(sizes, key=lambda size: sizes[size]) if sizes else 0
+    resize = _resizing(found, batch) if batch is not None and found else None
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    fake, (args, kwargs) = fake_copy(module, mode), fake_copy((tuple(args), kwargs), mode, resize)
+    run = _Run(fake, args, kwargs, training=training, checkpoint=checkpoint, on_gpu=target == "cuda", settings=settings)
+    try:
+        with mode:
+            forward, backward, memory, uncounted = run.count()
+    except Exception as error:
+        name = type(module).__name__
+        raise UnsupportedModelError(
+            f"{name} cannot be counted: on tensors without data it fails with {type(error).__name__}: "
+            f"{_first_line(error)}; profile it instead, or leave it out"
+        ) from error
+    return ModuleCounts(
+        batch=batch if resize is not None and batch is not None else found,
+        forward=forward,
+        backward=backward,
+        memory=count_memory(fake, memory, training=training, optimizer=optimizer, master_weights=master_weights),
+        uncounted=uncounted,
+    )
+
+
+def count_degrees(
+    module: nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    degrees: Sequence[int] = (1, 2, 4, 8, 16, 32),
+    **options: Any,
+) -> dict[int, ModuleCounts]:
+    """Counts a module at several data-parallel degrees: a device of degree d has ceil(B/d) of the B samples.
+
+    Nothing is scaled: each degree is counted by itself, so what does not shrink with the batch does not. Degrees
+    above B are left out, and so is, with a warning, a degree at which the module does not take its part of the batch.
+
+    Args:
+        module: See ``count_module``.
+        args: See ``count_module``; the batch is the first dimension of every tensor that has the most frequent one.
+        kwargs: See ``count_module``.
+        degrees: Degrees to count; the whole batch (degree 1) always is.
+        options: See ``count_module``.
+
+    Raises:
+        UnsupportedModelError: See ``count_module``.
+    """
+    whole = count_module(module, args, kwargs, **options)
+    counted = {1: whole}
+    for degree in sorted(set(degrees) - {1}):
+        if not 1 <= degree <= whole.batch:
+            continue
+        try:
+            counted[degree] = count_module(module, args, kwargs, batch=-(-whole.batch // degree), **options)
+        except UnsupportedModelError as error:
+            _log.warning("degree %d is left out: %s", degree, error)
+    return counted
+
+
+class _Run:
+    """One forward and backward of a module of fake tensors."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        args: Any,
+        kwargs: dict[str, Any],
+        *,
+        training: bool,
+        checkpoint: bool,
+        on_gpu: bool,
+        settings: Settings | None,
+    ) -> None:
+        self._module, self._args, self._kwargs = module, args, kwargs
+        self._training, self._checkpoint = training, checkpoint
+        self._settings: Settings = settings or nullcontext
+        self._gpu = GpuKernels() if on_gpu else None
+        self._memory = LiveMemory((*module.parameters(), *module.buffers()))
+        self._saved: dict[int, int] = {}
+        self._resident = {id(t.untyped_storage()) for t in (*module.parameters(), *module.buffers())}
+
+    def count(self) -> tuple[PhaseCounts, PhaseCounts, MemoryCounts, tuple[str, ...]]:
+        """Returns the operators of both phases, what they keep, and which of them are not known."""
+        forward_trace, backward_trace = OperatorTrace(self._memory), OperatorTrace(self._memory)
+        if self._gpu is not None:
+            forward_trace.fused_region = backward_trace.fused_region = self._gpu.in_recurrent_call
+        hooks = torch.autograd.graph.saved_tensors_hooks(self._keep, lambda tensor: tensor)
+        with self._gpu or nullcontext(), torch.set_grad_enabled(self._training), forward_trace, hooks:
+            with self._settings():
+                outputs = self._call()
+        forward_peak = self._memory.peak_bytes
+        self._memory.start_phase()
+        for parameter in self._module.parameters():
+            if parameter.requires_grad and self._training:
+                parameter.register_post_accumulate_grad_hook(self._release_gradient)
+        wanted = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        outputs = None
+        if wanted and self._training:
+            gradients = [torch.empty_like(output) for output in wanted]
+            with self._gpu or nullcontext(), backward_trace:
+                torch.autograd.backward(wanted, gradients)
+        kept = MemoryCounts(
+            parameter_bytes=0,
+            activation_bytes=sum(self._saved.values()),
+            forward_peak_bytes=forward_peak,
+            backward_peak_bytes=self._memory.peak_bytes if backward_trace.operators else 0,
+        )
+        return (
+            PhaseCounts(operators=merge_equal(forward_trace.operators)),
+            PhaseCounts(operators=merge_equal(backward_trace.operators)),
+            kept,
+            tuple({**forward_trace.uncounted, **backward_trace.uncounted}),
+        )
+
+    def _call(self) -> Any:
+        if self._checkpoint and self._training:
+            return run_checkpointed(self._module, *self._args, use_reentrant=False, **self._kwargs)
+        return self._module(*self._args, **self._kwargs)
+
+    def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if id(storage) not in self._resident:
+            self._saved[id(storage)] = storage.nbytes()
+            self._memory.add(tensor)
+        return tensor
+
+    def _release_gradient(self, parameter: torch.Tensor) -> None:
+        if parameter.grad is not None:
+            self._memory.release(parameter.grad)
+
+
+def _resizing(found: int, wanted: int) -> Resize:
+    def resize(shape: torch.Size) -> tuple[int, ...]:
+        return (wanted, *shape[1:]) if len(shape) > 0 and shape[0] == found else tuple(shape)
+
+    return resize
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else "no message"

@@ -1,0 +1,195 @@
+"""Floating-point operations, kind and matrix shapes of torch's operators.
+
+Matrix products, convolutions and attention follow ``torch.utils.flop_counter``, with what it lacks added here, and
+halved for causal attention, whose kernels skip the masked half. For all else a small number of operations an element
+is enough: such operators are bound by the memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils.flop_counter import flop_registry
+
+from mosaic.cost.counts import Gemm, OperatorKind
+
+_ATTENTION = (
+    "_scaled_dot_product_",
+    "_flash_attention_",
+    "_efficient_attention_",
+    "flex_attention",
+)
+_CONV = ("convolution", "cudnn_convolution", "_slow_conv", "_convolution", "mkldnn_convolution")
+_NETWORK = ("_c10d_functional", "c10d", "c10d_functional", "_dtensor")
+
+_PER_ELEMENT = {
+    **dict.fromkeys(("native_layer_norm", "native_group_norm", "native_batch_norm", "_native_batch_norm_legit"), 8),
+    **dict.fromkeys(("cudnn_batch_norm", "batch_norm", "batch_norm_with_update", "_fused_rms_norm"), 8),
+    **dict.fromkeys(("_softmax", "_log_softmax", "_safe_softmax", "logsumexp"), 5),
+    **dict.fromkeys(("_thnn_fused_gru_cell", "_thnn_fused_lstm_cell"), 10),
+    **dict.fromkeys(("sort", "topk", "argsort"), 20),
+    **dict.fromkeys(("sum", "mean", "amax", "amin", "max", "min", "prod", "any", "all", "argmax", "argmin"), 1),
+    **dict.fromkeys(("cumsum", "cumprod", "norm", "linalg_vector_norm", "dist"), 2),
+    **dict.fromkeys(("var", "std", "var_mean", "std_mean"), 4),
+    **dict.fromkeys(("nll_loss", "nll_loss_forward", "nll_loss2d_forward", "mse_loss", "huber_loss", "glu"), 2),
+    **dict.fromkeys(
+        ("max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool1d", "avg_pool2d", "avg_pool3d"), 4
+    ),
+    **dict.fromkeys(("_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "adaptive_max_pool2d", "adaptive_max_pool3d"), 1),
+    **dict.fromkeys(("upsample_nearest2d", "upsample_bilinear2d", "upsample_bicubic2d", "_upsample_bilinear2d_aa"), 8),
+    **dict.fromkeys(
+        ("native_dropout", "bernoulli", "uniform", "normal", "rand", "randn", "rand_like", "randn_like"), 2
+    ),
+    **dict.fromkeys(("randint", "randperm", "exponential", "multinomial", "random"), 2),
+    **dict.fromkeys(("nll_loss2d", "softplus", "hardtanh", "leaky_relu", "elu", "gelu", "silu", "prelu", "_prelu"), 4),
+    **dict.fromkeys(("index_add", "scatter_add", "scatter_reduce", "embedding_dense", "_embedding_bag"), 1),
+    **dict.fromkeys(("_foreach_add", "_foreach_mul", "native_norm", "lerp", "addcmul", "addcdiv", "cross"), 2),
+}
+"""Operations for each element of the larger of input and output; a backward takes twice that."""
+
+_MOVES = frozenset(
+    ["clone", "copy", "_to_copy", "cat", "stack", "index", "index_select", "index_put", "_index_put_impl", "gather", "scatter", "embedding", "fill", "zero", "zeros", "ones", "full", "scalar_tensor", "arange", "linspace", "eye", "new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like", "constant_pad_nd", "pad", "reflection_pad1d", "reflection_pad2d", "replication_pad2d", "select", "slice", "select_scatter", "slice_scatter", "diagonal", "as_strided", "repeat", "repeat_interleave", "roll", "flip", "rot90", "triu", "tril", "masked_fill", "where", "_unsafe_index", "_unsafe_index_put", "pixel_shuffle", "pixel_unshuffle", "im2col", "col2im", "unfold", "split_with_sizes_copy", "_pack_padded_sequence", "unfold_copy", "channel_shuffle", "one_hot", "bucketize", "searchsorted", "index_copy", "index_fill", "masked_scatter", "take", "_cudnn_rnn_flatten_weight", "value_selecting_reduction", "lift_fresh_copy", "resize", "set_", "view_copy"]
+)
+"""Operators that only move data."""
+
+
+def bound_arguments(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of an operator's call by the names in its schema."""
+    names = [argument.name for argument in func._schema.arguments]
+    return dict(zip(names, args, strict=False)) | kwargs
+
+
+def short_name(func: Any) -> str:
+    """Returns an operator's name without namespace, overload and the mark of an in-place form."""
+    name: str = func._schema.name.split("::")[-1]
+    return name.removesuffix("_") if len(name) > 1 and not name.startswith("__") else name
+
+
+def kind_of(func: Any) -> OperatorKind:
+    """Returns what an operator is bound by."""
+    name = short_name(func)
+    if func.namespace in _NETWORK:
+        return OperatorKind.NETWORK
+    if name.startswith(_ATTENTION):
+        return OperatorKind.ATTENTION
+    if name.startswith(_CONV):
+        return OperatorKind.CONV
+    if func._overloadpacket in flop_registry or name in _MATMULS:
+        return OperatorKind.MATMUL
+    return OperatorKind.MEMORY
+
+
+def count_flops(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> int | None:
+    """Returns the floating-point operations of a call; None for an operator that is not known."""
+    formula = flop_registry.get(func._overloadpacket)
+    name = short_name(func)
+    given = bound_arguments(func, args, kwargs)
+    if formula is not None:
+        counted: int = formula(*args, **kwargs, out_val=result)
+        return counted // 2 if given.get("is_causal", given.get("causal")) is True else counted
+    if name in _MATMULS:
+        own: int = _MATMULS[name](given)
+        return own // 2 if given.get("is_causal") is True else own
+    if func.namespace in _NETWORK:
+        return 0
+    return _elementwise(func, name, args, kwargs, result)
+
+
+def _elementwise(func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> int | None:
+    tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs, result)) if isinstance(leaf, torch.Tensor)]
+    elements = max((tensor.numel() for tensor in tensors), default=0)
+    base = name.removesuffix("_data").removesuffix("_backward")
+    times = 2 if base != name else 1
+    if base in _PER_ELEMENT:
+        return times * _PER_ELEMENT[base] * elements
+    if base in _MOVES or name in _MOVES:
+        return 0
+    if torch.Tag.pointwise in func.tags or torch.Tag.reduction in func.tags:
+        return times * elements
+    return None
+
+
+def gemm_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> Gemm | None:
+    """Returns the shape of an operator's matrix products; None where it has none or they are not known."""
+    given = bound_arguments(func, args, kwargs)
+    name = short_name(func)
+    if name in ("mm", "addmm", "_int_mm", "_scaled_mm"):
+        left, right = (given["mat1"], given["mat2"]) if name == "addmm" else (given["self"], given["mat2"])
+        return Gemm(m=left.shape[0], n=right.shape[1], k=left.shape[1])
+    if name in ("bmm", "baddbmm"):
+        left, right = (given["batch1"], given["batch2"]) if name == "baddbmm" else (given["self"], given["mat2"])
+        return Gemm(batch=max(1, left.shape[0]), m=left.shape[1], n=right.shape[2], k=left.shape[2])
+    if name.startswith("_scaled_dot_product_"):
+        query, value = given["query"], given["value"]
+        return Gemm(batch=max(1, query.shape[0] * query.shape[1]), m=query.shape[2], n=value.shape[3], k=0)
+    if name == "convolution":
+        return _conv_gemm(result, given["weight"], given, 1)
+    if name == "convolution_backward":
+        products = int(given["output_mask"][0]) + int(given["output_mask"][1])
+        return _conv_gemm(given["grad_output"], given["weight"], given, products) if products else None
+    return None
+
+
+def _conv_gemm(output: torch.Tensor, weight: torch.Tensor, given: dict[str, Any], products: int) -> Gemm:
+    """The implicit product of a convolution: output positions by output channels; both gradients count as such."""
+    groups = given["groups"]
+    channels = output.shape[1] // groups
+    length = weight.numel() // max(1, groups * channels)
+    positions = output.shape[0] * math.prod(output.shape[2:])
+    return Gemm(batch=groups * products, m=positions, n=channels, k=length)
+
+
+def count_kernels(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> int:
+    """Returns the kernels of a call: one, but for the operators that launch several."""
+    name = short_name(func)
+    if name == "convolution_backward":  # gradients of input, weight and bias are kernels of their own
+        return max(1, sum(map(bool, bound_arguments(func, args, kwargs)["output_mask"])))
+    return _KERNELS.get(name, 1)
+
+
+_KERNELS = {
+    # torch's CUDA kernels, as their sources launch them
+    "native_layer_norm_backward": 2,  # the input's gradient, then those of weight and bias
+    "native_group_norm": 2,
+    "native_group_norm_backward": 3,
+    "embedding_dense_backward": 2,  # zeros, then the sums
+    "select_backward": 2,  # zeros, then a copy
+    "slice_backward": 2,
+    "index_put": 2,
+    "_flash_attention_backward": 3,  # row sums, the main kernel, conversion of the query's gradient
+    "_scaled_dot_product_flash_attention_backward": 3,
+    "_scaled_dot_product_efficient_attention_backward": 2,
+    "sort": 4,
+    "topk": 2,
+}
+
+
+def _attention(given: dict[str, Any], products: float) -> int:
+    query, key, value = given["query"], given["key"], given["value"]
+    batch, heads, length, width = query.shape
+    pairs = batch * heads * length * key.shape[2]
+    return int(products * pairs * (width + value.shape[3]))
+
+
+def _recurrent(given: dict[str, Any], weights: Sequence[str]) -> int:
+    steps = given["input"].shape[0] * given["input"].shape[1]
+    elements: int = sum(given[name].numel() for name in weights)
+    return 2 * steps * elements
+
+
+_MATMULS = {
+    # five products in the backward of fused attention where the forward has two
+    "_scaled_dot_product_flash_attention_for_cpu": lambda given: _attention(given, 2),
+    "_scaled_dot_product_flash_attention_for_cpu_backward": lambda given: _attention(given, 5),
+    "mkldnn_rnn_layer": lambda given: _recurrent(given, ("weight0", "weight1")),
+    "mkldnn_rnn_layer_backward": lambda given: 2 * _recurrent(given, ("weight1", "weight2")),
+    "mv": lambda given: 2 * given["self"].numel(),
+    "addmv": lambda given: 2 * given["mat"].numel(),
+    "dot": lambda given: 2 * given["self"].numel(),
+    "addr": lambda given: 2 * given["vec1"].numel() * given["vec2"].numel(),
+    "_int_mm": lambda given: 2 * given["self"].numel() * given["mat2"].shape[1],
+}

@@ -1,0 +1,178 @@
+"""What a module needs whatever runs it: operators, floating-point operations, bytes. Plain data, without torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, ClassVar
+
+from annotated_types import Ge
+
+from mosaic.device import FORBID_EXTRA
+from mosaic.profile import Phase
+
+
+class OperatorKind(StrEnum):
+    """What an operator is bound by, and so whose efficiency applies."""
+
+    MATMUL = "matmul"
+    ATTENTION = "attention"
+    CONV = "conv"
+    MEMORY = "memory"
+    NETWORK = "network"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gemm:
+    """The matrix products that an operator is made of: ``batch`` of ``(m, k) @ (k, n)``."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+
+    batch: Annotated[int, Ge(1)] = 1
+    """Independent products."""
+    m: Annotated[int, Ge(0)]
+    """Rows of the result."""
+    n: Annotated[int, Ge(0)]
+    """Columns of the result."""
+    k: Annotated[int, Ge(0)]
+    """Length of the sum."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """One operator, or several equal ones; figures are of one call."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+
+    name: str
+    """As torch's dispatcher calls it, such as ``aten.mm``."""
+    kind: OperatorKind
+    """What it is bound by."""
+    dtype: str
+    """Of its result, such as ``bfloat16``."""
+    flops: Annotated[int, Ge(0)]
+    """Floating-point operations; a multiplication and an addition are two."""
+    read_bytes: Annotated[int, Ge(0)]
+    """Bytes of its inputs."""
+    written_bytes: Annotated[int, Ge(0)]
+    """Bytes of its results."""
+    network_bytes: Annotated[int, Ge(0)] = 0
+    """Bytes that it sends to other devices."""
+    kernels: Annotated[int, Ge(0)] = 1
+    """Kernels that it launches."""
+    gemm: Gemm | None = None
+    """Shape of its matrix products, for wave quantisation; None where it has none or they are not known."""
+    calls: Annotated[int, Ge(1)] = 1
+    """How often it is called."""
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes read and written by one call."""
+        return self.read_bytes + self.written_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseCounts:
+    """All operators of one phase, equal ones together, in the order of their first call."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+
+    operators: tuple[Operator, ...] = ()
+    """Operators."""
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of all calls."""
+        return sum(operator.flops * operator.calls for operator in self.operators)
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes read and written by all calls."""
+        return sum(operator.moved_bytes * operator.calls for operator in self.operators)
+
+    @property
+    def kernels(self) -> int:
+        """Kernels of all calls."""
+        return sum(operator.kernels * operator.calls for operator in self.operators)
+
+    @property
+    def network_bytes(self) -> int:
+        """Bytes sent to other devices by all calls."""
+        return sum(operator.network_bytes * operator.calls for operator in self.operators)
+
+    def of_kind(self, *kinds: OperatorKind) -> tuple[Operator, ...]:
+        """Returns the operators of these kinds."""
+        return tuple(operator for operator in self.operators if operator.kind in kinds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryCounts:
+    """Bytes that a module takes on each of its devices."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+
+    parameter_bytes: Annotated[int, Ge(0)]
+    """Parameters, each once however often it is used."""
+    buffer_bytes: Annotated[int, Ge(0)] = 0
+    """Buffers."""
+    gradient_bytes: Annotated[int, Ge(0)] = 0
+    """Gradients of the parameters that train."""
+    optimizer_bytes: Annotated[int, Ge(0)] = 0
+    """State of the optimizer, and master weights where there are any."""
+    activation_bytes: Annotated[int, Ge(0)] = 0
+    """Kept from forward to backward: storages saved by autograd that are neither parameters nor buffers."""
+    forward_peak_bytes: Annotated[int, Ge(0)] = 0
+    """Most of activations and temporaries alive at once in forward."""
+    backward_peak_bytes: Annotated[int, Ge(0)] = 0
+    """Most of activations and temporaries alive at once in backward, parameters' gradients not counted."""
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Temporaries at their peak, above the activations kept."""
+        return max(0, max(self.forward_peak_bytes, self.backward_peak_bytes) - self.activation_bytes)
+
+    @property
+    def resident_bytes(self) -> int:
+        """What stays from step to step."""
+        return self.parameter_bytes + self.buffer_bytes + self.gradient_bytes + self.optimizer_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it at the peak."""
+        return self.resident_bytes + self.activation_bytes + self.workspace_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleCounts:
+    """Everything counted about one module at one batch size."""
+
+    SCHEMA_VERSION: ClassVar[int] = 1
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+
+    schema_version: int = 1
+    """Version of this file's layout."""
+    batch: Annotated[int, Ge(0)] = 0
+    """Samples in the batch that was counted; 0 where its inputs do not show one."""
+    forward: PhaseCounts
+    """Forward."""
+    backward: PhaseCounts
+    """Backward; empty for a module that takes no gradient. Recomputation of checkpoints is counted here."""
+    memory: MemoryCounts
+    """Memory."""
+    uncounted: tuple[str, ...] = ()
+    """Operators whose floating-point operations are not known; their bytes and kernels are counted."""
+
+    def phase(self, phase: Phase) -> PhaseCounts:
+        """Returns one phase."""
+        return self.forward if phase is Phase.FORWARD else self.backward
+
+
+def merge_equal(operators: Iterable[Operator]) -> tuple[Operator, ...]:
+    """Returns operators with equal ones put together, in the order of their first call."""
+    calls: dict[Operator, int] = {}
+    for operator in operators:
+        one = dataclasses.replace(operator, calls=1)
+        calls[one] = calls.get(one, 0) + operator.calls
+    return tuple(dataclasses.replace(operator, calls=count) for operator, count in calls.items())
