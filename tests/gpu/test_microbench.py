@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ import pytest
 from mosaic.artifact import load
 from mosaic.backends.base import Backend
 from mosaic.cli.main import run
-from mosaic.errors import BackendUnavailableError
 from mosaic.microbench import QUESTIONS, BenchSettings, Budget
 from mosaic.microbench.devices import open_backend
 from mosaic.microbench.isolation import measure_isolation
@@ -19,14 +17,9 @@ from mosaic.microbench.pool import PoolResult, measure_pool
 pytestmark = pytest.mark.gpu
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def backend() -> Backend:
-    try:
-        return open_backend("cuda")
-    except BackendUnavailableError as error:
-        if os.environ.get("MOSAIC_REQUIRE_GPU") == "1":
-            raise
-        pytest.skip(str(error))
+    return open_backend("cuda")
 
 
 @pytest.mark.parametrize("name", list(QUESTIONS))

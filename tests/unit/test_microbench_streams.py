@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from fake_streams import FakeStreams
+from fake_streams import FakeGreenDriver, FakeStreams
 
 from mosaic.artifact import load
+from mosaic.backends.cuda import CudaBackend
 from mosaic.backends.cuda_lanes import StreamLanes
 from mosaic.device import Device
 from mosaic.microbench import QUESTIONS, BenchSettings, Budget
@@ -67,6 +68,16 @@ def test_every_question_is_answered_on_streams_without_a_race(backend: StreamsBa
     written, _ = question.leave(result, tmp_path)
     assert load(question.result, written) == result
     assert question.table(result).row_count > 0
+
+
+@pytest.mark.parametrize("name", ["scaling", "interference", "isolation", "overlap"])
+def test_the_cuda_backend_itself_answers_on_a_driver_in_process(name: str, tmp_path: Path):
+    backend = CudaBackend(api=FakeStreams(), driver=FakeGreenDriver(num_slots=4))
+    with backend.api.watching():
+        result = QUESTIONS[name].measure(backend, TINY, None)
+    assert result.origin.backend == "cuda"
+    written, _ = QUESTIONS[name].leave(result, tmp_path)
+    assert load(QUESTIONS[name].result, written) == result
 
 
 @pytest.mark.parametrize("name", list(QUESTIONS))

@@ -9,9 +9,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from engine_cases import FAST, TwoTowers, pair_batch
-from fake_streams import FakeStreams
+from fake_streams import FakeGreenDriver, FakeStreams
 from torch import nn
 
+from mosaic.backends.cuda import CudaBackend
 from mosaic.backends.cuda_lanes import StreamLanes
 from mosaic.device import Device
 from mosaic.engine import find_modules
@@ -55,6 +56,16 @@ def test_a_graph_is_profiled_on_streams_without_a_race(runtime: FakeStreams):
     assert found == {(name, phase, quota) for name in ("left", "right") for phase in Phase for quota in (1, 2)}
     assert {(pair.module, pair.beside) for pair in profile.pairs} == {("left", "right"), ("right", "left")}
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_the_cuda_backend_itself_is_profiled_on_a_driver_in_process(runtime: FakeStreams):
+    backend = CudaBackend(api=runtime, driver=FakeGreenDriver(num_slots=4))
+    model = TwoTowers()
+    finding = find_modules(model, pair_batch())
+    profile = profile_modules(model, finding.subjects, finding.graph, backend, quotas=[1, 4], settings=FAST)
+    assert profile.device == backend.device
+    assert {sample.quota for sample in profile.samples} == {1, 4}
+    assert {pair.quota for pair in profile.pairs} == {2}
 
 
 @pytest.mark.parametrize("phase", list(Phase))
