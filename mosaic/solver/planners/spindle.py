@@ -1,0 +1,110 @@
+"""Spindle: modules cut into equal operators, spread over waves so that all that run in parallel end together.
+
+Spindle (ASPLOS 2025, arXiv 2409.03365), sections 3.1 to 3.4 and appendix B: contraction of chains to MetaOps, levels of
+MetaOps, the continuous optimum of each level, two whole numbers of devices for each MetaOp, wavefront scheduling.
+Placement (section 3.5) is in ``islands``. *Ours*: a module counts as one chain of equal operators, whose number the
+graph does not know (``PlannerSettings``); degrees that do not pay are dropped; levels are by longest path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mosaic.graph import ModuleGraph
+from mosaic.solver.planners.draft import DraftWave, Job, PlannerSettings, Widths, falling, levels
+from mosaic.solver.planners.malleable import MetaOp, continuous_optimum, rounded, two_points
+from mosaic.solver.planners.wavefront import schedule_level
+from mosaic.solver.planners.waves import Part
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chain:
+    """Modules contracted to one MetaOp, first to last, equal in every option."""
+
+    modules: tuple[str, ...]
+    """Each feeds the next, and nothing else."""
+    operators_each: int
+    """Operators of each of them."""
+    widths: Widths
+    """Options of each of them, by rising degree and falling time."""
+
+    def metaop(self) -> MetaOp:
+        """Returns how one operator scales: a module's forward and backward over its operators, in nanoseconds."""
+        return MetaOp(
+            degrees=tuple(option.degree for option in self.widths),
+            times=tuple(option.latency_ns / self.operators_each for option in self.widths),
+            num_operators=self.operators_each * len(self.modules),
+        )
+
+    def parts(self, first: int, count: int) -> tuple[Part, ...]:
+        """Returns operators ``first`` to ``first + count`` of the chain as parts of its modules."""
+        found = []
+        for index, module in enumerate(self.modules):
+            start = max(first - index * self.operators_each, 0)
+            stop = min(first + count - index * self.operators_each, self.operators_each)
+            if start < stop:
+                found.append(Part(module=module, first=start, count=stop - start, total=self.operators_each))
+        return tuple(found)
+
+
+def contract(graph: ModuleGraph, widths: Mapping[str, Widths], settings: PlannerSettings) -> list[list[Chain]]:
+    """Joins chains of modules that are equal in every option, and returns them by level.
+
+    Section 3.1: i and j are joined where i feeds only j, j is fed only by i, and both are the same operator on inputs
+    of the same size; here, where their options and their numbers of operators are equal.
+    """
+    head: dict[str, str] = {}
+    members: dict[str, list[str]] = {}
+    for name in graph.topological_order():
+        before = set(graph.predecessors(name))
+        only = next(iter(before)) if len(before) == 1 else None
+        joins = (
+            only is not None
+            and set(graph.successors(only)) == {name}
+            and widths[only] == widths[name]
+            and settings.operators(only) == settings.operators(name)
+        )
+        head[name] = head[only] if joins and only is not None else name
+        members.setdefault(head[name], []).append(name)
+
+    def waits_for(first: str) -> list[str]:
+        return [head[other] for other in graph.predecessors(first)]
+
+    def chain(first: str) -> Chain:
+        return Chain(
+            modules=tuple(members[first]),
+            operators_each=settings.operators(first),
+            widths=falling(widths[first]),
+        )
+
+    return [[chain(first) for first in level] for level in levels(members, waits_for)]
+
+
+def sliced_waves(
+    graph: ModuleGraph, widths: Mapping[str, Widths], num_devices: int, settings: PlannerSettings
+) -> list[DraftWave]:
+    """Plans every level in turn; the backward pass takes the waves in reverse."""
+    return [
+        wave for level in contract(graph, widths, settings) for wave in _waves_of_level(level, num_devices, settings)
+    ]
+
+
+def _waves_of_level(level: Sequence[Chain], num_devices: int, settings: PlannerSettings) -> list[DraftWave]:
+    metaops = [chain.metaop() for chain in level]
+    end, devices = continuous_optimum(metaops, num_devices, settings.interpolation)
+    tuples = [
+        rounded(two_points(metaop, share, end), metaop.num_operators)
+        for metaop, share in zip(metaops, devices, strict=True)
+    ]
+    done = [0] * len(level)
+    waves = []
+    for wave in schedule_level(metaops, tuples, num_devices, extend=settings.extend):
+        jobs = []
+        for piece in wave:
+            chain = level[piece.metaop]
+            option = next(option for option in chain.widths if option.degree == piece.degree)
+            jobs.append(Job(parts=chain.parts(done[piece.metaop], piece.count), option=option))
+            done[piece.metaop] += piece.count
+        waves.append(tuple(jobs))
+    return waves
