@@ -11,7 +11,7 @@ from mosaic.device import Device
 from mosaic.graph import ModuleGraph
 from mosaic.plan import SearchRecord
 from mosaic.profile import Phase
-from mosaic.solver.options import QuotaGrid, all_options
+from mosaic.solver.options import DeploymentOption, QuotaGrid, all_options
 from mosaic.solver.placement import Machine
 from mosaic.solver.planners.coverage import check_schedule
 from mosaic.solver.planners.distmm import balance, best_waves, waves_of_level
@@ -56,7 +56,8 @@ def plan_with(
 
     Raises:
         InfeasibleError: A module fits on no device; names it, what it needs and what there is.
-        ValueError: There are no devices, no such planner, or the cost model gives a negative time.
+        ValueError: There are no devices, no such planner, a count of operators for a module that is not there, or the
+            cost model gives a negative time.
     """
     if num_devices < 1:
         raise ValueError(f"num_devices={num_devices}; a plan needs at least one device")
@@ -64,29 +65,33 @@ def plan_with(
         raise ValueError(f"name={name!r} is not a comparison planner; use one of {', '.join(PLANNERS)}")
     began = time.perf_counter()
     settings = settings or PlannerSettings()
+    if unknown := sorted(set(settings.num_operators) - set(graph.names)):
+        raise ValueError(f"num_operators names {unknown}; the modules are {', '.join(graph.names)}")
     options = all_options(graph, cost=cost, device=device, num_devices=num_devices, grid=grid)
     machine = Machine(num_devices=num_devices, num_slots=device.num_slots, memory_bytes=device.memory_bytes)
-    alone = one_by_one(graph, StageEvaluator(options, cost=cost, machine=machine))
-    in_turn: list[DraftWave] = [
-        (whole_job(module, option),) for stage in alone for module, (option, _) in stage.choices.items()
-    ]
-    if name == "sequential":
-        draft = in_turn
-    else:
+    in_turn = _timed(_in_turn(graph, options, cost, machine), graph, cost, num_devices, settings)
+    waves = in_turn
+    if name != "sequential":
         widths = {module: whole_device_widths(found) for module, found in options.items()}
-        draft = _draft(name, graph, widths, num_devices, settings)
-    sequential_ms = sum(wave.forward_ms + wave.backward_ms for wave in _timed(in_turn, graph, cost, machine, settings))
+        waves = _timed(_draft(name, graph, widths, num_devices, settings), graph, cost, num_devices, settings)
     schedule = WavePlan(
         device=device,
         num_devices=num_devices,
-        waves=tuple(_timed(draft, graph, cost, machine, settings)),
+        waves=waves,
         graph=graph.fingerprint,
         profile=cost.profile_fingerprint,
-        sequential_ms=sequential_ms,
+        sequential_ms=sum(wave.forward_ms + wave.backward_ms for wave in in_turn),
         search=SearchRecord(method=name, seconds=time.perf_counter() - began),
     )
     check_schedule(schedule, graph)
     return schedule
+
+
+def _in_turn(
+    graph: ModuleGraph, options: Mapping[str, Sequence[DeploymentOption]], cost: Cost, machine: Machine
+) -> list[DraftWave]:
+    found = one_by_one(graph, StageEvaluator(options, cost=cost, machine=machine))
+    return [(whole_job(module, option),) for stage in found for module, (option, _) in stage.choices.items()]
 
 
 def _draft(
@@ -107,14 +112,14 @@ def _draft(
 
 
 def _timed(
-    draft: Sequence[DraftWave], graph: ModuleGraph, cost: Cost, machine: Machine, settings: PlannerSettings
-) -> list[Wave]:
+    draft: Sequence[DraftWave], graph: ModuleGraph, cost: Cost, num_devices: int, settings: PlannerSettings
+) -> tuple[Wave, ...]:
     """Gives every job its devices and every part its times."""
-    placed = place_waves(draft, graph.predecessors, num_devices=machine.num_devices, island_size=settings.island_size)
-    return [
+    placed = place_waves(draft, graph.predecessors, num_devices=num_devices, island_size=settings.island_size)
+    return tuple(
         Wave(runs=tuple(_run(job, devices, cost, settings) for job, devices in zip(jobs, homes, strict=True)))
         for jobs, homes in zip(draft, placed, strict=True)
-    ]
+    )
 
 
 def _run(job: Job, devices: tuple[int, ...], cost: Cost, settings: PlannerSettings) -> Run:

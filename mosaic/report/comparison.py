@@ -1,0 +1,78 @@
+"""The planners side by side, for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from mosaic.solver.compare import Comparison
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_COLUMNS = (
+    ("planner", False),
+    ("predicted\nms", True),
+    ("× best", True),
+    ("waves", True),
+    ("sliced\nmodules", True),
+    ("search\ns", True),
+    ("note", False),
+)
+
+
+def comparison_table(compared: Sequence[Comparison]) -> Table:
+    """Returns one row for each planner, in the order given: predicted times, search times, what was proven.
+
+    A planner that could not plan has its reason for a note.
+    """
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(
+        title=Text("Planners compared, predicted by one cost model", style="bold"),
+        caption=Text(_caption(compared) + "\n"),
+        box=box.SIMPLE_HEAD,
+        title_justify="left",
+        caption_justify="left",
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    for heading, numeric in _COLUMNS:
+        table.add_column(heading, justify="right" if numeric else "left", no_wrap=numeric, overflow="fold")
+    for one in compared:
+        style = "bold" if one.ratio is not None and one.ratio <= 1 else ""
+        table.add_row(*(Text(cell, style=style) for cell in _cells(one)))
+    return table
+
+
+def _cells(one: Comparison) -> list[str]:
+    if one.predicted_ms is None:
+        return [one.method, "-", "-", "-", "-", f"{one.seconds:.2f}", one.reason]
+    return [
+        one.method,
+        f"{one.predicted_ms:.2f}",
+        "-" if one.ratio is None else f"{one.ratio:.2f}",
+        str(one.num_waves),
+        str(len(one.sliced)),
+        f"{one.seconds:.2f}",
+        _note(one),
+    ]
+
+
+def _note(one: Comparison) -> str:
+    if one.status == "optimal":
+        return "proven best of whole modules"
+    if one.bound_ms > 0 and one.predicted_ms:
+        return f"at most {one.predicted_ms / one.bound_ms - 1:.1%} above the best of whole modules"
+    return "" if one.is_runnable else "cannot be run as a plan"
+
+
+def _caption(compared: Sequence[Comparison]) -> str:
+    lines = ["nothing here was measured; modules only, without optimizer and loss"]
+    if any(one.method.startswith("distmm") for one in compared):
+        lines.append("distmm is a reconstruction: no code or text of its planner was at hand")
+    if any(one.sliced for one in compared):
+        lines.append("slices are cut between equal operators; their number is assumed where not given")
+    return "\n".join(lines)
