@@ -25,16 +25,11 @@ from mosaic.backends.stream_api import StreamApi
 from mosaic.engine.stage_graph_call import Branch, Eager, TakenCall
 from mosaic.engine.stage_graph_capture import Capturing, CulpritError
 from mosaic.engine.stage_graph_module import Change, RefusalError
+from mosaic.engine.stage_graph_refusals import Refusals
 from mosaic.engine.stage_graph_replay import CapturedStage
 from mosaic.errors import MosaicError
 
 __all__ = ["Branch", "Eager", "StageGraphs"]
-
-_ATTEMPTS = 3
-"""Captures of one kind of call, with none of them ever used twice, after which it is left alone."""
-
-_UNUSED = 12
-"""Captures of one set of branches in a row, such as with ever new shapes, that mean the same."""
 
 
 class StageGraphs:
@@ -75,9 +70,7 @@ class StageGraphs:
         self._capturing = Capturing(api, warmup=warmup, confine_libraries=sm_target)
         self._stages: OrderedDict[int, CapturedStage] = OrderedDict()
         self._by_key: dict[Hashable, list[int]] = {}
-        self._refusals: dict[Hashable, str] = {}
-        self._attempts: Counter[Hashable] = Counter()
-        self._unused: Counter[Hashable] = Counter()
+        self._memory = Refusals()
         self._closed = False
         self._finalizer = weakref.finalize(self, _end, self._stages, os.getpid())  # runs before that of the lanes
 
@@ -90,8 +83,8 @@ class StageGraphs:
 
         Returns:
             For each branch its result, or ``Eager`` where the caller has to launch it: because it was refused (see
-            ``refused``), or because for this once a replay would not be right. Random numbers of such a branch are
-            drawn after those of the others.
+            ``refused``), or because for this once a replay would not be right. Such a branch draws its random numbers
+            after the others, and its gradients for what they share are added in another order.
         """
         if self._closed:
             raise MosaicError("these stage graphs are closed; colocate the model again to make new ones")
@@ -140,7 +133,7 @@ class StageGraphs:
         except RefusalError as refusal:
             self.refused[branch.name] = refusal.reason
             return Eager(reason=refusal.reason)
-        reason = self._refusals.get((call.key, torch.is_grad_enabled()))
+        reason = self._memory.reason(call)
         return call if reason is None else Eager(reason=reason)
 
     def _run(self, stage: Hashable, calls: dict[int, TakenCall], results: list[Any]) -> None:
@@ -180,8 +173,7 @@ class StageGraphs:
             change = self._stages[number].change()
             if change is None:
                 self._stages.move_to_end(number)
-                self._attempts.pop(key, None)
-                self._unused.pop(_names(key), None)
+                self._memory.used(key)
                 return self._stages[number], None
             first = first or change
             if change.lasting:
@@ -194,9 +186,7 @@ class StageGraphs:
         self, key: Hashable, calls: dict[int, TakenCall], results: list[Any], change: Change | None
     ) -> CapturedStage | None:
         """Captures a stage; takes those calls away that cannot be captured, and returns None for another try."""
-        self._attempts[key] += 1
-        names = _names(key)
-        if self._attempts[key] > _ATTEMPTS or self._unused[names] >= _UNUSED:
+        if self._memory.is_vain(key):
             text = change.text if change is not None else "no graph of the last ones was used twice"
             for index in list(calls):
                 self._refuse(calls, index, f"it changes from call to call: {text}", results)
@@ -210,7 +200,7 @@ class StageGraphs:
             self._find_culprits(calls, results, error)
             return None
         self.num_captures += 1
-        self._unused[names] += 1
+        self._memory.captured(key)
         while len(self._stages) >= self._max_graphs:
             self._drop(next(iter(self._stages)))
         number = self.num_captures
@@ -240,12 +230,8 @@ class StageGraphs:
         self, calls: dict[int, TakenCall], index: int, reason: str, results: list[Any], *, lasting: bool = True
     ) -> None:
         call = calls.pop(index)
-        name = call.branch.name
-        key = (call.key, torch.is_grad_enabled())
-        self._attempts[key] += 1
-        if lasting or self._attempts[key] >= _ATTEMPTS:
-            self._refusals[key] = reason
-            self.refused[name] = reason
+        if self._memory.refuse(call, reason, lasting=lasting):
+            self.refused[call.branch.name] = reason
         results[index] = Eager(reason=reason)
 
     def _drop(self, number: int) -> None:
@@ -261,8 +247,3 @@ def _end(stages: dict[int, CapturedStage], process: int) -> None:
         for stage in stages.values():
             stage.close()
     stages.clear()
-
-
-def _names(key: Any) -> Hashable:
-    stage, _, calls = key
-    return (stage, tuple(call[0] for call in calls))

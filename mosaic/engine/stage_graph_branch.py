@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from mosaic.backends.stream_api import StreamApi
 from mosaic.engine.stage_graph_call import TakenCall
+from mosaic.engine.stage_graph_copies import copies
 from mosaic.engine.stage_graph_module import ModuleState
 from mosaic.engine.structure import unflatten
 from mosaic.errors import MosaicError
@@ -43,6 +43,16 @@ class Pass:
 
     def __init__(self) -> None:
         self.spent = False
+        self._lent: list[tuple[weakref.ref[torch.Tensor], int]] = []
+
+    def lend(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Notes results that are static memory, which a backward may still read."""
+        self._lent = [(weakref.ref(tensor), tensor._version) for tensor in tensors]
+
+    @property
+    def is_spoilt(self) -> bool:
+        """Whether somebody wrote into static memory."""
+        return any((tensor := ref()) is not None and tensor._version != version for ref, version in self._lent)
 
 
 class GraphedBranch:
@@ -127,6 +137,8 @@ class GraphedBranch:
             self._passes.add(one)
             sources = [tensors[source] if isinstance(source, int) else source for source in self.sources]
             made = _Replayed.apply(self, one, *sources)
+            if self._alias:
+                one.lend(made)
         else:
             made = self.handed_out()
         tree = []
@@ -155,6 +167,10 @@ class GraphedBranch:
             raise RuntimeError(
                 f"trying to go backward a second time through {name!r}, whose activations may be overwritten by now; "
                 "specify retain_graph=True for the first time"
+            )
+        if one.is_spoilt:
+            raise RuntimeError(
+                f"a result of {name!r} was written to, but it is its graph's own memory; use alias=False"
             )
         one.spent = not torch._C._autograd._get_current_graph_task_keep_graph()
         wanted = [given[index] for index in self.differentiable]
@@ -226,19 +242,3 @@ class _Replayed(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *given: torch.Tensor | None) -> tuple[Any, ...]:
         return (None, None, *ctx.branch.backward(ctx.one, given))
-
-
-def copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Returns copies, made by few kernels: a launch for each parameter would cost more than it copies."""
-    made: list[torch.Tensor] = []
-    grouped: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = defaultdict(lambda: ([], []))
-    for tensor in tensors:
-        if tensor.is_contiguous():
-            made.append(torch.empty_like(tensor))
-            grouped[tensor.dtype][0].append(made[-1])
-            grouped[tensor.dtype][1].append(tensor)
-        else:
-            made.append(tensor.clone())
-    for into, source in grouped.values():
-        torch._foreach_copy_(into, source)
-    return made

@@ -228,6 +228,15 @@ def test_differentiating_twice_is_an_error():
             grad.sum().backward()
 
 
+def test_writing_to_a_result_by_alias_is_an_error():
+    model = tower()
+    with bench(alias=True) as ours:
+        out = ours.call("tower", model, rows(3))
+        out.mul_(2)
+        with pytest.raises(RuntimeError, match="a result of 'tower' was written to"):
+            out.sum().backward()
+
+
 def test_closing_ends_everything():
     model = tower()
     with bench() as ours:

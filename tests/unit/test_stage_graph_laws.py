@@ -101,7 +101,8 @@ def step_of(recipe: Recipe) -> Any:
     def step(model: Any, together: Any, number: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(number)
         x = torch.randn(recipe.rows[number % len(recipe.rows)], WIDTH, generator=generator)
-        shared = model.stem(x) if recipe.stem else x
+        late = recipe.together and "branching" in recipe.kinds  # launched after the others, so sums have another order
+        shared = model.stem(x) if recipe.stem and not late else x
         calls = {f"part {index}": (part, shared) for index, part in enumerate(model.parts)}
         found = together(**calls) if recipe.together else [together(**{name: calls[name]})[0] for name in calls]
         used = [one[0] if isinstance(one, tuple) else one for one in found]
