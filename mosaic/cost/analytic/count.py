@@ -151,9 +151,9 @@ class _Run:
         if self._gpu is not None:
             forward_trace.fused_region = backward_trace.fused_region = self._gpu.in_recurrent_call
         hooks = torch.autograd.graph.saved_tensors_hooks(self._keep, lambda tensor: tensor)
-        with self._gpu or nullcontext(), torch.set_grad_enabled(self._training), forward_trace, hooks:
-            with self._settings():
-                outputs = self._call()
+        seen = self._gpu or nullcontext()
+        with seen, torch.set_grad_enabled(self._training), forward_trace, hooks, self._settings():
+            outputs = self._call()
         forward_peak = self._memory.peak_bytes
         self._memory.start_phase()
         for parameter in self._module.parameters():
@@ -163,7 +163,7 @@ class _Run:
         outputs = None
         if wanted and self._training:
             gradients = [torch.empty_like(output) for output in wanted]
-            with self._gpu or nullcontext(), backward_trace:
+            with seen, backward_trace:
                 torch.autograd.backward(wanted, gradients)
         kept = MemoryCounts(
             parameter_bytes=0,

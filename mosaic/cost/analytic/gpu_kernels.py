@@ -18,8 +18,8 @@ class GpuKernels(TorchFunctionMode):
     """Chooses as torch does on CUDA devices from compute capability 8.0 on.
 
     Attention takes the flash kernel in 16 bits without a mask and the memory-efficient one otherwise; a CPU would
-    write the whole matrix of scores wherever there is dropout. Dropout is one kernel. A recurrent layer is one call into
-    cuDNN, whose element-wise work rides on its matrix products: of that, only the arithmetic is counted.
+    write the whole matrix of scores wherever there is dropout. Dropout is one kernel. A recurrent layer is one call
+    into cuDNN, whose element-wise work rides on its matrix products: of that, only the arithmetic is counted.
     """
 
     def __init__(self) -> None:

@@ -19,7 +19,9 @@ _WRITE_ONLY = frozenset(["copy", "fill", "zero", "uniform", "normal", "bernoulli
 _GATHERS = frozenset(["embedding", "index", "index_select", "gather", "take", "_embedding_bag", "_unsafe_index"])
 """Operators that read no more of their first input than they write."""
 
-_SCATTERS = frozenset(["index_put", "_index_put_impl", "scatter", "scatter_add", "index_add", "index_copy", "_unsafe_index_put"])
+_SCATTERS = frozenset(
+    ["_index_put_impl", "_unsafe_index_put", "index_add", "index_copy", "index_put", "scatter", "scatter_add"]
+)
 """In-place operators that write no more of it than the others bring."""
 
 

@@ -1,0 +1,148 @@
+"""A cost model from counts and a description, for hardware that is not here. Needs neither torch nor a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+
+from mosaic.artifact import fingerprint
+from mosaic.cost.counts import ModuleCounts
+from mosaic.cost.interference import Beside, Interference, NoInterference
+from mosaic.cost.roofline import phase_bandwidth, phase_ms
+from mosaic.errors import InvalidProfileError
+from mosaic.hardware import Cluster, Hardware, Link
+from mosaic.profile import Phase
+
+SOURCE = "predicted"
+"""Kind of every number that comes from here; never in one column with measured ones."""
+
+
+class AnalyticCost:
+    """Predicted time and memory of the modules of one graph; takes the place of a measured ``CostModel``.
+
+    A module of degree d > 1 adds a ring all-reduce of its gradients to its backward, as if nothing of it were hidden
+    behind the arithmetic: an upper bound.
+
+    Args:
+        counts: For each module its counts by data-parallel degree (``count_degrees``).
+        cluster: The devices and their links; or one device alone, for degree 1.
+        interference: How neighbours slow each other down; not at all by default.
+
+    Raises:
+        ValueError: A module has no counts, or there is one device and counts of higher degrees.
+    """
+
+    source = SOURCE
+    profile_fingerprint: str | None = None
+    """There is no profile behind it."""
+
+    def __init__(
+        self,
+        counts: Mapping[str, Mapping[int, ModuleCounts]],
+        cluster: Cluster | Hardware,
+        *,
+        interference: Interference | None = None,
+    ) -> None:
+        self._counts = {name: dict(sorted(by_degree.items())) for name, by_degree in counts.items()}
+        empty = [name for name, by_degree in self._counts.items() if not by_degree]
+        if empty:
+            raise ValueError(f"no counts of {', '.join(empty)}; count each module at one degree or more")
+        if isinstance(cluster, Hardware):
+            nowhere = Link(gb_per_s=1.0)  # one device sends nothing
+            cluster = Cluster(hardware=cluster, intra_node=nowhere, inter_node=nowhere)
+        self.cluster = cluster
+        self.hardware = cluster.hardware
+        self.interference: Interference = interference or NoInterference()
+        self._cached_ms = cache(self._phase_ms)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Modules that it knows."""
+        return tuple(self._counts)
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hexadecimal digits that name the device, its links and its efficiencies."""
+        return fingerprint(self.cluster)
+
+    @property
+    def uncounted(self) -> dict[str, tuple[str, ...]]:
+        """For each module, operators whose arithmetic is not known and therefore missing in its times."""
+        found = {name: next(iter(by_degree.values())).uncounted for name, by_degree in self._counts.items()}
+        return {name: operators for name, operators in found.items() if operators}
+
+    def degrees(self, module: str) -> tuple[int, ...]:
+        """Returns the degrees that were counted and that the cluster has devices for, rising."""
+        return tuple(degree for degree in self._of(module) if degree <= self.cluster.num_devices)
+
+    def quotas(self, module: str, degree: int = 1) -> tuple[int, ...]:
+        """Returns all quotas in slots, rising."""
+        self._at(module, degree)
+        return tuple(range(1, self.hardware.num_slots + 1))
+
+    def time_ms(self, module: str, phase: Phase, degree: int, quota: int) -> float:
+        """Returns the predicted time of one phase of a module alone on its devices, in milliseconds.
+
+        Raises:
+            InvalidProfileError: The module was not counted.
+            ValueError: ``degree`` was not counted, or the device has no such quota.
+        """
+        self._at(module, degree)
+        if not 1 <= quota <= self.hardware.num_slots:
+            raise ValueError(
+                f"a quota of {quota} slots of {self.hardware.name} is not possible; use 1 to {self.hardware.num_slots}"
+            )
+        return self._cached_ms(module, phase, degree, quota)
+
+    def communication_ms(self, module: str, degree: int) -> float:
+        """Returns the part of the backward in which gradients are reduced over ``degree`` devices, in milliseconds."""
+        return self.cluster.all_reduce_ms(self._at(module, degree).memory.gradient_bytes, degree)
+
+    def memory_bytes(self, module: str, degree: int) -> int:
+        """Returns the bytes that a module needs on each of its devices, its lane's library workspaces included."""
+        return self._at(module, degree).memory.total_bytes + self.hardware.lane_bytes
+
+    def bandwidth(self, module: str, phase: Phase, degree: int, quota: int) -> float:
+        """Returns the share of the memory's bandwidth that a phase draws, 0 to 1: the paper's B(m, a) of Eq. 8."""
+        counts = self._at(module, degree).phase(phase)
+        return phase_bandwidth(counts, self.hardware, self._sms(quota), network_gb_per_s=self._network(degree))
+
+    def interference_ms(self, module: str, phase: Phase, degree: int, quota: int, *, beside: Beside) -> float:
+        """Returns what the neighbours on one device add to a phase, in milliseconds."""
+        if not beside:
+            return 0.0
+        alone_ms = self.time_ms(module, phase, degree, quota)
+        return self.interference.extra_ms(module, phase, quota=quota, alone_ms=alone_ms, beside=beside)
+
+    def placed_ms(self, module: str, phase: Phase, degree: int, quota: int, *, beside: Beside = ()) -> float:
+        """Returns the time of one phase beside the given (module, quota) neighbours, in milliseconds."""
+        return self.time_ms(module, phase, degree, quota) + self.interference_ms(
+            module, phase, degree, quota, beside=beside
+        )
+
+    def _phase_ms(self, module: str, phase: Phase, degree: int, quota: int) -> float:
+        counts = self._at(module, degree)
+        alone_ms = phase_ms(
+            counts.phase(phase), self.hardware, self._sms(quota), network_gb_per_s=self._network(degree)
+        )
+        return alone_ms + (self.communication_ms(module, degree) if phase is Phase.BACKWARD else 0.0)
+
+    def _sms(self, quota: int) -> int:
+        return quota * self.hardware.sms_per_slot
+
+    def _network(self, degree: int) -> float:
+        return self.cluster.link(degree).gb_per_s
+
+    def _of(self, module: str) -> dict[int, ModuleCounts]:
+        if module not in self._counts:
+            raise InvalidProfileError(
+                f"no module {module!r} in this cost model; it knows {', '.join(self.names) or 'none'}: count it"
+            )
+        return self._counts[module]
+
+    def _at(self, module: str, degree: int) -> ModuleCounts:
+        by_degree = self._of(module)
+        if degree not in by_degree:
+            counted = ", ".join(map(str, by_degree))
+            raise ValueError(f"{module!r} was counted at degrees {counted}, not at {degree}; count it there too")
+        return by_degree[degree]

@@ -1,0 +1,241 @@
+"""Setting a description's efficiencies from measured times, as PipeWeaver does for SEMU (sections 4.1 and 6.4).
+
+The share of each peak that kernels reach, the fixed time of a kernel and what one SM draws of the memory are chosen so
+that predicted and measured times differ least: the logarithm of their ratio, squared where it is small and as it is
+where it is large, with a weak pull towards the values from before, which decides where measurements say nothing.
+
+An *error* here is the factor by which a prediction is typically off, less one:
+exp(mean |log(predicted / measured)|) - 1. Where errors are small it is the mean relative error;
+unlike that, it does not favour predictions that are too short.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mosaic.cost.counts import ModuleCounts, OperatorKind, PhaseCounts
+from mosaic.cost.roofline import ideal_time
+from mosaic.errors import InvalidProfileError
+from mosaic.hardware import Hardware
+from mosaic.profile import Profile
+
+LEAST_MEASUREMENTS = 6
+"""With fewer, six factors fit anything and predict nothing."""
+
+_FACTORS = ("matmul", "attention", "conv", "memory", "launch_us", "sm_gb_per_s")
+_BOUNDS = ((0.005, 2.0), (0.005, 2.0), (0.005, 2.0), (0.005, 2.0), (0.01, 1000.0), (0.1, 10_000.0))
+_KINDS = {OperatorKind.MATMUL: 0, OperatorKind.ATTENTION: 1, OperatorKind.CONV: 2}
+_MEMORY, _LAUNCH, _DRAWN = 3, 4, 5
+_PULL = 1e-3
+_OUTLIER = 0.1
+_FOLDS = 5
+
+Vector = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """One measured time of counted operators."""
+
+    name: str
+    """What was measured."""
+    counts: PhaseCounts
+    """Its operators; without any that send to other devices."""
+    quota: int
+    """Slots it ran on."""
+    measured_ms: float
+    """Time in milliseconds."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.measured_ms < math.inf:
+            raise ValueError(f"{self.name}: measured_ms={self.measured_ms}; use a finite time above 0")
+        if self.quota < 1 or not self.counts.operators:
+            raise ValueError(f"{self.name}: quota={self.quota}, {len(self.counts.operators)} operators; use 1 or more")
+        if self.counts.network_bytes:
+            raise ValueError(f"{self.name} sends to other devices; calibrate on what runs on one device")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibrated:
+    """A description with its efficiencies set, and what that changed."""
+
+    hardware: Hardware
+    """The description."""
+    error_before: float
+    """Error over the measurements, before."""
+    error_after: float
+    """Error afterwards, on the measurements that were fitted: never more than before."""
+    error_held_out: float
+    """Error on measurements that a fit did not see, by cross-validation in up to five parts, never two of them with
+    measurements of one name."""
+    fitted: tuple[str, ...]
+    """Factors on which the measurements depend; the others keep their value."""
+    num_measurements: int
+    """Measurements used."""
+
+
+def calibrate(hardware: Hardware, measurements: Sequence[Measurement]) -> Calibrated:
+    """Fits efficiencies, launch time and bandwidth of an SM to measured times.
+
+    Peaks are not touched. Launch time and bandwidth of an SM are told apart from the efficiencies only by small kernels
+    and small quotas; without such, ``fitted`` may list factors that trade off against each other.
+
+    Raises:
+        ValueError: There are fewer than six measurements, or one has a quota that the device does not have.
+    """
+    if len(measurements) < LEAST_MEASUREMENTS:
+        raise ValueError(
+            f"calibration of {hardware.name} needs at least {LEAST_MEASUREMENTS} measurements, there are "
+            f"{len(measurements)}: measure more kernels, sizes or quotas"
+        )
+    for measurement in measurements:
+        hardware.device().check_quota(measurement.quota, of=measurement.name)
+    work = _Work(hardware, measurements)
+    start = _factors(hardware)
+    every = np.arange(len(measurements))
+    before = work.error(start)
+    found = work.fit(start, every)
+    fitted = tuple(np.abs(work.slopes(found)).max(axis=0) > 1e-6)
+    found = np.where(fitted, found, start)
+    if work.error(found) > before:  # what is minimised is not quite the error
+        found = start
+    return Calibrated(
+        hardware=_with_factors(hardware, found, len(measurements)),
+        error_before=before,
+        error_after=work.error(found),
+        error_held_out=_held_out(work, start, [measurement.name for measurement in measurements]),
+        fitted=tuple(name for name, is_fitted in zip(_FACTORS, fitted, strict=True) if is_fitted),
+        num_measurements=len(measurements),
+    )
+
+
+def measurements_of(profile: Profile, counts: Mapping[str, Mapping[int, ModuleCounts]]) -> tuple[Measurement, ...]:
+    """Returns what a profile measured of modules that were counted at the same degree, phase by phase.
+
+    Raises:
+        InvalidProfileError: It measured none of them.
+    """
+    found = []
+    for sample in profile.samples:
+        of_module = counts.get(sample.module, {}).get(sample.degree)
+        operators = of_module.phase(sample.phase) if of_module is not None else PhaseCounts()
+        if operators.operators and sample.times_ms and sample.median_ms > 0:
+            name = f"{sample.module} {sample.phase}"
+            found.append(Measurement(name=name, counts=operators, quota=sample.quota, measured_ms=sample.median_ms))
+    if not found:
+        raise InvalidProfileError(
+            f"the profile measured none of {', '.join(counts) or 'no modules'} at a degree that was counted"
+        )
+    return tuple(found)
+
+
+def mean_error(log_ratios: Vector) -> float:
+    """Returns the error (see the head of this file) of predictions whose log(predicted / measured) are given."""
+    return float(np.expm1(np.abs(log_ratios).mean()))
+
+
+class _Work:
+    """Measurements as arrays, one entry for each kind of call in each of them."""
+
+    def __init__(self, hardware: Hardware, measurements: Sequence[Measurement]) -> None:
+        self._measured = np.array([measurement.measured_ms for measurement in measurements])
+        self._peak = hardware.memory_gb_per_s
+        owner, kind, compute, moved, sms, calls, kernels = [], [], [], [], [], [], []
+        for index, measurement in enumerate(measurements):
+            num_sms = measurement.quota * hardware.sms_per_slot
+            for operator in measurement.counts.operators:
+                owner.append(index)
+                kind.append(_KINDS.get(operator.kind, _MEMORY))
+                compute.append(ideal_time(operator, hardware, num_sms).compute_ms)
+                moved.append(operator.moved_bytes / 1e6)
+                sms.append(num_sms)
+                calls.append(operator.calls)
+                kernels.append(operator.kernels * operator.calls / 1e3)
+        self._owner, self._kind = np.array(owner), np.array(kind)
+        self._compute, self._moved = np.array(compute), np.array(moved)
+        self._sms, self._calls, self._kernels = np.array(sms), np.array(calls), np.array(kernels)
+
+    def ratios(self, factors: Vector) -> Vector:
+        """Returns log(predicted / measured) of every measurement; ``factors`` are logarithms."""
+        value = np.exp(factors)
+        drawn = np.minimum(self._peak, self._sms * value[_DRAWN]) * value[_MEMORY]
+        slowest = np.maximum(self._compute / value[self._kind], self._moved / drawn)
+        times = self._calls * slowest + self._kernels * value[_LAUNCH]
+        predicted = np.bincount(self._owner, weights=times, minlength=len(self._measured))
+        ratios: Vector = np.log(np.maximum(predicted, 1e-9) / self._measured)
+        return ratios
+
+    def error(self, factors: Vector) -> float:
+        """Returns the error over all measurements."""
+        return mean_error(self.ratios(factors))
+
+    def slopes(self, factors: Vector) -> Vector:
+        """Returns d log(predicted) / d log(factor), one row a measurement."""
+        steps = np.eye(len(factors)) * 1e-4
+        rows = [(self.ratios(factors + step) - self.ratios(factors - step)) / 2e-4 for step in steps]
+        slopes: Vector = np.stack(rows, axis=1)
+        return slopes
+
+    def fit(self, start: Vector, chosen: NDArray[np.intp]) -> Vector:
+        """Returns the factors that suit the chosen measurements best (Levenberg-Marquardt, reweighted)."""
+        low, high = np.log(np.array(_BOUNDS)).T
+        found, damping = np.clip(start, low, high), 1e-2
+        best = self._loss(found, start, chosen)
+        for _ in range(100):
+            left, slopes = self.ratios(found)[chosen], self.slopes(found)[chosen]
+            weights = 1 / np.sqrt(1 + (left / _OUTLIER) ** 2)
+            normal = slopes.T @ (weights[:, None] * slopes) + _PULL * np.eye(len(start))
+            downhill = slopes.T @ (weights * left) + _PULL * (found - start)
+            step = np.linalg.solve(normal + damping * np.diag(np.diag(normal)), downhill)
+            tried = np.clip(found - step, low, high)
+            loss = self._loss(tried, start, chosen)
+            if loss >= best:
+                damping *= 4
+                if damping > 1e6:
+                    break
+                continue
+            found, best, damping = tried, loss, max(damping / 3, 1e-6)
+        return found
+
+    def _loss(self, factors: Vector, start: Vector, chosen: NDArray[np.intp]) -> float:
+        left = self.ratios(factors)[chosen]
+        robust = _OUTLIER**2 * (np.sqrt(1 + (left / _OUTLIER) ** 2) - 1)
+        return float(robust.sum() + _PULL / 2 * ((factors - start) ** 2).sum())
+
+
+def _held_out(work: _Work, start: Vector, names: Sequence[str]) -> float:
+    """The error on every fifth subject, of fits to the other four fifths."""
+    distinct = list(dict.fromkeys(names))
+    numbers = [distinct.index(name) for name in names] if len(distinct) > 1 else list(range(len(names)))
+    part = np.array(numbers) % _FOLDS
+    ratios = np.zeros(len(names))
+    for fold in range(int(part.max()) + 1):
+        found = work.fit(start, np.flatnonzero(part != fold))
+        ratios[part == fold] = work.ratios(found)[part == fold]
+    return mean_error(ratios)
+
+
+def _factors(hardware: Hardware) -> Vector:
+    reached = hardware.efficiency
+    values = (reached.matmul, reached.attention, reached.conv, reached.memory)
+    return np.log(np.array([*values, max(hardware.launch_us, _BOUNDS[_LAUNCH][0]), hardware.sm_gb_per_s]))
+
+
+def _with_factors(hardware: Hardware, factors: Vector, count: int) -> Hardware:
+    low, high = np.array(_BOUNDS).T
+    matmul, attention, conv, memory, launch_us, sm_gb_per_s = map(float, np.clip(np.exp(factors), low, high))
+    return dataclasses.replace(
+        hardware,
+        source=f"{hardware.source}; efficiencies calibrated on {count} measurements",
+        launch_us=launch_us,
+        sm_gb_per_s=sm_gb_per_s,
+        efficiency=dataclasses.replace(
+            hardware.efficiency, matmul=matmul, attention=attention, conv=conv, memory=memory
+        ),
+    )
