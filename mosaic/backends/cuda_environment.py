@@ -180,7 +180,7 @@ def _nvml(seen: Surroundings) -> list[EnvironmentFinding]:
                 name="NVML",
                 found=f"NVML does not answer ({answers.problem})",
                 rule="whether other processes use this GPU, whose work takes turns with all partitions, is unknown",
-                way_out="install nvidia-ml-py, or look at `nvidia-smi`",
+                way_out="bring nvidia-ml-py and the driver's libnvidia-ml.so.1, or look at `nvidia-smi`",
             )
         ]
     found = []

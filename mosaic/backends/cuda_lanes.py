@@ -132,7 +132,10 @@ class StreamLane:
         """
         ticket, error = self._launch(work, after, behind_caller=True, timed=True)
         ticket._error = error
-        return ticket
+        try:
+            return ticket
+        finally:  # an error holds the frames that it passed, and they must not hold its ticket
+            del ticket, error
 
     def launch(
         self,
@@ -190,7 +193,7 @@ class StreamLane:
         ticket._result = result
         try:
             return ticket, error
-        finally:  # or the error's traceback holds this frame, and this frame the error
+        finally:
             del ticket, error, result
 
     def _order_after(self, after: Sequence[Ticket[object]]) -> None:
