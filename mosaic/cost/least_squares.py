@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from statistics import NormalDist
 
 import numpy as np
@@ -58,17 +59,31 @@ def condition_number(rows: Matrix) -> float:
     return float(singular[0] / singular[-1]) if singular[-1] > _SMALL else math.inf
 
 
-def half_widths(rows: Matrix, residuals: Matrix, *, confidence: float = 0.95) -> Matrix:
-    """Returns the half widths of the coefficients' t intervals (Draper and Smith, 1998, section 5).
+def half_widths(rows: Matrix, residuals: Matrix, groups: Sequence[int], *, confidence: float = 0.95) -> Matrix:
+    """Returns the half widths of the coefficients' t intervals, robust to noise that members of a group share.
 
-    Holds for independent residuals of one variance, without bounds on the coefficients. Infinite where there
-    are no more observations than coefficients.
+    The sandwich estimator over groups (Liang and Zeger, 1986; with its usual correction for few groups), so
+    residuals may also differ in size. As many degrees of freedom as there are groups beyond the coefficients;
+    infinite where there are none. Bounds on the coefficients are not taken into account.
+
+    Args:
+        rows: One row an observation, one column a coefficient.
+        residuals: What the fit leaves of each.
+        groups: Which group each belongs to.
+        confidence: How often such an interval should hold the truth.
     """
-    spare = rows.shape[0] - rows.shape[1]
-    if spare < 1:
-        return np.full(rows.shape[1], math.inf)
-    variance = float(residuals @ residuals) / spare
-    spread: Matrix = np.sqrt(variance * np.diag(np.linalg.pinv(rows.T @ rows)).clip(0))
+    count, size = rows.shape
+    members: dict[int, list[int]] = {}
+    for index, group in enumerate(groups):
+        members.setdefault(group, []).append(index)
+    spare = len(members) - size
+    if spare < 1 or count <= size:
+        return np.full(size, math.inf)
+    bread = np.linalg.pinv(rows.T @ rows)
+    scores = np.array([rows[of].T @ residuals[of] for of in members.values()])
+    correction = len(members) / (len(members) - 1) * (count - 1) / (count - size)
+    variances = np.diag(bread @ (scores.T @ scores) @ bread) * correction
+    spread: Matrix = np.sqrt(variances.clip(0))
     return t_quantile(0.5 + confidence / 2, spare) * spread
 
 

@@ -1,0 +1,84 @@
+"""How much of a device's memory bandwidth a module uses alone: B(m, a) of paper section 3.3, between the samples."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+from mosaic.errors import InvalidProfileError
+from mosaic.profile import Phase, Sample
+
+
+class BandwidthEstimate(Protocol):
+    """Something that can tell a module's use of bandwidth without a measurement, such as an analytic cost model."""
+
+    def bandwidth(self, module: str, phase: Phase, degree: int, quota: int) -> float:
+        """Returns the share of the device's memory bandwidth that a module alone uses, 0 to 1."""
+
+
+class Bandwidths:
+    """Measured shares of bandwidth, linear over the logarithm of the quota; estimated ones where there are none.
+
+    A degree that was not sampled takes the nearest one that was: what a module uses of one device hardly depends
+    on how many others it has (the paper's B has no degree at all).
+    """
+
+    def __init__(self, samples: Iterable[Sample], *, estimate: BandwidthEstimate | None = None) -> None:
+        """Collects the samples that have a ``bandwidth_utilisation``.
+
+        Args:
+            samples: Of any modules, phases, degrees and quotas.
+            estimate: Asked for modules, phases and quotas without measurements.
+        """
+        points: dict[tuple[str, Phase], dict[int, list[tuple[int, float]]]] = {}
+        for sample in samples:
+            if sample.bandwidth_utilisation is not None:
+                by_degree = points.setdefault((sample.module, sample.phase), {})
+                by_degree.setdefault(sample.degree, []).append((sample.quota, sample.bandwidth_utilisation))
+        self._curves: Mapping[tuple[str, Phase], dict[int, list[tuple[int, float]]]] = {
+            key: {degree: sorted(found) for degree, found in by_degree.items()} for key, by_degree in points.items()
+        }
+        self._estimate = estimate
+
+    def is_measured(self, module: str, phase: Phase) -> bool:
+        """Returns whether there are measurements of this module and phase; otherwise what it gives is estimated."""
+        return (module, phase) in self._curves
+
+    def bandwidth(self, module: str, phase: Phase, degree: int, quota: int) -> float:
+        """Returns the share of the device's memory bandwidth that a module alone uses, 0 to 1.
+
+        Raises:
+            InvalidProfileError: Nothing is known of the module's bandwidth in this phase.
+            ValueError: ``quota`` lies outside what was measured, and there is no estimate.
+        """
+        by_degree = self._curves.get((module, phase))
+        if by_degree is not None:
+            nearest = min(by_degree, key=lambda sampled: (abs(math.log(sampled / degree)), sampled))
+            found = _between(by_degree[nearest], quota)
+            if found is not None:
+                return found
+        if self._estimate is not None:
+            return min(1.0, max(0.0, self._estimate.bandwidth(module, phase, degree, quota)))
+        if by_degree is None:
+            raise InvalidProfileError(
+                f"the bandwidth that {module!r} uses in its {phase} is not known; profile it with hardware counters, "
+                "or give an analytic cost model as the estimate"
+            )
+        measured = ", ".join(str(at) for at, _ in by_degree[nearest])
+        raise ValueError(
+            f"bandwidth of {module!r} {phase}: a quota of {quota} slots lies outside the measured {measured}; "
+            "measure it there too"
+        )
+
+
+def _between(points: list[tuple[int, float]], quota: int) -> float | None:
+    if not points[0][0] <= quota <= points[-1][0]:
+        return None
+    right = bisect_left(points, quota, key=lambda point: point[0])
+    high, last = points[right]
+    if high == quota:
+        return last
+    low, first = points[right - 1]
+    return first + (last - first) * math.log(quota / low) / math.log(high / low)
