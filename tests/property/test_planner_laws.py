@@ -1,0 +1,275 @@
+"""Laws that every comparison planner obeys, checked by a reading of the schedule that shares no code with it.
+
+No order between the planners is a law: it changes from input to input.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+from fractions import Fraction
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from planning_cases import profile_of
+
+from mosaic.artifact import parse, to_json
+from mosaic.cost import CostModel
+from mosaic.profile import ModuleMemory, Phase, Profile
+from mosaic.solver import solve
+from mosaic.solver.planners import PLANNERS, PlannerSettings, WavePlan, plan_with
+from mosaic.solver.planners.distmm import balance
+from mosaic.solver.planners.malleable import MetaOp, continuous_optimum, rounded, two_points
+from mosaic.solver.planners.wavefront import schedule_level
+
+BOUNDED = settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+CLOSE = 1 + 1e-9
+
+
+@dataclass(frozen=True)
+class Instance:
+    profile: Profile
+    num_devices: int
+    settings: PlannerSettings
+
+    def plan(self, name: str) -> WavePlan:
+        return plan_with(
+            name,
+            self.profile.graph,
+            CostModel.from_profile(self.profile),
+            self.profile.device,
+            num_devices=self.num_devices,
+            settings=self.settings,
+        )
+
+
+def time_of(floor: float, work: float, cost_of_degree: float):
+    return lambda degree, quota: floor + work / (degree * quota) + cost_of_degree * (degree - 1)
+
+
+@st.composite
+def instances(draw: st.DrawFn, max_modules: int = 6, max_devices: int = 6, degrees: tuple[int, ...] = ()) -> Instance:
+    names = "abcdefgh"[: draw(st.integers(1, max_modules))]
+    num_devices = draw(st.integers(1, max_devices))
+    degrees = degrees or tuple(sorted({1} | draw(st.sets(st.integers(2, max_devices), max_size=3))))
+    number = st.floats(0.01, 30, allow_nan=False)
+    # Few kinds of modules, so that some chains can be contracted.
+    kinds = [time_of(draw(number), draw(number), draw(st.sampled_from([0.0, 0.5]))) for _ in range(3)]
+    forward = {name: draw(st.sampled_from(kinds)) for name in names}
+    possible = [(m, n) for i, m in enumerate(names) for n in names[i + 1 :]]
+    memory = []
+    memory_bytes = draw(st.sampled_from([0, 100]))
+    if memory_bytes:  # some modules need several devices; all fit on the most that there are
+        most = max(degree for degree in degrees if degree <= num_devices)
+        sizes = st.integers(0, 50 * most)
+        memory = [ModuleMemory(module=name, resident_bytes=50, activation_bytes=draw(sizes)) for name in names]
+    profile = profile_of(
+        forward,
+        num_slots=draw(st.integers(1, 2)),
+        degrees=degrees,
+        edges=[edge for edge in possible if draw(st.integers(0, 3)) == 0],
+        backward=time_of(draw(number), draw(number), 0.0) if draw(st.booleans()) else None,
+        memory=memory,
+        memory_bytes=memory_bytes,
+    )
+    chosen = PlannerSettings(
+        num_operators={name: draw(st.integers(1, 9)) for name in names if draw(st.booleans())},
+        default_operators=draw(st.sampled_from([1, 12])),
+        slice_overhead_ms=draw(st.sampled_from([0.0, 0.25])),
+        interpolation=draw(st.sampled_from(["speedup", "time"])),
+        extend=draw(st.booleans()),
+        island_size=draw(st.integers(1, 8)),
+    )
+    return Instance(profile=profile, num_devices=num_devices, settings=chosen)
+
+
+@pytest.mark.parametrize("name", PLANNERS)
+@given(instance=instances())
+@BOUNDED
+def test_every_operator_runs_once_in_order_and_after_what_its_module_waits_for(name: str, instance: Instance) -> None:
+    schedule = instance.plan(name)
+    forward, backward = defaultdict(list), defaultdict(list)
+    for span in schedule.spans():
+        (forward if span.phase == "forward" else backward)[span.part.module].append(span)
+    assert set(forward) == set(backward) == set(instance.profile.graph.names)
+    for spans in forward.values():
+        assert sum(Fraction(span.part.count, span.part.total) for span in spans) == 1
+        at = [operator for s in spans for operator in range(s.part.first, s.part.first + s.part.count)]
+        assert at == list(range(spans[0].part.total))
+        assert all(before.end_ms <= after.start_ms * CLOSE for before, after in itertools.pairwise(spans))
+    for edge in instance.profile.graph.edges:
+        ended = max(span.end_ms for span in forward[edge.source])
+        assert ended <= min(span.start_ms for span in forward[edge.target]) * CLOSE
+        ended = max(span.end_ms for span in backward[edge.target])
+        assert ended <= min(span.start_ms for span in backward[edge.source]) * CLOSE
+
+
+@pytest.mark.parametrize("name", PLANNERS)
+@given(instance=instances())
+@BOUNDED
+def test_no_device_is_ever_held_twice_and_memory_is_kept(name: str, instance: Instance) -> None:
+    schedule = instance.plan(name)
+    cost = CostModel.from_profile(instance.profile)
+    busy = defaultdict(list)
+    for span in schedule.spans():
+        for device in span.devices:
+            assert 0 <= device < instance.num_devices
+            busy[device].append((span.start_ms, span.end_ms))
+    for spans in busy.values():
+        assert all(before[1] <= after[0] * CLOSE for before, after in itertools.pairwise(sorted(spans)))
+    room = instance.profile.device.memory_bytes or math.inf
+    for wave in schedule.waves:
+        held = [device for run in wave.runs for device in run.devices]
+        assert len(held) == len(set(held))
+        for run in wave.runs:
+            assert all(cost.memory_bytes(part.module, len(run.devices)) <= room for part in run.parts)
+
+
+@pytest.mark.parametrize("name", PLANNERS)
+@given(instance=instances())
+@BOUNDED
+def test_the_predicted_time_is_that_of_the_cost_model(name: str, instance: Instance) -> None:
+    schedule = instance.plan(name)
+    cost = CostModel.from_profile(instance.profile)
+    total = 0.0
+    for wave in schedule.waves:
+        for phase in Phase:
+            runs = []
+            for run in wave.runs:
+                runs.append(0.0)
+                for part in run.parts:
+                    runs[-1] += part.count / part.total * cost.time_ms(part.module, phase, len(run.devices), run.quota)
+                    runs[-1] += instance.settings.slice_overhead_ms * (part.count < part.total)
+            total += max(runs)
+    assert schedule.predicted_ms == pytest.approx(total)
+    assert schedule.spans()[0].start_ms == 0
+    assert max(span.end_ms for span in schedule.spans()) == pytest.approx(total)
+    if name != "sequential":
+        assert all(run.quota == instance.profile.device.num_slots for wave in schedule.waves for run in wave.runs)
+
+
+@given(instances(max_modules=5, max_devices=4))
+@BOUNDED
+def test_no_plan_of_whole_modules_beats_the_proven_best(instance: Instance) -> None:
+    cost = CostModel.from_profile(instance.profile)
+    graph, device = instance.profile.graph, instance.profile.device
+    exact = solve(graph, cost, device, num_devices=instance.num_devices, method="exact")
+    for name in PLANNERS:
+        schedule = instance.plan(name)
+        assert schedule.sequential_ms == pytest.approx(exact.sequential_ms)
+        if schedule.is_runnable:
+            plan = schedule.as_plan(graph)  # checks what it covers
+            assert plan.predicted_ms == pytest.approx(schedule.predicted_ms)
+            assert exact.search.status != "optimal" or exact.predicted_ms <= plan.predicted_ms * (1 + 1e-6)
+
+
+@given(instances(degrees=(1,)))
+@BOUNDED
+def test_megatron_is_sequential_where_there_is_one_degree(instance: Instance) -> None:
+    # These times fall with the quota, so the whole device is also each module's best.
+    assert instance.plan("megatron").waves == instance.plan("sequential").waves
+
+
+@given(instances())
+@BOUNDED
+def test_the_best_waves_are_never_slower_than_those_that_distmm_makes(instance: Instance) -> None:
+    assert instance.plan("distmm-waves").predicted_ms <= instance.plan("distmm").predicted_ms * (1 + 1e-6)
+
+
+@given(instances())
+@BOUNDED
+def test_sequential_is_never_slower_than_megatron(instance: Instance) -> None:
+    # Each at its own best, and on all devices: the one order that is a law, but only for the sum of both phases.
+    assert instance.plan("sequential").predicted_ms <= instance.plan("megatron").predicted_ms * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("name", PLANNERS)
+@given(instance=instances(max_modules=4))
+@settings(BOUNDED, max_examples=25)
+def test_schedules_survive_json_and_repeat(name: str, instance: Instance) -> None:
+    schedule = instance.plan(name)
+    assert parse(WavePlan, to_json(schedule), source="waves.json") == schedule
+    assert instance.plan(name).waves == schedule.waves
+
+
+@st.composite
+def widths(draw: st.DrawFn, num_devices: int):
+    from mosaic.solver.options import DeploymentOption
+
+    degrees = sorted({1} | draw(st.sets(st.integers(1, num_devices), max_size=4)))
+    times = st.integers(1, 40)
+    return tuple(
+        DeploymentOption(degree=degree, quota=1, forward_ns=draw(times), backward_ns=draw(times)) for degree in degrees
+    )
+
+
+@given(st.data(), st.integers(1, 6))
+@BOUNDED
+def test_distmm_balance_is_the_best_of_all_integer_allocations(data: st.DataObject, num_devices: int) -> None:
+    names = "abcd"[: data.draw(st.integers(1, min(4, num_devices)))]
+    options = {name: data.draw(widths(num_devices)) for name in names}
+    found = balance(names, options, num_devices)
+    assert [job.names for job in found] == [(name,) for name in names]
+    assert sum(job.option.degree for job in found) <= num_devices
+    least = min(
+        max(option.latency_ns for option in chosen)
+        for chosen in itertools.product(*options.values())
+        if sum(option.degree for option in chosen) <= num_devices
+    )
+    assert max(job.option.latency_ns for job in found) == least
+
+
+@st.composite
+def metaops(draw: st.DrawFn, num_devices: int) -> MetaOp:
+    degrees = sorted(draw(st.sets(st.integers(1, num_devices), min_size=1, max_size=4)))
+    times = sorted(draw(st.sets(st.integers(1, 1000), min_size=len(degrees), max_size=len(degrees))), reverse=True)
+    return MetaOp(degrees=tuple(degrees), times=tuple(float(t) for t in times), num_operators=draw(st.integers(1, 30)))
+
+
+@given(st.data(), st.integers(1, 16), st.sampled_from(["speedup", "time"]))
+@BOUNDED
+def test_the_continuous_optimum_fills_the_devices_and_all_end_together(data, num_devices, interpolation) -> None:
+    level = data.draw(st.lists(metaops(num_devices), min_size=1, max_size=6))
+    end, devices = continuous_optimum(level, num_devices, interpolation)
+    assert sum(devices) <= num_devices * CLOSE
+    slowest = max(one.times[-1] * one.num_operators for one in level)
+    assert end >= slowest / CLOSE
+    # Either no device is idle, or somebody is as fast as it gets.
+    assert sum(devices) == pytest.approx(num_devices, rel=1e-6) or end == pytest.approx(slowest)
+    for one, share in zip(level, devices, strict=True):
+        for count in two_points(one, share, end):
+            assert count.degree in one.degrees
+        points = two_points(one, share, end)
+        assert sum(point.count for point in points) == pytest.approx(one.num_operators)
+        if len(points) == 2:
+            assert sum(one.time(p.degree) * p.count for p in points) == pytest.approx(end, rel=1e-6)
+            assert points[1].degree < share < points[0].degree
+    # Whole devices are one way to share them, so they cannot do better than the relaxation.
+    for degrees in itertools.islice(itertools.product(*(one.degrees for one in level)), 500):
+        if sum(degrees) <= num_devices:
+            whole = max(one.time(n) * one.num_operators for one, n in zip(level, degrees, strict=True))
+            assert end <= whole * (1 + 1e-6)
+
+
+@given(st.data(), st.integers(1, 16), st.booleans())
+@BOUNDED
+def test_a_level_is_cut_into_at_most_two_waves_a_metaop(data: st.DataObject, num_devices: int, extend: bool) -> None:
+    level = data.draw(st.lists(metaops(num_devices), min_size=1, max_size=6))
+    end, devices = continuous_optimum(level, num_devices)
+    tuples = [
+        rounded(two_points(one, share, end), one.num_operators) for one, share in zip(level, devices, strict=True)
+    ]
+    waves = schedule_level(level, tuples, num_devices, extend=extend)
+    assert len(waves) <= sum(map(len, tuples)) <= 2 * len(level)
+    done = [0] * len(level)
+    for wave in waves:
+        assert len({piece.metaop for piece in wave}) == len(wave)
+        assert sum(piece.degree for piece in wave) <= num_devices
+        for piece in wave:
+            assert piece.degree in level[piece.metaop].degrees
+            assert piece.count >= 1
+            done[piece.metaop] += piece.count
+    assert done == [one.num_operators for one in level]
