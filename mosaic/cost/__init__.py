@@ -1,21 +1,36 @@
 """Time and memory of modules at any degree, quota and neighbour. Needs neither torch nor a GPU."""
 
 from mosaic.cost.alpha_beta import AlphaBetaSurface
+from mosaic.cost.bandwidth import BandwidthEstimate, Bandwidths
+from mosaic.cost.contention import AdditiveInterference, Eq8, FullInterference, SharedBandwidth, Sharing
+from mosaic.cost.design import Run, design_runs
 from mosaic.cost.interference import AssumedPair, Interference, MeasuredInterference, NoInterference
+from mosaic.cost.interference_fit import InterferenceFit, fit_interference
 from mosaic.cost.model import Cost, CostModel
 from mosaic.cost.sampling import held_out_errors, next_sample
 from mosaic.cost.surface import ScalingSurface, Surface
 
 __all__ = [
+    "AdditiveInterference",
     "AlphaBetaSurface",
     "AssumedPair",
+    "BandwidthEstimate",
+    "Bandwidths",
     "Cost",
     "CostModel",
+    "Eq8",
+    "FullInterference",
     "Interference",
+    "InterferenceFit",
     "MeasuredInterference",
     "NoInterference",
+    "Run",
     "ScalingSurface",
+    "SharedBandwidth",
+    "Sharing",
     "Surface",
+    "design_runs",
+    "fit_interference",
     "held_out_errors",
     "next_sample",
 ]

@@ -25,12 +25,19 @@ class Bandwidths:
     on how many others it has (the paper's B has no degree at all).
     """
 
-    def __init__(self, samples: Iterable[Sample], *, estimate: BandwidthEstimate | None = None) -> None:
+    def __init__(
+        self,
+        samples: Iterable[Sample],
+        *,
+        estimate: BandwidthEstimate | None = None,
+        idle: Iterable[tuple[str, Phase]] = (),
+    ) -> None:
         """Collects the samples that have a ``bandwidth_utilisation``.
 
         Args:
             samples: Of any modules, phases, degrees and quotas.
             estimate: Asked for modules, phases and quotas without measurements.
+            idle: Modules with phases in which they do nothing, such as the backward of a frozen one.
         """
         points: dict[tuple[str, Phase], dict[int, list[tuple[int, float]]]] = {}
         for sample in samples:
@@ -41,6 +48,7 @@ class Bandwidths:
             key: {degree: sorted(found) for degree, found in by_degree.items()} for key, by_degree in points.items()
         }
         self._estimate = estimate
+        self._idle = frozenset(idle)
 
     def is_measured(self, module: str, phase: Phase) -> bool:
         """Returns whether there are measurements of this module and phase; otherwise what it gives is estimated."""
@@ -53,6 +61,8 @@ class Bandwidths:
             InvalidProfileError: Nothing is known of the module's bandwidth in this phase.
             ValueError: ``quota`` lies outside what was measured, and there is no estimate.
         """
+        if (module, phase) in self._idle:
+            return 0.0
         by_degree = self._curves.get((module, phase))
         if by_degree is not None:
             nearest = min(by_degree, key=lambda sampled: (abs(math.log(sampled / degree)), sampled))

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from mosaic.profile import PairSample, Phase, Profile
+from mosaic.profile import GroupSample, PairSample, Phase, Profile
 
 Beside = Sequence[tuple[str, int]]
 """Neighbours on one device: each module's name and its quota in slots."""
@@ -100,10 +100,13 @@ class MeasuredInterference:
 
     @classmethod
     def from_profile(cls, profile: Profile) -> MeasuredInterference:
-        """Uses the pairs of a profile; pairs that might share a stage are those that do not depend on each other."""
+        """Uses the pairs of a profile, and its groups of two in one phase; larger groups say nothing about one pair.
+
+        Pairs that might share a stage are those that do not depend on each other.
+        """
         graph = profile.graph
         candidates = [(m, n) for m in graph.names for n in graph.names if graph.independent(m, n)]
-        return cls(profile.pairs, candidates=candidates)
+        return cls((*profile.pairs, *_pairs_of(profile.groups)), candidates=candidates)
 
     @property
     def is_zero(self) -> bool:
@@ -141,3 +144,19 @@ class MeasuredInterference:
     def _median_share(self, phase: Phase) -> float:
         shares = [share for key, points in self._measured.items() if key[2] is phase for _, _, share in points]
         return statistics.median(shares) if shares else 0.0
+
+
+def _pairs_of(groups: Iterable[GroupSample]) -> Iterator[PairSample]:
+    for group in groups:
+        if len(group.members) != 2 or group.members[0].phase is not group.members[1].phase:
+            continue
+        for mine, other in (group.members, group.members[::-1]):
+            yield PairSample(
+                module=mine.module,
+                beside=other.module,
+                phase=mine.phase,
+                quota=mine.quota,
+                beside_quota=other.quota,
+                times_ms=mine.times_ms,
+                alone_ms=mine.alone_ms,
+            )

@@ -100,7 +100,7 @@ def t_quantile(probability: float, freedom: int) -> float:
         (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
         (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
     )
-    return z + sum(term / freedom ** (power + 1) for power, term in enumerate(terms))
+    return z + math.fsum(term / math.pow(freedom, power) for power, term in enumerate(terms, start=1))
 
 
 def _solve(rows: Matrix, values: Matrix, active: NDArray[np.bool_]) -> Matrix:

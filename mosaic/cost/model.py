@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, Protocol
 
-from mosaic.cost.interference import Beside, Interference, MeasuredInterference, NoInterference
-from mosaic.cost.surface import ScalingSurface
+from mosaic.cost.alpha_beta import AlphaBetaSurface
+from mosaic.cost.bandwidth import BandwidthEstimate, Bandwidths
+from mosaic.cost.choice import InterferenceKind, choose_interference
+from mosaic.cost.interference import Beside, Interference, NoInterference
+from mosaic.cost.interference_fit import InterferenceFit
+from mosaic.cost.surface import ScalingSurface, Surface
 from mosaic.errors import InvalidProfileError
 from mosaic.profile import ModuleMemory, Phase, Profile, Sample
+
+_SURFACES: dict[str, Callable[[Sequence[Sample]], Surface]] = {
+    "smooth": ScalingSurface,
+    "alpha-beta": AlphaBetaSurface,
+}
 
 
 class Cost(Protocol):
@@ -34,6 +43,9 @@ class Cost(Protocol):
     def memory_bytes(self, module: str, degree: int) -> int:
         """Returns the bytes that the module needs on each of its devices; 0 where unknown."""
 
+    def bandwidth(self, module: str, phase: Phase, degree: int, quota: int) -> float:
+        """Returns the share of a device's memory bandwidth that it uses alone, 0 to 1."""
+
     def interference_ms(self, module: str, phase: Phase, degree: int, quota: int, *, beside: Beside) -> float:
         """Returns what neighbours on one device add to the time, in milliseconds."""
 
@@ -46,11 +58,13 @@ class CostModel:
 
     def __init__(
         self,
-        surfaces: Mapping[tuple[str, Phase], ScalingSurface],
+        surfaces: Mapping[tuple[str, Phase], Surface],
         *,
         memory: Mapping[str, ModuleMemory] | None = None,
         peak_bytes: Mapping[tuple[str, Phase], Mapping[int, int]] | None = None,
         interference: Interference | None = None,
+        bandwidths: Bandwidths | None = None,
+        findings: Sequence[str] = (),
         profile_fingerprint: str | None = None,
     ) -> None:
         """Puts a cost model together; ``from_profile`` is the usual way.
@@ -60,42 +74,63 @@ class CostModel:
             memory: What modules keep, by name.
             peak_bytes: Most bytes in use during a phase above those before it, by degree.
             interference: Defaults to none.
+            bandwidths: What modules use alone.
+            findings: What a reader should know about it.
             profile_fingerprint: Names the profile behind it.
         """
         self._surfaces = dict(surfaces)
         self._memory = dict(memory or {})
         self._peak_bytes = dict(peak_bytes or {})
+        self._bandwidths = bandwidths or Bandwidths([])
         self.interference: Interference = interference or NoInterference()
+        self.findings = tuple(findings)
         self.profile_fingerprint = profile_fingerprint
 
     @classmethod
-    def from_profile(cls, profile: Profile) -> CostModel:
+    def from_profile(
+        cls,
+        profile: Profile,
+        *,
+        interference: InterferenceKind = "measured",
+        surface: Literal["smooth", "alpha-beta"] = "smooth",
+        fit: InterferenceFit | None = None,
+        estimate: BandwidthEstimate | None = None,
+    ) -> CostModel:
         """Builds surfaces, memory and interference from a profile.
 
         A frozen module without backward samples takes no time in the backward pass.
 
+        Args:
+            profile: What was measured.
+            interference: ``measured`` (the profile's pairs), or a form: ``none``, ``additive``, ``full`` (paper Eq. 8
+                without and with its product), ``mosaic``.
+            surface: ``smooth`` (``ScalingSurface``) or ``alpha-beta`` (Spindle's, over degree times quota).
+            fit: Coefficients of that form, found on this device before; fitted to the profile's groups and pairs
+                where None.
+            estimate: Asked for bandwidths that were not measured.
+
         Raises:
-            InvalidProfileError: A module has no samples of a phase that it runs.
+            InvalidProfileError: A module has no samples of a phase that it runs, or a form lacks bandwidths or groups.
+            ValueError: There is no such surface, or ``fit`` is of another form.
         """
-        grouped: dict[tuple[str, Phase], list[Sample]] = {}
-        for sample in profile.samples:
-            grouped.setdefault((sample.module, sample.phase), []).append(sample)
-        for node in profile.graph.modules:
-            for phase in Phase:
-                if (node.name, phase) not in grouped and (phase is Phase.FORWARD or node.trainable):
-                    raise InvalidProfileError(
-                        f"the profile has no {phase} samples of {node.name!r}; profile this model again"
-                    )
+        if surface not in _SURFACES:
+            raise ValueError(f"surface={surface!r}; use one of {', '.join(_SURFACES)}")
+        grouped = _by_phase(profile)
         peaks: dict[tuple[str, Phase], dict[int, int]] = {}
         for key, samples in grouped.items():
             at = peaks.setdefault(key, {})
             for sample in samples:
                 at[sample.degree] = max(at.get(sample.degree, 0), sample.peak_bytes)
+        idle = [(name, phase) for name in profile.graph.names for phase in Phase if (name, phase) not in grouped]
+        bandwidths = Bandwidths(profile.samples, estimate=estimate, idle=idle)
+        chosen, findings = choose_interference(profile, bandwidths, interference, fit)
         return cls(
-            {key: ScalingSurface(samples) for key, samples in grouped.items()},
+            {key: _SURFACES[surface](samples) for key, samples in grouped.items()},
             memory={entry.module: entry for entry in profile.memory},
             peak_bytes=peaks,
-            interference=MeasuredInterference.from_profile(profile),
+            interference=chosen,
+            bandwidths=bandwidths,
+            findings=findings,
             profile_fingerprint=profile.fingerprint,
         )
 
@@ -128,6 +163,10 @@ class CostModel:
         self._of(module)
         surface = self._surfaces.get((module, phase))
         return 0.0 if surface is None else surface.time_ms(degree, quota)
+
+    def bandwidth(self, module: str, phase: Phase, degree: int, quota: int) -> float:
+        """Returns the share of the device's memory bandwidth that a module alone uses, 0 to 1; see ``Bandwidths``."""
+        return self._bandwidths.bandwidth(module, phase, degree, quota)
 
     def memory_bytes(self, module: str, degree: int) -> int:
         """Returns the bytes that a module needs on each of its devices while its stage runs.
@@ -168,10 +207,23 @@ class CostModel:
         below = [sampled for sampled in by_degree if sampled <= degree]
         return by_degree[max(below)] if below else max(by_degree.values(), default=0)
 
-    def _of(self, module: str) -> list[ScalingSurface]:
+    def _of(self, module: str) -> list[Surface]:
         found = [self._surfaces[module, phase] for phase in Phase if (module, phase) in self._surfaces]
         if (module, Phase.FORWARD) not in self._surfaces:
             raise InvalidProfileError(
                 f"no module {module!r} in this cost model; it knows {', '.join(self.names) or 'none'}: profile it"
             )
         return found
+
+
+def _by_phase(profile: Profile) -> dict[tuple[str, Phase], list[Sample]]:
+    grouped: dict[tuple[str, Phase], list[Sample]] = {}
+    for sample in profile.samples:
+        grouped.setdefault((sample.module, sample.phase), []).append(sample)
+    for node in profile.graph.modules:
+        for phase in Phase:
+            if (node.name, phase) not in grouped and (phase is Phase.FORWARD or node.trainable):
+                raise InvalidProfileError(
+                    f"the profile has no {phase} samples of {node.name!r}; profile this model again"
+                )
+    return grouped

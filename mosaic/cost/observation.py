@@ -81,7 +81,7 @@ class Table:
     def column(self, name: str, knee: float) -> Matrix:
         """Returns what the coefficient of that name is multiplied with (see ``Eq8`` and ``Sharing``)."""
         if name in ("excess", "bound"):
-            beyond = (self.own + self.pressure - knee).clip(0) - (self.own - knee).clip(0)
+            beyond: Matrix = (self.own + self.pressure - knee).clip(0) - (self.own - knee).clip(0)
             return beyond if name == "excess" else self.own * beyond
         columns = {
             "e1": np.ones(len(self)),
