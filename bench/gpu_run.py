@@ -121,7 +121,8 @@ def _run(options: Options, folder: Path) -> int:
     good = True
     if options.build:  # 1. the extension, where it runs
         good = _step(record, "build", "does the package build here?", _build, folder) and good
-        sys.path.insert(0, str(preflight.BUILT / "lib"))  # processes that measure start with this path
+        sys.path.insert(0, str(preflight.BUILT / "lib"))  # processes that measure start with this path,
+        os.environ.update(preflight.environment_of_build())  # and those that they start, with this one
     if options.tests:  # 2. what must hold before a number means anything
         good = (
             _step(record, "tests", "do the gpu tests pass here?", lambda log: _test(log, options, deadline), folder)
@@ -162,7 +163,7 @@ def _build(log: Path) -> str:
 
 def _test(log: Path, options: Options, deadline: float) -> str:
     """Runs the gpu tests; returns what pytest summed up."""
-    environment = preflight.environment_of_build() if options.build else dict(os.environ)
+    environment = dict(os.environ)
     if not options.dry_run:
         environment["MOSAIC_REQUIRE_GPU"] = "1"
     command = [sys.executable, "-m", "pytest", "tests/gpu", "-q", "-p", "no:cacheprovider"]

@@ -16,7 +16,7 @@ from bench.gpu_bench import Bench
 from bench.record import Figure, median_figure, missing_figure, one_line
 from mosaic.backends import cuda
 from mosaic.backends.sm_target import cublas_sm_target, sm_target
-from mosaic.errors import BackendUnavailableError, MosaicError
+from mosaic.errors import BackendUnavailableError
 from mosaic.microbench.kernels import half_type
 from mosaic.microbench.modules import default_subjects
 from mosaic.microbench.steps import CapturedSteps, EagerSteps, TwoModules
@@ -84,7 +84,7 @@ def measure_sm_target(bench: Bench) -> Iterator[Figure]:
                         with opened(getattr(lane, "num_sms", None), device):
                             times = time_alone(lane, call, settings).all_ms
                         yield median_figure("time_ms", times, labels=labels)
-                    except MosaicError as error:
+                    except Exception as error:
                         yield missing_figure("time_ms", error, labels)
 
 
@@ -148,7 +148,7 @@ def measure_connections(bench: Bench) -> Iterator[Figure]:
                     if isinstance(steps, CapturedSteps):
                         steps.close()
                 yield median_figure("step_ms", times, labels=labels)
-            except MosaicError as error:
+            except Exception as error:
                 yield missing_figure("step_ms", error, labels)
 
 
@@ -206,5 +206,5 @@ def measure_placements(bench: Bench) -> Iterator[Figure]:
                     if bench.budget.allows(f"{way} at {len(part)} slots"):
                         times = time_alone(lane, call, settings).all_ms
                         yield median_figure("tflops", [2.0 * size**3 / ms / 1e9 for ms in times], labels=labels)
-        except (MosaicError, RuntimeError) as error:
+        except Exception as error:
             yield missing_figure("tflops", error, {"way": way})
