@@ -52,7 +52,8 @@ def count_module(
         training: Whether there is a backward; without, forward keeps nothing.
         optimizer: Whose state is counted.
         master_weights: Whether the optimizer keeps float32 copies of parameters in 16 bits, and its state in float32.
-        checkpoint: Whether the module as a whole keeps its inputs only and runs again in backward.
+        checkpoint: Whether the module as a whole keeps its inputs only and runs again in backward, up to the last
+            result that backward needs (``torch.utils.checkpoint`` stops there).
         target: Whose choice of kernels to follow where torch has several: fused attention and cuDNN's recurrent
             layers on ``cuda``.
         settings: Context of the forward; on these tensors autocast is the CPU's.

@@ -45,8 +45,8 @@ class GpuKernels(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in _RECURRENT and not self._inside:
             return self._recurrent(func, args, kwargs)
-        if isinstance(func, FunctionType) and func.__globals__ is vars(F):
-            with self:  # so that what the function calls is seen as well
+        if isinstance(func, FunctionType) and (func.__globals__ is vars(F) or func is torch.autograd.backward):
+            with self:  # so that what the function calls is seen as well, and what checkpoints run again
                 return _without_checks(func)(*args, **kwargs)
         if name == "dropout" and len(args) == 3 and args[2] and args[1] > 0:
             return torch.native_dropout(*args)[0]
@@ -66,7 +66,7 @@ class GpuKernels(TorchFunctionMode):
 
 @cache
 def _without_checks(func: FunctionType) -> FunctionType:
-    """Returns a function of ``torch.nn.functional`` that runs its body instead of asking modes first."""
+    """Returns a copy of one of torch's Python functions that runs its body instead of asking modes first."""
     names = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
     unchecked = func.__globals__ | dict.fromkeys(names, lambda *_: False)
     made = FunctionType(func.__code__, unchecked, func.__name__, func.__defaults__, func.__closure__)
