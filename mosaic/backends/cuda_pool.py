@@ -270,8 +270,10 @@ class GreenPool:
         """Looks at partitions of different layouts, which the driver's pool does not compare."""
         if self.placement == "split":  # the driver promises nothing there; lanes exclude each other instead
             return
-        records = {slots: self.record(self._indices[layout], slots) for layout in layouts for slots in layout}
-        for one, other in combinations(records.values(), 2):
+        records = [(layout, self.record(self._indices[layout], slots)) for layout in layouts for slots in layout]
+        for (here, one), (there, other) in combinations(records, 2):
+            if here == there:
+                continue
             shared = set(one.sm_ids or ()) & set(other.sm_ids or ())
             if shared and set(one.slots).isdisjoint(other.slots):
                 raise CudaError(
