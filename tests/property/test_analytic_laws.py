@@ -1,0 +1,113 @@
+"""Laws of predicted times and counted memory."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from mosaic.cost.analytic import count_module
+from mosaic.cost.analytic_cost import AnalyticCost
+from mosaic.cost.counts import Gemm, MemoryCounts, ModuleCounts, Operator, OperatorKind, PhaseCounts
+from mosaic.cost.roofline import operator_ms, phase_bandwidth, phase_ms, wave_factor
+from mosaic.hardware import Hardware, find_cluster, find_hardware
+from mosaic.profile import Phase
+
+SIZES = st.integers(1, 5000)
+GEMMS = st.builds(Gemm, batch=st.integers(1, 64), m=SIZES, n=SIZES, k=SIZES)
+HARDWARE = st.sampled_from([find_hardware(name) for name in ("a100-80g", "h100-80g", "h200", "h800", "a40", "host")])
+
+
+@st.composite
+def operators(draw: st.DrawFn) -> Operator:
+    kind = draw(st.sampled_from([kind for kind in OperatorKind if kind is not OperatorKind.NETWORK]))
+    gemm = draw(GEMMS) if kind is OperatorKind.MATMUL else None
+    flops = 2 * gemm.batch * gemm.m * gemm.n * gemm.k if gemm is not None else draw(st.integers(0, 10**14))
+    return Operator(
+        name="aten.x",
+        kind=kind,
+        dtype=draw(st.sampled_from(["bfloat16", "float32", "float64", "int64"])),
+        flops=flops,
+        read_bytes=draw(st.integers(0, 10**11)),
+        written_bytes=draw(st.integers(0, 10**11)),
+        kernels=draw(st.integers(0, 4)),
+        gemm=gemm,
+        calls=draw(st.integers(1, 20)),
+    )
+
+
+PHASES = st.builds(PhaseCounts, operators=st.lists(operators(), max_size=4).map(tuple))
+
+
+@given(operators(), HARDWARE, st.data())
+def test_more_sms_never_take_longer(operator: Operator, hardware: Hardware, data: st.DataObject):
+    few = data.draw(st.integers(1, hardware.num_sms))
+    more = data.draw(st.integers(few, hardware.num_sms))
+    slow, fast = (operator_ms(operator, hardware, num_sms) for num_sms in (few, more))
+    assert 0 <= fast <= slow * (1 + 1e-12)
+
+
+@given(operators(), HARDWARE)
+def test_no_time_is_below_its_launches_or_below_the_peaks(operator: Operator, hardware: Hardware):
+    time_ms = operator_ms(operator, hardware, hardware.num_sms)
+    assert time_ms >= operator.kernels * hardware.launch_us / 1e3
+    assert time_ms * (1 + 1e-9) >= operator.moved_bytes / (hardware.memory_gb_per_s * hardware.efficiency.memory) / 1e6
+
+
+@given(GEMMS, st.integers(1, 132))
+def test_waves_never_help(gemm: Gemm, num_sms: int):
+    assert wave_factor(gemm, num_sms) >= 1.0
+
+
+@given(PHASES, HARDWARE)
+def test_bandwidth_is_between_zero_and_one(phase: PhaseCounts, hardware: Hardware):
+    for quota in (1, hardware.num_slots):
+        assert 0 <= phase_bandwidth(phase, hardware, quota * hardware.sms_per_slot) <= 1
+
+
+@given(PHASES, PHASES, HARDWARE)
+def test_times_add_up(first: PhaseCounts, second: PhaseCounts, hardware: Hardware):
+    both = PhaseCounts(operators=first.operators + second.operators)
+    parts = phase_ms(first, hardware, 1) + phase_ms(second, hardware, 1)
+    assert abs(phase_ms(both, hardware, 1) - parts) <= 1e-9 * parts + 1e-12
+
+
+BYTES = st.integers(0, 10**12)
+
+
+@given(st.builds(MemoryCounts, **{field.name: BYTES for field in dataclasses.fields(MemoryCounts)}))
+def test_memory_adds_up(memory: MemoryCounts):
+    assert memory.total_bytes == memory.resident_bytes + memory.activation_bytes + memory.workspace_bytes
+    peak = max(memory.forward_peak_bytes, memory.backward_peak_bytes, memory.activation_bytes)
+    assert memory.total_bytes == memory.resident_bytes + peak
+
+
+@given(PHASES, PHASES, st.integers(0, 10**10), st.sampled_from([2, 4, 8, 16, 32]))
+def test_reducing_gradients_only_adds_to_backward(
+    forward: PhaseCounts, backward: PhaseCounts, gradient_bytes: int, degree: int
+):
+    memory = MemoryCounts(parameter_bytes=gradient_bytes, gradient_bytes=gradient_bytes)
+    counts = ModuleCounts(forward=forward, backward=backward, memory=memory)
+    cost = AnalyticCost({"m": {1: counts, degree: counts}}, find_cluster("h100-80g", 32))
+    assert cost.time_ms("m", Phase.FORWARD, degree, 3) == cost.time_ms("m", Phase.FORWARD, 1, 3)
+    assert cost.time_ms("m", Phase.BACKWARD, degree, 3) >= cost.time_ms("m", Phase.BACKWARD, 1, 3)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(1, 6), st.integers(1, 40), st.integers(1, 40), st.integers(1, 3))
+def test_more_samples_take_more_of_everything(batch: int, width: int, out: int, more: int):
+    module = nn.Sequential(nn.Linear(width, out), nn.ReLU(), nn.LayerNorm(out))
+    small, large = (
+        count_module(module, (torch.empty(size, width, requires_grad=True),)) for size in (batch, batch + more)
+    )
+    hardware = find_hardware("h100-80g")
+    for phase in Phase:
+        assert large.phase(phase).flops > small.phase(phase).flops
+        assert large.phase(phase).moved_bytes > small.phase(phase).moved_bytes
+        assert large.phase(phase).kernels == small.phase(phase).kernels
+        assert phase_ms(large.phase(phase), hardware, 8) >= phase_ms(small.phase(phase), hardware, 8)
+    assert large.memory.activation_bytes > small.memory.activation_bytes
+    assert large.memory.resident_bytes == small.memory.resident_bytes
