@@ -9,9 +9,10 @@ import pytest
 from planning_cases import flat, linear, profile_of
 
 from mosaic.cost import CostModel
+from mosaic.cost.interference import Beside
 from mosaic.errors import InfeasibleError
 from mosaic.plan import Plan
-from mosaic.profile import ModuleMemory, Profile
+from mosaic.profile import ModuleMemory, Phase, Profile
 from mosaic.report.comparison import comparison_table
 from mosaic.solver.compare import COMPARED, Comparison, compare
 from mosaic.solver.planners import PLANNERS, PlannerSettings, WavePlan
@@ -77,6 +78,25 @@ def test_a_method_that_cannot_is_listed_with_its_reason_and_the_others_go_on() -
     assert (rows[1].num_waves, rows[1].sliced, rows[1].is_runnable, rows[1].bound_ms) == (0, (), False, 0.0)
     assert "brute force takes at most 6" in rows[1].reason
     assert "brute force takes at most 6" in printed(rows, width=200)
+
+
+class ProductForm:
+    """An interference that the exact search does not know."""
+
+    is_zero = False
+    is_pairwise = False
+
+    def extra_ms(self, module: str, phase: Phase, *, quota: int, alone_ms: float, beside: Beside) -> float:
+        return 0.1 * len(beside)
+
+
+def test_an_interference_that_the_exact_search_does_not_know_is_its_reason_alone() -> None:
+    profile = small()
+    cost = CostModel.from_profile(profile)
+    cost.interference = ProductForm()
+    exact, distmm = compare(profile.graph, cost, profile.device, num_devices=2, methods=("exact", "distmm"))
+    assert "not a sum over pairs" in exact.reason
+    assert distmm.ratio == 1.0
 
 
 def test_a_module_that_fits_nowhere_is_an_error_and_not_a_row() -> None:
