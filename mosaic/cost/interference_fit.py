@@ -125,7 +125,10 @@ class InterferenceFit:
         """
         findings = []
         if device != self.device:
-            findings.append(f"interference was fitted on {self.device.name}, this is {device.name}: fit it here")
+            findings.append(
+                f"interference was fitted on {self.device.name} with {self.device.num_slots} slots, this is "
+                f"{device.name} with {device.num_slots}: fit it here"
+            )
         unmeasured = sorted({phase for _, phase in shares} - {fit.phase for fit in self.phases})
         findings += [f"no group was measured in {phase}; the other phase stands in" for phase in unmeasured]
         for (module, phase), found in shares.items():

@@ -1,0 +1,116 @@
+"""Laws of every form of interference: nothing alone, never negative, never less for more neighbours."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planning_cases import sample
+
+from mosaic.cost import AdditiveInterference, Bandwidths, Eq8, FullInterference, Interference, SharedBandwidth, Sharing
+from mosaic.cost.least_squares import nonnegative
+from mosaic.profile import Phase
+
+BOUNDED = settings(max_examples=150, deadline=None, derandomize=True)
+F = Phase.FORWARD
+NAMES = "abcdefgh"
+SHARES = st.lists(st.floats(0, 1), min_size=len(NAMES), max_size=len(NAMES))
+ROUNDING = 1 - 1e-9
+
+
+@st.composite
+def forms(draw: st.DrawFn, shares: list[float]) -> Interference:
+    bandwidths = Bandwidths(
+        replace(sample(1, 1.0, module=name), bandwidth_utilisation=share)
+        for name, share in zip(NAMES, shares, strict=True)
+    )
+    weight = st.floats(0, 20)
+    kind = draw(st.sampled_from(["additive", "full", "mosaic"]))
+    if kind == "mosaic":
+        names = ("pressure", "product", "excess", "bound")
+        return SharedBandwidth({F: Sharing(**{n: draw(weight) for n in names}, knee=draw(st.floats(0, 2)))}, bandwidths)
+    eq8 = Eq8(e1=draw(st.floats(-20, 20)), e2=draw(weight), e3=draw(weight) if kind == "full" else 0.0)
+    return (FullInterference if kind == "full" else AdditiveInterference)({F: eq8}, bandwidths)
+
+
+def extra_ms(form: Interference, beside: str) -> float:
+    return form.extra_ms("a", F, quota=1, alone_ms=3.0, beside=[(name, 1) for name in beside])
+
+
+@given(st.data(), SHARES)
+@BOUNDED
+def test_a_module_alone_loses_nothing(data: st.DataObject, shares: list[float]) -> None:
+    assert extra_ms(data.draw(forms(shares)), "") == 0
+
+
+@given(st.data(), SHARES)
+@BOUNDED
+def test_more_neighbours_never_cost_less_and_no_set_of_them_pays(data: st.DataObject, shares: list[float]) -> None:
+    form = data.draw(forms(shares))
+    order = "".join(data.draw(st.permutations(NAMES[1:])))
+    costs = [extra_ms(form, order[:count]) for count in range(len(order) + 1)]
+    assert costs[0] == 0
+    for fewer, more in itertools.pairwise(costs):
+        assert more >= fewer * ROUNDING >= 0
+
+
+@given(st.data(), SHARES, st.integers(1, 7), st.floats(0, 1))
+@BOUNDED
+def test_a_neighbour_that_draws_more_never_costs_less(
+    data: st.DataObject, shares: list[float], which: int, more: float
+) -> None:
+    greedier = [*shares[:which], max(more, shares[which]), *shares[which + 1 :]]
+    seed = data.draw(st.integers(0, 2**31))
+    before, after = (_seeded(drawn, seed) for drawn in (shares, greedier))
+    assert extra_ms(after, NAMES[1:]) >= extra_ms(before, NAMES[1:]) * ROUNDING
+
+
+def _seeded(shares: list[float], seed: int) -> Interference:
+    weights = [(seed >> shift) % 8 / 2 for shift in (0, 3, 6, 9)]
+    bandwidths = Bandwidths(
+        replace(sample(1, 1.0, module=name), bandwidth_utilisation=share)
+        for name, share in zip(NAMES, shares, strict=True)
+    )
+    if seed % 2:
+        return FullInterference({F: Eq8(e1=weights[0] - 2, e2=weights[1], e3=weights[2])}, bandwidths)
+    names = ("pressure", "product", "excess", "bound")
+    return SharedBandwidth({F: Sharing(**dict(zip(names, weights, strict=True)), knee=0.7)}, bandwidths)
+
+
+@given(st.data(), SHARES)
+@BOUNDED
+def test_a_form_that_says_it_is_pairwise_adds_up(data: st.DataObject, shares: list[float]) -> None:
+    form = data.draw(forms(shares))
+    one_by_one = sum(extra_ms(form, name) for name in NAMES[1:])
+    if form.is_pairwise:
+        assert abs(extra_ms(form, NAMES[1:]) - one_by_one) <= 1e-9 * max(1.0, one_by_one)
+
+
+@given(st.data(), SHARES)
+@BOUNDED
+def test_a_form_that_says_it_is_zero_is(data: st.DataObject, shares: list[float]) -> None:
+    form = data.draw(forms(shares))
+    if form.is_zero:
+        assert extra_ms(form, NAMES[1:]) == 0
+
+
+@given(
+    st.integers(1, 5).flatmap(
+        lambda size: st.lists(
+            st.tuples(*[st.floats(-3, 3, width=32)] * size, st.floats(-3, 3, width=32)), min_size=size, max_size=12
+        )
+    )
+)
+@BOUNDED
+def test_non_negative_least_squares_meets_its_optimality_conditions(rows: list[tuple[float, ...]]) -> None:
+    matrix, values = np.array([row[:-1] for row in rows]), np.array([row[-1] for row in rows])
+    found = nonnegative(matrix, values)
+    gradient = matrix.T @ (values - matrix @ found)
+    scale = np.linalg.norm(matrix, axis=0).clip(1e-9) * max(1.0, np.linalg.norm(values))
+    assert (found >= 0).all()
+    # No coefficient could grow, and those above zero are stationary.
+    assert (gradient / scale <= 1e-6).all()
+    assert (np.abs(gradient / scale)[found > 1e-6] <= 1e-5).all()

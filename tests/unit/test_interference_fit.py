@@ -1,0 +1,242 @@
+"""Coefficients back from made-up groups, how sure they are, and what cannot be fitted."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from dataclasses import replace
+
+import pytest
+from planning_cases import device_of, pair, sample
+
+from mosaic.artifact import load, parse, save, to_json
+from mosaic.cost import Bandwidths, Eq8, FullInterference, InterferenceFit, NoInterference, SharedBandwidth, Sharing
+from mosaic.cost.fit import Form
+from mosaic.cost.interference_fit import fit_interference
+from mosaic.errors import InvalidProfileError
+from mosaic.profile import GroupMember, GroupSample, Phase
+
+F, B = Phase.FORWARD, Phase.BACKWARD
+DEVICE = device_of(16)
+MODULES = "abcdefgh"
+TRUE = Eq8(e1=0.3, e2=4.0, e3=12.0)
+
+
+def share_of(module: str, quota: int) -> float:
+    return min(1.0, (0.15 + 0.1 * MODULES.index(module)) * (0.4 + 0.6 * quota / 16))
+
+
+def bandwidths() -> Bandwidths:
+    return Bandwidths(
+        replace(sample(q, 1.0, module=m, phase=phase), bandwidth_utilisation=share_of(m, q))
+        for m in MODULES
+        for q in range(1, 17)
+        for phase in Phase
+    )
+
+
+def groups(
+    law: Eq8 | Sharing, sizes: list[int], *, noise_ms: float = 0.0, seed: int = 0, phase: Phase = F
+) -> list[GroupSample]:
+    """Groups of given sizes whose members take what a law says; each time alone is 10 to 30 ms."""
+    dice = random.Random(seed)
+    found = []
+    for size in sizes:
+        names = dice.sample(MODULES, size)
+        cuts = sorted(dice.sample(range(1, 16), size - 1))
+        quotas = [after - before for before, after in zip([0, *cuts], [*cuts, 16], strict=True)]
+        shares = [share_of(name, quota) for name, quota in zip(names, quotas, strict=True)]
+        members = []
+        for name, quota, own in zip(names, quotas, shares, strict=True):
+            alone = 10 + 20 * dice.random()
+            if isinstance(law, Eq8):
+                extra = law.as_written_ms(shares)
+            else:
+                extra = alone * law.extra_share(own, math.fsum(shares) - own)
+            times = (alone + extra + dice.gauss(0, noise_ms),)
+            members.append(GroupMember(module=name, phase=phase, quota=quota, times_ms=times, alone_ms=(alone,)))
+        found.append(GroupSample(members=tuple(members)))
+    return found
+
+
+def fitted(found: list[GroupSample], form: Form) -> InterferenceFit:
+    return fit_interference(found, bandwidths(), form, device=DEVICE)
+
+
+SIZES = [2] * 10 + [3] * 8 + [4] * 4
+
+
+def test_eq8_gives_its_coefficients_back_without_noise() -> None:
+    fit = fitted(groups(TRUE, SIZES), "full").of(F)
+    assert fit.named == pytest.approx({"e1": 0.3, "e2": 4.0, "e3": 12.0})
+    assert fit.r_squared == pytest.approx(1)
+    assert fit.held_out is not None
+    assert fit.held_out.largest < 1e-9
+    assert (fit.num_groups, fit.num_samples) == (22, 10 * 2 + 8 * 3 + 4 * 4)
+
+
+def test_a_negative_constant_of_eq8_is_found() -> None:
+    fit = fitted(groups(Eq8(e1=-1.5, e2=5.0, e3=3.0), SIZES), "full").of(F)
+    assert fit.named == pytest.approx({"e1": -1.5, "e2": 5.0, "e3": 3.0})
+
+
+def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
+    held = dict.fromkeys(("e1", "e2", "e3"), 0)
+    widths = []
+    for seed in range(60):
+        fit = fitted(groups(TRUE, SIZES, noise_ms=0.4, seed=seed), "full").of(F)
+        for c in fit.coefficients:
+            assert c.low is not None
+            assert c.high is not None
+            held[c.name] += c.low <= getattr(TRUE, c.name) <= c.high
+            widths.append(c.high - c.low)
+    assert all(count >= 60 * 0.85 for count in held.values()), held
+    assert statistics.median(widths) < 8
+
+
+def test_more_noise_makes_wider_intervals_and_larger_errors() -> None:
+    fits = [fitted(groups(TRUE, SIZES, noise_ms=noise), "full").of(F) for noise in (0.1, 1.0)]
+    for quiet, loud in zip(*(fit.coefficients for fit in fits), strict=True):
+        assert quiet.low is not None
+        assert loud.low is not None
+        assert quiet.value - quiet.low < loud.value - loud.low
+    assert fits[0].held_out_mean < fits[1].held_out_mean
+    assert fits[0].r_squared > fits[1].r_squared
+
+
+def test_on_data_from_eq8_the_full_form_errs_least_then_the_additive_then_none() -> None:
+    for seed in range(5):
+        made = groups(TRUE, SIZES, noise_ms=0.2, seed=seed)
+        full, additive, none = (fitted(made, form).of(F).held_out_mean for form in ("full", "additive", "none"))
+        assert full < additive < none
+
+
+@pytest.mark.parametrize(
+    "law",
+    [
+        Sharing(pressure=0.1, product=0.5),
+        Sharing(pressure=0.05, excess=0.8, knee=0.8),
+        Sharing(product=0.2, bound=1.5, knee=0.6),
+    ],
+    ids=["pairwise", "excess", "bound"],
+)
+def test_our_form_finds_the_terms_and_coefficients_that_made_the_data(law: Sharing) -> None:
+    fit = fitted(groups(law, SIZES), "mosaic")
+    for name, value in fit.of(F).named.items():
+        assert value == pytest.approx(getattr(law, name), abs=1e-6)
+    assert fit.interference(bandwidths()).is_pairwise == law.is_pairwise
+    if not law.is_pairwise:
+        assert fit.of(F).knee == law.knee
+    assert fit.of(F).held_out.largest < 1e-6
+
+
+def test_a_form_that_is_not_pairwise_has_to_earn_it() -> None:
+    fit = fitted(groups(Sharing(product=0.5), SIZES, noise_ms=0.5), "mosaic")
+    assert fit.interference(bandwidths()).is_pairwise
+
+
+def test_groups_that_ran_faster_together_give_no_gain() -> None:
+    fit = fitted(groups(Eq8(e1=-0.5), SIZES, noise_ms=0.05), "mosaic")
+    assert isinstance(fit.interference(bandwidths()), SharedBandwidth)
+    assert fit.interference(bandwidths()).is_zero
+
+
+def test_each_phase_is_fitted_by_itself_and_stands_in_where_the_other_is_missing() -> None:
+    both = groups(TRUE, SIZES) + groups(Eq8(e1=1.0, e2=8.0), SIZES, phase=B)
+    fit = fitted(both, "full")
+    assert fit.of(B).named == pytest.approx({"e1": 1.0, "e2": 8.0, "e3": 0.0}, abs=1e-9)
+    assert fitted(groups(TRUE, SIZES), "full").of(B).phase is F
+
+
+def test_pairs_of_which_one_was_timed_are_fitted_too() -> None:
+    pairs = [
+        pair(m, n, 1 + 0.3 * share_of(n, 2), phase=F, quota=4, beside_quota=2)
+        for m in MODULES
+        for n in MODULES
+        if m != n
+    ]
+    fit = fit_interference([], bandwidths(), "mosaic", device=DEVICE, pairs=pairs).of(F)
+    assert fit.named == pytest.approx({"pressure": 0.3, "product": 0.0}, abs=1e-9)
+    assert fit.num_samples == 56
+
+
+def test_no_groups_at_all_are_refused() -> None:
+    with pytest.raises(InvalidProfileError, match="no modules were measured side by side"):
+        fitted([], "full")
+
+
+@pytest.mark.parametrize(("form", "needed"), [("full", 2), ("additive", 1), ("mosaic", 1)])
+def test_too_few_groups_say_how_many_more_are_needed(form: Form, needed: int) -> None:
+    with pytest.raises(InvalidProfileError, match=f"2 groups of modules .* at least {needed} more groups"):
+        fitted(groups(TRUE, [2, 3]), form)
+
+
+def test_groups_that_are_alike_say_what_to_vary() -> None:
+    once = groups(TRUE, [2])
+    with pytest.raises(InvalidProfileError, match=r"cannot tell e1, e2, e3 apart \(condition number .*groups of 3"):
+        fitted(once * 6, "full")
+
+
+def test_just_enough_groups_have_no_left_out_errors_and_intervals_where_there_are_any() -> None:
+    fit = fitted(groups(TRUE, [2, 3, 2]), "additive").of(F)
+    assert fit.held_out is None
+    assert fit.held_out_mean is None
+    assert all(c.low is not None for c in fit.coefficients)
+
+
+def test_members_that_take_no_time_are_left_out() -> None:
+    idle = [replace(g, members=tuple(replace(m, alone_ms=(0.0,)) for m in g.members)) for g in groups(TRUE, [2, 2])]
+    assert fitted(groups(TRUE, SIZES) + idle, "full").of(F).num_groups == len(SIZES)
+
+
+def test_a_member_of_unknown_bandwidth_is_named() -> None:
+    with pytest.raises(InvalidProfileError, match="is not known; profile it with hardware counters"):
+        fit_interference(groups(TRUE, SIZES), Bandwidths([]), "full", device=DEVICE)
+
+
+@pytest.mark.parametrize("form", ["none", "additive", "full", "mosaic"])
+def test_a_fit_survives_its_file_and_gives_the_same_interference(form: Form, tmp_path) -> None:
+    fit = fitted(groups(TRUE, SIZES, noise_ms=0.2), form)
+    save(fit, tmp_path / "fit.json")
+    again = load(InterferenceFit, tmp_path / "fit.json")
+    assert again == fit
+    ask = {"quota": 4, "alone_ms": 5.0, "beside": [("b", 4), ("c", 4)]}
+    first, second = (f.interference(bandwidths()).extra_ms("a", F, **ask) for f in (fit, again))
+    assert first == second
+    assert parse(InterferenceFit, to_json(fit), source="fit.json") == fit
+
+
+def test_the_form_none_is_no_interference_and_knows_its_errors() -> None:
+    fit = fitted(groups(TRUE, SIZES), "none")
+    assert isinstance(fit.interference(bandwidths()), NoInterference)
+    assert fit.of(F).held_out_mean > 0.1
+
+
+def test_a_fit_is_used_for_the_modules_of_another_model() -> None:
+    fit = fitted(groups(TRUE, SIZES), "full")
+    other = Bandwidths(replace(sample(1, 1.0, module=m), bandwidth_utilisation=b) for m, b in (("x", 0.5), ("y", 0.25)))
+    form = fit.interference(other)
+    assert isinstance(form, FullInterference)
+    expected = TRUE.as_written_ms([0.5, 0.25])
+    assert form.extra_ms("x", F, quota=1, alone_ms=1.0, beside=[("y", 1)]) == pytest.approx(expected)
+
+
+def test_what_lies_outside_a_fit_is_said() -> None:
+    fit = fitted(groups(TRUE, SIZES), "full")
+    domain = fit.of(F).domain
+    inside = {("x", F): [domain.least_share, domain.most_share]}
+    assert fit.outside(inside, device=DEVICE, num_modules=4) == ()
+    assert fit.outside({("x", F): [0.3, 0.99]}, device=DEVICE) == (
+        f"'x' forward uses 0.30 to 0.99 of the bandwidth; fitted groups had {domain.least_share:.2f} to "
+        f"{domain.most_share:.2f}: measure a group with it",
+    )
+    assert fit.outside(inside, device=DEVICE, num_modules=8) == (
+        "8 modules may share a device; fitted groups had at most 4",
+    )
+    assert fit.outside(inside, device=device_of(4)) == (
+        "interference was fitted on made-up with 16 slots, this is made-up with 4: fit it here",
+    )
+    assert fit.outside({("x", B): [0.3]}, device=DEVICE) == (
+        "no group was measured in backward; the other phase stands in",
+    )
