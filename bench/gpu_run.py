@@ -120,9 +120,10 @@ def _run(options: Options, folder: Path) -> int:
     print(f"writing {record.path}", flush=True)
     good = True
     if options.build:  # 1. the extension, where it runs
-        good = _step(record, "build", "does the package build here?", _build, folder) and good
-        sys.path.insert(0, str(preflight.BUILT / "lib"))  # processes that measure start with this path,
-        os.environ.update(preflight.environment_of_build())  # and those that they start, with this one
+        good = _step(record, "build", "does the package build here?", _build, folder)
+        if good:
+            sys.path.insert(0, str(preflight.BUILT / "lib"))  # processes that measure start with this path,
+            os.environ.update(preflight.environment_of_build())  # and those that they start, with this one
     if options.tests:  # 2. what must hold before a number means anything
         good = (
             _step(record, "tests", "do the gpu tests pass here?", lambda log: _test(log, options, deadline), folder)

@@ -16,6 +16,7 @@ from bench import preflight, tables
 from bench.gpu_bench import Bench
 from bench.gpu_child import Order, Outcome, Server
 from bench.gpu_parts import MEASUREMENTS, Measurement
+from bench.gpu_run import Options, run
 from bench.record import Figure, Study
 from mosaic.artifact import load
 
@@ -83,6 +84,24 @@ def test_without_a_gpu_the_command_says_so_before_anything_else(tmp_path: Path):
     assert "no GPU" in done.stderr
     assert "--dry-run" in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_a_build_that_fails_is_a_row_and_an_exit_code_and_the_rest_is_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    def build(log: Path, *, seconds: float) -> None:
+        log.write_text("no such header\n")
+        raise subprocess.CalledProcessError(1, ["g++"])
+
+    monkeypatch.setattr(preflight, "build", build)
+    code = run(Options(out=tmp_path, dry_run=True, build=True, tests=False, only=("device",)))
+    assert code == 1
+    (path,) = tmp_path.glob("*.json")
+    failed, measured = load(Study, path).parts
+    assert failed.status == "failed"
+    assert "no such header" in failed.reason
+    assert measured.status == "done"
+    assert "no such header" in capsys.readouterr().out
 
 
 def test_an_unknown_measurement_is_refused(tmp_path: Path):

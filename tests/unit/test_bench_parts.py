@@ -123,6 +123,30 @@ def test_the_process_that_starts_measurements_never_loads_torch():
     assert done.stdout.strip() == "[]"
 
 
+def test_the_server_that_measurements_are_forked_from_leaves_the_driver_alone():
+    code = (
+        "import importlib, sys, torch\n"
+        "from bench.gpu_parts import PRELOADED\n"
+        "asked = []\n"
+        "torch.cuda.is_available = torch.cuda.device_count = torch.cuda._lazy_init = lambda *_: asked.append(1)\n"
+        "[importlib.import_module(name) for name in PRELOADED]\n"
+        "print(asked, 'mosaic._C' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tables.TOP, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[] False"
+
+
+def test_a_command_that_fails_or_hangs_is_ended_and_leaves_its_output(tmp_path: Path):
+    log = tmp_path / "logs" / "log"
+    shell = ["/bin/sh", "-c"]
+    with pytest.raises(subprocess.CalledProcessError):
+        preflight.run_logged([*shell, "echo spoken; exit 3"], log, seconds=60, environment={})
+    assert preflight.last_lines(log) == "spoken"
+    with pytest.raises(subprocess.TimeoutExpired):
+        preflight.run_logged([*shell, "echo begun; sleep 1000"], log, seconds=1, environment={"PATH": "/usr/bin:/bin"})
+    assert preflight.last_lines(log) == "begun"
+
+
 def test_every_measurement_can_be_resolved_and_asks_a_question():
     for measurement in MEASUREMENTS.values():
         assert callable(measurement.resolve())
