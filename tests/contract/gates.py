@@ -8,7 +8,7 @@ from typing import Protocol
 
 from fake_streams import FakeStreams, Hold
 
-from mosaic.backends.base import Backend
+from mosaic.backends.cuda_backend import CudaBackend
 
 WAIT_S = 60
 
@@ -54,26 +54,29 @@ class FakeStreamGate:
 class CudaGate:
     """For real streams: the device waits for a word of the host's memory (``cuStreamWaitValue32``)."""
 
-    def __init__(self, backend: Backend) -> None:
-        from cuda.bindings import driver
-
-        self._driver = driver
-        self._device = backend.torch_device
-        status, pointer = driver.cuMemHostAlloc(4, driver.CU_MEMHOSTALLOC_DEVICEMAP)
-        assert status == driver.CUresult.CUDA_SUCCESS, status
-        self._word = ctypes.c_uint32.from_address(int(pointer))
+    def __init__(self, backend: CudaBackend) -> None:
+        self._api = backend.api
+        self._api.synchronize()  # the primary context is current from here on
+        self._driver = ctypes.CDLL("libcuda.so.1")
+        pointer, address = ctypes.c_void_p(), ctypes.c_uint64()
+        device_map = 2
+        self._check(self._driver.cuMemHostAlloc(ctypes.byref(pointer), ctypes.c_size_t(4), device_map))
+        self._check(self._driver.cuMemHostGetDevicePointer_v2(ctypes.byref(address), pointer, 0))
+        self._address = address
+        self._word = ctypes.c_uint32.from_address(pointer.value or 0)
         self._word.value = 0
-        status, self._address = driver.cuMemHostGetDevicePointer(pointer, 0)
-        assert status == driver.CUresult.CUDA_SUCCESS, status
 
     def hold(self) -> None:
-        import torch
-
-        stream = torch.cuda.current_stream(self._device).cuda_stream
-        (status,) = self._driver.cuStreamWaitValue32(
-            stream, self._address, 1, self._driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ
-        )
-        assert status == self._driver.CUresult.CUDA_SUCCESS, status
+        stream = ctypes.c_void_p(self._api.current_stream().cuda_stream)
+        at_least = 0
+        timer = threading.Timer(WAIT_S, self.open)  # for tests that fail while the device waits
+        timer.daemon = True
+        timer.start()
+        self._check(self._driver.cuStreamWaitValue32_v2(stream, self._address, ctypes.c_uint32(1), at_least))
 
     def open(self) -> None:
         self._word.value = 1  # the word itself is left to the process: the stream may not have read it yet
+
+    @staticmethod
+    def _check(status: int) -> None:
+        assert status == 0, f"the driver returned {status}"

@@ -1,0 +1,252 @@
+"""Lanes on a real GPU: confinement of forward and backward, independence, memory, errors.
+
+What lanes promise in general is in ``tests/contract``, whose cases for ``cuda`` are marked ``gpu`` too.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from contract.gates import CudaGate
+from torch import nn
+
+from mosaic.backends import cuda
+from mosaic.backends.cuda import CudaBackend
+
+pytestmark = pytest.mark.gpu
+
+Halves = tuple[tuple[int, ...], tuple[int, ...]]
+LONG_CYCLES = 2_000_000_000
+"""About a second of one SM."""
+
+
+class Look(torch.autograd.Function):
+    """Passes a tensor on, and notes the SMs that the current stream's kernels run on, forward and backward."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, seen: dict[str, Any]) -> torch.Tensor:
+        ctx.seen = seen
+        seen["forward"] = look(value)
+        return value * 1.0
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        ctx.seen["backward"] = look(gradients[0])
+        ctx.seen["thread"] = threading.get_ident()
+        return gradients[0], None
+
+
+def look(value: torch.Tensor) -> tuple[int, tuple[int, ...]]:
+    stream = int(torch.cuda.current_stream(value.device).cuda_stream)
+    return stream, cuda.probe_stream(value.device.index or 0, stream)
+
+
+def test_forward_and_backward_stay_on_the_sms_of_their_partition(cuda_backend: CudaBackend, halves: Halves):
+    with cuda_backend.open_lanes(halves) as lanes:
+        seen: list[dict[str, Any]] = [{}, {}]
+        weight = torch.ones(64, 64, device=cuda_backend.torch_device, requires_grad=True)
+
+        def forward(number: int) -> torch.Tensor:
+            return Look.apply(weight @ weight, seen[number]).sum()
+
+        losses = [lane.submit(lambda number=number: forward(number)) for number, lane in enumerate(lanes)]
+        total = sum(ticket.wait() for ticket in losses)
+        total.backward()  # from the caller's stream, on autograd's thread
+        torch.cuda.synchronize()
+        for lane, record, found in zip(lanes, lanes.partitions, seen, strict=True):
+            assert found["thread"] != threading.get_ident()
+            for phase in ("forward", "backward"):
+                stream, sms = found[phase]
+                assert stream == lane.stream.cuda_stream, phase
+                assert set(sms) == set(record.sm_ids), phase
+
+
+def test_hooks_of_backward_see_the_lanes_stream(cuda_backend: CudaBackend, halves: Halves):
+    with cuda_backend.open_lanes(halves) as lanes:
+        layers = [nn.Linear(8, 8, device=cuda_backend.torch_device) for _ in halves]
+        streams: list[int] = []
+
+        def forward(layer: nn.Module) -> torch.Tensor:
+            result = layer(torch.ones(4, 8, device=cuda_backend.torch_device))
+            result.register_hook(lambda gradient: streams.append(torch.cuda.current_stream().cuda_stream))
+            return result.square().sum()
+
+        tickets = [lane.submit(lambda layer=layer: forward(layer)) for lane, layer in zip(lanes, layers, strict=True)]
+        sum(ticket.wait() for ticket in tickets).backward()
+        assert sorted(streams) == sorted(lane.stream.cuda_stream for lane in lanes)
+
+
+def test_a_long_kernel_in_one_partition_does_not_delay_a_short_one_in_another(
+    cuda_backend: CudaBackend, halves: Halves
+):
+    with cuda_backend.open_lanes(halves) as lanes:
+        first, second = lanes
+        second.submit(lambda: torch.ones(256, device=cuda_backend.torch_device).sum())
+        lanes.drain()
+        long = first.submit(lambda: torch.cuda._sleep(LONG_CYCLES))
+        short = second.submit(lambda: torch.ones(256, device=cuda_backend.torch_device).sum())
+        short.end.synchronize()
+        assert not long.done
+        assert short.interval_ns[1] < long.interval_ns[1]
+
+
+def test_work_of_one_partition_ends_while_the_other_waits_for_the_host(cuda_backend: CudaBackend, halves: Halves):
+    gate = CudaGate(cuda_backend)
+    with cuda_backend.open_lanes(halves) as lanes:
+        held, free = lanes
+        matrix = torch.ones(512, 512, device=cuda_backend.torch_device)
+        free.submit(lambda: matrix @ matrix).wait()  # what is loaded at first use may wait for the whole device
+        lanes.drain()
+        try:
+            waiting = held.submit(gate.hold)
+            result = free.submit(lambda: matrix @ matrix)
+            result.end.synchronize()
+            assert not waiting.done
+        finally:
+            gate.open()
+        waiting.end.synchronize()
+        assert waiting.done
+
+
+def test_both_partitions_compute_what_the_whole_device_computes(cuda_backend: CudaBackend, halves: Halves):
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 128)).to(cuda_backend.torch_device)
+    given = torch.randn(64, 256, device=cuda_backend.torch_device)
+    expected = module(given)
+    gradients = torch.autograd.grad(expected.square().mean(), list(module.parameters()))
+    with cuda_backend.open_lanes(halves) as lanes:
+        for lane in lanes:
+            result = lane.submit(lambda: module(given)).wait()
+            torch.testing.assert_close(result, expected)
+            found = torch.autograd.grad(result.square().mean(), list(module.parameters()))
+            torch.testing.assert_close(found, gradients)
+
+
+def test_two_threads_launch_on_two_lanes(cuda_backend: CudaBackend, halves: Halves):
+    found: dict[int, float] = {}
+    with cuda_backend.open_lanes(halves) as lanes:
+
+        def launch(number: int, lane: Any) -> None:
+            value = torch.full((), float(number), device=cuda_backend.torch_device)
+            for _ in range(100):
+                value = lane.submit(lambda value=value: value + 1).wait()
+            found[number] = value.item()
+
+        threads = [threading.Thread(target=launch, args=(number, lane)) for number, lane in enumerate(lanes)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert found == {0: 100.0, 1: 101.0}
+
+
+def test_results_survive_reuse_of_memory_between_streams(cuda_backend: CudaBackend, halves: Halves):
+    with cuda_backend.open_lanes(halves) as lanes:
+        total = torch.zeros((), device=cuda_backend.torch_device)
+        for number in range(200):
+            for lane in lanes:
+                filled = lane.submit(partial(torch.full, (1 << 16,), float(number), device="cuda")).wait()
+                total += filled.mean()
+                del filled
+        assert total.item() == 2 * sum(range(200))
+
+
+def test_tensors_and_graphs_may_outlive_their_lanes(cuda_backend: CudaBackend, halves: Halves):
+    weight = torch.ones(128, 128, device=cuda_backend.torch_device, requires_grad=True)
+    kept = [torch.ones(128, 128, device=cuda_backend.torch_device)]
+
+    def forward() -> torch.Tensor:
+        lanes = cuda_backend.open_lanes(halves)
+        for lane in lanes:
+            cuda_backend.api.record_use(kept[0], lane.stream)
+        loss: torch.Tensor = lanes.lane(halves[1]).submit(lambda: (kept[0] @ weight).sum()).wait()
+        lanes.close()
+        return loss
+
+    loss = forward()
+    gc.collect()
+    loss.backward()
+    assert weight.grad is not None
+    assert weight.grad.sum().item() == 128.0**3
+    kept.clear()  # the allocator now notes an event on each stream that used it
+    del loss
+    torch.cuda.empty_cache()
+    torch.cuda.synchronize()
+
+
+def test_first_calls_of_libraries_are_warmed_up_aside(cuda_backend: CudaBackend, halves: Halves):
+    network = nn.Conv2d(8, 16, 3).to(cuda_backend.torch_device)
+    given = torch.randn(4, 8, 32, 32, device=cuda_backend.torch_device, requires_grad=True)
+    cuda_backend.warm_up(lambda: network(given).sum().backward())
+    with cuda_backend.open_lanes(halves) as lanes:
+        loss = lanes.lane(halves[0]).submit(lambda: network(given).sum()).wait()
+        loss.backward()
+        assert torch.isfinite(loss).item()
+
+
+def test_what_a_lane_costs_in_memory_is_measured(cuda_backend: CudaBackend, halves: Halves):
+    with cuda_backend.open_lanes(halves) as lanes:
+        found = lanes.measure_memory()
+        assert [lane.slots for lane in found] == list(halves)
+        assert all(lane.reserved_bytes > 0 for lane in found)
+        assert lanes.report.lane_overhead_bytes == max(lane.reserved_bytes for lane in found)
+
+
+def test_plain_and_prioritised_streams_are_lanes_of_the_whole_device(cuda_backend: CudaBackend, halves: Halves):
+    with cuda_backend.open_plain_lanes(halves, priorities=(-1, 0)) as lanes:
+        assert [lane.stream.priority for lane in lanes] == [-1, 0]
+        whole = cuda.describe_devices()[0].num_sms
+        assert all(len(cuda.probe_stream(0, lane.stream.cuda_stream)) == whole for lane in lanes)
+
+
+STEP = """
+import sys, torch
+import torch.cuda._sanitizer as sanitizer
+sanitizer.enable_cuda_sanitizer()
+from mosaic.backends.cuda import CudaBackend
+backend = CudaBackend()
+slots = backend.device.slots
+halves = slots[: len(slots) // 2], slots[len(slots) // 2 :]
+lanes = backend.open_lanes(halves)
+weights = [torch.ones(64, 64, device="cuda", requires_grad=True) for _ in halves]
+for step in range(3):
+    given = torch.ones(64, 64, device="cuda")
+    tickets = [
+        lane.submit(lambda weight=weight: (given @ weight).relu())
+        for lane, weight in zip(lanes, weights, strict=True)
+    ]
+    if sys.argv[1] == "ordered":
+        parts = [ticket.wait() for ticket in tickets]
+    else:
+        parts = [ticket._result for ticket in tickets]
+    joined = parts[0].detach() + parts[1].detach()
+torch.cuda.synchronize()
+lanes.close()
+print("the step ended")
+"""
+
+
+@pytest.mark.parametrize("order", ["ordered", "unordered"])
+def test_torchs_sanitizer_finds_no_race_in_a_step_and_finds_one_without_the_order(order: str, tmp_path: Path):
+    script = tmp_path / "step.py"
+    script.write_text(STEP)
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path])}
+    done = subprocess.run(
+        [sys.executable, str(script), order], env=environ, capture_output=True, text=True, timeout=240
+    )
+    told = done.stdout + done.stderr
+    if order == "ordered":
+        assert done.returncode == 0, told
+        assert "CSAN detected" not in told
+        assert "the step ended" in told
+    else:
+        assert "CSAN detected" in told, told

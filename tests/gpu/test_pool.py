@@ -1,0 +1,119 @@
+"""The stream pool on a real driver: what is asked for is granted, and what is made can be ended."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mosaic.backends import cuda
+from mosaic.backends.cuda import CudaBackend
+from mosaic.backends.cuda_pool import LayoutRecord
+from mosaic.errors import BackendUnavailableError
+
+pytestmark = pytest.mark.gpu
+
+FIRST_WITH_SIZED_SPLIT = (13, 1)
+
+
+def driver_version() -> tuple[int, ...]:
+    return tuple(int(part) for part in cuda.describe_driver().version.split("."))
+
+
+def sizes(num_slots: int) -> list[tuple[int, ...]]:
+    """Layouts by their quotas."""
+    return [
+        (num_slots // 2, num_slots - num_slots // 2),
+        (1, num_slots - 1),
+        (3 * num_slots // 8, num_slots // 8, num_slots // 2),
+        (1,) * num_slots,
+        (num_slots,),
+    ]
+
+
+def layout_of(quotas: tuple[int, ...]) -> list[tuple[int, ...]]:
+    starts = [sum(quotas[:index]) for index in range(len(quotas))]
+    return [tuple(range(start, start + quota)) for start, quota in zip(starts, quotas, strict=True)]
+
+
+def test_the_driver_has_every_call_that_its_version_brings():
+    version = driver_version()
+    assert version >= (12, 5)
+    for missing in cuda.describe_driver().missing:
+        since = tuple(int(part) for part in missing.since.split("."))
+        assert since > version, f"CUDA {version} should have {missing.name}"
+
+
+def test_slots_and_remainder_add_up_to_the_device():
+    (device, *_) = cuda.describe_devices()
+    for fine in (False, True):
+        slots = cuda.describe_slots(0, fine=fine)
+        assert slots.num_slots * slots.sms_per_slot + slots.remainder_sms == device.num_sms
+    if device.compute_capability == "9.0":
+        assert cuda.describe_slots(0).sms_per_slot == 8
+        assert cuda.describe_slots(0, fine=True).sms_per_slot == 2
+
+
+def test_torch_and_the_driver_mean_the_same_device():
+    (device, *_) = cuda.describe_devices()
+    properties = torch.cuda.get_device_properties(0)
+    assert properties.multi_processor_count == device.num_sms
+    assert f"{properties.major}.{properties.minor}" == device.compute_capability
+
+
+@pytest.mark.parametrize("fine", [False, True])
+def test_every_partition_is_granted_what_it_asks_for(fine: bool):
+    num_slots = cuda.describe_slots(0, fine=fine).num_slots
+    pool = cuda.open_pool(0, fine=fine)
+    try:
+        for index, quotas in enumerate(sizes(num_slots)):
+            if fine and len(quotas) == num_slots:
+                quotas = (1, 2, num_slots - 3)  # a context for each of 66 slots proves no more
+            pool.add_layout(layout_of(quotas))
+            found = pool.partitions(index)
+            assert [info.granted_sms for info in found] == [info.requested_sms for info in found]
+    finally:
+        pool.close()
+
+
+def test_a_sized_split_grants_what_was_asked_for_or_needs_a_newer_driver():
+    num_slots = cuda.describe_slots(0).num_slots
+    layout = layout_of(sizes(num_slots)[0])
+    if driver_version() < FIRST_WITH_SIZED_SPLIT:
+        with pytest.raises(BackendUnavailableError, match=r"13\.1"):
+            cuda.open_pool(0, [layout], placement="split")
+        return
+    pool = cuda.open_pool(0, [layout], placement="split")
+    try:
+        assert [info.granted_sms for info in pool.partitions(0)] == [info.requested_sms for info in pool.partitions(0)]
+    finally:
+        pool.close()
+
+
+def test_pools_are_made_and_ended_again_and_again():
+    num_slots = cuda.describe_slots(0).num_slots
+    for _ in range(4):
+        pool = cuda.open_pool(0, [layout_of(sizes(num_slots)[0])], remainder=cuda.describe_slots(0).remainder_sms > 0)
+        stream = torch.cuda.ExternalStream(pool.lend(0, 0), device=torch.device("cuda", 0))
+        with torch.cuda.stream(stream):
+            total = torch.ones(1000, device="cuda").sum()
+        stream.synchronize()
+        assert total.item() == 1000
+        del total, stream
+        torch.cuda.empty_cache()
+        pool.close()
+        assert pool.closed
+        assert pool.stats().num_contexts == 0
+
+
+def test_the_cost_of_each_layout_is_told(cuda_backend: CudaBackend, halves: tuple[tuple[int, ...], ...]):
+    with cuda_backend.open_lanes(halves) as lanes:
+        costs: tuple[LayoutRecord, ...] = lanes.add_layout([cuda_backend.device.slots])
+        records = lanes.report.partitions
+    assert all(cost.creation_ms >= 0 and cost.num_contexts <= 1 for cost in costs)
+    assert all(record.creation_ms > 0 for record in records)
+    assert [record.granted_sms for record in records] == [record.requested_sms for record in records]
+
+
+def test_a_plan_beyond_the_device_is_refused(cuda_backend: CudaBackend):
+    with pytest.raises(ValueError, match="slot"):
+        cuda.open_pool(0, [[(cuda_backend.device.num_slots,)]])

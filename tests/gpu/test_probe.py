@@ -1,0 +1,81 @@
+"""Which SMs kernels really run on, read by ``%smid`` from the kernels themselves."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+import torch
+
+from mosaic.backends import cuda
+from mosaic.backends.cuda import CudaBackend
+from mosaic.backends.cuda_pool import PartitionRecord
+
+pytestmark = pytest.mark.gpu
+
+
+def records(backend: CudaBackend, partitions: list[tuple[int, ...]]) -> tuple[PartitionRecord, ...]:
+    with backend.open_lanes(partitions) as lanes:
+        return lanes.report.partitions
+
+
+def all_sms() -> list[int]:
+    return list(range(cuda.describe_devices()[0].num_sms))
+
+
+def test_the_default_stream_and_plain_ones_use_the_whole_device():
+    plain = torch.cuda.Stream()
+    assert list(cuda.probe_stream(0, 0)) == all_sms()
+    assert list(cuda.probe_stream(0, plain.cuda_stream)) == all_sms()
+
+
+def test_each_partition_uses_as_many_sms_as_it_was_granted(cuda_backend: CudaBackend):
+    slots = cuda_backend.device.slots
+    for record in records(cuda_backend, [slots[:1], slots[1:], slots[: len(slots) // 2], slots]):
+        assert record.sm_ids is not None
+        assert len(record.sm_ids) == record.granted_sms
+
+
+def test_partitions_without_a_common_slot_have_no_common_sm(cuda_backend: CudaBackend):
+    slots = cuda_backend.device.slots
+    half, third = len(slots) // 2, len(slots) // 3
+    found = records(cuda_backend, [slots[:half], slots[half:], slots[:third], slots[third:], slots[-1:], slots[:1]])
+    for one, other in combinations(found, 2):
+        assert one.sm_ids is not None
+        assert other.sm_ids is not None
+        if set(one.slots).isdisjoint(other.slots):
+            assert set(one.sm_ids).isdisjoint(other.sm_ids)
+
+
+def test_single_slots_together_are_the_device_without_its_remainder(cuda_backend: CudaBackend):
+    device = cuda_backend.device
+    found = records(cuda_backend, [(slot,) for slot in device.slots])
+    seen = [sm for record in found for sm in record.sm_ids or ()]
+    assert len(seen) == len(set(seen)) == device.num_slots * device.sms_per_slot
+    assert set(seen) <= set(all_sms())
+
+
+def test_a_partition_has_the_sms_of_its_slots_in_whatever_layout(cuda_backend: CudaBackend):
+    slots = cuda_backend.device.slots
+    one, two, both = records(cuda_backend, [slots[:1], slots[1:2], slots[:2]])
+    assert set(both.sm_ids or ()) == set(one.sm_ids or ()) | set(two.sm_ids or ())
+
+
+def test_the_remainder_is_apart_from_all_slots():
+    if cuda.describe_slots(0).remainder_sms == 0:
+        return
+    backend = CudaBackend(remainder=True)
+    with backend.open_lanes([backend.device.slots]) as lanes:
+        (whole,), rest = lanes.report.partitions, lanes.report.remainder
+        assert rest is not None
+        assert rest.granted_sms == backend.device.remainder_sms
+        assert set(rest.sm_ids or ()).isdisjoint(whole.sm_ids or ())
+
+
+def test_a_probe_compiled_to_ptx_sees_the_same(cuda_backend: CudaBackend):
+    """What devices newer than this NVRTC get."""
+    from mosaic.backends import cuda_probe
+
+    major, minor = cuda.describe_devices()[0].compute_capability.split(".")
+    image = cuda_probe._compile(cuda_probe._nvrtc(), f"compute_{major}{minor}", "PTX")
+    assert list(cuda.probe_stream(0, 0, image)) == all_sms()
