@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from bench.gpu_parts import PRELOADED, Measurement
-from bench.preflight import die_with_parent, kill_group, last_lines
+from bench.processes import die_with_parent, kill_group, last_lines
 from bench.record import Figure, Part, Status, one_line
 from mosaic.artifact import load, save
 from mosaic.device import FORBID_EXTRA, Device

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -17,12 +18,13 @@ from bench import preflight
 from bench.gpu_child import Order, Server
 from bench.gpu_parts import MEASUREMENTS
 from bench.gpu_tables import text_table
+from bench.processes import last_lines, run_logged
 from bench.record import Figure, Part, Status, Study, one_line
 from mosaic.artifact import save, write_text
 from mosaic.provenance import Provenance
 
-TELLING = ("CUDA_", "CUBLAS", "NCCL_", "NVIDIA_", "OMP_", "MKL_", "PYTORCH_", "TORCH_", "MOSAIC_")
-"""Prefixes of environment variables that can change what is measured."""
+TELLING = ("CUDA_", "CUBLAS", "NCCL_", "NVIDIA_TF32", "OMP_", "MKL_", "PYTORCH_", "TORCH_", "MOSAIC_")
+"""Prefixes of environment variables that can change what is measured; values that are paths are left out."""
 SMALLEST_S = 4.0
 """Time left under which no measurement is started."""
 DRY_SECONDS = 8.0
@@ -64,7 +66,7 @@ class Record:
         versions = preflight.versions()
         self.study = Study(
             study="gpu",
-            command="python -m bench." + provenance.command.replace(".py", "", 1),
+            command=command_text(sys.argv[1:]),
             created=provenance.created,
             commit=commit,
             python_version=provenance.python_version,
@@ -74,12 +76,18 @@ class Record:
             figures=(),
             dry_run=options.dry_run,
             versions=versions,
-            environment={name: value for name, value in sorted(os.environ.items()) if name.startswith(TELLING)},
+            environment={
+                name: value
+                for name, value in sorted(os.environ.items())
+                if name.startswith(TELLING) and "/" not in value
+            },
         )
         self.write()
 
     def add(self, part: Part, figures: tuple[Figure, ...] = (), **found: Any) -> None:
         """Adds a part with its figures and whatever else it found out, says so in a line, and writes the file."""
+        part = replace(part, reason=without_folders(part.reason))
+        figures = tuple(replace(figure, reason=without_folders(figure.reason)) for figure in figures)
         self.study = replace(
             self.study, parts=(*self.study.parts, part), figures=(*self.study.figures, *figures), **found
         )
@@ -90,11 +98,24 @@ class Record:
     def keep_log(self, name: str, log: Path) -> None:
         """Appends a step's output to the run's log."""
         with self.log.open("a", encoding="utf-8") as file:
-            file.write(f"==== {name}\n{preflight.last_lines(log, 2000)}\n")
+            file.write(f"==== {name}\n{last_lines(log, 2000)}\n")
 
     def write(self) -> None:
         """Writes the file, whole."""
         save(self.study, self.path)
+
+
+def command_text(arguments: Sequence[str]) -> str:
+    """Returns the command line as it may be published: of a path, its last part."""
+    return shlex.join(["python", "-m", "bench.gpu", *(Path(word).name if "/" in word else word for word in arguments)])
+
+
+def without_folders(text: str) -> str:
+    """Returns a message without the folders of this machine, since results are published."""
+    folders = (str(preflight.BUILT / "lib"), str(preflight.TOP), sys.prefix, tempfile.gettempdir())
+    for folder in sorted(folders, key=len, reverse=True):
+        text = text.replace(f"{folder}{os.sep}", "")
+    return text
 
 
 def list_measurements() -> None:
@@ -156,9 +177,7 @@ def _build(log: Path) -> str:
     try:
         preflight.build(log, seconds=180)
     except subprocess.CalledProcessError as error:
-        raise RuntimeError(
-            f"exit code {error.returncode}; the end of its output: {preflight.last_lines(log)}"
-        ) from error
+        raise RuntimeError(f"exit code {error.returncode}; the end of its output: {last_lines(log)}") from error
     return ""
 
 
@@ -170,15 +189,15 @@ def _test(log: Path, options: Options, deadline: float) -> str:
     command = [sys.executable, "-m", "pytest", "tests/gpu", "-q", "-p", "no:cacheprovider"]
     seconds = max(20.0, min(150.0, 0.35 * (deadline - time.monotonic())))
     try:
-        preflight.run_logged(command, log, seconds=seconds, environment=environment)
+        run_logged(command, log, folder=preflight.TOP, seconds=seconds, environment=environment)
     except subprocess.CalledProcessError as error:
         nothing_found = error.returncode == 5
         if not (nothing_found and options.dry_run):
             raise RuntimeError(
                 f"{'no gpu tests were found' if nothing_found else 'they fail'} (exit code {error.returncode}); "
-                f"the end of its output: {preflight.last_lines(log)}"
+                f"the end of its output: {last_lines(log)}"
             ) from error
-    return one_line(preflight.last_lines(log, 1))
+    return one_line(last_lines(log, 1))
 
 
 def _measure(record: Record, options: Options, deadline: float, folder: Path) -> None:

@@ -76,6 +76,10 @@ def pool_table(study: Study) -> str:
                 _mebibytes(others["kept_bytes"]),
             )
         )
+    for figure in study.of("pool", "add_layout_ms"):
+        count, stopped = figure.labels.get("contexts", "?"), figure.labels.get("stopped_by", "no limit was met")
+        held = _same(study, "pool", "driver_bytes", figure, ("contexts",))
+        rows.append((f"one partition more, up to {count} ({stopped})", "", _median(figure), "", _mebibytes(held), ""))
     for figure in study.of("pool", "time_ns"):
         rows.append((figure.labels["way"], "", f"{number((figure.value or 0) / 1e6)} ms", "", "", ""))
     heads = (

@@ -7,12 +7,13 @@ import importlib.metadata
 import importlib.util
 import os
 import shutil
-import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from bench.processes import run_logged
 
 TOP = Path(__file__).resolve().parent.parent
 BUILT = TOP / "build" / "gpu"
@@ -144,7 +145,7 @@ def build(log: Path, *, seconds: float) -> None:
     """
     command = [sys.executable, "-c", BUILD, "--quiet", "build"]
     command += ["--build-lib", str(BUILT / "lib"), "--build-temp", str(BUILT / "temp")]
-    run_logged(command, log, seconds=seconds, environment=dict(os.environ))
+    run_logged(command, log, folder=TOP, seconds=seconds, environment=dict(os.environ))
 
 
 def environment_of_build() -> dict[str, str]:
@@ -153,52 +154,6 @@ def environment_of_build() -> dict[str, str]:
     if os.environ.get("PYTHONPATH"):
         paths.append(os.environ["PYTHONPATH"])
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"}
-
-
-def run_logged(command: Sequence[str], log: Path, *, seconds: float, environment: dict[str, str]) -> None:
-    """Runs a command in the repository's root with its output in a file; it ends with this process.
-
-    Raises:
-        subprocess.CalledProcessError: It failed.
-        subprocess.TimeoutExpired: It took too long; everything that it started has been killed.
-    """
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            command,
-            cwd=TOP,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,
-            preexec_fn=die_with_parent,
-        )
-        try:
-            code = process.wait(timeout=max(1.0, seconds))
-        except BaseException:
-            kill_group(process.pid)
-            process.wait()
-            raise
-    if code != 0:
-        raise subprocess.CalledProcessError(code, command)
-
-
-def die_with_parent() -> None:
-    """Asks Linux to kill this process when the one that started it ends, however that ends."""
-    with_kill, pr_set_pdeathsig = 9, 1
-    try:
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, with_kill)
-    except (AttributeError, OSError):  # not Linux: a process that outlives its parent is bounded in time anyway
-        return
-
-
-def kill_group(pid: int) -> None:
-    """Kills a process that leads a group, and the group."""
-    try:
-        os.killpg(pid, 9)
-    except (ProcessLookupError, PermissionError):
-        return
 
 
 def versions() -> dict[str, str]:
@@ -210,12 +165,3 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
-
-
-def last_lines(log: Path, count: int = 12) -> str:
-    """Returns the end of a log; empty where there is none."""
-    try:
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return ""
-    return "\n".join(lines[-count:])

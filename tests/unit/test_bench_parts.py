@@ -18,9 +18,11 @@ from bench import gpu_tables, preflight, tables
 from bench.gpu_counters import apart
 from bench.gpu_parts import MEASUREMENTS, MODEL_NAMES
 from bench.gpu_questions import figures_of
+from bench.gpu_run import command_text, without_folders
 from bench.gpu_tables import text_table
 from bench.multimodal import MODELS, build, make_batch
 from bench.multimodal.six import MODALITIES
+from bench.processes import last_lines, run_logged
 from bench.record import Figure, Part, Study, median_figure, missing_figure
 from bench.roofline import ADAMW_BYTES, Count, count_step
 from mosaic.artifact import load, save
@@ -54,6 +56,8 @@ FIGURES = (
     figure("pool", "create_ms", 37.0, way="context and stream", quota="4"),
     figure("pool", "destroy_ms", 2.0, way="context and stream", quota="4"),
     figure("pool", "held_bytes", 6 * 2**20, way="context and stream", quota="4"),
+    figure("pool", "add_layout_ms", 30.0, contexts="64", asked="64"),
+    figure("pool", "driver_bytes", 384 * 2**20, contexts="64", asked="64"),
     figure("pool", "time_ns", 600.0, way="lend and give back"),
     figure("overlap", "step_ms", 3.0, variant="plain streams", passes="forward", launching="eager"),
     figure("overlap", "quotas", 1.5, passes="forward", launching="eager"),
@@ -140,11 +144,22 @@ def test_a_command_that_fails_or_hangs_is_ended_and_leaves_its_output(tmp_path: 
     log = tmp_path / "logs" / "log"
     shell = ["/bin/sh", "-c"]
     with pytest.raises(subprocess.CalledProcessError):
-        preflight.run_logged([*shell, "echo spoken; exit 3"], log, seconds=60, environment={})
-    assert preflight.last_lines(log) == "spoken"
+        run_logged([*shell, "echo spoken; exit 3"], log, folder=tmp_path, seconds=60, environment={})
+    assert last_lines(log) == "spoken"
     with pytest.raises(subprocess.TimeoutExpired):
-        preflight.run_logged([*shell, "echo begun; sleep 1000"], log, seconds=1, environment={"PATH": "/usr/bin:/bin"})
-    assert preflight.last_lines(log) == "begun"
+        run_logged(
+            [*shell, "echo begun; sleep 1000"], log, folder=tmp_path, seconds=1, environment={"PATH": "/usr/bin:/bin"}
+        )
+    assert last_lines(log) == "begun"
+
+
+def test_what_is_published_names_no_folder_of_this_machine():
+    assert command_text(["--out", "/home/somebody/out", "--minutes", "8"]) == (
+        "python -m bench.gpu --out out --minutes 8"
+    )
+    assert without_folders(f"no such file: {tables.TOP}/bench/x.py, {sys.prefix}/lib/y.py") == (
+        "no such file: bench/x.py, lib/y.py"
+    )
 
 
 def test_every_measurement_can_be_resolved_and_asks_a_question():
@@ -301,6 +316,7 @@ def test_the_other_tables_come_out_right():
         + "| what is made or lent | slots | making takes | ending takes | MiB while it exists | MiB kept after all |\n"
         "| --- | --- | --- | --- | --- | --- |\n"
         "| context and stream | 4 | 37 ms | 2 ms | 6 | - |\n"
+        "| one partition more, up to 64 (no limit was met) |  | 30 ms |  | 384 |  |\n"
         "| lend and give back |  | 0.0006 ms |  |  |  |\n"
     )
     assert "| plain streams | - | - | 3 ms | - |\n" in gpu_tables.overlap_table(made)

@@ -1,0 +1,64 @@
+"""Processes that end with the one that started them, bounded in time, with their output in a file."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def run_logged(command: Sequence[str], log: Path, *, folder: Path, seconds: float, environment: dict[str, str]) -> None:
+    """Runs a command in a folder with its output in a file; it ends with this process.
+
+    Raises:
+        subprocess.CalledProcessError: It failed.
+        subprocess.TimeoutExpired: It took too long; everything that it started has been killed.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
+        try:
+            code = process.wait(timeout=max(1.0, seconds))
+        except BaseException:
+            kill_group(process.pid)
+            process.wait()
+            raise
+    if code != 0:
+        raise subprocess.CalledProcessError(code, command)
+
+
+def die_with_parent() -> None:
+    """Asks Linux to kill this process when the one that started it ends, however that ends."""
+    with_kill, pr_set_pdeathsig = 9, 1
+    try:
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, with_kill)
+    except (AttributeError, OSError):  # not Linux: a process that outlives its parent is bounded in time anyway
+        return
+
+
+def kill_group(pid: int) -> None:
+    """Kills a process that leads a group, and the group."""
+    try:
+        os.killpg(pid, 9)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def last_lines(log: Path, count: int = 12) -> str:
+    """Returns the end of a log; empty where there is none."""
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    return "\n".join(lines[-count:])
