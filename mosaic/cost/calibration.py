@@ -224,7 +224,8 @@ def _held_out(work: _Work, start: Vector, names: Sequence[str]) -> float:
 def _factors(hardware: Hardware) -> Vector:
     reached = hardware.efficiency
     values = (reached.matmul, reached.attention, reached.conv, reached.memory)
-    return np.log(np.array([*values, max(hardware.launch_us, _BOUNDS[_LAUNCH][0]), hardware.sm_gb_per_s]))
+    factors: Vector = np.log(np.array([*values, max(hardware.launch_us, _BOUNDS[_LAUNCH][0]), hardware.sm_gb_per_s]))
+    return factors
 
 
 def _with_factors(hardware: Hardware, factors: Vector, count: int) -> Hardware:

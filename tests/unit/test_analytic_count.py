@@ -8,29 +8,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from mosaic.artifact import parse, to_json
 from mosaic.cost.analytic import count_degrees, count_module
 from mosaic.cost.counts import ModuleCounts, OperatorKind, PhaseCounts
 from mosaic.errors import UnsupportedModelError
-
-
-def flops_of(phase: PhaseCounts, *kinds: OperatorKind) -> int:
-    return sum(operator.flops * operator.calls for operator in phase.of_kind(*kinds))
-
-
-def names_of(phase: PhaseCounts) -> set[str]:
-    return {operator.name for operator in phase.operators}
-
-
-MATMUL, ATTENTION, CONV, MEMORY = (
-    OperatorKind.MATMUL,
-    OperatorKind.ATTENTION,
-    OperatorKind.CONV,
-    OperatorKind.MEMORY,
-)
+from tests.analytic_cases import ATTENTION, CONV, MATMUL, MEMORY, encoder, flops_of, names_of
 
 
 def linear_counts(*, frozen: bool = False, input_gradient: bool = True) -> ModuleCounts:
@@ -177,10 +161,6 @@ def test_writing_in_place_reads_only_where_the_old_value_counts():
     assert moved == {"aten.fill_": (0, 400), "aten.add_": (800, 400)}
 
 
-def encoder(**options) -> nn.Module:
-    return nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, **options)
-
-
 def test_a_transformer_block_is_its_matrix_products():
     counts = count_module(encoder(), (torch.randn(2, 10, 32, requires_grad=True),))
     rows = 2 * 10
@@ -275,101 +255,6 @@ class Scaled(nn.Module):
         return x * self.holder.scale
 
 
-def blocks(*, recompute: bool) -> nn.Module:
-    class Block(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.body = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.Tanh())
-
-        def forward(self, x):
-            return checkpoint(self.body, x, use_reentrant=False) if recompute else self.body(x)
-
-    return nn.Sequential(Block(), Block())
-
-
-def test_a_models_own_checkpoints_are_recomputed_in_backward():
-    given = (torch.randn(3, 8, requires_grad=True),)
-    plain, recomputed = (count_module(blocks(recompute=flag), given) for flag in (False, True))
-    assert recomputed.forward == plain.forward
-    assert recomputed.backward.flops == plain.backward.flops + plain.forward.flops
-    assert recomputed.memory.activation_bytes < plain.memory.activation_bytes
-
-
-def test_checkpointing_a_module_adds_one_forward_and_keeps_its_input():
-    given = (torch.randn(3, 8, requires_grad=True),)
-    plain, recomputed = (count_module(blocks(recompute=False), given, checkpoint=flag) for flag in (False, True))
-    assert recomputed.backward.flops == plain.backward.flops + plain.forward.flops
-    assert recomputed.memory.activation_bytes == 3 * 8 * 4
-
-
-def test_recomputation_takes_the_same_kernels():
-    given = (torch.randn(2, 10, 32, requires_grad=True),)
-    plain, recomputed = (count_module(encoder(), given, checkpoint=flag) for flag in (False, True))
-    assert flops_of(recomputed.backward, ATTENTION) == flops_of(plain.backward, ATTENTION) + flops_of(
-        plain.forward, ATTENTION
-    )
-    assert "aten.bmm" not in names_of(recomputed.backward)
-
-
-def test_memory_is_that_of_the_tensors():
-    module = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16))
-    module[0].bias.requires_grad_(False)
-    given = torch.randn(32, 8)
-    memory = count_module(module, (given,)).memory
-    assert memory.parameter_bytes == sum(parameter.nbytes for parameter in module.parameters())
-    assert memory.buffer_bytes == sum(buffer.nbytes for buffer in module.buffers())
-    assert memory.gradient_bytes == sum(p.nbytes for p in module.parameters() if p.requires_grad)
-    assert memory.optimizer_bytes == 2 * memory.gradient_bytes
-    # the input, the linear layer's result, and mean and deviation of 16 channels
-    assert memory.activation_bytes == given.nbytes + 32 * 16 * 4 + 2 * 16 * 4
-    assert memory.total_bytes == memory.resident_bytes + memory.activation_bytes + memory.workspace_bytes
-    assert memory.forward_peak_bytes >= memory.activation_bytes
-
-
-def test_kept_activations_agree_with_autograds_own():
-    module, given = encoder(dropout=0.0), torch.randn(2, 10, 32, requires_grad=True)
-    own = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
-    kept: dict[int, int] = {}
-
-    def note(tensor):
-        if tensor.untyped_storage().data_ptr() not in own:
-            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        module(given)
-    assert count_module(module, (given,), target="host").memory.activation_bytes == sum(kept.values())
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "master", "bytes_each"),
-    [
-        ("none", False, 0),
-        ("sgd", False, 0),
-        ("momentum", False, 2),
-        ("adamw", False, 4),
-        ("adamw", True, 12),
-        ("sgd", True, 4),
-        ("none", True, 0),
-    ],
-)
-def test_optimizers_keep_their_state(optimizer, master: bool, bytes_each: int):
-    module = nn.Linear(8, 4, bias=False).bfloat16()
-    counts = count_module(module, (torch.randn(3, 8).bfloat16(),), optimizer=optimizer, master_weights=master)
-    assert counts.memory.optimizer_bytes == bytes_each * 32
-
-
-def test_an_unknown_optimizer_is_refused():
-    with pytest.raises(ValueError, match="optimizer='lion' is not known; use one of"):
-        count_module(nn.Linear(2, 2), (torch.randn(1, 2),), optimizer="lion")
-
-
-def test_tied_parameters_count_once():
-    first, second = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
-    second.weight = first.weight
-    assert count_module(nn.Sequential(first, second), (torch.randn(3, 8),)).memory.parameter_bytes == 4 * 64
-
-
 def test_autocast_of_the_caller_applies():
     counts = count_module(nn.Linear(8, 4), (torch.randn(3, 8),), settings=lambda: torch.autocast("cpu", torch.bfloat16))
     assert {operator.dtype for operator in counts.forward.of_kind(MATMUL)} == {"bfloat16"}
@@ -425,3 +310,20 @@ def test_a_degree_at_which_the_module_fails_is_left_out_with_a_warning(caplog):
 def test_counts_survive_their_file():
     counts = count_module(encoder(), (torch.randn(2, 10, 32),))
     assert parse(ModuleCounts, to_json(counts), source="counts.json") == counts
+
+
+def test_collectives_are_traffic_on_the_links():
+    from torch.distributed import _functional_collectives as collectives
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    class Reduces(nn.Module):
+        def forward(self, x):
+            return collectives.all_reduce(x * 2, "sum", torch.distributed.group.WORLD)
+
+    torch.distributed.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
+    try:
+        counts = count_module(Reduces(), (torch.randn(10),))
+    finally:
+        torch.distributed.destroy_process_group()
+    (collective,) = counts.forward.of_kind(OperatorKind.NETWORK)
+    assert collective.network_bytes == counts.forward.network_bytes == 2 * 40

@@ -64,13 +64,14 @@ def count_module(
         UnsupportedModelError: The call fails on tensors without data: what it does depends on values, or an
             operator has no rule for its result's shape. Names the operator; such a module must be profiled.
     """
-    kwargs = dict(kwargs or {})
-    sizes = leading_sizes((args, kwargs))
+    given = (tuple(args), dict(kwargs or {}))
+    sizes = leading_sizes(given)
     found = max(sizes, key=lambda size: sizes[size]) if sizes else 0
     resize = _resizing(found, batch) if batch is not None and found else None
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    fake, (args, kwargs) = fake_copy(module, mode), fake_copy((tuple(args), kwargs), mode, resize)
-    run = _Run(fake, args, kwargs, training=training, checkpoint=checkpoint, on_gpu=target == "cuda", settings=settings)
+    fake, (fake_args, fake_kwargs) = fake_copy(module, mode), fake_copy(given, mode, resize)
+    on_gpu = target == "cuda"
+    run = _Run(fake, fake_args, fake_kwargs, training=training, checkpoint=checkpoint, on_gpu=on_gpu, settings=settings)
     try:
         with mode:
             forward, backward, memory, uncounted = run.count()

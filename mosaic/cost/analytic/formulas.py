@@ -1,8 +1,7 @@
 """Floating-point operations, kind and matrix shapes of torch's operators.
 
 Matrix products, convolutions and attention follow ``torch.utils.flop_counter``, with what it lacks added here, and
-halved for causal attention, whose kernels skip the masked half. For all else a small number of operations an element
-is enough: such operators are bound by the memory.
+halved for causal attention, whose kernels skip the masked half.
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry
 
+from mosaic.cost.analytic.elementwise import elementwise_flops
 from mosaic.cost.counts import Gemm, OperatorKind
 
 _ATTENTION = (
@@ -25,108 +24,6 @@ _ATTENTION = (
 )
 _CONV = ("convolution", "cudnn_convolution", "_slow_conv", "_convolution", "mkldnn_convolution")
 _NETWORK = ("_c10d_functional", "c10d", "c10d_functional", "_dtensor")
-
-_PER_ELEMENT = {
-    **dict.fromkeys(("native_layer_norm", "native_group_norm", "native_batch_norm", "_native_batch_norm_legit"), 8),
-    **dict.fromkeys(("cudnn_batch_norm", "batch_norm", "batch_norm_with_update", "_fused_rms_norm"), 8),
-    **dict.fromkeys(("_softmax", "_log_softmax", "_safe_softmax", "logsumexp"), 5),
-    **dict.fromkeys(("_thnn_fused_gru_cell", "_thnn_fused_lstm_cell"), 10),
-    **dict.fromkeys(("sort", "topk", "argsort"), 20),
-    **dict.fromkeys(("sum", "mean", "amax", "amin", "max", "min", "prod", "any", "all", "argmax", "argmin"), 1),
-    **dict.fromkeys(("cumsum", "cumprod", "norm", "linalg_vector_norm", "dist"), 2),
-    **dict.fromkeys(("var", "std", "var_mean", "std_mean"), 4),
-    **dict.fromkeys(("nll_loss", "nll_loss_forward", "nll_loss2d_forward", "mse_loss", "huber_loss", "glu"), 2),
-    **dict.fromkeys(
-        ("max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool1d", "avg_pool2d", "avg_pool3d"), 4
-    ),
-    **dict.fromkeys(("_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "adaptive_max_pool2d", "adaptive_max_pool3d"), 1),
-    **dict.fromkeys(("upsample_nearest2d", "upsample_bilinear2d", "upsample_bicubic2d", "_upsample_bilinear2d_aa"), 8),
-    **dict.fromkeys(
-        ("native_dropout", "bernoulli", "uniform", "normal", "rand", "randn", "rand_like", "randn_like"), 2
-    ),
-    **dict.fromkeys(("randint", "randperm", "exponential", "multinomial", "random"), 2),
-    **dict.fromkeys(("nll_loss2d", "softplus", "hardtanh", "leaky_relu", "elu", "gelu", "silu", "prelu", "_prelu"), 4),
-    **dict.fromkeys(("index_add", "scatter_add", "scatter_reduce", "embedding_dense", "_embedding_bag"), 1),
-    **dict.fromkeys(("_foreach_add", "_foreach_mul", "native_norm", "lerp", "addcmul", "addcdiv", "cross"), 2),
-}
-"""Operations for each element of the larger of input and output; a backward takes twice that."""
-
-_MOVES = frozenset(
-    [
-        "_cudnn_rnn_flatten_weight",
-        "_index_put_impl",
-        "_pack_padded_sequence",
-        "_to_copy",
-        "_unsafe_index",
-        "_unsafe_index_put",
-        "arange",
-        "as_strided",
-        "bucketize",
-        "cat",
-        "channel_shuffle",
-        "clone",
-        "col2im",
-        "constant_pad_nd",
-        "copy",
-        "diagonal",
-        "embedding",
-        "eye",
-        "fill",
-        "flip",
-        "full",
-        "full_like",
-        "gather",
-        "im2col",
-        "index",
-        "index_copy",
-        "index_fill",
-        "index_put",
-        "index_select",
-        "lift_fresh_copy",
-        "linspace",
-        "masked_fill",
-        "masked_scatter",
-        "new_full",
-        "new_ones",
-        "new_zeros",
-        "one_hot",
-        "ones",
-        "ones_like",
-        "pad",
-        "pixel_shuffle",
-        "pixel_unshuffle",
-        "reflection_pad1d",
-        "reflection_pad2d",
-        "repeat",
-        "repeat_interleave",
-        "replication_pad2d",
-        "resize",
-        "roll",
-        "rot90",
-        "scalar_tensor",
-        "scatter",
-        "searchsorted",
-        "select",
-        "select_scatter",
-        "set_",
-        "slice",
-        "slice_scatter",
-        "split_with_sizes_copy",
-        "stack",
-        "take",
-        "tril",
-        "triu",
-        "unfold",
-        "unfold_copy",
-        "value_selecting_reduction",
-        "view_copy",
-        "where",
-        "zero",
-        "zeros",
-        "zeros_like",
-    ]
-)
-"""Operators that only move data."""
 
 
 def bound_arguments(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -168,21 +65,7 @@ def count_flops(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: 
         return own // 2 if given.get("is_causal") is True else own
     if func.namespace in _NETWORK:
         return 0
-    return _elementwise(func, name, args, kwargs, result)
-
-
-def _elementwise(func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> int | None:
-    tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs, result)) if isinstance(leaf, torch.Tensor)]
-    elements = max((tensor.numel() for tensor in tensors), default=0)
-    base = name.removesuffix("_data").removesuffix("_backward")
-    times = 2 if base != name else 1
-    if base in _PER_ELEMENT:
-        return times * _PER_ELEMENT[base] * elements
-    if base in _MOVES or name in _MOVES:
-        return 0
-    if torch.Tag.pointwise in func.tags or torch.Tag.reduction in func.tags:
-        return times * elements
-    return None
+    return elementwise_flops(func, name, (args, kwargs, result))
 
 
 def gemm_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> Gemm | None:
@@ -244,13 +127,13 @@ def _attention(given: dict[str, Any], products: float) -> int:
     query, key, value = given["query"], given["key"], given["value"]
     batch, heads, length, width = query.shape
     pairs = batch * heads * length * key.shape[2]
-    return int(products * pairs * (width + value.shape[3]))
+    return int(products * pairs * (int(width) + int(value.shape[3])))
 
 
 def _recurrent(given: dict[str, Any], weights: Sequence[str]) -> int:
     steps = given["input"].shape[0] * given["input"].shape[1]
     elements: int = sum(given[name].numel() for name in weights)
-    return 2 * steps * elements
+    return 2 * int(steps) * elements
 
 
 _MATMULS = {

@@ -53,7 +53,7 @@ class GpuKernels(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _recurrent(self, func: Any, args: Any, kwargs: Any) -> Any:
-        first, enabled = torch.autograd._get_sequence_nr(), torch._C._get_mkldnn_enabled()
+        first, enabled = torch._C._autograd._get_sequence_nr(), torch._C._get_mkldnn_enabled()
         self._inside = True
         try:
             torch._C._set_mkldnn_enabled(False)  # the step-by-step form
@@ -61,7 +61,7 @@ class GpuKernels(TorchFunctionMode):
         finally:
             torch._C._set_mkldnn_enabled(enabled)
             self._inside = False
-            self._sequences.append((first, torch.autograd._get_sequence_nr()))
+            self._sequences.append((first, torch._C._autograd._get_sequence_nr()))
 
 
 @cache

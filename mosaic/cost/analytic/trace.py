@@ -92,7 +92,9 @@ class OperatorTrace(TorchDispatchMode):
 
     def _describe(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> Operator | None:
         read, written = _traffic(func, args, kwargs, result)
-        if written is None or "empty" in short_name(func) or torch.Tag.inplace_view in func.tags:
+        if written is None or torch.Tag.inplace_view in func.tags or "empty" in short_name(func):
+            return None
+        if short_name(func) == "wait_tensor":  # of a collective that is counted where it starts
             return None
         kind = kind_of(func)
         flops = count_flops(func, args, kwargs, result)
@@ -107,7 +109,7 @@ class OperatorTrace(TorchDispatchMode):
             flops=flops or 0,
             read_bytes=0 if fused else read,
             written_bytes=0 if fused else written,
-            network_bytes=read if kind is OperatorKind.NETWORK else 0,
+            network_bytes=_sent_bytes(func, read) if kind is OperatorKind.NETWORK else 0,
             kernels=0 if fused else count_kernels(func, args, kwargs),
             gemm=gemm_of(func, args, kwargs, result),
         )
@@ -143,6 +145,11 @@ def _traffic(func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> tuple
         overwritten = min(overwritten, sum(reads[1:]))
         reads[0] = overwritten
     return sum(reads), overwritten + fresh
+
+
+def _sent_bytes(func: Any, given: int) -> int:
+    """Returns what a device sends in a collective over many: twice what an all-reduce is given, else once."""
+    return 2 * given if "all_reduce" in short_name(func) or "allreduce" in short_name(func) else given
 
 
 def num_bytes(tensor: torch.Tensor) -> int:

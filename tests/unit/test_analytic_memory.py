@@ -1,0 +1,106 @@
+"""Memory of modules against that of their tensors, and what checkpoints run again."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from mosaic.cost.analytic import count_module
+from tests.analytic_cases import ATTENTION, encoder, flops_of, names_of
+
+
+def blocks(*, recompute: bool) -> nn.Module:
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.Tanh())
+
+        def forward(self, x):
+            return checkpoint(self.body, x, use_reentrant=False) if recompute else self.body(x)
+
+    return nn.Sequential(Block(), Block())
+
+
+def test_a_models_own_checkpoints_are_recomputed_in_backward():
+    given = (torch.randn(3, 8, requires_grad=True),)
+    plain, recomputed = (count_module(blocks(recompute=flag), given) for flag in (False, True))
+    assert recomputed.forward == plain.forward
+    assert recomputed.backward.flops == plain.backward.flops + plain.forward.flops
+    assert recomputed.memory.activation_bytes < plain.memory.activation_bytes
+
+
+def test_checkpointing_a_module_adds_one_forward_and_keeps_its_input():
+    given = (torch.randn(3, 8, requires_grad=True),)
+    plain, recomputed = (count_module(blocks(recompute=False), given, checkpoint=flag) for flag in (False, True))
+    assert recomputed.backward.flops == plain.backward.flops + plain.forward.flops
+    assert recomputed.memory.activation_bytes == 3 * 8 * 4
+
+
+def test_recomputation_takes_the_same_kernels():
+    given = (torch.randn(2, 10, 32, requires_grad=True),)
+    plain, recomputed = (count_module(encoder(), given, checkpoint=flag) for flag in (False, True))
+    assert flops_of(recomputed.backward, ATTENTION) == flops_of(plain.backward, ATTENTION) + flops_of(
+        plain.forward, ATTENTION
+    )
+    assert "aten.bmm" not in names_of(recomputed.backward)
+
+
+def test_memory_is_that_of_the_tensors():
+    module = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16))
+    module[0].bias.requires_grad_(False)
+    given = torch.randn(32, 8)
+    memory = count_module(module, (given,)).memory
+    assert memory.parameter_bytes == sum(parameter.nbytes for parameter in module.parameters())
+    assert memory.buffer_bytes == sum(buffer.nbytes for buffer in module.buffers())
+    assert memory.gradient_bytes == sum(p.nbytes for p in module.parameters() if p.requires_grad)
+    assert memory.optimizer_bytes == 2 * memory.gradient_bytes
+    # the input, the linear layer's result, and mean and deviation of 16 channels
+    assert memory.activation_bytes == given.nbytes + 32 * 16 * 4 + 2 * 16 * 4
+    assert memory.total_bytes == memory.resident_bytes + memory.activation_bytes + memory.workspace_bytes
+    assert memory.forward_peak_bytes >= memory.activation_bytes
+
+
+def test_kept_activations_agree_with_autograds_own():
+    module, given = encoder(dropout=0.0), torch.randn(2, 10, 32, requires_grad=True)
+    own = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
+    kept: dict[int, int] = {}
+
+    def note(tensor):
+        if tensor.untyped_storage().data_ptr() not in own:
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        module(given)
+    assert count_module(module, (given,), target="host").memory.activation_bytes == sum(kept.values())
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "master", "bytes_each"),
+    [
+        ("none", False, 0),
+        ("sgd", False, 0),
+        ("momentum", False, 2),
+        ("adamw", False, 4),
+        ("adamw", True, 12),
+        ("sgd", True, 4),
+        ("none", True, 0),
+    ],
+)
+def test_optimizers_keep_their_state(optimizer, master: bool, bytes_each: int):
+    module = nn.Linear(8, 4, bias=False).bfloat16()
+    counts = count_module(module, (torch.randn(3, 8).bfloat16(),), optimizer=optimizer, master_weights=master)
+    assert counts.memory.optimizer_bytes == bytes_each * 32
+
+
+def test_an_unknown_optimizer_is_refused():
+    with pytest.raises(ValueError, match="optimizer='lion' is not known; use one of"):
+        count_module(nn.Linear(2, 2), (torch.randn(1, 2),), optimizer="lion")
+
+
+def test_tied_parameters_count_once():
+    first, second = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
+    second.weight = first.weight
+    assert count_module(nn.Sequential(first, second), (torch.randn(3, 8),)).memory.parameter_bytes == 4 * 64
