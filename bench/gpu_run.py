@@ -231,7 +231,9 @@ def _measure(record: Record, options: Options, deadline: float, folder: Path) ->
 
 
 def _is_chosen(name: str, options: Options) -> bool:
-    return not options.only or any(_is_below(name, wanted) for wanted in options.only)
+    """Tells whether to take a measurement; models need the ceilings for their bounds."""
+    wanted_too = name == "ceilings" and any(wanted.startswith("models") for wanted in options.only)
+    return not options.only or wanted_too or any(_is_below(name, wanted) for wanted in options.only)
 
 
 def _is_below(name: str, wanted: str) -> bool:

@@ -143,6 +143,8 @@ def build(log: Path, *, seconds: float) -> None:
     Raises:
         subprocess.SubprocessError: It failed, or took longer than ``seconds``.
     """
+    for stale in (BUILT / "lib").rglob("*.py"):  # of a file that is gone by now, a copy may be left
+        stale.unlink()
     command = [sys.executable, "-c", BUILD, "--quiet", "build"]
     command += ["--build-lib", str(BUILT / "lib"), "--build-temp", str(BUILT / "temp")]
     run_logged(command, log, folder=TOP, seconds=seconds, environment=dict(os.environ))
