@@ -5,7 +5,7 @@ from mosaic.cost.bandwidth import BandwidthEstimate, Bandwidths
 from mosaic.cost.contention import AdditiveInterference, Eq8, FullInterference, SharedBandwidth, Sharing
 from mosaic.cost.design import Run, design_runs
 from mosaic.cost.interference import AssumedPair, Interference, MeasuredInterference, NoInterference
-from mosaic.cost.interference_fit import InterferenceFit, fit_interference
+from mosaic.cost.interference_fit import InterferenceFit, fit_interference, rank_forms
 from mosaic.cost.model import Cost, CostModel
 from mosaic.cost.sampling import held_out_errors, next_sample
 from mosaic.cost.surface import ScalingSurface, Surface
@@ -33,4 +33,5 @@ __all__ = [
     "fit_interference",
     "held_out_errors",
     "next_sample",
+    "rank_forms",
 ]

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, get_args
 
 from annotated_types import Ge
 
@@ -173,6 +173,28 @@ def fit_interference(
     if not phases:
         raise InvalidProfileError("no modules were measured side by side; measure groups before fitting interference")
     return InterferenceFit(device=device, form=form, phases=phases)
+
+
+def rank_forms(
+    groups: Sequence[GroupSample], bandwidths: HasBandwidth, *, device: Device, pairs: Sequence[PairSample] = ()
+) -> tuple[InterferenceFit, ...]:
+    """Fits every form and returns the fits, the one with the least error at left-out groups first.
+
+    Forms for which there are too few groups are not among them; ``none`` always is. See ``fit_interference``.
+    """
+    fits = []
+    for form in get_args(Form):
+        try:
+            fits.append(fit_interference(groups, bandwidths, form, device=device, pairs=pairs))
+        except InvalidProfileError:
+            if form == "none":
+                raise
+    return tuple(sorted(fits, key=_mean_error))
+
+
+def _mean_error(fit: InterferenceFit) -> float:
+    means = [of.held_out_mean for of in fit.phases]
+    return statistics.fmean(math.inf if mean is None else mean for mean in means)
 
 
 def _fit_phase(seen: Table, form: Form, phase: Phase) -> PhaseFit:

@@ -13,7 +13,7 @@ from planning_cases import device_of, pair, sample
 from mosaic.artifact import load, parse, save, to_json
 from mosaic.cost import Bandwidths, Eq8, FullInterference, InterferenceFit, NoInterference, SharedBandwidth, Sharing
 from mosaic.cost.fit import Form
-from mosaic.cost.interference_fit import fit_interference
+from mosaic.cost.interference_fit import fit_interference, rank_forms
 from mosaic.errors import InvalidProfileError
 from mosaic.profile import GroupMember, GroupSample, Phase
 
@@ -240,3 +240,16 @@ def test_what_lies_outside_a_fit_is_said() -> None:
     assert fit.outside({("x", B): [0.3]}, device=DEVICE) == (
         "no group was measured in backward; the other phase stands in",
     )
+
+
+def test_forms_are_ranked_by_the_groups_that_they_have_not_seen() -> None:
+    paper = rank_forms(groups(TRUE, SIZES, noise_ms=0.2), bandwidths(), device=DEVICE)
+    assert [fit.form for fit in paper] == ["full", "additive", "mosaic", "none"]
+    shares = rank_forms(groups(Sharing(excess=1.0), SIZES, noise_ms=0.05), bandwidths(), device=DEVICE)
+    assert shares[0].form == "mosaic"
+
+
+def test_forms_for_which_there_are_too_few_groups_are_not_ranked() -> None:
+    assert [fit.form for fit in rank_forms(groups(TRUE, [2, 3]), bandwidths(), device=DEVICE)] == ["none"]
+    with pytest.raises(InvalidProfileError, match="side by side"):
+        rank_forms([], bandwidths(), device=DEVICE)

@@ -1,0 +1,129 @@
+"""Plans under every form of interference agree with enumeration, and surfaces keep their physics."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from planning_cases import linear, profile_of, sample
+
+from mosaic.cost import Bandwidths, CostModel, Eq8, FullInterference, ScalingSurface, SharedBandwidth, Sharing
+from mosaic.cost.curve import roofs_ms
+from mosaic.profile import Phase, Sample
+from mosaic.solver import StageEvaluator, solve
+from mosaic.solver.brute_force import best_stage
+from mosaic.solver.options import all_options
+from mosaic.solver.placement import Machine
+
+BOUNDED = settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+MANY = settings(max_examples=200, deadline=None, derandomize=True)
+ROUNDING = 1 + 1e-9
+NUM_SLOTS = 4
+
+
+@st.composite
+def disturbed(draw: st.DrawFn) -> tuple[CostModel, object]:
+    names = "abc"[: draw(st.integers(2, 3))]
+    work = st.floats(0.5, 20)
+    profile = profile_of({n: linear(draw(work)) for n in names}, num_slots=NUM_SLOTS, degrees=(1, 2))
+    share = st.floats(0, 1)
+    bandwidths = Bandwidths(replace(s, bandwidth_utilisation=draw(share)) for s in profile.samples if s.degree == 1)
+    weight = st.floats(0, 4)
+    if draw(st.booleans()):
+        eq8 = {p: Eq8(e1=draw(st.floats(-2, 2)), e2=draw(weight), e3=draw(weight)) for p in Phase}
+        form: FullInterference | SharedBandwidth = FullInterference(eq8, bandwidths)
+    else:
+        kinds = ("pressure", "product", "excess", "bound")[: 2 if draw(st.booleans()) else 4]
+        form = SharedBandwidth({p: Sharing(**{k: draw(weight) for k in kinds}, knee=0.8) for p in Phase}, bandwidths)
+    cost = CostModel.from_profile(profile)
+    cost.interference = form
+    return cost, profile
+
+
+@given(disturbed(), st.integers(1, 2))
+@BOUNDED
+def test_stage_eval_finds_what_enumeration_finds_under_every_form(made, num_devices: int) -> None:
+    cost, profile = made
+    machine = Machine(num_devices=num_devices, num_slots=NUM_SLOTS, memory_bytes=0)
+    options = all_options(profile.graph, cost=cost, device=profile.device, num_devices=num_devices)
+    names = profile.graph.names
+    found = StageEvaluator(options, cost=cost, machine=machine, tolerance=1e-6).evaluate(names)
+    exact = best_stage(names, options, cost=cost, machine=machine, by_sum=True)
+    assert (found is None) == (exact is None)
+    if found is not None and exact is not None:
+        assert found.latency_ns == pytest.approx(exact[1].latency_ns, rel=2e-6, abs=10)
+
+
+@given(disturbed())
+@BOUNDED
+def test_gahc_is_between_enumeration_and_one_by_one_under_every_form(made) -> None:
+    cost, profile = made
+    best, greedy, in_turn = (
+        solve(profile.graph, cost, profile.device, method=method).predicted_ms
+        for method in ("brute_force", "gahc", "sequential")
+    )
+    assert best <= greedy * ROUNDING
+    assert greedy <= in_turn * ROUNDING
+
+
+@given(disturbed())
+@BOUNDED
+def test_the_exact_search_takes_the_forms_that_are_pairwise_and_refuses_the_others(made) -> None:
+    cost, profile = made
+    if cost.interference.is_zero or cost.interference.is_pairwise:
+        exact, best = (
+            solve(profile.graph, cost, profile.device, method=method).predicted_ms
+            for method in ("exact", "brute_force")
+        )
+        assert exact == pytest.approx(best)
+    else:
+        with pytest.raises(ValueError, match=r"not a sum over pairs, .*use method='gahc'"):
+            solve(profile.graph, cost, profile.device, method="exact")
+
+
+TIMES = st.dictionaries(st.integers(1, 64), st.floats(1e-3, 1e3), min_size=1, max_size=8)
+
+
+@given(TIMES)
+@MANY
+def test_a_surface_never_rises_between_samples_that_fall(times: dict[int, float]) -> None:
+    falling = dict(zip(sorted(times), sorted(times.values(), reverse=True), strict=True))
+    surface = ScalingSurface([sample(q, t) for q, t in falling.items()])
+    found = [surface.time_ms(1, q) for q in surface.quotas(1)]
+    assert all(0 < after <= before * ROUNDING for before, after in itertools.pairwise(found))
+    assert min(found) == min(falling.values())
+
+
+@given(TIMES)
+@MANY
+def test_a_surface_stays_between_the_roofs_of_its_knots(times: dict[int, float]) -> None:
+    surface = ScalingSurface([sample(q, t) for q, t in times.items()])
+    knots = [(q, surface.time_ms(1, q)) for q in sorted(times)]
+    for left, right in itertools.pairwise(knots):
+        for quota in range(left[0] + 1, right[0]):
+            low, high = roofs_ms(quota, left, right)
+            assert low / ROUNDING <= surface.time_ms(1, quota) <= high * ROUNDING
+
+
+@given(TIMES, st.sets(st.integers(1, 64), max_size=4))
+@MANY
+def test_infeasible_points_take_away_quotas_and_change_no_others(times: dict[int, float], failed: set[int]) -> None:
+    samples = [sample(q, t) for q, t in times.items() if q not in failed]
+    if not samples:
+        return
+    holes = [Sample(module="m", phase=Phase.FORWARD, quota=q, infeasible="it raised") for q in failed]
+    whole, holed = ScalingSurface(samples), ScalingSurface([*samples, *holes])
+    assert set(holed.quotas(1)) <= set(whole.quotas(1)) - failed
+    assert {s.quota for s in samples} <= set(holed.quotas(1))
+    assert all(holed.time_ms(1, q) == whole.time_ms(1, q) for q in holed.quotas(1))
+
+
+@given(TIMES, st.floats(0.1, 10))
+@MANY
+def test_a_surface_in_other_units_is_the_same_surface(times: dict[int, float], scale: float) -> None:
+    first, second = (ScalingSurface([sample(q, t * unit) for q, t in times.items()]) for unit in (1.0, scale))
+    for quota in first.quotas(1):
+        assert second.time_ms(1, quota) == pytest.approx(scale * first.time_ms(1, quota), rel=1e-6)
