@@ -4,6 +4,7 @@ from mosaic.cost.alpha_beta import AlphaBetaSurface
 from mosaic.cost.bandwidth import BandwidthEstimate, Bandwidths
 from mosaic.cost.contention import AdditiveInterference, Eq8, FullInterference, SharedBandwidth, Sharing
 from mosaic.cost.design import Run, design_runs
+from mosaic.cost.held_out import errors_of_profile
 from mosaic.cost.interference import AssumedPair, Interference, MeasuredInterference, NoInterference
 from mosaic.cost.interference_fit import InterferenceFit, fit_interference, rank_forms
 from mosaic.cost.model import Cost, CostModel
@@ -30,6 +31,7 @@ __all__ = [
     "Sharing",
     "Surface",
     "design_runs",
+    "errors_of_profile",
     "fit_interference",
     "held_out_errors",
     "next_sample",

@@ -14,6 +14,7 @@ from mosaic.cost import (
     MeasuredInterference,
     NoInterference,
     SharedBandwidth,
+    errors_of_profile,
     fit_interference,
 )
 from mosaic.cost.bandwidth import Bandwidths
@@ -151,3 +152,21 @@ def test_pairs_and_groups_are_fitted_together() -> None:
     both, groups = (CostModel.from_profile(p, interference="mosaic") for p in (replace(old, pairs=pairs), old))
     ask = {"beside": [("c", 2)]}
     assert both.placed_ms("a", F, 1, 2, **ask) == pytest.approx(groups.placed_ms("a", F, 1, 2, **ask))
+
+
+def test_a_profile_s_errors_at_held_out_points_are_of_every_form() -> None:
+    old = profile()
+    found = errors_of_profile(old)
+    surfaces = {(e.subject, e.phase, e.form) for e in found if e.subject != "interference"}
+    assert surfaces == {(name, phase, form) for name in SHARES for phase in Phase for form in ("smooth", "alpha-beta")}
+    forms = [e.form for e in found if e.subject == "interference"]
+    assert forms[:2] == ["mosaic"] * 2
+    assert set(forms) == {"none", "additive", "full", "mosaic"}
+    assert replace(old, held_out=found).held_out == found
+
+
+def test_what_cannot_be_judged_has_no_error() -> None:
+    blind = profile_of({"a": flat(1), "b": flat(1)}, num_slots=2, pairs=[pair("a", "b", 1.2, phase=F)])
+    assert errors_of_profile(blind) == ()
+    failed = Sample(module="a", phase=B, quota=1, infeasible="OutOfMemoryError")
+    assert errors_of_profile(replace(blind, samples=(failed,))) == ()

@@ -1,0 +1,36 @@
+"""How well a profile predicts itself: errors at held-out measurements, of every form that it can be fitted with."""
+
+from __future__ import annotations
+
+from mosaic.cost.alpha_beta import AlphaBetaSurface
+from mosaic.cost.bandwidth import BandwidthEstimate, Bandwidths
+from mosaic.cost.interference_fit import rank_forms
+from mosaic.cost.sampling import held_out_errors
+from mosaic.errors import InvalidProfileError
+from mosaic.profile import HeldOutError, Phase, Profile
+
+
+def errors_of_profile(profile: Profile, *, estimate: BandwidthEstimate | None = None) -> tuple[HeldOutError, ...]:
+    """Returns errors of both surfaces for each module and phase, then of each form of interference, best first.
+
+    For ``Profile.held_out``. What cannot be judged (two samples, a module that never ran, groups without
+    bandwidths) is left out.
+
+    Args:
+        profile: Samples and groups.
+        estimate: Asked for bandwidths that were not measured.
+    """
+    found: list[HeldOutError | None] = []
+    for name in profile.graph.names:
+        for phase in Phase:
+            samples = [s for s in profile.samples if (s.module, s.phase) == (name, phase)]
+            if any(sample.infeasible is None for sample in samples):
+                found.append(held_out_errors(samples))
+                found.append(held_out_errors(samples, form="alpha-beta", make=AlphaBetaSurface))
+    try:
+        bandwidths = Bandwidths(profile.samples, estimate=estimate)
+        ranked = rank_forms(profile.groups, bandwidths, device=profile.device, pairs=profile.pairs)
+    except (InvalidProfileError, ValueError):  # no groups, or of modules whose bandwidth is not known
+        ranked = ()
+    found += [of.held_out for fit in ranked for of in fit.phases]
+    return tuple(error for error in found if error is not None)
