@@ -80,15 +80,20 @@ def run_both(
     **choice: Any,
 ) -> tuple[str, dict[str, float]]:
     """Runs a loop on a plain and on a colocated model and compares them; returns description and metrics."""
-    torch.manual_seed(0)
-    model = make()
-    twin = copy.deepcopy(model)
-    plain, ours = Record(), Record()
-    torch.manual_seed(1)
-    loop(model, plain)
-    with colocated(twin, sample, stages, num_slots=num_slots, **choice) as (handle, _):
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        torch.manual_seed(0)
+        model = make()
+        twin = copy.deepcopy(model)
+        plain, ours = Record(), Record()
         torch.manual_seed(1)
-        loop(twin, ours)
-        described, metrics = handle.describe(), handle.metrics()
-    compare(plain, ours)
-    return described, metrics
+        loop(model, plain)
+        with colocated(twin, sample, stages, num_slots=num_slots, **choice) as (handle, _):
+            torch.manual_seed(1)
+            loop(twin, ours)
+            described, metrics = handle.describe(), handle.metrics()
+        compare(plain, ours)
+        return described, metrics
+    finally:
+        torch.set_num_threads(threads)
