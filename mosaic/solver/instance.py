@@ -1,0 +1,192 @@
+"""A planning problem as plain data in one JSON file: machine, modules with their option tables, what disturbs what.
+
+It needs no profile and no model, so that anybody can feed the solver; ``README.md`` beside this file has the format.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+from mosaic.device import FORBID_EXTRA, Device
+from mosaic.graph import Edge, ModuleGraph, ModuleNode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceOption:
+    """One way to deploy a module: on ``degree`` devices, ``quota`` slots of each."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+
+    degree: int
+    """Devices."""
+    quota: int
+    """Slots on each of them."""
+    forward_ms: float
+    """Forward time alone, in milliseconds."""
+    backward_ms: float
+    """Backward time alone, in milliseconds."""
+    memory_bytes: int = 0
+    """Memory on each of its devices, in bytes; the same for all quotas of a degree."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pin:
+    """Which options of a module are allowed; both lists must be obeyed."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+
+    degrees: tuple[int, ...] = ()
+    """Allowed numbers of devices; empty: all."""
+    quotas: tuple[int, ...] = ()
+    """Allowed quotas in slots; empty: all."""
+
+    def allows(self, option: InstanceOption) -> bool:
+        """Whether a module with this pin may use an option."""
+        return (not self.degrees or option.degree in self.degrees) and (not self.quotas or option.quota in self.quotas)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceModule:
+    """A module that is placed as a whole."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+
+    name: str
+    """Its name, unlike any other."""
+    options: tuple[InstanceOption, ...]
+    """Ways to deploy it; at most one for each degree and quota."""
+    after: tuple[str, ...] = ()
+    """Modules that must be in an earlier stage."""
+    pin: Pin = Pin()
+    """Which of the options are allowed."""
+
+    @property
+    def allowed(self) -> tuple[InstanceOption, ...]:
+        """The options that the pin leaves."""
+        return tuple(option for option in self.options if self.pin.allows(option))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disturbance:
+    """What one neighbour on a device costs a module; what several cost adds up."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+
+    module: str
+    """The module that is slowed down."""
+    beside: str
+    """The neighbour."""
+    forward: float = 0.0
+    """Share of the module's forward time alone that is added where the neighbour held all slots of the device; in
+    proportion to its quota where it holds fewer."""
+    backward: float = 0.0
+    """The same for backward."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Instance:
+    """A machine of equal devices, and the modules to plan.
+
+    Raises:
+        ValueError: No device, no slot, no module, a name that is empty, used twice or unknown, an option table that is
+            empty, contradicts itself or has a number out of range.
+        InvalidGraphError: Modules wait for each other in a cycle.
+    """
+
+    SCHEMA_VERSION: ClassVar[int] = 1
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+
+    schema_version: int = 1
+    """Version of this file's layout."""
+    name: str
+    """What it is."""
+    source: str = ""
+    """Where its numbers come from: ``simulated`` or ``measured``, and how."""
+    num_devices: int
+    """Devices, all alike."""
+    num_slots: int
+    """Slots of each device."""
+    memory_bytes: int = 0
+    """Memory of each device in bytes; 0 limits nothing."""
+    modules: tuple[InstanceModule, ...]
+    """What to place."""
+    disturbances: tuple[Disturbance, ...] = ()
+    """Pairs of modules that slow each other down; pairs that are not listed do not."""
+
+    def __post_init__(self) -> None:
+        if self.num_devices < 1 or self.num_slots < 1 or self.memory_bytes < 0:
+            raise ValueError(
+                f"num_devices={self.num_devices}, num_slots={self.num_slots}, memory_bytes={self.memory_bytes}; "
+                "a machine has at least one device of one slot, and no negative memory"
+            )
+        if not self.modules:
+            raise ValueError("modules is empty; give at least one module")
+        twice = [name for name, count in Counter(module.name for module in self.modules).items() if count > 1]
+        if twice or not all(module.name for module in self.modules):
+            raise ValueError(f"modules have the names {twice or ['']} twice or empty; name each module once")
+        for module in self.modules:
+            _check_options(module)
+        self._check_disturbances()
+        _ = self.graph  # raises for unknown modules and cycles
+
+    def _check_disturbances(self) -> None:
+        names = {module.name for module in self.modules}
+        seen: set[tuple[str, str]] = set()
+        for one in self.disturbances:
+            pair = (one.module, one.beside)
+            if not set(pair) <= names or one.module == one.beside or pair in seen:
+                raise ValueError(f"the disturbance of {pair[0]!r} by {pair[1]!r}: list two different modules once")
+            if not all(0 <= share < math.inf for share in (one.forward, one.backward)):
+                raise ValueError(
+                    f"the disturbance of {pair[0]!r} by {pair[1]!r} has shares {one.forward} and {one.backward}; "
+                    "neighbours cost 0 or more, and a finite time"
+                )
+            seen.add(pair)
+
+    @property
+    def device(self) -> Device:
+        """One of its devices."""
+        return Device(name="instance", kind="cuda", num_slots=self.num_slots, memory_bytes=self.memory_bytes)
+
+    @cached_property
+    def graph(self) -> ModuleGraph:
+        """What must come before what."""
+        return ModuleGraph(
+            modules=tuple(ModuleNode(name=module.name) for module in self.modules),
+            edges=tuple(Edge(source=other, target=module.name) for module in self.modules for other in module.after),
+        )
+
+
+def _check_options(module: InstanceModule) -> None:
+    of = f"module {module.name!r}"
+    if not module.options:
+        raise ValueError(f"{of} has no options; give it at least one degree and quota with its times")
+    memory: dict[int, int] = {}
+    for option in module.options:
+        times = (option.forward_ms, option.backward_ms)
+        if option.degree < 1 or option.quota < 1 or option.memory_bytes < 0:
+            raise ValueError(f"{of} has {option}; degree and quota are at least 1, memory_bytes at least 0")
+        if not all(0 <= time < math.inf for time in times):
+            raise ValueError(f"{of} has the times {times} at {_where(option)}; a time is finite and not negative")
+        if memory.setdefault(option.degree, option.memory_bytes) != option.memory_bytes:
+            raise ValueError(
+                f"{of} needs {memory[option.degree]} and {option.memory_bytes} bytes on {option.degree} devices; "
+                "memory depends on the degree, not on the quota: give one number"
+            )
+    twice = repeated([(option.degree, option.quota) for option in module.options])
+    if twice:
+        raise ValueError(f"{of} has {len(twice)} options twice, first (degree, quota)={twice[0]}; list each once")
+
+
+def _where(option: InstanceOption) -> str:
+    return f"degree {option.degree}, quota {option.quota}"
+
+
+def repeated(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Returns what occurs more than once."""
+    return [pair for pair, count in Counter(pairs).items() if count > 1]
