@@ -18,6 +18,7 @@ import tyro
 from rich.console import Console
 from tyro.conf import arg, subcommand
 
+from mosaic.cli.solve import Solve
 from mosaic.errors import BackendUnavailableError, InfeasibleError, MosaicError
 
 EXIT_CODES = """exit codes:
@@ -179,6 +180,7 @@ Command = (
     | Annotated[PlanCommand, subcommand(name="plan")]
     | Annotated[Run, subcommand(name="run")]
     | Annotated[Bench, subcommand(name="bench")]
+    | Annotated[Solve, subcommand(name="solve")]
 )
 
 
@@ -215,7 +217,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _dispatch(command: Demo | Doctor | Profile | PlanCommand | Run | Bench) -> None:
+def _dispatch(command: Demo | Doctor | Profile | PlanCommand | Run | Bench | Solve) -> None:
     from mosaic.cli import commands  # after the environment is set, and only what is needed
 
     if isinstance(command, Demo):
@@ -228,6 +230,10 @@ def _dispatch(command: Demo | Doctor | Profile | PlanCommand | Run | Bench) -> N
         commands.plan(command)
     elif isinstance(command, Run):
         commands.run(command)
+    elif isinstance(command, Solve):
+        from mosaic.cli.solve import solve
+
+        solve(command)
     else:
         from mosaic.cli.bench import bench
 
