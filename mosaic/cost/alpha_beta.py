@@ -137,7 +137,8 @@ class AlphaBetaSurface:
             return float(valid[0])
         low, high = valid[upper - 1], valid[upper]
         slow, fast = times[upper - 1], times[upper]
-        return ((time_ms - slow) * high + (fast - time_ms) * low) / (fast - slow)
+        # Eq. 11, written so that rounding does not leave the two.
+        return low + (slow - time_ms) / (slow - fast) * (high - low)
 
     def _n(self, degree: int, quota: int) -> int:
         return degree * quota if self._over == "area" else degree

@@ -7,7 +7,7 @@ import math
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from planning_cases import sample
 
@@ -15,7 +15,7 @@ from mosaic.cost import AlphaBetaSurface
 from mosaic.cost.sampling import held_out_errors
 from mosaic.profile import Phase, Sample
 
-BOUNDED = settings(max_examples=60, deadline=None, derandomize=True)
+BOUNDED = settings(max_examples=200, deadline=None, derandomize=True)
 
 
 def test_one_piece_gives_its_coefficients_back() -> None:
@@ -116,6 +116,8 @@ def test_it_falls_but_no_faster_than_n_grows_and_is_continuous(times: dict[int, 
 
 
 @given(st.dictionaries(st.integers(1, 64), st.floats(1e-3, 1e3), min_size=2, max_size=8), st.floats(0, 1))
+@example({38: 1.0, 39: 1.0, 3: 673.0}, 0.0)
+@example({53: 0.001, 2: 1.0, 57: 1.0, 1: 3.0}, 0.0)
 @BOUNDED
 def test_the_inverse_meets_its_time(times: dict[int, float], share: float) -> None:
     surface = AlphaBetaSurface([sample(q, t) for q, t in times.items()])
