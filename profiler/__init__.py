@@ -1,11 +1,39 @@
-"""Measuring modules: time of forward and backward at every quota, memory, and what neighbours cost."""
+"""Measuring modules: time, memory and bandwidth at every degree and quota, and what neighbours cost."""
 
 from __future__ import annotations
 
+from mosaic.profiler.cache import ProfileCache, default_cache_folder
+from mosaic.profiler.communication import AllReduce, Network, Ring, fit_ring, measure_ring
+from mosaic.profiler.counters import Counters, Utilisation
+from mosaic.profiler.estimate import CountedBandwidths, estimate_bandwidths
 from mosaic.profiler.noise import ForeignLoad
 from mosaic.profiler.preserve import preserved
+from mosaic.profiler.quotas import QuotaChoice
 from mosaic.profiler.settings import ProfileSettings
+from mosaic.profiler.structure import structures_of
 from mosaic.profiler.subject import Subject
+from mosaic.profiler.surroundings import environment_of, open_counters
 from mosaic.profiler.sweep import profile_modules
 
-__all__ = ["ForeignLoad", "ProfileSettings", "Subject", "preserved", "profile_modules"]
+__all__ = [
+    "AllReduce",
+    "CountedBandwidths",
+    "Counters",
+    "ForeignLoad",
+    "Network",
+    "ProfileCache",
+    "ProfileSettings",
+    "QuotaChoice",
+    "Ring",
+    "Subject",
+    "Utilisation",
+    "default_cache_folder",
+    "environment_of",
+    "estimate_bandwidths",
+    "fit_ring",
+    "measure_ring",
+    "open_counters",
+    "preserved",
+    "profile_modules",
+    "structures_of",
+]

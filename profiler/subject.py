@@ -28,15 +28,20 @@ class Subject:
     settings: Callable[[], Any] | None = None
     """Makes a context that gives the thread the caller's gradient mode and autocast; None for the defaults."""
 
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of the gradients of what trains."""
+        return sum(p.nbytes for p in self.module.parameters() if p.requires_grad)
+
     def forward(self) -> list[torch.Tensor]:
         """Calls the module on fresh aliases of its inputs; returns the tensors that take a gradient."""
-        args, kwargs = _aliased((self.args, self.kwargs))
+        args, kwargs = map_tensors(_alias, (self.args, self.kwargs))
         if self.settings is None:
             result = self.module(*args, **kwargs)
         else:
             with self.settings():
                 result = self.module(*args, **kwargs)
-        return [tensor for tensor in _tensors(result) if tensor.requires_grad]
+        return [tensor for tensor in tensors_in(result) if tensor.requires_grad]
 
     def backward(self, outputs: list[torch.Tensor], *, keep: bool = False) -> None:
         """Runs backward from ``outputs`` with gradients of one; parameters' gradients are dropped afterwards."""
@@ -48,8 +53,8 @@ class Subject:
     @property
     def resident_bytes(self) -> int:
         """Bytes of parameters, buffers, and gradients of what trains."""
-        weights = sum(p.nbytes * (2 if p.requires_grad else 1) for p in self.module.parameters())
-        return weights + sum(buffer.nbytes for buffer in self.module.buffers())
+        weights = sum(p.nbytes for p in self.module.parameters())
+        return weights + self.gradient_bytes + sum(buffer.nbytes for buffer in self.module.buffers())
 
     def activation_bytes(self) -> int:
         """Runs a forward and returns the bytes that it keeps for backward, parameters not counted."""
@@ -72,27 +77,32 @@ def _is_dataclass(value: Any) -> bool:
     return dataclasses.is_dataclass(value) and not isinstance(value, type) and type(value) not in pytree.SUPPORTED_NODES
 
 
-def _aliased(value: Any) -> Any:
-    """Returns nested values with each tensor replaced by one that is cut from the graph that made it."""
+def _alias(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor over the same memory that is cut from the graph that made it."""
+    return tensor.detach().requires_grad_(tensor.requires_grad)
+
+
+def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+    """Returns nested values with each tensor replaced by what ``function`` makes of it."""
     if isinstance(value, torch.Tensor):
-        return value.detach().requires_grad_(value.requires_grad)
+        return function(value)
     if _is_dataclass(value):
         made = copy.copy(value)
         for field in dataclasses.fields(value):
-            object.__setattr__(made, field.name, _aliased(getattr(value, field.name)))
+            object.__setattr__(made, field.name, map_tensors(function, getattr(value, field.name)))
         return made
     if type(value) in (list, tuple):
-        return type(value)(_aliased(item) for item in value)
+        return type(value)(map_tensors(function, item) for item in value)
     if type(value) is dict:
-        return {key: _aliased(item) for key, item in value.items()}
-    return pytree.tree_map_only(torch.Tensor, _aliased, value)
+        return {key: map_tensors(function, item) for key, item in value.items()}
+    return pytree.tree_map_only(torch.Tensor, function, value)
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """Yields the tensors in nested values."""
     for leaf in pytree.tree_leaves(value):
         if isinstance(leaf, torch.Tensor):
             yield leaf
         elif _is_dataclass(leaf):
             for field in dataclasses.fields(leaf):
-                yield from _tensors(getattr(leaf, field.name))
+                yield from tensors_in(getattr(leaf, field.name))

@@ -1,32 +1,31 @@
-"""Profiling a whole graph: each module alone at every quota, then pairs that may run side by side."""
+"""Profiling a whole graph: each module alone at every degree and quota, then modules side by side."""
 
 from __future__ import annotations
 
-import platform
-from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, datetime
-from functools import partial
-from itertools import combinations
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
-import torch
 from torch import nn
 
-from mosaic.backends.base import Backend, Lanes
-from mosaic.backends.cuda import describe_driver, describe_nvml
-from mosaic.device import Device
-from mosaic.errors import BackendUnavailableError
+from mosaic.backends.base import Backend
+from mosaic.cost.sampling import held_out_errors
 from mosaic.graph import ModuleGraph
-from mosaic.profile import Environment, ModuleMemory, PairSample, Phase, Profile, Sample
-from mosaic.profiler.measure import measure_alone
+from mosaic.profile import GroupSample, HeldOutError, ModuleMemory, Phase, Profile, Sample
+from mosaic.profiler.cache import ProfileCache
+from mosaic.profiler.communication import Network
+from mosaic.profiler.counters import Counters
+from mosaic.profiler.groups import SideBySide, choose_groups, choose_pairs
 from mosaic.profiler.noise import ForeignLoad
-from mosaic.profiler.pairs import measure_pair
-from mosaic.profiler.peaks import phase_peaks
+from mosaic.profiler.points import ModulePoints, Site
 from mosaic.profiler.preserve import preserved
+from mosaic.profiler.quotas import QuotaChoice, Sampling
 from mosaic.profiler.settings import ProfileSettings
+from mosaic.profiler.structure import structures_of
 from mosaic.profiler.subject import Subject
+from mosaic.profiler.surroundings import environment_of, key_of
 
 ProgressCallback = Callable[[str, int, int], None]
-"""Called with what is measured next, how many measurements are done, and how many there are."""
+"""Called with what is measured next, how many measurements are done, and about how many there are."""
 
 
 def profile_modules(
@@ -35,125 +34,143 @@ def profile_modules(
     graph: ModuleGraph,
     backend: Backend,
     *,
-    quotas: Iterable[int] | None = None,
+    quotas: Iterable[int] | QuotaChoice | None = None,
+    degrees: Iterable[int] = (1,),
+    network: Network | None = None,
+    cache: ProfileCache | None = None,
+    counters: Counters | None = None,
     settings: ProfileSettings | None = None,
     progress: ProgressCallback | None = None,
 ) -> Profile:
     """Measures every module of a graph on a backend; the model is left as it was found.
 
+    Where a module fails at one degree and quota, or runs out of memory, that point is kept as infeasible with what it
+    raised, and the rest goes on.
+
     Args:
         model: The model that the modules belong to.
         subjects: Its modules with their inputs, in any order.
-        graph: Which feeds which; modules that depend on each other are not measured side by side.
+        graph: Which feeds which; pairs that depend on each other are not measured side by side.
         backend: Where to measure.
-        quotas: Quotas in slots; by default the slots nearest to tenths of the device.
+        quotas: Quotas in slots, or a choice of them; by default the slots nearest to tenths of the device.
+        degrees: Data-parallel degrees, powers of two. Above 1 they are composed: one replica's share of the batch
+            is timed here, and the sum of the gradients over ``network`` is added to its backward.
+        network: Links between devices, such as a ``mosaic.hardware.Cluster``.
+        cache: Where measurements are kept as they are made, and found again by a later or a resumed run.
+        counters: Of the backend's GPU; without, occupancy and bandwidth stay unknown.
         settings: How carefully; the defaults take a few seconds a module.
         progress: Told what is being measured.
 
     Raises:
         InvalidPlanError: A quota is below one slot or above the device.
+        ValueError: A degree is no power of two, or above 1 without a network.
+        UnsupportedModelError: A module fails wherever it is run; has its name and what it raised.
         UnstableMeasurementError: The machine is too busy to measure.
     """
+    if quotas is None:
+        quotas = "tenths"
     settings = settings or ProfileSettings()
-    chosen = tuple(sorted(set(quotas))) if quotas is not None else default_quotas(backend.device)
-    for quota in chosen:
-        backend.device.check_quota(quota, of="profiling")
-    pairs = _pairs(graph, backend.device) if settings.pairs else []
-    steps = _Steps(len(subjects) * len(chosen) + len(pairs), progress)
-    load = ForeignLoad()
-    on_gpu = backend.torch_device.type == "cuda"
-    by_name = {subject.name: subject for subject in subjects}
-    partitions = [tuple(range(quota)) for quota in chosen] + [slots for *_, both in pairs for slots in both]
-    with preserved(model), backend.open_lanes(partitions) as lanes:
-        samples, memory = _measure_modules(subjects, chosen, lanes, settings, steps, backend.torch_device)
-        measured: list[PairSample] = []
-        for first, second, (mine, other) in pairs:
-            steps.next(f"{first} beside {second}")
-            both = (lanes.lane(mine), lanes.lane(other))
-            for phase in Phase:
-                measured += measure_pair(
-                    by_name[first],
-                    by_name[second],
-                    both,
-                    phase,
-                    settings,
-                    inline=lanes.launches_inline,
-                    device=backend.torch_device,
-                )
-    return Profile(
-        device=backend.device,
-        graph=graph,
-        samples=tuple(samples),
-        pairs=tuple(measured),
-        memory=tuple(memory),
-        environment=Environment(
-            torch_version=torch.__version__,
-            python_version=platform.python_version(),
-            driver_version=describe_driver().version if on_gpu else "",
-            driver=_driver_release() if on_gpu else "",
-            created=datetime.now(UTC).isoformat(timespec="seconds"),
-            foreign_cpu_share=round(load.share or 0.0, 4),
-        ),
-    )
+    sampling = Sampling.choose(quotas, degrees, backend.device, bound=settings.bound)
+    if len(sampling.degrees) > 1 and network is None:
+        raise ValueError(f"degrees {sampling.degrees} need communication; give network, such as a Cluster or a Ring")
+    with preserved(model):
+        return _Sweep(subjects, graph, backend, settings, cache, counters, progress).run(sampling, network)
 
 
-def _driver_release() -> str:
-    """Returns the kernel driver's release; empty where NVML does not answer."""
-    try:
-        return describe_nvml().driver_version
-    except BackendUnavailableError:
-        return ""
+class _Sweep:
+    """One profiling run."""
+
+    def __init__(
+        self,
+        subjects: Sequence[Subject],
+        graph: ModuleGraph,
+        backend: Backend,
+        settings: ProfileSettings,
+        cache: ProfileCache | None,
+        counters: Counters | None,
+        progress: ProgressCallback | None,
+    ) -> None:
+        self._subjects, self._graph, self._backend = subjects, graph, backend
+        self._settings, self._cache, self._counters = settings, cache, counters
+        self._load = ForeignLoad()
+        now = environment_of(backend)
+        self._keys = {subject.name: key_of(subject, backend, now) for subject in subjects}
+        self._steps = _Steps(progress)
+        self._clocks: list[tuple[int, int]] = []
+
+    def run(self, sampling: Sampling, network: Network | None) -> Profile:
+        pairs = choose_pairs(self._graph, self._backend.device) if self._settings.pairs else []
+        self._steps.expected = len(self._subjects) * sampling.expected + len(pairs) + self._settings.groups
+        partitions = [tuple(range(quota)) for quota in sampling.quotas]
+        samples: list[Sample] = []
+        memory: list[ModuleMemory] = []
+        with self._site([*partitions, *(slots for pair in pairs for _, slots in pair)]) as site:
+            for subject in self._subjects:
+                points = ModulePoints(subject, self._keys[subject.name], site, self._steps.next)
+                found, kept = points.measure(sampling, network)
+                samples += found
+                memory.append(kept)
+            measured = tuple(self._side_by_side(site).pairs(pairs))
+        return Profile(
+            device=self._backend.device,
+            graph=self._graph,
+            samples=tuple(samples),
+            pairs=measured,
+            groups=self._groups(samples),
+            memory=tuple(memory),
+            structures=structures_of(self._subjects),
+            held_out=held_out_of(samples),
+            environment=environment_of(
+                self._backend, foreign_cpu_share=self._load.share or 0.0, clocks_mhz=self._clocks
+            ),
+        )
+
+    def _groups(self, samples: Sequence[Sample]) -> tuple[GroupSample, ...]:
+        """Measured last, since what they are depends on the bandwidth that modules were seen to use."""
+        layouts = choose_groups(self._subjects, samples, self._backend.device, self._settings.groups)
+        if not layouts:
+            return ()
+        with self._site([slots for layout in layouts for _, slots in layout]) as site:
+            return tuple(self._side_by_side(site).groups(layouts))
+
+    @contextmanager
+    def _site(self, partitions: Iterable[tuple[int, ...]]) -> Iterator[Site]:
+        with self._backend.open_lanes(partitions) as lanes:
+            yield Site(
+                lanes,
+                self._backend.device,
+                self._backend.torch_device,
+                self._settings,
+                self._counters,
+                self._cache,
+                self._clocks,
+            )
+
+    def _side_by_side(self, site: Site) -> SideBySide:
+        by_name = {subject.name: subject for subject in self._subjects}
+        return SideBySide(site, by_name, self._keys, self._steps.next)
 
 
-def default_quotas(device: Device) -> tuple[int, ...]:
-    """Returns the slots nearest to tenths of a device, paper section 3.3; all of them up to ten slots."""
-    count = device.num_slots
-    return tuple(sorted({max(1, round(tenth * count / 10)) for tenth in range(1, 11)}))
+def held_out_of(samples: Sequence[Sample]) -> tuple[HeldOutError, ...]:
+    """Returns how well the samples of each module and phase predict each other, where there are enough."""
+    by_subject: dict[tuple[str, Phase], list[Sample]] = {}
+    for sample in samples:
+        if sample.infeasible is None:
+            by_subject.setdefault((sample.module, sample.phase), []).append(sample)
+    errors = (held_out_errors(found) for found in by_subject.values())
+    return tuple(error for error in errors if error is not None)
 
 
 class _Steps:
-    def __init__(self, total: int, progress: ProgressCallback | None) -> None:
-        self._total = total
+    """Tells how far a run is; adaptive runs learn on the way how many steps there are."""
+
+    def __init__(self, progress: ProgressCallback | None) -> None:
+        self.expected = 0
         self._done = 0
         self._progress = progress
 
     def next(self, what: str) -> None:
+        self.expected = max(self.expected, self._done + 1)
         if self._progress is not None:
-            self._progress(what, self._done, self._total)
+            self._progress(what, self._done, self.expected)
         self._done += 1
-
-
-def _measure_modules(
-    subjects: Sequence[Subject],
-    quotas: Sequence[int],
-    lanes: Lanes,
-    settings: ProfileSettings,
-    steps: _Steps,
-    device: torch.device,
-) -> tuple[list[Sample], list[ModuleMemory]]:
-    samples: list[Sample] = []
-    memory: list[ModuleMemory] = []
-    for subject in subjects:
-        if lanes.launches_inline:
-            subject.backward(subject.forward())  # libraries set themselves up and choose kernels on the whole device
-        widest = lanes.lane(tuple(range(quotas[-1])))
-        kept = widest.submit(subject.activation_bytes).wait()
-        peaks = widest.submit(partial(phase_peaks, subject, device)).wait() if device.type == "cuda" else (kept, kept)
-        memory.append(ModuleMemory(module=subject.name, resident_bytes=subject.resident_bytes, activation_bytes=kept))
-        for quota in quotas:
-            steps.next(f"{subject.name} at {quota} slot{'s' if quota > 1 else ''}")
-            times = measure_alone(subject, lanes.lane(tuple(range(quota))), settings)
-            for phase, values, peak in zip(Phase, (times.forward_ms, times.backward_ms), peaks, strict=True):
-                samples.append(Sample(module=subject.name, phase=phase, quota=quota, times_ms=values, peak_bytes=peak))
-    return samples, memory
-
-
-def _pairs(graph: ModuleGraph, device: Device) -> list[tuple[str, str, tuple[tuple[int, ...], tuple[int, ...]]]]:
-    """Returns pairs that may share a stage, each on half of the device."""
-    half = device.num_slots // 2
-    if half < 1:
-        return []
-    halves = (tuple(range(half)), tuple(range(half, device.num_slots)))
-    return [
-        (first, second, halves) for first, second in combinations(graph.names, 2) if graph.independent(first, second)
-    ]

@@ -20,7 +20,7 @@ from mosaic.profiler import measure as measuring
 from mosaic.profiler import noise as noises
 from mosaic.profiler.measure import StepTimes, measure_alone, quietest
 from mosaic.profiler.pairs import measure_pair
-from mosaic.profiler.sweep import default_quotas
+from mosaic.profiler.quotas import default_quotas
 
 
 def stat_file(path: Path, ticks: int) -> Path:

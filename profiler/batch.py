@@ -1,0 +1,44 @@
+"""A module's share of a batch: what it runs as one of several data-parallel replicas."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from mosaic.errors import UnsupportedModelError
+from mosaic.profiler.subject import Subject, map_tensors, tensors_in
+
+
+def split_batch(subject: Subject, degree: int) -> Subject:
+    """Returns a module with the inputs of one of ``degree`` replicas: ceil(B/d) of the B samples.
+
+    The batch is the leading dimension of all its tensors. One of size 1 where others have more is taken to
+    be broadcast, and scalars have none; both stay as they are.
+
+    Raises:
+        UnsupportedModelError: The tensors share no leading dimension, or there are fewer samples than replicas.
+    """
+    if degree == 1:
+        return subject
+    sizes = {len(tensor) for tensor in tensors_in((subject.args, subject.kwargs)) if tensor.dim() > 0}
+    wide = sizes - {1} or sizes
+    if len(wide) != 1:
+        shapes = ", ".join(str(tuple(t.shape)) for t in tensors_in((subject.args, subject.kwargs))) or "no tensors"
+        raise UnsupportedModelError(
+            f"{subject.name!r} cannot be split over {degree} devices: its inputs ({shapes}) share no leading "
+            "dimension that is the batch; profile it at degree 1"
+        )
+    (batch,) = wide
+    if batch < degree:
+        raise UnsupportedModelError(
+            f"{subject.name!r} has a batch of {batch}, which is less than one sample for each of {degree} devices"
+        )
+    share = -(-batch // degree)
+
+    def cut(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.dim() == 0 or len(tensor) != batch:
+            return tensor
+        return tensor.detach()[:share].clone().requires_grad_(tensor.requires_grad)
+
+    return dataclasses.replace(subject, args=map_tensors(cut, subject.args), kwargs=map_tensors(cut, subject.kwargs))

@@ -1,0 +1,104 @@
+"""Measurements kept in a folder: what was measured once is not measured again, and a killed run goes on where it was.
+
+One file holds one module, found by what it is (``ModuleKey``) and not by its name or its model. A file is replaced as
+a whole, and under a lock where the system has one, so processes that profile at the same time lose nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from mosaic.artifact import fingerprint, load, save
+from mosaic.errors import InvalidFileError, MosaicError
+from mosaic.profile import GroupSample, ModuleMemory, PairSample, Sample
+from mosaic.profiler.records import ModuleKey, ModuleRecord, SideKey, SideRecord
+
+Record = TypeVar("Record", ModuleRecord, SideRecord)
+
+
+def default_cache_folder() -> Path:
+    """Returns the user's own folder for it: ``$XDG_CACHE_HOME/mosaic/profiles``, by default under ``~/.cache``."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "mosaic" / "profiles"
+
+
+class ProfileCache:
+    """A folder of measurements. It only ever grows; deleting any of its files is safe at any time.
+
+    Args:
+        folder: Where; made when the first measurement is kept.
+        reuse: Whether to read what is there; without, everything is measured again and kept.
+    """
+
+    def __init__(self, folder: Path, *, reuse: bool = True) -> None:
+        self.folder = folder
+        self._reuse = reuse
+        self._warned = False
+
+    def module(self, key: ModuleKey, name: str) -> ModuleRecord:
+        """Returns what is known of a module, under its present name."""
+        empty = ModuleRecord(key=key)
+        return self._read(ModuleRecord, empty, self._path(key)).renamed(name) if self._reuse else empty
+
+    def add_module(self, key: ModuleKey, samples: Iterable[Sample], memory: ModuleMemory | None) -> None:
+        """Keeps measurements of a module; newer ones take the place of older ones."""
+        found = tuple(samples)
+        self._change(ModuleRecord, ModuleRecord(key=key), self._path(key), lambda record: record.merged(found, memory))
+
+    def side(self, key: SideKey, names: Sequence[str]) -> SideRecord:
+        """Returns what is known of modules side by side, under their present names in the order of the key."""
+        empty = SideRecord(key=key)
+        if not self._reuse:
+            return empty
+        found = self._read(SideRecord, empty, self._path(key))
+        return found.renamed({str(index): name for index, name in enumerate(names)})
+
+    def add_side(
+        self, key: SideKey, names: Sequence[str], *, pairs: Sequence[PairSample], groups: Sequence[GroupSample]
+    ) -> None:
+        """Keeps measurements of modules side by side, in the place of older ones."""
+        found = SideRecord(key=key, pairs=tuple(pairs), groups=tuple(groups))
+        numbered = found.renamed({name: str(index) for index, name in enumerate(names)})
+        self._change(SideRecord, numbered, self._path(key), lambda _: numbered)
+
+    def _path(self, key: ModuleKey | SideKey) -> Path:
+        kind = "module" if isinstance(key, ModuleKey) else key.kind
+        return self.folder / f"{kind}-{ModuleRecord.SCHEMA_VERSION}-{fingerprint(key)}.json"
+
+    def _read(self, kind: type[Record], empty: Record, path: Path) -> Record:
+        if not path.exists():
+            return empty
+        try:
+            record = load(kind, path)
+        except (InvalidFileError, MosaicError) as error:
+            warnings.warn(f"{error}; what it held is measured again", stacklevel=5)
+            return empty
+        return record if record.key == empty.key else empty
+
+    def _change(self, kind: type[Record], empty: Record, path: Path, change: Callable[[Record], Record]) -> None:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with _locked(self.folder / ".lock"):
+                save(change(self._read(kind, empty, path)), path)
+        except (OSError, MosaicError) as error:
+            if not self._warned:  # a profile is worth having without a cache
+                warnings.warn(f"measurements are not kept: {error}", stacklevel=4)
+            self._warned = True
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Keeps other processes out; where the system has no such lock, whoever writes last wins."""
+    try:
+        import fcntl
+    except ImportError:  # not a POSIX system
+        yield
+        return
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # ends with the file, also when the process is killed
+        yield

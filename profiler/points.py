@@ -1,0 +1,188 @@
+"""One module at every degree and quota that is asked for: what is known already, what has to run, what cannot."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+
+from mosaic.backends.base import Lane, Lanes
+from mosaic.device import Device
+from mosaic.errors import UnsupportedModelError
+from mosaic.profile import ModuleMemory, Phase, Sample
+from mosaic.profiler.attempt import attempt
+from mosaic.profiler.batch import split_batch
+from mosaic.profiler.cache import ProfileCache
+from mosaic.profiler.communication import Network
+from mosaic.profiler.counters import Counters, Utilisation
+from mosaic.profiler.measure import StepTimes, measure_alone
+from mosaic.profiler.peaks import phase_peaks
+from mosaic.profiler.quotas import Sampling
+from mosaic.profiler.records import ModuleKey, ModuleRecord
+from mosaic.profiler.settings import ProfileSettings
+from mosaic.profiler.subject import Subject
+from mosaic.profiler.utilisation import measure_utilisation
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where and how modules are measured."""
+
+    lanes: Lanes
+    """Open for every quota from slot 0 on."""
+    device: Device
+    """What the lanes are on."""
+    torch_device: torch.device
+    """Where tensors live."""
+    settings: ProfileSettings
+    """How carefully."""
+    counters: Counters | None = None
+    """Of the device, where they can be read."""
+    cache: ProfileCache | None = None
+    """Where measurements are kept."""
+    clocks_mhz: list[tuple[int, int]] = field(default_factory=list)
+    """SM and memory clocks, read after each measurement."""
+
+
+class ModulePoints:
+    """The measurements of one module."""
+
+    def __init__(self, subject: Subject, key: ModuleKey, site: Site, tell: Callable[[str], None]) -> None:
+        """Looks up what is known; ``tell`` hears of each measurement before it is made."""
+        self._subject = subject
+        self._key = key
+        self._site = site
+        self._tell = tell
+        self._record = site.cache.module(key, subject.name) if site.cache is not None else ModuleRecord(key=key)
+        self._is_warm = False
+
+    def measure(self, sampling: Sampling, network: Network | None) -> tuple[list[Sample], ModuleMemory]:
+        """Measures what is missing, point by point, and keeps each point at once.
+
+        Raises:
+            UnsupportedModelError: The module ran at no quota of degree 1; has what it raised.
+            UnstableMeasurementError: The machine is too busy.
+        """
+        samples = []
+        for degree in sampling.degrees:
+            found = self._measure_degree(degree, sampling)
+            if degree == 1 and all(sample.infeasible is not None for sample in found):
+                raise UnsupportedModelError(
+                    f"{self._subject.name!r} ran at no quota; it raised {found[0].infeasible}. Mend the module, make "
+                    "the batch smaller, or leave it out (exclude)"
+                )
+            samples += [compose(sample, network, self._subject.gradient_bytes) for sample in found]
+        return samples, self._memory(sampling.quotas[-1])
+
+    def _measure_degree(self, degree: int, sampling: Sampling) -> list[Sample]:
+        name = self._subject.name
+        try:
+            part = split_batch(self._subject, degree)
+        except UnsupportedModelError as error:
+            return [_infeasible(name, phase, q, degree, str(error)) for q in sampling.ends for phase in Phase]
+        known = {quota: self._reusable(degree, quota) for quota in sampling.quotas}
+        found = [sample for points in known.values() if sampling.is_adaptive for sample in points]
+        while (quota := sampling.next_quota(found)) is not None:
+            points = known[quota]
+            self._tell(f"{name} at {quota} slot{'s' if quota > 1 else ''}" + (f" of {degree}" if degree > 1 else ""))
+            if not points:
+                self._warm_up(part)
+                points = self._measure_point(part, degree, quota)
+                if self._site.cache is not None:
+                    self._site.cache.add_module(self._key, points, self._record.memory)
+            found += points
+        return found
+
+    def _reusable(self, degree: int, quota: int) -> tuple[Sample, ...]:
+        """What is known of a point, if it is good enough. What failed is tried again: memory may be free by now."""
+        least, counters = self._site.settings.min_repeats, self._site.counters
+        wants_counters = counters is not None and not counters.missing
+        points = self._record.at(degree, quota)
+        good = all(
+            len(s.times_ms) >= least
+            and (not wants_counters or s.bandwidth_utilisation is not None or not any(s.times_ms))
+            for s in points
+        )
+        return points if good else ()
+
+    def _measure_point(self, part: Subject, degree: int, quota: int) -> tuple[Sample, ...]:
+        site, lane = self._site, self._site.lanes.lane(tuple(range(quota)))
+        with attempt() as tried:
+            times = measure_alone(part, lane, site.settings)
+            if site.counters is not None:
+                site.clocks_mhz.append(site.counters.clocks_mhz)
+            seen = {phase: self._look(part, quota, phase, times) for phase in Phase}
+            peaks = dict(zip(Phase, self._peaks(part, lane), strict=True))
+        if tried.reason is not None:
+            return tuple(_infeasible(part.name, phase, quota, degree, tried.reason) for phase in Phase)
+        return tuple(
+            Sample(
+                module=part.name,
+                phase=phase,
+                quota=quota,
+                degree=degree,
+                times_ms=values,
+                peak_bytes=peaks[phase],
+                bandwidth_utilisation=seen[phase].dram_bandwidth,
+                sm_occupancy=seen[phase].sm_occupancy,
+            )
+            for phase, values in zip(Phase, (times.forward_ms, times.backward_ms), strict=True)
+        )
+
+    def _look(self, part: Subject, quota: int, phase: Phase, times: StepTimes) -> Utilisation:
+        """Reads the counters while the phase runs on its partition; knows nothing where there are none."""
+        site = self._site
+        values = times.forward_ms if phase is Phase.FORWARD else times.backward_ms
+        if site.counters is None or site.counters.missing or not any(values):
+            return Utilisation()
+        lane = site.lanes.lane(tuple(range(quota)))
+        found = measure_utilisation(part, lane, phase, site.counters, site.device, call_ms=sum(values) / len(values))
+        return found or Utilisation()
+
+    def _warm_up(self, part: Subject) -> None:
+        """Lets libraries set themselves up and choose kernels on the whole device."""
+        if self._site.lanes.launches_inline and not self._is_warm:
+            with attempt():
+                part.backward(part.forward())
+        self._is_warm = True
+
+    def _peaks(self, part: Subject, lane: Lane) -> tuple[int, int]:
+        """Most bytes in use in both phases; where no allocator counts them, what forward keeps."""
+        if self._site.torch_device.type == "cuda":
+            return lane.submit(partial(phase_peaks, part, self._site.torch_device)).wait()
+        kept = lane.submit(part.activation_bytes).wait()
+        return kept, kept
+
+    def _memory(self, quota: int) -> ModuleMemory:
+        """What the module keeps; its own size alone where it fails at ``quota``."""
+        if self._record.memory is not None:
+            return self._record.memory
+        subject, site = self._subject, self._site
+        kept = 0
+        with attempt():
+            kept = site.lanes.lane(tuple(range(quota))).submit(subject.activation_bytes).wait()
+        memory = ModuleMemory(module=subject.name, resident_bytes=subject.resident_bytes, activation_bytes=kept)
+        if site.cache is not None:
+            site.cache.add_module(self._key, (), memory)
+        return memory
+
+
+def compose(sample: Sample, network: Network | None, gradient_bytes: int) -> Sample:
+    """Returns a degree's sample from its measured compute: backward also sums the gradients, hidden by nothing.
+
+    Raises:
+        ValueError: There is no network to sum them over.
+    """
+    if sample.degree == 1:
+        return sample
+    if network is None:
+        raise ValueError(f"degree {sample.degree} is composed of compute and communication; give a network")
+    reduce_ms = network.all_reduce_ms(gradient_bytes, sample.degree) if sample.phase is Phase.BACKWARD else 0.0
+    return dataclasses.replace(sample, times_ms=tuple(time + reduce_ms for time in sample.times_ms), source="composed")
+
+
+def _infeasible(module: str, phase: Phase, quota: int, degree: int, reason: str) -> Sample:
+    return Sample(module=module, phase=phase, quota=quota, degree=degree, infeasible=reason)

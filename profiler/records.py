@@ -1,0 +1,108 @@
+"""What a cache keeps of measurements: of one module, and of modules side by side, whatever they are called."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from mosaic.device import FORBID_EXTRA, Device
+from mosaic.profile import GroupSample, ModuleMemory, PairSample, Phase, Sample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleKey:
+    """What a module's time depends on; equal keys may share measurements."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+
+    structure: str
+    """See ``digest_of``."""
+    inputs: str
+    """See ``inputs_of``."""
+    device: Device
+    """Where it runs."""
+    torch_version: str
+    """Version of torch."""
+    driver: str
+    """Release of the kernel driver and version of CUDA; empty on the host."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleRecord:
+    """Measurements of one module. Samples of a degree above 1 are compute alone, without communication."""
+
+    SCHEMA_VERSION: ClassVar[int] = 1
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+
+    schema_version: Literal[1] = 1
+    """Version of this file's layout."""
+    key: ModuleKey
+    """Which module."""
+    memory: ModuleMemory | None = None
+    """What it keeps."""
+    samples: tuple[Sample, ...] = ()
+    """What was measured, each point once."""
+
+    def merged(self, samples: Iterable[Sample], memory: ModuleMemory | None) -> ModuleRecord:
+        """Returns the record with newer measurements in the place of older ones."""
+        points = {(s.phase, s.degree, s.quota): s for s in (*self.samples, *samples)}
+        return dataclasses.replace(self, samples=tuple(points.values()), memory=memory or self.memory)
+
+    def renamed(self, name: str) -> ModuleRecord:
+        """Returns the record of a module that has another name."""
+        return dataclasses.replace(
+            self,
+            memory=dataclasses.replace(self.memory, module=name) if self.memory is not None else None,
+            samples=tuple(dataclasses.replace(sample, module=name) for sample in self.samples),
+        )
+
+    def at(self, degree: int, quota: int) -> tuple[Sample, ...]:
+        """Returns both phases at one point; nothing where it was not measured."""
+        found = {s.phase: s for s in self.samples if (s.degree, s.quota) == (degree, quota)}
+        return tuple(found[phase] for phase in Phase) if len(found) == len(Phase) else ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideKey:
+    """Modules side by side; their order is that of their names in a record: ``0``, ``1``, ..."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+
+    kind: Literal["pair", "group"]
+    """How they were measured."""
+    modules: tuple[ModuleKey, ...]
+    """Who."""
+    quotas: tuple[int, ...]
+    """Slots of each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideRecord:
+    """Measurements of modules side by side, in both phases."""
+
+    SCHEMA_VERSION: ClassVar[int] = 1
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+
+    schema_version: Literal[1] = 1
+    """Version of this file's layout."""
+    key: SideKey
+    """Which modules."""
+    pairs: tuple[PairSample, ...] = ()
+    """Of a pair."""
+    groups: tuple[GroupSample, ...] = ()
+    """Of a group."""
+
+    def renamed(self, names: dict[str, str]) -> SideRecord:
+        """Returns the record with other names for its modules."""
+        return dataclasses.replace(
+            self,
+            pairs=tuple(
+                dataclasses.replace(pair, module=names[pair.module], beside=names[pair.beside]) for pair in self.pairs
+            ),
+            groups=tuple(
+                GroupSample(members=tuple(dataclasses.replace(m, module=names[m.module]) for m in group.members))
+                for group in self.groups
+            ),
+        )

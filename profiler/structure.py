@@ -1,0 +1,78 @@
+"""What a module is: a hash of its classes, settings, parameters and inputs, by which measurements are found again."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from mosaic.profile import ModuleStructure
+from mosaic.profiler.subject import Subject, tensors_in
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+
+
+def structures_of(subjects: Sequence[Subject]) -> tuple[ModuleStructure, ...]:
+    """Returns what modules are made of, for a profile and to compare one with."""
+    return tuple(ModuleStructure(module=subject.name, digest=digest_of(subject.module)) for subject in subjects)
+
+
+def digest_of(module: nn.Module) -> str:
+    """Returns 16 hexadecimal digits that change with whatever decides a module's time.
+
+    Those are the classes of all its parts with their printed settings, the source of classes that are not torch's
+    own, the mode (train or eval), and shape, dtype and ``requires_grad`` of parameters and buffers. Values
+    are not looked at, and neither is code that a forward calls elsewhere.
+    """
+    return _hashed(_parts_of(module))
+
+
+def inputs_of(subject: Subject) -> str:
+    """Returns 16 hexadecimal digits that change with shapes, dtypes and plain values of a call, and with autocast."""
+    return _hashed((*_leaves_of((subject.args, subject.kwargs)), *_ambient_of(subject)))
+
+
+def _hashed(parts: Sequence[str] | Iterator[str]) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def _parts_of(module: nn.Module) -> Iterator[str]:
+    sources: set[type] = set()
+    for path, part in module.named_modules():
+        kind = type(part)
+        yield f"{path}: {kind.__module__}.{kind.__qualname__}({part.extra_repr()}) {part.training}"
+        if kind not in sources and not kind.__module__.startswith("torch."):
+            sources.add(kind)
+            yield _source_of(kind)
+    for path, tensor in (*module.named_parameters(), *module.named_buffers()):
+        yield f"{path}: {tuple(tensor.shape)} {tensor.dtype} {tensor.requires_grad}"
+
+
+def _source_of(kind: type) -> str:
+    try:
+        return inspect.getsource(kind)
+    except (OSError, TypeError):  # made at run time, or typed into a prompt
+        return ""
+
+
+def _leaves_of(value: Any) -> Iterator[str]:
+    for tensor in tensors_in(value):
+        yield f"{tuple(tensor.shape)} {tuple(tensor.stride())} {tensor.dtype} {tensor.requires_grad}"
+    for leaf in pytree.tree_leaves(value):
+        yield repr(leaf) if isinstance(leaf, _PLAIN) else type(leaf).__qualname__
+
+
+def _ambient_of(subject: Subject) -> Iterator[str]:
+    """What a thread's settings do to every operator: gradients, autocast, and how products are rounded."""
+    yield f"{torch.get_float32_matmul_precision()} {torch.are_deterministic_algorithms_enabled()}"
+    if subject.settings is not None:
+        with subject.settings():
+            cast = [
+                f"{kind} {torch.is_autocast_enabled(kind)} {torch.get_autocast_dtype(kind)}" for kind in ("cpu", "cuda")
+            ]
+            yield f"{torch.is_grad_enabled()} {' '.join(cast)}"

@@ -1,0 +1,69 @@
+"""Where and with what a profile is measured."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import torch
+
+from mosaic.backends.base import Backend
+from mosaic.backends.cuda import describe_devices, describe_driver, describe_nvml
+from mosaic.errors import BackendUnavailableError
+from mosaic.profile import Environment
+from mosaic.profiler.counters import Counters
+from mosaic.profiler.records import ModuleKey
+from mosaic.profiler.structure import digest_of, inputs_of
+from mosaic.profiler.subject import Subject
+
+
+def environment_of(
+    backend: Backend, *, foreign_cpu_share: float = 0.0, clocks_mhz: Sequence[tuple[int, int]] = ()
+) -> Environment:
+    """Returns the software, the date and the clocks, for a profile and to compare one with.
+
+    Args:
+        backend: Where.
+        foreign_cpu_share: Share of the machine's CPU time that other processes took.
+        clocks_mhz: SM and memory clocks, each time that they were read; the medians are kept.
+    """
+    on_gpu = backend.torch_device.type == "cuda"
+    sm_clock, memory_clock = zip(*clocks_mhz, strict=True) if clocks_mhz else ((0,), (0,))
+    return Environment(
+        torch_version=torch.__version__,
+        python_version=platform.python_version(),
+        driver_version=describe_driver().version if on_gpu else "",
+        driver=_driver_release() if on_gpu else "",
+        sm_clock_mhz=round(statistics.median(sm_clock)),
+        memory_clock_mhz=round(statistics.median(memory_clock)),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        foreign_cpu_share=round(foreign_cpu_share, 4),
+    )
+
+
+def key_of(subject: Subject, backend: Backend, environment: Environment) -> ModuleKey:
+    """Returns under what a module's measurements are kept."""
+    return ModuleKey(
+        structure=digest_of(subject.module),
+        inputs=inputs_of(subject),
+        device=backend.device,
+        torch_version=environment.torch_version,
+        driver=f"{environment.driver} {environment.driver_version}".strip(),
+    )
+
+
+def open_counters(backend: Backend) -> Counters | None:
+    """Opens the counters of a backend's GPU, which the caller closes; None on the host, which has none."""
+    if backend.torch_device.type != "cuda":
+        return None
+    return Counters(describe_devices()[backend.torch_device.index or 0].uuid)
+
+
+def _driver_release() -> str:
+    """Returns the kernel driver's release; empty where NVML does not answer."""
+    try:
+        return describe_nvml().driver_version
+    except BackendUnavailableError:
+        return ""
