@@ -18,8 +18,9 @@ from mosaic.cost.least_squares import Matrix, condition_number, half_widths, non
 from mosaic.cost.observation import Table
 from mosaic.errors import InvalidProfileError
 
-Form = Literal["none", "additive", "full", "mosaic"]
-"""No interference, Eq. 8 without and with its product, and our own form."""
+Form = Literal["none", "additive", "full", "pairwise", "mosaic"]
+"""No interference, Eq. 8 without and with its product, and our own form: with the terms that simply add up over
+neighbours (which every solver can state), or with those that cross-validation chooses."""
 
 MOST_CONDITION = 300.0
 """Columns closer to each other than this cannot be told apart with measurements that are good to a percent."""

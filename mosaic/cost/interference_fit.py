@@ -106,7 +106,7 @@ class InterferenceFit:
         """Returns the form for a model whose modules use the given bandwidths."""
         if self.form == "none":
             return NoInterference()
-        if self.form == "mosaic":
+        if self.form in ("pairwise", "mosaic"):
             sharing = {phase: Sharing(**self.of(phase).named, knee=self.of(phase).knee) for phase in Phase}
             return SharedBandwidth(sharing, bandwidths)
         eq8 = {phase: Eq8(**self.of(phase).named) for phase in Phase}
@@ -158,8 +158,8 @@ def fit_interference(
     Args:
         groups: What ran; of any models.
         bandwidths: What their modules use alone.
-        form: ``none``, ``additive`` or ``full`` (Eq. 8 without and with its product), or ``mosaic``, which also
-            chooses among a few terms by cross-validation.
+        form: ``none``, ``additive`` or ``full`` (Eq. 8 without and with its product), ``pairwise`` or
+            ``mosaic``; the last also chooses among a few terms by cross-validation.
         device: Where they ran.
         pairs: Pairs of which one was timed.
 

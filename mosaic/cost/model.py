@@ -103,7 +103,7 @@ class CostModel:
         Args:
             profile: What was measured.
             interference: ``measured`` (the profile's pairs), or a form: ``none``, ``additive``, ``full`` (paper Eq. 8
-                without and with its product), ``mosaic``.
+                without and with its product), ``pairwise``, ``mosaic``.
             surface: ``smooth`` (``ScalingSurface``) or ``alpha-beta`` (Spindle's, over degree times quota).
             fit: Coefficients of that form, found on this device before; fitted to the profile's groups and pairs
                 where None.

@@ -52,6 +52,7 @@ def profile() -> Profile:
         ("none", NoInterference),
         ("additive", AdditiveInterference),
         ("full", FullInterference),
+        ("pairwise", SharedBandwidth),
         ("mosaic", SharedBandwidth),
         ("measured", MeasuredInterference),
     ],
@@ -160,8 +161,8 @@ def test_a_profile_s_errors_at_held_out_points_are_of_every_form() -> None:
     surfaces = {(e.subject, e.phase, e.form) for e in found if e.subject != "interference"}
     assert surfaces == {(name, phase, form) for name in SHARES for phase in Phase for form in ("smooth", "alpha-beta")}
     forms = [e.form for e in found if e.subject == "interference"]
-    assert forms[:2] == ["mosaic"] * 2
-    assert set(forms) == {"none", "additive", "full", "mosaic"}
+    assert set(forms[:4]) == {"pairwise", "mosaic"}
+    assert set(forms) == {"none", "additive", "full", "pairwise", "mosaic"}
     assert replace(old, held_out=found).held_out == found
 
 
