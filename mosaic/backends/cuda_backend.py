@@ -74,6 +74,7 @@ class CudaBackend:
         self._choice = {"fine": fine, "placement": placement, "priority": priority, "remainder": remainder}
         self._verify = verify
         self._notes: dict[str, None] = {}
+        self._most_streams = 0
         self._device = Device(
             name=self._info.name,
             kind="cuda",
@@ -178,6 +179,9 @@ class CudaBackend:
             return None
 
     def _look_around(self, *, num_streams: int) -> None:
+        if num_streams <= self._most_streams:  # NVML takes a while to answer, and what it says changes little
+            return
+        self._most_streams = num_streams
         findings: tuple[EnvironmentFinding, ...] = find_here(self._info.uuid, num_streams=num_streams)
         for finding in findings:
             self._note(finding.sentence)

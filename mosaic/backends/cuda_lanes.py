@@ -19,24 +19,11 @@ from torch.utils import _pytree as pytree
 
 from mosaic.backends.base import Ticket
 from mosaic.backends.stream_api import StreamApi
+from mosaic.backends.stream_clock import StreamClock
+from mosaic.backends.stream_clock import StreamMark as StreamMark
 from mosaic.errors import MosaicError
 
 T = TypeVar("T")
-
-
-class StreamMark:
-    """A timed event on a lane's stream."""
-
-    def __init__(self, api: StreamApi, stream: Any) -> None:
-        self.event = api.new_event(timing=True)
-        self.event.record(stream)
-
-    def ms_until(self, later: StreamMark) -> float:
-        """Waits for both events; returns the milliseconds between them, by the device's clock."""
-        self.event.synchronize()
-        later.event.synchronize()
-        elapsed: float = self.event.elapsed_time(later.event)
-        return elapsed
 
 
 class StreamTicket(Generic[T]):
@@ -45,7 +32,7 @@ class StreamTicket(Generic[T]):
     def __init__(self, lane: StreamLane, start: StreamMark | None, end: Any) -> None:
         self._lane = lane
         self._start = start
-        self.end = end
+        self.end = end  # an event
         self._result: T | None = None
         self._error: BaseException | None = None
 
@@ -61,11 +48,8 @@ class StreamTicket(Generic[T]):
         if self._start is None:
             raise MosaicError("this work was launched without times")
         self.end.synchronize()
-        origin = self._lane.origin.event
-        return (
-            round(origin.elapsed_time(self._start.event) * 1e6),
-            round(origin.elapsed_time(self.end) * 1e6),
-        )
+        start_ms = self._start.at_ms()
+        return round(start_ms * 1e6), round((start_ms + self._start.event.elapsed_time(self.end)) * 1e6)
 
     def order(self, stream: Any) -> None:
         """Makes everything given to ``stream`` from now on start after the work."""
@@ -93,6 +77,7 @@ class StreamLane:
         stream: The stream.
         num_sms: SMs that its work may use; None where nobody confines it.
         last: The latest work, or None.
+        origin: When the lanes were opened; its clock is the one of their marks.
     """
 
     def __init__(
@@ -160,7 +145,7 @@ class StreamLane:
 
     def mark(self) -> StreamMark:
         """Notes the point that the stream has come to."""
-        return StreamMark(self.api, self.stream)
+        return StreamMark(self.api, self.stream, self.origin.clock)
 
     def order_after_caller(self) -> None:
         """Starts whatever comes next after all that the caller's stream was given so far."""
@@ -233,7 +218,7 @@ class StreamLanes:
         conflict: Callable[[tuple[int, ...], tuple[int, ...]], bool] | None = None,
     ) -> None:
         self.api = api
-        self._origin = StreamMark(api, api.current_stream())
+        self._origin = StreamMark(api, api.current_stream(), StreamClock(api))
         self._conflict = conflict or _share_a_slot
         self._turn = threading.RLock()
         self._lanes: dict[tuple[int, ...], StreamLane] = {}
