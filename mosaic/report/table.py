@@ -140,6 +140,8 @@ def profile_table(profile: Profile) -> Table:
 def _times(sample: Sample | None) -> str:
     if sample is None:
         return _NOTHING
+    if sample.infeasible:
+        return "cannot run"
     first, third = sample.quartiles_ms
     # Three digits are more than a median of a few runs deserves, and fit 80 columns.
     digits = 1 if sample.median_ms >= 10 else 2
@@ -149,6 +151,11 @@ def _times(sample: Sample | None) -> str:
 def _profile_caption(profile: Profile) -> str:
     where = profile.environment
     lines = [
+        f"{sample.module} at {sample.quota} slots, {sample.phase}: cannot run: {sample.infeasible}"
+        for sample in profile.samples
+        if sample.infeasible
+    ]
+    lines += [
         f"measured {where.created} with torch {where.torch_version}",
         f"other processes took {where.foreign_cpu_share:.1%} of the CPU",
     ]

@@ -113,6 +113,14 @@ def test_profile_table_is_marked_measured_and_tells_how_busy_the_machine_was() -
     assert "predicted" not in text
 
 
+def test_profile_table_says_where_a_module_cannot_run_and_why() -> None:
+    whole = profile()
+    failed = replace(whole.samples[0], times_ms=(), infeasible="out of memory")
+    text = shown(profile_table(replace(whole, samples=(failed, *whole.samples[1:]))))
+    assert "cannot run" in text
+    assert f"image at {failed.quota} slots, {failed.phase}: cannot run: out of memory" in " ".join(text.split())
+
+
 def test_graph_table_shows_size_sources_and_what_may_run_beside() -> None:
     text = shown(graph_table(GRAPH))
     assert row(text, "image ").split() == ["image", "1.23", "M", "yes", "the", "batch", "audio[0]"]
