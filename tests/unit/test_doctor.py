@@ -200,3 +200,36 @@ def test_square_brackets_in_a_finding_are_printed_as_they_are():
 def test_a_report_without_findings_says_that_nothing_is_to_do():
     report = dataclasses.replace(collect_report({}), findings=())
     assert "Nothing to do." in printed(report)
+
+
+def test_a_gpu_can_be_used_by_the_backend_only_with_a_torch_that_has_cuda(fake_driver: FakeDriver):
+    swap = """
+from mosaic.cli import doctor
+from mosaic.cli.doctor_report import TorchReport
+doctor._torch = lambda: TorchReport(version="2.13.0", cuda={cuda!r})
+"""
+    for built_with, says in (("13.0", "the cuda backend"), (None, "splitting the GPU's SMs into slots")):
+        report = fake_driver.run(swap.format(cuda=built_with) + COLLECT)
+        assert any(says in line for line in report["works"])
+    old = fake_driver.run(swap.format(cuda="13.0") + COLLECT, version=12040)
+    assert not any("the cuda backend" in line for line in old["works"])
+
+
+def test_what_compiles_the_probe_is_named_and_missed_only_beside_a_gpu(fake_driver: FakeDriver):
+    report = fake_driver.run(COLLECT)
+    assert report["probe"] is not None
+    assert f"compiled by NVRTC {report['probe']}" in report["printed"]
+    without = fake_driver.run("import sys; sys.modules['cuda.bindings'] = None\n" + COLLECT)
+    assert without["probe"] is None
+    assert any("cannot be probed" in text for text in texts(without, "warning"))
+
+
+def test_other_users_of_a_gpu_are_warned_of(fake_driver: FakeDriver):
+    busy = """
+from mosaic.backends.cuda_environment import NvmlAnswers
+from mosaic.cli import doctor_findings
+doctor_findings.ask_nvml = lambda uuid: NvmlAnswers(processes=(4711,), mig=True)
+"""
+    warnings = texts(fake_driver.run(busy + COLLECT), "warning")
+    assert any("device 0: other processes use this GPU (ids 4711)" in text for text in warnings)
+    assert any("device 0: this GPU is in MIG mode" in text for text in warnings)
