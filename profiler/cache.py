@@ -15,8 +15,8 @@ from typing import TypeVar
 
 from mosaic.artifact import fingerprint, load, save
 from mosaic.errors import InvalidFileError, MosaicError
-from mosaic.profile import GroupSample, ModuleMemory, PairSample, Sample
-from mosaic.profiler.records import ModuleKey, ModuleRecord, SideKey, SideRecord
+from mosaic.profile import GroupSample, ModuleMemory, PairSample
+from mosaic.profiler.records import Kept, ModuleKey, ModuleRecord, SideKey, SideRecord
 
 Record = TypeVar("Record", ModuleRecord, SideRecord)
 
@@ -45,9 +45,9 @@ class ProfileCache:
         empty = ModuleRecord(key=key)
         return self._read(ModuleRecord, empty, self._path(key)).renamed(name) if self._reuse else empty
 
-    def add_module(self, key: ModuleKey, samples: Iterable[Sample], memory: ModuleMemory | None) -> None:
+    def add_module(self, key: ModuleKey, points: Iterable[Kept], memory: ModuleMemory | None) -> None:
         """Keeps measurements of a module; newer ones take the place of older ones."""
-        found = tuple(samples)
+        found = tuple(points)
         self._change(ModuleRecord, ModuleRecord(key=key), self._path(key), lambda record: record.merged(found, memory))
 
     def side(self, key: SideKey, names: Sequence[str]) -> SideRecord:

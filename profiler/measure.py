@@ -34,7 +34,12 @@ def measure_alone(subject: Subject, lane: Lane, settings: ProfileSettings) -> St
     Raises:
         UnstableMeasurementError: Others took more of the machine than ``settings.refuse_share``, three times.
     """
-    return quietest(lambda: _repeat(subject, lane, settings), settings, what=subject.name)[0]
+    return measure_quietly(subject, lane, settings)[0]
+
+
+def measure_quietly(subject: Subject, lane: Lane, settings: ProfileSettings) -> tuple[StepTimes, float | None]:
+    """As ``measure_alone``; also returns the share of the machine that others took, None where unknown."""
+    return quietest(lambda: _repeat(subject, lane, settings), settings, what=subject.name)
 
 
 def quietest(take: Callable[[], StepTimes], settings: ProfileSettings, *, what: str) -> tuple[StepTimes, float | None]:

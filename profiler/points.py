@@ -18,10 +18,10 @@ from mosaic.profiler.batch import split_batch
 from mosaic.profiler.cache import ProfileCache
 from mosaic.profiler.communication import Network
 from mosaic.profiler.counters import Counters, Utilisation
-from mosaic.profiler.measure import StepTimes, measure_alone
+from mosaic.profiler.measure import StepTimes, measure_quietly
 from mosaic.profiler.peaks import phase_peaks
 from mosaic.profiler.quotas import Sampling
-from mosaic.profiler.records import ModuleKey, ModuleRecord
+from mosaic.profiler.records import Kept, ModuleKey, ModuleRecord
 from mosaic.profiler.settings import ProfileSettings
 from mosaic.profiler.subject import Subject
 from mosaic.profiler.utilisation import measure_utilisation
@@ -91,56 +91,60 @@ class ModulePoints:
             if not points:
                 self._warm_up(part)
                 points = self._measure_point(part, degree, quota)
-                if self._site.cache is not None:
-                    self._site.cache.add_module(self._key, points, self._record.memory)
             found += points
         return found
 
     def _reusable(self, degree: int, quota: int) -> tuple[Sample, ...]:
-        """What is known of a point, if it is good enough. What failed is tried again: memory may be free by now."""
-        least, counters = self._site.settings.min_repeats, self._site.counters
+        """What is known of a point, if this run would have taken it. What failed is tried again: memory may be free."""
+        settings, counters = self._site.settings, self._site.counters
         wants_counters = counters is not None and not counters.missing
-        points = self._record.at(degree, quota)
+        kept = self._record.at(degree, quota)
+        if kept is None or (kept.foreign_cpu_share or 0.0) > settings.refuse_share:
+            return ()
         good = all(
-            len(s.times_ms) >= least
+            len(s.times_ms) >= settings.min_repeats
             and (not wants_counters or s.bandwidth_utilisation is not None or not any(s.times_ms))
-            for s in points
+            for s in kept.samples
         )
-        return points if good else ()
+        return kept.samples if good else ()
 
     def _measure_point(self, part: Subject, degree: int, quota: int) -> tuple[Sample, ...]:
         site, lane = self._site, self._site.lanes.lane(tuple(range(quota)))
+        share = None
         with attempt() as tried:
-            times = measure_alone(part, lane, site.settings)
+            times, share = measure_quietly(part, lane, site.settings)
             if site.counters is not None:
                 site.clocks_mhz.append(site.counters.clocks_mhz)
-            seen = {phase: self._look(part, quota, phase, times) for phase in Phase}
+            seen = {phase: self._look(part, lane, phase, times) for phase in Phase}
             peaks = dict(zip(Phase, self._peaks(part, lane), strict=True))
         if tried.reason is not None:
-            return tuple(_infeasible(part.name, phase, quota, degree, tried.reason) for phase in Phase)
-        return tuple(
-            Sample(
-                module=part.name,
-                phase=phase,
-                quota=quota,
-                degree=degree,
-                times_ms=values,
-                peak_bytes=peaks[phase],
-                bandwidth_utilisation=seen[phase].dram_bandwidth,
-                sm_occupancy=seen[phase].sm_occupancy,
+            samples = tuple(_infeasible(part.name, phase, quota, degree, tried.reason) for phase in Phase)
+        else:
+            samples = tuple(
+                Sample(
+                    module=part.name,
+                    phase=phase,
+                    quota=quota,
+                    degree=degree,
+                    times_ms=_of(times, phase),
+                    peak_bytes=peaks[phase],
+                    bandwidth_utilisation=seen[phase].dram_bandwidth,
+                    sm_occupancy=seen[phase].sm_occupancy,
+                )
+                for phase in Phase
             )
-            for phase, values in zip(Phase, (times.forward_ms, times.backward_ms), strict=True)
-        )
+        if site.cache is not None:
+            kept = Kept(samples=samples, foreign_cpu_share=share)
+            site.cache.add_module(self._key, (kept,), self._record.memory)
+        return samples
 
-    def _look(self, part: Subject, quota: int, phase: Phase, times: StepTimes) -> Utilisation:
+    def _look(self, part: Subject, lane: Lane, phase: Phase, times: StepTimes) -> Utilisation:
         """Reads the counters while the phase runs on its partition; knows nothing where there are none."""
-        site = self._site
-        values = times.forward_ms if phase is Phase.FORWARD else times.backward_ms
+        site, values = self._site, _of(times, phase)
         if site.counters is None or site.counters.missing or not any(values):
             return Utilisation()
-        lane = site.lanes.lane(tuple(range(quota)))
-        found = measure_utilisation(part, lane, phase, site.counters, site.device, call_ms=sum(values) / len(values))
-        return found or Utilisation()
+        call_ms = sum(values) / len(values)
+        return measure_utilisation(part, lane, phase, site.counters, site.device, call_ms=call_ms) or Utilisation()
 
     def _warm_up(self, part: Subject) -> None:
         """Lets libraries set themselves up and choose kernels on the whole device."""
@@ -182,6 +186,10 @@ def compose(sample: Sample, network: Network | None, gradient_bytes: int) -> Sam
         raise ValueError(f"degree {sample.degree} is composed of compute and communication; give a network")
     reduce_ms = network.all_reduce_ms(gradient_bytes, sample.degree) if sample.phase is Phase.BACKWARD else 0.0
     return dataclasses.replace(sample, times_ms=tuple(time + reduce_ms for time in sample.times_ms), source="composed")
+
+
+def _of(times: StepTimes, phase: Phase) -> tuple[float, ...]:
+    return times.forward_ms if phase is Phase.FORWARD else times.backward_ms
 
 
 def _infeasible(module: str, phase: Phase, quota: int, degree: int, reason: str) -> Sample:

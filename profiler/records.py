@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from mosaic.device import FORBID_EXTRA, Device
-from mosaic.profile import GroupSample, ModuleMemory, PairSample, Phase, Sample
+from mosaic.profile import GroupSample, ModuleMemory, PairSample, Sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +30,25 @@ class ModuleKey:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """One point, and how far it can be trusted."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+
+    samples: tuple[Sample, ...]
+    """Forward and backward. Of a degree above 1, compute alone, without communication."""
+    foreign_cpu_share: float | None
+    """Share of the machine's CPU time that other processes took meanwhile; None where unknown."""
+
+    @property
+    def point(self) -> tuple[int, int]:
+        """Degree and quota."""
+        return self.samples[0].degree, self.samples[0].quota
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleRecord:
-    """Measurements of one module. Samples of a degree above 1 are compute alone, without communication."""
+    """Measurements of one module."""
 
     SCHEMA_VERSION: ClassVar[int] = 1
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
@@ -42,26 +59,30 @@ class ModuleRecord:
     """Which module."""
     memory: ModuleMemory | None = None
     """What it keeps."""
-    samples: tuple[Sample, ...] = ()
+    points: tuple[Kept, ...] = ()
     """What was measured, each point once."""
 
-    def merged(self, samples: Iterable[Sample], memory: ModuleMemory | None) -> ModuleRecord:
+    def merged(self, points: Iterable[Kept], memory: ModuleMemory | None) -> ModuleRecord:
         """Returns the record with newer measurements in the place of older ones."""
-        points = {(s.phase, s.degree, s.quota): s for s in (*self.samples, *samples)}
-        return dataclasses.replace(self, samples=tuple(points.values()), memory=memory or self.memory)
+        known = {kept.point: kept for kept in (*self.points, *points)}
+        return dataclasses.replace(self, points=tuple(known.values()), memory=memory or self.memory)
 
     def renamed(self, name: str) -> ModuleRecord:
         """Returns the record of a module that has another name."""
         return dataclasses.replace(
             self,
             memory=dataclasses.replace(self.memory, module=name) if self.memory is not None else None,
-            samples=tuple(dataclasses.replace(sample, module=name) for sample in self.samples),
+            points=tuple(
+                dataclasses.replace(
+                    kept, samples=tuple(dataclasses.replace(sample, module=name) for sample in kept.samples)
+                )
+                for kept in self.points
+            ),
         )
 
-    def at(self, degree: int, quota: int) -> tuple[Sample, ...]:
-        """Returns both phases at one point; nothing where it was not measured."""
-        found = {s.phase: s for s in self.samples if (s.degree, s.quota) == (degree, quota)}
-        return tuple(found[phase] for phase in Phase) if len(found) == len(Phase) else ()
+    def at(self, degree: int, quota: int) -> Kept | None:
+        """Returns one point; None where it was not measured."""
+        return next((kept for kept in self.points if kept.point == (degree, quota)), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,10 +54,18 @@ def demo(given: options.Demo) -> None:
 
 def profile(given: options.Profile) -> None:
     """``mosaic profile``."""
-    measured = _profile(given.model, given.quotas, given, given.output)
+    from mosaic.cli.profiling import Request, measure
+    from mosaic.profiler import default_cache_folder
+
+    options = {field.name: getattr(given, field.name) for field in dataclasses.fields(Request)}
+    found = measure(Request(**options | {"cache": given.cache or default_cache_folder()}))
+    measured = found.profile
+    save(measured, given.output)
     console = Console(stderr=_takes_stdout(given.json))
     console.print(graph_table(measured.graph))
     console.print(profile_table(measured))
+    for note in found.notes:
+        console.print(note, highlight=False, markup=False)
     console.print(f"wrote {given.output}")
     _also_write(measured, given.json)
 
@@ -72,8 +80,17 @@ def plan(given: options.PlanCommand) -> None:
     if given.profile is not None:
         measured = load(Profile, given.profile)
     else:
+        from mosaic.cli.profiling import Request, measure
+
         assert given.model is not None
-        measured = _profile(given.model, "tenths", given, None)
+        measured = measure(
+            Request(
+                model=given.model,
+                backend=given.backend,
+                device=given.device,
+                max_foreign_share=given.max_foreign_share,
+            )
+        ).profile
     solved = solve(measured.graph, CostModel.from_profile(measured), measured.device, method=given.method)
     save(solved, given.output)
     console = Console(stderr=_takes_stdout(given.json))
@@ -111,46 +128,6 @@ def run(given: options.Run) -> None:
         console.print(f"{name} {value:.3f}" if isinstance(value, float) else f"{name} {value}", highlight=False)
     if given.json is not None:
         _write(json.dumps(dataclasses.asdict(measured), indent=2) + "\n", given.json)
-
-
-def _profile(model: str, quotas: str, given: options.Profile | options.PlanCommand, output: Path | None) -> Profile:
-    """Finds and measures a model's modules."""
-    from mosaic.cli.workload import load_workload
-    from mosaic.engine import find_modules
-    from mosaic.microbench.devices import moved, open_backend
-    from mosaic.profiler import ProfileSettings, profile_modules
-
-    workload = load_workload(model)
-    first = next(iter(workload.model.parameters()), None)
-    on_gpu = first is not None and first.device.type == "cuda"
-    ordinal = (first.device.index or 0) if given.backend is None and first is not None and on_gpu else given.device
-    backend = open_backend(given.backend or ("cuda" if on_gpu else "host"), ordinal)
-    chosen = _quotas(quotas, backend.device.num_slots)
-    with Progress() as progress:
-        finding = find_modules(workload.model.to(backend.torch_device), moved(workload.sample, backend.torch_device))
-        measured = profile_modules(
-            workload.model,
-            finding.subjects,
-            finding.graph,
-            backend,
-            quotas=chosen,
-            settings=ProfileSettings(refuse_share=given.max_foreign_share),
-            progress=progress.follow("profiling"),
-        )
-    if output is not None:
-        save(measured, output)
-    return measured
-
-
-def _quotas(text: str, num_slots: int) -> tuple[int, ...] | None:
-    if text == "tenths":
-        return None
-    if text == "all":
-        return tuple(range(1, num_slots + 1))
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise MosaicError(f"--quotas {text} is neither tenths, all, nor numbers of slots such as 1,2,4") from None
 
 
 def _takes_stdout(target: Path | None) -> bool:

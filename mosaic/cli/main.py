@@ -83,7 +83,24 @@ class Profile:
     output: Path = Path("profile.json")
     """Where to write the profile."""
     quotas: str = "tenths"
-    """Quotas to measure: tenths of the device, all, or numbers of slots such as 1,2,4."""
+    """Quotas to measure: tenths of the device, all, adaptive (where time bends), or numbers of slots such as 1,2,4."""
+    bound: float = 0.05
+    """With adaptive quotas: stop where samples that are left out are predicted with less than this relative error."""
+    degrees: str = "1"
+    """Data-parallel degrees, such as 1,2,4. Those above 1 are composed: the time of a share of the batch here, and a
+    communication model."""
+    cluster: str | None = None
+    """Devices and links to compose degrees for: a name such as h100-80g, or a .json file; by default what is usual for
+    the device."""
+    groups: int = 0
+    """Groups of modules to run side by side at designed quotas, for fitting interference."""
+    counters: bool = True
+    """Read occupancy and memory bandwidth from the GPU (Hopper or later); takes about a second a sample."""
+    cache: Path | None = None
+    """Folder in which measurements are kept and found again, also after an interruption; by default mosaic/profiles in
+    the user's cache folder."""
+    fresh: bool = False
+    """Measure everything again, whatever the cache has."""
     backend: BackendName | None = None
     """Where to measure; by default on the GPU if the model's parameters are there, on the host otherwise."""
     device: int = 0
