@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -71,7 +71,13 @@ class CudaBackend:
                 needed="SMs that the split into slots leaves over",
             )
         self.api: StreamApi = api
-        self._choice = {"fine": fine, "placement": placement, "priority": priority, "remainder": remainder}
+        self._choice: dict[str, Any] = {
+            "fine": fine,
+            "placement": placement,
+            "priority": priority,
+            "remainder": remainder,
+        }
+        self._pool: GreenPool | None = None
         self._verify = verify
         self._notes: dict[str, None] = {}
         self._most_streams = 0
@@ -107,8 +113,10 @@ class CudaBackend:
     @property
     def pool(self) -> GreenPool:
         """The streams, which all backends of this device and kind share; made at the first use."""
-        self.api.synchronize()  # torch makes the primary context, before the pool retains it
-        return pool_of(self._driver, **self._choice)  # type: ignore[arg-type]  # the keywords of this class
+        if self._pool is None:
+            self.api.synchronize()  # torch makes the primary context, before the pool retains it
+            self._pool = pool_of(self._driver, **self._choice)
+        return self._pool
 
     def open_lanes(self, partitions: Iterable[tuple[int, ...]]) -> GreenLanes:
         """Opens one lane for each distinct partition; streams that exist already are lent again.

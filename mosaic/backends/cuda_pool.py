@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -106,6 +107,9 @@ class GreenDriver(Protocol):
     def probe_image(self) -> bytes:
         """Compiles the probe for the device."""
 
+    def __hash__(self) -> int:
+        """Equal drivers share a pool."""
+
 
 def pack_layouts(partitions: Iterable[Slots]) -> tuple[Layout, ...]:
     """Groups partitions into few layouts whose partitions share no slot: each goes into the first that it fits.
@@ -169,7 +173,8 @@ class GreenPool:
         self._priority = priority
         self._has_remainder = remainder
         self._pool = driver.open_pool(fine=fine, placement=placement, priority=priority, remainder=remainder)
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
+        self._released: deque[object] = deque()
         self._indices: dict[Layout, int] = {}
         self._layouts: list[Layout] = []
         self._loans: dict[object, tuple[int, int]] = {}
@@ -186,11 +191,11 @@ class GreenPool:
         Raises:
             CudaError: The driver failed, or partitions without a common slot were seen to share an SM.
         """
-        with self._lock:
-            loan = Loan(self)
-            loan.layouts = tuple(self._add(layout) for layout in layouts)
-            self._verify(layouts, image)
-            try:
+        loan = Loan(self)
+        try:
+            with self._lock:
+                loan.layouts = tuple(self._add(layout) for layout in layouts)
+                self._verify(layouts, image)
                 for layout in layouts:
                     for number, slots in enumerate(layout):
                         index = self._indices[layout]
@@ -198,19 +203,20 @@ class GreenPool:
                         loan.layout_of[slots] = index
                 if self._has_remainder:
                     loan.remainder = self._lend(loan, "remainder", -1, 0)
-            except BaseException:
-                loan.give_back()
-                raise
-            return loan
+        except BaseException:
+            loan.give_back()
+            raise
+        finally:
+            self._end_released()
+        return loan
 
     def release(self, key: object) -> None:
-        """Ends one loan of a stream; its last borrower gives it back to the driver's pool."""
-        with self._lock:
-            handle, borrowers = self._loans.pop(key)
-            if borrowers > 1:
-                self._loans[key] = (handle, borrowers - 1)
-            elif not self._pool.closed:
-                self._pool.give_back(handle)
+        """Ends one loan of a stream; its last borrower gives it back to the driver's pool.
+
+        Python may let lanes go at any moment, also while this very thread borrows: then it is done afterwards.
+        """
+        self._released.append(key)
+        self._end_released()
 
     def record(self, index: int, slots: Slots) -> PartitionRecord:
         """Describes a partition."""
@@ -230,6 +236,19 @@ class GreenPool:
     def stats(self) -> Any:
         """Returns the pool's own counts, a ``_C.PoolStats``."""
         return self._pool.stats()
+
+    def _end_released(self) -> None:
+        while self._released and self._lock.acquire(blocking=False):
+            try:
+                while self._released:
+                    key = self._released.popleft()
+                    handle, borrowers = self._loans.pop(key)
+                    if borrowers > 1:
+                        self._loans[key] = (handle, borrowers - 1)
+                    elif not self._pool.closed:
+                        self._pool.give_back(handle)
+            finally:
+                self._lock.release()
 
     def _key(self, layout: Layout, slots: Slots) -> object:
         return slots if self.placement == "merged" else (layout, slots)
@@ -285,10 +304,18 @@ class GreenPool:
                 )
 
 
-@functools.cache
+_MAKING = threading.Lock()
+
+
 def pool_of(driver: GreenDriver, *, fine: bool, placement: Placement, priority: int, remainder: bool) -> GreenPool:
     """Returns the pool of a device and kind in this process; see the top of this module for why it is never ended."""
-    pool = GreenPool(driver, fine=fine, placement=placement, priority=priority, remainder=remainder)
+    with _MAKING:  # or two threads would make two, which give out the same SMs
+        return _make_pool(driver, fine=fine, placement=placement, priority=priority, remainder=remainder)
+
+
+@functools.cache
+def _make_pool(driver: GreenDriver, **kind: Any) -> GreenPool:
+    pool = GreenPool(driver, **kind)
     # At interpreter exit, too, tensors may be let go after their streams' pool; so it is never freed by Python.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(pool))
     return pool

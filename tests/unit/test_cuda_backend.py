@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -307,6 +308,58 @@ def test_a_failing_driver_lends_nothing(driver: FakeGreenDriver, runtime: FakeSt
     assert lent(driver) == 0
     with backend.open_lanes([(0,), (1,)]):
         assert lent(driver) == 2
+
+
+def test_lanes_may_be_let_go_in_the_middle_of_borrowing(
+    driver: FakeGreenDriver, runtime: FakeStreams, monkeypatch: pytest.MonkeyPatch
+):
+    """As the garbage collector may do, on the same thread."""
+    backend = CudaBackend(api=runtime, driver=driver)
+    old = [backend.open_lanes([(0,)])]
+    lend = driver.pools[0].lend
+
+    def lend_and_let_go(*arguments: Any, **options: Any) -> int:
+        while old:
+            old.pop()
+        return lend(*arguments, **options)
+
+    monkeypatch.setattr(driver.pools[0], "lend", lend_and_let_go)
+    with backend.open_lanes([(0,), (1,)]):
+        assert old == []
+        assert lent(driver) == 2
+    assert lent(driver) == 0
+
+
+def test_threads_open_and_close_at_once(driver: FakeGreenDriver):
+    api = FakeStreams()
+    failures: list[BaseException] = []
+
+    def use(seed: int) -> None:
+        try:
+            for turn in range(60):
+                with CudaBackend(api=api, driver=driver).open_lanes([((seed + turn) % 4,), (0, 1)]) as lanes:
+                    assert len(list(lanes)) == 2
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=use, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert lent(driver) == 0
+    assert len(driver.pools) == 1
+
+
+def test_only_the_first_opening_waits_for_the_device(driver: FakeGreenDriver, runtime: FakeStreams):
+    backend = CudaBackend(api=runtime, driver=driver)
+    with backend.open_lanes([(0,)]) as lanes:
+        with runtime.use_stream(lanes.lane((0,)).stream):
+            hold = runtime.hold()
+        lanes.add_layout([(1,)])
+        assert not hold.is_open
+        hold.open()
 
 
 class Torch:
