@@ -82,12 +82,14 @@ void bind_plan(py::module_& module) {
         .def_readonly("backward_ns", &Stage::backward)
         .def_readonly("latency_ns", &Stage::latency)
         .def_readonly("placed", &Stage::placed);
+    py::class_<Known, std::shared_ptr<Known>>(module, "Known", "What a search found out about sets of modules.");
     py::class_<Plan>(module, "Plan", "The best plan found, and a bound that no plan can be below.")
         .def_property_readonly("status",
                                [](const Plan& plan) { return plan.status == Status::optimal ? "optimal" : "feasible"; })
         .def_readonly("cost_ns", &Plan::cost)
         .def_readonly("bound_ns", &Plan::bound)
         .def_readonly("stages", &Plan::stages)
+        .def_property_readonly("known", [](const Plan& plan) { return std::const_pointer_cast<Known>(plan.known); })
         .def_readonly("num_evaluations", &Plan::num_evaluations)
         .def_readonly("num_expanded", &Plan::num_expanded)
         .def_readonly("seconds", &Plan::seconds);
@@ -102,9 +104,14 @@ PYBIND11_MODULE(_search, module) {
     module.def(
         "plan",
         [](const Problem& problem, double seconds, std::int64_t max_nodes, std::int64_t max_edges, int kicks,
-           std::uint64_t seed,
-           bool exact) { return plan(problem, {seconds, max_nodes, max_edges, kicks, seed, exact}); },
+           std::uint64_t seed, bool exact, const std::vector<Mask>& start, const std::vector<Mask>& forbidden,
+           const std::shared_ptr<Known>& known, const std::vector<int>& places) {
+            return plan(problem, {seconds, max_nodes, max_edges, kicks, seed, exact},
+                        {start, forbidden, known, places});
+        },
         py::arg("problem"), py::kw_only(), py::arg("seconds") = 10.0, py::arg("max_nodes") = Limits{}.max_nodes,
         py::arg("max_edges") = Limits{}.max_edges, py::arg("kicks") = Limits{}.kicks, py::arg("seed") = 0,
-        py::arg("exact") = true, py::call_guard<py::gil_scoped_release>(), "Searches for the best plan.");
+        py::arg("exact") = true, py::arg("start") = std::vector<Mask>{}, py::arg("forbidden") = std::vector<Mask>{},
+        py::arg("known") = std::shared_ptr<Known>{}, py::arg("places") = std::vector<int>{},
+        py::call_guard<py::gil_scoped_release>(), "Searches for the best plan.");
 }

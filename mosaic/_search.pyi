@@ -73,6 +73,9 @@ class Stage:
     @property
     def placed(self) -> list[Placed]: ...
 
+class Known:
+    """What a search found out about sets of modules."""
+
 class Plan:
     """The best plan found, and a bound that no plan can be below."""
 
@@ -80,11 +83,15 @@ class Plan:
     def status(self) -> str:
         """'optimal' or 'feasible'."""
     @property
-    def cost_ns(self) -> int: ...
+    def cost_ns(self) -> int:
+        """INT64_MAX // 4 where what is forbidden leaves no plan."""
     @property
     def bound_ns(self) -> int: ...
     @property
     def stages(self) -> list[Stage]: ...
+    @property
+    def known(self) -> Known:
+        """For a later search of a problem with modules of this one."""
     @property
     def num_evaluations(self) -> int: ...
     @property
@@ -101,5 +108,14 @@ def plan(
     kicks: int = 30,
     seed: int = 0,
     exact: bool = True,
+    start: Sequence[int] = (),
+    forbidden: Sequence[int] = (),
+    known: Known | None = None,
+    places: Sequence[int] = (),
 ) -> Plan:
-    """Searches for the best plan."""
+    """Searches for the best plan.
+
+    Sets of modules are bitmasks. The search starts from the partition ``start`` where it is given and fits, uses no set
+    of ``forbidden`` as a stage, and takes from ``known`` what holds here too: ``places`` has the index that each
+    module had there, or -1.
+    """

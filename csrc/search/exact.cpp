@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <queue>
 #include <unordered_map>
@@ -7,6 +8,9 @@
 
 namespace mosaic::search {
 namespace {
+
+// A stage that takes more to settle is no stage for the heuristic.
+constexpr std::int64_t kHeuristicNodes = 5000;
 
 struct Edge {
     Ns bound;  // of the stage and of what is left after it
@@ -208,17 +212,21 @@ class IdealSearch {
 
 }  // namespace
 
-Plan plan(const Problem& problem, const Limits& limits) {
+Plan plan(const Problem& problem, const Limits& limits, const Hint& hint) {
     const auto start = std::chrono::steady_clock::now();
     const Clock clock(limits.seconds);
-    StageSearch search(problem, limits.max_nodes);
+    StageSearch search(problem, {std::min(limits.max_nodes, kHeuristicNodes), &clock});
+    if (hint.known) search.adopt(carry_over(*hint.known, problem, hint.places));
+    for (const Mask set : hint.forbidden) search.forbid(set);
     Limits quick = limits;
     // The exact search closes small problems sooner than kicks would improve on where it starts.
     if (limits.exact && problem.size() <= 12) quick.kicks = 0;
-    Partition best = improve(search, quick, clock);
+    Partition best = improve(search, quick, clock, hint.start);
     Plan made;
+    best.cost = std::min(best.cost, kNever);  // a forbidden module alone may have added to it
     made.cost = best.cost;
     made.bound = std::min(best.cost, RestBound(problem)(0));
+    search.set_max_nodes(limits.max_nodes);
     if (limits.exact && !clock.is_over()) {
         IdealSearch exact(search, limits, clock, best.cost);
         std::vector<Mask> better = exact.run();
@@ -229,10 +237,13 @@ Plan plan(const Problem& problem, const Limits& limits) {
             made.cost = exact.cost();
         }
     }
-    const auto ordered = in_order(problem, best.stages);
-    for (const Mask stage : *ordered) made.stages.push_back(search.evaluate(stage).stage);
+    if (made.cost < kNever) {
+        const auto ordered = in_order(problem, best.stages);
+        for (const Mask stage : *ordered) made.stages.push_back(search.evaluate(stage).stage);
+    }
     made.status = made.bound >= made.cost ? Status::optimal : Status::feasible;
     made.num_evaluations = search.num_evaluations();
+    made.known = std::make_shared<const Known>(Known{problem, search.take_values()});
     made.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     return made;
 }

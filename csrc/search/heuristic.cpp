@@ -150,6 +150,20 @@ std::vector<Mask> levels(const Problem& problem) {
     return found;
 }
 
+void check_start(const Problem& problem, const std::vector<Mask>& start) {
+    if (start.empty()) return;
+    Mask seen = 0;
+    for (const Mask stage : start) {
+        if (stage == 0 || (stage & seen) != 0 || (before_of(problem, stage) & stage) != 0) {
+            throw std::invalid_argument("a stage of the start is empty, overlaps another or depends on itself");
+        }
+        seen |= stage;
+    }
+    if (seen != problem.all() || !in_order(problem, start)) {
+        throw std::invalid_argument("the start does not hold every module in an order that keeps dependencies");
+    }
+}
+
 // Moves a few modules anywhere that order allows, whatever it costs.
 std::vector<Mask> kick(const Problem& problem, std::vector<Mask> stages, std::mt19937_64& draw) {
     const int moves = 2 + static_cast<int>(draw() % 2);
@@ -200,19 +214,23 @@ Partition one_by_one(StageSearch& search) {
     return partition;
 }
 
-Partition improve(StageSearch& search, const Limits& limits, const Clock& clock) {
+Partition improve(StageSearch& search, const Limits& limits, const Clock& clock, const std::vector<Mask>& start) {
     const Problem& problem = search.problem();
+    check_start(problem, start);
     Descent descent(search, clock);
     Partition best = one_by_one(search);
     if (clock.is_over()) return best;
-    descent.cluster(best);
-    descent.descend(best);
-    Partition other;
-    other.stages = levels(problem);
-    other.cost = descent.total(other.stages);
-    if (other.cost < kNever) {
+    const auto descend_from = [&](const std::vector<Mask>& stages) {
+        Partition other{stages, descent.total(stages)};
+        if (other.cost >= kNever) return false;
         descent.descend(other);
         if (other.cost < best.cost) best = other;
+        return true;
+    };
+    if (start.empty() || !descend_from(start)) {
+        descent.cluster(best);
+        descent.descend(best);
+        descend_from(levels(problem));
     }
     std::mt19937_64 draw(limits.seed);
     for (int round = 0; round < limits.kicks && !clock.is_over(); ++round) {

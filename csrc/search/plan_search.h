@@ -1,11 +1,12 @@
 // From stages to plans: a heuristic that starts from several constructions and improves, and the exact search.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
+#include "clock.h"
 #include "stage_search.h"
 
 namespace mosaic::search {
@@ -19,28 +20,25 @@ struct Limits {
     bool exact = true;  // false: heuristic with the bound of the start
 };
 
+// What a search is told beforehand.
+struct Hint {
+    std::vector<Mask> start;             // a partition to start from; empty: none
+    std::vector<Mask> forbidden;         // sets that must not be stages
+    std::shared_ptr<const Known> known;  // of an earlier search; may be null
+    std::vector<int> places;             // the index that each module had there; -1: it is new
+};
+
 enum class Status { optimal, feasible };
 
 struct Plan {
     Status status = Status::feasible;
-    Ns cost = kNever;
+    Ns cost = kNever;  // kNever: what is forbidden leaves no plan
     Ns bound = 0;
     std::vector<Stage> stages;  // in an order that keeps dependencies
+    std::shared_ptr<const Known> known;
     std::int64_t num_evaluations = 0;
     std::int64_t num_expanded = 0;
     double seconds = 0;
-};
-
-class Clock {
-  public:
-    explicit Clock(double seconds) : end_(std::chrono::steady_clock::now() + to_ticks(seconds)) {}
-    bool is_over() const { return std::chrono::steady_clock::now() >= end_; }
-
-  private:
-    static std::chrono::steady_clock::duration to_ticks(double seconds) {
-        return std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(seconds));
-    }
-    std::chrono::steady_clock::time_point end_;
 };
 
 // A partition of the modules into stages, with its cost.
@@ -55,8 +53,9 @@ std::optional<std::vector<Mask>> in_order(const Problem& problem, std::vector<Ma
 // One module after the other.
 Partition one_by_one(StageSearch& search);
 
-// Greedy agglomerative clustering (Algorithm 1), then descent over moves, swaps, merges and splits, then kicks.
-Partition improve(StageSearch& search, const Limits& limits, const Clock& clock);
+// Greedy agglomerative clustering (Algorithm 1), then descent over moves, swaps, merges and splits, then kicks. From
+// `start` instead where it is given and fits. Throws std::invalid_argument if it is no partition in order.
+Partition improve(StageSearch& search, const Limits& limits, const Clock& clock, const std::vector<Mask>& start);
 
 // What is left to do after some modules takes at least this long.
 class RestBound {
@@ -77,6 +76,6 @@ class RestBound {
 };
 
 // The best plan with a proof, or, where a limit ends the search, the best one found and a true lower bound.
-Plan plan(const Problem& problem, const Limits& limits);
+Plan plan(const Problem& problem, const Limits& limits, const Hint& hint);
 
 }  // namespace mosaic::search

@@ -6,6 +6,8 @@
 namespace mosaic::search {
 namespace {
 
+constexpr std::int64_t kQuickNodes = 2000;
+
 Ns least(const Module& module, Ns (*time)(const Option&)) {
     Ns best = kNever;
     for (const Option& option : module.options) best = std::min(best, time(option));
@@ -35,7 +37,7 @@ std::vector<Ns> distinct(const Problem& problem, Mask set, Ns (*time)(const Opti
 
 }  // namespace
 
-StageSearch::StageSearch(const Problem& problem, std::int64_t max_nodes) : problem_(problem), max_nodes_(max_nodes) {
+StageSearch::StageSearch(const Problem& problem, const Effort& effort) : problem_(problem), effort_(effort) {
     check(problem);
 }
 
@@ -70,6 +72,21 @@ Ns StageSearch::area_bound(Mask set, Ns at_least) const {
     return first == times.end() ? kNever : *first;
 }
 
+void StageSearch::forbid(Mask set) {
+    forbidden_.push_back(set);
+    values_[set] = StageValue{kNever, kNever, {}, false};
+}
+
+StageValues StageSearch::take_values() {
+    for (const Mask set : forbidden_) values_.erase(set);
+    return std::move(values_);
+}
+
+void StageSearch::set_max_nodes(std::int64_t max_nodes) {
+    effort_.max_nodes = max_nodes;
+    for (auto& [set, value] : values_) value.gave_up = false;
+}
+
 const StageValue& StageSearch::evaluate(Mask set, Ns cutoff) {
     auto [place, is_new] = values_.try_emplace(set);
     StageValue& value = place->second;
@@ -93,10 +110,13 @@ StageSearch::Scan StageSearch::least_time(Mask set, Range range, Target (*target
         scan.bound = range.high + 1;
         return scan;
     }
+    Ns low = range.low;      // where to look next; what is proven stays in range.low
     Ns target = range.high;  // whether it can be done at all comes first
+    bool is_full = true;     // a full search; otherwise a quick one, whose giving up says "look higher"
     while (true) {
-        Packing found = pack(problem_, set, target_at(target, other), max_nodes_);
-        if (found.answer == Answer::open) {
+        const Effort effort{is_full ? effort_.max_nodes : std::min(effort_.max_nodes, kQuickNodes), effort_.clock};
+        Packing found = pack(problem_, set, target_at(target, other), effort);
+        if (found.answer == Answer::open && is_full) {
             scan.is_open = true;
             scan.bound = range.low;
             return scan;
@@ -106,17 +126,20 @@ StageSearch::Scan StageSearch::least_time(Mask set, Range range, Target (*target
             scan.stage = std::move(found.stage);
             range.high = scan.time - 1;
         } else {
-            if (target == range.high && scan.time == kNever) {
+            if (scan.time == kNever) {
                 scan.bound = range.high + 1;
                 return scan;
             }
-            range.low = range.ladder->up(target + 1);
+            low = range.ladder->up(target + 1);
+            if (found.answer == Answer::no) range.low = low;
         }
         if (range.low > range.high) {
             scan.bound = scan.time;
             return scan;
         }
-        target = range.ladder->between(range.low, range.high);
+        // One full search just below the best settles what quick ones left open.
+        is_full = low > range.high;
+        target = is_full ? range.high : range.ladder->between(low, range.high);
     }
 }
 

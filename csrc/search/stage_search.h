@@ -4,24 +4,16 @@
 #include <cstdint>
 #include <unordered_map>
 
+#include "known.h"
 #include "ladder.h"
 #include "packing.h"
 
 namespace mosaic::search {
 
-// What is known of a set of modules.
-struct StageValue {
-    Ns bound = 0;      // no placement costs less
-    Ns cost = kNever;  // of `stage`; kNever if none is known
-    Stage stage;
-    bool gave_up = false;  // the number of nodes ran out: the value stays as it is
-    bool is_exact() const { return bound >= cost; }
-};
-
 class StageSearch {
   public:
     // Throws std::invalid_argument for a problem that cannot be searched.
-    StageSearch(const Problem& problem, std::int64_t max_nodes);
+    StageSearch(const Problem& problem, const Effort& effort);
 
     const Problem& problem() const { return problem_; }
 
@@ -31,6 +23,18 @@ class StageSearch {
     // Finds the optimum of a set if it is below `cutoff`; otherwise proves that it is not. Where the number of nodes
     // runs out, the value stays open: its bound is below its cost.
     const StageValue& evaluate(Mask set, Ns cutoff = kNever);
+
+    // Takes what is known from elsewhere; it must hold for this problem.
+    void adopt(StageValues values) { values_ = std::move(values); }
+
+    // From now on this set costs kNever. Its bound stays, since sets that hold it are judged by it.
+    void forbid(Mask set);
+
+    // Everything found out, without what was forbidden. The search is not usable afterwards.
+    StageValues take_values();
+
+    // Nodes for each question from here on; what stayed open with fewer is tried again when it is asked for.
+    void set_max_nodes(std::int64_t max_nodes);
 
     std::int64_t num_evaluations() const { return num_evaluations_; }
     std::int64_t num_open() const { return num_open_; }
@@ -56,9 +60,10 @@ class StageSearch {
     static Ns keep(StageValue& value, Stage& stage, Ns cost);
 
     const Problem& problem_;
-    std::int64_t max_nodes_;
+    Effort effort_;
     std::unordered_map<Mask, Ns> bounds_;
-    std::unordered_map<Mask, StageValue> values_;
+    StageValues values_;
+    std::vector<Mask> forbidden_;
     std::int64_t num_evaluations_ = 0;
     std::int64_t num_open_ = 0;
 };

@@ -6,12 +6,12 @@ what a plan predicts: the slowest forward plus the slowest backward of each stag
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from mosaic.cost import Cost
-from mosaic.errors import BackendUnavailableError
+from mosaic.errors import BackendUnavailableError, InfeasibleError
 from mosaic.graph import ModuleGraph
 from mosaic.plan import SearchRecord
 from mosaic.profile import Phase
@@ -47,6 +47,28 @@ class SearchLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Knowledge:
+    """What a search found out about sets of modules; of use to one of a graph that has modules in common with it."""
+
+    names: tuple[str, ...]
+    """Modules, in the order of their bits."""
+    values: _search.Known
+    """By bitmask, with the options that they hold for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchHint:
+    """What a search is told beforehand; nothing of it changes what is proven."""
+
+    start: Sequence[Collection[str]] = ()
+    """Stages to start from, in place of the heuristic's own; empty: none."""
+    forbidden: Sequence[Collection[str]] = ()
+    """Sets of modules that must not be stages."""
+    known: Knowledge | None = None
+    """Of an earlier search. What has changed since (a module's options, the machine) is found and not used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExactResult:
     """The best plan found, and how good it surely is."""
 
@@ -56,6 +78,8 @@ class ExactResult:
     """What they are predicted to take, in milliseconds."""
     record: SearchRecord
     """Whether they are proven best, the bound, and how much was searched."""
+    known: Knowledge
+    """For later searches."""
 
 
 def search_exactly(
@@ -66,6 +90,7 @@ def search_exactly(
     machine: Machine,
     objective: Objective = "phases",
     limits: SearchLimits | None = None,
+    hint: SearchHint | None = None,
 ) -> ExactResult:
     """Finds the plan with the least predicted time, and proves it where ``limits`` allow.
 
@@ -77,21 +102,33 @@ def search_exactly(
         objective: ``phases`` adds up each stage's slowest forward and slowest backward; ``sum`` takes its slowest
             module, forward and backward together, as the paper's Eq. 4 does.
         limits: When to stop.
+        hint: Where to start, what to leave out, what is known already.
 
     Raises:
-        ValueError: More than 64 modules, or an interference that this search does not know.
+        ValueError: More than 64 modules, an interference that this search does not know, or a start that is no
+            partition in an order that keeps the dependencies.
+        InfeasibleError: What is forbidden leaves no plan.
         BackendUnavailableError: The extension is not built.
     """
     search = _load()
     limits = limits or SearchLimits()
+    hint = hint or SearchHint()
     names = graph.topological_order()
+    place = {name: index for index, name in enumerate(hint.known.names)} if hint.known else {}
     found = search.plan(
         _problem(search, graph, names, options, cost=cost, machine=machine, objective=objective),
         seconds=limits.seconds,
         kicks=limits.kicks,
         seed=limits.seed,
         exact=limits.exact,
+        start=_masks(hint.start, names),
+        forbidden=_masks(hint.forbidden, names),
+        known=hint.known.values if hint.known else None,
+        places=[place.get(name, -1) for name in names] if hint.known else (),
     )
+    if not found.stages:
+        sets = "; ".join(", ".join(sorted(members)) for members in hint.forbidden)
+        raise InfeasibleError("what is forbidden leaves no plan", reasons=[f"no stage may be one of: {sets}"])
     return ExactResult(
         stages=tuple(_stage(stage, names, options) for stage in found.stages),
         cost_ms=found.cost_ns / NS_PER_MS,
@@ -101,7 +138,12 @@ def search_exactly(
             status="optimal" if found.status == "optimal" else "feasible",
             bound_ms=found.bound_ns / NS_PER_MS,
         ),
+        known=Knowledge(names=names, values=found.known),
     )
+
+
+def _masks(sets: Sequence[Collection[str]], names: Sequence[str]) -> list[int]:
+    return [sum(1 << names.index(name) for name in members) for members in sets]
 
 
 def _load() -> type[_search]:
