@@ -68,11 +68,13 @@ class Counters:
             nvml: The module ``pynvml``, or something that behaves like it.
         """
         self._device: Any = None
+        self._is_open = False
         self._nvml, self.missing = (nvml, "") if nvml is not None else _find_nvml()
         if self.missing:
             return
         try:
             self._nvml.nvmlInit()
+            self._is_open = True
             self._device = (
                 self._nvml.nvmlDeviceGetHandleByUUID(gpu)
                 if isinstance(gpu, str)
@@ -120,8 +122,9 @@ class Counters:
 
     def close(self) -> None:
         """Lets go of NVML. Calling it again does nothing."""
-        if self._device is not None:
-            self._device = None
+        self._device = None
+        if self._is_open:
+            self._is_open = False
             self.missing = self.missing or "they were closed"
             self._nvml.nvmlShutdown()
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 from collections.abc import Iterator, Sequence
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -25,9 +25,9 @@ def structures_of(subjects: Sequence[Subject]) -> tuple[ModuleStructure, ...]:
 def digest_of(module: nn.Module) -> str:
     """Returns 16 hexadecimal digits that change with whatever decides a module's time.
 
-    Those are the classes of all its parts with their printed settings, the source of classes that are not torch's
-    own, the mode (train or eval), and shape, dtype and ``requires_grad`` of parameters and buffers. Values
-    are not looked at, and neither is code that a forward calls elsewhere.
+    Those are the classes of all its parts with their printed settings, the compiled methods of classes that are not
+    torch's own, the mode (train or eval), and shape, dtype and ``requires_grad`` of parameters and buffers. Values are
+    not looked at, and neither are functions and globals that a method uses.
     """
     return _hashed(_parts_of(module))
 
@@ -42,22 +42,31 @@ def _hashed(parts: Sequence[str] | Iterator[str]) -> str:
 
 
 def _parts_of(module: nn.Module) -> Iterator[str]:
-    sources: set[type] = set()
+    seen: set[type] = set()
     for path, part in module.named_modules():
         kind = type(part)
         yield f"{path}: {kind.__module__}.{kind.__qualname__}({part.extra_repr()}) {part.training}"
-        if kind not in sources and not kind.__module__.startswith("torch."):
-            sources.add(kind)
-            yield _source_of(kind)
+        if kind not in seen and not kind.__module__.startswith("torch."):
+            seen.add(kind)
+            yield from _code_of(kind)
     for path, tensor in (*module.named_parameters(), *module.named_buffers()):
         yield f"{path}: {tuple(tensor.shape)} {tensor.dtype} {tensor.requires_grad}"
 
 
-def _source_of(kind: type) -> str:
-    try:
-        return inspect.getsource(kind)
-    except (OSError, TypeError):  # made at run time, or typed into a prompt
-        return ""
+def _code_of(kind: type) -> Iterator[str]:
+    """What the class's own methods do, without their place in a file."""
+    for name, value in sorted(vars(kind).items()):
+        if isinstance(value, FunctionType):
+            yield f"{name}: {_written(value.__code__)}"
+
+
+def _written(value: object) -> str:
+    """Text of a compiled function or constant that is the same in every process."""
+    if isinstance(value, CodeType):
+        return f"{value.co_code.hex()} {value.co_names} {value.co_varnames} {[_written(v) for v in value.co_consts]}"
+    if isinstance(value, frozenset):
+        return str(sorted(map(repr, value)))  # its own order changes from process to process
+    return repr(value)
 
 
 def _leaves_of(value: Any) -> Iterator[str]:
