@@ -2,8 +2,9 @@
 
 #include <algorithm>
 #include <map>
-#include <set>
+#include <string>
 #include <tuple>
+#include <unordered_set>
 
 #include "interference.h"
 
@@ -21,6 +22,7 @@ struct Item {
     std::vector<Choice> choices;
     int least_area = 0;
     int least_quota = 0;
+    std::int64_t most_memory = 0;
 };
 
 struct DeviceState {
@@ -35,27 +37,36 @@ struct State {
     int total_free = 0;
 };
 
+using Kind = std::tuple<int, std::int64_t, int>;
+
 class Packer {
   public:
-    Packer(const Problem& problem, Mask set, const Target& target, std::int64_t max_nodes)
-        : problem_(problem), target_(target), nodes_left_(max_nodes) {
+    Packer(const Problem& problem, Mask set, const Target& target, const Effort& effort, bool is_disturbed)
+        : problem_(problem),
+          target_(target),
+          is_disturbed_(is_disturbed),
+          nodes_left_(effort.max_nodes),
+          clock_(effort.clock) {
         each(set, [&](int module) { items_.push_back(make_item(module)); });
         std::sort(items_.begin(), items_.end(), [](const Item& first, const Item& second) {
             return std::tie(second.least_area, first.module) < std::tie(first.least_area, second.module);
         });
         area_from_.assign(items_.size() + 1, 0);
+        memory_from_.assign(items_.size() + 1, 0);
         quota_from_.assign(items_.size() + 1, INT32_MAX);
         for (std::size_t i = items_.size(); i-- > 0;) {
             area_from_[i] = area_from_[i + 1] + items_[i].least_area;
             quota_from_[i] = std::min(quota_from_[i + 1], items_[i].least_quota);
+            memory_from_[i] = memory_from_[i + 1] + items_[i].most_memory;
         }
+        states_.resize(items_.size() + 1);
     }
 
     Packing run() {
         for (const Item& item : items_) {
             if (item.choices.empty()) return {Answer::no, {}};
         }
-        State state;
+        State& state = states_[0];
         const Machine& machine = problem_.machine;
         state.devices.assign(static_cast<std::size_t>(machine.num_devices), {0, machine.num_slots, machine.memory});
         state.option.assign(static_cast<std::size_t>(problem_.size()), -1);
@@ -81,19 +92,22 @@ class Packer {
             if (fits && target_.is_met(option.forward, option.backward, option.latency()))
                 by_degree[option.degree].push_back(i);
         }
-        Item item{module, {}, INT32_MAX, INT32_MAX};
+        Item item{module, {}, INT32_MAX, INT32_MAX, 0};
         for (auto& [degree, indices] : by_degree) {
             std::stable_sort(indices.begin(), indices.end(), [&](int first, int second) {
                 return options[static_cast<std::size_t>(first)].quota < options[static_cast<std::size_t>(second)].quota;
             });
-            if (!problem_.is_disturbed()) keep_least(options, indices);
+            if (!is_disturbed_) keep_least(options, indices);
             item.least_area = std::min(item.least_area, options[static_cast<std::size_t>(indices.front())].area());
             item.choices.push_back({degree, std::move(indices)});
         }
-        if (!problem_.is_disturbed()) drop_dominated(options, item);
+        if (!is_disturbed_) drop_dominated(options, item);
         for (const Choice& choice : item.choices) {
             item.least_quota =
                 std::min(item.least_quota, options[static_cast<std::size_t>(choice.options.front())].quota);
+            for (const int index : choice.options) {
+                item.most_memory = std::max(item.most_memory, options[static_cast<std::size_t>(index)].memory);
+            }
         }
         return item;
     }
@@ -129,16 +143,19 @@ class Packer {
     }
 
     bool descend(const State& state, std::size_t depth) {
-        if (--nodes_left_ < 0) {
+        --nodes_left_;
+        const bool is_late = nodes_left_ % 1024 == 1023 && clock_ != nullptr && clock_->is_over();
+        if (nodes_left_ < 0 || is_late) {
             is_open_ = true;
             return false;
         }
         if (depth == items_.size()) return finish(state);
         if (!has_room(state, depth)) return false;
-        const auto key = failure_key(state, depth);
-        if (!problem_.is_disturbed() && failed_.count(key) != 0) return false;
+        if (is_disturbed_) return try_choices(state, depth);
+        std::string key = failure_key(state, depth);
+        if (failed_.count(key) != 0) return false;
         if (try_choices(state, depth)) return true;
-        if (!is_open_ && !problem_.is_disturbed()) failed_.insert(key);
+        if (!is_open_) failed_.insert(std::move(key));
         return false;
     }
 
@@ -167,7 +184,7 @@ class Packer {
     bool try_choices(const State& state, std::size_t depth) {
         for (const Choice& choice : items_[depth].choices) {
             // With disturbance the least option is where the fixed point starts; it raises quotas by itself.
-            const std::size_t starts = problem_.is_disturbed() ? 1 : choice.options.size();
+            const std::size_t starts = is_disturbed_ ? 1 : choice.options.size();
             for (std::size_t i = 0; i < starts; ++i) {
                 if (spread(state, depth, choice.options[i])) return true;
                 if (is_open_) return false;
@@ -176,25 +193,32 @@ class Packer {
         return false;
     }
 
+    // Memory beyond what all that is left could use together is worth nothing.
+    std::int64_t usable_memory(const DeviceState& device, std::size_t depth) const {
+        return problem_.machine.memory == 0 ? 0 : std::min(device.memory, memory_from_[depth]);
+    }
+
     // Puts a module on `degree` devices. Devices are alike if they have the same room, or, where neighbours matter, the
     // same modules; so only how many of each kind matters. Kinds with the least room come first.
     bool spread(const State& state, std::size_t depth, int index) {
         const Option& option = options_of(items_[depth].module)[static_cast<std::size_t>(index)];
-        std::map<std::pair<int, std::int64_t>, std::vector<int>> kinds;
+        std::vector<Kind> kinds;  // (room, what else tells devices apart, device)
+        kinds.reserve(state.devices.size());
         for (int device = 0; device < problem_.machine.num_devices; ++device) {
             const DeviceState& one = state.devices[static_cast<std::size_t>(device)];
-            const bool fits = one.free >= option.quota && (problem_.machine.memory == 0 || one.memory >= option.memory);
-            if (fits)
-                kinds[{one.free, problem_.is_disturbed() ? static_cast<std::int64_t>(one.modules) : one.memory}]
-                    .push_back(device);
+            if (one.free < option.quota || (problem_.machine.memory != 0 && one.memory < option.memory)) continue;
+            const auto apart = is_disturbed_ ? static_cast<std::int64_t>(one.modules) : usable_memory(one, depth);
+            kinds.emplace_back(one.free, apart, device);
         }
+        if (static_cast<int>(kinds.size()) < option.degree) return false;
+        std::sort(kinds.begin(), kinds.end());
         std::vector<std::vector<int>> groups;
-        int room = 0;
-        for (auto& [key, devices] : kinds) {
-            room += static_cast<int>(devices.size());
-            groups.push_back(std::move(devices));
+        for (std::size_t i = 0; i < kinds.size(); ++i) {
+            const auto& [room, apart, device] = kinds[i];
+            const bool is_new = i == 0 || room != std::get<0>(kinds[i - 1]) || apart != std::get<1>(kinds[i - 1]);
+            if (is_new) groups.emplace_back();
+            groups.back().push_back(device);
         }
-        if (room < option.degree) return false;
         std::vector<int> taken;
         return take(state, depth, index, groups, 0, option.degree, taken);
     }
@@ -215,7 +239,8 @@ class Packer {
     }
 
     bool place(const State& before, std::size_t depth, int index, const std::vector<int>& devices) {
-        State state = before;
+        State& state = states_[depth + 1];
+        state = before;
         const int module = items_[depth].module;
         const Option& option = options_of(module)[static_cast<std::size_t>(index)];
         state.option[static_cast<std::size_t>(module)] = index;
@@ -226,7 +251,7 @@ class Packer {
             one.memory -= option.memory;
         }
         state.total_free -= option.area();
-        if (problem_.is_disturbed() && !settle(state, depth)) return false;
+        if (is_disturbed_ && !settle(state, depth)) return false;
         return descend(state, depth + 1);
     }
 
@@ -308,36 +333,48 @@ class Packer {
         return true;
     }
 
-    std::vector<std::int64_t> failure_key(const State& state, std::size_t depth) const {
-        std::vector<std::int64_t> key;
-        key.reserve(2 * state.devices.size() + 1);
-        std::vector<std::pair<int, std::int64_t>> rooms;
+    // Devices are alike: how many have which room is all that matters.
+    std::string failure_key(const State& state, std::size_t depth) const {
+        std::vector<std::pair<std::int32_t, std::int64_t>> rooms;
         rooms.reserve(state.devices.size());
-        for (const DeviceState& one : state.devices) rooms.emplace_back(one.free, one.memory);
+        for (const DeviceState& one : state.devices) rooms.emplace_back(one.free, usable_memory(one, depth));
         std::sort(rooms.begin(), rooms.end());
-        key.push_back(static_cast<std::int64_t>(depth));
-        for (const auto& [free, memory] : rooms) {
-            key.push_back(free);
-            key.push_back(memory);
+        std::string key(1, static_cast<char>(depth));
+        const auto append = [&key](const auto& value) {
+            key.append(reinterpret_cast<const char*>(&value), sizeof value);
+        };
+        for (std::size_t i = 0, next = 0; i < rooms.size(); i = next) {
+            while (next < rooms.size() && rooms[next] == rooms[i]) ++next;
+            append(static_cast<std::uint16_t>(rooms[i].first));
+            append(static_cast<std::uint16_t>(next - i));
+            if (rooms[i].second != 0) append(rooms[i].second);
+            key.push_back(rooms[i].second != 0);
         }
         return key;
     }
 
     const Problem& problem_;
     const Target target_;
+    const bool is_disturbed_;
     std::int64_t nodes_left_;
+    const Clock* clock_;
     std::vector<Item> items_;
     std::vector<int> area_from_;
     std::vector<int> quota_from_;
-    std::set<std::vector<std::int64_t>> failed_;
+    std::vector<std::int64_t> memory_from_;
+    std::vector<State> states_;  // by depth
+    std::unordered_set<std::string> failed_;
     bool is_open_ = false;
     Stage found_;
 };
 
 }  // namespace
 
-Packing pack(const Problem& problem, Mask set, const Target& target, std::int64_t max_nodes) {
-    return Packer(problem, set, target, max_nodes).run();
+Packing pack(const Problem& problem, Mask set, const Target& target, const Effort& effort) {
+    if (!problem.is_disturbed()) return Packer(problem, set, target, effort, false).run();
+    // What cannot be placed without disturbance cannot be placed with it, and that is found out much sooner.
+    if (Packer(problem, set, target, effort, false).run().answer == Answer::no) return {Answer::no, {}};
+    return Packer(problem, set, target, effort, true).run();
 }
 
 }  // namespace mosaic::search

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "clock.h"
 #include "stage.h"
 
 namespace mosaic::search {
@@ -26,7 +27,13 @@ struct Packing {
     Stage stage;  // timed; set for `yes`
 };
 
-// `open` where `max_nodes` ran out before the answer was found.
-Packing pack(const Problem& problem, Mask set, const Target& target, std::int64_t max_nodes);
+// How far to go for an answer.
+struct Effort {
+    std::int64_t max_nodes = 0;
+    const Clock* clock = nullptr;  // may be null
+};
+
+// `open` where the effort ran out before the answer was found.
+Packing pack(const Problem& problem, Mask set, const Target& target, const Effort& effort);
 
 }  // namespace mosaic::search
