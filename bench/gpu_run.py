@@ -186,7 +186,18 @@ def _test(log: Path, options: Options, deadline: float) -> str:
     environment = dict(os.environ)
     if not options.dry_run:
         environment["MOSAIC_REQUIRE_GPU"] = "1"
-    command = [sys.executable, "-m", "pytest", "tests/gpu", "-q", "-p", "no:cacheprovider"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "tests/gpu",
+        "tests/contract",
+        "-m",
+        "gpu",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+    ]
     seconds = max(20.0, min(150.0, 0.35 * (deadline - time.monotonic())))
     try:
         run_logged(command, log, folder=preflight.TOP, seconds=seconds, environment=environment)

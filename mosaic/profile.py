@@ -172,6 +172,8 @@ class ModuleMemory:
     """Parameters, buffers and gradients."""
     activation_bytes: Annotated[int, Ge(0)]
     """Kept from forward to backward; 0 where unknown."""
+    lane_bytes: Annotated[int, Ge(0)] = 0
+    """Kept by libraries for a lane of its own, such as cuBLAS's workspaces; 0 where unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,26 +12,10 @@ import pytest
 import torch
 from engine_cases import Record, assert_same
 from fake_streams import FakeStreams
-from fake_streams.clocks import merge
 from torch import nn
 
 from mosaic.backends.cuda_lanes import StreamLane, StreamLanes
 from mosaic.engine.stage_graph import Branch, Eager, StageGraphs
-
-
-class Runtime(FakeStreams):
-    """The fake runtime, whose streams also know of what they need not wait for: a rest of the device, a backward."""
-
-    def synchronize(self) -> None:
-        super().synchronize()
-        for stream in self._streams.values():
-            merge(stream.clock, self.host)
-
-    def launch(self, name: str, reads: list[torch.Tensor], writes: list[torch.Tensor]) -> None:
-        super().launch(name, reads, writes)
-        if torch._C._current_graph_task_id() != -1:  # autograd would have launched it on its forward's stream
-            for stream in self._streams.values():
-                merge(stream.clock, self.current_stream().clock)
 
 
 @pytest.fixture
@@ -79,7 +63,7 @@ class Bench:
 @contextmanager
 def bench(**options: Any) -> Iterator[Bench]:
     """Opens a fake device under its watch: launches in a wrong order raise."""
-    runtime = Runtime()
+    runtime = FakeStreams()
     streams = {(slot,): (runtime.external_stream(10 + slot), 8) for slot in range(3)}
     streams[0, 1] = (runtime.external_stream(20), 16)
     with runtime.watching(), StreamLanes(runtime, streams, lambda: None) as lanes:

@@ -19,23 +19,11 @@ from mosaic.engine import Handle, find_modules
 from mosaic.plan import plan_from_quotas
 
 
-class TrainingStreams(FakeStreams):
-    """Fake streams that know what autograd promises on CUDA: in a backward, memory is let go in order, too."""
-
-    def launch(self, name: str, reads: list[torch.Tensor], writes: list[torch.Tensor]) -> None:
-        super().launch(name, reads, writes)
-        if torch._C._current_graph_task_id() != -1:
-            here = self.current_stream().clock
-            for stream in self._streams.values():
-                for handle, count in here.items():
-                    stream.clock[handle] = max(stream.clock.get(handle, 0), count)
-
-
 class FakeBackend:
     """A device whose partitions are fake streams."""
 
     def __init__(self, num_slots: int = 2) -> None:
-        self.api = TrainingStreams()
+        self.api = FakeStreams()
         self.name = "cuda"
         self.notes = ()
         self.device = Device(name="a fake device", kind="cuda", num_slots=num_slots, sms_per_slot=8)

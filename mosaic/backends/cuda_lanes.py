@@ -231,6 +231,11 @@ class StreamLanes:
         """True: the caller's thread launches everything."""
         return True
 
+    @property
+    def clock(self) -> StreamClock | None:
+        """Keeps the times of marks exact over long runs."""
+        return self._origin.clock
+
     def lane(self, slots: tuple[int, ...]) -> StreamLane:
         """Returns the lane of a partition; raises KeyError if it was not opened."""
         return self._lanes[slots]

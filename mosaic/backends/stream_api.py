@@ -158,8 +158,11 @@ class TorchStreams:
         return torch.cuda.graph_pool_handle()
 
     def capture(self, graph: torch.cuda.CUDAGraph, *, stream: torch.cuda.Stream, pool: Any) -> Any:
-        """Captures in torch's way, which also registers the generators that are used inside."""
-        return torch.cuda.graph(graph, pool=pool, stream=stream)
+        """Captures in torch's way, which also registers the generators that are used inside.
+
+        Other threads, such as one that pins batches, may go on calling CUDA meanwhile.
+        """
+        return torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local")
 
     def allocated_bytes(self) -> int:
         """Asks the caching allocator."""

@@ -171,11 +171,11 @@ class CostModel:
     def memory_bytes(self, module: str, degree: int) -> int:
         """Returns the bytes that a module needs on each of its devices while its stage runs.
 
-        What stays resident, the kept activations of its share of the batch, and the larger of both phases' peaks
-        above that. 0 where nothing was measured.
+        What stays resident, what libraries keep for its lane, the kept activations of its share of the batch, and the
+        larger of both phases' peaks above that. 0 where nothing was measured.
         """
         kept = self._memory.get(module)
-        resident = kept.resident_bytes if kept else 0
+        resident = kept.resident_bytes + kept.lane_bytes if kept else 0
         activations = -(-kept.activation_bytes // degree) if kept else 0
         # A forward's peak already holds the activations that it leaves behind.
         forward = max(activations, self._peak(module, Phase.FORWARD, degree))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+import torch
 from torch import nn
 
 from mosaic.backends.base import Backend, Lanes
-from mosaic.backends.cuda_lanes import StreamLanes
+from mosaic.backends.cuda_lanes import StreamLanes, run_aside
 from mosaic.backends.host import HostBackend
 from mosaic.cost import CostModel
 from mosaic.engine.executor import Executor
@@ -19,7 +20,7 @@ from mosaic.engine.stream_executor import StreamExecutor
 from mosaic.errors import BackendUnavailableError, UnsupportedModelError
 from mosaic.plan import Plan
 from mosaic.profile import Profile
-from mosaic.profiler import ProfileSettings, profile_modules
+from mosaic.profiler import ProfileSettings, preserved, profile_modules
 from mosaic.profiler.sweep import ProgressCallback
 from mosaic.solver import solve
 
@@ -106,11 +107,24 @@ def _activate(
 ) -> Handle:
     lanes = backend.open_lanes(placement.slots for placement in plan.placements)
     try:
+        if isinstance(lanes, StreamLanes):
+            _warm_up(model, finding, lanes)
         executor = _executor(lanes, finding, graphs=graphs)
         return Handle(model, finding, plan, profile=profile, executor=executor, notes=backend.notes)
     except BaseException:
         lanes.close()
         raise
+
+
+def _warm_up(model: nn.Module, finding: Finding, lanes: StreamLanes) -> None:
+    """Lets libraries make their first calls (plans, autotuning) off the lanes, where these have failed for others."""
+
+    def once() -> None:
+        for subject in finding.subjects:
+            subject.backward(subject.forward())
+
+    with preserved(model):
+        run_aside(lanes.api, once)
 
 
 def _executor(lanes: Lanes, finding: Finding, *, graphs: bool) -> Runs:
@@ -128,7 +142,7 @@ def _backend_for(model: nn.Module) -> Backend:
         return HostBackend()
     from mosaic.backends.cuda import CudaBackend
 
-    return CudaBackend(cuda.index or 0)
+    return CudaBackend(torch.cuda.current_device() if cuda.index is None else cuda.index)
 
 
 def _refuse(model: nn.Module, backend: Backend) -> None:

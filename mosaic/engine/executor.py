@@ -309,6 +309,11 @@ class Executor:
         self.drain()
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """Nothing: whatever is out of the ordinary here has a module and a place."""
+        return ()
+
+    @property
     def num_backwards(self) -> int:
         """How many backwards have ended."""
         return self.backwards.ended

@@ -65,6 +65,10 @@ class Runs(Protocol):
     def clear_spans(self) -> None:
         """Forgets what ran so far."""
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What else the user should know about how calls ran."""
+
 
 class Handle:
     """A colocated model.
@@ -127,6 +131,7 @@ class Handle:
             for (name, reason), count in self._executor.in_place.items():
                 place = self._executor.places[name, reason]
                 lines.append(f"{count} call{'s' if count > 1 else ''} of {name} ran in place ({place}): {reason}")
+            lines.extend(self._executor.notes)
         lines.extend(self._notes)
         return "\n".join(lines)
 

@@ -50,7 +50,12 @@ class PlacedCall:
         order.seal()
         point = order.new_point()
         before = [version_of(tensor) for tensor in self._inputs]
-        result, ticket = self._run(run)
+        try:
+            result, ticket = self._run(run)
+        except BaseException:
+            point.event = home.api.new_event()  # what it launched before it failed may still be running
+            point.event.record(order.stream)
+            raise
         point.event = ticket.end
         timeline.note_forward(self._site, ticket)
         timeline.watch_backward(self._site, result, self._inputs)

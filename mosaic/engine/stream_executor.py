@@ -66,7 +66,7 @@ class StreamExecutor:
         self.closed = False
         self.in_order = dict(in_order or {})
         self._orders = Orders(lanes)
-        self._timeline = StreamTimeline(lanes.api)
+        self._timeline = StreamTimeline(lanes.api, lanes.clock)
 
     # Calls of placed modules.
 
@@ -154,6 +154,16 @@ class StreamExecutor:
             if self.graphs is not None:
                 self.graphs.close()
             self.lanes.close()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Says which calls were not launched as graphs, and why."""
+        if self.graphs is None:
+            return ()
+        return tuple(
+            f"{count} call{'s' if count > 1 else ''} of {name} launched eagerly: {reason}"
+            for (name, reason), count in self.graphs.eager_calls.items()
+        )
 
     @property
     def num_backwards(self) -> int:

@@ -15,6 +15,7 @@ from mosaic.timeline import Span
 if TYPE_CHECKING:
     from mosaic.backends.cuda_lanes import StreamTicket
     from mosaic.backends.stream_api import StreamApi
+    from mosaic.backends.stream_clock import StreamClock
     from mosaic.engine.site import Site
 
 _MAX_SPANS = 20_000
@@ -27,11 +28,16 @@ class StreamTimeline:
     A backward lasts from the first gradient of the module's results to the gradient of its first parameter, or, where
     it trains none, to that of an input.
 
+    Args:
+        api: The runtime.
+        clock: Keeps times exact over long runs; None takes the events' own.
+
     Attributes:
         num_backwards: How many backwards came through placed modules.
     """
 
-    def __init__(self, api: StreamApi) -> None:
+    def __init__(self, api: StreamApi, clock: StreamClock | None = None) -> None:
+        self._clock = clock
         self.num_backwards = 0
         self._api = api
         self._task = -1
@@ -107,7 +113,7 @@ class StreamTimeline:
 
     def mark(self) -> StreamMark:
         """Notes the point that the current stream has come to; autograd's is that of the node that it is running."""
-        return StreamMark(self._api, self._api.current_stream())
+        return StreamMark(self._api, self._api.current_stream(), self._clock)
 
     def _sees_end(self, site: Site) -> bool:
         """Hooks a module's first trainable parameter; returns False if it has none."""

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
+_AUTOCAST_DEVICES = ("cpu", "cuda")
+
 
 @dataclass(frozen=True, slots=True)
 class ThreadState:
@@ -16,21 +18,25 @@ class ThreadState:
 
     grad: bool
     """Whether autograd records."""
-    autocast: bool
-    """Whether CPU autocast is on."""
-    autocast_dtype: torch.dtype | None
-    """Its dtype; None while it is off."""
+    autocasts: tuple[torch.dtype | None, ...]
+    """The dtype of autocast for the CPU and for CUDA; None where it is off."""
     autocast_cache: bool
-    """Whether it keeps cast weights."""
+    """Whether autocast keeps cast weights."""
+
+    @property
+    def autocast(self) -> bool:
+        """Whether autocast is on for any device."""
+        return any(dtype is not None for dtype in self.autocasts)
 
     @staticmethod
     def capture() -> ThreadState:
         """Reads the settings of the calling thread."""
-        autocast = torch.is_autocast_enabled("cpu")
         return ThreadState(
             grad=torch.is_grad_enabled(),
-            autocast=autocast,
-            autocast_dtype=torch.get_autocast_dtype("cpu") if autocast else None,
+            autocasts=tuple(
+                torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+                for device in _AUTOCAST_DEVICES
+            ),
             autocast_cache=torch.is_autocast_cache_enabled(),
         )
 
@@ -52,9 +58,10 @@ class ThreadState:
 
     def _set(self) -> None:
         torch.set_grad_enabled(self.grad)
-        torch.set_autocast_enabled("cpu", self.autocast)
-        if self.autocast_dtype is not None:
-            torch.set_autocast_dtype("cpu", self.autocast_dtype)
+        for device, dtype in zip(_AUTOCAST_DEVICES, self.autocasts, strict=True):
+            torch.set_autocast_enabled(device, dtype is not None)
+            if dtype is not None:
+                torch.set_autocast_dtype(device, dtype)
         torch.set_autocast_cache_enabled(self.autocast_cache)
 
 

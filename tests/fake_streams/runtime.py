@@ -158,6 +158,8 @@ class FakeStreams:
             hold.wait()
         for stream in self._streams.values():
             merge(self.host, stream.clock)
+        for stream in self._streams.values():  # whatever comes now is launched after all of it
+            merge(stream.clock, self.host)
 
     def is_capturing(self) -> bool:
         return self.current_stream().capture is not None
@@ -229,6 +231,9 @@ class FakeStreams:
             self._with_workspace.add(stream.handle)
         launch = Launch(name, stream.handle, number, dict(stream.clock))
         self.launches.append(launch)
+        if torch._C._current_graph_task_id() != -1:  # autograd would have launched it on its forward's stream
+            for other in self._streams.values():
+                merge(other.clock, stream.clock)
         for tensor in reads:
             self.memory.read(tensor, launch)
         for tensor in writes:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 from engine_cases import Record, assert_same, pair_batch, tower
-from stage_graph_cases import Runtime, one_thread  # noqa: F401
+from fake_streams import FakeStreams
+from stage_graph_cases import one_thread  # noqa: F401
 from torch import nn
 
 import mosaic
@@ -28,7 +29,7 @@ QUOTAS = {"left": 2, "right": 1}
 class StreamBackend:
     """Lanes on the fake runtime, four slots of 8 SMs."""
 
-    runtime: Runtime
+    runtime: FakeStreams
     name: str = "cuda"
     notes: tuple[str, ...] = ()
 
@@ -46,7 +47,7 @@ class StreamBackend:
 
 @pytest.fixture
 def backend() -> Iterator[StreamBackend]:
-    runtime = Runtime()
+    runtime = FakeStreams()
     with runtime.watching():
         yield StreamBackend(runtime)
     _pool.cache_clear()

@@ -99,11 +99,11 @@ def test_cost_model_counts_resident_kept_and_peak_memory() -> None:
     base = profile_of(
         {"m": flat(1)},
         num_slots=1,
-        memory=[ModuleMemory(module="m", resident_bytes=1000, activation_bytes=100)],
+        memory=[ModuleMemory(module="m", resident_bytes=1000, activation_bytes=100, lane_bytes=7)],
     )
     peaks = {F: 130, B: 50}
     profile = replace(base, samples=tuple(replace(s, peak_bytes=peaks[s.phase]) for s in base.samples))
-    assert CostModel.from_profile(profile).memory_bytes("m", 1) == 1000 + 100 + 50
+    assert CostModel.from_profile(profile).memory_bytes("m", 1) == 1000 + 7 + 100 + 50
 
 
 def test_a_frozen_module_without_backward_samples_takes_no_time_there() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 from engine_cases import SIDE_BY_SIDE, TwoTowers, pair_batch, tower
-from fake_streams import Launch, RaceError
-from stream_cases import TrainingStreams, colocated
+from fake_streams import FakeStreams, Launch, RaceError
+from stream_cases import colocated
 from torch import nn
 
 from mosaic.engine import Handle, stream_tensor
@@ -176,7 +176,7 @@ def nothing(*_: Any, **__: Any) -> None:
 
 SEEDED: list[tuple[str, Any, str, Any, Callable[[nn.Module], None]]] = [
     ("the wait for a producer", LaneOrder, "hold", nothing, plain_steps),
-    ("telling the allocator", TrainingStreams, "record_use", nothing, let_go_early),
+    ("telling the allocator", FakeStreams, "record_use", nothing, let_go_early),
     ("the wait for the beginning of a call", LaneOrder, "enter", nothing, plain_steps),
     ("the wait of a writer for readers", LaneOrder, "hold_back_writer", nothing, written_after_reading),
     ("the wait of a reader for writers", LaneOrder, "wrote", nothing, read_after_writing),
@@ -399,3 +399,38 @@ def test_nothing_that_a_step_made_outlives_it():
             assert [ref() for ref in made] == [None] * len(made)
         finally:
             gc.enable()
+
+
+class Fragile(nn.Module):
+    """Fails half-way when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+        self.fails = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.inner(x)
+        if self.fails:
+            raise ValueError("told to fail")
+        return hidden.relu()
+
+
+def test_a_lane_goes_on_after_a_module_failed_half_way_and_others_are_ordered_behind_what_it_launched():
+    model = nn.ModuleDict({"a": Fragile(), "b": nn.Linear(8, 8)})
+    x = torch.randn(4, 8)
+
+    def both() -> torch.Tensor:
+        return model["a"](x) + model["b"](x)
+
+    with colocated(model, both, [{"a": 1, "b": 1}]) as (_, backend):
+        expected = both().detach().clone()
+        model["a"].fails = True
+        with pytest.raises(ValueError, match="told to fail"):
+            both()
+        torch.optim.SGD(model.parameters(), lr=0.0).step()  # waits for all that lanes were given
+        model["a"].fails = False
+        again = both()
+        again.sum().backward()
+        assert torch.equal(again.detach(), expected)
+        assert backend.api.launches
