@@ -40,7 +40,7 @@ class Recipe:
     num_slots: int = 10
     """Slots a GPU: 10 for the paper's 10 %, 16 for Hopper's clusters of 8 SMs."""
     tight_memory: bool = False
-    """Whether a GPU holds little more than its largest module; otherwise 80 GB."""
+    """Whether a GPU holds little more than its largest module; otherwise 80 GB, or twice that module."""
     disturbed: bool = False
     """Whether modules that draw much bandwidth slow each other down."""
     seed: int = 0
@@ -97,10 +97,8 @@ def build(
         )
         for one, others in zip(drawn, waits, strict=True)
     ]
-    memory = 80 * 10**9
-    if recipe.tight_memory:
-        least = max(min(option.memory_bytes for option in module.options) for module in modules)
-        memory = round(least * draw.uniform(1.1, 1.6))
+    least = max(min(option.memory_bytes for option in module.options) for module in modules)
+    memory = round(least * draw.uniform(1.1, 1.6)) if recipe.tight_memory else max(80 * 10**9, 2 * least)
     return Instance(
         name=name or recipe.name,
         source="simulated: a roofline of an H100 with launch floors, wave quantisation and communication",

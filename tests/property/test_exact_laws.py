@@ -1,0 +1,153 @@
+"""Exact search against brute force on random small instances with every feature on, and laws that hold at any size."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mosaic import _search
+from mosaic.solver.checker import check_plan
+from mosaic.solver.generate import SHAPES, Recipe, generate
+from mosaic.solver.instance import Disturbance, Instance, InstanceModule, InstanceOption, Pin
+from mosaic.solver.instance_cost import TableCost
+from mosaic.solver.problem_file import solve_instance
+
+ROUNDING_MS = 1e-4
+
+
+def bounded(examples: int) -> settings:
+    slow = [HealthCheck.too_slow, HealthCheck.filter_too_much]
+    return settings(max_examples=examples, deadline=None, derandomize=True, suppress_health_check=slow)
+
+
+@st.composite
+def modules(draw: st.DrawFn, name: str, before: list[str], num_slots: int, num_devices: int) -> InstanceModule:
+    """Any table at all: times need not fall with slots or devices."""
+    shapes = draw(
+        st.lists(st.tuples(st.integers(1, num_devices), st.integers(1, num_slots)), min_size=1, max_size=5, unique=True)
+    )
+    memory = {degree: draw(st.integers(0, 10)) for degree in sorted({degree for degree, _ in shapes})}
+    times = st.integers(0, 30_000_000)  # nanoseconds
+    options = tuple(
+        InstanceOption(
+            degree=degree,
+            quota=quota,
+            forward_ms=draw(times) / 1e6,
+            backward_ms=draw(times) / 1e6,
+            memory_bytes=memory[degree],
+        )
+        for degree, quota in shapes
+    )
+    after = tuple(draw(st.lists(st.sampled_from(before), max_size=2, unique=True))) if before else ()
+    pinned = draw(st.booleans()) and draw(st.booleans())
+    pin = Pin(degrees=(options[0].degree,), quotas=(options[0].quota, num_slots)) if pinned else Pin()
+    return InstanceModule(name=name, options=options, after=after, pin=pin)
+
+
+@st.composite
+def instances(draw: st.DrawFn, most_modules: int = 5) -> Instance:
+    num_devices, num_slots = draw(st.integers(1, 2)), draw(st.integers(1, 5))
+    names: list[str] = []
+    made = []
+    for name in "abcde"[: draw(st.integers(1, most_modules))]:
+        made.append(draw(modules(name, names, num_slots, num_devices)))
+        names.append(name)
+    pairs = [(own, other) for own in names for other in names if own != other]
+    disturbed = draw(st.lists(st.sampled_from(pairs), max_size=6, unique=True)) if pairs else []
+    share = st.sampled_from([0.0, 0.1, 0.5, 2.0])
+    return Instance(
+        name="random",
+        num_devices=num_devices,
+        num_slots=num_slots,
+        memory_bytes=draw(st.sampled_from([0, 10, 14, 20])),
+        modules=tuple(made),
+        disturbances=tuple(
+            Disturbance(module=own, beside=other, forward=draw(share), backward=draw(share)) for own, other in disturbed
+        ),
+    )
+
+
+@bounded(300)
+@given(instance=instances())
+def test_exact_agrees_with_brute_force_and_is_never_above_anybody(instance):
+    exact, _ = solve_instance(instance, time_limit=60)
+    truth, _ = solve_instance(instance, method="brute_force")
+    assert exact.status == truth.status == "optimal"
+    assert exact.objective_ms == pytest.approx(truth.objective_ms, abs=ROUNDING_MS)
+    for method in ("heuristic", "sequential"):
+        other, _ = solve_instance(instance, method=method)
+        assert exact.objective_ms <= other.objective_ms + ROUNDING_MS
+        assert other.bound_ms is None or other.bound_ms <= truth.objective_ms + ROUNDING_MS
+
+
+@bounded(25)
+@given(instance=instances(most_modules=4))
+def test_algorithm_1_is_never_below_the_optimum(instance):
+    exact, _ = solve_instance(instance)
+    gahc, _ = solve_instance(instance, method="gahc")
+    assert exact.objective_ms <= gahc.objective_ms + ROUNDING_MS
+
+
+@bounded(40)
+@given(
+    shape=st.sampled_from(SHAPES),
+    num_modules=st.integers(3, 12),
+    num_devices=st.sampled_from([1, 2, 4, 8]),
+    tight=st.booleans(),
+    disturbed=st.booleans(),
+    seconds=st.sampled_from([0.0, 0.02, 0.3]),
+    seed=st.integers(0, 1000),
+)
+def test_bound_is_below_plan_is_below_sequential_whatever_ends_the_search(
+    shape, num_modules, num_devices, tight, disturbed, seconds, seed
+):
+    instance = generate(
+        Recipe(
+            shape=shape,
+            num_modules=num_modules,
+            num_devices=num_devices,
+            tight_memory=tight,
+            disturbed=disturbed,
+            seed=seed,
+        )
+    )
+    answer, error = solve_instance(instance, time_limit=seconds, seed=seed)
+    assert error is None
+    assert check_plan(instance, answer.plan).problems == ()
+    assert answer.bound_ms <= answer.objective_ms <= answer.plan.sequential_ms + ROUNDING_MS
+
+
+@bounded(60)
+@given(instance=instances())
+def test_both_objectives_are_bounded_by_each_other(instance):
+    """Slowest forward plus slowest backward is never below the slowest module's two together."""
+    costs = {objective: _search.plan(problem_of(instance, objective)) for objective in ("sum", "phases")}
+    assert all(plan.status == "optimal" and plan.bound_ns == plan.cost_ns for plan in costs.values())
+    assert costs["sum"].cost_ns <= costs["phases"].cost_ns <= 2 * costs["sum"].cost_ns
+
+
+def problem_of(instance: Instance, objective: str) -> _search.Problem:
+    """Without disturbances, straight into the extension."""
+    cost = TableCost(instance)
+    names = [module.name for module in instance.modules]
+    made = []
+    for module in instance.modules:
+        options = [
+            _search.Option(
+                degree=option.degree,
+                quota=option.quota,
+                forward_ns=round(option.forward_ms * 1e6),
+                backward_ns=round(option.backward_ms * 1e6),
+                memory_bytes=cost.memory_bytes(module.name, option.degree),
+            )
+            for option in module.allowed
+        ]
+        made.append(_search.Module(options, sorted(names.index(other) for other in module.after)))
+    return _search.Problem(
+        made,
+        num_devices=instance.num_devices,
+        num_slots=instance.num_slots,
+        memory_bytes=instance.memory_bytes,
+        objective=objective,
+    )
