@@ -92,7 +92,7 @@ class ModulePoints:
                 self._warm_up(part)
                 points = self._measure_point(part, degree, quota)
             found += points
-        return found
+        return sorted(found, key=lambda sample: sample.quota)
 
     def _reusable(self, degree: int, quota: int) -> tuple[Sample, ...]:
         """What is known of a point, if this run would have taken it. What failed is tried again: memory may be free."""

@@ -14,7 +14,7 @@ from mosaic.profile import GroupSample, HeldOutError, ModuleMemory, Phase, Profi
 from mosaic.profiler.cache import ProfileCache
 from mosaic.profiler.communication import Network
 from mosaic.profiler.counters import Counters
-from mosaic.profiler.groups import SideBySide, choose_groups, choose_pairs
+from mosaic.profiler.groups import SideBySide, choose_groups, choose_pairs, interference_errors
 from mosaic.profiler.noise import ForeignLoad
 from mosaic.profiler.points import ModulePoints, Site
 from mosaic.profiler.preserve import preserved
@@ -111,15 +111,19 @@ class _Sweep:
                 samples += found
                 memory.append(kept)
             measured = tuple(self._side_by_side(site).pairs(pairs))
+        groups = self._groups(samples)
+        held_out = held_out_of(samples)
+        if groups:
+            held_out += interference_errors(groups, measured, samples, self._subjects, self._backend.device)
         return Profile(
             device=self._backend.device,
             graph=self._graph,
             samples=tuple(samples),
             pairs=measured,
-            groups=self._groups(samples),
+            groups=groups,
             memory=tuple(memory),
             structures=structures_of(self._subjects),
-            held_out=held_out_of(samples),
+            held_out=held_out,
             environment=environment_of(
                 self._backend, foreign_cpu_share=self._load.share or 0.0, clocks_mhz=self._clocks
             ),

@@ -63,7 +63,8 @@ def profile(given: options.Profile) -> None:
     save(measured, given.output)
     console = Console(stderr=_takes_stdout(given.json))
     console.print(graph_table(measured.graph))
-    console.print(profile_table(measured))
+    ran = tuple(sample for sample in measured.samples if sample.infeasible is None)
+    console.print(profile_table(dataclasses.replace(measured, samples=ran)))  # the others are in the notes
     for note in found.notes:
         console.print(note, highlight=False, markup=False)
     console.print(f"wrote {given.output}")

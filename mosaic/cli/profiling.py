@@ -149,11 +149,13 @@ def _notes(profile: Profile, missing: str) -> Iterator[str]:
         f"{len(profile.samples)} samples ({composed} composed, {len(failed)} infeasible), "
         f"{len(profile.pairs)} beside one other module, {len(profile.groups)} groups"
     )
+    reasons: dict[tuple[str, int, str], set[int]] = {}
     for sample in failed:
-        where = (
-            f"{sample.quota} slots of each of {sample.degree} devices" if sample.degree > 1 else f"{sample.quota} slots"
-        )
-        yield f"{sample.module} {sample.phase} cannot run at {where}: {sample.infeasible}"
+        reasons.setdefault((sample.module, sample.degree, sample.infeasible or ""), set()).add(sample.quota)
+    for (module, degree, reason), quotas in reasons.items():
+        slots = ", ".join(map(str, sorted(quotas)))
+        where = f" of each of {degree} devices" if degree > 1 else ""
+        yield f"{module} cannot run at {slots} slots{where}: {reason}"
     for error in profile.held_out:
         yield (
             f"{error.subject} {error.phase}: samples left out are predicted within {error.median:.1%} (median), "

@@ -1,0 +1,134 @@
+"""Profiling on a real GPU: counters, clocks, memory at each phase, and what running out of memory leaves behind."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from mosaic.backends.base import Backend
+from mosaic.backends.cuda import CudaBackend
+from mosaic.cost import CostModel
+from mosaic.engine import find_modules
+from mosaic.profile import Phase, Profile
+from mosaic.profiler import Counters, ProfileCache, ProfileSettings, Ring, open_counters, profile_modules
+
+pytestmark = pytest.mark.gpu
+
+QUICK = ProfileSettings(
+    warmup=1, min_repeats=3, max_repeats=5, sample_seconds=0.2, refuse_share=2.0, foreign_share=2.0, bound=0.2
+)
+WIDTH, ROWS = 1024, 512
+
+
+@pytest.fixture
+def backend(cuda_backend: CudaBackend) -> CudaBackend:
+    return cuda_backend
+
+
+class Block(nn.Module):
+    def __init__(self, depth: int = 2) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(depth)))
+        self.wants_bytes = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.wants_bytes:
+            torch.empty(self.wants_bytes, dtype=torch.uint8, device=x.device)
+        return self.layers(x)
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = Block(), Block(4)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self.left(x) + self.right(y)
+
+
+def two_on(backend: Backend) -> tuple[Two, tuple[torch.Tensor, torch.Tensor]]:
+    device = backend.torch_device
+    return Two().to(device), (torch.randn(ROWS, WIDTH, device=device), torch.randn(ROWS, WIDTH, device=device))
+
+
+def profiled(backend: Backend, **options: object) -> Profile:
+    model, batch = two_on(backend)
+    finding = find_modules(model, batch)
+    return profile_modules(model, finding.subjects, finding.graph, backend, **{"settings": QUICK, **options})
+
+
+@pytest.fixture
+def counters(backend: Backend):
+    with open_counters(backend) as opened:
+        yield opened
+
+
+def test_counters_read_a_load_or_say_why_not(counters: Counters, backend: Backend):
+    if counters.missing:
+        pytest.skip(counters.missing)
+    a = torch.randn(4096, 4096, device=backend.torch_device)
+    with counters.window() as window:
+        while not window.is_long_enough:
+            a @ a
+            torch.cuda.synchronize(backend.torch_device)
+    assert window.found is not None
+    assert window.found.sm_util is not None
+    assert window.found.sm_util > 0.2
+    assert window.found.dram_bandwidth is not None
+
+
+def test_clocks_are_kept(counters: Counters, backend: Backend):
+    profile = profiled(backend, quotas=[backend.device.num_slots], counters=counters)
+    assert profile.environment.sm_clock_mhz > 0
+    assert profile.environment.memory_clock_mhz > 0
+    assert profile.environment.driver
+
+
+def test_samples_have_counters_and_memory(counters: Counters, backend: Backend):
+    slots = backend.device.num_slots
+    settings = dataclasses.replace(QUICK, pairs=False)
+    profile = profiled(backend, quotas=[max(1, slots // 4), slots], counters=counters, settings=settings)
+    assert all(sample.peak_bytes > 0 for sample in profile.samples)
+    if counters.missing:
+        assert all(sample.bandwidth_utilisation is None for sample in profile.samples)
+        pytest.skip(counters.missing)
+    assert all(sample.bandwidth_utilisation is not None for sample in profile.samples)
+    assert all(sample.sm_occupancy is not None for sample in profile.samples)
+
+
+def test_adaptive_quotas_groups_degrees_and_a_cache(backend: Backend, tmp_path: Path):
+    cache = ProfileCache(tmp_path)
+    settings = dataclasses.replace(QUICK, groups=2)
+    choice = {"quotas": "adaptive", "degrees": [1, 2], "network": Ring(latency_us=5.0, gb_per_s=400.0)}
+    first = profiled(backend, cache=cache, settings=settings, **choice)
+    assert {1, backend.device.num_slots} <= {sample.quota for sample in first.samples}
+    assert {sample.degree for sample in first.samples} == {1, 2}
+    assert len(first.groups) == 2 * len(Phase)
+    again = profiled(backend, cache=cache, settings=settings, **choice)
+    assert (again.samples, again.pairs, again.groups) == (first.samples, first.pairs, first.groups)
+
+
+def test_memory_that_runs_out_at_one_quota_leaves_the_others_and_no_garbage(backend: Backend):
+    model, batch = two_on(backend)
+    finding = find_modules(model, batch)
+    before = torch.cuda.memory_allocated(backend.torch_device)
+
+    def tell(what: str, done: int, total: int) -> None:
+        model.right.wants_bytes = 1 << 50 if what.startswith("right at 1 slot") else 0
+
+    slots = backend.device.num_slots
+    settings = dataclasses.replace(QUICK, pairs=False)
+    profile = profile_modules(
+        model, finding.subjects, finding.graph, backend, quotas=[1, slots], settings=settings, progress=tell
+    )
+    failed = {(s.module, s.quota) for s in profile.samples if s.infeasible is not None}
+    assert failed == {("right", 1)}
+    assert all(s.infeasible.startswith("out of memory") for s in profile.samples if s.infeasible is not None)
+    assert CostModel.from_profile(profile, interference="none").quotas("right") == (slots,)
+    torch.cuda.synchronize(backend.torch_device)
+    # cuBLAS keeps a workspace for each stream.
+    assert torch.cuda.memory_allocated(backend.torch_device) - before < 512 << 20
