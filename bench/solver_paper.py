@@ -1,0 +1,158 @@
+"""The paper's Fig. 13 and 14 again, with the paper's numbers beside ours where its text has them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from bench.record import Figure
+from bench.solver_gains import model, ratios
+from bench.solver_runs import figure, search
+from mosaic.solver import QuotaGrid, SearchOptions, solve
+from mosaic.solver.brute_force import MAX_DEVICES, MAX_MODULES
+from mosaic.solver.exact import SearchLimits
+from mosaic.solver.generate import ofasys
+from mosaic.solver.instance import Instance
+from mosaic.solver.instance_cost import TableCost
+
+ABLATIONS = MappingProxyType(
+    {
+        "GAHC": SearchOptions(prune=False, cache=False),
+        "GAHC + caching": SearchOptions(prune=False),
+        "Mosaic mapping-solver": SearchOptions(),
+    }
+)
+SEARCH_TIME = MappingProxyType({("Mosaic mapping-solver", 10): "15.87 s"})
+OPTIMALITY = MappingProxyType({3: "100 %", 4: "100 %", 10: "94.27 %"})
+SCALE = MappingProxyType(
+    {
+        "megatron": {8: "1.68", 16: "1.48", 32: "1.31"},
+        "spindle": {8: "1.30", 16: "1.20", 32: "1.12"},
+        "distmm": {8: "1.52", 16: "1.36", 32: "1.22"},
+    }
+)
+GRANULARITY = MappingProxyType(
+    {
+        30: "5.32 s, 89.10 %",
+        20: "8.46 s, 91.18 %",
+        10: "15.87 s, 94.27 %",
+        5: "32.2 s, 95.00 %",
+        1: "108.7 s, 95.45 %",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solved:
+    """A plan's time and what it took to find."""
+
+    step_ms: float
+    """Predicted."""
+    seconds: float
+    """Wall time."""
+
+
+def _solve(instance: Instance, method: str, options: SearchOptions) -> Solved:
+    began = time.perf_counter()
+    plan = solve(
+        instance.graph,
+        TableCost(instance),
+        instance.device,
+        num_devices=instance.num_devices,
+        method=method,
+        search=options,
+    )
+    return Solved(step_ms=plan.predicted_ms, seconds=time.perf_counter() - began)
+
+
+def figure_13(*, sizes: Sequence[int], seconds: float) -> list[Figure]:
+    """Search time of Algorithm 1 with and without its savings, of brute force and of exact search; optimality."""
+    times: list[Figure] = []
+    quality: list[Figure] = []
+    for size in sizes:
+        instance = ofasys(size, num_devices=8, disturbed=False)
+        exact = search(instance, seconds=seconds)
+        for name, options in ABLATIONS.items():
+            found = _solve(instance, "gahc", options)
+            paper = SEARCH_TIME.get((name, size), "")
+            times.append(figure(f"Fig. 13a: {name}, {size} modules, s", [found.seconds], "measured", paper=paper))
+        times.append(figure(f"Fig. 13a: exact, {size} modules, s", [exact.seconds], "measured"))
+        times.append(_brute_force(size))
+        ratio = 100 * (exact.cost_ms if exact.is_proven else exact.bound_ms) / found.step_ms
+        kind = "optimality" if exact.is_proven else "bound over plan"
+        quality.append(
+            figure(
+                f"Fig. 13b: {kind} of the Mosaic mapping-solver, {size} modules, %",
+                [ratio],
+                "simulated",
+                paper=OPTIMALITY.get(size, ""),
+            )
+        )
+    return times + quality
+
+
+def _brute_force(size: int) -> Figure:
+    name = f"Fig. 13a: brute force, {size} modules on {MAX_DEVICES} GPUs, s"
+    if size > MAX_MODULES:
+        return figure(name, [], "measured", reason=f"ours takes at most {MAX_MODULES} modules", paper="to 1800 s")
+    instance = ofasys(size, num_devices=MAX_DEVICES, num_slots=4 if size > 4 else 10, disturbed=False)
+    found = _solve(instance, "brute_force", SearchOptions())
+    return figure(name, [found.seconds], "measured", paper="to 1800 s")
+
+
+def figure_14a(*, seeds: int, seconds: float) -> list[Figure]:
+    """Throughput of OFASys with four modules against the others, as GPUs are added."""
+    figures = []
+    for num_devices in (8, 16, 32):
+        found = [
+            ratios(
+                model("OFASys", num_devices=num_devices, seed=seed),
+                seconds=seconds,
+                methods=("megatron", "distmm", "spindle"),
+            )
+            for seed in range(seeds)
+        ]
+        figures += [
+            figure(
+                f"Fig. 14a: throughput over {rival}, OFASys, {num_devices} GPUs, median",
+                [one[rival] for one in found],
+                "simulated",
+                paper=by_size[num_devices],
+            )
+            for rival, by_size in SCALE.items()
+        ]
+    return figures
+
+
+def figure_14b(*, num_modules: int, seconds: float, with_gahc: bool) -> list[Figure]:
+    """Search time and quality as the steps of quotas become finer; quality against exact search in steps of 1 %."""
+    instance = ofasys(num_modules, num_devices=8, num_slots=100, disturbed=False)
+    limits = SearchLimits(seconds=seconds)
+    found: dict[int, dict[str, Solved]] = {}
+    for percent in GRANULARITY:
+        grid = QuotaGrid(percents=tuple(range(percent, 101, percent)))
+        options = SearchOptions(grid=grid, limits=limits, use_spare_slots=False)
+        found[percent] = {"exact": _solve(instance, "exact", options)}
+        if with_gahc:
+            found[percent]["gahc"] = _solve(instance, "gahc", replace(options, use_spare_slots=False))
+    best_ms = min(one.step_ms for methods in found.values() for one in methods.values())
+    figures = []
+    for percent, paper in GRANULARITY.items():
+        for method in ("exact", "gahc"):
+            of = f"Fig. 14b: {method}, OFASys {num_modules} modules, steps of {percent} %"
+            one = found[percent].get(method)
+            reason = "" if one else "left out of the quick study: minutes of CP-SAT"
+            seen = [one] if one else []
+            figures += [
+                figure(f"{of}: search time, s", [s.seconds for s in seen], "measured", paper=paper, reason=reason),
+                figure(
+                    f"{of}: best known over plan, %",
+                    [100 * best_ms / s.step_ms for s in seen],
+                    "simulated",
+                    paper=paper,
+                    reason=reason,
+                ),
+            ]
+    return figures
