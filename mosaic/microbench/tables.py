@@ -35,7 +35,7 @@ def table_of(
         table.add_column(
             heading,
             justify="right" if numeric else "left",
-            min_width=None if numeric else min(20, max((len(row[len(table.columns)]) for row in rows), default=4)),
+            min_width=None if numeric else min(12, max((len(row[len(table.columns)]) for row in rows), default=4)),
             no_wrap=numeric,
             overflow="fold",
         )
