@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -35,7 +36,9 @@ def attempt() -> Iterator[Attempt]:
     except Exception as error:
         made.reason = reason_of(error)
         is_memory = isinstance(error, (torch.OutOfMemoryError, MemoryError))
-    if is_memory:  # the error is gone by now, and with it the frames that held tensors
+        if is_memory:  # whoever called this still holds the error, and it the tensors of the frames that it passed
+            traceback.clear_frames(error.__traceback__)
+    if is_memory:
         gc.collect()
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from fake_streams import FakeStreams
+from engine_cases import FAST, TwoTowers, pair_batch
+from fake_streams import FakeGreenDriver, FakeStreams
 from torch import nn
 
+from mosaic.backends.cuda import CudaBackend
 from mosaic.backends.cuda_lanes import StreamLanes
 from mosaic.device import Device
-from mosaic.profile import Phase
-from mosaic.profiler import Counters, Subject, Utilisation
+from mosaic.engine import find_modules
+from mosaic.profile import Phase, Profile
+from mosaic.profiler import Counters, ProfileCache, Subject, Utilisation, profile_modules
 from mosaic.profiler import counters as counting
 from mosaic.profiler.utilisation import measure_utilisation
 
@@ -199,3 +204,39 @@ def test_a_phase_keeps_its_lane_busy_for_the_whole_window(phase: Phase):
     assert seen == Utilisation(sm_util=1.0, sm_occupancy=None, dram_bandwidth=0.3)
     assert before >= 10
     assert none is None
+
+
+def test_a_profile_keeps_counters_and_clocks_and_looks_again_for_what_a_cache_lacks(tmp_path: Path):
+    runtime = FakeStreams()
+    backend = CudaBackend(api=runtime, driver=FakeGreenDriver(num_slots=4))
+    settings = dataclasses.replace(FAST, pairs=False)
+
+    def profiled(counters: Counters | None) -> Profile:
+        model = TwoTowers()
+        finding = find_modules(model, pair_batch())
+        return profile_modules(
+            model,
+            finding.subjects,
+            finding.graph,
+            backend,
+            quotas=[1, 4],
+            settings=settings,
+            cache=ProfileCache(tmp_path),
+            counters=counters,
+        )
+
+    with runtime.watching():
+        blind = profiled(None)
+        with Counters(0, nvml=FakeNvml(supported=False)) as refused:
+            assert profiled(refused).samples == blind.samples
+        with Counters(0, nvml=FakeNvml()) as counters:
+            seen = profiled(counters)
+            again = profiled(counters)
+    assert {sample.bandwidth_utilisation for sample in blind.samples} == {None}
+    assert {sample.bandwidth_utilisation for sample in seen.samples} == {0.3}
+    narrow, wide = (sample.sm_occupancy for sample in seen.samples_of("left", Phase.FORWARD))
+    assert narrow is not None
+    assert wide is not None
+    assert narrow > wide
+    assert (seen.environment.sm_clock_mhz, seen.environment.memory_clock_mhz) == (1980, 2619)
+    assert again.samples == seen.samples

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import weakref
 from typing import Any
 
 import pytest
@@ -126,6 +127,21 @@ def test_a_busy_machine_and_interrupts_are_no_properties_of_a_module():
     with attempt() as tried:
         raise ValueError
     assert tried.reason == "ValueError"
+
+
+def test_memory_that_ran_out_is_let_go_before_the_next_measurement():
+    held: list[weakref.ref[torch.Tensor]] = []
+
+    def exhaust() -> None:
+        large = torch.zeros(1000)
+        held.append(weakref.ref(large))
+        raise torch.OutOfMemoryError("no more")
+
+    with HostBackend(num_slots=1).open_lanes([(0,)]) as lanes:
+        with attempt() as tried:
+            lanes.lane((0,)).submit(exhaust).wait()
+        assert held[0]() is None
+    assert tried.reason == "out of memory: no more"
 
 
 class Bends:
