@@ -1,0 +1,57 @@
+"""How far the analytic model is off on modules that calibration has not seen, before and after it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from bench.cost_figures import absent, mean_figure
+from bench.cost_ground import Ground
+from bench.record import Figure
+from mosaic.cost.analytic import count_module
+from mosaic.cost.calibration import LEAST_MEASUREMENTS, Measurement, calibrate, measurements_of
+from mosaic.cost.roofline import phase_ms
+from mosaic.hardware import Hardware
+from mosaic.profile import Profile
+from mosaic.profiler.estimate import hardware_of
+
+BEFORE = "analytic error before calibration, held-out modules"
+AFTER = "analytic error after calibration, held-out modules"
+
+
+def measure_analytic(ground: Ground) -> Iterator[Figure]:
+    """Calibrates on every other module and judges the rest by later measurements; then the other way round."""
+    hardware = hardware_of(ground.bench.device)
+    if hardware is None:
+        yield from absent((BEFORE, AFTER), f"{ground.bench.device.name} is not in the catalogue of devices")
+        return
+    before: list[float] = []
+    after: list[float] = []
+    for half in (0, 1):
+        fit = _measurements(ground, ground.profile, ground.names[half::2])
+        held = _measurements(ground, ground.later, ground.names[1 - half :: 2])
+        if len(fit) < LEAST_MEASUREMENTS:
+            yield from absent((BEFORE, AFTER), f"{len(fit)} measurements to fit; it takes {LEAST_MEASUREMENTS}")
+            return
+        before += errors(hardware, held)
+        after += errors(calibrate(hardware, fit).hardware, held)
+    labels = {"is": "factor by which a predicted time is off, less one", "description": hardware.name}
+    yield mean_figure(BEFORE, before, source="measured", labels=labels)
+    yield mean_figure(AFTER, after, source="measured", labels=labels)
+
+
+def errors(hardware: Hardware, held: Sequence[Measurement]) -> list[float]:
+    """Returns by what factor each predicted time is off, less one."""
+    found = []
+    for one in held:
+        predicted = phase_ms(one.counts, hardware, one.quota * hardware.sms_per_slot)
+        found.append(math.exp(abs(math.log(predicted / one.measured_ms))) - 1)
+    return found
+
+
+def _measurements(ground: Ground, profile: Profile, names: Sequence[str]) -> tuple[Measurement, ...]:
+    """What a profile measured of the named modules at degree 1."""
+    kind = ground.bench.device.kind
+    subjects = [subject for subject in ground.finding.subjects if subject.name in names]
+    counts = {s.name: {1: count_module(s.module, s.args, s.kwargs, target=kind)} for s in subjects}
+    return measurements_of(profile, counts)
