@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Iterator, Sequence
 from types import CodeType, FunctionType
 from typing import Any
@@ -25,9 +26,9 @@ def structures_of(subjects: Sequence[Subject]) -> tuple[ModuleStructure, ...]:
 def digest_of(module: nn.Module) -> str:
     """Returns 16 hexadecimal digits that change with whatever decides a module's time.
 
-    Those are the classes of all its parts with their printed settings, the compiled methods of classes that are not
-    torch's own, the mode (train or eval), and shape, dtype and ``requires_grad`` of parameters and buffers. Values are
-    not looked at, and neither are functions and globals that a method uses.
+    Those are the classes of all its parts with their settings (what they print, and plain attributes such as
+    ``training``), the compiled methods of classes that are not torch's own, and shape, dtype and ``requires_grad`` of
+    parameters and buffers. Not looked at are values of parameters, and functions and globals that a method uses.
     """
     return _hashed(_parts_of(module))
 
@@ -45,19 +46,29 @@ def _parts_of(module: nn.Module) -> Iterator[str]:
     seen: set[type] = set()
     for path, part in module.named_modules():
         kind = type(part)
-        yield f"{path}: {kind.__module__}.{kind.__qualname__}({part.extra_repr()}) {part.training}"
-        if kind not in seen and not kind.__module__.startswith("torch."):
-            seen.add(kind)
-            yield from _code_of(kind)
+        settings = sorted((name, value) for name, value in vars(part).items() if _is_setting(name, value))
+        yield f"{path}: {kind.__module__}.{kind.__qualname__}({part.extra_repr()}) {settings!r}"
+        for base in kind.__mro__:
+            if base not in seen and base is not object and base.__module__.split(".")[0] != "torch":
+                seen.add(base)
+                yield from _code_of(base)
     for path, tensor in (*module.named_parameters(), *module.named_buffers()):
         yield f"{path}: {tuple(tensor.shape)} {tensor.dtype} {tensor.requires_grad}"
+
+
+def _is_setting(name: str, value: object) -> bool:
+    """Whether an attribute is plain and of the module's author: a number of heads, a mode."""
+    return not name.startswith("_") and isinstance(value, _PLAIN)
 
 
 def _code_of(kind: type) -> Iterator[str]:
     """What the class's own methods do, without their place in a file."""
     for name, value in sorted(vars(kind).items()):
-        if isinstance(value, FunctionType):
-            yield f"{name}: {_written(value.__code__)}"
+        function = getattr(value, "fget", None) or getattr(value, "__func__", value)
+        function = inspect.unwrap(function) if callable(function) else function
+        if isinstance(function, FunctionType):
+            defaults = [repr(value) for value in function.__defaults__ or () if isinstance(value, _PLAIN)]
+            yield f"{kind.__qualname__}.{name}: {defaults} {_written(function.__code__)}"
 
 
 def _written(value: object) -> str:

@@ -86,6 +86,10 @@ class Profile:
     """Quotas to measure: tenths of the device, all, adaptive (where time bends), or numbers of slots such as 1,2,4."""
     bound: float = 0.05
     """With adaptive quotas: stop where samples that are left out are predicted with less than this relative error."""
+    spread: float = 0.05
+    """Repeat a measurement until its quartiles lie within this share of the median, ..."""
+    sample_seconds: float = 1.0
+    """... or until this time is spent."""
     degrees: str = "1"
     """Data-parallel degrees, such as 1,2,4. Those above 1 are composed: the time of a share of the batch here, and a
     communication model."""
@@ -113,7 +117,11 @@ class Profile:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanCommand:
-    """Solve for temporal stages and slot quotas, from a profile or from a model that is profiled first."""
+    """Solve for temporal stages and slot quotas, from a profile, a model profiled now, or a model's operators alone.
+
+    With --device h100-80g (or a100-80g, h200, h800, a40, host, or a .json file) the operators of --model are counted
+    and nothing is run: no GPU is needed, and --gpus may be any number.
+    """
 
     profile: Path | None = None
     """A profile that `mosaic profile` wrote. Planning from it loads neither torch nor a GPU."""
@@ -121,12 +129,21 @@ class PlanCommand:
     """Instead of a profile: a model to profile now; see `mosaic profile --help`."""
     backend: BackendName | None = None
     """Where to profile the model; by default on the GPU if the model's parameters are there, on the host otherwise."""
-    device: int = 0
-    """Number of the GPU, with --backend cuda."""
+    device: str = "0"
+    """A described device to plan for, by name or file; or the number of the GPU to profile on."""
+    gpus: int = 1
+    """Devices to plan for. A profile plans for several where it was taken at those degrees."""
     max_foreign_share: float = 0.6
     """Refuse to profile where other processes take more of the CPU than this."""
-    method: Literal["gahc", "sequential"] = "gahc"
-    """gahc is the paper's Algorithm 1; sequential runs one module after the other."""
+    method: Literal["auto", "exact", "gahc", "sequential"] = "auto"
+    """exact proves its plan best; gahc is the paper's Algorithm 1; sequential runs one module after the other; auto is
+    exact wherever that can be had."""
+    time_limit: float = 10.0
+    """Seconds after which the best plan so far is taken, with a bound on what is possible."""
+    interference: Literal["measured", "none", "additive", "full", "pairwise", "mosaic"] = "measured"
+    """How neighbours slow each other down: measured pairs, the paper's Eq. 8 and its ablations, or our own form."""
+    compare: bool = False
+    """Also show what Megatron, DistMM, Spindle and others would plan, under the same predictions."""
     output: Path = Path("plan.json")
     """Where to write the plan."""
     picture: Annotated[Path | None, arg(metavar="FILE")] = None

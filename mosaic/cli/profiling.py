@@ -39,6 +39,10 @@ class Request:
     """Links between devices; None for those that are usual for the device."""
     bound: float = 0.05
     """Relative error at which adaptive sampling stops."""
+    spread: float = 0.05
+    """Share of the median within which the quartiles are to lie."""
+    sample_seconds: float = 1.0
+    """Time after which a sample is taken as it is."""
     groups: int = 0
     """Groups to run side by side."""
     counters: bool = False
@@ -86,7 +90,11 @@ def measure(request: Request) -> Measured:
             cache=ProfileCache(request.cache, reuse=not request.fresh) if request.cache is not None else None,
             counters=counters,
             settings=ProfileSettings(
-                refuse_share=request.max_foreign_share, bound=request.bound, groups=request.groups
+                refuse_share=request.max_foreign_share,
+                bound=request.bound,
+                spread=request.spread,
+                sample_seconds=request.sample_seconds,
+                groups=request.groups,
             ),
             progress=progress.follow("profiling"),
         )

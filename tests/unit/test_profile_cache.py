@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -249,6 +250,67 @@ def test_a_digest_sees_structure_mode_and_code_and_not_values():
             return 2 * super().forward(x).relu()
 
     assert digest_of(Scaled(4, 4)) != before
+
+
+def test_a_digest_sees_plain_settings_base_classes_and_wrapped_methods():
+    def make(heads: int, factor: int, *, wraps: bool) -> nn.Module:
+        class Base(nn.Module):
+            def scale(self, x: torch.Tensor) -> torch.Tensor:
+                return x * (2 if factor == 2 else 3)
+
+        class Doubles(nn.Module):
+            def scale(self, x: torch.Tensor) -> torch.Tensor:
+                return x + x
+
+        class Part(Base if factor == 2 else Doubles):  # type: ignore[misc]
+            def __init__(self) -> None:
+                super().__init__()
+                self.heads = heads
+
+            if wraps:
+
+                @torch.no_grad()
+                def forward(self, x: torch.Tensor) -> torch.Tensor:
+                    return self.scale(x)
+            else:
+
+                @torch.no_grad()
+                def forward(self, x: torch.Tensor) -> torch.Tensor:
+                    return self.scale(x).relu()
+
+        return Part()
+
+    digests = [digest_of(make(*how, wraps=w)) for how, w in (((1, 2), True), ((2, 2), True), ((1, 3), True))]
+    digests.append(digest_of(make(1, 2, wraps=False)))
+    assert len(set(digests)) == 4
+    assert digest_of(make(1, 2, wraps=True)) == digests[0]
+
+
+DIGEST = """
+from torch import nn
+from mosaic.profiler.structure import digest_of
+
+class Chooses(nn.Linear):
+    def forward(self, x, mode="sum"):
+        return super().forward(x) if mode in {"sum", "mean", "max", "min"} else x
+
+print(digest_of(Chooses(3, 4)))
+"""
+
+
+def test_a_digest_is_the_same_in_every_process():
+    told = {
+        subprocess.run(
+            [sys.executable, "-c", DIGEST],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+        ).stdout
+        for seed in ("1", "2", "3")
+    }
+    assert len(told) == 1
 
 
 def test_inputs_are_told_apart_by_shape_dtype_plain_values_and_autocast():
