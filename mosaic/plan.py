@@ -191,6 +191,14 @@ class Plan:
         return self.sequential_ms / self.predicted_ms if self.predicted_ms > 0 else 1.0
 
     @property
+    def gap(self) -> float | None:
+        """How far it may be above the best plan, as a share of the bound; 0 if proven best, None without a bound."""
+        if self.search.status == "optimal":
+            return 0.0
+        bound_ms = self.search.bound_ms
+        return max(0.0, self.predicted_ms / bound_ms - 1) if bound_ms > 0 else None
+
+    @property
     def is_colocated(self) -> bool:
         """Whether any stage has more than one module."""
         return any(len(stage.placements) > 1 for stage in self.stages)

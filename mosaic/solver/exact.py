@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from mosaic.cost import Cost
 from mosaic.errors import BackendUnavailableError, InfeasibleError
@@ -16,6 +16,7 @@ from mosaic.graph import ModuleGraph
 from mosaic.plan import SearchRecord
 from mosaic.profile import Phase
 from mosaic.solver.options import NS_PER_MS, DeploymentOption
+from mosaic.solver.pair_table import pair_table
 from mosaic.solver.placement import Machine
 from mosaic.solver.stage_eval import StageResult
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from mosaic import _search
 
 Objective = Literal["phases", "sum"]
+MAX_MODULES = 64
 Options = Mapping[str, Sequence[DeploymentOption]]
 
 
@@ -115,7 +117,7 @@ def search_exactly(
     hint = hint or SearchHint()
     names = graph.topological_order()
     place = {name: index for index, name in enumerate(hint.known.names)} if hint.known else {}
-    found = search.plan(
+    found: _search.Plan = search.plan(
         _problem(search, graph, names, options, cost=cost, machine=machine, objective=objective),
         seconds=limits.seconds,
         kicks=limits.kicks,
@@ -146,7 +148,20 @@ def _masks(sets: Sequence[Collection[str]], names: Sequence[str]) -> list[int]:
     return [sum(1 << names.index(name) for name in members) for members in sets]
 
 
-def _load() -> type[_search]:
+def why_not_exact(graph: ModuleGraph, cost: Cost) -> str | None:
+    """Returns why the exact search cannot plan a graph with these costs; None if it can."""
+    if len(graph.modules) > MAX_MODULES:
+        return f"{len(graph.modules)} modules are more than the {MAX_MODULES} that the exact search holds"
+    if not cost.interference.is_zero and not cost.interference.is_pairwise:
+        return f"{type(cost.interference).__name__} is not a sum over pairs, which the exact search needs"
+    try:
+        _load()
+    except BackendUnavailableError as error:
+        return str(error)
+    return None
+
+
+def _load() -> Any:  # a module, which is no type
     try:
         from mosaic import _search
     except ImportError as error:
@@ -159,7 +174,7 @@ def _load() -> type[_search]:
 
 
 def _problem(
-    search: type[_search],
+    search: Any,
     graph: ModuleGraph,
     names: Sequence[str],
     options: Options,
@@ -185,7 +200,7 @@ def _problem(
         )
         for name in names
     ]
-    problem = search.Problem(
+    problem: _search.Problem = search.Problem(
         modules,
         num_devices=machine.num_devices,
         num_slots=machine.num_slots,
@@ -198,30 +213,8 @@ def _problem(
                 f"{type(cost.interference).__name__} is not a sum over pairs, which the exact search needs; "
                 "use method='gahc' or a pairwise interference"
             )
-        problem.disturb_by_pairs(*(_pair_table(names, options, cost, machine, phase) for phase in Phase))
+        problem.disturb_by_pairs(*(pair_table(names, options, cost, machine, phase) for phase in Phase))
     return problem
-
-
-def _pair_table(
-    names: Sequence[str], options: Options, cost: Cost, machine: Machine, phase: Phase
-) -> list[list[list[int]]]:
-    """Returns, for each module and option, the nanoseconds that each neighbour costs at each quota."""
-    width = machine.num_slots + 1
-    quotas = {name: sorted({option.quota for option in options[name]}) for name in names}
-    tables = []
-    for name in names:
-        rows = []
-        for option in options[name]:
-            row = [0] * (len(names) * width)
-            for index, other in enumerate(names):
-                if other == name:
-                    continue
-                for quota in quotas[other]:
-                    extra = cost.interference_ms(name, phase, option.degree, option.quota, beside=[(other, quota)])
-                    row[index * width + quota] = round(extra * NS_PER_MS)
-            rows.append(row)
-        tables.append(rows)
-    return tables
 
 
 def _stage(stage: _search.Stage, names: Sequence[str], options: Options) -> StageResult:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from mosaic.cost import Cost
@@ -12,9 +12,16 @@ from mosaic.device import Device
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan, SearchRecord, Stage
 from mosaic.solver.brute_force import enumerate_plans
-from mosaic.solver.exact import SearchLimits, search_exactly
+from mosaic.solver.exact import (
+    Knowledge,
+    Objective,
+    SearchHint,
+    SearchLimits,
+    search_exactly,
+    why_not_exact,
+)
 from mosaic.solver.gahc import cluster
-from mosaic.solver.options import QuotaGrid, all_options
+from mosaic.solver.options import DeploymentOption, QuotaGrid, all_options
 from mosaic.solver.placement import Machine
 from mosaic.solver.predict import build_stage
 from mosaic.solver.sequential import one_by_one
@@ -22,7 +29,7 @@ from mosaic.solver.spare import spend_spare_slots
 from mosaic.solver.stage_eval import StageEvaluator, StageResult
 from mosaic.solver.stagger import stagger
 
-METHODS = ("exact", "gahc", "sequential", "brute_force")
+METHODS = ("auto", "exact", "gahc", "sequential", "brute_force")
 """Names of the solvers."""
 
 _log = logging.getLogger(__name__)
@@ -34,12 +41,17 @@ class SearchOptions:
 
     grid: QuotaGrid = field(default_factory=QuotaGrid)
     """Quotas to consider; by default every slot."""
+    objective: Objective = "phases"
+    """What an exact search minimises: ``phases``, each stage's slowest forward plus its slowest backward, which is what
+    a plan predicts; or ``sum``, the paper's Eq. 4."""
     prune: bool = True
     """Algorithm 1, line 11: drop merges that cannot beat the best so far."""
     cache: bool = True
     """Evaluate a set of modules only once."""
     use_spare_slots: bool = True
     """Give slots that a stage leaves idle to the modules that gain from them; Algorithm 1 does not."""
+    stagger: bool = True
+    """Choose slots so that modules can start before the stage before has ended everywhere."""
     deterministic_limit: float = 1.0
     """Effort for one CP-SAT question, in its deterministic time (about seconds)."""
     limits: SearchLimits = field(default_factory=SearchLimits)
@@ -52,13 +64,13 @@ def solve(
     device: Device,
     *,
     num_devices: int = 1,
-    method: str = "gahc",
+    method: str = "auto",
     search: SearchOptions | None = None,
 ) -> Plan:
     """Plans which modules run side by side, and on which slots of which devices.
 
     The plan is never predicted slower than the sequential one: a stage that brings nothing is split into its
-    modules, whatever the method. The same input gives the same plan.
+    modules, whatever the method. The same input gives the same plan, unless a time limit ends the search.
 
     Args:
         graph: What to place.
@@ -66,13 +78,31 @@ def solve(
         device: What one of the devices is.
         num_devices: How many of them.
         method: ``exact`` (proven best in ``Plan.predicted_ms``, or the best found and a bound), ``gahc`` (the
-            paper's Algorithm 1), ``sequential``, or ``brute_force`` (at most six modules on two devices).
-        search: Granularity and ablations.
+            paper's Algorithm 1), ``sequential``, ``brute_force`` (at most six modules on two devices), or ``auto``:
+            ``exact`` where it can search this problem, otherwise ``gahc`` with a warning that says why. The plan's
+            record has the method that was used.
+        search: Granularity, limits and ablations.
 
     Raises:
         InfeasibleError: A module fits on no device; names it, what it needs and what there is.
-        ValueError: There are no devices, no such method, or the cost model gives a negative time.
+        BackendUnavailableError: ``exact`` was asked for and its extension is not built.
+        ValueError: There are no devices, no such method, the method cannot search this problem, or the cost model
+            gives a negative time.
     """
+    return solve_with_hint(graph, cost, device, num_devices=num_devices, method=method, search=search)[0]
+
+
+def solve_with_hint(
+    graph: ModuleGraph,
+    cost: Cost,
+    device: Device,
+    *,
+    num_devices: int = 1,
+    method: str = "exact",
+    search: SearchOptions | None = None,
+    hint: SearchHint | None = None,
+) -> tuple[Plan, Knowledge | None]:
+    """Plans as ``solve`` does; ``exact`` takes a hint and returns what it found out, others neither take nor return."""
     if num_devices < 1:
         raise ValueError(f"num_devices={num_devices}; a plan needs at least one device")
     if method not in METHODS:
@@ -81,36 +111,85 @@ def solve(
     search = search or SearchOptions()
     options = all_options(graph, cost=cost, device=device, num_devices=num_devices, grid=search.grid)
     machine = Machine(num_devices=num_devices, num_slots=device.num_slots, memory_bytes=device.memory_bytes)
+    problem = _Problem(graph=graph, options=options, cost=cost, machine=machine)
+    method = _choose(graph, cost) if method == "auto" else method
     evaluator = StageEvaluator(options, cost=cost, machine=machine, deterministic_limit=search.deterministic_limit)
     in_turn = one_by_one(graph, evaluator)
-    if method == "gahc":
-        found, record = _run_gahc(graph, evaluator, search)
-    elif method == "exact":
-        proven = search_exactly(graph, options, cost=cost, machine=machine, limits=search.limits)
-        found, record = proven.stages, proven.record
-    elif method == "brute_force":
-        exact = enumerate_plans(graph, options, cost=cost, machine=machine)
-        found, record = exact.stages, SearchRecord(method=method, num_evaluations=exact.num_evaluations)
+    if method == "sequential":
+        found, record, known = in_turn, SearchRecord(method=method, num_evaluations=len(in_turn)), None
     else:
-        found, record = in_turn, SearchRecord(method=method, num_evaluations=len(in_turn))
-    if search.use_spare_slots and method in ("exact", "gahc"):
-        found = tuple(spend_spare_slots(stage, options, cost=cost, machine=machine) for stage in found)
-    sequential = tuple(build_stage(stage, cost) for stage in in_turn)
+        found, record, known = _search(problem, method, evaluator, search, hint)
+    stages = _finish(problem, found, in_turn, search, widen=method in ("exact", "gahc"))
+    sequential_ms = _predicted_ms(_built(in_turn, cost))
     plan = Plan(
         device=device,
         num_devices=num_devices,
-        stages=stagger(
-            _keep_gains(tuple(build_stage(stage, cost) for stage in found), sequential),
-            num_devices=num_devices,
-            num_slots=device.num_slots,
-        ),
+        stages=stages,
         graph=graph.fingerprint,
         profile=cost.profile_fingerprint,
-        sequential_ms=_predicted_ms(sequential),
-        search=replace(record, seconds=time.perf_counter() - began),
+        sequential_ms=sequential_ms,
+        # The search counts whole nanoseconds, a plan does not: its bound may be above the plan in the last digits.
+        search=replace(
+            record, seconds=time.perf_counter() - began, bound_ms=min(record.bound_ms, _predicted_ms(stages))
+        ),
     )
     plan.check_covers(graph)
-    return plan
+    return plan, known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Problem:
+    graph: ModuleGraph
+    options: Mapping[str, Sequence[DeploymentOption]]
+    cost: Cost
+    machine: Machine
+
+
+_Found = tuple[tuple[StageResult, ...], SearchRecord, Knowledge | None]
+
+
+def _choose(graph: ModuleGraph, cost: Cost) -> str:
+    reason = why_not_exact(graph, cost)
+    if reason is None:
+        return "exact"
+    _log.warning("method='auto' plans with 'gahc', without a bound: %s", reason)
+    return "gahc"
+
+
+def _search(
+    problem: _Problem, method: str, evaluator: StageEvaluator, search: SearchOptions, hint: SearchHint | None
+) -> _Found:
+    graph, options, cost, machine = problem.graph, problem.options, problem.cost, problem.machine
+    if method == "gahc":
+        return (*_run_gahc(graph, evaluator, search), None)
+    if method == "brute_force":
+        every = enumerate_plans(graph, options, cost=cost, machine=machine)
+        return every.stages, SearchRecord(method=method, num_evaluations=every.num_evaluations), None
+    found = search_exactly(
+        graph, options, cost=cost, machine=machine, objective=search.objective, limits=search.limits, hint=hint
+    )
+    is_proof = search.objective == "phases"  # the least sum is a bound for the phases too, but no proof
+    return found.stages, found.record if is_proof else replace(found.record, status="feasible"), found.known
+
+
+def _finish(
+    problem: _Problem,
+    found: tuple[StageResult, ...],
+    in_turn: tuple[StageResult, ...],
+    search: SearchOptions,
+    *,
+    widen: bool,
+) -> tuple[Stage, ...]:
+    """Spends spare slots, drops stages that gain nothing, and chooses slots."""
+    cost, machine = problem.cost, problem.machine
+    if search.use_spare_slots and widen:
+        found = tuple(spend_spare_slots(stage, problem.options, cost=cost, machine=machine) for stage in found)
+    kept = _keep_gains(_built(found, cost), _built(in_turn, cost))
+    return stagger(kept, num_devices=machine.num_devices, num_slots=machine.num_slots) if search.stagger else kept
+
+
+def _built(stages: Sequence[StageResult], cost: Cost) -> tuple[Stage, ...]:
+    return tuple(build_stage(stage, cost) for stage in stages)
 
 
 def _keep_gains(stages: tuple[Stage, ...], sequential: tuple[Stage, ...]) -> tuple[Stage, ...]:

@@ -19,6 +19,7 @@ from mosaic.errors import InfeasibleError, InvalidProfileError
 from mosaic.plan import Plan
 from mosaic.profile import ModuleMemory, Phase, Profile
 from mosaic.solver import METHODS, QuotaGrid, SearchOptions, solve
+from mosaic.solver.exact import SearchLimits
 
 
 def plan_of(
@@ -168,7 +169,7 @@ def test_no_devices_are_refused(num_devices: int) -> None:
 
 
 def test_an_unknown_method_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="method='magic' is not a solver; use one of exact, gahc, sequential"):
+    with pytest.raises(ValueError, match="method='magic' is not a solver; use one of auto, exact, gahc"):
         plan_of(profile_of({"m": flat(1)}, num_slots=1), method="magic")
 
 
@@ -228,7 +229,7 @@ from planning_cases import flat, profile_of
 from mosaic.cost import CostModel
 from mosaic.solver import solve
 profile = profile_of({"image": flat(4), "text": flat(4)}, num_slots=4)
-plan = solve(profile.graph, CostModel.from_profile(profile), profile.device)
+plan = solve(profile.graph, CostModel.from_profile(profile), profile.device, method="gahc")
 assert plan.search.num_sat_calls > 0, "CP-SAT was not asked, so this proves nothing"
 try:
     os.kill(os.getpid(), signal.SIGINT)
@@ -245,3 +246,51 @@ except KeyboardInterrupt:
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert "reached" in done.stdout, done.stderr
+
+
+class TwoBesideEachOther(NoInterference):
+    """Something that is no sum over pairs."""
+
+    is_zero = False
+    is_pairwise = False
+
+
+def test_the_default_is_the_exact_search_and_its_proof_is_in_the_plan() -> None:
+    profile = profile_of({"a": linear(9), "b": flat(5), "c": linear(7)}, num_slots=4)
+    plan = solve(profile.graph, CostModel.from_profile(profile), profile.device)
+    assert plan.search.method == "exact"
+    assert plan.search.status == "optimal"
+    assert plan.gap == 0.0
+    assert plan.search.bound_ms == pytest.approx(plan.predicted_ms)
+    assert plan.search.bound_ms <= plan.predicted_ms
+
+
+def test_auto_says_why_it_does_not_search_exactly(caplog: pytest.LogCaptureFixture) -> None:
+    profile = profile_of({"a": flat(4), "b": flat(4)}, num_slots=2)
+    cost = CostModel.from_profile(profile)
+    cost.interference = TwoBesideEachOther()
+    plan = solve(profile.graph, cost, profile.device)
+    assert plan.search.method == "gahc"
+    assert plan.gap is None
+    assert "TwoBesideEachOther is not a sum over pairs" in caplog.text
+    with pytest.raises(ValueError, match="TwoBesideEachOther is not a sum over pairs"):
+        solve(profile.graph, cost, profile.device, method="exact")
+
+
+def test_no_time_gives_the_sequential_plan_and_a_true_bound() -> None:
+    profile = profile_of({"a": flat(4), "b": flat(4)}, num_slots=2)
+    cost = CostModel.from_profile(profile)
+    search = SearchOptions(limits=SearchLimits(seconds=0), use_spare_slots=False)
+    plan = solve(profile.graph, cost, profile.device, search=search)
+    assert not plan.is_colocated
+    assert plan.search.status == "feasible"
+    assert 0 < plan.search.bound_ms <= solve(profile.graph, cost, profile.device).predicted_ms
+    assert plan.gap > 0
+
+
+def test_the_sum_of_the_paper_is_no_proof_for_the_phases() -> None:
+    profile = profile_of_opposite_phases({"c": flat(20), "d": flat(20)})
+    cost = CostModel.from_profile(profile)
+    by_sum = solve(profile.graph, cost, profile.device, search=SearchOptions(objective="sum"))
+    assert by_sum.search.status == "feasible"
+    assert by_sum.search.bound_ms <= solve(profile.graph, cost, profile.device).predicted_ms <= by_sum.predicted_ms

@@ -1,0 +1,70 @@
+"""Memory of a simulated step: parameters and optimizer state throughout, activations from forward to backward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mosaic.cost import Cost
+from mosaic.plan import Plan
+from mosaic.profile import ModuleMemory, Phase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """Bytes of one module on each of its devices."""
+
+    resident_bytes: int = 0
+    """Parameters, gradients and optimizer state: during the whole step."""
+    held_bytes: int = 0
+    """Activations: from the start of its forward to the end of its backward."""
+    working_bytes: int = 0
+    """Anything else: while either phase runs."""
+
+
+def footprints_of(
+    plan: Plan, cost: Cost, memory: Mapping[str, ModuleMemory] | None = None, *, optimizer: float = 0.0
+) -> dict[str, Footprint]:
+    """Returns what the modules of a plan hold.
+
+    Args:
+        plan: Gives the degrees.
+        cost: Gives the bytes of a module while it runs.
+        memory: How they divide up (a profile's ``memory``, by name). A module that is not in it is taken to hold
+            all of its bytes during the whole step, which is never too little.
+        optimizer: State of the optimizer as a share of a module's resident bytes, where those leave it out.
+    """
+    found: dict[str, Footprint] = {}
+    for placement in plan.placements:
+        total = cost.memory_bytes(placement.module, placement.degree)
+        kept = (memory or {}).get(placement.module)
+        resident = kept.resident_bytes if kept else total
+        held = -(-kept.activation_bytes // placement.degree) if kept else 0
+        found[placement.module] = Footprint(
+            resident_bytes=round(resident * (1 + optimizer)),
+            held_bytes=held,
+            working_bytes=max(0, total - resident - held),
+        )
+    return found
+
+
+def peak_bytes(
+    plan: Plan, footprints: Mapping[str, Footprint], times: Mapping[tuple[str, Phase], tuple[float, float]]
+) -> tuple[int, ...]:
+    """Returns the most bytes in use on each device, given when each phase of each module starts and ends."""
+    peaks = []
+    for device in range(plan.num_devices):
+        here = [p.module for p in plan.placements if device in p.devices and p.module in footprints]
+        changes: list[tuple[float, int]] = []
+        for name in here:
+            own = footprints[name]
+            forward, backward = times[name, Phase.FORWARD], times[name, Phase.BACKWARD]
+            changes += [(forward[0], own.held_bytes), (backward[1], -own.held_bytes)]
+            for start, end in (forward, backward):
+                changes += [(start, own.working_bytes), (end, -own.working_bytes)]
+        level = peak = sum(footprints[name].resident_bytes for name in here)
+        for _, change in sorted(changes):  # at one instant, what is given back comes first
+            level += change
+            peak = max(peak, level)
+        peaks.append(peak)
+    return tuple(peaks)

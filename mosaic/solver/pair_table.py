@@ -1,0 +1,32 @@
+"""What neighbours cost each other, as the table that the exact search reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from mosaic.cost import Cost
+from mosaic.profile import Phase
+from mosaic.solver.options import NS_PER_MS, DeploymentOption
+from mosaic.solver.placement import Machine
+
+
+def pair_table(
+    names: Sequence[str], options: Mapping[str, Sequence[DeploymentOption]], cost: Cost, machine: Machine, phase: Phase
+) -> list[list[list[int]]]:
+    """Returns, for each module and option, the nanoseconds that each neighbour costs at each quota."""
+    width = machine.num_slots + 1
+    quotas = {name: sorted({option.quota for option in options[name]}) for name in names}
+    tables = []
+    for name in names:
+        rows = []
+        for option in options[name]:
+            row = [0] * (len(names) * width)
+            for index, other in enumerate(names):
+                if other == name:
+                    continue
+                for quota in quotas[other]:
+                    extra = cost.interference_ms(name, phase, option.degree, option.quota, beside=[(other, quota)])
+                    row[index * width + quota] = round(extra * NS_PER_MS)
+            rows.append(row)
+        tables.append(rows)
+    return tables
