@@ -124,6 +124,8 @@ class SideBySide:
             return known
         pairs: list[PairSample] = []
         groups: list[GroupSample] = []
+        for name in names:  # those that came from the cache have not run yet
+            self._site.warm_up(self._subjects[name])
         with attempt() as tried:
             for phase in Phase:
                 self._run(layout, phase, pairs if kind == "pair" else None, groups)

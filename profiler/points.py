@@ -45,6 +45,15 @@ class Site:
     """Where measurements are kept."""
     clocks_mhz: list[tuple[int, int]] = field(default_factory=list)
     """SM and memory clocks, read after each measurement."""
+    warm: set[tuple[str, int]] = field(default_factory=set)
+    """Modules and degrees whose libraries have set themselves up."""
+
+    def warm_up(self, subject: Subject, degree: int = 1) -> None:
+        """Lets libraries set themselves up and choose kernels on the whole device, once a module and degree."""
+        if self.lanes.launches_inline and (subject.name, degree) not in self.warm:
+            self.warm.add((subject.name, degree))
+            with attempt():
+                subject.backward(subject.forward())
 
 
 class ModulePoints:
@@ -57,7 +66,6 @@ class ModulePoints:
         self._site = site
         self._tell = tell
         self._record = site.cache.module(key, subject.name) if site.cache is not None else ModuleRecord(key=key)
-        self._is_warm = False
 
     def measure(self, sampling: Sampling, network: Network | None) -> tuple[list[Sample], ModuleMemory]:
         """Measures what is missing, point by point, and keeps each point at once.
@@ -89,7 +97,7 @@ class ModulePoints:
             points = known[quota]
             self._tell(f"{name} at {quota} slot{'s' if quota > 1 else ''}" + (f" of {degree}" if degree > 1 else ""))
             if not points:
-                self._warm_up(part)
+                self._site.warm_up(part, degree)
                 points = self._measure_point(part, degree, quota)
             found += points
         return sorted(found, key=lambda sample: sample.quota)
@@ -145,13 +153,6 @@ class ModulePoints:
             return Utilisation()
         call_ms = sum(values) / len(values)
         return measure_utilisation(part, lane, phase, site.counters, site.device, call_ms=call_ms) or Utilisation()
-
-    def _warm_up(self, part: Subject) -> None:
-        """Lets libraries set themselves up and choose kernels on the whole device."""
-        if self._site.lanes.launches_inline and not self._is_warm:
-            with attempt():
-                part.backward(part.forward())
-        self._is_warm = True
 
     def _peaks(self, part: Subject, lane: Lane) -> tuple[int, int]:
         """Most bytes in use in both phases; where no allocator counts them, what forward keeps."""
