@@ -10,7 +10,7 @@ from functools import cache
 
 import torch
 
-from bench.cost_figures import SLOTS, absent, mean_figure
+from bench.cost_figures import SLOTS, TRIED, absent, mean_figure
 from bench.cost_ground import FIT_DEGREES, HELD_DEGREE, Ground
 from bench.cost_models import NAMES, input_shape, make_module
 from bench.record import Figure
@@ -33,7 +33,7 @@ SAMPLING = (
     "samples of adaptive sampling over those of the paper's grid",
     "samples of adaptive sampling at an error of 3.65 %",
 )
-BOUNDS = (0.5, 0.3, 0.2, 0.1, 0.05, 0.02)
+BOUNDS = (0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005)
 PAPER_ERROR = 0.0365
 """The paper's own prediction error with its grid (section 5.3.2); it gives none of surfaces alone."""
 COUNTED = tuple(name for name in NAMES if name != "audio")
@@ -143,9 +143,10 @@ def sampling_figures(
     yield mean_figure(head + SAMPLING[1], paper.counts, source=source, labels={"of": "one curve at one degree"})
     counts = _fewest(adaptive.values(), paper.mean_error)
     why = "no bound gave the accuracy of the paper's grid"
-    yield mean_figure(head + SAMPLING[2], counts, source=source, reason=why)
+    tried = {} if counts else {TRIED: "every bound"}
+    yield mean_figure(head + SAMPLING[2], counts, source=source, reason=why, labels=tried)
     shares = [mine / theirs for mine, theirs in zip(counts, paper.counts, strict=bool(counts))]
-    yield mean_figure(head + SAMPLING[3], shares, source=source, reason=why)
+    yield mean_figure(head + SAMPLING[3], shares, source=source, reason=why, labels=tried)
     counts = _fewest(adaptive.values(), PAPER_ERROR)
     yield mean_figure(head + SAMPLING[4], counts, source=source, reason="no bound gave that error")
     for bound, found in adaptive.items():
@@ -180,7 +181,7 @@ def simulate_surface() -> Iterator[Figure]:
         dice = random.Random(num_slots)
         head = f"simulated ({num_slots} slots): "
         every = [s for degree in (*FIT_DEGREES, HELD_DEGREE) for s in simulated_samples(num_slots, degree)]
-        grid = _tenths(num_slots)
+        grid = tenths(num_slots)
         seen = [_noisy(sample, dice) for sample in every]
         fit = [s for s in seen if s.quota in grid and s.degree in FIT_DEGREES]
         inside = [s for s in every if grid[0] <= s.quota <= grid[-1]]
@@ -227,7 +228,8 @@ def _noisy(sample: Sample, dice: random.Random) -> Sample:
     return replace(sample, times_ms=tuple(time * dice.lognormvariate(0, _NOISE) for time in sample.times_ms))
 
 
-def _tenths(num_slots: int) -> tuple[int, ...]:
+def tenths(num_slots: int) -> tuple[int, ...]:
+    """Returns the slots nearest to tenths of a device."""
     return tuple(sorted({max(1, round(tenth / 10 * num_slots)) for tenth in range(1, 11)}))
 
 
