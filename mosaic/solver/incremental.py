@@ -1,0 +1,121 @@
+"""A changed task set, batch or number of devices, planned from what is known of the one before.
+
+Two things are carried over. The stages of the earlier plan are where the search starts: modules that are gone are
+dropped, new ones are put where the descent finds them best. And what the earlier search found out about sets of modules
+holds for every set whose options are unchanged, on the same devices.
+
+The proof is what takes long, and it is no shorter from a good start. So a re-plan gets a share of the time that a
+cold search took, or may take: within it, it proves what it can, and otherwise returns the best plan with a bound.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from mosaic.cost import Cost
+from mosaic.device import Device
+from mosaic.graph import ModuleGraph
+from mosaic.plan import Plan
+from mosaic.solver.exact import Knowledge, SearchHint, SearchLimits
+from mosaic.solver.solve import SearchOptions, solve_with_hint
+
+WARM_SHARE = 0.08
+"""Share of the earlier search's time that a re-plan may take."""
+
+
+def resolve(
+    previous: Plan,
+    graph: ModuleGraph,
+    cost: Cost,
+    device: Device,
+    *,
+    num_devices: int | None = None,
+    search: SearchOptions | None = None,
+    known: Knowledge | None = None,
+) -> Plan:
+    """Plans a graph from the plan of one that has modules in common with it.
+
+    Args:
+        previous: For other modules, another batch (another ``cost``) or another number of devices.
+        graph: What to place now.
+        cost: Its costs.
+        device: What one of the devices is now.
+        num_devices: How many there are now; as many as before where None.
+        search: How to search; its limits hold as they are. By default ``warm_limits(previous)``.
+        known: Of the earlier search.
+
+    Returns:
+        The plan of a cold ``solve`` with ``method='exact'``, as far as its time: where both are proven best, both are
+        predicted to take the same time.
+
+    Raises:
+        ValueError, InfeasibleError, BackendUnavailableError: As ``solve``.
+    """
+    search = search or SearchOptions(limits=warm_limits(previous))
+    hint = SearchHint(start=start_from(previous, graph), known=known)
+    devices = previous.num_devices if num_devices is None else num_devices
+    return solve_with_hint(graph, cost, device, num_devices=devices, search=search, hint=hint)[0]
+
+
+def warm_limits(previous: Plan) -> SearchLimits:
+    """Returns limits within a tenth of what the earlier search took: the rest is for what is not search."""
+    return SearchLimits(seconds=max(0.005, WARM_SHARE * previous.search.seconds), kicks=3)
+
+
+def start_from(previous: Plan, graph: ModuleGraph) -> tuple[tuple[str, ...], ...]:
+    """Returns the stages of a plan without modules that are gone, and each new module in a stage of its own.
+
+    Where the new dependencies contradict the old stages, a module moves to a later stage.
+    """
+    old = {name: index for index, stage in enumerate(previous.stages) for name in stage.names}
+    level: dict[str, tuple[int, str]] = {}
+    for name in graph.topological_order():
+        after = max((level[other][0] for other in graph.predecessors(name)), default=-1)
+        if name in old:
+            level[name] = (max(2 * old[name] + 1, after + 1), "")
+        else:
+            level[name] = (after + 1, name)  # alone, just after what feeds it
+    groups: dict[tuple[int, str], list[str]] = {}
+    for name in graph.topological_order():
+        groups.setdefault(level[name], []).append(name)
+    return tuple(tuple(members) for _, members in sorted(groups.items()))
+
+
+@dataclass
+class Replanner:
+    """Plans one graph after another on the same kind of device, and keeps what its searches found out.
+
+    Attributes:
+        plan: The latest plan; None before the first.
+    """
+
+    device: Device
+    """What one of the devices is."""
+    num_devices: int = 1
+    """How many of them."""
+    search: SearchOptions = field(default_factory=SearchOptions)
+    """How the first plan is searched for."""
+    plan: Plan | None = field(default=None, init=False)
+    _known: Knowledge | None = field(default=None, init=False, repr=False)
+    _cold_seconds: float = field(default=0.0, init=False, repr=False)
+
+    def update(self, graph: ModuleGraph, cost: Cost, *, limits: SearchLimits | None = None) -> Plan:
+        """Plans a graph: from nothing the first time, and then from what is known.
+
+        Args:
+            graph: What to place now.
+            cost: Its costs; may differ from the ones before.
+            limits: What ends this search; by default those of ``search`` the first time, then a tenth of its time.
+        """
+        search, hint = self.search, None
+        if self.plan is not None:
+            hint = SearchHint(start=start_from(self.plan, graph), known=self._known)
+            warm = SearchLimits(seconds=max(0.005, WARM_SHARE * self._cold_seconds), kicks=3, seed=search.limits.seed)
+            search = replace(search, limits=warm)
+        if limits is not None:
+            search = replace(search, limits=limits)
+        self.plan, self._known = solve_with_hint(
+            graph, cost, self.device, num_devices=self.num_devices, search=search, hint=hint
+        )
+        self._cold_seconds = max(self._cold_seconds, self.plan.search.seconds)
+        return self.plan
