@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from mosaic.artifact import load, save, to_json, write_text
-from mosaic.errors import MosaicError
 from mosaic.plan import Plan
-from mosaic.profile import Profile
-from mosaic.report import Progress, draw_plan, graph_table, plan_bars, plan_table, profile_table
+from mosaic.report import Progress, graph_table, profile_table
 
 if TYPE_CHECKING:
     from mosaic.cli import main as options
@@ -73,34 +71,9 @@ def profile(given: options.Profile) -> None:
 
 def plan(given: options.PlanCommand) -> None:
     """``mosaic plan``."""
-    from mosaic.cost import CostModel
-    from mosaic.solver import solve
+    from mosaic.cli.planning import make_plan
 
-    if (given.profile is None) == (given.model is None):
-        raise MosaicError("give either --profile FILE or --model FILE:FACTORY")
-    if given.profile is not None:
-        measured = load(Profile, given.profile)
-    else:
-        from mosaic.cli.profiling import Request, measure
-
-        assert given.model is not None
-        measured = measure(
-            Request(
-                model=given.model,
-                backend=given.backend,
-                device=given.device,
-                max_foreign_share=given.max_foreign_share,
-            )
-        ).profile
-    solved = solve(measured.graph, CostModel.from_profile(measured), measured.device, method=given.method)
-    save(solved, given.output)
-    console = Console(stderr=_takes_stdout(given.json))
-    console.print(plan_table(solved, measured.graph))
-    console.print(plan_bars(solved, console.width))
-    if given.picture is not None:
-        draw_plan(solved, given.picture)
-    console.print(f"wrote {given.output}")
-    _also_write(solved, given.json)
+    _also_write(make_plan(given), given.json)
 
 
 def run(given: options.Run) -> None:
