@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
+
 import torch
 
+from mosaic.backends.base import Lanes
+from mosaic.backends.cuda_lanes import StreamLanes
+from mosaic.backends.cuda_memory import measure_lane_memory
 from mosaic.profiler.subject import Subject
 
 
@@ -22,3 +27,10 @@ def phase_peaks(subject: Subject, device: torch.device) -> tuple[int, int]:
     subject.backward(outputs)
     backward = torch.cuda.max_memory_allocated(device) - between
     return max(0, forward), max(0, backward)
+
+
+def lane_bytes_of(lanes: Lanes) -> int:
+    """Returns the bytes that libraries and the allocator keep for one lane, the median of all; 0 on the host."""
+    if not isinstance(lanes, StreamLanes):
+        return 0
+    return round(statistics.median(found.reserved_bytes for found in measure_lane_memory(lanes)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -14,8 +15,10 @@ from mosaic.profile import GroupSample, HeldOutError, ModuleMemory, Phase, Profi
 from mosaic.profiler.cache import ProfileCache
 from mosaic.profiler.communication import Network
 from mosaic.profiler.counters import Counters
+from mosaic.profiler.estimate import estimate_bandwidths
 from mosaic.profiler.groups import SideBySide, choose_groups, choose_pairs, interference_errors
 from mosaic.profiler.noise import ForeignLoad
+from mosaic.profiler.peaks import lane_bytes_of
 from mosaic.profiler.points import ModulePoints, Site
 from mosaic.profiler.preserve import preserved
 from mosaic.profiler.quotas import QuotaChoice, Sampling
@@ -111,6 +114,9 @@ class _Sweep:
                 samples += found
                 memory.append(kept)
             measured = tuple(self._side_by_side(site).pairs(pairs))
+            lane_bytes = lane_bytes_of(site.lanes)
+        memory = [dataclasses.replace(kept, lane_bytes=lane_bytes) for kept in memory]
+        samples = self._with_bandwidths(samples)
         groups = self._groups(samples)
         held_out = held_out_of(samples)
         if groups:
@@ -128,6 +134,24 @@ class _Sweep:
                 self._backend, foreign_cpu_share=self._load.share or 0.0, clocks_mhz=self._clocks
             ),
         )
+
+    def _with_bandwidths(self, samples: Sequence[Sample]) -> list[Sample]:
+        """Puts the share that counted bytes give where counters gave none, and marks it so."""
+        unknown = {s.module for s in samples if s.bandwidth_utilisation is None and s.infeasible is None}
+        if not unknown:
+            return list(samples)
+        counted = [subject for subject in self._subjects if subject.name in unknown]
+        estimate = estimate_bandwidths(counted, self._backend.device)
+
+        def filled(sample: Sample) -> Sample:
+            if sample.bandwidth_utilisation is not None or sample.infeasible is not None:
+                return sample
+            if not estimate.knows(sample.module) or sample.median_ms == 0:
+                return sample
+            share = estimate.bandwidth(sample.module, sample.phase, sample.degree, sample.quota)
+            return dataclasses.replace(sample, bandwidth_utilisation=share, bandwidth_source="analytic")
+
+        return [filled(sample) for sample in samples]
 
     def _groups(self, samples: Sequence[Sample]) -> tuple[GroupSample, ...]:
         """Measured last, since what they are depends on the bandwidth that modules were seen to use."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Iterator
 
 import pytest
 from fake_driver.harness import FakeDriver
@@ -29,6 +30,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if os.environ.get("MOSAIC_REQUIRE_GPU") == "1":
         pytest.fail(f"MOSAIC_REQUIRE_GPU=1 and there is no GPU to use: {reason}", pytrace=False)
     pytest.skip(f"no GPU to use: {reason}")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keeps what tests measure out of the user's own cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -40,8 +40,11 @@ class Bandwidths:
             idle: Modules with phases in which they do nothing, such as the backward of a frozen one.
         """
         points: dict[tuple[str, Phase], dict[int, list[tuple[int, float]]]] = {}
+        self._counted: set[tuple[str, Phase]] = set()
         for sample in samples:
             if sample.bandwidth_utilisation is not None:
+                if sample.bandwidth_source != "measured":
+                    self._counted.add((sample.module, sample.phase))
                 by_degree = points.setdefault((sample.module, sample.phase), {})
                 by_degree.setdefault(sample.degree, []).append((sample.quota, sample.bandwidth_utilisation))
         self._curves: Mapping[tuple[str, Phase], dict[int, list[tuple[int, float]]]] = {
@@ -52,7 +55,7 @@ class Bandwidths:
 
     def is_measured(self, module: str, phase: Phase) -> bool:
         """Returns whether there are measurements of this module and phase; otherwise what it gives is estimated."""
-        return (module, phase) in self._curves
+        return (module, phase) in self._curves and (module, phase) not in self._counted
 
     def bandwidth(self, module: str, phase: Phase, degree: int, quota: int) -> float:
         """Returns the share of the device's memory bandwidth that a module alone uses, 0 to 1.

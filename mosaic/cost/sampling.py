@@ -87,7 +87,7 @@ def next_sample(samples: Sequence[Sample], candidates: Sequence[int], *, bound: 
     end = _missing_end(sorted(set(candidates)), tried, [sample.quota for sample in feasible])
     if end is not None or len(feasible) < 2:
         return end
-    if len(feasible) >= 5 and max(_left_out(feasible, ScalingSurface)) < bound:
+    if len(feasible) >= 5 and max(_left_out(feasible, ScalingSurface), default=0.0) < bound:
         return None
     gaps = (_corner(left, right, set(candidates) - tried) for left, right in itertools.pairwise(feasible))
     width, quota = max((gap for gap in gaps if gap is not None), default=(0.0, 0))

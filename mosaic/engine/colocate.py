@@ -20,7 +20,14 @@ from mosaic.engine.stream_executor import StreamExecutor
 from mosaic.errors import BackendUnavailableError, UnsupportedModelError
 from mosaic.plan import Plan
 from mosaic.profile import Profile
-from mosaic.profiler import ProfileSettings, preserved, profile_modules
+from mosaic.profiler import (
+    ProfileCache,
+    ProfileSettings,
+    environment_of,
+    preserved,
+    profile_modules,
+    structures_of,
+)
 from mosaic.profiler.sweep import ProgressCallback
 from mosaic.solver import solve
 
@@ -45,6 +52,7 @@ def colocate(
     exclude: Sequence[str] = (),
     plan: Plan | None = None,
     profile: Profile | None = None,
+    cache: ProfileCache | None = None,
     backend: Backend | None = None,
     graphs: bool = False,
     settings: ProfileSettings | None = None,
@@ -66,6 +74,7 @@ def colocate(
         exclude: Names or patterns of modules to leave where they are.
         plan: A plan to run instead of solving for one.
         profile: Measurements to plan from instead of taking them.
+        cache: Measurements of earlier runs: what is there is not taken again, and what is taken is kept.
         backend: Where to run; by default the GPU that holds the model's parameters, or the host.
         graphs: On a GPU, launch placed modules as CUDA graphs wherever that is right; they are captured at their first
             calls. For modules of many small operators, which one thread cannot launch fast enough.
@@ -85,12 +94,19 @@ def colocate(
         raise ValueError("graphs=True needs a model on a GPU; leave graphs out on the host")
     finding = find_modules(model, sample, include=modules, exclude=exclude)
     if profile is not None:
-        profile.check_matches(graph=finding.graph, device=backend.device)
+        profile.check_matches(
+            graph=finding.graph,
+            device=backend.device,
+            environment=environment_of(backend),
+            structures=structures_of(finding.subjects),
+        )
     if plan is not None:
         plan.check_matches(graph=finding.graph, device=backend.device)
         return _activate(model, finding, plan, profile, backend, graphs=graphs)
     if profile is None:
-        profile = profile_modules(model, finding.subjects, finding.graph, backend, settings=settings, progress=progress)
+        profile = profile_modules(
+            model, finding.subjects, finding.graph, backend, cache=cache, settings=settings, progress=progress
+        )
     plan = solve(finding.graph, CostModel.from_profile(profile), backend.device)
     if plan.predicted_speedup < SMALLEST_GAIN:
         note = (

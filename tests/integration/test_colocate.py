@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import io
 import logging
 import pickle
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,6 +35,7 @@ from mosaic.errors import (
     InvalidProfileError,
     UnsupportedModelError,
 )
+from mosaic.profiler import ProfileCache
 
 # Bad input.
 
@@ -219,3 +222,15 @@ def test_timeline_and_metrics_tell_what_ran(model: TwoTowers, handle: Handle):
     assert {"forward_ms/left", "backward_ms/right"} <= set(metrics)
     handle.clear_timeline()
     assert handle.timeline().spans == ()
+
+
+def test_measurements_of_an_earlier_run_are_not_taken_again(tmp_path: Path):
+    cache = ProfileCache(tmp_path)
+    settings = dataclasses.replace(FAST, pairs=False)
+    first = mosaic.colocate(TwoTowers(), sample=pair_batch(), settings=settings, cache=cache)
+    first.remove()
+    again = mosaic.colocate(TwoTowers(), sample=pair_batch(), settings=settings, cache=cache)
+    again.remove()
+    assert first.profile is not None
+    assert again.profile is not None
+    assert again.profile.samples == first.profile.samples
