@@ -20,7 +20,9 @@ from mosaic.solver.exact import Knowledge, SearchHint, SearchLimits
 from mosaic.solver.solve import SearchOptions, solve_with_hint
 
 WARM_SHARE = 0.08
-"""Share of the earlier search's time that a re-plan may take."""
+"""Share of the earlier search's time that a re-plan's search may take."""
+LEAST_SECONDS = 0.03
+"""What it may always take: a tenth of a cold search that is quicker than this would not even look at the start."""
 
 
 def resolve(
@@ -59,7 +61,11 @@ def resolve(
 
 def warm_limits(previous: Plan) -> SearchLimits:
     """Returns limits within a tenth of what the earlier search took: the rest is for what is not search."""
-    return SearchLimits(seconds=max(0.005, WARM_SHARE * previous.search.seconds), kicks=3)
+    return _warm(previous.search.seconds, seed=0)
+
+
+def _warm(cold_seconds: float, *, seed: int) -> SearchLimits:
+    return SearchLimits(seconds=max(LEAST_SECONDS, WARM_SHARE * cold_seconds), kicks=3, seed=seed)
 
 
 def start_from(previous: Plan, graph: ModuleGraph) -> tuple[tuple[str, ...], ...]:
@@ -110,8 +116,7 @@ class Replanner:
         search, hint = self.search, None
         if self.plan is not None:
             hint = SearchHint(start=start_from(self.plan, graph), known=self._known)
-            warm = SearchLimits(seconds=max(0.005, WARM_SHARE * self._cold_seconds), kicks=3, seed=search.limits.seed)
-            search = replace(search, limits=warm)
+            search = replace(search, limits=_warm(self._cold_seconds, seed=search.limits.seed))
         if limits is not None:
             search = replace(search, limits=limits)
         self.plan, self._known = solve_with_hint(

@@ -1,0 +1,163 @@
+"""Laws of simulated steps, of re-planning and of forbidden stages, on random small instances."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from planning_cases import pair, profile_of
+
+from mosaic.cost import CostModel
+from mosaic.errors import InfeasibleError
+from mosaic.graph import ModuleGraph
+from mosaic.plan import Plan
+from mosaic.profile import Phase, Profile
+from mosaic.solver import SearchOptions, solve
+from mosaic.solver.dependency import rearrange
+from mosaic.solver.exact import SearchHint, SearchLimits, search_exactly
+from mosaic.solver.incremental import Replanner, resolve, start_from
+from mosaic.solver.options import all_options
+from mosaic.solver.placement import Machine
+from mosaic.solver.simulate import StepModel, simulate
+
+BOUNDED = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+ROUNDING = 1 + 1e-9
+
+
+@st.composite
+def profiles(draw: st.DrawFn, *, max_modules: int = 6, disturbed: bool = False) -> Profile:
+    names = "abcdef"[: draw(st.integers(2, max_modules))]
+    work = st.floats(0.01, 30, allow_nan=False)
+
+    def time_of(floor: float, scaling: float):
+        return lambda degree, quota: floor + scaling / (degree * quota)
+
+    possible = [(m, n) for i, m in enumerate(names) for n in names[i + 1 :]]
+    pairs = []
+    if disturbed and draw(st.booleans()):
+        slowdown = st.floats(1.0, 2.0)
+        pairs = [pair(m, n, draw(slowdown), phase=phase) for m in names for n in names if m != n for phase in Phase]
+    return profile_of(
+        {name: time_of(draw(work), draw(work)) for name in names},
+        num_slots=draw(st.integers(1, 4)),
+        degrees=(1, 2),
+        edges=[edge for edge in possible if draw(st.integers(0, 3)) == 0],
+        backward=time_of(draw(work), draw(work)),
+        pairs=pairs,
+    )
+
+
+def planned(profile: Profile) -> Plan:
+    return solve(profile.graph, CostModel.from_profile(profile), profile.device, num_devices=2)
+
+
+@given(profiles(disturbed=True))
+@BOUNDED
+def test_a_step_is_no_shorter_than_chain_and_slot_and_no_longer_than_its_stages(profile: Profile) -> None:
+    plan = planned(profile)
+    step = simulate(plan, profile.graph)
+    chains = []
+    for phase in Phase:
+        length = {p.module: p.forward_ms if phase is Phase.FORWARD else p.backward_ms for p in plan.placements}
+        chain: dict[str, float] = {}
+        for name in profile.graph.topological_order():
+            chain[name] = length[name] + max((chain[o] for o in profile.graph.predecessors(name)), default=0.0)
+        chains.append(max(chain.values()))
+    busy: dict[tuple[int, int], float] = defaultdict(float)
+    for placement in plan.placements:
+        for cell in placement.cells:
+            busy[cell] += placement.forward_ms + placement.backward_ms
+    assert max(sum(chains), *busy.values()) <= step.makespan_ms * ROUNDING
+    assert step.makespan_ms <= plan.predicted_ms * ROUNDING
+
+
+@given(profiles(disturbed=True), st.booleans())
+@BOUNDED
+def test_no_slot_is_held_twice_and_nothing_starts_before_its_inputs(profile: Profile, by_cost: bool) -> None:
+    plan = planned(profile)
+    model = StepModel(cost=CostModel.from_profile(profile) if by_cost else None)
+    spans = {(span.module, span.phase): span for span in simulate(plan, profile.graph, model).spans}
+    assert len(spans) == 2 * len(profile.graph.names)
+    for edge in profile.graph.edges:
+        forward, backward = Phase.FORWARD, Phase.BACKWARD
+        assert spans[edge.source, forward].end_ms <= spans[edge.target, forward].start_ms * ROUNDING
+        assert spans[edge.target, backward].end_ms <= spans[edge.source, backward].start_ms * ROUNDING
+    for i, one in enumerate(plan.placements):
+        for other in plan.placements[i + 1 :]:
+            for phase in Phase:
+                first, second = sorted((spans[one.module, phase], spans[other.module, phase]), key=lambda s: s.end_ms)
+                shares = set(one.cells) & set(other.cells)
+                assert not shares or first.end_ms <= second.start_ms * ROUNDING
+
+
+@given(profiles())
+@BOUNDED
+def test_the_critical_spans_fill_the_whole_step(profile: Profile) -> None:
+    step = simulate(planned(profile), profile.graph)
+    assert sum(span.end_ms - span.start_ms for span in step.critical) == pytest.approx(step.makespan_ms)
+
+
+@given(profiles(disturbed=True))
+@settings(BOUNDED, max_examples=20)
+def test_rearranging_never_makes_a_step_longer(profile: Profile) -> None:
+    cost = CostModel.from_profile(profile)
+    plan = planned(profile)
+    found = rearrange(plan, profile.graph, cost, iterations=60)
+    assert found.step.makespan_ms <= simulate(plan, profile.graph, StepModel(cost=cost)).makespan_ms
+    found.plan.check_covers(profile.graph)
+
+
+def without(graph: ModuleGraph, name: str) -> ModuleGraph:
+    return ModuleGraph(
+        modules=tuple(node for node in graph.modules if node.name != name),
+        edges=tuple(edge for edge in graph.edges if name not in (edge.source, edge.target)),
+    )
+
+
+@given(profiles(disturbed=True), st.integers(0, 5))
+@BOUNDED
+def test_a_plan_made_from_what_is_known_is_as_good_as_a_cold_one(profile: Profile, which: int) -> None:
+    cost = CostModel.from_profile(profile)
+    limits = SearchLimits(seconds=20)
+    fewer = without(profile.graph, profile.graph.names[which % len(profile.graph.names)])
+    planner = Replanner(device=profile.device, num_devices=2, search=SearchOptions(limits=limits))
+    for graph in (profile.graph, fewer, profile.graph):
+        warm = planner.update(graph, cost, limits=limits)
+        cold = solve(graph, cost, profile.device, num_devices=2, search=SearchOptions(limits=limits))
+        assert warm.search.status == cold.search.status == "optimal"
+        assert warm.predicted_ms == pytest.approx(cold.predicted_ms, rel=1e-6)
+
+
+@given(profiles(), profiles())
+@BOUNDED
+def test_any_plan_is_a_start_for_any_graph(before: Profile, after: Profile) -> None:
+    # Modules of the same name need have nothing else in common, neither options nor dependencies.
+    cost = CostModel.from_profile(after)
+    previous = planned(before)
+    start = start_from(previous, after.graph)
+    place = {name: index for index, stage in enumerate(start) for name in stage}
+    assert sorted(place) == sorted(after.graph.names)
+    assert all(place[edge.source] < place[edge.target] for edge in after.graph.edges)
+    search = SearchOptions(limits=SearchLimits(seconds=20))
+    warm = resolve(previous, after.graph, cost, after.device, search=search)
+    assert warm.predicted_ms == pytest.approx(planned(after).predicted_ms, rel=1e-6)
+
+
+@given(profiles(max_modules=4))
+@settings(BOUNDED, max_examples=30)
+def test_forbidding_the_best_stages_in_turn_gives_plans_that_are_no_better(profile: Profile) -> None:
+    cost, device = CostModel.from_profile(profile), profile.device
+    options = all_options(profile.graph, cost=cost, device=device, num_devices=2)
+    machine = Machine(num_devices=2, num_slots=device.num_slots, memory_bytes=0)
+    best = search_exactly(profile.graph, options, cost=cost, machine=machine)
+    for stage in best.stages:
+        hint = SearchHint(forbidden=[tuple(stage.choices)], known=best.known)
+        try:
+            other = search_exactly(profile.graph, options, cost=cost, machine=machine, hint=hint)
+        except InfeasibleError:
+            continue
+        assert other.cost_ms >= best.cost_ms
+        assert all(set(one.choices) != set(stage.choices) for one in other.stages)
+        assert other.record.bound_ms == pytest.approx(other.cost_ms)
