@@ -13,7 +13,6 @@ from mosaic.cost.calibration import LEAST_MEASUREMENTS, Measurement, calibrate, 
 from mosaic.cost.roofline import phase_ms
 from mosaic.hardware import Hardware
 from mosaic.profile import Profile
-from mosaic.profiler.estimate import hardware_of
 
 BEFORE = "analytic error before calibration, held-out modules"
 AFTER = "analytic error after calibration, held-out modules"
@@ -21,9 +20,12 @@ AFTER = "analytic error after calibration, held-out modules"
 
 def measure_analytic(ground: Ground) -> Iterator[Figure]:
     """Calibrates on every other module and judges the rest by later measurements; then the other way round."""
-    hardware = hardware_of(ground.bench.device)
+    hardware = ground.hardware
     if hardware is None:
-        yield from absent((BEFORE, AFTER), f"{ground.bench.device.name} is not in the catalogue of devices")
+        yield from absent(
+            (BEFORE, AFTER),
+            f"no description in the catalogue fits {ground.bench.device.name}, {ground.num_slots} {ground.unit}",
+        )
         return
     before: list[float] = []
     after: list[float] = []

@@ -12,6 +12,7 @@ from mosaic.cost import Bandwidths
 from mosaic.cost.analytic import count_module
 from mosaic.cost.calibration import calibrate, measurements_of
 from mosaic.engine import find_modules
+from mosaic.hardware import Hardware
 from mosaic.microbench.kernels import half_type
 from mosaic.profile import Profile
 from mosaic.profiler import CountedBandwidths, ProfileSettings, open_counters, profile_modules
@@ -128,6 +129,12 @@ class Ground:
         """Quotas that no fit sees, within those that it sees."""
         return tuple(q for q in range(1, self.num_slots) if q not in self.fit_quotas)
 
+    @property
+    def hardware(self) -> Hardware | None:
+        """The catalogue's description of the device; None where there is none with as many slots."""
+        found = hardware_of(self.bench.device)
+        return found if found is not None and found.num_slots == self.num_slots else None
+
     @cached_property
     def profile(self) -> Profile:
         """What is fitted."""
@@ -144,7 +151,7 @@ class Ground:
         """Counted operators, on the device's description calibrated on the fitted profile."""
         kind = self.bench.device.kind
         counts = {s.name: count_module(s.module, s.args, s.kwargs, target=kind) for s in self.finding.subjects}
-        hardware = hardware_of(self.bench.device)
+        hardware = self.hardware
         if hardware is not None:
             found = measurements_of(self.profile, {name: {1: of} for name, of in counts.items()})
             hardware = calibrate(hardware, found).hardware

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from bench.cost_figures import COUNTS, FORMS, RULES, absent, error_name, mean_figure, step_name
 from bench.cost_ground import Scale
@@ -34,6 +35,7 @@ class Simulated:
     judged: tuple[Judged, ...]
 
 
+@cache
 def simulate(rule: str, seed: int) -> Simulated:
     """Fits every form to designed groups of two to four modules, with noise, and judges others of two to eight."""
     dice = random.Random(seed)

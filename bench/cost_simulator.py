@@ -1,8 +1,8 @@
 """A simulator of shared bandwidth that no form of interference knows. Whatever comes from here is simulated.
 
 A module takes its launches, and then the longer of its arithmetic, shared out over its slots, and its memory traffic,
-at the rate that its slots can draw or that is left to it. What is left is shared in proportion to what modules ask for,
-or evenly by what their slots could draw, with the rest going round (max-min).
+at the rate that its slots can draw or that is left to it. Rates are cut where modules would draw more than there is
+together: all in proportion, or down to one level a slot's rate, with those below it left alone (max-min).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from mosaic.profile import Environment, GroupMember, GroupSample, Phase, Profile
 
 NUM_SLOTS = 16
 DEVICE = Device(name="simulated", kind="cuda", num_slots=NUM_SLOTS)
+_HALVINGS = 40
 _BACKWARD = 2.0  # work of a backward over that of a forward
 
 
@@ -46,11 +47,13 @@ class Work:
         """Returns its time alone."""
         return self.launch_ms + max(self.arithmetic_ms / quota, self.memory_ms / self.cap(quota))
 
-    def slowed_ms(self, quota: int, share: float) -> float:
-        """Returns its time with a share of the bandwidth on average, all of it outside of its launches."""
-        alone = self.alone_ms(quota)
-        busy = alone - self.launch_ms
-        return self.launch_ms + max(self.arithmetic_ms / quota, self.memory_ms / share * busy / alone)
+    def paced_ms(self, rate: float) -> float:
+        """Returns its time when its traffic, outside of its launches, goes at a rate that is no more than it asks."""
+        return self.launch_ms + self.memory_ms / rate
+
+    def asks(self, quota: int) -> float:
+        """Returns the rate at which its traffic goes alone, outside of its launches."""
+        return self.memory_ms / (self.alone_ms(quota) - self.launch_ms)
 
     def share(self, quota: int) -> float:
         """Returns the share of the bandwidth that it uses alone: B of Eq. 8."""
@@ -73,12 +76,26 @@ def draw_works(count: int, dice: random.Random) -> tuple[Work, ...]:
 
 def together_ms(works: Sequence[Work], quotas: Sequence[int], rule: str) -> list[float]:
     """Returns the time of each module while all others keep running."""
-    wanted = [work.share(quota) for work, quota in zip(works, quotas, strict=True)]
-    if rule == "in proportion":
-        given = [share / max(1.0, math.fsum(wanted)) for share in wanted]
-    else:
-        given = _max_min(wanted, [work.cap(quota) for work, quota in zip(works, quotas, strict=True)])
-    return [w.slowed_ms(quota, share) for w, quota, share in zip(works, quotas, given, strict=True)]
+    asked = [work.asks(quota) for work, quota in zip(works, quotas, strict=True)]
+    caps = [work.cap(quota) for work, quota in zip(works, quotas, strict=True)]
+
+    def times(level: float) -> list[float]:
+        if rule == "in proportion":
+            rates = [level * rate for rate in asked]
+        else:
+            rates = [min(rate, level * cap) for rate, cap in zip(asked, caps, strict=True)]
+        return [work.paced_ms(rate) for work, rate in zip(works, rates, strict=True)]
+
+    def drawn(level: float) -> float:
+        return math.fsum(work.memory_ms / time for work, time in zip(works, times(level), strict=True))
+
+    low, high = 0.0, 1.0
+    if drawn(high) <= 1:
+        return times(high)
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if drawn(middle) > 1 else (middle, high)
+    return times(low)
 
 
 def finish_ms(works: Sequence[Work], quotas: Sequence[int], rule: str) -> float:
@@ -138,17 +155,3 @@ def profile_of(works: Sequence[Work], groups: Sequence[GroupSample]) -> Profile:
     return Profile(
         device=DEVICE, graph=ModuleGraph(modules=nodes), samples=samples, groups=tuple(groups), environment=environment
     )
-
-
-def _max_min(wanted: Sequence[float], weights: Sequence[float]) -> list[float]:
-    given, left, todo = list(wanted), 1.0, set(range(len(wanted)))
-    while todo:
-        weight = math.fsum(weights[i] for i in todo)
-        served = {i for i in todo if wanted[i] <= left * weights[i] / weight}
-        if not served:
-            for i in todo:
-                given[i] = left * weights[i] / weight
-            break
-        left -= math.fsum(wanted[i] for i in served)
-        todo -= served
-    return given
