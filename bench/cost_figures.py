@@ -79,7 +79,7 @@ def mean_figure(
         low=float(means[12]),
         high=float(means[-13]),
         samples=tuple(float(f"{sample:.6g}") for sample in samples),
-        labels={**(labels or {}), "num_samples": str(len(samples))},
+        labels=labels or {},
     )
 
 
@@ -98,8 +98,8 @@ def verdict(figure: Figure) -> str:
 
 
 def judged(figure: Figure) -> Figure:
-    """Returns a figure with its goal and verdict, and the paper's number where there is one, as labels."""
-    labels = dict(figure.labels)
+    """Returns a figure with its number of samples, and its goal, verdict and the paper's number, if any, as labels."""
+    labels = {"num_samples": str(len(figure.samples)), **figure.labels}
     if figure.name in GOALS:
         labels |= {"goal": GOALS[figure.name][1], "verdict": verdict(figure)}
     for form, error in PAPER_ERRORS.items():

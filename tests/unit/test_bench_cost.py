@@ -168,7 +168,7 @@ def test_a_mean_keeps_all_its_samples_and_lies_in_its_interval():
     figure = mean_figure("error", samples, source="measured")
     assert len(figure.samples) == 100
     assert figure.low <= figure.value <= figure.high
-    assert figure.labels["num_samples"] == "100"
+    assert judged(figure).labels["num_samples"] == "100"
 
 
 def test_plans_of_one_shape_are_told_by_modules_and_quotas():
