@@ -216,7 +216,7 @@ Plan plan(const Problem& problem, const Limits& limits, const Hint& hint) {
     const auto start = std::chrono::steady_clock::now();
     const Clock clock(limits.seconds);
     StageSearch search(problem, {std::min(limits.max_nodes, kHeuristicNodes), &clock});
-    if (hint.known) search.adopt(carry_over(*hint.known, problem, hint.places));
+    if (hint.known) search.adopt(Carried(hint.known.get(), problem, hint.places));
     for (const Mask set : hint.forbidden) search.forbid(set);
     Limits quick = limits;
     // The exact search closes small problems sooner than kicks would improve on where it starts.

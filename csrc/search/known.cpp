@@ -74,28 +74,32 @@ std::vector<int> find_now(const Known& known, const Problem& problem, std::vecto
 
 }  // namespace
 
-StageValues carry_over(const Known& known, const Problem& problem, const std::vector<int>& places) {
+Carried::Carried(const Known* known, const Problem& problem, const std::vector<int>& places) {
+    if (known == nullptr) return;
     if (places.size() != problem.modules.size()) {
         throw std::invalid_argument("places has " + std::to_string(places.size()) + " entries; give one for each of " +
                                     std::to_string(problem.size()) + " modules");
     }
-    StageValues carried;
-    std::vector<int> same = places;
-    const std::vector<int> now = find_now(known, problem, same);
-    if (!is_comparable(known.problem, problem) || !disturbs_alike(known, problem, same)) return carried;
-    for (const auto& [set, value] : known.values) {
-        Mask moved = 0;
-        bool is_here = !value.gave_up;
-        each(set, [&](int m) {
-            const int index = now[static_cast<std::size_t>(m)];
-            is_here = is_here && index >= 0;
-            if (is_here) moved |= Mask{1} << index;
-        });
-        if (!is_here) continue;
-        StageValue& copy = carried[moved] = value;
-        for (Placed& placed : copy.stage.placed) placed.module = now[static_cast<std::size_t>(placed.module)];
-    }
-    return carried;
+    before_ = places;
+    now_ = find_now(*known, problem, before_);
+    if (is_comparable(known->problem, problem) && disturbs_alike(*known, problem, before_)) known_ = known;
+}
+
+std::optional<StageValue> Carried::find(Mask set) const {
+    if (known_ == nullptr) return std::nullopt;
+    Mask earlier = 0;
+    bool is_there = true;
+    each(set, [&](int m) {
+        const int index = before_[static_cast<std::size_t>(m)];
+        is_there = is_there && index >= 0;
+        if (is_there) earlier |= Mask{1} << index;
+    });
+    if (!is_there) return std::nullopt;
+    const auto found = known_->values.find(earlier);
+    if (found == known_->values.end() || found->second.gave_up) return std::nullopt;
+    StageValue value = found->second;
+    for (Placed& placed : value.stage.placed) placed.module = now_[static_cast<std::size_t>(placed.module)];
+    return value;
 }
 
 }  // namespace mosaic::search

@@ -1,6 +1,7 @@
 // What one search found out about sets of modules, for the next one that has modules in common with it.
 #pragma once
 
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -25,9 +26,22 @@ struct Known {
     StageValues values;
 };
 
-// The values that hold for another problem too: of sets of modules that have the same options in both, on the same
-// machine and with the same interference; none otherwise. `places[m]` is the index that module m had before; -1: it is
-// new. Throws std::invalid_argument where `places` does not fit the problems.
-StageValues carry_over(const Known& known, const Problem& problem, const std::vector<int>& places);
+// The values of an earlier search that hold for another problem too: of sets of modules that have the same options in
+// both, on the same machine and with the same interference. They are looked up one by one: there may be very many.
+class Carried {
+  public:
+    Carried() = default;
+    // `places[m]` is the index that module m had before; -1: it is new. Throws std::invalid_argument where `places`
+    // does not fit the problems. `known` may be null, and must outlive this.
+    Carried(const Known* known, const Problem& problem, const std::vector<int>& places);
+
+    // What was known of a set; nothing is known of most.
+    std::optional<StageValue> find(Mask set) const;
+
+  private:
+    const Known* known_ = nullptr;
+    std::vector<int> before_;  // by index now; -1 where a module is new or not the same any more
+    std::vector<int> now_;     // by index before
+};
 
 }  // namespace mosaic::search

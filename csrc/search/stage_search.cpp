@@ -90,7 +90,10 @@ void StageSearch::set_max_nodes(std::int64_t max_nodes) {
 const StageValue& StageSearch::evaluate(Mask set, Ns cutoff) {
     auto [place, is_new] = values_.try_emplace(set);
     StageValue& value = place->second;
-    if (is_new) value.bound = bound(set);
+    if (is_new) {
+        if (auto known = carried_.find(set)) value = std::move(*known);
+        value.bound = std::max(value.bound, bound(set));
+    }
     if (value.is_exact() || value.gave_up || value.bound >= cutoff) return value;
     ++num_evaluations_;
     if (problem_.objective == Objective::sum) {

@@ -25,7 +25,7 @@ class StageSearch {
     const StageValue& evaluate(Mask set, Ns cutoff = kNever);
 
     // Takes what is known from elsewhere; it must hold for this problem.
-    void adopt(StageValues values) { values_ = std::move(values); }
+    void adopt(Carried carried) { carried_ = std::move(carried); }
 
     // From now on this set costs kNever. Its bound stays, since sets that hold it are judged by it.
     void forbid(Mask set);
@@ -63,6 +63,7 @@ class StageSearch {
     Effort effort_;
     std::unordered_map<Mask, Ns> bounds_;
     StageValues values_;
+    Carried carried_;
     std::vector<Mask> forbidden_;
     std::int64_t num_evaluations_ = 0;
     std::int64_t num_open_ = 0;
