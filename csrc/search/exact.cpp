@@ -11,6 +11,8 @@ namespace {
 
 // A stage that takes more to settle is no stage for the heuristic.
 constexpr std::int64_t kHeuristicNodes = 5000;
+// Of the time, where the heuristic would take all of it and leave none for a proof.
+constexpr double kHeuristicShare = 0.4;
 
 struct Edge {
     Ns bound;  // of the stage and of what is left after it
@@ -25,12 +27,15 @@ struct Ideal {
     std::vector<Edge> edges;  // stages that may come next, by rising bound
 };
 
+constexpr Ns kUnknown = -1;
+constexpr Ns kSharpened = -2;
+
 struct Entry {
     Ns bound;  // no plan through here costs less
     Ns cost;   // of the ideal, when this was written: older entries are skipped
     Mask ideal;
     std::int64_t edge;  // -1: the ideal itself; otherwise its next edge to look at
-    Ns stage_cost;      // of that edge once it is known; -1 before
+    Ns stage_cost;      // of that edge once it is known; kUnknown before, kSharpened once its bound was looked at twice
 
     bool operator<(const Entry& other) const {  // the queue's top is its largest
         if (bound != other.bound) return bound > other.bound;
@@ -54,12 +59,12 @@ class IdealSearch {
     // Returns the stages of a plan better than the incumbent, if there is one.
     std::vector<Mask> run() {
         ideals_[0].cost = 0;
-        queue_.push({rest_(0), 0, 0, -1, -1});
+        queue_.push({rest_(0), 0, 0, -1, kUnknown});
         while (!queue_.empty()) {
             const Entry top = queue_.top();
             if (top.bound >= best_) break;
             if (is_stopped_ || clock_.is_over()) {
-                bound_ = std::min(top.bound, best_);
+                bound_ = std::min({top.bound, best_, least_open_});
                 return found_;
             }
             queue_.pop();
@@ -90,10 +95,16 @@ class IdealSearch {
             }
             return;
         }
+        const Ns bound = entry.cost + rest_.sharper(entry.ideal, best_ - entry.cost);
+        if (bound > entry.bound) {
+            if (bound < best_) queue_.push({bound, entry.cost, entry.ideal, -1, kUnknown});
+            return;
+        }
         if (!ideal.is_expanded) {
             ideal.is_expanded = true;
             ++num_expanded_;
             list_edges(entry.ideal, ideal);
+            if (is_stopped_) least_open_ = std::min(least_open_, entry.bound);  // stages may be missing from the list
         }
         push_edge(entry.ideal, ideal, 0);
     }
@@ -153,13 +164,20 @@ class IdealSearch {
     void push_edge(Mask at, const Ideal& ideal, std::int64_t edge) {
         if (edge >= static_cast<std::int64_t>(ideal.edges.size())) return;
         const Ns bound = ideal.cost + ideal.edges[static_cast<std::size_t>(edge)].bound;
-        if (bound < best_) queue_.push({bound, ideal.cost, at, edge, -1});
+        if (bound < best_) queue_.push({bound, ideal.cost, at, edge, kUnknown});
     }
 
     void look_at(const Entry& entry) {
         const Ideal& ideal = ideals_[entry.ideal];
         const Mask stage = ideal.edges[static_cast<std::size_t>(entry.edge)].stage;
-        const Ns rest = rest_(entry.ideal | stage);
+        const Ns own = search_.bound(stage);
+        const Ns rest = rest_.sharper(entry.ideal | stage, best_ - ideal.cost - own);
+        const Ns bound = ideal.cost + own + rest;
+        if (entry.stage_cost == kUnknown) push_edge(entry.ideal, ideal, entry.edge + 1);
+        if (bound > entry.bound) {
+            if (bound < best_) queue_.push({bound, ideal.cost, entry.ideal, entry.edge, kSharpened});
+            return;
+        }
         const Ns cutoff = best_ - ideal.cost - rest;
         const StageValue& value = search_.evaluate(stage, cutoff);
         const bool is_open = !value.is_exact() && value.bound < cutoff;
@@ -167,7 +185,6 @@ class IdealSearch {
         if (value.cost < cutoff) {
             queue_.push({ideal.cost + value.cost + rest, ideal.cost, entry.ideal, entry.edge, value.cost});
         }
-        push_edge(entry.ideal, ideal, entry.edge + 1);
     }
 
     void follow(const Entry& entry) {
@@ -180,7 +197,7 @@ class IdealSearch {
         ideal.from = entry.ideal;
         ideal.is_expanded = false;  // edges that the higher cost ruled out may count now
         ideal.edges.clear();
-        queue_.push({cost + rest_(next), cost, next, -1, -1});
+        queue_.push({cost + rest_(next), cost, next, -1, kUnknown});
     }
 
     std::vector<Mask> trace() const {
@@ -198,10 +215,10 @@ class IdealSearch {
     const Problem& problem_;
     const Limits& limits_;
     const Clock& clock_;
-    const RestBound rest_;
+    RestBound rest_;
     Ns best_;
     Ns bound_ = 0;
-    Ns least_open_ = kNever;  // of plans through a stage that was given up
+    Ns least_open_ = kNever;  // of plans through a stage that was given up or not listed
     std::unordered_map<Mask, Ideal> ideals_;
     std::priority_queue<Entry> queue_;
     std::vector<Mask> found_;
@@ -221,16 +238,17 @@ Plan plan(const Problem& problem, const Limits& limits, const Hint& hint) {
     Limits quick = limits;
     // The exact search closes small problems sooner than kicks would improve on where it starts.
     if (limits.exact && problem.size() <= 12) quick.kicks = 0;
-    Partition best = improve(search, quick, clock, hint.start);
+    const Clock early(limits.exact ? limits.seconds * kHeuristicShare : limits.seconds);
+    Partition best = improve(search, quick, early, hint.start);
     Plan made;
     best.cost = std::min(best.cost, kNever);  // a forbidden module alone may have added to it
     made.cost = best.cost;
-    made.bound = std::min(best.cost, RestBound(problem)(0));
+    made.bound = std::min(best.cost, RestBound(problem).sharper(0, best.cost));
     search.set_max_nodes(limits.max_nodes);
     if (limits.exact && !clock.is_over()) {
         IdealSearch exact(search, limits, clock, best.cost);
         std::vector<Mask> better = exact.run();
-        made.bound = exact.bound();
+        made.bound = std::max(made.bound, exact.bound());
         made.num_expanded = exact.num_expanded();
         if (!better.empty()) {
             best.stages = std::move(better);

@@ -4,9 +4,11 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <unordered_map>
 #include <vector>
 
 #include "clock.h"
+#include "longest_bound.h"
 #include "stage_search.h"
 
 namespace mosaic::search {
@@ -63,16 +65,23 @@ class RestBound {
     explicit RestBound(const Problem& problem);
     Ns operator()(Mask done) const;
 
+    // The same with what the longest stage tells; takes longer, is never less, and looks no higher than `at_most`.
+    Ns sharper(Mask done, Ns at_most);
+
     Mask earlier(int module) const { return earlier_[static_cast<std::size_t>(module)]; }
     Mask later(int module) const { return later_[static_cast<std::size_t>(module)]; }
 
   private:
+    double work_of(Mask set) const;
+
     std::vector<double> work_;   // least slots x time of each module, over all slots of the machine
     std::vector<Ns> least_;      // shortest time of each module
     std::vector<Mask> earlier_;  // what must be done before each module, directly or not
     std::vector<Mask> later_;
     std::vector<Ns> tail_;  // longest chain of modules from each on
     Mask all_;
+    LongestBound longest_;
+    std::unordered_map<Mask, Ns> sharper_;
 };
 
 // The best plan with a proof, or, where a limit ends the search, the best one found and a true lower bound.

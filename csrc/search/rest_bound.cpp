@@ -4,7 +4,7 @@
 
 namespace mosaic::search {
 
-RestBound::RestBound(const Problem& problem) : all_(problem.all()) {
+RestBound::RestBound(const Problem& problem) : all_(problem.all()), longest_(problem) {
     const double room = static_cast<double>(problem.machine.num_devices) * problem.machine.num_slots;
     const auto size = static_cast<std::size_t>(problem.size());
     least_.assign(size, kNever);
@@ -35,13 +35,14 @@ RestBound::RestBound(const Problem& problem) : all_(problem.all()) {
     }
 }
 
+double RestBound::work_of(Mask set) const {
+    double work = 0;
+    each(set, [&](int m) { work += work_[static_cast<std::size_t>(m)]; });
+    return work;
+}
+
 Ns RestBound::operator()(Mask done) const {
     const Mask rest = all_ & ~done;
-    const auto work_of = [&](Mask set) {
-        double work = 0;
-        each(set, [&](int m) { work += work_[static_cast<std::size_t>(m)]; });
-        return work;
-    };
     double longest = work_of(rest);
     each(rest, [&](int m) {
         // What comes before a module, its own stage, and what comes after: three times that do not overlap.
@@ -51,6 +52,27 @@ Ns RestBound::operator()(Mask done) const {
     });
     // A sum of doubles may be above the true value in its last bits; a bound must not be.
     return static_cast<Ns>(longest * (1 - 1e-12));
+}
+
+Ns RestBound::sharper(Mask done, Ns at_most) {
+    const auto known = sharper_.find(done);
+    const Ns plain = known != sharper_.end() ? known->second : (*this)(done);
+    if (known != sharper_.end() || plain >= at_most) return plain;
+    const Mask rest = all_ & ~done;
+    Ns best = longest_(rest, plain, at_most);
+    // What comes before a module, its own stage, and what comes after; where that is all there is, or nearly.
+    each(rest, [&](int m) {
+        const Mask before = earlier(m) & rest;
+        const Mask after = later(m);
+        if (2 * __builtin_popcountll(before | after) < __builtin_popcountll(rest) || best >= at_most) return;
+        const Ns own = least_[static_cast<std::size_t>(m)];
+        const Ns before_plain = static_cast<Ns>(work_of(before) * (1 - 1e-12));
+        const Ns after_plain = (*this)(all_ & ~after);
+        const Ns before_time = longest_(before, before_plain, at_most - own - after_plain);
+        best = std::max(best, before_time + own + longest_(after, after_plain, at_most - own - before_time));
+    });
+    sharper_.emplace(done, best);
+    return best;
 }
 
 }  // namespace mosaic::search
