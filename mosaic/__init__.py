@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mosaic.device import Device
-    from mosaic.engine import Handle, colocate, stage
+    # From where they are defined: mosaic.engine has modules of these names, too, and type checkers take those.
+    from mosaic.engine.colocate import colocate
+    from mosaic.engine.handle import Handle
+    from mosaic.engine.stage import stage
     from mosaic.errors import MosaicError
     from mosaic.graph import Edge, ModuleGraph, ModuleNode
     from mosaic.plan import Plan, plan_from_quotas
