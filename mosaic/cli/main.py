@@ -144,6 +144,8 @@ class PlanCommand:
     """How neighbours slow each other down: measured pairs, the paper's Eq. 8 and its ablations, or our own form."""
     compare: bool = False
     """Also show what Megatron, DistMM, Spindle and others would plan, under the same predictions."""
+    explain: bool = False
+    """Also say what binds each module's quota, and what more slots, devices or memory would bring."""
     output: Path = Path("plan.json")
     """Where to write the plan."""
     picture: Annotated[Path | None, arg(metavar="FILE")] = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -18,6 +18,7 @@ from mosaic.report import draw_plan, plan_bars, plan_table
 
 if TYPE_CHECKING:
     from mosaic.cli import main as options
+    from mosaic.solver import SearchOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,8 @@ def make_plan(given: options.PlanCommand) -> Plan:
         console.print(note, highlight=False, markup=False)
     if given.compare:
         _compare(basis, search, console)
+    if given.explain:
+        _explain(plan, basis, search, console)
     if given.picture is not None:
         draw_plan(plan, given.picture)
     console.print(f"wrote {given.output}")
@@ -126,9 +129,16 @@ def _counted(model: str, device: str, gpus: int) -> Basis:
     return Basis(graph, cost, cluster.hardware.device(), cluster.num_devices, tuple(notes))
 
 
-def _compare(basis: Basis, search: Any, console: Console) -> None:
+def _compare(basis: Basis, search: SearchOptions, console: Console) -> None:
     from mosaic.report.comparison import comparison_table
     from mosaic.solver.compare import compare
 
     rows = compare(basis.graph, basis.cost, basis.device, num_devices=basis.num_devices, search=search)
     console.print(comparison_table(rows))
+
+
+def _explain(plan: Plan, basis: Basis, search: SearchOptions, console: Console) -> None:
+    from mosaic.report.explanation import explanation_table
+    from mosaic.solver.explain import explain
+
+    console.print(explanation_table(explain(plan, basis.graph, basis.cost, search=search)))

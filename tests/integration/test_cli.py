@@ -138,6 +138,34 @@ def test_a_model_is_profiled_and_planned_in_one_command(model, tmp_path):
     assert "<svg" in picture.read_text()
 
 
+def test_a_model_is_planned_for_gpus_that_nobody_has(model, tmp_path, capsys):
+    output = tmp_path / "plan.json"
+    arguments = ["plan", "--model", f"{model}:make", "--device", "h100-80g", "--gpus", "8", "--output", str(output)]
+    assert run([*arguments, "--compare", "--explain"]) == 0
+    plan = artifact.load(Plan, output)
+    assert plan.num_devices == 8
+    assert plan.device.num_slots == 16
+    said = " ".join(capsys.readouterr().out.split())
+    assert "nothing was measured" in said
+    assert all(name in said for name in ("megatron", "distmm", "spindle", "gahc", "exact", "why not more"))
+    assert "Planners compared, predicted" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--device", "h99"], "no device is named 'h99'"),
+        (["--device", "h100-80g", "--gpus", "0"], "gpus=0"),
+        (["--time-limit", "-1", "--device", "h100-80g"], "seconds=-1"),
+    ],
+)
+def test_a_device_or_number_that_cannot_be_is_refused(model, tmp_path, capsys, arguments, message):
+    output = tmp_path / "plan.json"
+    assert run(["plan", "--model", f"{model}:make", "--output", str(output), *arguments]) == 1
+    assert message in " ".join(capsys.readouterr().err.split())
+    assert not output.exists()
+
+
 def test_a_plan_needs_a_profile_or_a_model(capsys):
     assert run(["plan"]) == 1
     assert "either --profile FILE or --model" in capsys.readouterr().err
