@@ -30,7 +30,7 @@ QUICK: tuple[Part, ...] = (
     ("gains", lambda: gains(seeds=2, num_modules=5, seconds=2)),
     ("Fig. 13", lambda: figure_13(sizes=(3, 4, 5), seconds=5)),
     ("Fig. 14a", lambda: figure_14a(seeds=2, seconds=2)),
-    ("Fig. 14b", lambda: figure_14b(num_modules=4, seconds=2, with_gahc=False)),
+    ("Fig. 14b", lambda: figure_14b(num_modules=4, seconds=2)),
 )
 FULL: tuple[Part, ...] = (
     ("10 modules", lambda: ten_modules(seeds=20, seconds=10, disturbed=False)),
@@ -40,7 +40,7 @@ FULL: tuple[Part, ...] = (
     ("gains", lambda: gains(seeds=8, num_modules=10, seconds=10)),
     ("Fig. 13", lambda: figure_13(sizes=(3, 4, 5, 6, 8, 10, 12), seconds=60)),
     ("Fig. 14a", lambda: figure_14a(seeds=10, seconds=10)),
-    ("Fig. 14b", lambda: figure_14b(num_modules=8, seconds=30, with_gahc=True)),
+    ("Fig. 14b", lambda: figure_14b(num_modules=8, seconds=30)),
 )
 
 

@@ -56,7 +56,7 @@ def test_the_study_names_every_figure_and_goes_on_after_a_part_that_fails(tmp_pa
     parts = (
         ("Fig. 13", lambda: solver_paper.figure_13(sizes=(3,), seconds=5)),
         ("broken", fails),
-        ("Fig. 14b", lambda: solver_paper.figure_14b(num_modules=3, seconds=1, with_gahc=False)),
+        ("Fig. 14b", lambda: solver_paper.figure_14b(num_modules=3, seconds=1)),
     )
     bench_solver.study(parts, path=path)
     study = load(Study, path)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from bench.solver_runs import search
@@ -29,19 +27,16 @@ def test_a_star_of_ten_is_solved_to_the_optimum_found_before_its_bound_was_sharp
     assert found.cost_ms == pytest.approx(935.818, abs=1e-3)
 
 
+@pytest.mark.timeout(60)  # questions about one stage used to run on for minutes after the limit
 @pytest.mark.parametrize("shape", ["align", "star", "layered"])
 def test_a_search_that_is_cut_off_keeps_its_time_and_has_a_plan_and_a_bound(shape):
     made = generate(Recipe(shape=shape, num_modules=40, num_devices=32, tight_memory=True))
-    began = time.perf_counter()
     found = search(made, seconds=0.5)
-    # Not how fast this machine is: questions used to run on for minutes after the limit.
-    assert time.perf_counter() - began < 30
     assert 0 < found.bound_ms <= found.cost_ms
 
 
+@pytest.mark.timeout(60)
 def test_disturbed_modules_do_not_keep_a_search_beyond_its_limit():
     made = generate(Recipe(shape="star", num_modules=10, disturbed=True))
-    began = time.perf_counter()
     found = search(made, seconds=0.5)
-    assert time.perf_counter() - began < 30
     assert found.bound_ms <= found.cost_ms
