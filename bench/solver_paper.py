@@ -42,6 +42,7 @@ GRANULARITY = MappingProxyType(
         1: "108.7 s, 95.45 %",
     }
 )
+"""The last two worked out from the paper's 2.03 and 6.85 times 15.87 s, and 0.73 and 1.18 points above 94.27 %."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
