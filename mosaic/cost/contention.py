@@ -61,6 +61,10 @@ class FullInterference:
         self.coefficients = dict(coefficients)
         self._share = _Shares(bandwidths)
 
+    def share(self, module: str, phase: Phase, quota: int) -> float:
+        """Returns what a module draws of the device's memory bandwidth alone, 0 to 1 (the paper's B)."""
+        return self._share(module, phase, quota)
+
     @property
     def is_zero(self) -> bool:
         """Whether no set of modules disturbs each other: checked at shares of 1, where Eq. 8 is greatest."""

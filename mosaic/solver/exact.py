@@ -6,11 +6,12 @@ what a plan predicts: the slowest forward plus the slowest backward of each stag
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from mosaic.cost import Cost
+from mosaic.cost import Cost, FullInterference
 from mosaic.errors import BackendUnavailableError, InfeasibleError
 from mosaic.graph import ModuleGraph
 from mosaic.plan import SearchRecord
@@ -152,12 +153,32 @@ def why_not_exact(graph: ModuleGraph, cost: Cost) -> str | None:
     """Returns why the exact search cannot plan a graph with these costs; None if it can."""
     if len(graph.modules) > MAX_MODULES:
         return f"{len(graph.modules)} modules are more than the {MAX_MODULES} that the exact search holds"
-    if not cost.interference.is_zero and not cost.interference.is_pairwise:
-        return f"{type(cost.interference).__name__} is not a sum over pairs, which the exact search needs"
+    if not cost.interference.is_zero and (reason := _why_not_searched(graph, cost)) is not None:
+        return reason
     try:
         _load()
     except BackendUnavailableError as error:
         return str(error)
+    return None
+
+
+def _why_not_searched(graph: ModuleGraph, cost: Cost) -> str | None:
+    """Returns why an interference cannot be searched exactly; None if it can."""
+    form = cost.interference
+    if form.is_pairwise:
+        return None
+    if not isinstance(form, FullInterference):
+        return (
+            f"{type(form).__name__} is not a sum over pairs, and not Eq. 8 either, which is what the exact search knows"
+        )
+    for name in graph.names:
+        quotas = sorted({quota for degree in cost.degrees(name) for quota in cost.quotas(name, degree)})
+        for phase in Phase:
+            shares = [form.share(name, phase, quota) for quota in quotas]
+            if any(later < earlier for earlier, later in itertools.pairwise(shares)):
+                return (
+                    f"{name!r} draws less bandwidth at a larger quota ({phase}), which the exact search cannot prune by"
+                )
     return None
 
 
@@ -193,6 +214,8 @@ def _problem(
                     forward_ns=option.forward_ns,
                     backward_ns=option.backward_ns,
                     memory_bytes=option.memory_bytes,
+                    forward_bandwidth=_share(cost, name, Phase.FORWARD, option),
+                    backward_bandwidth=_share(cost, name, Phase.BACKWARD, option),
                 )
                 for option in options[name]
             ],
@@ -208,13 +231,35 @@ def _problem(
         objective=objective,
     )
     if not cost.interference.is_zero:
-        if not cost.interference.is_pairwise:
-            raise ValueError(
-                f"{type(cost.interference).__name__} is not a sum over pairs, which the exact search needs; "
-                "use method='gahc' or a pairwise interference"
-            )
-        problem.disturb_by_pairs(*(pair_table(names, options, cost, machine, phase) for phase in Phase))
+        _disturb(problem, graph, names, options, cost, machine)
     return problem
+
+
+def _disturb(
+    problem: _search.Problem,
+    graph: ModuleGraph,
+    names: Sequence[str],
+    options: Options,
+    cost: Cost,
+    machine: Machine,
+) -> None:
+    reason = _why_not_searched(graph, cost)
+    if reason is not None:
+        raise ValueError(f"{reason}; use method='gahc', or interference='pairwise' or 'full'")
+    form = cost.interference
+    if isinstance(form, FullInterference):
+        found = [form.coefficients.get(phase) for phase in Phase]
+        forward, backward = (
+            (e.e1 * NS_PER_MS, e.e2 * NS_PER_MS, e.e3 * NS_PER_MS) if e is not None else (0.0, 0.0, 0.0) for e in found
+        )
+        problem.disturb_by_bandwidth(forward, backward)
+    else:
+        problem.disturb_by_pairs(*(pair_table(names, options, cost, machine, phase) for phase in Phase))
+
+
+def _share(cost: Cost, name: str, phase: Phase, option: DeploymentOption) -> float:
+    form = cost.interference
+    return form.share(name, phase, option.quota) if isinstance(form, FullInterference) else 0.0
 
 
 def _stage(stage: _search.Stage, names: Sequence[str], options: Options) -> StageResult:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,6 +15,7 @@ from mosaic.cost.curve import roofs_ms
 from mosaic.profile import Phase, Sample
 from mosaic.solver import StageEvaluator, solve
 from mosaic.solver.brute_force import best_stage
+from mosaic.solver.exact import why_not_exact
 from mosaic.solver.options import all_options
 from mosaic.solver.placement import Machine
 
@@ -69,19 +70,43 @@ def test_gahc_is_between_enumeration_and_one_by_one_under_every_form(made) -> No
     assert greedy <= in_turn * ROUNDING
 
 
-@given(disturbed())
+@given(disturbed(), st.integers(1, 2))
 @BOUNDED
-def test_the_exact_search_takes_the_forms_that_are_pairwise_and_refuses_the_others(made) -> None:
+def test_the_exact_search_takes_pairs_and_equation_8_and_refuses_other_forms(made, num_devices: int) -> None:
     cost, profile = made
-    if cost.interference.is_zero or cost.interference.is_pairwise:
+    reason = why_not_exact(profile.graph, cost)
+    if reason is None:
         exact, best = (
-            solve(profile.graph, cost, profile.device, method=method).predicted_ms
+            solve(profile.graph, cost, profile.device, num_devices=num_devices, method=method).predicted_ms
             for method in ("exact", "brute_force")
         )
-        assert exact == pytest.approx(best)
+        assert exact == pytest.approx(best, rel=1e-6)
     else:
-        with pytest.raises(ValueError, match=r"not a sum over pairs, .*use method='gahc'"):
+        assert not cost.interference.is_pairwise
+        with pytest.raises(ValueError, match=r"use method='gahc'"):
             solve(profile.graph, cost, profile.device, method="exact")
+
+
+def test_equation_8_is_searched_exactly_where_bandwidth_rises_with_the_quota() -> None:
+    profile = profile_of({name: (lambda d, q: 8 / (d * q**0.2)) for name in "abc"}, num_slots=4)
+    shares = Shares({name: 0.2 * (index + 1) for index, name in enumerate("abc")})
+    cost = CostModel.from_profile(profile)
+    cost.interference = FullInterference({phase: Eq8(e1=0.1, e2=1.0, e3=2.0) for phase in Phase}, shares)
+    assert why_not_exact(profile.graph, cost) is None
+    exact, best = (solve(profile.graph, cost, profile.device, method=m) for m in ("exact", "brute_force"))
+    assert exact.predicted_ms == pytest.approx(best.predicted_ms)
+    assert exact.search.status == "optimal"
+    assert exact.predicted_ms > solve(profile.graph, CostModel.from_profile(profile), profile.device).predicted_ms
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Bandwidth in proportion to slots."""
+
+    of: dict[str, float]
+
+    def bandwidth(self, module: str, phase: Phase, degree: int, quota: int) -> float:
+        return self.of[module] * quota / 4
 
 
 TIMES = st.dictionaries(st.integers(1, 64), st.floats(1e-3, 1e3), min_size=1, max_size=8)
