@@ -9,7 +9,7 @@ as well, in figures of their own; on a GPU ``bench.gpu`` measures it.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from mosaic.artifact import save
 from mosaic.backends.host import HostBackend
 from mosaic.microbench import Budget
 from mosaic.profiler import ForeignLoad
+from mosaic.provenance import Provenance
 
 QUICK_S = 40.0
 """Time after which ``--quick`` starts nothing new."""
@@ -42,11 +43,12 @@ def main() -> None:
 
 def study(scale: Scale, *, seconds: float, path: Path | None, pictures: Path | None = None) -> Study:
     """Measures and reports."""
-    load = ForeignLoad()
+    load, began = ForeignLoad(), Provenance.here()  # others may commit while it runs
     bench = Bench(backend=HostBackend(), budget=Budget(seconds), dry_run=False)
     run = CostStudy(bench, scale)
     figures = tuple(run.run())
-    made = replace(finish("bench_cost", figures, load, None), parts=tuple(run.parts))
+    made = published(finish("bench_cost", figures, load, None), (path, pictures))
+    made = replace(made, commit=began.commit, parts=tuple(run.parts))
     print("\n".join(["", *tables(figures)]))
     if path is not None:
         save(made, path)
@@ -56,6 +58,14 @@ def study(scale: Scale, *, seconds: float, path: Path | None, pictures: Path | N
         for drawn in draw_all(run, pictures):
             print(f"drew {drawn}")
     return made
+
+
+def published(made: Study, paths: Iterable[Path | None]) -> Study:
+    """Returns a study whose command names no folder of this machine."""
+    command = made.command
+    for path in paths:
+        command = command.replace(str(path), path.name) if path is not None else command
+    return replace(made, command=command)
 
 
 def tables(figures: Sequence[Figure]) -> list[str]:

@@ -171,6 +171,12 @@ def test_a_mean_keeps_all_its_samples_and_lies_in_its_interval():
     assert judged(figure).labels["num_samples"] == "100"
 
 
+def test_a_published_command_names_no_folder(written):
+    made, path = written
+    long = replace(made, command=f"bench_cost.py --json {path}")
+    assert bench_cost.published(long, (path, None)).command == "bench_cost.py --json study.json"
+
+
 def test_plans_of_one_shape_are_told_by_modules_and_quotas():
     from bench.cost_simulator import DEVICE, draw_works, profile_of
     from mosaic.cost import CostModel
