@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from bench.gpu_bench import Bench
     from bench.record import Figure
 
-PRELOADED = ("torch", "numpy", "bench.gpu_models", "bench.gpu_unknowns", "bench.gpu_questions", "bench.gpu_counters")
+PRELOADED = (
+    *("torch", "numpy", "bench.gpu_models", "bench.gpu_unknowns", "bench.gpu_questions", "bench.gpu_counters"),
+    "bench.cost_study",
+)
 """What the server that measurements are forked from loads."""
 MODEL_NAMES = ("clip", "qwen3-vl", "unified-io-2", "imagebind", "ofasys", "ctvlm")
 """Names of ``bench.multimodal.MODELS``, in order of growing complexity."""
@@ -115,6 +118,12 @@ _IN_ORDER = (
     ),
     _unknown("placements", "does it matter how unequal partitions are cut?", "measure_placements", 6),
     _question("interference", "what do kernels cost each other?", 25, grid=4),
+    Measurement(
+        name="cost",
+        asks="how well are held-out plans of 2 to 8 modules predicted, and what do the plans cost?",
+        function="bench.cost_study:measure_cost",
+        seconds=90,
+    ),
     _unknown("small-collective", "does NCCL work in 8 SMs?", "measure_small_collective", 5),
     *_models(4, 12),
 )

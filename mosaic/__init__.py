@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mosaic.device import Device
+
     # From where they are defined: mosaic.engine has modules of these names, too, and type checkers take those.
     from mosaic.engine.colocate import colocate
     from mosaic.engine.handle import Handle

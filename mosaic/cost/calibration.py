@@ -79,6 +79,11 @@ class Calibrated:
     num_measurements: int
     """Measurements used."""
 
+    @property
+    def is_better(self) -> bool:
+        """Whether it predicts what it has not seen better than before; if not, measure more before using it."""
+        return self.error_held_out < self.error_before
+
 
 def calibrate(hardware: Hardware, measurements: Sequence[Measurement]) -> Calibrated:
     """Fits efficiencies, launch time and bandwidth of an SM to measured times.

@@ -58,6 +58,7 @@ def test_calibration_finds_the_factors_behind_times(counts):
     assert found.error_before > 0.2
     assert found.error_after < 0.01
     assert found.error_held_out < 0.01
+    assert found.is_better
     assert found.hardware.efficiency.matmul == pytest.approx(0.55, rel=0.05)
     assert found.hardware.efficiency.attention == pytest.approx(0.3, rel=0.05)
     assert found.hardware.launch_us == pytest.approx(2.5, rel=0.05)
