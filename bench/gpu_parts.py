@@ -118,14 +118,14 @@ _IN_ORDER = (
     ),
     _unknown("placements", "does it matter how unequal partitions are cut?", "measure_placements", 6),
     _question("interference", "what do kernels cost each other?", 25, grid=4),
+    _unknown("small-collective", "does NCCL work in 8 SMs?", "measure_small_collective", 5),
+    *_models(4, 12),
     Measurement(
         name="cost",
         asks="how well are held-out plans of 2 to 8 modules predicted, and what do the plans cost?",
         function="bench.cost_study:measure_cost",
-        seconds=90,
+        seconds=10,
     ),
-    _unknown("small-collective", "does NCCL work in 8 SMs?", "measure_small_collective", 5),
-    *_models(4, 12),
 )
 
 MEASUREMENTS = {measurement.name: measurement for measurement in _IN_ORDER}
