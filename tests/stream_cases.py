@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from engine_cases import Loop, Record, Stages, assert_same
+from engine_cases import Loop, Record, Stages, assert_same, pair_batch, tower
 from fake_streams import FakeStreams, Launch
 from torch import nn
 
@@ -85,3 +85,29 @@ def run_both(
         return described, metrics
     finally:
         torch.set_num_threads(threads)
+
+
+class Projected(nn.Module):
+    """Towers with a stem before them, glue with weights behind each, and a head that two of them feed."""
+
+    def __init__(self, num_towers: int = 3) -> None:
+        super().__init__()
+        self.stem = nn.Parameter(torch.ones(8))
+        self.towers = nn.ModuleList(tower() for _ in range(num_towers))
+        self.weight = nn.Parameter(torch.randn(16, 16))
+        self.head = tower(16, 16)
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        found = []
+        for one, x in zip(self.towers, inputs, strict=True):
+            hidden = one(x[:, :8])
+            found.append(nn.functional.normalize(hidden @ self.weight, dim=-1) * self.stem.sum())
+        return self.head(torch.stack(found[:2]).sum(0)) + found[-1]
+
+
+def steps(model: nn.Module, *, batches: Callable[[int], Any] = pair_batch, num_steps: int = 3) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for step in range(num_steps):
+        model(*batches(step)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
