@@ -191,3 +191,25 @@ def assert_trains_like_plain(model: TwoTowers, handle: Handle) -> None:
         gradients.append([parameter.grad for parameter in model.parameters()])
     torch.set_num_threads(threads)
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+class Keeping(nn.Module):
+    """Leaves a result in an attribute, for the loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = tower()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.layers(x)
+        self.penalty = hidden.square().mean()
+        return hidden.tanh()
+
+
+def with_penalty(model: nn.Module, record: Record) -> None:
+    """A loop that reads what the left tower left in its attribute."""
+    for step in range(4):
+        loss = model(*pair_batch(step)).square().mean() + model.left.penalty
+        loss.backward()
+        record.note(loss)
+        record.note_model(model)

@@ -10,7 +10,7 @@ import pytest
 import stream_cases
 import test_training_loops as loops
 import torch
-from engine_cases import SIDE_BY_SIDE, Record, TwoTowers, assert_same, pair_batch, tower, train
+from engine_cases import SIDE_BY_SIDE, Keeping, Record, TwoTowers, assert_same, pair_batch, tower, train, with_penalty
 from stream_cases import colocated, run_both
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -115,24 +115,7 @@ def test_random_numbers_of_any_kind():
 
 
 def test_a_result_kept_in_an_attribute_for_the_loop():
-    class Keeping(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = tower()
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            hidden = self.layers(x)
-            self.penalty = hidden.square().mean()
-            return hidden.tanh()
-
-    def loop(model: nn.Module, record: Record) -> None:
-        for step in range(4):
-            loss = model(*pair_batch(step)).square().mean() + model.left.penalty
-            loss.backward()
-            record.note(loss)
-            record.note_model(model)
-
-    assert_all_on_lanes(lambda: TwoTowers(Keeping()), loop)
+    assert_all_on_lanes(lambda: TwoTowers(Keeping()), with_penalty)
 
 
 def test_counting_operators():

@@ -6,7 +6,19 @@ import random
 
 import pytest
 import torch
-from engine_cases import SIDE_BY_SIDE, Record, TwoTowers, assert_same, colocate, pair_batch, run_both, tower, train
+from engine_cases import (
+    SIDE_BY_SIDE,
+    Keeping,
+    Record,
+    TwoTowers,
+    assert_same,
+    colocate,
+    pair_batch,
+    run_both,
+    tower,
+    train,
+    with_penalty,
+)
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
@@ -287,24 +299,7 @@ def test_other_random_numbers_run_in_place():
 
 
 def test_a_result_kept_in_an_attribute_makes_the_module_run_in_place():
-    class Keeping(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = tower()
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            hidden = self.layers(x)
-            self.penalty = hidden.square().mean()
-            return hidden.tanh()
-
-    def loop(model: nn.Module, record: Record) -> None:
-        for step in range(4):
-            loss = model(*pair_batch(step)).square().mean() + model.left.penalty
-            loss.backward()
-            record.note(loss)
-            record.note_model(model)
-
-    described = run_both(lambda: TwoTowers(Keeping()), pair_batch(), SIDE_BY_SIDE, loop)
+    described = run_both(lambda: TwoTowers(Keeping()), pair_batch(), SIDE_BY_SIDE, with_penalty)
     assert "keeps a result in its attribute 'penalty'" in described
 
 
