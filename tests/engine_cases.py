@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -213,3 +214,14 @@ def with_penalty(model: nn.Module, record: Record) -> None:
         loss.backward()
         record.note(loss)
         record.note_model(model)
+
+
+class Skipping(nn.Module):
+    """Draws from Python's own random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = tower()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x) * random.random()

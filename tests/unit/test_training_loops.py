@@ -10,6 +10,7 @@ from engine_cases import (
     SIDE_BY_SIDE,
     Keeping,
     Record,
+    Skipping,
     TwoTowers,
     assert_same,
     colocate,
@@ -282,14 +283,6 @@ def with_inputs(steps: int):
 
 
 def test_other_random_numbers_run_in_place():
-    class Skipping(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = tower()
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.layers(x) * random.random()
-
     def loop(model: nn.Module, record: Record) -> None:
         random.seed(0)
         train(4)(model, record)
