@@ -25,8 +25,9 @@ types: $(STAMP)
 	ln -s $(CURDIR)/profiler build/types/mosaic/profiler
 	cd build/types && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml
 
+# Whole files to each of two workers, in the order of their names: the long ones, under integration/, come first.
 unit: $(STAMP)
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -q
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 # The README's tables and the pictures of kept results; no number is typed by hand.
 tables: $(STAMP)
