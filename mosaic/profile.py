@@ -52,6 +52,8 @@ class Sample:
     """Where the times come from; composed: put together from measurements of other samples."""
     infeasible: str | None = None
     """Why the module cannot run here (what it raised); None where it ran."""
+    measured: str = ""
+    """When it was taken, ISO 8601, UTC; empty where unknown."""
 
     def __post_init__(self) -> None:
         where = f"sample of {self.module!r} ({self.phase}, quota {self.quota}, degree {self.degree})"
@@ -198,6 +200,8 @@ class Environment:
     """Memory clock while measuring, in MHz; 0 where unknown."""
     created: str
     """Date and time, ISO 8601, UTC."""
+    began: str = ""
+    """When measuring began, ISO 8601, UTC: samples that are older were reused; empty where unknown."""
     foreign_cpu_share: float
     """Share of the machine's CPU time that other processes took during the measurement, 0 to 1."""
 
@@ -300,6 +304,12 @@ class Profile:
     def fingerprint(self) -> str:
         """16 hexadecimal digits that name this profile."""
         return fingerprint(self)
+
+    @property
+    def reused(self) -> tuple[Sample, ...]:
+        """Samples that an earlier run took and this profile's run found in a cache."""
+        began = self.environment.began
+        return tuple(sample for sample in self.samples if sample.measured and sample.measured < began)
 
     def samples_of(self, module: str, phase: Phase, degree: int = 1) -> tuple[Sample, ...]:
         """Returns the samples of one module, phase and degree by rising quota."""

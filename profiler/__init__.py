@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from mosaic.profiler.cache import ProfileCache, default_cache_folder
+from mosaic.cache_folder import default_cache_folder
+from mosaic.profiler.cache import ProfileCache, open_cache
 from mosaic.profiler.communication import AllReduce, Network, Ring, fit_ring, measure_ring
 from mosaic.profiler.counters import Counters, Utilisation
 from mosaic.profiler.estimate import CountedBandwidths, estimate_bandwidths
@@ -32,6 +33,7 @@ __all__ = [
     "estimate_bandwidths",
     "fit_ring",
     "measure_ring",
+    "open_cache",
     "open_counters",
     "preserved",
     "profile_modules",

@@ -6,25 +6,19 @@ a whole, and under a lock where the system has one, so processes that profile at
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from mosaic.artifact import fingerprint, load, save
+from mosaic.cache_folder import default_cache_folder
 from mosaic.errors import InvalidFileError, MosaicError
 from mosaic.profile import GroupSample, ModuleMemory, PairSample
 from mosaic.profiler.records import Kept, ModuleKey, ModuleRecord, SideKey, SideRecord
 
 Record = TypeVar("Record", ModuleRecord, SideRecord)
-
-
-def default_cache_folder() -> Path:
-    """Returns the user's own folder for it: ``$XDG_CACHE_HOME/mosaic/profiles``, by default under ``~/.cache``."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "mosaic" / "profiles"
 
 
 class ProfileCache:
@@ -89,6 +83,27 @@ class ProfileCache:
             if not self._warned:  # a profile is worth having without a cache
                 warnings.warn(f"measurements are not kept: {error}", stacklevel=4)
             self._warned = True
+
+
+def open_cache(where: ProfileCache | Path | Literal["user"] | None) -> ProfileCache | None:
+    """Returns the cache that is meant: one that is given, one in a folder, the user's own, or none.
+
+    A user without a home folder has none, which is a warning.
+
+    Raises:
+        TypeError: It is none of these.
+    """
+    if where is None or isinstance(where, ProfileCache):
+        return where
+    if isinstance(where, Path):
+        return ProfileCache(where)
+    if where != "user":
+        raise TypeError(f'cache={where!r}; use a ProfileCache, a pathlib.Path, "user", or None for no cache')
+    try:
+        return ProfileCache(default_cache_folder())
+    except RuntimeError as error:  # what pathlib raises
+        warnings.warn(f"measurements are not kept: {error}; set XDG_CACHE_HOME or give cache", stacklevel=3)
+        return None
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from mosaic.profiler.quotas import Sampling
 from mosaic.profiler.records import Kept, ModuleKey, ModuleRecord
 from mosaic.profiler.settings import ProfileSettings
 from mosaic.profiler.subject import Subject
+from mosaic.profiler.surroundings import now_utc
 from mosaic.profiler.utilisation import measure_utilisation
 
 
@@ -141,6 +142,7 @@ class ModulePoints:
                 )
                 for phase in Phase
             )
+        samples = tuple(dataclasses.replace(sample, measured=now_utc()) for sample in samples)
         if site.cache is not None:
             kept = Kept(samples=samples, foreign_cpu_share=share)
             site.cache.add_module(self._key, (kept,), self._record.memory)

@@ -27,6 +27,9 @@ class ModuleKey:
     """Version of torch."""
     driver: str
     """Release of the kernel driver and version of CUDA; empty on the host."""
+    threads: str = ""
+    """What decides how many threads compute on the host: cores, inter-op threads, and how idle ones wait; empty on a
+    GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ from mosaic.profiler.quotas import QuotaChoice, Sampling
 from mosaic.profiler.settings import ProfileSettings
 from mosaic.profiler.structure import structures_of
 from mosaic.profiler.subject import Subject
-from mosaic.profiler.surroundings import environment_of, key_of
+from mosaic.profiler.surroundings import environment_of, key_of, now_utc
 
 ProgressCallback = Callable[[str, int, int], None]
 """Called with what is measured next, how many measurements are done, and about how many there are."""
@@ -95,7 +95,7 @@ class _Sweep:
     ) -> None:
         self._subjects, self._graph, self._backend = subjects, graph, backend
         self._settings, self._cache, self._counters = settings, cache, counters
-        self._load = ForeignLoad()
+        self._load, self._began = ForeignLoad(), now_utc()
         now = environment_of(backend)
         self._keys = {subject.name: key_of(subject, backend, now) for subject in subjects}
         self._steps = _Steps(progress)
@@ -131,7 +131,10 @@ class _Sweep:
             structures=structures_of(self._subjects),
             held_out=held_out,
             environment=environment_of(
-                self._backend, foreign_cpu_share=self._load.share or 0.0, clocks_mhz=self._clocks
+                self._backend,
+                foreign_cpu_share=self._load.share or 0.0,
+                clocks_mhz=self._clocks,
+                began=self._began,
             ),
         )
 

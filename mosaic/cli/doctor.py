@@ -17,8 +17,10 @@ from rich.table import Table
 
 import mosaic
 from mosaic.backends import cuda, cuda_probe
+from mosaic.cache_folder import default_cache_folder, folder_use
 from mosaic.cli import doctor_findings as findings_of
 from mosaic.cli.doctor_report import (
+    CacheReport,
     DeviceReport,
     DoctorReport,
     Finding,
@@ -78,6 +80,7 @@ def collect_report(environ: Mapping[str, str] = os.environ) -> DoctorReport:
         devices=devices,
         nvml=nvml,
         probe=probe,
+        cache=_cache(environ, found),
         works=_works(host, torch, driver, devices),
         findings=tuple(sorted(found, key=lambda finding: list(_STYLES).index(finding.severity))),
     )
@@ -178,6 +181,16 @@ def _probe(found: list[Finding], *, has_gpu: bool) -> str | None:
         return None
 
 
+def _cache(environ: Mapping[str, str], found: list[Finding]) -> CacheReport | None:
+    try:
+        folder = default_cache_folder(environ)
+    except RuntimeError as problem:
+        found.append(findings_of.find_in_cache(problem))
+        return None
+    use = folder_use(folder)
+    return CacheReport(folder=str(folder), num_files=use.num_files, num_bytes=use.num_bytes)
+
+
 def _works(
     host: HostReport,
     torch: TorchReport | None,
@@ -237,7 +250,16 @@ def _overview(report: DoctorReport) -> Table:
     nvml = report.nvml
     table.add_row("NVML", "none" if nvml is None else f"driver {nvml.driver_version}, {nvml.num_devices} GPUs")
     table.add_row("SM probe", "cannot be compiled" if report.probe is None else f"compiled by NVRTC {report.probe}")
+    table.add_row("profile cache", _cache_words(report))
     return table
+
+
+def _cache_words(report: DoctorReport) -> str:
+    cache = report.cache
+    if cache is None:
+        return "none"
+    files = f"{cache.num_files} file{'' if cache.num_files == 1 else 's'}, {cache.num_bytes / 1e6:.1f} MB"
+    return f"{cache.folder} ({files if cache.num_files else 'empty'})"
 
 
 def _device_table(report: DoctorReport) -> Table:

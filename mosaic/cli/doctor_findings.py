@@ -175,3 +175,12 @@ def find_in_torch(torch: TorchReport | None, *, has_gpu: bool) -> list[Finding]:
             todo="install a CUDA build of torch: https://pytorch.org/get-started/locally/",
         )
     ]
+
+
+def find_in_cache(problem: RuntimeError) -> Finding:
+    """No folder to keep measurements in."""
+    return Finding(
+        severity="note",
+        what=f"measurements are not kept from run to run: {problem}",
+        todo="set HOME or XDG_CACHE_HOME, or give mosaic.colocate a cache folder",
+    )

@@ -62,6 +62,16 @@ class DeviceReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CacheReport:
+    """Measurements that earlier runs left for later ones."""
+
+    folder: str
+    """Where ``mosaic.colocate`` and ``mosaic profile`` keep them by default."""
+    num_files: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorReport:
     """Everything that ``mosaic doctor`` looks at; a part that is not there is none, and a finding says why."""
 
@@ -75,6 +85,8 @@ class DoctorReport:
     nvml: NvmlDescription | None
     probe: str | None
     """Version of the NVRTC that compiles the SM probe; none where there is none."""
+    cache: CacheReport | None
+    """None where the user has no folder for it."""
     works: tuple[str, ...]
     """What can be done on this machine as it is."""
     findings: tuple[Finding, ...]

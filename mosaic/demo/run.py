@@ -141,6 +141,7 @@ def colocate_and_show(
     handle = mosaic.colocate(
         model,
         sample=batch,
+        cache=None,  # measuring is part of what is shown, and nothing of it is left in the user's own folder
         settings=ProfileSettings(sample_seconds=0.6, refuse_share=settings.max_foreign_share),
         progress=progress.follow("profiling the modules"),
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import nn
@@ -24,6 +26,7 @@ from mosaic.profiler import (
     ProfileCache,
     ProfileSettings,
     environment_of,
+    open_cache,
     preserved,
     profile_modules,
     structures_of,
@@ -52,7 +55,7 @@ def colocate(
     exclude: Sequence[str] = (),
     plan: Plan | None = None,
     profile: Profile | None = None,
-    cache: ProfileCache | None = None,
+    cache: ProfileCache | Path | Literal["user"] | None = "user",
     backend: Backend | None = None,
     graphs: bool = False,
     settings: ProfileSettings | None = None,
@@ -74,7 +77,8 @@ def colocate(
         exclude: Names or patterns of modules to leave where they are.
         plan: A plan to run instead of solving for one.
         profile: Measurements to plan from instead of taking them.
-        cache: Measurements of earlier runs: what is there is not taken again, and what is taken is kept.
+        cache: Measurements of earlier runs: what is there is not taken again, and what is taken is kept. By default in
+            the user's cache folder (``~/.cache/mosaic/profiles``, or under ``$XDG_CACHE_HOME``); None for none.
         backend: Where to run; by default the GPU that holds the model's parameters, or the host.
         graphs: On a GPU, launch placed modules as CUDA graphs wherever that is right; they are captured at their first
             calls. For modules of many small operators, which one thread cannot launch fast enough.
@@ -88,6 +92,7 @@ def colocate(
         UnstableMeasurementError: The machine is too busy to profile.
         BackendUnavailableError: The model is on a device that the backend does not run.
     """
+    kept = open_cache(cache)
     backend = backend or _backend_for(model)
     _refuse(model, backend)
     if graphs and backend.device.kind == "host":
@@ -105,7 +110,7 @@ def colocate(
         return _activate(model, finding, plan, profile, backend, graphs=graphs)
     if profile is None:
         profile = profile_modules(
-            model, finding.subjects, finding.graph, backend, cache=cache, settings=settings, progress=progress
+            model, finding.subjects, finding.graph, backend, cache=kept, settings=settings, progress=progress
         )
     plan = solve(finding.graph, CostModel.from_profile(profile), backend.device)
     if plan.predicted_speedup < SMALLEST_GAIN:

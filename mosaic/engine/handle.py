@@ -16,6 +16,7 @@ from mosaic.backends.base import Lanes
 from mosaic.engine.attach import attach, detach
 from mosaic.engine.executor import shapes_of
 from mosaic.engine.find import Finding
+from mosaic.engine.planned_from import source_of
 from mosaic.engine.site import Site
 from mosaic.engine.structure import flatten
 from mosaic.graph import ModuleGraph
@@ -132,6 +133,8 @@ class Handle:
                 place = self._executor.places[name, reason]
                 lines.append(f"{count} call{'s' if count > 1 else ''} of {name} ran in place ({place}): {reason}")
             lines.extend(self._executor.notes)
+        if self.profile is not None:
+            lines.append(source_of(self.profile))
         lines.extend(self._notes)
         return "\n".join(lines)
 

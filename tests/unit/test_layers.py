@@ -14,7 +14,7 @@ import mosaic
 
 ROOT = Path(__file__).parents[2]
 LAYERS = [
-    {"errors", "provenance"},
+    {"cache_folder", "errors", "provenance"},
     {"artifact", "child"},
     {"device"},
     {"graph", "hardware", "timeline"},
