@@ -215,6 +215,15 @@ class Plan:
                 return placement
         raise KeyError(module)
 
+    def is_alone(self, module: str, *, num_slots: int) -> bool:
+        """Whether a module has a stage and all ``num_slots`` slots of a device to itself."""
+        return any(
+            len(stage.placements) == 1
+            and stage.placements[0].module == module
+            and stage.placements[0].quota == num_slots
+            for stage in self.stages
+        )
+
     def check_matches(self, *, graph: ModuleGraph, device: Device) -> None:
         """Raises InvalidPlanError unless this plan can run ``graph`` on ``device``."""
         if self.device.kind != device.kind or self.device.num_slots > device.num_slots:

@@ -52,17 +52,19 @@ def plan_for(model: nn.Module, sample: Any, stages: Stages, backend: HostBackend
     return plan_from_quotas(stages, graph=find_modules(model, sample, **choice).graph, device=backend.device)
 
 
-def colocate(model: nn.Module, sample: Any, stages: Stages, *, num_slots: int = 2, **choice: Any) -> Handle:
+def colocate(
+    model: nn.Module, sample: Any, stages: Stages, *, num_slots: int = 2, one_thread: bool = False, **choice: Any
+) -> Handle:
     """Colocates by a plan given by hand; ``choice`` is ``include`` and ``exclude``."""
-    backend = HostBackend(num_slots=num_slots)
+    backend = HostBackend(num_slots=num_slots, num_threads=1 if one_thread else None)
     plan = plan_for(model, sample, stages, backend, **choice)
     named = {"modules": choice.get("include"), "exclude": choice.get("exclude", ())}
     return mosaic.colocate(model, sample=sample, plan=plan, backend=backend, **named)
 
 
 @contextmanager
-def colocated(model: nn.Module, sample: Any, stages: Stages, *, num_slots: int = 2, **choice: Any) -> Any:
-    handle = colocate(model, sample, stages, num_slots=num_slots, **choice)
+def colocated(model: nn.Module, sample: Any, stages: Stages, **choice: Any) -> Any:
+    handle = colocate(model, sample, stages, **choice)
     try:
         yield handle
     finally:
@@ -108,9 +110,19 @@ def assert_same(plain: Record, colocated: Record) -> None:
 
 
 def run_both(
-    make: Callable[[], nn.Module], sample: Any, stages: Stages, loop: Loop, *, num_slots: int = 2, **choice: Any
+    make: Callable[[], nn.Module],
+    sample: Any,
+    stages: Stages,
+    loop: Loop,
+    *,
+    num_slots: int = 2,
+    one_thread: bool = False,
+    **choice: Any,
 ) -> str:
-    """Runs a loop on a plain and on a colocated model and holds them equal; returns what the handle described."""
+    """Runs a loop on a plain and on a colocated model and holds them equal; returns what the handle described.
+
+    With ``one_thread`` lanes have one thread each, so that quotas of several slots compute the same bits.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -120,7 +132,7 @@ def run_both(
         plain, ours = Record(), Record()
         torch.manual_seed(1)
         loop(model, plain)
-        with colocated(twin, sample, stages, num_slots=num_slots, **choice) as handle:
+        with colocated(twin, sample, stages, num_slots=num_slots, one_thread=one_thread, **choice) as handle:
             torch.manual_seed(1)
             loop(twin, ours)
             described = handle.describe()

@@ -162,13 +162,17 @@ class _Arbiter:
 
 
 def _serve(
-    arbiter: _Arbiter, slots: tuple[int, ...], cores: frozenset[int] | None, started: threading.Semaphore
+    arbiter: _Arbiter,
+    slots: tuple[int, ...],
+    cores: frozenset[int] | None,
+    num_threads: int,
+    started: threading.Semaphore,
 ) -> None:
     """Body of a lane's thread."""
     if cores is not None:
         os.sched_setaffinity(0, cores)
     torch.get_num_threads()  # a thread's first use of torch takes over what any thread set last; have that behind us
-    torch.set_num_threads(len(slots))  # per thread: every lane sets its own
+    torch.set_num_threads(num_threads)  # per thread: every lane sets its own
     started.release()
     while (ticket := arbiter.next(slots)) is not None:
         ticket.run()
@@ -191,14 +195,20 @@ class HostMark:
 class HostLane:
     """Ordered work on one set of cores."""
 
-    def __init__(self, arbiter: _Arbiter, slots: tuple[int, ...]) -> None:
+    def __init__(self, arbiter: _Arbiter, slots: tuple[int, ...], num_threads: int) -> None:
         self._arbiter = arbiter
         self._slots = slots
+        self._num_threads = num_threads
 
     @property
     def slots(self) -> tuple[int, ...]:
         """Indices of the cores that it is pinned to."""
         return self._slots
+
+    @property
+    def num_threads(self) -> int:
+        """Intra-op threads that its work runs with."""
+        return self._num_threads
 
     def submit(self, work: Callable[[], T], *, after: Sequence[Ticket[object]] = ()) -> HostTicket[T]:
         """Hands over work; see ``mosaic.backends.base.Lane``."""
@@ -212,7 +222,9 @@ class HostLane:
 class HostLanes:
     """The open lanes of the host: one pinned thread for each partition."""
 
-    def __init__(self, partitions: Iterable[tuple[int, ...]], cores: dict[int, int] | None) -> None:
+    def __init__(
+        self, partitions: Iterable[tuple[int, ...]], cores: dict[int, int] | None, num_threads: int | None = None
+    ) -> None:
         self._arbiter = _Arbiter()
         self._process = os.getpid()
         self._lanes: dict[tuple[int, ...], HostLane] = {}
@@ -220,10 +232,11 @@ class HostLanes:
         started = threading.Semaphore(0)
         for slots in dict.fromkeys(partitions):
             self._arbiter.open(slots)
-            self._lanes[slots] = HostLane(self._arbiter, slots)
+            threads_here = num_threads or len(slots)
+            self._lanes[slots] = HostLane(self._arbiter, slots, threads_here)
             pinned = frozenset(cores[slot] for slot in slots) if cores is not None else None
             name = f"mosaic-lane-{'-'.join(map(str, slots))}"
-            work = (self._arbiter, slots, pinned, started)
+            work = (self._arbiter, slots, pinned, threads_here, started)
             threads.append(threading.Thread(target=_serve, args=work, name=name, daemon=True))
         own_threads = torch.get_num_threads()
         for thread in threads:

@@ -15,6 +15,7 @@ from mosaic.engine.attach import attach, detach, is_attached
 from mosaic.engine.backward import Backwards
 from mosaic.engine.batch import Batch
 from mosaic.engine.call import Call, CallFunction
+from mosaic.engine.direct import DirectCalls
 from mosaic.engine.gradients import LeafGradients
 from mosaic.engine.lane_tensor import LaneTensor, Ready, lane_tensors
 from mosaic.engine.operators import Operators
@@ -45,6 +46,7 @@ class Executor:
             before lanes begin.
         backwards: The caller's backwards.
         gradients: Leaves whose gradients lanes compute.
+        num_launched: How many calls went to lanes.
         closed: Whether the lanes were given back.
     """
 
@@ -62,6 +64,8 @@ class Executor:
         self._operators = Operators(self)
         self._batches: dict[Lane, Batch] = {}
         self._drawing: list[torch.nn.Module] = []
+        self.num_launched = 0
+        self._direct = DirectCalls(self)
 
     # Calls of placed modules.
 
@@ -69,6 +73,8 @@ class Executor:
         """Calls a placed module: on its lane if its calls are known to allow that, where it is called otherwise."""
         if on_lane():
             return run(*args, **kwargs)
+        if site.is_alone and torch.get_num_threads() == getattr(site.lane, "num_threads", 0):
+            return self._direct.run(site, run, args, kwargs)
         reason = site.obstacle or interception()
         if reason is not None:
             return self._run_here(site, run, args, kwargs, reason)
@@ -143,6 +149,7 @@ class Executor:
                 self.gradients.expect(leaf)
         after = self.inputs_from(lane_tensors(arguments.leaves), site.lane)
         call = Call(self, site, run, arguments, signature, generator, origin=caller(), parameters=parameters)
+        self.num_launched += 1
         ticket = site.last_forward = self.submit(site, "forward", call.forward, after)
         self._note_forward(ticket)
         made = [
@@ -290,7 +297,10 @@ class Executor:
         """Runs the model's own call: nothing that a lane is still computing leaves it."""
         self.begin()
         try:
-            result = map_tensors(_joined, run(*args, **kwargs))
+            result = run(*args, **kwargs)
+            if not self.num_launched:
+                return result
+            result = map_tensors(_joined, result)
             self.check_forwards()
             self.drain()  # what nobody used may still read parameters and modes
             return result
@@ -324,11 +334,16 @@ class Executor:
         self.closed = True
         self.lanes.close()
         self.gradients.close()
+        self._direct.close()
         for part in self._drawing:
             detach(part)
         self._drawing.clear()
 
     # Records.
+
+    def record(self, site: Site, phase: str, start_ns: int) -> None:
+        """Notes work of a module's that ran in the caller's thread and ends now."""
+        self._spans.append((site.name, phase, site.lane.slots, self.backwards.ended, start_ns, time.perf_counter_ns()))
 
     def spans(self, origin_ns: int) -> tuple[Span, ...]:
         """Returns what ran, in milliseconds since ``origin_ns`` on the lanes' clock."""

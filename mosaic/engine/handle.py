@@ -204,6 +204,7 @@ class Handle:
                     subject.module,
                     executor.lanes.lane(self.plan.placement(subject.name).slots),
                     shapes=shapes_of(flatten((subject.args, subject.kwargs))[0]),
+                    is_alone=self.plan.is_alone(subject.name, num_slots=self.plan.device.num_slots),
                 )
                 self._take(subject.module, self._placed(executor, site))
             placed = {id(p) for subject in self._finding.subjects for p in subject.module.parameters()}

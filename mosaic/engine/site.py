@@ -26,6 +26,7 @@ class Site:
         signatures: What is known of its calls, by kind.
         obstacle: Why it never runs on its lane, or None.
         shapes: The input shapes that the plan was made for; calls with others run in place. None allows any.
+        is_alone: Whether it has all slots of the device and a stage to itself, so that a lane would gain nothing.
         last_forward: The last forward that went to the lane, or None.
     """
 
@@ -37,12 +38,14 @@ class Site:
         *,
         obstacle: str | None = None,
         shapes: Hashable = None,
+        is_alone: bool = False,
     ) -> None:
         self.name = name
         self.lane = lane
         self.signatures: dict[Hashable, Signature] = {}
         self.obstacle = obstacle
         self.shapes = shapes
+        self.is_alone = is_alone
         self._module = weakref.ref(module) if module is not None else None
         self._anchor = torch.empty(0, requires_grad=True)
         self._in_flight: weakref.WeakSet[Call] = weakref.WeakSet()

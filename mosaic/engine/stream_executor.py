@@ -26,7 +26,7 @@ from mosaic.engine.stream_timeline import StreamTimeline
 from mosaic.engine.thread_state import as_lane, on_lane
 
 if TYPE_CHECKING:
-    from mosaic.backends.cuda_lanes import StreamLanes
+    from mosaic.backends.cuda_lanes import StreamLanes, StreamMark
     from mosaic.engine.site import Site
     from mosaic.timeline import Span
 
@@ -67,6 +67,9 @@ class StreamExecutor:
         self.in_order = dict(in_order or {})
         self._orders = Orders(lanes)
         self._timeline = StreamTimeline(lanes.api, lanes.clock)
+        self._num_launched = 0
+        self._alone: StreamMark | None = None
+        self._waited: set[StreamLane] = set()
 
     # Calls of placed modules.
 
@@ -81,6 +84,10 @@ class StreamExecutor:
             return self._run_here(site, run, args, kwargs, reason)
         if not on_user_stream():
             return self._run_again(site, run, args, kwargs)
+        if site.is_alone and self.graphs is None:
+            return self._run_alone(site, run, args, kwargs)
+        self._num_launched += 1
+        self._take_turn(_lane_of(site))
         if self.graphs is not None and site.name not in self.in_order:
             run = partial(self._by_graph, self.graphs, site, run)
         if self._sm_target:
@@ -95,14 +102,38 @@ class StreamExecutor:
         before = self._orders.call
         self._orders.call = ModelCall(self.lanes.api, all_tensors((args, kwargs)))
         try:
-            result = replace(run(*args, **kwargs), join_tensor)
+            result = run(*args, **kwargs)
+            if self._num_launched:
+                result = replace(result, join_tensor)
         except BaseException:
             self.lanes.join()
             raise
         finally:
             self._orders.call = before
-        self._orders.join()
+        if self._num_launched:
+            self._orders.join()
         return result
+
+    def _run_alone(self, site: Site, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Runs a module that has the whole device to itself on the user's own stream, behind all lanes.
+
+        A lane would gain nothing. What lanes are given later takes its turn behind it (``_take_turn``).
+        """
+        if self._num_launched:
+            args, kwargs = replace(args, join_tensor), replace(kwargs, join_tensor)
+            self.lanes.join()
+        start = self._timeline.mark()
+        result = run(*args, **kwargs)
+        self._alone = self._timeline.note_direct(site, start)
+        self._waited.clear()
+        self._timeline.watch_backward(site, result, all_tensors((args, kwargs)))
+        return result
+
+    def _take_turn(self, lane: StreamLane) -> None:
+        """Starts what a lane is given next behind the last module that had the device to itself."""
+        if self._alone is not None and lane not in self._waited:
+            self._alone.event.wait(lane.stream)
+            self._waited.add(lane)
 
     @staticmethod
     def _by_graph(graphs: StageGraphs, site: Site, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

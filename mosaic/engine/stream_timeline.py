@@ -50,6 +50,13 @@ class StreamTimeline:
         """Notes a forward that was launched with times."""
         self._note(site, "forward", self.num_backwards, ticket)
 
+    def note_direct(self, site: Site, start: StreamMark) -> StreamMark:
+        """Notes a forward that was launched on the current stream from ``start`` to now; returns its end."""
+        assert isinstance(site.lane, StreamLane)
+        end = self.mark()
+        self._note(site, "forward", self.num_backwards, _Interval(site.lane.origin, start, end))
+        return end
+
     def watch_backward(self, site: Site, result: Any, inputs: Sequence[torch.Tensor]) -> None:
         """Prepares to see the backward of a call, if it will have one."""
         if not torch.is_grad_enabled():

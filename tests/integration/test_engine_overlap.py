@@ -70,6 +70,8 @@ def test_modules_of_disjoint_lanes_meet_in_forward_and_in_backward(stages):
             pairs = {}
             for span in spans_of(handle, phase):
                 pairs.setdefault(span.step, {})[span.module] = span
+            # In the first step a call on a lane is learned, and not recorded.
+            pairs = {step: pair for step, pair in pairs.items() if len(pair) == 2}
             for pair in pairs.values():
                 left, right = pair["left"], pair["right"]
                 overlap = min(left.end_ms, right.end_ms) - max(left.start_ms, right.start_ms)

@@ -27,6 +27,13 @@ def test_each_lane_has_as_many_threads_as_slots():
     assert torch.get_num_threads() == before
 
 
+def test_lanes_may_have_another_number_of_threads_than_slots():
+    with HostBackend(num_slots=4, num_threads=1).open_lanes([(0, 1, 2)]) as lanes:
+        assert lanes.lane((0, 1, 2)).submit(torch.get_num_threads).wait() == lanes.lane((0, 1, 2)).num_threads == 1
+    with pytest.raises(ValueError, match="num_threads=0"):
+        HostBackend(num_threads=0)
+
+
 def test_a_thread_of_the_user_does_not_take_over_a_lane_s_thread_count():
     before = torch.get_num_threads()
     found: list[int] = []

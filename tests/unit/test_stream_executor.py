@@ -60,7 +60,7 @@ def test_a_head_waits_for_its_inputs_and_not_for_other_lanes():
 
 def test_partitions_that_share_a_slot_take_turns():
     model = TwoTowers()
-    with colocated(model, pair_batch(), [{"left": 2}, {"right": 1}]) as (handle, backend):
+    with colocated(model, pair_batch(), [{"left": 2}, {"right": 1}], num_slots=3) as (handle, backend):
         model(*pair_batch())
         left, right = (backend.launches_of(handle, name) for name in ("left", "right"))
         assert right[0].is_after([launch for launch in left if launch.name == "aten.addmm.default"][-1])
@@ -278,7 +278,7 @@ def test_a_module_that_writes_into_its_argument_waits_for_whoever_reads_it():
             mixed = left + self.right(y)
             return self.head(left) + mixed
 
-    with colocated(Rewriting(), pair_batch(), [*SIDE_BY_SIDE, {"head": 2}]) as (handle, _):
+    with colocated(Rewriting(), pair_batch(), [*SIDE_BY_SIDE, {"head": 2}], num_slots=3) as (handle, _):
         steps(handle._model)
         assert "head keeps to the order of the loop's own stream: it writes into its arguments" in handle.describe()
         assert handle._executor is not None

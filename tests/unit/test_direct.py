@@ -1,0 +1,188 @@
+"""A module that has the whole device to itself runs where it is called, and takes turns with the lanes."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Iterable
+
+import pytest
+import torch
+from engine_cases import Record, TwoTowers, assert_same, colocate, colocated, pair_batch, tower
+from stream_cases import colocated as colocated_on_streams
+from torch import nn
+
+SIDE_BY_SIDE = [{"left": 1, "right": 1}]
+IN_TURN = [{"left": 2}, {"right": 2}]
+
+
+@pytest.fixture(autouse=True)
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+class Noting(nn.Module):
+    """A tower that notes the threads in which it runs."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.layers = tower(width)
+        self.__dict__["threads"] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.threads.append(threading.current_thread())
+        return self.layers(x)
+
+
+class Joined(nn.Module):
+    """Two towers, glue on each one's result, and a backbone over both; its result meets one tower's again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = Noting()
+        self.right = Noting()
+        self.backbone = Noting(32)
+        self.scale = nn.Parameter(torch.ones(16))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        left, right = self.left(x).tanh(), self.right(y).sigmoid()
+        above = self.backbone(torch.cat([left, right], dim=-1))
+        return (above * left.mean() * self.scale).square()
+
+
+def train(model: nn.Module, steps: int = 4) -> list[torch.Tensor]:
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    losses = []
+    for step in range(steps):
+        loss = model(*pair_batch(step)).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach().clone())
+    return losses
+
+
+def assert_equal(plain: Iterable[torch.Tensor], colocated: Iterable[torch.Tensor]) -> None:
+    assert_same(Record(list(plain)), Record(list(colocated)))
+
+
+@pytest.mark.parametrize("stages", [[*SIDE_BY_SIDE, {"backbone": 2}], [*IN_TURN, {"backbone": 2}]])
+def test_training_is_equal_bit_for_bit(stages):
+    torch.manual_seed(0)
+    model = Joined()
+    plain = copy.deepcopy(model)
+    expected = train(plain)
+    with colocated(model, pair_batch(), stages) as handle:
+        found = train(model)
+        assert handle.metrics()["calls_in_place"] == 0
+    assert_equal(expected, found)
+    assert_equal(plain.parameters(), model.parameters())
+
+
+def test_only_what_has_the_device_to_itself_runs_in_the_callers_thread():
+    model = Joined()
+    with colocated(model, pair_batch(), [*SIDE_BY_SIDE, {"backbone": 2}]):
+        model.left.threads.clear()
+        model.right.threads.clear()
+        model.backbone.threads.clear()
+        train(model, 2)  # lanes are learned in the first
+    assert model.backbone.threads == [threading.main_thread()] * 2
+    assert threading.main_thread() not in (model.left.threads[1], model.right.threads[1])
+
+
+def test_it_goes_to_a_lane_where_the_caller_has_another_number_of_threads():
+    model = Joined()
+    with colocated(model, pair_batch(), [*IN_TURN, {"backbone": 2}]):
+        torch.set_num_threads(1)
+        model.left.threads.clear()
+        train(model, 2)
+    assert model.left.threads[1] is not threading.main_thread()
+
+
+def test_lanes_are_at_rest_while_it_runs():
+    model = Joined()
+    may_end = threading.Event()
+    seen = []
+
+    def slowly(*_: object) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            may_end.wait(30)
+            seen.append("right")
+
+    model.right.register_forward_hook(slowly)
+    model.backbone.register_forward_pre_hook(lambda *_: seen.append("backbone"))
+    model.forward = lambda x, y: (model.right(y).sum(), model.backbone(torch.cat([x, x, x, x], dim=-1)).sum())
+    with colocated(model, pair_batch(), [{"right": 1}, {"backbone": 2}]) as handle:
+        model(*pair_batch())
+        seen.clear()
+        lanes = handle._executor.lanes
+        drain = lanes.drain
+
+        def watched() -> None:
+            may_end.set()
+            drain()
+
+        lanes.drain = watched
+        model(*pair_batch())
+    assert seen == ["right", "backbone"]
+
+
+def test_times_of_both_phases_are_recorded():
+    model = Joined()
+    with colocated(model, pair_batch(), [*IN_TURN, {"backbone": 2}]) as handle:
+        train(model, 3)
+        metrics = handle.metrics()
+        spans = handle.timeline().spans
+    assert metrics["steps"] == 3
+    assert all(metrics[f"{phase}_ms/{name}"] > 0 for phase in ("forward", "backward") for name in ("left", "backbone"))
+    assert {span.step for span in spans} == {0, 1, 2}
+    assert all(span.slots == (0, 1) for span in spans)
+
+
+def test_removing_takes_every_hook_off_the_parameters():
+    model = Joined()
+    handle = colocate(model, pair_batch(), [*IN_TURN, {"backbone": 2}])
+    train(model, 1)
+    handle.remove()
+    assert not any(p._post_accumulate_grad_hooks or p._backward_hooks for p in model.parameters())
+
+
+def test_an_error_in_it_comes_out_where_it_is_called_and_the_next_step_is_right():
+    torch.manual_seed(0)
+    model = TwoTowers()
+    plain = copy.deepcopy(model)
+    with colocated(model, pair_batch(), IN_TURN):
+        hook = model.right.register_forward_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            model(*pair_batch())
+        hook.remove()
+        assert_equal(train(plain), train(model))
+
+
+def test_on_streams_it_takes_turns_with_lanes_and_stays_equal():
+    torch.manual_seed(0)
+    model = Joined()
+    plain = copy.deepcopy(model)
+    expected = train(plain)
+    with colocated_on_streams(model, pair_batch(), [*SIDE_BY_SIDE, {"backbone": 2}]) as (handle, backend):
+        found = train(model)
+        assert backend.launches_of(handle, "backbone") == []
+        assert backend.launches_of(handle, "left") != []
+        assert handle.metrics()["backward_ms/backbone"] >= 0
+    assert_equal(expected, found)
+
+
+def test_on_streams_a_lane_starts_behind_it():
+    model = TwoTowers()
+    with colocated_on_streams(model, pair_batch(), [{"left": 2}, {"right": 1}]) as (handle, backend):
+        model(*pair_batch())
+        backend.api.launches.clear()
+        model(*pair_batch())
+        own = [launch for launch in backend.api.launches if launch.name == "aten.addmm.default"]
+        (right,) = {launch.stream for launch in backend.launches_of(handle, "right")}
+        left = [launch for launch in own if launch.stream != right]
+        assert left
+        assert backend.launches_of(handle, "right")[0].is_after(left[1])
