@@ -4,6 +4,7 @@
 #include <queue>
 #include <unordered_map>
 
+#include "lazy_search.h"
 #include "plan_search.h"
 
 namespace mosaic::search {
@@ -227,6 +228,50 @@ class IdealSearch {
     bool is_stopped_ = false;
 };
 
+Ns cost_of(StageSearch& search, const std::vector<Mask>& stages) {
+    Ns sum = 0;
+    for (const Mask stage : stages) sum = std::min(kNever, sum + search.evaluate(stage).cost);
+    return sum;
+}
+
+// The heuristic, and a bound where no time is left for better.
+Partition search_roughly(StageSearch& search, const Limits& limits, const Clock& clock, const std::vector<Mask>& start,
+                         Plan& made) {
+    const Partition best = improve(search, limits, clock, start);
+    made.bound = RestBound(search.problem()).sharper(0, std::min(best.cost, kNever));
+    made.bound = std::min(made.bound, best.cost);
+    return best;
+}
+
+Partition search_large(StageSearch& search, const Limits& limits, const Clock& clock, const std::vector<Mask>& start,
+                       Plan& made) {
+    const Clock early(limits.seconds * kHeuristicShare);
+    Partition best = search_roughly(search, limits, early, start, made);
+    search.set_max_nodes(limits.max_nodes);
+    if (clock.is_over()) return best;
+    best.cost = std::min(best.cost, kNever);
+    IdealSearch exact(search, limits, clock, best.cost);
+    std::vector<Mask> better = exact.run();
+    made.bound = std::max(made.bound, exact.bound());
+    made.num_expanded = exact.num_expanded();
+    if (better.empty()) return best;
+    return {std::move(better), exact.cost()};
+}
+
+// Small problems need no heuristic: bounds lead to better plans sooner than descents do.
+Partition search_exactly(StageSearch& search, const Limits& limits, const Clock& clock, const std::vector<Mask>& start,
+                         Plan& made) {
+    Partition best = improve(search, limits, Clock(0), start);  // checks the start; one module after the other
+    if (!start.empty() && cost_of(search, start) < best.cost) best = {start, cost_of(search, start)};
+    LazySearch exact(search, limits, clock, std::min(best.cost, kNever));
+    if (!exact.prepare()) return search_large(search, limits, clock, start, made);
+    std::vector<Mask> better = exact.run();
+    made.bound = exact.bound();
+    made.num_expanded = exact.num_rounds();
+    if (better.empty()) return best;
+    return {std::move(better), exact.cost()};
+}
+
 }  // namespace
 
 Plan plan(const Problem& problem, const Limits& limits, const Hint& hint) {
@@ -235,26 +280,10 @@ Plan plan(const Problem& problem, const Limits& limits, const Hint& hint) {
     StageSearch search(problem, {std::min(limits.max_nodes, kHeuristicNodes), &clock});
     if (hint.known) search.adopt(Carried(hint.known.get(), problem, hint.places));
     for (const Mask set : hint.forbidden) search.forbid(set);
-    Limits quick = limits;
-    // The exact search closes small problems sooner than kicks would improve on where it starts.
-    if (limits.exact && problem.size() <= 12) quick.kicks = 0;
-    const Clock early(limits.exact ? limits.seconds * kHeuristicShare : limits.seconds);
-    Partition best = improve(search, quick, early, hint.start);
     Plan made;
-    best.cost = std::min(best.cost, kNever);  // a forbidden module alone may have added to it
-    made.cost = best.cost;
-    made.bound = std::min(best.cost, RestBound(problem).sharper(0, best.cost));
-    search.set_max_nodes(limits.max_nodes);
-    if (limits.exact && !clock.is_over()) {
-        IdealSearch exact(search, limits, clock, best.cost);
-        std::vector<Mask> better = exact.run();
-        made.bound = std::max(made.bound, exact.bound());
-        made.num_expanded = exact.num_expanded();
-        if (!better.empty()) {
-            best.stages = std::move(better);
-            made.cost = exact.cost();
-        }
-    }
+    const Partition best = limits.exact && !clock.is_over() ? search_exactly(search, limits, clock, hint.start, made)
+                                                            : search_roughly(search, limits, clock, hint.start, made);
+    made.cost = std::min(best.cost, kNever);  // a forbidden module alone may have added to it
     if (made.cost < kNever) {
         const auto ordered = in_order(problem, best.stages);
         for (const Mask stage : *ordered) made.stages.push_back(search.evaluate(stage).stage);

@@ -1,8 +1,7 @@
-// Whether a set of modules can be placed so that each meets a target: depth first over devices that look alike.
+// Whether a set of modules can be placed so that each meets a target.
 #pragma once
 
 #include <cstdint>
-#include <optional>
 
 #include "clock.h"
 #include "stage.h"
@@ -18,22 +17,22 @@ struct Target {
     bool is_met(Ns forward_time, Ns backward_time, Ns both) const {
         return forward_time <= forward && backward_time <= backward && both <= latency;
     }
+    bool is_met(const Option& option) const { return is_met(option.forward, option.backward, option.latency()); }
 };
 
 enum class Answer { yes, no, open };
 
-struct Packing {
-    Answer answer = Answer::no;
-    Stage stage;  // timed; set for `yes`
-};
-
-// How far to go for an answer.
+// How far to go for an answer; what is spent is taken off.
 struct Effort {
-    std::int64_t max_nodes = 0;
+    std::int64_t nodes_left = 0;
     const Clock* clock = nullptr;  // may be null
-};
 
-// `open` where the effort ran out before the answer was found.
-Packing pack(const Problem& problem, Mask set, const Target& target, const Effort& effort);
+    // Takes a node off; false where none is left, or no time.
+    bool spend() {
+        --nodes_left;
+        if (nodes_left % 1024 == 1023 && clock != nullptr && clock->is_over()) nodes_left = -1;
+        return nodes_left >= 0;
+    }
+};
 
 }  // namespace mosaic::search

@@ -1,80 +1,41 @@
 #include "stage_search.h"
 
 #include <algorithm>
-#include <set>
 
 namespace mosaic::search {
 namespace {
 
+// Of a question on the way to the answer; the last one, which proves it, has all.
 constexpr std::int64_t kQuickNodes = 2000;
-
-Ns least(const Module& module, Ns (*time)(const Option&)) {
-    Ns best = kNever;
-    for (const Option& option : module.options) best = std::min(best, time(option));
-    return best;
-}
-
-Ns forward_of(const Option& option) { return option.forward; }
-Ns backward_of(const Option& option) { return option.backward; }
-Ns latency_of(const Option& option) { return option.latency(); }
-
-// The largest over a set's modules of the least that each can take.
-Ns slowest(const Problem& problem, Mask set, Ns (*time)(const Option&)) {
-    Ns worst = 0;
-    each(set, [&](int m) { worst = std::max(worst, least(problem.modules[static_cast<std::size_t>(m)], time)); });
-    return worst;
-}
-
-std::vector<Ns> distinct(const Problem& problem, Mask set, Ns (*time)(const Option&), Ns from) {
-    std::set<Ns> values;
-    each(set, [&](int m) {
-        for (const Option& option : problem.modules[static_cast<std::size_t>(m)].options) {
-            if (time(option) >= from) values.insert(time(option));
-        }
-    });
-    return {values.begin(), values.end()};
-}
+// First guess of how far a set is above its bound, as a part of it.
+constexpr Ns kFirstStep = 32;
+// A best and a bound that are no further apart than this part are settled by one question just below the best.
+constexpr Ns kNear = 256;
 
 }  // namespace
 
-StageSearch::StageSearch(const Problem& problem, const Effort& effort) : problem_(problem), effort_(effort) {
-    check(problem);
+StageSearch::StageSearch(const Problem& problem, const Effort& effort)
+    : problem_((check(problem), problem)), effort_(effort), bound_(problem), rooms_(problem) {
+    if (!problem.is_disturbed()) return;
+    beside_ = std::make_unique<BesidePacker>(problem);
+    calm_ = std::make_unique<Problem>(problem);
+    calm_->interference = Interference{};
+    undisturbed_ = std::make_unique<StageSearch>(*calm_, effort);
 }
 
 Ns StageSearch::bound(Mask set) {
-    const auto known = bounds_.find(set);
-    if (known != bounds_.end()) return known->second;
-    const Ns alone = slowest(problem_, set, &latency_of);
-    const Ns phases = slowest(problem_, set, &forward_of) + slowest(problem_, set, &backward_of);
-    Ns least_cost = problem_.objective == Objective::phases ? std::max(alone, phases) : alone;
-    if ((set & (set - 1)) != 0) least_cost = area_bound(set, least_cost);
-    bounds_.emplace(set, least_cost);
-    return least_cost;
-}
-
-// The least time at which the smallest options that meet it fit into the machine by number of slots.
-Ns StageSearch::area_bound(Mask set, Ns at_least) const {
-    const std::int64_t room = std::int64_t{problem_.machine.num_devices} * problem_.machine.num_slots;
-    const auto fits = [&](Ns time) {
-        std::int64_t needed = 0;
-        each(set, [&](int m) {
-            std::int64_t area = INT32_MAX;
-            for (const Option& option : problem_.modules[static_cast<std::size_t>(m)].options) {
-                if (option.latency() <= time) area = std::min<std::int64_t>(area, option.area());
-            }
-            needed += area;
-        });
-        return needed <= room;
-    };
-    if (fits(at_least)) return at_least;
-    const std::vector<Ns> times = distinct(problem_, set, &latency_of, at_least);
-    const auto first = std::partition_point(times.begin(), times.end(), [&](Ns time) { return !fits(time); });
-    return first == times.end() ? kNever : *first;
+    const auto [place, is_new] = bounds_.try_emplace(set, 0);
+    if (is_new) place->second = bound_(set);
+    return place->second;
 }
 
 void StageSearch::forbid(Mask set) {
     forbidden_.push_back(set);
     values_[set] = StageValue{kNever, kNever, {}, false};
+}
+
+bool StageSearch::is_forbidden(Mask set) const {
+    return std::find(forbidden_.begin(), forbidden_.end(), set) != forbidden_.end();
 }
 
 StageValues StageSearch::take_values() {
@@ -83,8 +44,9 @@ StageValues StageSearch::take_values() {
 }
 
 void StageSearch::set_max_nodes(std::int64_t max_nodes) {
-    effort_.max_nodes = max_nodes;
+    effort_.nodes_left = max_nodes;
     for (auto& [set, value] : values_) value.gave_up = false;
+    if (undisturbed_) undisturbed_->set_max_nodes(max_nodes);
 }
 
 const StageValue& StageSearch::evaluate(Mask set, Ns cutoff) {
@@ -96,105 +58,93 @@ const StageValue& StageSearch::evaluate(Mask set, Ns cutoff) {
     }
     if (value.is_exact() || value.gave_up || value.bound >= cutoff) return value;
     ++num_evaluations_;
-    if (problem_.objective == Objective::sum) {
-        search_sum(set, value, std::min(cutoff, value.cost));
-    } else {
-        search_phases(set, value, std::min(cutoff, value.cost));
-    }
+    if (undisturbed_) take_undisturbed(set, value, cutoff);
+    close(set, value, cutoff);
     value.gave_up = !value.is_exact() && value.bound < cutoff;
     num_open_ += value.gave_up;
     return value;
 }
 
-StageSearch::Scan StageSearch::least_time(Mask set, Range range, Target (*target_at)(Ns, Ns), Ns other,
-                                          Ns (*time_of)(const Stage&)) {
-    Scan scan;
-    if (range.low > range.high) {
-        scan.bound = range.high + 1;
-        return scan;
-    }
-    Ns low = range.low;      // where to look next; what is proven stays in range.low
-    Ns target = range.high;  // whether it can be done at all comes first
-    bool is_full = true;     // a full search; otherwise a quick one, whose giving up says "look higher"
+// What cannot be done without disturbance cannot be done with it, and that is found out much sooner.
+void StageSearch::take_undisturbed(Mask set, StageValue& value, Ns cutoff) {
+    const StageValue& calm = undisturbed_->evaluate(set, cutoff);
+    value.bound = std::max(value.bound, calm.bound);
+    if (calm.cost >= kNever) return;
+    Stage stage = calm.stage;
+    time_stage(problem_, stage);
+    keep(value, stage, cost_of(problem_, stage));
+}
+
+// Guesses upwards from the bound until there is a placement, halves what is between the two, and settles the rest with
+// one question just below the best.
+void StageSearch::close(Mask set, StageValue& value, Ns cutoff) {
+    Ns guess = value.bound;  // where to look; what is proven is in value.bound
+    Ns step = std::max<Ns>(1, value.bound / kFirstStep);
+    const Ns far = 4 * value.bound + 64;
     while (true) {
-        const Effort effort{is_full ? effort_.max_nodes : std::min(effort_.max_nodes, kQuickNodes), effort_.clock};
-        Packing found = pack(problem_, set, target_at(target, other), effort);
-        if (found.answer == Answer::open && is_full) {
-            scan.is_open = true;
-            scan.bound = range.low;
-            return scan;
-        }
-        if (found.answer == Answer::yes) {
-            scan.time = time_of(found.stage);
-            scan.stage = std::move(found.stage);
-            range.high = scan.time - 1;
-        } else {
-            if (scan.time == kNever) {
-                scan.bound = range.high + 1;
-                return scan;
-            }
-            low = range.ladder->up(target + 1);
-            if (found.answer == Answer::no) range.low = low;
-        }
-        if (range.low > range.high) {
-            scan.bound = scan.time;
-            return scan;
-        }
-        // One full search just below the best settles what quick ones left open.
-        is_full = low > range.high;
-        target = is_full ? range.high : range.ladder->between(low, range.high);
+        const Ns high = std::min(cutoff, value.cost);
+        if (value.bound >= high) return;
+        Ns below = value.cost < cutoff ? guess + (high - guess) / 2 : guess + step;
+        const bool is_last = high - guess <= std::max<Ns>(1, high / kNear) || below >= std::min(far, high);
+        if (is_last) below = high;
+        const std::int64_t nodes = is_last ? effort_.nodes_left : std::min(effort_.nodes_left, kQuickNodes);
+        const Answer answer = ask(set, value, below, nodes);
+        if (answer == Answer::yes) continue;
+        if (answer == Answer::no) value.bound = std::max(value.bound, below);
+        if (answer == Answer::open && is_last) return;
+        guess = below;
+        step *= 2;
     }
 }
 
-void StageSearch::search_sum(Mask set, StageValue& value, Ns cutoff) {
-    const Ladder ladder(distinct(problem_, set, &latency_of, 0), problem_.is_disturbed());
-    Scan scan = least_time(
-        set, {&ladder, ladder.up(value.bound), cutoff - 1}, [](Ns time, Ns) { return Target{kNever, kNever, time}; }, 0,
-        [](const Stage& stage) { return stage.latency; });
-    keep(value, scan.stage, scan.time);
-    value.bound = std::max(value.bound, std::min(scan.bound, cutoff));
+// Whether a set can be placed for less than `below`. With phases of their own, the forward time is split into ranges,
+// and a range is done with where its longest forward and the backward that is left beside its shortest cannot be met.
+Answer StageSearch::ask(Mask set, StageValue& value, Ns below, std::int64_t nodes) {
+    struct Range {
+        Ns low;
+        Ns high;
+    };
+    Effort effort{nodes, effort_.clock};
+    Stage stage;
+    if (problem_.objective == Objective::sum) {
+        const Answer answer = pack(set, {kNever, kNever, below - 1}, effort, stage);
+        if (answer == Answer::yes) keep(value, stage, cost_of(problem_, stage));
+        return answer;
+    }
+    std::vector<Range> ranges{{bound_.least_forward(set), below - 1 - bound_.least_backward(set)}};
+    while (!ranges.empty()) {
+        const Range range = ranges.back();
+        ranges.pop_back();
+        if (range.low > range.high) continue;
+        const Answer answer = pack(set, {range.high, below - 1 - range.low, below - 1}, effort, stage);
+        if (answer == Answer::open) return Answer::open;
+        if (answer == Answer::no) continue;
+        const Ns forward = stage.forward;
+        const Ns cost = cost_of(problem_, stage);
+        keep(value, stage, cost);
+        if (cost < below) return Answer::yes;
+        // Neither half allows this placement again.
+        ranges.push_back({forward, range.high});
+        ranges.push_back({range.low, forward - 1});
+    }
+    return Answer::no;
 }
 
-// Walks the corners of what can be met: the least forward time, the least backward time that goes with it, then the
-// next forward time at which less than that backward time can be met, while the two together beat the best so far.
-void StageSearch::search_phases(Mask set, StageValue& value, Ns cutoff) {
-    const Ladder forwards(distinct(problem_, set, &forward_of, 0), problem_.is_disturbed());
-    const Ladder backwards(distinct(problem_, set, &backward_of, 0), problem_.is_disturbed());
-    const Ns least_backward = slowest(problem_, set, &backward_of);
-    Ns forward = forwards.up(slowest(problem_, set, &forward_of));
-    Ns best = cutoff;
-    Ns allowed = kNever;  // backward times from here on have been beaten
-    while (forward + least_backward < best) {
-        allowed = std::min(allowed, best - 1 - forward);
-        if (allowed < least_backward) break;
-        Scan corner = least_time(
-            set, {&forwards, forward, best - 1 - least_backward},
-            [](Ns time, Ns limit) { return Target{time, limit, kNever}; }, allowed,
-            [](const Stage& stage) { return stage.forward; });
-        if (corner.is_open) return;
-        if (corner.time == kNever) break;
-        best = std::min(best, keep(value, corner.stage, cost_of(problem_, corner.stage)));
-        const Ns most = std::min(allowed, best - 1 - corner.time);
-        Scan down = least_time(
-            set, {&backwards, backwards.up(least_backward), most},
-            [](Ns time, Ns limit) { return Target{limit, time, kNever}; }, corner.time,
-            [](const Stage& stage) { return stage.backward; });
-        if (down.is_open) return;
-        if (down.time != kNever) {
-            best = std::min(best, keep(value, down.stage, cost_of(problem_, down.stage)));
-            allowed = down.time - 1;
-        }
-        forward = forwards.up(corner.time + 1);
-    }
-    value.bound = std::max(value.bound, best);
+Answer StageSearch::pack(Mask set, const Target& target, Effort& effort, Stage& stage) {
+    const Answer calm = rooms_.pack(set, target, effort, stage.placed);
+    if (calm != Answer::yes) return calm;
+    time_stage(problem_, stage);
+    const auto is_met = [&] { return target.is_met(stage.forward, stage.backward, stage.latency); };
+    if (!beside_ || is_met()) return Answer::yes;
+    const Answer answer = beside_->pack(set, target, effort, stage.placed);
+    if (answer == Answer::yes) time_stage(problem_, stage);
+    return answer;
 }
 
-Ns StageSearch::keep(StageValue& value, Stage& stage, Ns cost) {
-    if (cost < value.cost) {
-        value.cost = cost;
-        value.stage = std::move(stage);
-    }
-    return value.cost;
+void StageSearch::keep(StageValue& value, Stage& stage, Ns cost) {
+    if (cost >= value.cost) return;
+    value.cost = cost;
+    value.stage = std::move(stage);
 }
 
 }  // namespace mosaic::search

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <unordered_map>
 
+#include "beside_packer.h"
 #include "known.h"
-#include "ladder.h"
-#include "packing.h"
+#include "room_packer.h"
+#include "stage_bound.h"
 
 namespace mosaic::search {
 
@@ -29,6 +31,7 @@ class StageSearch {
 
     // From now on this set costs kNever. Its bound stays, since sets that hold it are judged by it.
     void forbid(Mask set);
+    bool is_forbidden(Mask set) const;
 
     // Everything found out, without what was forbidden. The search is not usable afterwards.
     StageValues take_values();
@@ -40,27 +43,19 @@ class StageSearch {
     std::int64_t num_open() const { return num_open_; }
 
   private:
-    struct Range {
-        const Ladder* ladder;
-        Ns low;
-        Ns high;
-    };
-    // The least time of one kind with which a set can be placed while the other kind is limited.
-    struct Scan {
-        Ns time = kNever;  // kNever: none within the range
-        Ns bound = 0;
-        bool is_open = false;
-        Stage stage;
-    };
-
-    Ns area_bound(Mask set, Ns at_least) const;
-    Scan least_time(Mask set, Range range, Target (*target_at)(Ns, Ns), Ns other, Ns (*time_of)(const Stage&));
-    void search_sum(Mask set, StageValue& value, Ns cutoff);
-    void search_phases(Mask set, StageValue& value, Ns cutoff);
-    static Ns keep(StageValue& value, Stage& stage, Ns cost);
+    void close(Mask set, StageValue& value, Ns cutoff);
+    Answer ask(Mask set, StageValue& value, Ns below, std::int64_t nodes);
+    Answer pack(Mask set, const Target& target, Effort& effort, Stage& stage);
+    void take_undisturbed(Mask set, StageValue& value, Ns cutoff);
+    static void keep(StageValue& value, Stage& stage, Ns cost);
 
     const Problem& problem_;
     Effort effort_;
+    StageBound bound_;
+    RoomPacker rooms_;
+    std::unique_ptr<BesidePacker> beside_;      // where modules disturb each other
+    std::unique_ptr<Problem> calm_;             // the same without disturbance
+    std::unique_ptr<StageSearch> undisturbed_;  // and its search: what that proves holds here too
     std::unordered_map<Mask, Ns> bounds_;
     StageValues values_;
     Carried carried_;

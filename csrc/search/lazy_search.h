@@ -1,0 +1,63 @@
+// The exact search for problems small enough to hold a bound for every set of modules.
+#pragma once
+
+#include <vector>
+
+#include "clock.h"
+#include "plan_search.h"
+
+namespace mosaic::search {
+
+// Every set that may be a stage starts with a quick bound. The best plan by these bounds is found by dynamic
+// programming over sets of finished modules; then its own stages are worked out, which raises their bounds and those of
+// all larger sets, and it is looked for again. A plan that is best by bounds and has only stages worked out is the best
+// there is.
+class LazySearch {
+  public:
+    // `incumbent` is what is to be beaten.
+    LazySearch(StageSearch& search, const Limits& limits, const Clock& clock, Ns incumbent);
+
+    // Lists what may come after what; false where that is too much to hold, and nothing else can be asked then.
+    bool prepare();
+
+    // Returns the stages of a plan better than the incumbent, if there is one.
+    std::vector<Mask> run();
+
+    Ns cost() const { return best_; }
+    Ns bound() const { return bound_; }
+    std::int64_t num_rounds() const { return num_rounds_; }
+
+  private:
+    // A set of modules that is closed under dependencies: all stages so far.
+    struct Ideal {
+        Mask done;
+        Mask first;  // its next stage holds this module; 0: any
+        Mask rest;   // others that may be in it
+    };
+
+    Ideal make_ideal(Mask done);
+    Ns& stage_bound(Mask stage);
+    template <typename Visit>
+    void each_stage(const Ideal& ideal, Visit visit);
+    void sweep();
+    std::vector<Mask> lead() const;
+    bool work_out(const std::vector<Mask>& stages);
+    void raise(Mask stage, Ns bound);
+
+    StageSearch& search_;
+    const Problem& problem_;
+    const Limits& limits_;
+    const Clock& clock_;
+    Ns best_;
+    Ns bound_ = 0;
+    std::int64_t num_rounds_ = 0;
+    std::vector<Mask> found_;
+    std::vector<Mask> earlier_;  // what comes before each module, directly or not
+    std::vector<Mask> later_;
+    std::vector<Ideal> ideals_;  // larger ones first
+    std::vector<Ns> stages_;     // bound by mask; -1: not asked for yet
+    std::vector<Ns> rests_;      // by mask: what is left after it takes at least this
+    std::vector<Mask> nexts_;    // by mask: the stage with which it does
+};
+
+}  // namespace mosaic::search
