@@ -53,6 +53,10 @@ class InfeasibleError(MosaicError):
         self.reasons = tuple(reasons)
 
 
+class UndecidedError(MosaicError):
+    """No plan was found, and it was not proven that there is none: more time may find one."""
+
+
 class InvalidGraphError(MosaicError):
     """A module graph has a cycle, a missing or a duplicated module."""
 

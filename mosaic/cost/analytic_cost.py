@@ -102,6 +102,11 @@ class AnalyticCost:
         """Returns the bytes that a module needs on each of its devices, its lane's library workspaces included."""
         return self._at(module, degree).memory.total_bytes + self.hardware.lane_bytes
 
+    def kept_bytes(self, module: str, degree: int) -> int:
+        """Returns the bytes that a module keeps while other stages run: all but the temporaries of its phases."""
+        memory = self._at(module, degree).memory
+        return memory.resident_bytes + memory.activation_bytes + self.hardware.lane_bytes
+
     def bandwidth(self, module: str, phase: Phase, degree: int, quota: int) -> float:
         """Returns the share of the memory's bandwidth that a phase draws, 0 to 1: the paper's B(m, a) of Eq. 8."""
         counts = self._at(module, degree).phase(phase)

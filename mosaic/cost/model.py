@@ -43,6 +43,9 @@ class Cost(Protocol):
     def memory_bytes(self, module: str, degree: int) -> int:
         """Returns the bytes that the module needs on each of its devices; 0 where unknown."""
 
+    def kept_bytes(self, module: str, degree: int) -> int:
+        """Returns the bytes of those that it keeps on each device while other stages run; 0 where unknown."""
+
     def bandwidth(self, module: str, phase: Phase, degree: int, quota: int) -> float:
         """Returns the share of a device's memory bandwidth that it uses alone, 0 to 1."""
 
@@ -180,6 +183,15 @@ class CostModel:
         # A forward's peak already holds the activations that it leaves behind.
         forward = max(activations, self._peak(module, Phase.FORWARD, degree))
         return resident + max(forward, activations + self._peak(module, Phase.BACKWARD, degree))
+
+    def kept_bytes(self, module: str, degree: int) -> int:
+        """Returns the bytes that a module keeps on each of its devices while other stages run; 0 where unknown.
+
+        What stays resident, what libraries keep for its lane, and the kept activations of its share of the batch. A
+        profile has no optimizer's state.
+        """
+        kept = self._memory.get(module)
+        return kept.resident_bytes + kept.lane_bytes + -(-kept.activation_bytes // degree) if kept else 0
 
     def interference_ms(self, module: str, phase: Phase, degree: int, quota: int, *, beside: Beside) -> float:
         """Returns what the neighbours on one device add to a phase, in milliseconds (paper Eq. 7's delta)."""

@@ -44,16 +44,12 @@ def enumerate_plans(
     Raises:
         ValueError: More than six modules or two devices.
     """
-    if len(graph.names) > MAX_MODULES or machine.num_devices > MAX_DEVICES:
-        raise ValueError(
-            f"{len(graph.names)} modules on {machine.num_devices} devices; brute force takes at most {MAX_MODULES} "
-            f"modules on {MAX_DEVICES} devices: use method='gahc'"
-        )
+    check_size(graph, machine)
     order = graph.topological_order()
     needs = {name: frozenset(graph.predecessors(name)) for name in order}
     evaluated: dict[frozenset[str], tuple[float, StageResult] | None] = {}
     best: dict[frozenset[str], tuple[float, tuple[StageResult, ...]]] = {frozenset(): (0.0, ())}
-    for done in _closed_sets(order, needs):
+    for done in closed_sets(order, needs):
         spent_ms, stages = best[done]
         ready = [name for name in order if name not in done and needs[name] <= done]
         for size in range(1, len(ready) + 1):
@@ -68,6 +64,15 @@ def enumerate_plans(
                 if total < best.get(done | key, (math.inf, ()))[0]:
                     best[done | key] = (total, (*stages, found[1]))
     return BruteForceResult(stages=best[frozenset(order)][1], num_evaluations=len(evaluated))
+
+
+def check_size(graph: ModuleGraph, machine: Machine) -> None:
+    """Raises ValueError for more than six modules or two devices."""
+    if len(graph.names) > MAX_MODULES or machine.num_devices > MAX_DEVICES:
+        raise ValueError(
+            f"{len(graph.names)} modules on {machine.num_devices} devices; brute force takes at most {MAX_MODULES} "
+            f"modules on {MAX_DEVICES} devices: use method='gahc'"
+        )
 
 
 def best_stage(
@@ -151,7 +156,7 @@ class _Walk:
         return max(sums) if self.by_sum else max(forwards) + max(backwards)
 
 
-def _closed_sets(order: Sequence[str], needs: Mapping[str, frozenset[str]]) -> list[frozenset[str]]:
+def closed_sets(order: Sequence[str], needs: Mapping[str, frozenset[str]]) -> list[frozenset[str]]:
     """Returns all sets that hold every predecessor of their members, smaller ones first."""
     subsets = (frozenset(names) for size in range(len(order) + 1) for names in combinations(order, size))
     return [subset for subset in subsets if all(needs[name] <= subset for name in subset)]

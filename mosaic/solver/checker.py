@@ -51,6 +51,7 @@ def check_plan(instance: Instance, plan: Plan) -> Verdict:
         forward_ms, backward_ms, wrong = _times(instance, known, options)
         problems += [f"{of}{found}" for found in wrong]
         total = None if total is None else total + forward_ms + backward_ms
+    problems += _held(instance, plan, modules)
     return Verdict(problems=tuple(problems), objective_ms=total)
 
 
@@ -131,6 +132,29 @@ def _memory(instance: Instance, known: Sequence[Placement], options: dict[str, I
         f"device {device} needs {needed:,} bytes and has {instance.memory_bytes:,}"
         for device, needed in sorted(used.items())
         if instance.memory_bytes and needed > instance.memory_bytes
+    ]
+
+
+def _held(instance: Instance, plan: Plan, modules: dict[str, InstanceModule]) -> list[str]:
+    """Over the whole step a device keeps what all of its modules keep, and works for one stage at a time."""
+    kept: dict[int, int] = defaultdict(int)
+    working: dict[int, int] = defaultdict(int)
+    for stage in plan.stages:
+        now: dict[int, int] = defaultdict(int)
+        for placement in stage.placements:
+            option = _option(modules[placement.module], placement) if placement.module in modules else None
+            for device in placement.devices if option is not None else ():
+                assert option is not None
+                stays = option.resident_bytes + option.activation_bytes
+                kept[device] += stays
+                now[device] += option.memory_bytes - stays
+        for device, needed in now.items():
+            working[device] = max(working[device], needed)
+    return [
+        f"device {device} keeps {kept[device]:,} bytes across stages and works with {working[device]:,}; "
+        f"it has {instance.memory_bytes:,}"
+        for device in sorted(kept)
+        if kept[device] and instance.memory_bytes and kept[device] + working[device] > instance.memory_bytes
     ]
 
 

@@ -163,10 +163,13 @@ def _stages(lanes: Sequence[Lane], cost: Cost) -> tuple[Stage, ...]:
 
 
 def _fits(plan: Plan, cost: Cost) -> bool:
-    """Whether the memory of each stage's modules fits, as in every other plan."""
+    """Whether devices hold what all modules keep, and the work of each stage beyond that, as in every other plan."""
     limit = plan.device.memory_bytes
+    kept = {p.module: cost.kept_bytes(p.module, p.degree) for p in plan.placements}
     return not limit or all(
-        sum(cost.memory_bytes(p.module, p.degree) for p in stage.placements if device in p.devices) <= limit
+        sum(kept[p.module] for p in plan.placements if device in p.devices)
+        + sum(cost.memory_bytes(p.module, p.degree) - kept[p.module] for p in stage.placements if device in p.devices)
+        <= limit
         for stage in plan.stages
         for device in range(plan.num_devices)
     )

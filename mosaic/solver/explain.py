@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from mosaic.cost import Cost
-from mosaic.errors import InfeasibleError
+from mosaic.errors import InfeasibleError, UndecidedError
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Placement, Plan, Stage
 from mosaic.profile import Phase
 from mosaic.solver.exact import ExactResult, SearchHint, search_exactly, why_not_exact
+from mosaic.solver.held_search import search_within_memory
+from mosaic.solver.holding import keeps_anything
 from mosaic.solver.incremental import start_from
 from mosaic.solver.options import all_options
 from mosaic.solver.placement import Machine
@@ -122,14 +124,14 @@ class _Asker:
         device, count = self.plan.device, self.plan.num_devices
         options = all_options(self.graph, cost=self.cost, device=device, num_devices=count, grid=self.search.grid)
         machine = Machine(num_devices=count, num_slots=device.num_slots, memory_bytes=device.memory_bytes)
+        is_held = self.search.hold_memory and keeps_anything(options, machine)
+        ask = search_within_memory if is_held else search_exactly
         found: list[ExactResult] = []
         for stage in self.plan.stages:
             hint = SearchHint(forbidden=[stage.names], known=found[-1].known if found else None)
-            with suppress(InfeasibleError):  # there is no plan without this stage
+            with suppress(InfeasibleError, UndecidedError):  # there is no plan without this stage
                 found.append(
-                    search_exactly(
-                        self.graph, options, cost=self.cost, machine=machine, limits=self.search.limits, hint=hint
-                    )
+                    ask(self.graph, options, cost=self.cost, machine=machine, limits=self.search.limits, hint=hint)
                 )
         if not found:
             return Change(what=what, predicted_ms=None, note="no other partition fits")

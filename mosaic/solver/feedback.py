@@ -61,6 +61,10 @@ class CorrectedCost:
         """Returns the bytes on each of its devices."""
         return self.base.memory_bytes(module, degree)
 
+    def kept_bytes(self, module: str, degree: int) -> int:
+        """Returns the bytes that it keeps on each of its devices while other stages run."""
+        return self.base.kept_bytes(module, degree)
+
     def bandwidth(self, module: str, phase: Phase, degree: int, quota: int) -> float:
         """Returns the share of a device's memory bandwidth that it uses alone, 0 to 1."""
         return self.base.bandwidth(module, phase, degree, quota)

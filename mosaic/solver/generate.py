@@ -16,7 +16,10 @@ from types import MappingProxyType
 from typing import Literal
 
 from mosaic.solver.generate_modules import BACKBONES, ENCODERS, Kind, disturb, draw_module, tabulate
+from mosaic.solver.holding import assign_alone
 from mosaic.solver.instance import Instance, InstanceModule
+from mosaic.solver.options import DeploymentOption
+from mosaic.solver.placement import Machine
 
 Shape = Literal["star", "chain", "layered", "align", "multi"]
 SHAPES: tuple[Shape, ...] = ("star", "chain", "layered", "align", "multi")
@@ -41,6 +44,9 @@ class Recipe:
     """Slots a GPU: 10 for the paper's 10 %, 16 for Hopper's clusters of 8 SMs."""
     tight_memory: bool = False
     """Whether a GPU holds little more than its largest module; otherwise 80 GB, or twice that module."""
+    held_memory: bool = False
+    """Whether the tables say what modules keep across stages; GPUs then hold a little more than the least with which a
+    plan was found where memory is tight, and three times that otherwise."""
     disturbed: bool = False
     """Whether modules that draw much bandwidth slow each other down."""
     seed: int = 0
@@ -58,7 +64,7 @@ class Recipe:
     @property
     def name(self) -> str:
         """What the instance is called."""
-        memory = "tight" if self.tight_memory else "loose"
+        memory = ("tight" if self.tight_memory else "loose") + ("-held" if self.held_memory else "")
         disturbed = "-disturbed" if self.disturbed else ""
         return f"{self.shape}-{self.num_modules}x{self.num_devices}x{self.num_slots}-{memory}{disturbed}-{self.seed}"
 
@@ -92,13 +98,17 @@ def build(
     modules = [
         InstanceModule(
             name=one.name,
-            options=tabulate(one, degrees, recipe.num_slots),
+            options=tabulate(one, degrees, recipe.num_slots, held=recipe.held_memory),
             after=tuple(drawn[other].name for other in others),
         )
         for one, others in zip(drawn, waits, strict=True)
     ]
     least = max(min(option.memory_bytes for option in module.options) for module in modules)
     memory = round(least * draw.uniform(1.1, 1.6)) if recipe.tight_memory else max(80 * 10**9, 2 * least)
+    if recipe.held_memory:
+        memory = round(
+            _least_memory(modules, recipe.num_devices) * (draw.uniform(1.05, 1.3) if recipe.tight_memory else 3)
+        )
     return Instance(
         name=name or recipe.name,
         source="simulated: a roofline of an H100 with launch floors, wave quantisation and communication",
@@ -108,6 +118,30 @@ def build(
         modules=tuple(modules),
         disturbances=disturb(drawn) if recipe.disturbed else (),
     )
+
+
+def _least_memory(modules: Sequence[InstanceModule], num_devices: int) -> int:
+    """About the least memory of a GPU with which modules have GPUs that hold what they keep; not proven least."""
+    options: dict[str, list[DeploymentOption]] = {}
+    for module in modules:
+        by_degree = {option.degree: option for option in module.options}
+        options[module.name] = [
+            DeploymentOption(
+                degree=degree,
+                quota=1,
+                forward_ns=0,
+                backward_ns=0,
+                memory_bytes=option.memory_bytes,
+                kept_bytes=option.resident_bytes + option.activation_bytes,
+            )
+            for degree, option in by_degree.items()
+        ]
+    memory = max(min(option.memory_bytes for option in module.options) for module in modules)
+    while True:
+        machine = Machine(num_devices=num_devices, num_slots=1, memory_bytes=memory)
+        if assign_alone(options, machine, most_nodes=500)[0] is not None:
+            return memory
+        memory = round(memory * 1.05) + 1
 
 
 def _kinds(shape: Shape, waits: Waits, draw: random.Random) -> list[Kind]:

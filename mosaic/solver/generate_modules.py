@@ -58,6 +58,8 @@ BANDWIDTH_KNEE = 0.6
 """Share of the SMs that draws all of the memory bandwidth."""
 CACHE = 4.0
 """Bytes in Table 1 count every operand; this many of them come out of caches for each one that does not."""
+KEPT_SHARE = 0.75
+"""Of a module's activations, what stays from forward to backward; the rest is workspace."""
 LAUNCH_MS = 0.06
 """Least time of a layer, however small."""
 FAST_LINK_BYTES_PER_MS = 300e6
@@ -92,10 +94,13 @@ def draw_module(kind: Kind, name: str, draw: random.Random) -> DrawnModule:
     )
 
 
-def tabulate(module: DrawnModule, degrees: Sequence[int], num_slots: int) -> tuple[InstanceOption, ...]:
-    """Returns an option for every degree and quota, in whole nanoseconds."""
+def tabulate(
+    module: DrawnModule, degrees: Sequence[int], num_slots: int, *, held: bool = False
+) -> tuple[InstanceOption, ...]:
+    """Returns an option for every degree and quota, in whole nanoseconds; ``held``: with what it keeps."""
     options = []
     for degree in degrees:
+        memory, resident = _memory_bytes(module, degree), round(_state_bytes(module, degree))
         for quota in range(1, num_slots + 1):
             forward_ms = _compute_ms(module, degree, quota / num_slots)
             backward_ms = forward_ms * module.backward + _reduce_ms(module, degree)
@@ -105,7 +110,9 @@ def tabulate(module: DrawnModule, degrees: Sequence[int], num_slots: int) -> tup
                     quota=quota,
                     forward_ms=round(forward_ms, 6),
                     backward_ms=round(backward_ms, 6),
-                    memory_bytes=_memory_bytes(module, degree),
+                    memory_bytes=memory,
+                    resident_bytes=resident if held else 0,
+                    activation_bytes=round((memory - resident) * KEPT_SHARE) if held else 0,
                 )
             )
     return tuple(options)
@@ -156,7 +163,11 @@ def _reduce_ms(module: DrawnModule, degree: int) -> float:
     return 2.0 * _parameters(module) * (degree - 1) / degree / link
 
 
+def _state_bytes(module: DrawnModule, degree: int) -> float:
+    """Weights, gradients and optimizer (ZeRO-sharded)."""
+    return _parameters(module) * (4.0 + 12.0 / degree)
+
+
 def _memory_bytes(module: DrawnModule, degree: int) -> int:
-    """Weights, gradients and optimizer (ZeRO-sharded), and activations of its share of the batch."""
-    states = _parameters(module) * (4.0 + 12.0 / degree)
-    return round(states + 34.0 * 512 * module.kind.layers * module.kind.width * _samples(degree))
+    """State, and activations of its share of the batch."""
+    return round(_state_bytes(module, degree) + 34.0 * 512 * module.kind.layers * module.kind.width * _samples(degree))

@@ -31,7 +31,11 @@ class InstanceOption:
     backward_ms: float
     """Backward time alone, in milliseconds."""
     memory_bytes: int = 0
-    """Memory on each of its devices, in bytes; the same for all quotas of a degree."""
+    """Memory on each of its devices while its stage runs, in bytes; the same for all quotas of a degree."""
+    resident_bytes: int = 0
+    """The part of ``memory_bytes`` that stays all the time: parameters, gradients, optimizer state."""
+    activation_bytes: int = 0
+    """The part of it that is kept from forward to backward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,17 +170,23 @@ def _check_options(module: InstanceModule) -> None:
     of = f"module {module.name!r}"
     if not module.options:
         raise ValueError(f"{of} has no options; give it at least one degree and quota with its times")
-    memory: dict[int, int] = {}
+    memory: dict[int, tuple[int, int, int]] = {}
     for option in module.options:
         times = (option.forward_ms, option.backward_ms)
-        if option.degree < 1 or option.quota < 1 or option.memory_bytes < 0:
-            raise ValueError(f"{of} has {option}; degree and quota are at least 1, memory_bytes at least 0")
+        own = (option.memory_bytes, option.resident_bytes, option.activation_bytes)
+        if option.degree < 1 or option.quota < 1 or min(own) < 0:
+            raise ValueError(f"{of} has {option}; degree and quota are at least 1, bytes at least 0")
+        if own[1] + own[2] > own[0]:
+            raise ValueError(
+                f"{of} keeps {own[1]} resident_bytes and {own[2]} activation_bytes at {_where(option)}, of "
+                f"memory_bytes={own[0]}; both are parts of memory_bytes: give at least their sum"
+            )
         if not all(0 <= time < math.inf for time in times):
             raise ValueError(f"{of} has the times {times} at {_where(option)}; a time is finite and not negative")
-        if memory.setdefault(option.degree, option.memory_bytes) != option.memory_bytes:
+        if memory.setdefault(option.degree, own) != own:
             raise ValueError(
-                f"{of} needs {memory[option.degree]} and {option.memory_bytes} bytes on {option.degree} devices; "
-                "memory depends on the degree, not on the quota: give one number"
+                f"{of} needs (memory, resident, activation) {memory[option.degree]} and {own} bytes on {option.degree} "
+                "devices; memory depends on the degree, not on the quota: give one number"
             )
     twice = repeated([(option.degree, option.quota) for option in module.options])
     if twice:

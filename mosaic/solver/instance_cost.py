@@ -74,6 +74,11 @@ class TableCost:
         """Returns the bytes on each of its devices."""
         return next(iter(self._tables[module][degree].values())).memory_bytes
 
+    def kept_bytes(self, module: str, degree: int) -> int:
+        """Returns the bytes on each of its devices that stay while other stages run."""
+        option = next(iter(self._tables[module][degree].values()))
+        return option.resident_bytes + option.activation_bytes
+
     def bandwidth(self, module: str, phase: Phase, degree: int, quota: int) -> float:
         """Returns 0: an instance has no bandwidths, only pairs."""
         return 0.0

@@ -32,7 +32,14 @@ class DeploymentOption:
     backward_ns: int
     """Backward time alone, in nanoseconds."""
     memory_bytes: int = 0
-    """Memory on each device, in bytes."""
+    """Memory on each device while its stage runs, in bytes."""
+    kept_bytes: int = 0
+    """The part of it that stays while other stages run: parameters, gradients, optimizer state, activations."""
+
+    @property
+    def working_bytes(self) -> int:
+        """Memory on each device beyond what is kept, while its stage runs; in bytes."""
+        return self.memory_bytes - self.kept_bytes
 
     @property
     def latency_ns(self) -> int:
@@ -86,6 +93,7 @@ def deployment_options(
         if degree > num_devices:
             continue
         memory = cost.memory_bytes(module, degree)
+        kept = min(memory, cost.kept_bytes(module, degree))
         if 0 < device.memory_bytes < memory:
             too_large.append(memory)
             continue
@@ -93,7 +101,12 @@ def deployment_options(
             forward, backward = (_time_ns(cost, module, phase, degree, quota) for phase in Phase)
             options.append(
                 DeploymentOption(
-                    degree=degree, quota=quota, forward_ns=forward, backward_ns=backward, memory_bytes=memory
+                    degree=degree,
+                    quota=quota,
+                    forward_ns=forward,
+                    backward_ns=backward,
+                    memory_bytes=memory,
+                    kept_bytes=kept,
                 )
             )
     if not options:

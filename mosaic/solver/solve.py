@@ -12,6 +12,7 @@ from mosaic.device import Device
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan, SearchRecord, Stage
 from mosaic.solver.brute_force import enumerate_plans
+from mosaic.solver.brute_force_held import enumerate_held_plans
 from mosaic.solver.exact import (
     Knowledge,
     Objective,
@@ -21,6 +22,9 @@ from mosaic.solver.exact import (
     why_not_exact,
 )
 from mosaic.solver.gahc import cluster
+from mosaic.solver.held_options import alone_within_memory
+from mosaic.solver.held_search import search_within_memory
+from mosaic.solver.holding import fits, keeps_anything, place_anew, swap_labels
 from mosaic.solver.options import DeploymentOption, QuotaGrid, all_options
 from mosaic.solver.placement import Machine
 from mosaic.solver.predict import build_stage
@@ -56,6 +60,9 @@ class SearchOptions:
     """Effort for one CP-SAT question, in its deterministic time (about seconds)."""
     limits: SearchLimits = field(default_factory=SearchLimits)
     """What ends an exact search."""
+    hold_memory: bool = True
+    """No device is given more than it has over the whole step, with what modules of all stages keep there
+    (``holding.py``); otherwise each stage's memory is checked alone."""
 
 
 def solve(
@@ -84,7 +91,9 @@ def solve(
         search: Granularity, limits and ablations.
 
     Raises:
-        InfeasibleError: A module fits on no device; names it, what it needs and what there is.
+        InfeasibleError: There is no plan: a module fits on no device (names it, what it needs and what there is), or
+            devices do not hold what all modules keep.
+        UndecidedError: No plan was found that devices hold, and it is not proven that there is none.
         BackendUnavailableError: ``exact`` was asked for and its extension is not built.
         ValueError: There are no devices, no such method, the method cannot search this problem, or the cost model
             gives a negative time.
@@ -114,7 +123,10 @@ def solve_with_hint(
     problem = _Problem(graph=graph, options=options, cost=cost, machine=machine)
     method = _choose(graph, cost) if method == "auto" else method
     evaluator = StageEvaluator(options, cost=cost, machine=machine, deterministic_limit=search.deterministic_limit)
+    problem = replace(problem, is_held=search.hold_memory and keeps_anything(options, machine))
     in_turn = one_by_one(graph, evaluator)
+    if problem.is_held:
+        in_turn = swap_labels(in_turn, machine) or alone_within_memory(graph, options, machine)
     if method == "sequential":
         found, record, known = in_turn, SearchRecord(method=method, num_evaluations=len(in_turn)), None
     else:
@@ -143,6 +155,7 @@ class _Problem:
     options: Mapping[str, Sequence[DeploymentOption]]
     cost: Cost
     machine: Machine
+    is_held: bool = False
 
 
 _Found = tuple[tuple[StageResult, ...], SearchRecord, Knowledge | None]
@@ -163,11 +176,11 @@ def _search(
     if method == "gahc":
         return (*_run_gahc(graph, evaluator, search), None)
     if method == "brute_force":
-        every = enumerate_plans(graph, options, cost=cost, machine=machine)
+        enumerate_all = enumerate_held_plans if problem.is_held else enumerate_plans
+        every = enumerate_all(graph, options, cost=cost, machine=machine)
         return every.stages, SearchRecord(method=method, num_evaluations=every.num_evaluations), None
-    found = search_exactly(
-        graph, options, cost=cost, machine=machine, objective=search.objective, limits=search.limits, hint=hint
-    )
+    ask = search_within_memory if problem.is_held else search_exactly
+    found = ask(graph, options, cost=cost, machine=machine, objective=search.objective, limits=search.limits, hint=hint)
     is_proof = search.objective == "phases"  # the least sum is a bound for the phases too, but no proof
     return found.stages, found.record if is_proof else replace(found.record, status="feasible"), found.known
 
@@ -182,29 +195,38 @@ def _finish(
 ) -> tuple[Stage, ...]:
     """Spends spare slots, drops stages that gain nothing, and chooses slots."""
     cost, machine = problem.cost, problem.machine
+    if problem.is_held and not fits(found, machine):  # Algorithm 1 knows each stage's memory alone
+        found = swap_labels(found, machine) or place_anew(found, machine) or in_turn
     if search.use_spare_slots and widen:
         found = tuple(spend_spare_slots(stage, problem.options, cost=cost, machine=machine) for stage in found)
-    kept = _keep_gains(_built(found, cost), _built(in_turn, cost))
-    return stagger(kept, num_devices=machine.num_devices, num_slots=machine.num_slots) if search.stagger else kept
+    kept = _keep_gains(found, in_turn, cost)
+    if problem.is_held and not fits(kept, machine):  # single modules are on other devices here than there
+        kept = swap_labels(kept, machine) or min(found, in_turn, key=lambda one: _predicted_ms(_built(one, cost)))
+    stages = _built(kept, cost)
+    return stagger(stages, num_devices=machine.num_devices, num_slots=machine.num_slots) if search.stagger else stages
 
 
 def _built(stages: Sequence[StageResult], cost: Cost) -> tuple[Stage, ...]:
     return tuple(build_stage(stage, cost) for stage in stages)
 
 
-def _keep_gains(stages: tuple[Stage, ...], sequential: tuple[Stage, ...]) -> tuple[Stage, ...]:
+def _keep_gains(
+    stages: tuple[StageResult, ...], sequential: tuple[StageResult, ...], cost: Cost
+) -> tuple[StageResult, ...]:
     """Splits every stage that is predicted no faster than its modules in turn.
 
     Algorithm 1 judges a merge by the slowest module's forward and backward together; a loop has a slowest
     forward and a slowest backward, which may be two modules.
     """
-    alone = {stage.names[0]: stage for stage in sequential}
-    kept: list[Stage] = []
+    alone = {next(iter(stage.choices)): stage for stage in sequential}
+    kept: list[StageResult] = []
     for stage in stages:
-        apart = [alone[name] for name in stage.names]
-        kept.extend([stage] if _predicted_ms([stage]) < _predicted_ms(apart) else apart)
+        apart = [alone[name] for name in stage.choices]
+        is_faster = _predicted_ms(_built([stage], cost)) < _predicted_ms(_built(apart, cost))
+        kept.extend([stage] if is_faster else apart)
     # Sums in another order may differ in the last bit.
-    return tuple(kept) if _predicted_ms(kept) < _predicted_ms(sequential) else sequential
+    is_faster = _predicted_ms(_built(kept, cost)) < _predicted_ms(_built(sequential, cost))
+    return tuple(kept) if is_faster else sequential
 
 
 def _run_gahc(

@@ -19,7 +19,7 @@ from planning_cases import profile_of
 from mosaic.artifact import parse, to_json
 from mosaic.cost import CostModel
 from mosaic.profile import ModuleMemory, Phase, Profile
-from mosaic.solver import solve
+from mosaic.solver import SearchOptions, solve
 from mosaic.solver.planners import PLANNERS, PlannerSettings, WavePlan, plan_with
 from mosaic.solver.planners.distmm import balance
 from mosaic.solver.planners.malleable import MetaOp, continuous_optimum, rounded, two_points
@@ -156,7 +156,9 @@ def test_the_predicted_time_is_that_of_the_cost_model(name: str, instance: Insta
 def test_no_plan_of_whole_modules_beats_the_proven_best(instance: Instance) -> None:
     cost = CostModel.from_profile(instance.profile)
     graph, device = instance.profile.graph, instance.profile.device
-    exact = solve(graph, cost, device, num_devices=instance.num_devices, method="exact")
+    exact = solve(
+        graph, cost, device, num_devices=instance.num_devices, method="exact", search=SearchOptions(hold_memory=False)
+    )
     for name in PLANNERS:
         schedule = instance.plan(name)
         assert schedule.sequential_ms == pytest.approx(exact.sequential_ms)

@@ -36,7 +36,7 @@ class Instance:
             self.profile.device,
             num_devices=self.num_devices,
             method=method,
-            search=SearchOptions(**search),
+            search=SearchOptions(hold_memory=False, **search),  # the laws here are of single stages
         )
 
 

@@ -209,6 +209,7 @@ def test_a_cost_model_with_an_impossible_time_is_refused(time_ms: float) -> None
         quotas=lambda module, degree=1: (1,),
         time_ms=lambda module, phase, degree, quota: time_ms,
         memory_bytes=lambda module, degree: 0,
+        kept_bytes=lambda module, degree: 0,
     )
     profile = profile_of({"m": flat(1)}, num_slots=1)
     with pytest.raises(ValueError, match="a time is finite and not negative"):
