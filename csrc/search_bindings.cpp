@@ -104,14 +104,15 @@ PYBIND11_MODULE(_search, module) {
     module.def(
         "plan",
         [](const Problem& problem, double seconds, std::int64_t max_nodes, std::int64_t max_edges, int kicks,
-           std::uint64_t seed, bool exact, const std::vector<Mask>& start, const std::vector<Mask>& forbidden,
-           const std::shared_ptr<Known>& known, const std::vector<int>& places) {
-            return plan(problem, {seconds, max_nodes, max_edges, kicks, seed, exact},
+           std::uint64_t seed, bool exact, bool patterns, const std::vector<Mask>& start,
+           const std::vector<Mask>& forbidden, const std::shared_ptr<Known>& known, const std::vector<int>& places) {
+            return plan(problem, {seconds, max_nodes, max_edges, kicks, seed, exact, patterns},
                         {start, forbidden, known, places});
         },
         py::arg("problem"), py::kw_only(), py::arg("seconds") = 10.0, py::arg("max_nodes") = Limits{}.max_nodes,
         py::arg("max_edges") = Limits{}.max_edges, py::arg("kicks") = Limits{}.kicks, py::arg("seed") = 0,
-        py::arg("exact") = true, py::arg("start") = std::vector<Mask>{}, py::arg("forbidden") = std::vector<Mask>{},
-        py::arg("known") = std::shared_ptr<Known>{}, py::arg("places") = std::vector<int>{},
-        py::call_guard<py::gil_scoped_release>(), "Searches for the best plan.");
+        py::arg("exact") = true, py::arg("patterns") = false, py::arg("start") = std::vector<Mask>{},
+        py::arg("forbidden") = std::vector<Mask>{}, py::arg("known") = std::shared_ptr<Known>{},
+        py::arg("places") = std::vector<int>{}, py::call_guard<py::gil_scoped_release>(),
+        "Searches for the best plan.");
 }

@@ -108,6 +108,7 @@ def plan(
     kicks: int = 30,
     seed: int = 0,
     exact: bool = True,
+    patterns: bool = False,
     start: Sequence[int] = (),
     forbidden: Sequence[int] = (),
     known: Known | None = None,
@@ -117,5 +118,5 @@ def plan(
 
     Sets of modules are bitmasks. The search starts from the partition ``start`` where it is given and fits, uses no set
     of ``forbidden`` as a stage, and takes from ``known`` what holds here too: ``places`` has the index that each
-    module had there, or -1.
+    module had there, or -1. ``patterns``: few modules are searched as many are, by prices and patterns first.
     """

@@ -1,6 +1,7 @@
 // When to stop.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 
 namespace mosaic::search {
@@ -9,6 +10,10 @@ class Clock {
   public:
     explicit Clock(double seconds) : end_(std::chrono::steady_clock::now() + to_ticks(seconds)) {}
     bool is_over() const { return std::chrono::steady_clock::now() >= end_; }
+    // Never negative.
+    double seconds_left() const {
+        return std::max(0.0, std::chrono::duration<double>(end_ - std::chrono::steady_clock::now()).count());
+    }
 
   private:
     static std::chrono::steady_clock::duration to_ticks(double seconds) {

@@ -5,6 +5,7 @@
 #include <unordered_map>
 
 #include "lazy_search.h"
+#include "pattern_plan.h"
 #include "plan_search.h"
 
 namespace mosaic::search {
@@ -13,7 +14,9 @@ namespace {
 // A stage that takes more to settle is no stage for the heuristic.
 constexpr std::int64_t kHeuristicNodes = 5000;
 // Of the time, where the heuristic would take all of it and leave none for a proof.
-constexpr double kHeuristicShare = 0.4;
+constexpr double kHeuristicShare = 0.1;
+// Of what is left then, for prices and patterns: what they do not settle by then, they rarely do later.
+constexpr double kPatternShare = 0.8;
 
 struct Edge {
     Ns bound;  // of the stage and of what is left after it
@@ -247,9 +250,13 @@ Partition search_large(StageSearch& search, const Limits& limits, const Clock& c
                        Plan& made) {
     const Clock early(limits.seconds * kHeuristicShare);
     Partition best = search_roughly(search, limits, early, start, made);
-    search.set_max_nodes(limits.max_nodes);
     if (clock.is_over()) return best;
     best.cost = std::min(best.cost, kNever);
+    if (best.cost < kNever) {
+        improve_by_patterns(search, limits, Clock(clock.seconds_left() * kPatternShare), best, made.bound);
+    }
+    if (clock.is_over() || made.bound >= best.cost) return best;
+    search.set_max_nodes(limits.max_nodes);
     IdealSearch exact(search, limits, clock, best.cost);
     std::vector<Mask> better = exact.run();
     made.bound = std::max(made.bound, exact.bound());
@@ -264,7 +271,7 @@ Partition search_exactly(StageSearch& search, const Limits& limits, const Clock&
     Partition best = improve(search, limits, Clock(0), start);  // checks the start; one module after the other
     if (!start.empty() && cost_of(search, start) < best.cost) best = {start, cost_of(search, start)};
     LazySearch exact(search, limits, clock, std::min(best.cost, kNever));
-    if (!exact.prepare()) return search_large(search, limits, clock, start, made);
+    if (limits.patterns || !exact.prepare()) return search_large(search, limits, clock, start, made);
     std::vector<Mask> better = exact.run();
     made.bound = exact.bound();
     made.num_expanded = exact.num_rounds();

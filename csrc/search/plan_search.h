@@ -19,7 +19,8 @@ struct Limits {
     std::int64_t max_edges = 20000000;  // stages that the exact search may look at
     int kicks = 30;                     // of the heuristic, after its first descent
     std::uint64_t seed = 0;
-    bool exact = true;  // false: heuristic with the bound of the start
+    bool exact = true;      // false: heuristic with the bound of the start
+    bool patterns = false;  // whether few modules are searched like many: by prices and patterns first
 };
 
 // What a search is told beforehand.

@@ -1,0 +1,258 @@
+#include "pattern_pricer.h"
+
+#include <algorithm>
+#include <queue>
+
+namespace mosaic::search {
+namespace {
+
+constexpr std::size_t kMostRectangles = 400000;
+constexpr std::size_t kMostAreas = 24000000;
+// Of one knapsack; what is not settled by then counts with its bound.
+constexpr std::int64_t kMostNodes = 20000;
+
+}  // namespace
+
+// All ways to fill the room at one rectangle's far corner, depth first, best worth for area first.
+class PatternPricer::Knapsack {
+  public:
+    Knapsack(const PatternPricer& pricer, const std::int32_t* areas, const std::vector<double>& prices)
+        : room_(static_cast<std::int64_t>(pricer.room_)) {
+        for (std::size_t i = 0; i < pricer.modules_.size(); ++i) {
+            const int m = pricer.modules_[i];
+            if (areas[i] > room_) continue;
+            items_.push_back({m, areas[i], prices[static_cast<std::size_t>(m)], pricer.areas_.apart(m)});
+        }
+        std::sort(items_.begin(), items_.end(), [](const Item& a, const Item& b) {
+            const double left = a.worth * static_cast<double>(b.area);
+            const double right = b.worth * static_cast<double>(a.area);
+            return left != right ? left > right : a.module < b.module;
+        });
+    }
+
+    // The most worth above `floor`, its set; is_open() where nodes ran out.
+    double best(double floor, Mask& set) {
+        best_ = floor;
+        set_ = 0;
+        nodes_left_ = kMostNodes;
+        search(0, 0, 0, 0, room_);
+        set = set_;
+        return best_;
+    }
+
+    // Calls `visit` with every non-empty set of at least this worth until it returns false or time is over.
+    template <typename Visit>
+    bool every(double floor, const Clock& clock, Visit& visit) {
+        nodes_left_ = 0;
+        clock_ = &clock;
+        return every(0, 0, 0, 0, room_, floor, visit);
+    }
+
+    bool is_open() const { return nodes_left_ < 0; }
+
+  private:
+    struct Item {
+        int module;
+        std::int64_t area;
+        double worth;
+        Mask apart;
+    };
+
+    double bound(std::size_t i, Mask apart, double worth, std::int64_t room) const {
+        for (; i < items_.size(); ++i) {
+            const Item& item = items_[i];
+            if ((apart >> item.module & 1) != 0) continue;
+            if (item.area > room)
+                return worth + item.worth * static_cast<double>(room) / static_cast<double>(item.area);
+            room -= item.area;
+            worth += item.worth;
+        }
+        return worth;
+    }
+
+    void search(std::size_t i, Mask set, Mask apart, double worth, std::int64_t room) {
+        if (worth > best_) {
+            best_ = worth;
+            set_ = set;
+        }
+        while (i < items_.size() && ((apart >> items_[i].module & 1) != 0 || items_[i].area > room)) ++i;
+        if (i == items_.size() || --nodes_left_ < 0 || bound(i, apart, worth, room) <= best_) return;
+        const Item& item = items_[i];
+        search(i + 1, set | Mask{1} << item.module, apart | item.apart, worth + item.worth, room - item.area);
+        search(i + 1, set, apart, worth, room);
+    }
+
+    template <typename Visit>
+    bool every(std::size_t i, Mask set, Mask apart, double worth, std::int64_t room, double floor, Visit& visit) {
+        while (i < items_.size() && ((apart >> items_[i].module & 1) != 0 || items_[i].area > room)) ++i;
+        if (i == items_.size()) return set == 0 || worth < floor || visit(set);
+        if (bound(i, apart, worth, room) < floor) return true;
+        if (--nodes_left_ % 1024 == 0 && clock_->is_over()) return false;
+        const Item& item = items_[i];
+        return every(i + 1, set | Mask{1} << item.module, apart | item.apart, worth + item.worth, room - item.area,
+                     floor, visit) &&
+               every(i + 1, set, apart, worth, room, floor, visit);
+    }
+
+    std::int64_t room_;
+    std::vector<Item> items_;
+    double best_ = 0;
+    Mask set_ = 0;
+    std::int64_t nodes_left_ = 0;
+    const Clock* clock_ = nullptr;
+};
+
+PatternPricer::PatternPricer(const StageAreas& areas, Mask members)
+    : areas_(areas), room_(static_cast<double>(areas.room())) {
+    std::vector<int> place(kMaxModules, 0);
+    each(members, [&](int m) {
+        place[static_cast<std::size_t>(m)] = static_cast<int>(modules_.size());
+        modules_.push_back(m);
+    });
+    chains_ = areas.chains(members);
+    for (auto& chain : chains_) {
+        for (int& m : chain) m = place[static_cast<std::size_t>(m)];
+    }
+    append({0, static_cast<std::int32_t>(areas.firsts().size()) - 1, 0,
+            static_cast<std::int32_t>(areas.seconds().size()) - 1, 0});
+}
+
+void PatternPricer::append(Rectangle rectangle) {
+    rectangles_.push_back(rectangle);
+    const Ns first = areas_.firsts()[static_cast<std::size_t>(rectangle.first_high)];
+    const Ns second = areas_.seconds()[static_cast<std::size_t>(rectangle.second_high)];
+    for (const int m : modules_) area_.push_back(static_cast<std::int32_t>(areas_.area(m, first, second)));
+}
+
+// One nanosecond more than the truth, so that it is never zero.
+double PatternPricer::near_cost(const Rectangle& at) const {
+    return static_cast<double>(areas_.firsts()[static_cast<std::size_t>(at.first_low)] +
+                               areas_.seconds()[static_cast<std::size_t>(at.second_low)] + 1);
+}
+
+bool PatternPricer::is_point(const Rectangle& at) const {
+    return at.first_low == at.first_high && at.second_low == at.second_high;
+}
+
+bool PatternPricer::cut(std::size_t index) {
+    if (rectangles_[index].child != 0) return true;
+    if (rectangles_.size() + 2 > kMostRectangles || area_.size() > kMostAreas) return false;
+    const auto width = [](const std::vector<Ns>& times, std::int32_t low, std::int32_t high) {
+        const auto from = static_cast<double>(times[static_cast<std::size_t>(low)] + 1);
+        return low == high ? -1.0 : static_cast<double>(times[static_cast<std::size_t>(high)] + 1) / from;
+    };
+    Rectangle left = rectangles_[index];
+    Rectangle right = left;
+    if (width(areas_.firsts(), left.first_low, left.first_high) >=
+        width(areas_.seconds(), left.second_low, left.second_high)) {
+        left.first_high = (left.first_low + left.first_high) / 2;
+        right.first_low = left.first_high + 1;
+    } else {
+        left.second_high = (left.second_low + left.second_high) / 2;
+        right.second_low = left.second_high + 1;
+    }
+    rectangles_[index].child = static_cast<std::int32_t>(rectangles_.size());
+    append(left);
+    append(right);
+    return true;
+}
+
+// Steps of the upper hull of a chain's modules over area: what the fractional knapsack takes of it, best first.
+void PatternPricer::add_hull(std::size_t index, const std::vector<int>& chain, const std::vector<double>& prices) {
+    const std::int32_t* areas = areas_of(index);
+    points_.clear();
+    for (const int place : chain) {
+        const auto area = static_cast<double>(areas[place]);
+        const double worth = prices[static_cast<std::size_t>(modules_[static_cast<std::size_t>(place)])];
+        if (area <= room_ && worth > 0) points_.push_back({area, worth});
+    }
+    std::sort(points_.begin(), points_.end(), [](const Part& a, const Part& b) { return a.area < b.area; });
+    const std::size_t start = parts_.size();  // steps of this chain, falling in worth for area
+    Part end{0, 0};
+    for (const Part& point : points_) {
+        Part step{point.area - end.area, point.worth - end.worth};
+        if (step.worth <= 0) continue;
+        while (parts_.size() > start && parts_.back().worth * step.area <= step.worth * parts_.back().area) {
+            step.area += parts_.back().area;
+            step.worth += parts_.back().worth;
+            parts_.pop_back();
+        }
+        parts_.push_back(step);
+        end = point;
+    }
+}
+
+double PatternPricer::most_worth(std::size_t index, const std::vector<double>& prices) {
+    parts_.clear();
+    for (const auto& chain : chains_) add_hull(index, chain, prices);
+    std::sort(parts_.begin(), parts_.end(),
+              [](const Part& a, const Part& b) { return a.worth * b.area > b.worth * a.area; });
+    double room = room_;
+    double worth = 0;
+    for (const Part& part : parts_) {
+        if (part.area > room) return worth + part.worth * room / part.area;
+        room -= part.area;
+        worth += part.worth;
+    }
+    return worth;
+}
+
+double PatternPricer::best_ratio(const std::vector<double>& prices, double stop, std::size_t enough, const Clock& clock,
+                                 std::vector<Pattern>& found) {
+    using Entry = std::pair<double, std::size_t>;  // bound, rectangle
+    std::priority_queue<Entry> queue;
+    queue.emplace(most_worth(0, prices) / near_cost(rectangles_[0]), 0);
+    const std::size_t before = found.size();
+    double settled = stop;  // of points and of rectangles that are not cut
+    while (!queue.empty()) {
+        const auto [bound, index] = queue.top();
+        if (bound <= settled) break;
+        if (found.size() - before >= enough || clock.is_over()) return bound;
+        queue.pop();
+        const double cost = near_cost(rectangles_[index]);
+        if (is_point(rectangles_[index]) || !cut(index)) {
+            Knapsack knapsack(*this, areas_of(index), prices);
+            Mask set = 0;
+            const double worth = knapsack.best(stop * cost, set);
+            settled = std::max(settled, knapsack.is_open() ? bound : worth / cost);
+            const bool is_new =
+                set != 0 && std::none_of(found.begin() + static_cast<std::ptrdiff_t>(before), found.end(),
+                                         [&](const Pattern& other) { return other.stage == set; });
+            if (is_new) found.push_back({set, static_cast<Ns>(cost) - 1});
+            continue;
+        }
+        const auto child = static_cast<std::size_t>(rectangles_[index].child);
+        for (const std::size_t half : {child, child + 1}) {
+            const double ratio = std::min(bound, most_worth(half, prices) / near_cost(rectangles_[half]));
+            if (ratio > settled) queue.emplace(ratio, half);
+        }
+    }
+    return settled;
+}
+
+bool PatternPricer::list(const std::vector<double>& prices, double slack, std::size_t most, const Clock& clock,
+                         std::unordered_map<Mask, Ns>& found) {
+    std::vector<std::size_t> open{0};
+    while (!open.empty()) {
+        const std::size_t index = open.back();
+        open.pop_back();
+        const double floor = near_cost(rectangles_[index]) - 1 - slack;
+        if (most_worth(index, prices) < floor) continue;
+        if (clock.is_over()) return false;
+        if (!is_point(rectangles_[index]) && cut(index)) {
+            const auto child = static_cast<std::size_t>(rectangles_[index].child);
+            open.insert(open.end(), {child, child + 1});
+            continue;
+        }
+        const auto cost = static_cast<Ns>(near_cost(rectangles_[index])) - 1;
+        auto keep = [&](Mask set) {
+            const auto place = found.try_emplace(set, cost).first;
+            place->second = std::min(place->second, cost);
+            return found.size() <= most;
+        };
+        if (!Knapsack(*this, areas_of(index), prices).every(floor, clock, keep)) return false;
+    }
+    return true;
+}
+
+}  // namespace mosaic::search

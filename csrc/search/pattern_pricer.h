@@ -1,0 +1,69 @@
+// Patterns: sets of modules that fit into one stage by area, with the least that such a stage can take.
+#pragma once
+
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+#include "clock.h"
+#include "stage_areas.h"
+
+namespace mosaic::search {
+
+struct Pattern {
+    Mask stage = 0;
+    Ns cost = 0;  // no stage of these modules takes less
+};
+
+// Looks for patterns that are worth much for what they cost, each module being worth its price.
+//
+// What a stage can take is a point (first, second); a rectangle of points is judged at once: its modules need no more
+// area than at its far corner, and it costs no less than its near corner. The best that fits is a knapsack, bounded by
+// its fractional form in which of each chain of modules one counts at most. Rectangles that may hold something are cut
+// in two until they are points; there the knapsack is solved. The rectangles stay from one question to the next.
+class PatternPricer {
+  public:
+    PatternPricer(const StageAreas& areas, Mask members);
+
+    // Returns a bound on worth over cost of all patterns, which is `stop` or the best there is if that is more, and
+    // adds patterns of a ratio above `stop`. Ends early with a higher bound once there are `enough` or time is over.
+    double best_ratio(const std::vector<double>& prices, double stop, std::size_t enough, const Clock& clock,
+                      std::vector<Pattern>& found);
+
+    // Lists all patterns that cost less than their worth and `slack`; false if there are more than `most` of them or
+    // time is over.
+    bool list(const std::vector<double>& prices, double slack, std::size_t most, const Clock& clock,
+              std::unordered_map<Mask, Ns>& found);
+
+  private:
+    struct Rectangle {
+        std::int32_t first_low, first_high;  // places among the areas' times
+        std::int32_t second_low, second_high;
+        std::int32_t child;  // of two, one after the other; 0: not cut yet
+    };
+    struct Part {
+        double area;
+        double worth;
+    };
+    class Knapsack;
+
+    double near_cost(const Rectangle& at) const;
+    bool is_point(const Rectangle& at) const;
+    // Cuts a rectangle unless there are too many; returns whether it is cut.
+    bool cut(std::size_t index);
+    void append(Rectangle rectangle);
+    const std::int32_t* areas_of(std::size_t index) const { return &area_[index * modules_.size()]; }
+    double most_worth(std::size_t index, const std::vector<double>& prices);
+    void add_hull(std::size_t index, const std::vector<int>& chain, const std::vector<double>& prices);
+
+    const StageAreas& areas_;
+    std::vector<int> modules_;
+    std::vector<std::vector<int>> chains_;  // of places in modules_
+    std::vector<Rectangle> rectangles_;
+    std::vector<std::int32_t> area_;  // by rectangle and place of the module, at the far corner
+    double room_;
+    std::vector<Part> parts_;  // scratch
+    std::vector<Part> points_;
+};
+
+}  // namespace mosaic::search

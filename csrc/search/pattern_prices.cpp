@@ -1,0 +1,97 @@
+#include "pattern_prices.h"
+
+#include <algorithm>
+#include <memory>
+#include <numeric>
+
+#include "covering_lp.h"
+
+namespace mosaic::search {
+namespace {
+
+// How much of the best prices so far is in those that are asked next: without it prices swing.
+constexpr double kSmoothing = 0.5;
+constexpr std::size_t kEnough = 5;     // patterns from one question
+constexpr double kCloseEnough = 1e-5;  // of what the mix costs
+// A pattern is worth asking for if it is worth more than this over what it costs; less is rounding.
+constexpr double kWorthIt = 1 + 1e-7;
+constexpr double kRoundedDown = 1 - 1e-9;  // sums of doubles may be off in their last bits
+constexpr int kMostRounds = 2000;
+
+class ColumnGeneration {
+  public:
+    ColumnGeneration(const StageAreas& areas, PatternPricer& pricer, Mask members, const Clock& clock)
+        : pricer_(pricer), clock_(clock) {
+        each(members, [&](int m) { modules_.push_back(m); });
+        std::vector<double> alone;
+        for (const int m : modules_) alone.push_back(static_cast<double>(areas.alone(m) + 1));
+        lp_ = std::make_unique<CoveringLp>(alone);
+        best_.assign(modules_.size(), 0);
+    }
+
+    Prices run(std::size_t num_modules) {
+        for (int round = 0; round < kMostRounds && !clock_.is_over(); ++round) {
+            lp_->solve();
+            if (best_sum_ >= lp_->value() * (1 - kCloseEnough)) break;
+            // Smoothed prices first; where they bring no pattern that the mix wants, its own.
+            if (!ask(best_sum_ > 0 ? kSmoothing : 0) && !ask(0)) break;
+        }
+        Prices prices;
+        prices.of.assign(num_modules, 0);
+        for (std::size_t i = 0; i < modules_.size(); ++i) {
+            // Patterns cost a nanosecond more here than in truth; they have at least one module to take it from.
+            prices.of[static_cast<std::size_t>(modules_[i])] =
+                std::max<Ns>(0, static_cast<Ns>(best_[i] * kRoundedDown) - 1);
+        }
+        prices.patterns = std::move(patterns_);
+        return prices;
+    }
+
+  private:
+    // Whether there are new patterns that are worth more to the mix than they cost.
+    bool ask(double smoothing) {
+        std::vector<double> prices(kMaxModules, 0);
+        for (std::size_t i = 0; i < modules_.size(); ++i) {
+            prices[static_cast<std::size_t>(modules_[i])] = smoothing * best_[i] + (1 - smoothing) * lp_->prices()[i];
+        }
+        const std::size_t before = patterns_.size();
+        const double ratio = pricer_.best_ratio(prices, kWorthIt, kEnough, clock_, patterns_);
+        const double sum = std::accumulate(prices.begin(), prices.end(), 0.0) / ratio;
+        if (sum > best_sum_) {
+            best_sum_ = sum;
+            for (std::size_t i = 0; i < modules_.size(); ++i) {
+                best_[i] = prices[static_cast<std::size_t>(modules_[i])] / ratio;
+            }
+        }
+        bool is_wanted = false;
+        for (std::size_t at = before; at < patterns_.size(); ++at) {
+            Mask rows = 0;
+            double worth = 0;
+            for (std::size_t i = 0; i < modules_.size(); ++i) {
+                if ((patterns_[at].stage >> modules_[i] & 1) == 0) continue;
+                rows |= Mask{1} << i;
+                worth += lp_->prices()[i];
+            }
+            const auto cost = static_cast<double>(patterns_[at].cost + 1);
+            lp_->add(rows, cost);
+            is_wanted = is_wanted || worth > cost;
+        }
+        return is_wanted;
+    }
+
+    PatternPricer& pricer_;
+    const Clock& clock_;
+    std::vector<int> modules_;
+    std::unique_ptr<CoveringLp> lp_;
+    std::vector<double> best_;  // true prices, by place in modules_
+    double best_sum_ = 0;
+    std::vector<Pattern> patterns_;
+};
+
+}  // namespace
+
+Prices find_prices(const StageAreas& areas, PatternPricer& pricer, Mask members, const Clock& clock) {
+    return ColumnGeneration(areas, pricer, members, clock).run(kMaxModules);
+}
+
+}  // namespace mosaic::search

@@ -1,0 +1,27 @@
+// Prices of modules such that no stage is worth more than it takes: a lower bound for any set of modules.
+#pragma once
+
+#include <vector>
+
+#include "pattern_pricer.h"
+
+namespace mosaic::search {
+
+// Whoever has to run some modules takes at least the sum of their prices, since no stage takes less than its own.
+struct Prices {
+    std::vector<Ns> of;  // by module; 0 for those that were not asked for
+    // Sets from which the prices came; a good plan is often made of them.
+    std::vector<Pattern> patterns;
+
+    Ns sum(Mask set) const {
+        Ns total = 0;
+        each(set, [&](int m) { total += of[static_cast<std::size_t>(m)]; });
+        return total;
+    }
+};
+
+// The best prices that area allows, or nearly: the dual of the cheapest fractional mix of stages that covers all
+// modules, by column generation. Where time is over they are lower but true.
+Prices find_prices(const StageAreas& areas, PatternPricer& pricer, Mask members, const Clock& clock);
+
+}  // namespace mosaic::search

@@ -1,0 +1,138 @@
+#include "pattern_search.h"
+
+#include <algorithm>
+
+namespace mosaic::search {
+namespace {
+
+constexpr std::size_t kMostPatterns = 300000;
+constexpr std::int64_t kMostSearched = 20000000;  // nodes of one search
+constexpr Ns kFirstShare = 2000;                  // the first slack is this part of the bound
+constexpr std::int64_t kFirstNodes = 500;         // of one question about one stage
+constexpr std::int64_t kMoreNodes = 10;
+
+}  // namespace
+
+PatternSearch::PatternSearch(StageSearch& search, const StageAreas& areas, PatternPricer& pricer, const Prices& prices,
+                             Mask members, const Clock& clock)
+    : search_(search), areas_(areas), pricer_(pricer), prices_(prices), members_(members), clock_(clock) {}
+
+Found PatternSearch::run(Ns incumbent, std::int64_t max_nodes) {
+    const Ns floor = prices_.sum(members_);
+    Found found;
+    found.bound = std::min(floor, incumbent);
+    found.cost = incumbent;
+    // Stages that are hard to settle are left open at first; a good plan is often found without them.
+    for (std::int64_t nodes = std::min(max_nodes, kFirstNodes); found.bound < found.cost; nodes *= kMoreNodes) {
+        search_.set_max_nodes(std::min(nodes, max_nodes));
+        if (!widen(floor, found) || nodes >= max_nodes) break;
+    }
+    return found;
+}
+
+// From little slack to as much as the best plan has; returns whether all of it was looked at.
+bool PatternSearch::widen(Ns floor, Found& found) {
+    for (Ns slack = floor / kFirstShare + 1; found.bound < found.cost; slack *= 2) {
+        const Ns most = found.cost - floor;
+        limit_ = std::min(slack, most);
+        if (!list(limit_)) return false;
+        const bool is_whole = search();
+        if (!best_.empty()) {
+            found.stages = std::move(best_);
+            best_.clear();
+            found.cost = floor + limit_;
+        }
+        if (!is_whole) return false;
+        found.bound = std::max(found.bound, floor + std::min(limit_, least_open_));
+        if (slack >= most || found.cost == floor + limit_) return true;
+    }
+    return true;
+}
+
+bool PatternSearch::list(Ns slack) {
+    std::unordered_map<Mask, Ns> patterns;
+    const std::vector<double> prices(prices_.of.begin(), prices_.of.end());
+    if (!pricer_.list(prices, static_cast<double>(slack), kMostPatterns, clock_, patterns)) return false;
+    candidates_.clear();
+    for (const auto& [stage, cost] : patterns) {
+        const Ns worth = prices_.sum(stage);
+        candidates_.push_back({stage, worth, std::max<Ns>(0, std::max(cost, search_.bound(stage)) - worth), false});
+    }
+    std::sort(candidates_.begin(), candidates_.end(), [](const Candidate& a, const Candidate& b) {
+        return a.excess != b.excess ? a.excess < b.excess : a.stage < b.stage;
+    });
+    with_.assign(kMaxModules, {});
+    all_.clear();
+    for (std::size_t i = 0; i < candidates_.size() && candidates_[i].excess <= slack; ++i) {
+        all_.push_back(static_cast<int>(i));
+        each(candidates_[i].stage, [&](int m) { with_[static_cast<std::size_t>(m)].push_back(static_cast<int>(i)); });
+    }
+    return true;
+}
+
+bool PatternSearch::search() {
+    least_open_ = kNever;
+    num_nodes_ = 0;
+    is_stopped_ = false;
+    least_spent_.clear();
+    path_.clear();
+    extend(0, 0);
+    return !is_stopped_;
+}
+
+Mask PatternSearch::ready(Mask done) const {
+    Mask found = 0;
+    each(members_ & ~done, [&](int m) {
+        if ((search_.problem().modules[static_cast<std::size_t>(m)].before & members_ & ~done) == 0) {
+            found |= Mask{1} << m;
+        }
+    });
+    return found;
+}
+
+// A module whose stage may as well come next, since everything that could share it is ready; of several the one with
+// the fewest patterns. -1: there is none.
+int PatternSearch::find_first(Mask ready, Mask waiting) const {
+    int first = -1;
+    each(ready, [&](int m) {
+        if ((waiting & ~areas_.apart(m)) != 0) return;
+        const bool is_rarer =
+            first < 0 || with_[static_cast<std::size_t>(m)].size() < with_[static_cast<std::size_t>(first)].size();
+        if (is_rarer) first = m;
+    });
+    return first;
+}
+
+void PatternSearch::extend(Mask done, Ns spent) {
+    if (done == members_) {
+        limit_ = spent;
+        best_ = path_;
+        return;
+    }
+    const auto [place, is_new] = least_spent_.try_emplace(done, spent);
+    if (!is_new && place->second <= spent) return;
+    place->second = spent;
+    if (++num_nodes_ > kMostSearched || (num_nodes_ % 64 == 0 && clock_.is_over())) is_stopped_ = true;
+    const Mask now = ready(done);
+    const int first = find_first(now, members_ & ~done & ~now);
+    const std::vector<int>& choices = first >= 0 ? with_[static_cast<std::size_t>(first)] : all_;
+    for (const int index : choices) {
+        Candidate& candidate = candidates_[static_cast<std::size_t>(index)];
+        if ((candidate.stage & ~now) != 0) continue;
+        if (is_stopped_) return;
+        if (spent + candidate.excess < limit_) extend(done, spent, candidate);
+    }
+}
+
+void PatternSearch::extend(Mask done, Ns spent, Candidate& candidate) {
+    const StageValue& value = search_.evaluate(candidate.stage, candidate.worth + limit_ - spent);
+    candidate.excess = std::max(candidate.excess, value.bound - candidate.worth);
+    const Ns after = spent + std::max<Ns>(0, value.cost - candidate.worth);
+    if (value.cost > value.bound) least_open_ = std::min(least_open_, spent + candidate.excess);
+    if (value.cost >= kNever || after >= limit_) return;
+    path_.push_back(candidate.stage);
+    extend(done | candidate.stage, after);
+    path_.pop_back();
+}
+
+}  // namespace mosaic::search

@@ -1,0 +1,56 @@
+// How few slots x devices the modules of a stage need, by the stage's times. Nothing else of the machine counts here.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "problem.h"
+
+namespace mosaic::search {
+
+// A stage has two times: its slowest forward and its slowest backward, or, where the objective is the paper's sum, the
+// slowest module and nothing. It costs the two together. What neighbours cost is left out, so real times are no less.
+class StageAreas {
+  public:
+    explicit StageAreas(const Problem& problem);
+
+    std::int64_t room() const { return room_; }
+    // All that the two times can be, rising.
+    const std::vector<Ns>& firsts() const { return firsts_; }
+    const std::vector<Ns>& seconds() const { return seconds_; }
+
+    // The least area with which a module meets both times; more than the room where it cannot.
+    std::int64_t area(int module, Ns first, Ns second) const;
+
+    // The least that a module takes alone; kNever where it fits on no device.
+    Ns alone(int module) const { return alone_[static_cast<std::size_t>(module)]; }
+
+    // Modules that cannot share a stage with one, since one waits for the other, directly or not.
+    Mask apart(int module) const { return apart_[static_cast<std::size_t>(module)]; }
+
+    // Splits all modules into sets such that modules of different sets never share a stage. Every module of a set is
+    // before or after all of another set, so each can be planned on its own.
+    std::vector<Mask> parts() const;
+
+    // Splits a set into chains: no two modules of one share a stage. Few chains make sharp bounds.
+    std::vector<std::vector<int>> chains(Mask set) const;
+
+  private:
+    struct Need {
+        std::int64_t area;
+        Ns first;
+        Ns second;
+    };
+
+    void order(const Problem& problem);
+
+    std::int64_t room_;
+    std::vector<std::vector<Need>> needs_;  // by module, rising area, none of them dominated
+    std::vector<Ns> firsts_;
+    std::vector<Ns> seconds_;
+    std::vector<Ns> alone_;
+    std::vector<Mask> earlier_;
+    std::vector<Mask> apart_;
+};
+
+}  // namespace mosaic::search
