@@ -25,7 +25,7 @@ LAYERS = [
     {"profiler"},
     {"engine"},
     {"report"},
-    {"demo", "microbench"},
+    {"demo", "microbench", "models"},
     {"cli"},
 ]
 """Packages of one line never import each other; a package may import from any line above its own here."""
