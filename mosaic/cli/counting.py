@@ -20,12 +20,13 @@ def count_workload(
     """Returns the modules of ``FILE:FACTORY`` and what each does at each degree, as counted on the meta device.
 
     Args:
-        model: The factory; its model and sample are moved to the meta device, where only shapes are left.
+        model: The factory; its model and sample are moved to the meta device, where only shapes are left. A model of
+            the zoo is made there.
         degrees: Data-parallel degrees; the batch is divided by each.
         kind: Which kind of device the work is for.
     """
     meta = torch.device("meta")
-    workload = load_workload(model)
+    workload = load_workload(model, device=meta)
     finding = find_modules(workload.model.to(meta), moved(workload.sample, meta))
     counts = {
         subject.name: count_degrees(

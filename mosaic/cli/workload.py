@@ -1,4 +1,4 @@
-"""Loading a user's model from ``FILE:FACTORY``."""
+"""Loading a user's model from ``FILE:FACTORY``, or one of the zoo's from ``zoo:NAME-SIZE``."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ import torch
 from torch import nn
 
 from mosaic.errors import MosaicError
+
+TINY_BATCH = 4
+BATCH = 16
+"""Samples of a batch of the zoo's other sizes: the paper's for a single node (section 5.1)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +62,22 @@ class Loop:
         return times
 
 
-def load_workload(where: str) -> Workload:
-    """Imports FILE, calls FACTORY and checks what it returns.
+def load_workload(where: str, *, device: torch.device | None = None) -> Workload:
+    """Imports FILE, calls FACTORY and checks what it returns; or builds a model of the zoo.
+
+    Args:
+        where: ``FILE:FACTORY``, ``zoo:NAME-SIZE`` or ``zoo:NAME-SIZE:BATCH``, such as ``zoo:qwen3-vl-paper:8``.
+        device: Where a model of the zoo is made, the CPU by default; a factory's is left where it was made.
 
     Raises:
-        MosaicError: The text is not ``FILE:FACTORY``, the file or the function is not there, the function fails, or
+        MosaicError: The text is neither, the file, the function or the model is not there, the function fails, or
             it returns something else than (model, sample) or (model, sample, loss).
     """
+    if where.startswith("zoo:"):
+        return _from_zoo(where, device or torch.device("cpu"))
     path, colon, name = where.rpartition(":")
     if not colon or not path or not name:
-        raise MosaicError(f"{where!r} is not FILE:FACTORY; write it as train.py:make")
+        raise MosaicError(f"{where!r} is not FILE:FACTORY; write it as train.py:make, or zoo:clip-tiny")
     factory = getattr(_import(Path(path)), name, None)
     if not callable(factory):
         raise MosaicError(f"{path} has no function {name!r}; define one that returns (model, sample)")
@@ -84,6 +94,24 @@ def load_workload(where: str) -> Workload:
         kind = type(sample).__name__
         raise MosaicError(f"{where} returned a sample of type {kind}; use a dict, tuple, list or tensor")
     return Workload(model, sample, made[2] if len(made) == 3 else mean_square)
+
+
+def _from_zoo(where: str, device: torch.device) -> Workload:
+    from mosaic import models
+
+    spec, _, batch = where.removeprefix("zoo:").partition(":")
+    name, _, size = spec.rpartition("-")
+    count = TINY_BATCH if size == "tiny" else BATCH
+    if batch:
+        if not batch.isdecimal() or int(batch) < 1:
+            raise MosaicError(f"{where!r} asks for a batch of {batch!r}; give a number, as in zoo:clip-tiny:8")
+        count = int(batch)
+    try:
+        model = models.build(name, size, device=device)
+        sample = models.make_batch(name, size, batch=count, device=device)
+    except ValueError as error:
+        raise MosaicError(f"{where!r} is not zoo:NAME-SIZE: {error}") from error
+    return Workload(model, sample, models.loss_of)
 
 
 def mean_square(output: Any) -> torch.Tensor:

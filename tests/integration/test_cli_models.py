@@ -1,0 +1,60 @@
+"""Commands on a model of the zoo, named as ``zoo:NAME-SIZE`` in the place of a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from mosaic import artifact
+from mosaic.cli.main import run
+from mosaic.cli.workload import BATCH, TINY_BATCH, Loop, load_workload
+from mosaic.plan import Plan
+
+
+def test_a_model_of_the_zoo_trains():
+    workload = load_workload("zoo:qwen3-vl-tiny:3")
+    assert len(workload.sample["input_ids"]) == 3
+    before = workload.model.lm_head.weight.detach().clone()
+    assert len(Loop(workload).steps(1)) == 1
+    assert not torch.equal(before, workload.model.lm_head.weight)
+
+
+def test_the_batch_is_small_for_tiny_models_and_the_papers_for_others():
+    assert len(load_workload("zoo:clip-tiny").sample["text"]) == TINY_BATCH
+    assert len(load_workload("zoo:clip-paper", device=torch.device("meta")).sample["text"]) == BATCH
+
+
+def test_a_model_of_the_papers_size_is_planned_for_a_described_gpu_without_its_weights(tmp_path: Path):
+    output = tmp_path / "plan.json"
+    command = [
+        "plan",
+        "--model",
+        "zoo:clip-paper",
+        "--device",
+        "h100-80g",
+        "--method",
+        "exact",
+        "--output",
+        str(output),
+    ]
+    assert run(command) == 0
+    assert {placement.module for placement in artifact.load(Plan, output).placements} == {"visual", "text"}
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ("zoo:blip-tiny", "there is no model 'blip' in the zoo; it has clip, qwen3-vl"),
+        ("zoo:clip", "there is no model '' in the zoo"),
+        ("zoo:clip-huge", "there is no size 'huge'; clip has tiny, public, paper"),
+        ("zoo:clip-tiny:none", "asks for a batch of 'none'"),
+        ("zoo:clip-tiny:0", "asks for a batch of '0'"),
+    ],
+)
+def test_a_wrong_name_is_an_error_that_says_what_there_is(
+    where: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert run(["profile", "--model", where, "--output", str(tmp_path / "p.json")]) == 1
+    assert message in " ".join(capsys.readouterr().err.split())
