@@ -13,7 +13,7 @@ from mosaic.backends.host import HostBackend
 from mosaic.profiler import ForeignLoad
 from mosaic.provenance import Provenance
 
-__all__ = ["Figure", "Study", "finish", "in_turn", "median_figure"]
+__all__ = ["Figure", "Study", "finish", "in_turn", "median_figure", "study_of"]
 
 
 def in_turn(first: Callable[[], float], second: Callable[[], float], rounds: int) -> tuple[list[float], list[float]]:
@@ -25,10 +25,10 @@ def in_turn(first: Callable[[], float], second: Callable[[], float], rounds: int
     return firsts, seconds
 
 
-def finish(study: str, figures: Sequence[Figure], load: ForeignLoad, path: Path | None) -> Study:
-    """Prints the figures and writes the result file."""
+def study_of(study: str, figures: Sequence[Figure], load: ForeignLoad) -> Study:
+    """Returns figures with where they come from."""
     provenance = Provenance.here()
-    made = Study(
+    return Study(
         study=study,
         command=provenance.command,
         created=provenance.created,
@@ -39,6 +39,11 @@ def finish(study: str, figures: Sequence[Figure], load: ForeignLoad, path: Path 
         foreign_cpu_share=load.share,
         figures=tuple(figures),
     )
+
+
+def finish(study: str, figures: Sequence[Figure], load: ForeignLoad, path: Path | None) -> Study:
+    """Prints the figures and writes the result file."""
+    made = study_of(study, figures, load)
     for figure in figures:
         shown = "not measured: " + figure.reason if figure.value is None else f"{figure.value:.3f}"
         interval = f"  [{figure.low:.3f}, {figure.high:.3f}]" if figure.low is not None else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -68,30 +68,25 @@ def _solve(instance: Instance, method: str, options: SearchOptions) -> Solved:
     return Solved(step_ms=plan.predicted_ms, seconds=time.perf_counter() - began)
 
 
-def figure_13(*, sizes: Sequence[int], seconds: float) -> list[Figure]:
+def figure_13(*, sizes: Sequence[int], seconds: float) -> Iterator[Figure]:
     """Search time of Algorithm 1 with and without its savings, of brute force and of exact search; optimality."""
-    times: list[Figure] = []
-    quality: list[Figure] = []
     for size in sizes:
         instance = ofasys(size, num_devices=8, disturbed=False)
         exact = search(instance, seconds=seconds)
         for name, options in ABLATIONS.items():
             found = _solve(instance, "gahc", options)
             paper = SEARCH_TIME.get((name, size), "")
-            times.append(figure(f"Fig. 13a: {name}, {size} modules, s", [found.seconds], "measured", paper=paper))
-        times.append(figure(f"Fig. 13a: exact, {size} modules, s", [exact.seconds], "measured"))
-        times.append(_brute_force(size))
+            yield figure(f"Fig. 13a: {name}, {size} modules, s", [found.seconds], "measured", paper=paper)
+        yield figure(f"Fig. 13a: exact, {size} modules, s", [exact.seconds], "measured")
+        yield _brute_force(size)
         ratio = 100 * (exact.cost_ms if exact.is_proven else exact.bound_ms) / found.step_ms
         kind = "optimality" if exact.is_proven else "bound over plan"
-        quality.append(
-            figure(
-                f"Fig. 13b: {kind} of the Mosaic mapping-solver, {size} modules, %",
-                [ratio],
-                "simulated",
-                paper=OPTIMALITY.get(size, ""),
-            )
+        yield figure(
+            f"Fig. 13b: {kind} of the Mosaic mapping-solver, {size} modules, %",
+            [ratio],
+            "simulated",
+            paper=OPTIMALITY.get(size, ""),
         )
-    return times + quality
 
 
 def _brute_force(size: int) -> Figure:

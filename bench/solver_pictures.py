@@ -81,10 +81,21 @@ def _gains(axes: Any, figures: Sequence[Figure]) -> None:
     axes.set(xlabel="rival's step over exact's (simulated)", title="Gain of the exact plan")
 
 
+def _worth(axes: Any, figures: Sequence[Figure]) -> None:
+    shown = [figure for figure in figures if re.match("(lost|gained) ", figure.name) and figure.samples]
+    names = [figure.name.removesuffix(", mean, %") for figure in shown]
+    if shown:
+        axes.boxplot([figure.samples for figure in shown], orientation="horizontal", tick_labels=names)
+    axes.tick_params(axis="y", labelsize=4)
+    axes.axvline(0.0, color="grey", linewidth=0.5)
+    axes.set(xlabel="% of the step (simulated)", title="What parts of the formulation are worth")
+
+
 _PICTURES: dict[str, Callable[[Any, Sequence[Figure]], None]] = {
     "search-time": _search_time,
     "optimality": _optimality,
     "scale": _scale,
     "granularity": _granularity,
     "gains": _gains,
+    "worth": _worth,
 }

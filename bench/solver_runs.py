@@ -87,6 +87,9 @@ def figure(
         reason: Why there is no number.
     """
     labels = {"samples": str(len(samples))} | ({"paper": paper} if paper else {})
+    if len(samples) > 1:
+        tenths = statistics.quantiles(samples, n=10, method="inclusive")
+        labels |= {"p10": f"{tenths[0]:.4g}", "p90": f"{tenths[-1]:.4g}"}
     if not samples or reason:
         why = reason or "no instance of it could be had"
         return Figure(name=name, source=source, value=None, samples=tuple(samples), reason=why, labels=labels)

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import threading
+
 import pytest
 
-from bench import bench_solver, solver_gains, solver_paper, solver_pictures, solver_proofs
+from bench import (
+    bench_solver,
+    bounded,
+    solver_gains,
+    solver_goals,
+    solver_paper,
+    solver_parts,
+    solver_pictures,
+    solver_proofs,
+)
 from bench.record import Study
 from bench.solver_runs import figure, search
 from mosaic.artifact import load
@@ -30,7 +43,7 @@ def test_a_figure_without_samples_has_no_number_and_a_reason():
 def test_a_figure_says_how_many_samples_it_has():
     made = figure("x, s", [1.0, 3.0, 2.0], "measured", paper="15.87 s")
     assert made.value == 2.0
-    assert made.labels == {"samples": "3", "paper": "15.87 s"}
+    assert made.labels == {"samples": "3", "paper": "15.87 s", "p10": "1.2", "p90": "2.8"}
 
 
 def test_sixty_four_modules_that_are_never_near_have_a_reason_in_place_of_a_time():
@@ -53,24 +66,85 @@ def test_the_study_names_every_figure_and_goes_on_after_a_part_that_fails(tmp_pa
         raise RuntimeError("no luck")
 
     path = tmp_path / "solver.json"
+
+    def part(name, make):
+        return bench_solver.StudyPart(name=name, make=make, seconds=60)
+
     parts = (
-        ("Fig. 13", lambda: solver_paper.figure_13(sizes=(3,), seconds=5)),
-        ("broken", fails),
-        ("Fig. 14b", lambda: solver_paper.figure_14b(num_modules=3, seconds=1)),
+        part("Fig. 13", lambda: solver_paper.figure_13(sizes=(3,), seconds=5)),
+        part("broken", fails),
+        part("Fig. 14b", lambda: solver_paper.figure_14b(num_modules=3, seconds=1)),
     )
     bench_solver.study(parts, path=path)
     study = load(Study, path)
     names = [one.name for one in study.figures]
     assert len(set(names)) == len(names)
-    broken = next(one for one in study.figures if one.name == "broken")
+    broken = next(one for one in study.figures if one.name == "broken: what is missing of it")
     assert broken.value is None
     assert "no luck" in broken.reason
     assert all(one.source in ("measured", "simulated") for one in study.figures)
     assert all(one.reason for one in study.figures if one.value is None)
     files = solver_pictures.draw(study, tmp_path)
-    assert len(files) == 5
+    assert len(files) == 6
     assert all(file.stat().st_size > 1000 for file in files)
 
 
 def test_both_studies_have_the_same_parts():
-    assert [name for name, _ in bench_solver.QUICK] == [name for name, _ in bench_solver.FULL]
+    assert [part.name for part in bench_solver.QUICK] == [part.name for part in bench_solver.FULL]
+
+
+def test_a_part_that_takes_too_long_is_ended_and_keeps_what_it_has_made():
+    def slow():
+        yield figure("soon", [1.0], "measured")
+        threading.Event().wait()
+
+    made = []
+    with pytest.raises(bounded.PartFailedError, match=r"not done after 0\.5 s"):
+        made.extend(bounded.within(slow, 0.5))
+    one = bounded.within(slow, 5)
+    assert next(one).name == "soon"
+    one.close()
+    assert not multiprocessing.active_children()
+
+
+def test_a_part_whose_process_dies_says_so():
+    with pytest.raises(bounded.PartFailedError, match="died"):
+        list(bounded.within(lambda: os._exit(3), 20))
+
+
+def test_a_goal_without_a_number_is_not_reached_and_stands_in_the_file():
+    worst = figure("10 modules, 8 GPUs, 10 %: search time, worst, s", [0.7], "measured")
+    figures = solver_goals.with_missing([worst])
+    lines = "\n".join(solver_goals.table(figures))
+    assert "search time, worst, s: at most 0.5; 0.7 (NOT reached)" in lines
+    assert "search time, median, s: at most 0.001; not had" in lines
+    assert lines.count("not had") == len(solver_goals.GOALS) - 1
+
+
+def test_models_without_rows_in_the_table_are_named_with_the_reason():
+    found = [one for one in solver_gains.gains(seeds=1, num_modules=3, seconds=1) if "CLIP" in one.name]
+    assert len(found) == len(solver_gains.RIVALS)
+    assert all(one.value is None and "Table 1" in one.reason for one in found)
+
+
+def test_every_part_of_the_formulation_has_a_figure_for_every_shape():
+    found = list(solver_parts.worth_of_parts(seeds=1, num_modules=3, iterations=5))
+    assert len({one.name for one in found}) == len(found) == 6 * len(solver_parts.SHAPES)
+    assert all(one.value is not None for one in found)
+    assert all(one.value >= -1e-6 for one in found if one.name.startswith("lost"))
+
+
+def test_finer_slots_never_make_a_plan_slower_and_feedback_never_a_worse_one():
+    fine = list(solver_parts.fine_slots(seeds=1, num_modules=3, seconds=5))
+    assert all(one.value >= -1e-6 for one in fine)
+    lost = [one.value for one in solver_parts.feedback(seeds=1, num_modules=4, sigma=0.2)]
+    assert lost[0] >= lost[1] >= lost[2] >= -1e-6
+
+
+def test_holding_memory_never_makes_a_plan_faster_and_replans_are_compared_with_cold_ones():
+    held = {one.name.split(": ")[1]: one for one in solver_parts.held_memory(seeds=1, num_modules=4, seconds=5)}
+    assert held["what it costs, mean, %"].value >= -1e-6
+    assert 0 <= held["it rules out the best plan, share of instances"].value <= 1
+    again = list(solver_parts.replanning(sizes=(4,), seeds=1, seconds=5))
+    assert [len(one.samples) for one in again] == [2 * len(solver_parts.SHAPES)] * 3
+    assert again[2].value == pytest.approx(0, abs=1e-4)

@@ -1,0 +1,204 @@
+"""What each part of the formulation is worth: with and without it, on the same instances."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from statistics import fmean as mean
+
+from bench.record import Figure
+from bench.solver_runs import figure
+from mosaic.cost import Cost
+from mosaic.hardware import Link
+from mosaic.plan import Plan
+from mosaic.profile import Phase
+from mosaic.solver import QuotaGrid, SearchOptions, solve
+from mosaic.solver.dependency import rearrange
+from mosaic.solver.exact import SearchLimits
+from mosaic.solver.feedback import CorrectedCost, Measured, replan
+from mosaic.solver.generate import Recipe, Shape, generate
+from mosaic.solver.incremental import Replanner
+from mosaic.solver.instance import Instance
+from mosaic.solver.instance_cost import TableCost
+from mosaic.solver.phase_quotas import split_by_phase
+from mosaic.solver.simulate import StepModel, simulate
+
+SHAPES: tuple[Shape, ...] = ("star", "layered", "multi", "align")
+EDGE_BYTES = 32 * 512 * 4096 * 2
+"""Of a batch between two modules: 32 samples of 512 tokens of 4096 bf16 numbers."""
+TENTHS = QuotaGrid(percents=tuple(range(10, 101, 10)))
+
+
+def plan_of(instance: Instance, cost: Cost | None = None, *, seconds: float = 5.0, **search: object) -> Plan:
+    """Plans an instance with the exact search."""
+    options = SearchOptions(limits=SearchLimits(seconds=seconds), **search)  # type: ignore[arg-type]
+    cost = cost or TableCost(instance)
+    return solve(
+        instance.graph, cost, instance.device, num_devices=instance.num_devices, method="exact", search=options
+    )
+
+
+def worth_of_parts(*, seeds: int, num_modules: int, iterations: int) -> Iterator[Figure]:
+    """What a plan loses without a part, or gains with it; per cent of the step, each sample one instance."""
+    for shape in SHAPES:
+        made = [
+            generate(Recipe(shape=shape, num_modules=num_modules, num_slots=16, seed=seed)) for seed in range(seeds)
+        ]
+        yield from _of_shape(shape, made, iterations)
+
+
+def _of_shape(shape: str, made: Sequence[Instance], iterations: int) -> Iterator[Figure]:
+    plans = [plan_of(one) for one in made]
+    pairs = list(zip(made, plans, strict=True))
+
+    def each(name: str, share: Callable[[Instance, Plan], float], paper: str = "") -> Figure:
+        samples = [100 * share(one, plan) for one, plan in pairs]
+        return figure(f"{name}, {shape}, mean, %", samples, "simulated", statistic=mean, paper=paper)
+
+    yield each("lost with tenths of a device in place of slots", lambda i, p: _over(plan_of(i, grid=TENTHS), p))
+    yield each("lost with the paper's sum in place of phases", lambda i, p: _over(plan_of(i, objective="sum"), p))
+    yield each(
+        "gained by a quota for each phase",
+        lambda i, p: 1 - split_by_phase(p, TableCost(i)).predicted_ms / p.predicted_ms,
+        "0.2 to 2.5 % in a prototype",
+    )
+    yield each(
+        "gained by starts that wait for inputs only, same plan",
+        lambda i, p: 1 - simulate(p, i.graph).makespan_ms / p.predicted_ms,
+    )
+    yield each(
+        "gained by a plan made for such starts",
+        lambda i, p: rearrange(p, i.graph, TableCost(i), iterations=iterations).gain,
+    )
+    yield each("lost to moving data between degrees", _moving)
+
+
+def _over(plan: Plan, best: Plan) -> float:
+    return plan.predicted_ms / best.predicted_ms - 1
+
+
+def _moving(instance: Instance, plan: Plan) -> float:
+    edges = {(edge.source, edge.target): EDGE_BYTES for edge in instance.graph.edges}
+    still = simulate(plan, instance.graph)
+    moved = simulate(plan, instance.graph, StepModel(link=Link(gb_per_s=300.0, latency_us=5.0), edge_bytes=edges))
+    return moved.makespan_ms / still.makespan_ms - 1
+
+
+def fine_slots(*, seeds: int, num_modules: int, seconds: float) -> Iterator[Figure]:
+    """Sixty-six slots of 2 SMs against sixteen of 8 (and the whole device), on the same tables."""
+    for shape in SHAPES:
+        made = [
+            generate(Recipe(shape=shape, num_modules=num_modules, num_slots=66, seed=seed)) for seed in range(seeds)
+        ]
+        samples = []
+        for one in made:
+            coarse = plan_of(one, seconds=seconds, grid=QuotaGrid(step_slots=4))
+            samples.append(100 * (1 - plan_of(one, seconds=seconds).predicted_ms / coarse.predicted_ms))
+        yield figure(
+            f"gained by slots of 2 SMs over slots of 8, {shape}, mean, %",
+            samples,
+            "simulated",
+            statistic=mean,
+            paper="2 to 3 % in a prototype, 6 to 7 % on align",
+        )
+
+
+def feedback(*, seeds: int, num_modules: int, sigma: float) -> Iterator[Figure]:
+    """What prediction errors cost, and what is left of it after planning again with measured times."""
+    lost: dict[int, list[float]] = {0: [], 1: [], 2: []}
+    for shape in SHAPES:
+        for seed in range(seeds):
+            one = generate(Recipe(shape=shape, num_modules=num_modules, num_slots=16, seed=seed))
+            true = _disturbed(one, sigma, seed)
+            best_ms = plan_of(one, true).predicted_ms
+            rounds = replan(
+                one.graph, TableCost(one), one.device, _measure(true), num_devices=one.num_devices, rounds=2
+            )
+            for count in lost:
+                lost[count].append(100 * (min(r.measured_ms for r in rounds[: count + 1]) / best_ms - 1))
+    for count, samples in lost.items():
+        yield figure(
+            f"lost to prediction errors of {100 * sigma:g} %, after planning again {count} times, mean, %",
+            samples,
+            "simulated",
+            statistic=mean,
+        )
+
+
+def _disturbed(instance: Instance, sigma: float, seed: int) -> CorrectedCost:
+    """The same tables, each module's phases off by a factor of its own."""
+    draw = random.Random(seed)
+    cost = TableCost(instance)
+    ratios = {}
+    for name in instance.graph.names:
+        for phase in Phase:
+            factor = math.exp(draw.gauss(0.0, sigma))
+            ratios[name, phase] = {(d, q): factor for d in cost.degrees(name) for q in cost.quotas(name, d)}
+    return CorrectedCost(cost, ratios, reach=2.0)
+
+
+def _measure(true: Cost) -> Callable[[Plan], Measured]:
+    def measure(plan: Plan) -> Measured:
+        return {
+            (p.module, phase): true.time_ms(p.module, phase, p.degree, p.quota)
+            for p in plan.placements
+            for phase in Phase
+        }
+
+    return measure
+
+
+def held_memory(*, seeds: int, num_modules: int, seconds: float) -> Iterator[Figure]:
+    """Memory that modules keep across stages, where it is tight: how often it rules a plan out, and what it costs."""
+    proven, bound, lost = [], [], []
+    for shape in SHAPES:
+        for seed in range(seeds):
+            one = generate(Recipe(shape=shape, num_modules=num_modules, tight_memory=True, held_memory=True, seed=seed))
+            free, held = plan_of(one, seconds=seconds, hold_memory=False), plan_of(one, seconds=seconds)
+            proven.append(float(held.search.status == "optimal"))
+            lost.append(100 * _over(held, free))
+            bound.append(float(lost[-1] > 1e-4))
+    of = f"{num_modules} modules, 8 GPUs, memory held across stages and tight"
+    yield figure(f"{of}: proven optimal, share of instances", proven, "measured", statistic=mean)
+    yield figure(f"{of}: it rules out the best plan, share of instances", bound, "simulated", statistic=mean)
+    yield figure(f"{of}: what it costs, mean, %", lost, "simulated", statistic=mean)
+
+
+def replanning(*, sizes: Iterable[int], seeds: int, seconds: float) -> Iterator[Figure]:
+    """One module comes or goes: time of a re-plan over that of a cold solve, and how good it is."""
+    for size in sizes:
+        ratios, cold_s, lost = [], [], []
+        for shape in SHAPES:
+            for seed in range(seeds):
+                whole = generate(Recipe(shape=shape, num_modules=size, num_slots=16, seed=seed))
+                less = replace(whole, modules=whole.modules[:-1])
+                for before, after in ((whole, less), (less, whole)):
+                    cold, took = _timed(after, seconds)
+                    warm, warm_s = _replanned(before, after, seconds)
+                    ratios.append(warm_s / took)
+                    cold_s.append(took)
+                    lost.append(100 * _over(warm, cold))
+        of = f"one of {size} modules comes or goes, 8 GPUs"
+        yield figure(f"{of}: re-plan over cold solve, median", ratios, "measured", paper="goal 0.1")
+        yield figure(f"{of}: cold solve, median, s", cold_s, "measured")
+        yield figure(f"{of}: re-plan's step over the cold plan's, mean, %", lost, "simulated", statistic=mean)
+
+
+def _timed(instance: Instance, seconds: float) -> tuple[Plan, float]:
+    cost = TableCost(instance)
+    began = time.perf_counter()
+    plan = plan_of(instance, cost, seconds=seconds)
+    return plan, time.perf_counter() - began
+
+
+def _replanned(before: Instance, after: Instance, seconds: float) -> tuple[Plan, float]:
+    search = SearchOptions(limits=SearchLimits(seconds=seconds))
+    planner = Replanner(device=before.device, num_devices=before.num_devices, search=search)
+    planner.update(before.graph, TableCost(before))
+    cost = TableCost(after)
+    began = time.perf_counter()
+    plan = planner.update(after.graph, cost)
+    return plan, time.perf_counter() - began
