@@ -102,6 +102,8 @@ class Survey:
     """How often each of them is used."""
     names: frozenset[str]
     """Names of the operators' backward nodes."""
+    recasts: bool
+    """Whether one cast of a leaf to another dtype is used several times."""
 
 
 def survey(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor] = ()) -> Survey:
@@ -109,6 +111,7 @@ def survey(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor] = ())
     stops = {target_of(tensor) for tensor in inputs if tensor.requires_grad}
     leaves: dict[int, torch.Tensor] = {}
     uses: Counter[int] = Counter()
+    casts: Counter[Node] = Counter()
     seen: set[Node] = set()
     todo: list[Target] = [target_of(tensor) for tensor in outputs if tensor.requires_grad]
     while todo:
@@ -119,10 +122,12 @@ def survey(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor] = ())
         if isinstance(variable, torch.Tensor):
             leaves[id(variable)] = variable
             uses[id(variable)] += 1
+        if node.name() == "ToCopyBackward0" and hasattr(node.next_functions[0][0], "variable"):
+            casts[node] += 1
         if node not in seen:
             seen.add(node)
             todo.extend((following, at) for following, at in node.next_functions if following is not None)
-    return Survey(leaves, dict(uses), frozenset(node.name() for node in seen))
+    return Survey(leaves, dict(uses), frozenset(node.name() for node in seen), max(casts.values(), default=0) > 1)
 
 
 def find_leaves(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
@@ -15,14 +14,16 @@ from mosaic.engine.attach import attach, detach, is_attached
 from mosaic.engine.backward import Backwards
 from mosaic.engine.batch import Batch
 from mosaic.engine.call import Call, CallFunction
+from mosaic.engine.caller import caller
 from mosaic.engine.direct import DirectCalls
 from mosaic.engine.gradients import LeafGradients
 from mosaic.engine.lane_tensor import LaneTensor, Ready, lane_tensors
 from mosaic.engine.operators import Operators
 from mosaic.engine.random_numbers import advance_default, draw_here
+from mosaic.engine.shapes import other_inputs, shapes_of
 from mosaic.engine.signature import Arguments, Signature, learn
 from mosaic.engine.structure import map_tensors, tensors_in, unflatten
-from mosaic.engine.thread_state import as_lane, interception, on_lane
+from mosaic.engine.thread_state import as_lane, forget_cast_weights, interception, is_in_autocast, on_lane
 from mosaic.timeline import Span
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class Executor:
         self._drawing: list[torch.nn.Module] = []
         self.num_launched = 0
         self._direct = DirectCalls(self)
+        self._in_autocast = False  # the model's own call is inside of an autocast
 
     # Calls of placed modules.
 
@@ -82,7 +84,7 @@ class Executor:
         if arguments.opaque is not None:
             return self._run_here(site, run, args, kwargs, f"it takes a {arguments.opaque}, which may hide tensors")
         if site.shapes is not None and site.shapes != shapes_of(arguments.leaves):
-            return self._run_here(site, run, args, kwargs, "its inputs have other shapes than the plan was made for")
+            return self._run_here(site, run, args, kwargs, other_inputs(site.shapes, shapes_of(arguments.leaves)))
         modes, parameters = site.parts()
         key = arguments.key(modes, parameters)
         signature = site.signatures.get(key)
@@ -93,6 +95,8 @@ class Executor:
         reason = signature.obstacle or site.obstacle
         if reason is None and site.is_in_place and arguments.state.grad:
             reason = "an earlier call of the same backward ran in place"
+        if reason is None and signature.recasts and not self._in_autocast:
+            reason = "it uses a weight several times, in an autocast that may end before its lane does"
         if reason is not None:
             return self._run_here(site, run, args, kwargs, reason)
         return self._launch(site, run, arguments, signature, parameters)
@@ -117,7 +121,7 @@ class Executor:
         args, kwargs = map_tensors(_joined, args), map_tensors(_joined, kwargs)
         self._wait_for_earlier(site)
         arguments = Arguments.take(args, kwargs)
-        result, made, signature = learn(lambda: run(*args, **kwargs), arguments, site.module)
+        result, made, signature = learn(lambda: run(*args, **kwargs), arguments, site.module, site.parted)
         site.signatures[key] = signature
         for part in signature.drawing or ():
             if not is_attached(part):
@@ -256,6 +260,7 @@ class Executor:
         if not on_lane():
             self.hand_over_all()
             self.lanes.drain()
+            forget_cast_weights()
 
     def hand_over_all(self) -> None:
         """Hands over everything that was collected."""
@@ -296,6 +301,7 @@ class Executor:
     def whole(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the model's own call: nothing that a lane is still computing leaves it."""
         self.begin()
+        self._in_autocast = is_in_autocast()
         try:
             result = run(*args, **kwargs)
             if not self.num_launched:
@@ -307,6 +313,8 @@ class Executor:
         except BaseException:
             self.drain()
             raise
+        finally:
+            self._in_autocast = False
 
     def watch(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Prepares parameters that operations between modules use: lanes may compute their gradients."""
@@ -374,11 +382,6 @@ def join_joined(value: Any) -> Any:
     return map_tensors(lambda t: t.join() if isinstance(t, LaneTensor) and t._joined is not None else t, value)
 
 
-def shapes_of(leaves: Sequence[Any]) -> tuple[tuple[Any, ...], ...]:
-    """Returns shapes and dtypes of the tensors among leaves: what a plan was made for."""
-    return tuple((tuple(leaf.shape), leaf.dtype) for leaf in leaves if isinstance(leaf, torch.Tensor))
-
-
 def _joined(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.join() if isinstance(tensor, LaneTensor) else tensor
 
@@ -390,11 +393,3 @@ def _error_of(ticket: Ticket[Any]) -> BaseException | None:
     except BaseException as error:
         return error
     return None
-
-
-def caller() -> str:
-    """Returns file, line and function of the user's code that is being run."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("mosaic.engine", "torch.")):
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"

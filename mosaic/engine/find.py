@@ -33,12 +33,15 @@ class Finding:
         left_out: Modules that look worth placing and cannot be, with the reason.
         in_order: Modules that read or write more than their arguments while the model runs, so that on streams they
             keep to the order of the user's own; with what it is.
+        parted: For each module the ids of its parameters that only others use, such as a table of embeddings that the
+            model looks up before it calls its language model.
     """
 
     graph: ModuleGraph
     subjects: tuple[Subject, ...]
     left_out: dict[str, str]
     in_order: dict[str, str] = field(default_factory=dict)
+    parted: dict[str, frozenset[int]] = field(default_factory=dict)
 
 
 def find_modules(
@@ -60,11 +63,12 @@ def find_modules(
     with preserved(model):
         counts = _count_calls(model, run)
         candidates, left_out = _choose(model, counts, include, exclude)
-        followed = follow(candidates, run)
+        shared = {name: _shared_parameters(model, module) for name, module in candidates.items()}
+        followed = follow(candidates, run, shared)
         while followed.obstacles:  # without them, what came to others through them comes from further up
             left_out |= followed.obstacles
             candidates = {name: module for name, module in candidates.items() if name not in followed.obstacles}
-            followed = follow(candidates, run)
+            followed = follow(candidates, run, shared)
     calls = followed.calls
     if not calls:
         why = "".join(f"\n  - {name}: {reason}" for name, reason in left_out.items())
@@ -73,7 +77,7 @@ def find_modules(
         )
     nodes = tuple(_describe(call) for call in calls.values())
     graph = ModuleGraph(modules=nodes, edges=followed.edges)
-    return Finding(graph, tuple(calls.values()), left_out, followed.in_order)
+    return Finding(graph, tuple(calls.values()), left_out, followed.in_order, followed.parted)
 
 
 def _runner(model: nn.Module, sample: Sample) -> Callable[[], Any]:
@@ -133,8 +137,8 @@ def _choose(
             left_out[name] = f"is a part of {whole}, which is placed as a whole"
         elif counts[name] != 1:
             left_out[name] = f"called {counts[name]} times in a step; a placed module is called once"
-        elif (shared := _shared_with_others(modules, name)) is not None:
-            left_out[name] = f"shares {shared} with the rest of the model"
+        elif (buffer := _shared_buffer(model, modules[name])) is not None:
+            left_out[name] = f"shares {buffer} with the rest of the model"
         else:
             chosen[name] = modules[name]
     return chosen, left_out
@@ -159,21 +163,22 @@ def _largest(module: nn.Module, prefix: str, counts: dict[str, int], total: int)
         yield path
 
 
-def _shared_with_others(modules: Mapping[str, nn.Module], name: str) -> str | None:
-    """Returns the name of a parameter or buffer that a module shares with something outside of it, or None."""
-    inside = {id(part) for part in modules[name].modules()}
-    others = {
-        id(tensor)
-        for path, module in modules.items()
-        if id(module) not in inside and not path.startswith(f"{name}.")
-        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False))
-    }
-    return next((path for path, tensor in _tensors_of(modules[name]) if id(tensor) in others), None)
+def _shared_parameters(model: nn.Module, module: nn.Module) -> frozenset[int]:
+    """Returns the ids of parameters that a module shares with something outside of it."""
+    others = {id(p) for part in _outside(model, module) for p in part.parameters(recurse=False)}
+    return frozenset(id(parameter) for parameter in module.parameters()) & others
 
 
-def _tensors_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    yield from module.named_parameters()
-    yield from module.named_buffers()
+def _shared_buffer(model: nn.Module, module: nn.Module) -> str | None:
+    """Returns the name of a buffer that a module shares with something outside of it, or None."""
+    others = {id(b) for part in _outside(model, module) for b in part.buffers(recurse=False)}
+    return next((path for path, buffer in module.named_buffers() if id(buffer) in others), None)
+
+
+def _outside(model: nn.Module, module: nn.Module) -> list[nn.Module]:
+    """Returns the parts of a model that are no parts of ``module``."""
+    inside = {id(part) for part in module.modules()}
+    return [part for part in model.modules() if id(part) not in inside]
 
 
 def _describe(call: Subject) -> ModuleNode:

@@ -6,7 +6,7 @@ no graph has to be captured (autograd walks, fx, export and dynamo each fail on 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -37,7 +37,12 @@ class _Follower(TorchFunctionMode):
         super().__init__()
         self.obstacles: dict[str, str] = {}
         self.beside = Beside(candidates)
-        self._owners = {id(p): (name, path) for name, m in candidates.items() for path, p in m.named_parameters()}
+        self._owners: dict[int, dict[str, str]] = {}
+        for name, module in candidates.items():
+            for path, parameter in module.named_parameters():
+                self._owners.setdefault(id(parameter), {})[name] = path
+        self._used: dict[str, set[int]] = {name: set() for name in candidates}
+        self._used_outside: dict[str, set[int]] = {name: set() for name in candidates}
         self._running: list[str] = []
         self._inside: dict[int, str] = {}  # made in a candidate and, so far, not returned by it
         self._sources: dict[int, frozenset[str]] = {}
@@ -68,6 +73,22 @@ class _Follower(TorchFunctionMode):
             self._owners.pop(id(tensor), None)  # a parameter that it returns is a result like others
         self.mark(result, frozenset({name}))
 
+    def parted(self, shared: Mapping[str, Collection[int]]) -> dict[str, frozenset[int]]:
+        """Returns for each candidate the ids of its parameters that others alone use; an obstacle if it uses one, too.
+
+        Args:
+            shared: For each candidate the ids of parameters that belong to something outside of it as well.
+        """
+        for key, owners in self._owners.items():
+            for name, path in owners.items():
+                if key not in self._used[name]:
+                    continue
+                if key in shared.get(name, ()):
+                    self.obstacles[name] = f"shares {path} with the rest of the model"
+                elif key in self._used_outside[name]:
+                    self.obstacles[name] = f"its parameter {path} is used outside of it too"
+        return {name: frozenset(self._used_outside[name]) | frozenset(shared.get(name, ())) for name in self._used}
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Passes marks on from an operator's inputs to its results, and to what it writes into."""
         kwargs = kwargs or {}
@@ -90,9 +111,11 @@ class _Follower(TorchFunctionMode):
             name = self._inside.get(id(tensor), here)
             if name is not None and name != here:
                 self.obstacles[name] = "a tensor made inside of it is used outside, other than as its result"
-            owner, path = self._owners.get(id(tensor), (here, ""))
-            if owner is not None and owner != here and any(result.requires_grad for result in results):
-                self.obstacles[owner] = f"its parameter {path} is used outside of it too"
+            for owner in self._owners.get(id(tensor), ()):
+                if owner == here:
+                    self._used[owner].add(id(tensor))
+                elif any(result.requires_grad for result in results):
+                    self._used_outside[owner].add(id(tensor))
         if here is not None:
             came = {id(tensor) for tensor in inputs}
             for tensor in results:
@@ -113,10 +136,20 @@ class Followed:
     """Who cannot be placed, with the reason."""
     in_order: dict[str, str]
     """Who exchanges more than arguments and results with the operations between modules, with what it is."""
+    parted: dict[str, frozenset[int]]
+    """For each candidate the ids of its parameters that others alone use, such as an embedding table."""
 
 
-def follow(candidates: dict[str, nn.Module], run: Callable[[], Any]) -> Followed:
-    """Runs the model and follows what its candidates get and give."""
+def follow(
+    candidates: dict[str, nn.Module], run: Callable[[], Any], shared: Mapping[str, Collection[int]] | None = None
+) -> Followed:
+    """Runs the model and follows what its candidates get and give.
+
+    Args:
+        candidates: Modules by name.
+        run: Runs the model once.
+        shared: For each candidate the ids of parameters that belong to something outside of it as well.
+    """
     calls: dict[str, Subject] = {}
     edges: dict[tuple[str, str], Edge] = {}
     follower = _Follower(candidates)
@@ -138,8 +171,9 @@ def follow(candidates: dict[str, nn.Module], run: Callable[[], Any]) -> Followed
 
     with _hooked(candidates, before, after), follower:
         run()
+    parted = follower.parted(shared or {})
     obstacles = {name: reason for name, call in calls.items() if (reason := _obstacle(call)) is not None}
-    return Followed(calls, tuple(edges.values()), follower.obstacles | obstacles, follower.beside.found)
+    return Followed(calls, tuple(edges.values()), follower.obstacles | obstacles, follower.beside.found, parted)
 
 
 @contextmanager

@@ -14,9 +14,9 @@ from torch.utils.hooks import RemovableHandle
 
 from mosaic.backends.base import Lanes
 from mosaic.engine.attach import attach, detach
-from mosaic.engine.executor import shapes_of
 from mosaic.engine.find import Finding
 from mosaic.engine.planned_from import source_of
+from mosaic.engine.shapes import shapes_of
 from mosaic.engine.site import Site
 from mosaic.engine.structure import flatten
 from mosaic.graph import ModuleGraph
@@ -205,9 +205,11 @@ class Handle:
                     executor.lanes.lane(self.plan.placement(subject.name).slots),
                     shapes=shapes_of(flatten((subject.args, subject.kwargs))[0]),
                     is_alone=self.plan.is_alone(subject.name, num_slots=self.plan.device.num_slots),
+                    parted=self._finding.parted.get(subject.name, frozenset()),
                 )
                 self._take(subject.module, self._placed(executor, site))
             placed = {id(p) for subject in self._finding.subjects for p in subject.module.parameters()}
+            placed -= set().union(*self._finding.parted.values())
             executor.watch(p for p in self._model.parameters() if id(p) not in placed)
             # Branches that the loop calls itself may still be running when the optimizer changes their weights.
             self._before_step = register_optimizer_step_pre_hook(lambda *_: executor.settle())

@@ -49,6 +49,8 @@ class Signature:
     """Why calls of this kind run where they are made, or None."""
     alone: str | None
     """Why two calls of this kind in one backward would sum gradients in another order on a lane, or None."""
+    recasts: bool
+    """Whether it uses a weight several times that autocast has cast once: all uses must fall in one autocast."""
 
     @property
     def made(self) -> list[OutputInfo]:
@@ -109,7 +111,10 @@ class Arguments:
 
 
 def learn(
-    run: Callable[[], Any], arguments: Arguments, module: torch.nn.Module | None
+    run: Callable[[], Any],
+    arguments: Arguments,
+    module: torch.nn.Module | None,
+    parted: frozenset[int] = frozenset(),
 ) -> tuple[Any, list[torch.Tensor], Signature]:
     """Runs a call where it was made; returns its result, the tensors that it made, and what to expect of the next.
 
@@ -117,6 +122,7 @@ def learn(
         run: Makes the call.
         arguments: What it is called with.
         module: Whose call it is; None for a function.
+        parted: Ids of the module's parameters that only others are known to use.
     """
     versions = arguments.versions
     before, kept, others = torch.get_rng_state(), _kept_tensors(module), other_random_state()
@@ -136,13 +142,15 @@ def learn(
         "it draws from Python's or numpy's random numbers" if others != other_random_state() else None,
         _keeps(kept, _kept_tensors(module)),
         _foreign(found, module),
+        "it uses a parameter that is used outside of it too" if parted & found.leaves.keys() else None,
         "it uses activation checkpointing" if any("Checkpoint" in name for name in found.names) else None,
     ]
     obstacle = next((reason for reason in obstacles if reason is not None), None)
     parts = tuple(part for part in watch.parts if part is not None and part is not module)
     drawing = parts if len(parts) == len(watch.parts) else None
     signature = _describe(leaves, spec, arguments, draws or 0, obstacle, _alone(found, arguments.state))
-    return result, made, replace(signature, drawing=drawing)
+    recasts = found.recasts and arguments.state.autocast and arguments.state.autocast_cache
+    return result, made, replace(signature, drawing=drawing, recasts=recasts)
 
 
 def _alone(found: Survey, state: ThreadState) -> str | None:
@@ -220,4 +228,5 @@ def _describe(
         drawing=None,
         obstacle=obstacle,
         alone=alone,
+        recasts=False,
     )

@@ -27,6 +27,7 @@ class Site:
         obstacle: Why it never runs on its lane, or None.
         shapes: The input shapes that the plan was made for; calls with others run in place. None allows any.
         is_alone: Whether it has all slots of the device and a stage to itself, so that a lane would gain nothing.
+        parted: Ids of the module's parameters that only others use; a call that uses one runs in place.
         last_forward: The last forward that went to the lane, or None.
     """
 
@@ -39,6 +40,7 @@ class Site:
         obstacle: str | None = None,
         shapes: Hashable = None,
         is_alone: bool = False,
+        parted: frozenset[int] = frozenset(),
     ) -> None:
         self.name = name
         self.lane = lane
@@ -46,6 +48,7 @@ class Site:
         self.obstacle = obstacle
         self.shapes = shapes
         self.is_alone = is_alone
+        self.parted = parted
         self._module = weakref.ref(module) if module is not None else None
         self._anchor = torch.empty(0, requires_grad=True)
         self._in_flight: weakref.WeakSet[Call] = weakref.WeakSet()

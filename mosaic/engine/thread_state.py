@@ -65,6 +65,23 @@ class ThreadState:
         torch.set_autocast_cache_enabled(self.autocast_cache)
 
 
+def forget_cast_weights() -> None:
+    """Empties autocast's cache of cast weights where the calling thread is in no autocast, as torch does at its end.
+
+    An autocast inside of the model's own forward ends, and empties the cache, while lanes still fill it. What they
+    leave there would be read in the next step, when the weights are others. The lanes must be at rest.
+    """
+    if not is_in_autocast():
+        torch.clear_autocast_cache()
+
+
+def is_in_autocast() -> bool:
+    """Whether the calling thread is inside of an autocast, be it one that is switched off."""
+    torch.autocast_increment_nesting()
+    nesting: int = torch.autocast_decrement_nesting()
+    return nesting > 0
+
+
 def interception() -> str | None:
     """Returns why a call made now on this thread must run where it is made, or None.
 
