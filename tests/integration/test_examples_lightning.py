@@ -1,0 +1,15 @@
+"""Lightning's Trainer and Fabric: equal to the same file without the line that Mosaic adds."""
+
+from __future__ import annotations
+
+import pytest
+from example_cases import check
+
+pytest.importorskip("lightning", reason="the extra [examples] is not installed")
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the libraries' own
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize("form", ["trainer", "fabric"])
+def test_a_lightning_loop_is_equal(form: str, precision: str):
+    check("lightning_loop.py", ["--form", form, "--precision", precision], placed={"image", "sound", "text"})
