@@ -22,6 +22,7 @@ from bench.harness import finish, study_of
 from bench.record import Figure, Study, missing_figure
 from bench.solver_gains import gains
 from bench.solver_goals import table, with_missing
+from bench.solver_models import gains_of_models
 from bench.solver_paper import figure_13, figure_14a, figure_14b
 from bench.solver_parts import feedback, fine_slots, held_memory, replanning, worth_of_parts
 from bench.solver_pictures import draw
@@ -62,6 +63,7 @@ QUICK: tuple[StudyPart, ...] = (
     _part("gains", 25, lambda: gains(seeds=2, num_modules=5, seconds=2)),
     _part("20 modules", 30, lambda: twenty_modules(seeds=1)),
     _part("64 modules", 15, lambda: sixty_four_modules(seeds=1, limits=(2.0,))),
+    _part("the six models", 30, lambda: gains_of_models(size="tiny", batch=8, num_devices=(8,), seconds=1)),
 )
 FULL: tuple[StudyPart, ...] = (
     _part("10 modules", 120, lambda: ten_modules(seeds=20, seconds=10, disturbed=False)),
@@ -77,6 +79,7 @@ FULL: tuple[StudyPart, ...] = (
     _part("gains", 240, lambda: gains(seeds=8, num_modules=10, seconds=5)),
     _part("20 modules", 150, lambda: twenty_modules(seeds=5)),
     _part("64 modules", 300, lambda: sixty_four_modules(seeds=2, limits=(3.0, 10.0, 60.0))),
+    _part("the six models", 300, lambda: gains_of_models(size="paper", batch=32, num_devices=(2, 4, 8), seconds=5)),
 )
 
 

@@ -46,12 +46,15 @@ def _plot(axes: Any, lines: dict[str, list[Point]], x: str, y: str, title: str) 
     for name, points in lines.items():
         axes.plot(*zip(*sorted(points), strict=True), marker="o", label=name)
     axes.set(xlabel=x, ylabel=y, title=title)
+    axes.set_xticks(sorted({at for points in lines.values() for at, _ in points}))
     if lines:
         axes.legend(fontsize="small")
 
 
 def _search_time(axes: Any, figures: Sequence[Figure]) -> None:
-    lines = _lines(figures, r"Fig\. 13a: (?P<line>.+), (?P<x>\d+) modules.*, s")
+    lines = _lines(figures, r"Fig\. 13a: (?P<line>.+), (?P<x>\d+) modules, s")
+    few = _lines(figures, r"Fig\. 13a: (?P<line>brute force), (?P<x>\d+) modules on 2 GPUs, s")
+    lines |= {f"{name} (2 GPUs only)": points for name, points in few.items()}
     _plot(axes, lines, "modules of OFASys", "search time, s (measured)", "Fig. 13a: search time")
     axes.set_yscale("log")
 
@@ -72,7 +75,8 @@ def _granularity(axes: Any, figures: Sequence[Figure]) -> None:
 
 
 def _gains(axes: Any, figures: Sequence[Figure]) -> None:
-    shown = [figure for figure in figures if figure.name.startswith("gain of exact") and figure.value is not None]
+    own = [figure for figure in figures if figure.name.startswith("gain of exact") and figure.source == "simulated"]
+    shown = [figure for figure in own if figure.value is not None]
     names = [figure.name.removeprefix("gain of exact over ").removesuffix(", 8 GPUs, median") for figure in shown]
     if shown:
         axes.boxplot([figure.samples for figure in shown], orientation="horizontal", tick_labels=names)

@@ -13,6 +13,7 @@ from bench import (
     bounded,
     solver_gains,
     solver_goals,
+    solver_models,
     solver_paper,
     solver_parts,
     solver_pictures,
@@ -125,6 +126,14 @@ def test_models_without_rows_in_the_table_are_named_with_the_reason():
     found = [one for one in solver_gains.gains(seeds=1, num_modules=3, seconds=1) if "CLIP" in one.name]
     assert len(found) == len(solver_gains.RIVALS)
     assert all(one.value is None and "Table 1" in one.reason for one in found)
+
+
+def test_a_model_of_the_zoo_has_a_gain_over_each_planner_with_its_source():
+    found = list(solver_models.gains_of_models(size="tiny", batch=8, num_devices=(1, 2), seconds=5, models=("clip",)))
+    assert len(found) == len(solver_gains.RIVALS)
+    assert all(one.source == "predicted" for one in found)
+    assert all(len(one.samples) == 2 and one.value > 0 for one in found if one.value is not None)
+    assert found[0].value >= 1 - 1e-6
 
 
 def test_every_part_of_the_formulation_has_a_figure_for_every_shape():
