@@ -13,12 +13,13 @@ def build_stage(result: StageResult, cost: Cost) -> Stage:
     placements = []
     for name, (option, devices) in result.choices.items():
         runs = tuple(tuple(range(start, start + option.quota)) for start in result.starts[name])
+        # Eq. 7: the device with the worst neighbours decides; many have the same ones, or none that matter.
+        alone = cost.interference.is_zero
+        groups: set[tuple[tuple[str, int], ...]] = (
+            {()} if alone else {tuple(result.beside(name, device)) for device in devices}
+        )
         forward_ms, backward_ms = (
-            # Eq. 7: the device with the worst neighbours decides.
-            max(
-                cost.placed_ms(name, phase, option.degree, option.quota, beside=result.beside(name, device))
-                for device in devices
-            )
+            max(cost.placed_ms(name, phase, option.degree, option.quota, beside=beside) for beside in groups)
             for phase in Phase
         )
         placements.append(

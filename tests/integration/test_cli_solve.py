@@ -115,3 +115,66 @@ def test_solving_an_instance_loads_neither_torch_nor_ortools(file):
 
 def test_an_instance_is_loaded_as_it_was_written(file):
     assert artifact.load(Instance, file) == MADE
+
+
+def test_a_module_that_fits_on_no_gpu_is_named_with_what_it_needs_and_what_there_is(file, capsys):
+    def enlarge(raw):
+        raw["memory_bytes"] = 90 * 10**9
+        for option in raw["modules"][3]["options"]:
+            option["memory_bytes"] = 123 * 10**9
+
+    assert run(["solve", changed(file, enlarge)]) == 3
+    said = capsys.readouterr().err
+    assert f"{MADE.modules[3].name!r} needs 123,000,000,000 bytes" in said
+    assert "90,000,000,000" in said
+    assert MADE.modules[2].name not in said
+
+
+def test_more_modules_than_bits_is_exit_code_1_and_says_how_many(file, capsys):
+    def multiply(raw):
+        first = raw["modules"][0]
+        raw["modules"] = [{**first, "name": f"m{index}", "after": []} for index in range(65)]
+        raw["disturbances"] = []
+
+    assert run(["solve", changed(file, multiply)]) == 1
+    assert "65 modules" in capsys.readouterr().err
+
+
+def test_a_negative_time_limit_is_exit_code_1(file, capsys):
+    assert run(["solve", str(file), "--time-limit", "-1"]) == 1
+    assert "use 0 seconds or more" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("method", ["exact", "heuristic", "gahc", "sequential"])
+def test_memory_that_no_machine_of_these_holds_is_exit_code_3_whatever_the_method(file, capsys, method):
+    def keep(raw):
+        raw["memory_bytes"] = 10
+        for module in raw["modules"]:
+            for option in module["options"]:
+                option.update(memory_bytes=9, resident_bytes=6, activation_bytes=2)
+
+    assert run(["solve", changed(file, keep), "--method", method]) == 3
+    assert "what the 6 modules keep across stages" in capsys.readouterr().err
+
+
+def test_what_is_not_decided_is_exit_code_1_and_not_infeasible(file, capsys, monkeypatch):
+    monkeypatch.setattr("mosaic.solver.held_options.ALONE_NODES", 1)
+
+    def keep(raw):
+        raw["memory_bytes"] = 15
+        for module in raw["modules"]:
+            module["options"] = [option for option in module["options"] if option["degree"] == 1]
+            for option in module["options"]:
+                option.update(memory_bytes=8, resident_bytes=8)
+
+    assert run(["solve", changed(file, keep)]) == 1
+    assert "not proven that there is none" in capsys.readouterr().err
+
+
+def test_a_device_with_slots_of_two_sms_is_planned_like_any_other(tmp_path, capsys):
+    path = tmp_path / "fine.json"
+    artifact.save(generate(Recipe(shape="star", num_modules=4, num_devices=2, num_slots=66)), path)
+    assert run(["solve", str(path), "--time-limit", "60", "--json", "-"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["status"] == "optimal"
+    assert found["plan"]["device"]["num_slots"] == 66
