@@ -52,6 +52,7 @@ QUICK_SECONDS = 57.0
 QUICK: tuple[StudyPart, ...] = (
     _part("10 modules", 10, lambda: ten_modules(seeds=2, seconds=10, disturbed=False)),
     _part("10 modules with interference", 10, lambda: ten_modules(seeds=1, seconds=0.5, disturbed=True)),
+    _part("20 modules", 30, lambda: twenty_modules(seeds=1)),
     _part("Fig. 13", 10, lambda: figure_13(sizes=(3, 4, 5), seconds=5)),
     _part("Fig. 14a", 10, lambda: figure_14a(seeds=2, seconds=2)),
     _part("Fig. 14b", 10, lambda: figure_14b(num_modules=4, seconds=2)),
@@ -60,14 +61,14 @@ QUICK: tuple[StudyPart, ...] = (
     _part("feedback", 10, lambda: feedback(seeds=1, num_modules=5, sigma=0.1)),
     _part("memory across stages", 10, lambda: held_memory(seeds=1, num_modules=6, seconds=1)),
     _part("re-planning", 10, lambda: replanning(sizes=(14,), seeds=1, seconds=1)),
-    _part("gains", 25, lambda: gains(seeds=2, num_modules=5, seconds=2)),
-    _part("20 modules", 30, lambda: twenty_modules(seeds=1)),
     _part("64 modules", 15, lambda: sixty_four_modules(seeds=1, limits=(2.0,))),
+    _part("gains", 25, lambda: gains(seeds=2, num_modules=5, seconds=1)),
     _part("the six models", 30, lambda: gains_of_models(size="tiny", batch=8, num_devices=(8,), seconds=1)),
 )
 FULL: tuple[StudyPart, ...] = (
     _part("10 modules", 120, lambda: ten_modules(seeds=20, seconds=10, disturbed=False)),
     _part("10 modules with interference", 120, lambda: ten_modules(seeds=4, seconds=2, disturbed=True)),
+    _part("20 modules", 150, lambda: twenty_modules(seeds=5)),
     _part("Fig. 13", 240, lambda: figure_13(sizes=(3, 4, 5, 6, 8, 10, 12), seconds=30)),
     _part("Fig. 14a", 60, lambda: figure_14a(seeds=10, seconds=10)),
     _part("Fig. 14b", 150, lambda: figure_14b(num_modules=8, seconds=10)),
@@ -76,9 +77,8 @@ FULL: tuple[StudyPart, ...] = (
     _part("feedback", 60, lambda: feedback(seeds=5, num_modules=9, sigma=0.1)),
     _part("memory across stages", 120, lambda: held_memory(seeds=3, num_modules=10, seconds=5)),
     _part("re-planning", 150, lambda: replanning(sizes=(16, 20), seeds=1, seconds=5)),
-    _part("gains", 240, lambda: gains(seeds=8, num_modules=10, seconds=5)),
-    _part("20 modules", 150, lambda: twenty_modules(seeds=5)),
     _part("64 modules", 300, lambda: sixty_four_modules(seeds=2, limits=(3.0, 10.0, 60.0))),
+    _part("gains", 240, lambda: gains(seeds=8, num_modules=10, seconds=5)),
     _part("the six models", 300, lambda: gains_of_models(size="paper", batch=32, num_devices=(2, 4, 8), seconds=5)),
 )
 
@@ -103,7 +103,7 @@ def study(parts: Sequence[StudyPart], *, path: Path | None, seconds: float = mat
     """Measures and reports; a part that fails becomes a figure with the reason and ends nothing else.
 
     Args:
-        parts: What to measure, the quickest first.
+        parts: What to measure, what matters most first.
         path: The result file; None writes none.
         seconds: For all parts together; those for which there is no time left are figures with that reason.
     """
