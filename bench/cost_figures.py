@@ -29,7 +29,7 @@ PAPER_ERRORS: Mapping[Form, float] = MappingProxyType({"none": 0.1785, "additive
 TRIED = "tried"
 """Label of a figure that has no number because everything that was tried fell short."""
 
-RULES = ("in proportion", "max-min")
+RULES = ("in proportion", "max-min", "mixed", "queueing")
 """How the simulator shares bandwidth."""
 
 SLOTS = (16, 66)

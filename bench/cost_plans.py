@@ -20,11 +20,14 @@ from mosaic.cost import CostModel
 from mosaic.engine import find_modules
 from mosaic.plan import Plan
 from mosaic.solver import solve
+from mosaic.solver.exact import SearchLimits
 from mosaic.solver.options import QuotaGrid
 from mosaic.solver.solve import SearchOptions
 
 IN_TURN = "one after the other"
-SEARCH_EFFORT = 0.05
+SEARCH_LIMITS = SearchLimits(seconds=2.0)
+"""Of the exact search; what it has not proven by then, it gives as it is."""
+
 _LEAST_ROUND_S = 0.02
 
 
@@ -89,7 +92,7 @@ def plan_with_all(ground: Ground, count: int, fits: Fits) -> tuple[dict[str, Pla
         structures=(),
         held_out=(),
     )
-    search = SearchOptions(deterministic_limit=SEARCH_EFFORT, grid=QuotaGrid(step_slots=max(1, ground.num_slots // 8)))
+    search = SearchOptions(limits=SEARCH_LIMITS, grid=QuotaGrid(step_slots=max(1, ground.num_slots // 8)))
     plans: dict[str, Plan] = {}
     reasons: dict[str, str] = {}
     for form, fit in fits.items():
@@ -97,7 +100,7 @@ def plan_with_all(ground: Ground, count: int, fits: Fits) -> tuple[dict[str, Pla
             reasons[FORMS[form]] = fit
             continue
         cost = CostModel.from_profile(profile, interference=form, fit=fit, estimate=ground.bandwidths)
-        plans[FORMS[form]] = solve(graph, cost, ground.bench.device, method="gahc", search=search)
+        plans[FORMS[form]] = solve(graph, cost, ground.bench.device, search=search)
         if form == "none":
             plans[IN_TURN] = solve(graph, cost, ground.bench.device, method="sequential")
     return plans, reasons

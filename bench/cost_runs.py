@@ -45,7 +45,7 @@ def split_runs(
     counts: Sequence[int],
     seed: int = 0,
 ) -> Split:
-    """Designs the runs to fit (of two to four modules) and draws others to judge by.
+    """Designs the runs to fit (of two to eight modules) and draws others to judge by.
 
     Args:
         names: Modules.

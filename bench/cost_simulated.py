@@ -10,7 +10,7 @@ from functools import cache
 from bench.cost_figures import COUNTS, FORMS, RULES, absent, error_name, mean_figure, step_name
 from bench.cost_ground import Scale
 from bench.cost_groups import Judged, measured_ms, predict_ms
-from bench.cost_plans import SEARCH_EFFORT
+from bench.cost_plans import SEARCH_LIMITS
 from bench.cost_runs import split_runs
 from bench.cost_simulator import DEVICE, Work, draw_works, measure_run, profile_of, run_plan_ms
 from bench.record import Figure
@@ -37,7 +37,7 @@ class Simulated:
 
 @cache
 def simulate(rule: str, seed: int) -> Simulated:
-    """Fits every form to designed groups of two to four modules, with noise, and judges others of two to eight."""
+    """Fits every form to designed groups of two to eight modules, with noise, and judges others of two to eight."""
     dice = random.Random(seed)
     works = draw_works(max(COUNTS), dice)
     names = [work.name for work in works]
@@ -84,13 +84,13 @@ def _plan_ms(one: Simulated, count: int, form: Form, rule: str, scale: Scale) ->
     works = one.works[:count]
     profile = profile_of(works, ())
     cost = CostModel.from_profile(profile, interference=form, fit=one.fits[form])
-    search = SearchOptions(grid=QuotaGrid(step_slots=scale.step_slots), deterministic_limit=SEARCH_EFFORT)
-    plan = solve(profile.graph, cost, DEVICE, method="gahc", search=search)
+    search = SearchOptions(grid=QuotaGrid(step_slots=scale.step_slots), limits=SEARCH_LIMITS)
+    plan = solve(profile.graph, cost, DEVICE, method="exact", search=search)
     return run_plan_ms(plan, works, rule)
 
 
 def simulate_all(scale: Scale, budget: Budget) -> Iterator[Figure]:
-    """Yields all figures of the simulator, both rules of sharing."""
+    """Yields all figures of the simulator, all rules of sharing."""
     for rule in RULES:
         found = [simulate(rule, seed) for seed in range(scale.seeds)]
         yield from simulate_groups(found, rule)

@@ -1,8 +1,17 @@
 """A simulator of shared bandwidth that no form of interference knows. Whatever comes from here is simulated.
 
 A module takes its launches, and then the longer of its arithmetic, shared out over its slots, and its memory traffic,
-at the rate that its slots can draw or that is left to it. Rates are cut where modules would draw more than there is
-together: all in proportion, or down to one level a slot's rate, with those below it left alone (max-min).
+at the rate that its slots can draw or that is left to it. Where modules would draw more than there is together, rates are
+cut by one of four rules:
+
+* *in proportion*: all by the same factor;
+* *max-min*: down to one level a slot's rate, with those below it left alone;
+* *mixed*: half of the cut, as a factor, hits all, the other half is max-min; neighbours evict caches, so that traffic
+  grows, ever less so; and the more modules, the less of the bandwidth there is (row conflicts);
+* *queueing*: nothing is cut at a limit; the more is drawn, the longer each request takes, long before all is drawn, and
+  who has headroom hides it.
+
+No form of interference was made for the last two.
 """
 
 from __future__ import annotations
@@ -21,6 +30,10 @@ from mosaic.profile import Environment, GroupMember, GroupSample, Phase, Profile
 NUM_SLOTS = 16
 DEVICE = Device(name="simulated", kind="cuda", num_slots=NUM_SLOTS)
 _HALVINGS = 40
+_ITERATIONS = 100
+_EVICTED = 0.12  # most growth of traffic
+_ROW_CONFLICTS = 0.06  # most bandwidth lost
+_WAITING = 0.15
 _BACKWARD = 2.0  # work of a backward over that of a forward
 
 
@@ -76,26 +89,56 @@ def draw_works(count: int, dice: random.Random) -> tuple[Work, ...]:
 
 def together_ms(works: Sequence[Work], quotas: Sequence[int], rule: str) -> list[float]:
     """Returns the time of each module while all others keep running."""
+    if rule == "queueing":
+        return _queueing_ms(works, quotas)
     asked = [work.asks(quota) for work, quota in zip(works, quotas, strict=True)]
     caps = [work.cap(quota) for work, quota in zip(works, quotas, strict=True)]
+    growth, capacity = [1.0] * len(works), 1.0
+    if rule == "mixed":
+        shares = [work.share(quota) for work, quota in zip(works, quotas, strict=True)]
+        growth = [1 + _EVICTED * (1 - math.exp(share - math.fsum(shares))) for share in shares]
+        capacity = max(1 - _ROW_CONFLICTS * (1 - 1 / len(works)), *shares, 0.0)
+
+    def rate(level: float, ask: float, cap: float, grown: float) -> float:
+        if rule == "in proportion":
+            return level * ask
+        if rule == "max-min":
+            return min(ask, level * cap)
+        half = math.sqrt(level)
+        return min(cap, half * min(ask, half * cap) * grown)
 
     def times(level: float) -> list[float]:
-        if rule == "in proportion":
-            rates = [level * rate for rate in asked]
-        else:
-            rates = [min(rate, level * cap) for rate, cap in zip(asked, caps, strict=True)]
-        return [work.paced_ms(rate) for work, rate in zip(works, rates, strict=True)]
+        rates = [rate(level, *of) for of in zip(asked, caps, growth, strict=True)]
+        return [
+            max(work.alone_ms(quota), work.launch_ms + work.memory_ms * grown / given)
+            for work, quota, grown, given in zip(works, quotas, growth, rates, strict=True)
+        ]
 
     def drawn(level: float) -> float:
-        return math.fsum(work.memory_ms / time for work, time in zip(works, times(level), strict=True))
+        return math.fsum(
+            work.memory_ms * grown / time for work, grown, time in zip(works, growth, times(level), strict=True)
+        )
 
     low, high = 0.0, 1.0
-    if drawn(high) <= 1:
+    if drawn(high) <= capacity:
         return times(high)
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        low, high = (low, middle) if drawn(middle) > 1 else (middle, high)
+        low, high = (low, middle) if drawn(middle) > capacity else (middle, high)
     return times(low)
+
+
+def _queueing_ms(works: Sequence[Work], quotas: Sequence[int]) -> list[float]:
+    """Times at which what is drawn and what requests take agree, by damped iteration."""
+    times = [work.alone_ms(quota) for work, quota in zip(works, quotas, strict=True)]
+    for _ in range(_ITERATIONS):
+        drawn = [work.memory_ms / time for work, time in zip(works, times, strict=True)]
+        total = min(1.0, math.fsum(drawn))
+        for index, (work, quota) in enumerate(zip(works, quotas, strict=True)):
+            longer = 1 + _WAITING * max(0.0, total - drawn[index]) / (1 - 0.9 * total)
+            found = max(work.alone_ms(quota), work.launch_ms + work.memory_ms / work.cap(quota) * longer)
+            times[index] += 0.2 * (found - times[index])
+    return times
 
 
 def finish_ms(works: Sequence[Work], quotas: Sequence[int], rule: str) -> float:

@@ -7,6 +7,7 @@ from mosaic.cost.design import Run, design_runs
 from mosaic.cost.held_out import errors_of_profile
 from mosaic.cost.interference import AssumedPair, Interference, MeasuredInterference, NoInterference
 from mosaic.cost.interference_fit import InterferenceFit, fit_interference, rank_forms
+from mosaic.cost.leveling import LeveledBandwidth, Leveling
 from mosaic.cost.model import Cost, CostModel
 from mosaic.cost.sampling import held_out_errors, next_sample
 from mosaic.cost.surface import ScalingSurface, Surface
@@ -23,6 +24,8 @@ __all__ = [
     "FullInterference",
     "Interference",
     "InterferenceFit",
+    "LeveledBandwidth",
+    "Leveling",
     "MeasuredInterference",
     "NoInterference",
     "Run",

@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
+from mosaic.cost.fixed_time import Timed, fixed_time
 from mosaic.errors import InvalidProfileError
 from mosaic.profile import Phase, Sample
 
@@ -39,6 +40,7 @@ class Bandwidths:
             estimate: Asked for modules, phases and quotas without measurements.
             idle: Modules with phases in which they do nothing, such as the backward of a frozen one.
         """
+        samples = tuple(samples)
         points: dict[tuple[str, Phase], dict[int, list[tuple[int, float]]]] = {}
         self._counted: set[tuple[str, Phase]] = set()
         for sample in samples:
@@ -52,10 +54,33 @@ class Bandwidths:
         }
         self._estimate = estimate
         self._idle = frozenset(idle)
+        self._times: dict[tuple[str, Phase], dict[int, list[Sample]]] = {}
+        for sample in samples:
+            if sample.infeasible is None:
+                by_degree_ = self._times.setdefault((sample.module, sample.phase), {})
+                by_degree_.setdefault(sample.degree, []).append(sample)
+        self._fixed: dict[tuple[str, Phase], float] = {}
 
     def is_measured(self, module: str, phase: Phase) -> bool:
         """Returns whether there are measurements of this module and phase; otherwise what it gives is estimated."""
         return (module, phase) in self._curves and (module, phase) not in self._counted
+
+    def fixed(self, module: str, phase: Phase) -> float:
+        """Returns how much of a module's time neither slots nor bandwidth make shorter; see ``fixed_time``.
+
+        From the least degree that was sampled; 0 where there are too few quotas to tell.
+        """
+        key = (module, phase)
+        if key not in self._fixed:
+            by_degree = self._times.get(key, {})
+            degree = min(by_degree, default=1)
+            self._fixed[key] = fixed_time(
+                [
+                    Timed(sample.quota, sample.median_ms, self.bandwidth(module, phase, degree, sample.quota))
+                    for sample in by_degree.get(degree, [])
+                ]
+            )
+        return self._fixed[key]
 
     def bandwidth(self, module: str, phase: Phase, degree: int, quota: int) -> float:
         """Returns the share of the device's memory bandwidth that a module alone uses, 0 to 1.

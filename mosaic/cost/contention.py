@@ -1,4 +1,6 @@
-"""Interference computed from how much memory bandwidth each module uses alone: the paper's Eq. 8, and ours.
+"""Interference computed from how much memory bandwidth each module uses alone: the paper's Eq. 8, and a pairwise form.
+
+Our own form, which is not pairwise, is in ``mosaic.cost.leveling``.
 
 B is a module's share of the bandwidth alone at its quota. Coefficients belong to a device, not to a model, and one to
 each phase; ``fit_interference`` finds them.
@@ -100,36 +102,21 @@ class AdditiveInterference(FullInterference):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharing:
-    """Coefficients of our form: shares of the time alone; none is negative, so neighbours never help.
+    """Coefficients of the pairwise form; shares of the time alone; none is negative, so neighbours never help.
 
-    With B the module's own share, P the sum of its neighbours', and h(x) = max(0, x - knee) what a sum of shares
-    exceeds the knee by, a module beside others takes longer by the share
-
-        pressure * P + product * B * P + (excess + bound * B) * (h(B + P) - h(B))
-
-    Every term is zero without neighbours (P = 0), by construction, and never falls with P.
+    With B the module's own share and P the sum of its neighbours', a module beside others takes longer by the share
+    pressure * P + product * B * P: zero without neighbours (P = 0), by construction, and what each neighbour costs
+    simply adds up, which every solver can state.
     """
 
     pressure: float = 0.0
     """What a neighbour costs anyone: caches, clocks, launches."""
     product: float = 0.0
     """What it costs those that need bandwidth themselves."""
-    excess: float = 0.0
-    """What demand beyond the knee costs anyone; 1 where all slow down in proportion (knee 1)."""
-    bound: float = 0.0
-    """What demand beyond the knee costs those that need bandwidth themselves."""
-    knee: float = 1.0
-    """Sum of shares at which bandwidth runs out; at most 1 in theory, other on real devices."""
 
     def __post_init__(self) -> None:
-        values = (self.pressure, self.product, self.excess, self.bound, self.knee)
-        if not all(0 <= value < math.inf for value in values):
+        if not all(0 <= value < math.inf for value in (self.pressure, self.product)):
             raise ValueError(f"{self}: coefficients are finite and not negative")
-
-    @property
-    def is_pairwise(self) -> bool:
-        """Whether neighbours simply add up."""
-        return self.excess == 0 and self.bound == 0
 
     def extra_share(self, own: float, others: float) -> float:
         """Returns the extra share of the time alone.
@@ -138,12 +125,13 @@ class Sharing:
             own: B of the module, 0 to 1.
             others: Sum of B of its neighbours.
         """
-        beyond = max(0.0, own + others - self.knee) - max(0.0, own - self.knee)
-        return (self.pressure + self.product * own) * others + (self.excess + self.bound * own) * beyond
+        return (self.pressure + self.product * own) * others
 
 
 class SharedBandwidth:
-    """Our form: a share of the time alone, zero alone by construction (see ``Sharing``)."""
+    """The pairwise form: a share of the time alone, zero alone by construction (see ``Sharing``)."""
+
+    is_pairwise = True
 
     def __init__(self, coefficients: Mapping[Phase, Sharing], bandwidths: HasBandwidth) -> None:
         """Takes coefficients of each phase (a phase without is undisturbed) and what modules use alone."""
@@ -154,11 +142,6 @@ class SharedBandwidth:
     def is_zero(self) -> bool:
         """Whether no set of modules disturbs each other."""
         return all(c.extra_share(1.0, 63.0) == 0 for c in self.coefficients.values())
-
-    @property
-    def is_pairwise(self) -> bool:
-        """Whether neighbours simply add up, in both phases."""
-        return all(c.is_pairwise for c in self.coefficients.values())
 
     def extra_ms(self, module: str, phase: Phase, *, quota: int, alone_ms: float, beside: Beside) -> float:
         """Returns the extra share of ``alone_ms``, in milliseconds."""

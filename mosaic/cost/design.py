@@ -7,15 +7,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mosaic.cost.contention import HasBandwidth
 from mosaic.cost.least_squares import Matrix
+from mosaic.cost.leveling import demand_of
+from mosaic.cost.leveling_fit import slopes
 from mosaic.cost.observation import Observation, Table
 from mosaic.device import Device
 from mosaic.profile import Phase
 
-_COLUMNS = ("e1", "e2", "e3", "pressure", "product", "excess")
-"""Terms of all forms together: what tells these tells any of them."""
+_COLUMNS = ("e1", "e2", "e3", "pressure", "product")
+"""Terms of the forms that are linear; beside them stands what our form's coefficients change, near usual ones."""
 
 _MOST_CANDIDATES = 2000
 _RIDGE = 1e-6  # keeps the first determinants above zero
@@ -32,13 +35,15 @@ class Run:
 
 
 def design_runs(
-    modules: Sequence[str], bandwidths: HasBandwidth, device: Device, *, budget: int, most_modules: int = 4
+    modules: Sequence[str], bandwidths: HasBandwidth, device: Device, *, budget: int, most_modules: int = 8
 ) -> tuple[Run, ...]:
     """Chooses runs one by one, each the one that adds most to what is known (greedily D-optimal; Fedorov, 1972).
 
-    Known is the information matrix of the terms of all forms, computed from the bandwidths that modules use alone.
+    Known is the information matrix of the terms of all forms, computed from the bandwidths that modules use alone;
+    for our form, which bends, of what its coefficients change near usual ones (a locally optimal design).
     Groups are as large as slots and ``most_modules`` allow, and each size that fits is run at least once where the
-    budget has room, because Eq. 8's product cannot be told from its sum in groups of one size and alike shares.
+    budget has room, because Eq. 8's product cannot be told from its sum in groups of one size and alike shares, and a
+    group of many tells as many times as it has members.
     The same arguments give the same runs. The first runs tell most, so a shorter budget is a prefix of a
     longer one.
 
@@ -59,11 +64,11 @@ def design_runs(
             "side takes a budget of one or more, and two modules and slots"
         )
     candidates = list(_candidates(modules, device.num_slots, largest))
-    rows = [_rows(run, bandwidths) for run in candidates]
+    rows = _rows(candidates, bandwidths, modules, device.num_slots)
     scale = np.abs(np.vstack(rows)).max(axis=0)
     scale[scale == 0] = 1.0
     rows = [found / scale for found in rows]
-    known: Matrix = _RIDGE * np.eye(len(_COLUMNS))
+    known: Matrix = _RIDGE * np.eye(len(scale))
     chosen: list[int] = []
     while len(chosen) < min(budget, len(candidates)):
         sizes = {len(candidates[index].modules) for index in chosen}
@@ -103,16 +108,25 @@ def _splits(size: int, num_slots: int) -> list[tuple[int, ...]]:
     return sorted(found)
 
 
-def _rows(run: Run, bandwidths: HasBandwidth) -> Matrix:
-    """Both phases' terms of all members."""
-    seen = []
-    for phase in Phase:
-        shares = [bandwidths.bandwidth(m, phase, 1, q) for m, q in zip(run.modules, run.quotas, strict=True)]
-        for index, own in enumerate(shares):
-            others = (*shares[:index], *shares[index + 1 :])
-            seen.append(Observation(group=0, phase=phase, own=own, others=others, alone_ms=1.0, extra_ms=0.0))
+def _rows(
+    runs: Sequence[Run], bandwidths: HasBandwidth, modules: Sequence[str], num_slots: int
+) -> list[NDArray[np.float64]]:
+    """For each run, both phases' terms of all members, and what our form's coefficients change there."""
+    seen: list[Observation] = []
+    ends = [0]
+    for group, run in enumerate(runs):
+        for phase in Phase:
+            asked = [demand_of(bandwidths, m, phase, 1, q) for m, q in zip(run.modules, run.quotas, strict=True)]
+            for index, own in enumerate(asked):
+                others = (*asked[:index], *asked[index + 1 :])
+                seen.append(
+                    Observation(group=group, phase=phase, demand=own, beside=others, alone_ms=1.0, extra_ms=0.0)
+                )
+        ends.append(len(seen))
     table = Table.of(seen)
-    return np.column_stack([table.column(name, 1.0) for name in _COLUMNS])
+    linear = np.column_stack([table.column(name) for name in _COLUMNS])
+    every = np.hstack([linear, slopes(seen, modules, num_slots)])
+    return [every[first:last] for first, last in itertools.pairwise(ends)]
 
 
 def _gain(known: Matrix, rows: Matrix) -> float:

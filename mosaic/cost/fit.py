@@ -1,33 +1,36 @@
 """Finding the coefficients of interference from modules that ran side by side (paper section 3.3, Eq. 8).
 
-Each form is linear in its coefficients, so a fit is least squares with the coefficients that may not be negative kept
-so. What a form is worth is judged by groups that it has not seen: one group after the other is left out,
-everything (also which terms our form uses) is decided from the rest, and the times of that group are predicted.
+Eq. 8 and the pairwise form are linear in their coefficients, so a fit is least squares with the coefficients that may
+not be negative kept so; our form bends (``mosaic.cost.leveling_fit``). What a form is worth is judged by groups that it
+has not seen: groups are left out, everything (also whether ours is worth more than the pairwise one) is decided from
+the rest, and the times of those left out are predicted.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from mosaic.cost.least_squares import Matrix, condition_number, half_widths, nonnegative
+from mosaic.cost.leveling_fit import Leveled, fit_leveled, why_not_leveled
 from mosaic.cost.observation import Table
 from mosaic.errors import InvalidProfileError
 
-Form = Literal["none", "additive", "full", "pairwise", "mosaic"]
-"""No interference, Eq. 8 without and with its product, and our own form: with the terms that simply add up over
-neighbours (which every solver can state), or with those that cross-validation chooses."""
+Form = Literal["none", "additive", "full", "pairwise", "leveled", "mosaic"]
+"""No interference; Eq. 8 without and with its product; a form that simply adds up over neighbours, which every solver
+can state; bandwidth that runs out and is shared; and our own: the last, or the pairwise one where cross-validation does
+not find it worth more."""
 
 MOST_CONDITION = 300.0
 """Columns closer to each other than this cannot be told apart with measurements that are good to a percent."""
 
-_KNEES = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1)
-_EARNED = 0.9  # a form that CP-SAT and the exact search cannot state linearly has to be a tenth better
+_EARNED = 0.9  # a form that CP-SAT cannot state linearly has to be a tenth better
 _FOLDS = 5
+_MOST_LEFT_OUT = 8  # groups, or as many sets of them, that are left out in turn of a form that is slow to fit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +41,6 @@ class Terms:
     """Its coefficients; columns of ``Table`` with the same name."""
     is_share: bool = False
     """Whether it predicts shares of the time alone, or milliseconds."""
-    knee: float = 1.0
-    """See ``Sharing``."""
 
     @property
     def is_free(self) -> tuple[bool, ...]:
@@ -50,7 +51,7 @@ class Terms:
         """Returns one row an observation."""
         if not self.names:
             return np.zeros((len(seen), 0))
-        return np.column_stack([seen.column(name, self.knee) for name in self.names])
+        return np.column_stack([seen.column(name) for name in self.names])
 
     def values(self, seen: Table) -> Matrix:
         """Returns what the rows should add up to."""
@@ -81,44 +82,52 @@ class Fitted:
         return seen.errors(self.extra_ms(seen))
 
 
-def fit_terms(seen: Table, form: Form) -> Fitted:
-    """Fits one form to observations of one phase; for ours, also chooses its terms by five-fold cross-validation.
+def fit_terms(seen: Table, form: Form, *, near: Fitted | Leveled | None = None) -> Fitted | Leveled:
+    """Fits one form to observations of one phase; ``mosaic`` chooses between two by five-fold cross-validation.
+
+    Args:
+        seen: What was measured.
+        form: Which form.
+        near: A fit of this form to more groups, to start from; changes the time that it takes.
 
     Raises:
         InvalidProfileError: There are too few groups for the coefficients, or they are too much alike; says what to
             measure more.
     """
-    if form != "mosaic":
-        (terms,) = _CANDIDATES[form]
-        _check_tells(terms, seen)
-        return _solve(terms, seen)
-    usable = {}
-    for name in _OURS:
-        told = [terms for terms in _CANDIDATES[name] if _complaint(terms, seen) is None]
-        if told:
-            usable[name] = told
-    if not usable:
-        _check_tells(_CANDIDATES["pairwise"][0], seen)
-    errors = {name: _folded_error(variants, seen) for name, variants in usable.items()}
-    best = min(errors, key=errors.__getitem__)
-    if "pairwise" in errors and errors[best] > _EARNED * errors["pairwise"]:
-        best = "pairwise"
-    return _best_of(usable[best], seen)
+    if form == "leveled" or (form == "mosaic" and why_not_leveled(seen) is None):
+        leveled = fit_leveled(seen, near=near if isinstance(near, Leveled) else None, intervals=near is None)
+        if form == "leveled" or _complaint(_TERMS["pairwise"], seen) is not None:
+            return leveled
+        pairwise = _folded_errors(seen, lambda part: _solve(_TERMS["pairwise"], part))
+        ours = _folded_errors(seen, lambda part: fit_leveled(part, near=leveled))
+        if ours <= _EARNED * pairwise:
+            return leveled
+    terms = _TERMS["pairwise" if form == "mosaic" else form]
+    _check_tells(terms, seen)
+    return _solve(terms, seen)
 
 
-def left_out_errors(seen: Table, form: Form) -> list[float]:
-    """Returns relative errors of the times of each group, predicted by a fit to all others.
+def left_out_errors(seen: Table, form: Form, fitted: Fitted | Leveled) -> list[float]:
+    """Returns relative errors of the times of groups that were left out, predicted by a fit to all others.
 
-    Groups without which nothing could be fitted are skipped.
+    One group after the other is left out; for our form, which is slow to fit, one of eight sets of groups after the
+    other. Groups without which nothing could be fitted are skipped.
+
+    Args:
+        seen: What was measured.
+        form: Which form.
+        fitted: Its fit to all of it, from which fits to parts of it start.
     """
+    groups = seen.groups
+    sets = min(len(groups), _MOST_LEFT_OUT) if form in ("leveled", "mosaic") else len(groups)
     errors: list[float] = []
-    for group in seen.groups:
-        is_held = seen.group == group
+    for first in range(sets):
+        is_held = np.isin(seen.group, groups[first::sets])
         try:
-            fitted = fit_terms(seen.where(~is_held), form)
+            again = fit_terms(seen.where(~is_held), form, near=fitted)
         except InvalidProfileError:
             continue
-        errors += fitted.errors(seen.where(is_held)).tolist()
+        errors += again.errors(seen.where(is_held)).tolist()
     return errors
 
 
@@ -135,23 +144,19 @@ def intervals(fitted: Fitted, seen: Table) -> tuple[tuple[float, float], ...]:
     )
 
 
-def explained(fitted: Fitted, seen: Table) -> float:
+def explained(fitted: Fitted | Leveled, seen: Table) -> float:
     """Returns R squared of the extra milliseconds; 1 is perfect, 0 no better than their mean."""
     total = float(((seen.extra_ms - seen.extra_ms.mean()) ** 2).sum())
     left = float(((seen.extra_ms - fitted.extra_ms(seen)) ** 2).sum())
     return 1 - left / total if total > 0 else float(left == 0)
 
 
-# Few on purpose: each is a physical story, and a choice among many would fit the noise.
-_CANDIDATES: Mapping[str, tuple[Terms, ...]] = {
-    "none": (Terms(),),
-    "additive": (Terms(names=("e1", "e2")),),
-    "full": (Terms(names=("e1", "e2", "e3")),),
-    "pairwise": (Terms(names=("pressure", "product"), is_share=True),),
-    "excess": tuple(Terms(names=("pressure", "excess"), is_share=True, knee=knee) for knee in _KNEES),
-    "bound": tuple(Terms(names=("product", "bound"), is_share=True, knee=knee) for knee in _KNEES),
+_TERMS: Mapping[str, Terms] = {
+    "none": Terms(),
+    "additive": Terms(names=("e1", "e2")),
+    "full": Terms(names=("e1", "e2", "e3")),
+    "pairwise": Terms(names=("pressure", "product"), is_share=True),
 }
-_OURS = ("pairwise", "excess", "bound")
 
 
 def _solve(terms: Terms, seen: Table) -> Fitted:
@@ -164,18 +169,15 @@ def _solve(terms: Terms, seen: Table) -> Fitted:
     return Fitted(terms=terms, values=tuple(values.tolist()))
 
 
-def _best_of(variants: Sequence[Terms], seen: Table) -> Fitted:
-    return min((_solve(terms, seen) for terms in variants), key=lambda fitted: float(fitted.errors(seen).sum()))
-
-
-def _folded_error(variants: Sequence[Terms], seen: Table) -> float:
+def _folded_errors(seen: Table, fit: Callable[[Table], Fitted | Leveled]) -> float:
     """Mean relative error over folds of whole groups; infinite where there are too few groups for folds."""
     errors: list[float] = []
     for fold in range(min(_FOLDS, len(seen.groups))):
         is_held = np.isin(seen.group, seen.groups[fold::_FOLDS])
-        if not is_held.all():
-            fitted = _best_of(variants, seen.where(~is_held))
-            errors += fitted.errors(seen.where(is_held)).tolist()
+        try:
+            errors += fit(seen.where(~is_held)).errors(seen.where(is_held)).tolist()
+        except InvalidProfileError:
+            return math.inf
     return float(np.mean(errors)) if errors else math.inf
 
 
@@ -198,7 +200,7 @@ def _complaint(terms: Terms, seen: Table) -> str | None:
     condition = condition_number(terms.rows(seen))
     if condition <= MOST_CONDITION:
         return None
-    total, sizes = seen.column("e2", 1.0), sorted(set(seen.size.tolist()))
+    total, sizes = seen.column("e2"), sorted(set(seen.size.tolist()))
     return (
         f"{groups} groups cannot tell {names} apart (condition number {condition:.3g}, at most {MOST_CONDITION:g}): "
         f"they are of {', '.join(map(str, sizes))} modules and use {total.min():.2f} to {total.max():.2f} of the "

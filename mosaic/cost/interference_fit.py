@@ -11,8 +11,10 @@ from typing import Annotated, ClassVar, get_args
 from annotated_types import Ge
 
 from mosaic.cost.contention import AdditiveInterference, Eq8, FullInterference, HasBandwidth, SharedBandwidth, Sharing
-from mosaic.cost.fit import Form, explained, fit_terms, intervals, left_out_errors
+from mosaic.cost.fit import Fitted, Form, explained, fit_terms, intervals, left_out_errors
 from mosaic.cost.interference import Interference, NoInterference
+from mosaic.cost.leveling import LeveledBandwidth, Leveling
+from mosaic.cost.leveling_fit import NAMES, Leveled, why_not_leveled
 from mosaic.cost.observation import Table, observe
 from mosaic.device import FORBID_EXTRA, Device
 from mosaic.errors import InvalidProfileError
@@ -26,7 +28,7 @@ class Coefficient:
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     name: str
-    """As in ``Eq8`` (milliseconds) or ``Sharing`` (shares of the time alone)."""
+    """As in ``Eq8`` (milliseconds), ``Sharing`` (shares of the time alone) or ``Leveling``; or a module's name."""
     value: float
     """The fitted value."""
     low: float | None
@@ -61,8 +63,8 @@ class PhaseFit:
     """Forward or backward."""
     coefficients: tuple[Coefficient, ...]
     """Of the form; none for ``none``."""
-    knee: float = 1.0
-    """Of ``Sharing``."""
+    draws: tuple[Coefficient, ...] = ()
+    """Of ``Leveling``: what one slot of each module of the groups can draw. Other modules get the device's ``draw``."""
     r_squared: float
     """Of the extra milliseconds, over the groups that were fitted."""
     held_out: HeldOutError | None
@@ -76,20 +78,48 @@ class PhaseFit:
     domain: Domain
     """What they were like."""
 
+    def __post_init__(self) -> None:
+        names = {coefficient.name for coefficient in self.coefficients}
+        if (self.draws and not self.is_leveled) or len(names) != len(self.coefficients):
+            raise InvalidProfileError(
+                f"coefficients {', '.join(of.name for of in self.coefficients)} with {len(self.draws)} draws are of no "
+                "form; fit it again"
+            )
+
     @property
     def named(self) -> dict[str, float]:
         """Coefficients by name."""
         return {coefficient.name: coefficient.value for coefficient in self.coefficients}
+
+    @property
+    def is_leveled(self) -> bool:
+        """Whether the coefficients are those of ``Leveling``, and not of ``Sharing``."""
+        return {coefficient.name for coefficient in self.coefficients} == set(NAMES)
+
+    @property
+    def leveling(self) -> Leveling:
+        """Coefficients as ``Leveling``."""
+        return Leveling(**self.named, draws={of.name: of.value for of in self.draws})
+
+
+_NAMES_OF: Mapping[Form, frozenset[str]] = {
+    "none": frozenset(),
+    "additive": frozenset({"e1", "e2"}),
+    "full": frozenset({"e1", "e2", "e3"}),
+    "pairwise": frozenset({"pressure", "product"}),
+    "leveled": frozenset(NAMES),
+    "mosaic": frozenset(),  # either of the two above
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InterferenceFit:
     """Interference of a device in one form."""
 
-    SCHEMA_VERSION: ClassVar[int] = 1
+    SCHEMA_VERSION: ClassVar[int] = 2
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
-    schema_version: int = 1
+    schema_version: int = 2
     """Version of this file's layout."""
     device: Device
     """Where the groups ran."""
@@ -97,6 +127,20 @@ class InterferenceFit:
     """Which form."""
     phases: tuple[PhaseFit, ...]
     """One or two."""
+
+    def __post_init__(self) -> None:
+        if not self.phases or len({fit.is_leveled for fit in self.phases}) > 1:
+            raise InvalidProfileError("a fit has one or two phases, all of one form; fit it again")
+        missing = {name for fit in self.phases for name in _NAMES_OF[self.form] - fit.named.keys()}
+        if missing:
+            raise InvalidProfileError(
+                f"a fit of the form {self.form!r} lacks the coefficients {', '.join(sorted(missing))}; fit it again"
+            )
+
+    @property
+    def is_leveled(self) -> bool:
+        """Whether its coefficients are those of ``Leveling``."""
+        return all(fit.is_leveled for fit in self.phases)
 
     def of(self, phase: Phase) -> PhaseFit:
         """Returns the fit of a phase, or that of the other where this one was not measured."""
@@ -106,12 +150,17 @@ class InterferenceFit:
         """Returns the form for a model whose modules use the given bandwidths."""
         if self.form == "none":
             return NoInterference()
-        if self.form in ("pairwise", "mosaic"):
-            sharing = {phase: Sharing(**self.of(phase).named, knee=self.of(phase).knee) for phase in Phase}
-            return SharedBandwidth(sharing, bandwidths)
+        if self.form in ("pairwise", "leveled", "mosaic"):
+            return self._ours(bandwidths)
         eq8 = {phase: Eq8(**self.of(phase).named) for phase in Phase}
         kind = FullInterference if self.form == "full" else AdditiveInterference
         return kind(eq8, bandwidths)
+
+    def _ours(self, bandwidths: HasBandwidth) -> Interference:
+        fits = {phase: self.of(phase) for phase in Phase}
+        if self.is_leveled:
+            return LeveledBandwidth({phase: fit.leveling for phase, fit in fits.items()}, bandwidths)
+        return SharedBandwidth({phase: Sharing(**fit.named) for phase, fit in fits.items()}, bandwidths)
 
     def outside(
         self, shares: Mapping[tuple[str, Phase], Sequence[float]], *, device: Device, num_modules: int = 2
@@ -128,6 +177,12 @@ class InterferenceFit:
             findings.append(
                 f"interference was fitted on {self.device.name} with {self.device.num_slots} slots, this is "
                 f"{device.name} with {device.num_slots}: fit it here"
+            )
+        unknown = sorted({module for module, _ in shares} - {of.name for fit in self.phases for of in fit.draws})
+        if self.is_leveled and unknown:
+            findings.append(
+                f"no fitted group had {', '.join(unknown)}: what a slot of them draws is taken to be typical of the "
+                "device; measure groups with them"
             )
         unmeasured = sorted({phase for _, phase in shares} - {fit.phase for fit in self.phases})
         findings += [f"no group was measured in {phase}; the other phase stands in" for phase in unmeasured]
@@ -158,8 +213,8 @@ def fit_interference(
     Args:
         groups: What ran; of any models.
         bandwidths: What their modules use alone.
-        form: ``none``, ``additive`` or ``full`` (Eq. 8 without and with its product), ``pairwise`` or
-            ``mosaic``; the last also chooses among a few terms by cross-validation.
+        form: ``none``, ``additive`` or ``full`` (Eq. 8 without and with its product), ``pairwise``, ``leveled``, or
+            ``mosaic``, which is one of the last two, chosen by cross-validation.
         device: Where they ran.
         pairs: Pairs of which one was timed.
 
@@ -169,10 +224,17 @@ def fit_interference(
     """
     seen = observe(groups, bandwidths, pairs=pairs)
     by_phase = {phase: [o for o in seen if o.phase is phase] for phase in Phase}
-    phases = tuple(_fit_phase(Table.of(found), form, phase) for phase, found in by_phase.items() if found)
-    if not phases:
+    tables = {phase: Table.of(found) for phase, found in by_phase.items() if found}
+    if not tables:
         raise InvalidProfileError("no modules were measured side by side; measure groups before fitting interference")
-    return InterferenceFit(device=device, form=form, phases=phases)
+    phases = [_fit_phase(table, form, phase) for phase, table in tables.items()]
+    if len({fit.is_leveled for fit in phases}) > 1:  # one form for both phases, the one that bends where it can be had
+        kind: Form = "pairwise" if any(why_not_leveled(table) for table in tables.values()) else "leveled"
+        phases = [
+            fit if fit.is_leveled == (kind == "leveled") else _fit_phase(tables[fit.phase], kind, fit.phase)
+            for fit in phases
+        ]
+    return InterferenceFit(device=device, form=form, phases=tuple(phases))
 
 
 def rank_forms(
@@ -184,6 +246,8 @@ def rank_forms(
     """
     fits = []
     for form in get_args(Form):
+        if form == "leveled":  # ``mosaic`` is that, where it is any good
+            continue
         try:
             fits.append(fit_interference(groups, bandwidths, form, device=device, pairs=pairs))
         except InvalidProfileError:
@@ -199,15 +263,12 @@ def _mean_error(fit: InterferenceFit) -> float:
 
 def _fit_phase(seen: Table, form: Form, phase: Phase) -> PhaseFit:
     fitted = fit_terms(seen, form)
-    errors = left_out_errors(seen, form)
-    bounds = intervals(fitted, seen)
+    errors = left_out_errors(seen, form, fitted)
+    coefficients, draws = _coefficients(fitted, seen)
     return PhaseFit(
         phase=phase,
-        coefficients=tuple(
-            Coefficient(name=name, value=value, low=_finite(low), high=_finite(high))
-            for (name, value), (low, high) in zip(fitted.named.items(), bounds, strict=True)
-        ),
-        knee=fitted.terms.knee,
+        coefficients=coefficients,
+        draws=draws,
         r_squared=explained(fitted, seen),
         held_out=HeldOutError(
             subject="interference",
@@ -229,6 +290,23 @@ def _fit_phase(seen: Table, form: Form, phase: Phase) -> PhaseFit:
             most_modules=int(seen.size.max()),
         ),
     )
+
+
+def _coefficients(fitted: Fitted | Leveled, seen: Table) -> tuple[tuple[Coefficient, ...], tuple[Coefficient, ...]]:
+    """Coefficients of the device, and draws of modules."""
+    if isinstance(fitted, Leveled):
+        return (
+            tuple(_coefficient(name, value, fitted.known.get(name)) for name, value in fitted.named.items()),
+            tuple(_coefficient(name, value, fitted.known_draws.get(name)) for name, value in fitted.draws.items()),
+        )
+    bounds = intervals(fitted, seen)
+    named = zip(fitted.named.items(), bounds, strict=True)
+    return tuple(_coefficient(name, value, bound) for (name, value), bound in named), ()
+
+
+def _coefficient(name: str, value: float, bounds: tuple[float, float] | None) -> Coefficient:
+    low, high = bounds or (-math.inf, math.inf)
+    return Coefficient(name=name, value=value, low=_finite(low), high=_finite(high))
 
 
 def _finite(value: float) -> float | None:

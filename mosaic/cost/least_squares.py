@@ -1,9 +1,9 @@
-"""Small least-squares problems: coefficients that may not be negative, and how sure one can be of a coefficient."""
+"""Small least-squares problems: coefficients that may not be negative, curved ones, and how sure one can be of them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import NormalDist
 
 import numpy as np
@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 Matrix = NDArray[np.float64]
 
 _SMALL = 1e-12
+_STEP = 1e-4
+_GAIN = 1e-4
 
 
 def nonnegative(rows: Matrix, values: Matrix) -> Matrix:
@@ -85,6 +87,60 @@ def half_widths(rows: Matrix, residuals: Matrix, groups: Sequence[int], *, confi
     variances = np.diag(bread @ (scores.T @ scores) @ bread) * correction
     spread: Matrix = np.sqrt(variances.clip(0))
     return t_quantile(0.5 + confidence / 2, spare) * spread
+
+
+def damped(
+    residuals: Callable[[Matrix], Matrix], start: Matrix, low: Matrix, high: Matrix, *, steps: int = 40
+) -> tuple[Matrix, float]:
+    """Returns a local minimum of the sum of squared residuals within bounds, and that sum (Levenberg, Marquardt).
+
+    Steps of coefficients that lie at a bound and would leave it are held at zero.
+
+    Args:
+        residuals: From guesses of shape (guesses, coefficients) to shape (guesses, observations).
+        start: First guess, within the bounds.
+        low: Least of each coefficient.
+        high: Most of each.
+        steps: Most steps.
+    """
+    here, damping = start, 1e-2
+    left = residuals(here[None])[0]
+    cost = float(left @ left)
+    for _ in range(steps):
+        slopes = jacobian(residuals, here, left, high)
+        curvature, gradient = slopes.T @ slopes, slopes.T @ left
+        free = ~(((here <= low) & (gradient > 0)) | ((here >= high) & (gradient < 0)))
+        before = cost
+        for _ in range(8):
+            step = np.zeros_like(here)
+            if free.any():
+                inner = curvature[np.ix_(free, free)]
+                step[free] = -np.linalg.lstsq(
+                    inner + damping * np.diag(np.diag(inner) + _SMALL), gradient[free], rcond=None
+                )[0]
+            trial = np.clip(here + step, low, high)
+            found = residuals(trial[None])[0]
+            if float(found @ found) < cost:
+                here, left, cost, damping = trial, found, float(found @ found), damping / 5
+                break
+            damping *= 4
+        if cost > before * (1 - _GAIN):
+            break
+    return here, cost
+
+
+def jacobian(residuals: Callable[[Matrix], Matrix], at: Matrix, left: Matrix, high: Matrix) -> Matrix:
+    """Returns slopes of residuals, by differences within the upper bounds; shape (observations, coefficients).
+
+    Args:
+        residuals: See ``damped``.
+        at: Where.
+        left: The residuals there.
+        high: Upper bounds.
+    """
+    steps = np.where(at + _STEP <= high, _STEP, -_STEP)
+    slopes: Matrix = ((residuals(at + np.diag(steps)) - left) / steps[:, None]).T
+    return slopes
 
 
 def t_quantile(probability: float, freedom: int) -> float:

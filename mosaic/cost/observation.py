@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from mosaic.cost.contention import HasBandwidth
 from mosaic.cost.least_squares import Matrix
+from mosaic.cost.leveling import Demand, demand_of
 from mosaic.profile import GroupMember, GroupSample, PairSample, Phase
 
 
@@ -23,20 +24,32 @@ class Observation:
     """Which group; what is left out together when predictions are judged."""
     phase: Phase
     """Forward or backward."""
-    own: float
-    """Share of the bandwidth that it uses alone, 0 to 1."""
-    others: tuple[float, ...]
-    """Shares of its neighbours."""
+    demand: Demand
+    """What it asks of the bandwidth."""
+    beside: tuple[Demand, ...]
+    """What its neighbours ask."""
     alone_ms: float
     """Median time alone, in milliseconds."""
     extra_ms: float
     """Median time beside the others less that; negative where noise made it faster."""
+
+    @property
+    def own(self) -> float:
+        """Share of the bandwidth that it uses alone, 0 to 1."""
+        return self.demand.share
+
+    @property
+    def others(self) -> tuple[float, ...]:
+        """Shares of its neighbours."""
+        return tuple(one.share for one in self.beside)
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
     """Observations as columns; made once, cut into parts by ``where``."""
 
+    seen: NDArray[np.object_]
+    """The observations."""
     group: NDArray[np.int64]
     """See ``Observation``."""
     size: NDArray[np.int64]
@@ -55,7 +68,10 @@ class Table:
     @classmethod
     def of(cls, seen: Sequence[Observation]) -> Table:
         """Puts observations into columns."""
+        rows = np.empty(len(seen), dtype=object)
+        rows[:] = seen
         return cls(
+            rows,
             np.array([o.group for o in seen], dtype=np.int64),
             np.array([1 + len(o.others) for o in seen], dtype=np.int64),
             np.array([o.own for o in seen]),
@@ -78,11 +94,8 @@ class Table:
         """Returns the chosen observations."""
         return Table(*(getattr(self, field.name)[chosen] for field in fields(self)))
 
-    def column(self, name: str, knee: float) -> Matrix:
+    def column(self, name: str) -> Matrix:
         """Returns what the coefficient of that name is multiplied with (see ``Eq8`` and ``Sharing``)."""
-        if name in ("excess", "bound"):
-            beyond: Matrix = (self.own + self.pressure - knee).clip(0) - (self.own - knee).clip(0)
-            return beyond if name == "excess" else self.own * beyond
         columns = {
             "e1": np.ones(len(self)),
             "e2": self.own + self.pressure,
@@ -111,27 +124,28 @@ def observe(
         ValueError: It is not known at its quota.
     """
 
-    def share(member: GroupMember) -> float:
-        return bandwidths.bandwidth(member.module, member.phase, member.degree, member.quota)
+    def demand(member: GroupMember) -> Demand:
+        return demand_of(bandwidths, member.module, member.phase, member.degree, member.quota)
 
     found: list[Observation] = []
     number = -1
     for number, group in enumerate(groups):
-        for member in group.members:
-            others = tuple(share(other) for other in group.members if other is not member)
-            found.append(_observation(number, member.phase, share(member), others, member))
+        asked = [demand(member) for member in group.members]
+        for index, member in enumerate(group.members):
+            others = (*asked[:index], *asked[index + 1 :])
+            found.append(_observation(number, member.phase, asked[index], others, member))
     numbers: dict[tuple[Phase, frozenset[tuple[str, int]]], int] = {}
     for pair in pairs:
         ends = ((pair.module, pair.quota), (pair.beside, pair.beside_quota))
         group_number = numbers.setdefault((pair.phase, frozenset(ends)), number + 1 + len(numbers))
-        own, other = (bandwidths.bandwidth(name, pair.phase, 1, quota) for name, quota in ends)
+        own, other = (demand_of(bandwidths, name, pair.phase, 1, quota) for name, quota in ends)
         found.append(_observation(group_number, pair.phase, own, (other,), pair))
     return tuple(o for o in found if o.alone_ms > 0 and o.alone_ms + o.extra_ms > 0)
 
 
 def _observation(
-    group: int, phase: Phase, own: float, others: tuple[float, ...], timed: GroupMember | PairSample
+    group: int, phase: Phase, own: Demand, others: tuple[Demand, ...], timed: GroupMember | PairSample
 ) -> Observation:
     alone = statistics.median(timed.alone_ms)
     together = statistics.median(timed.times_ms)
-    return Observation(group=group, phase=phase, own=own, others=others, alone_ms=alone, extra_ms=together - alone)
+    return Observation(group=group, phase=phase, demand=own, beside=others, alone_ms=alone, extra_ms=together - alone)

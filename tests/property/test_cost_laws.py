@@ -10,7 +10,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from planning_cases import linear, profile_of, sample
 
-from mosaic.cost import Bandwidths, CostModel, Eq8, FullInterference, ScalingSurface, SharedBandwidth, Sharing
+from mosaic.cost import (
+    Bandwidths,
+    CostModel,
+    Eq8,
+    FullInterference,
+    Interference,
+    LeveledBandwidth,
+    Leveling,
+    ScalingSurface,
+    SharedBandwidth,
+    Sharing,
+)
 from mosaic.cost.curve import roofs_ms
 from mosaic.profile import Phase, Sample
 from mosaic.solver import StageEvaluator, solve
@@ -35,10 +46,12 @@ def disturbed(draw: st.DrawFn) -> tuple[CostModel, object]:
     weight = st.floats(0, 4)
     if draw(st.booleans()):
         eq8 = {p: Eq8(e1=draw(st.floats(-2, 2)), e2=draw(weight), e3=draw(weight)) for p in Phase}
-        form: FullInterference | SharedBandwidth = FullInterference(eq8, bandwidths)
+        form: Interference = FullInterference(eq8, bandwidths)
+    elif draw(st.booleans()):
+        form = SharedBandwidth({p: Sharing(pressure=draw(weight), product=draw(weight)) for p in Phase}, bandwidths)
     else:
-        kinds = ("pressure", "product", "excess", "bound")[: 2 if draw(st.booleans()) else 4]
-        form = SharedBandwidth({p: Sharing(**{k: draw(weight) for k in kinds}, knee=0.8) for p in Phase}, bandwidths)
+        law = Leveling(draw=0.3, capacity=draw(st.floats(0.3, 1.2)), fairness=draw(share), cache=draw(share))
+        form = LeveledBandwidth(dict.fromkeys(Phase, law), bandwidths)
     cost = CostModel.from_profile(profile)
     cost.interference = form
     return cost, profile

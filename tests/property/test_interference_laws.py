@@ -10,8 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning_cases import sample
 
-from mosaic.cost import AdditiveInterference, Bandwidths, Eq8, FullInterference, Interference, SharedBandwidth, Sharing
+from mosaic.cost import (
+    AdditiveInterference,
+    Bandwidths,
+    Eq8,
+    FullInterference,
+    Interference,
+    LeveledBandwidth,
+    Leveling,
+    SharedBandwidth,
+    Sharing,
+)
+from mosaic.cost.crowd import Crowds, guesses_of
 from mosaic.cost.least_squares import nonnegative
+from mosaic.cost.leveling import Demand
+from mosaic.cost.observation import Observation
 from mosaic.profile import Phase
 
 BOUNDED = settings(max_examples=150, deadline=None, derandomize=True)
@@ -21,6 +34,32 @@ SHARES = st.lists(st.floats(0, 1), min_size=len(NAMES), max_size=len(NAMES))
 ROUNDING = 1 - 1e-9
 
 
+class WithFixed:
+    """Bandwidths with a fixed time of every module."""
+
+    def __init__(self, bandwidths: Bandwidths, fixed: float) -> None:
+        self._bandwidths, self._fixed = bandwidths, fixed
+
+    def bandwidth(self, module: str, phase: Phase, degree: int, quota: int) -> float:
+        return self._bandwidths.bandwidth(module, phase, degree, quota)
+
+    def fixed(self, module: str, phase: Phase) -> float:
+        return self._fixed
+
+
+@st.composite
+def levelings(draw: st.DrawFn) -> Leveling:
+    slot = st.floats(0.01, 1)
+    return Leveling(
+        draw=draw(slot),
+        capacity=draw(st.floats(0.2, 1.5)),
+        fairness=draw(st.floats(0, 1)),
+        cache=draw(st.floats(0, 2)),
+        idle=draw(st.floats(0, 1)),
+        draws=draw(st.dictionaries(st.sampled_from(NAMES), slot)),
+    )
+
+
 @st.composite
 def forms(draw: st.DrawFn, shares: list[float]) -> Interference:
     bandwidths = Bandwidths(
@@ -28,10 +67,11 @@ def forms(draw: st.DrawFn, shares: list[float]) -> Interference:
         for name, share in zip(NAMES, shares, strict=True)
     )
     weight = st.floats(0, 20)
-    kind = draw(st.sampled_from(["additive", "full", "mosaic"]))
-    if kind == "mosaic":
-        names = ("pressure", "product", "excess", "bound")
-        return SharedBandwidth({F: Sharing(**{n: draw(weight) for n in names}, knee=draw(st.floats(0, 2)))}, bandwidths)
+    kind = draw(st.sampled_from(["additive", "full", "pairwise", "leveled"]))
+    if kind == "pairwise":
+        return SharedBandwidth({F: Sharing(pressure=draw(weight), product=draw(weight))}, bandwidths)
+    if kind == "leveled":
+        return LeveledBandwidth({F: draw(levelings())}, WithFixed(bandwidths, draw(st.floats(0, 3))))
     eq8 = Eq8(e1=draw(st.floats(-20, 20)), e2=draw(weight), e3=draw(weight) if kind == "full" else 0.0)
     return (FullInterference if kind == "full" else AdditiveInterference)({F: eq8}, bandwidths)
 
@@ -76,8 +116,10 @@ def _seeded(shares: list[float], seed: int) -> Interference:
     )
     if seed % 2:
         return FullInterference({F: Eq8(e1=weights[0] - 2, e2=weights[1], e3=weights[2])}, bandwidths)
-    names = ("pressure", "product", "excess", "bound")
-    return SharedBandwidth({F: Sharing(**dict(zip(names, weights, strict=True)), knee=0.7)}, bandwidths)
+    if seed % 4 == 0:
+        return SharedBandwidth({F: Sharing(pressure=weights[0], product=weights[1])}, bandwidths)
+    law = Leveling(draw=0.05, capacity=0.4 + weights[0] / 4, fairness=weights[1] / 4, cache=weights[2] / 4)
+    return LeveledBandwidth({F: law}, WithFixed(bandwidths, weights[3] / 4))
 
 
 @given(st.data(), SHARES)
@@ -114,3 +156,27 @@ def test_non_negative_least_squares_meets_its_optimality_conditions(rows: list[t
     # No coefficient could grow, and those above zero are stationary.
     assert (gradient / scale <= 1e-6).all()
     assert (np.abs(gradient / scale)[found > 1e-6] <= 1e-5).all()
+
+
+@given(st.lists(levelings(), min_size=1, max_size=3), SHARES, st.lists(st.integers(1, 4), min_size=8, max_size=8))
+@BOUNDED
+def test_groups_on_arrays_lose_what_they_lose_one_by_one(
+    laws: list[Leveling], shares: list[float], quotas: list[int]
+) -> None:
+    demands = [
+        Demand(module=name, quota=quota, share=share, fixed=0.5)
+        for name, quota, share in zip(NAMES, quotas, shares, strict=True)
+    ]
+    seen = [
+        Observation(group=size, phase=F, demand=demands[0], beside=tuple(demands[1:size]), alone_ms=1.0, extra_ms=0.0)
+        for size in (1, 2, 5, 8)
+    ]
+    guess = guesses_of(
+        {n: np.array([getattr(law, n) for law in laws]) for n in ("capacity", "fairness", "cache", "idle")}
+    )
+    draws = np.array([[*(law.draws.get(name, law.draw) for name in NAMES), law.draw] for law in laws])
+    found = Crowds.of(seen, NAMES).extra_shares(guess, draws)
+    for law, row in zip(laws, found, strict=True):
+        takers = [law.taker(demand) for demand in demands]
+        expected = [law.extra_share(takers[0], takers[1:size]) for size in (1, 2, 5, 8)]
+        np.testing.assert_allclose(row, expected, rtol=1e-3, atol=1e-3)

@@ -79,7 +79,7 @@ def test_the_additive_form_has_no_product() -> None:
     assert form.extra_ms("a", F, quota=1, alone_ms=7.0, beside=[("b", 1), ("c", 1)]) == pytest.approx(3.0)
 
 
-def test_our_form_takes_shares_of_the_time_alone() -> None:
+def test_the_pairwise_form_takes_shares_of_the_time_alone() -> None:
     form = SharedBandwidth({F: Sharing(pressure=0.1, product=0.5)}, bandwidths(a=0.5, b=0.4, c=0.2))
     assert form.extra_ms("a", F, quota=1, alone_ms=10.0, beside=[("b", 1)]) == pytest.approx(10 * (0.04 + 0.1))
     both = form.extra_ms("a", F, quota=1, alone_ms=10.0, beside=[("b", 1), ("c", 1)])
@@ -88,25 +88,13 @@ def test_our_form_takes_shares_of_the_time_alone() -> None:
     assert form.is_pairwise
 
 
-def test_beyond_the_knee_neighbours_cost_more_together_than_one_by_one() -> None:
-    form = SharedBandwidth({F: Sharing(excess=1.0)}, bandwidths(a=0.5, b=0.4, c=0.4))
-    assert form.extra_ms("a", F, quota=1, alone_ms=10.0, beside=[("b", 1)]) == 0
-    assert form.extra_ms("a", F, quota=1, alone_ms=10.0, beside=[("b", 1), ("c", 1)]) == pytest.approx(3.0)
-    assert not form.is_pairwise
-
-
-def test_a_module_beyond_the_knee_by_itself_loses_nothing_alone() -> None:
-    form = SharedBandwidth({F: Sharing(excess=1.0, bound=1.0, knee=0.5)}, bandwidths(a=0.9))
-    assert form.extra_ms("a", F, quota=1, alone_ms=10.0, beside=[]) == 0
-
-
-def test_our_form_without_coefficients_is_zero() -> None:
+def test_the_pairwise_form_without_coefficients_is_zero() -> None:
     assert SharedBandwidth({F: Sharing(), B: Sharing()}, bandwidths()).is_zero
-    assert not SharedBandwidth({F: Sharing(bound=0.1)}, bandwidths()).is_zero
+    assert not SharedBandwidth({F: Sharing(product=0.1)}, bandwidths()).is_zero
     assert SharedBandwidth({}, bandwidths(a=0.5, b=0.5)).extra_ms("a", F, quota=1, alone_ms=1.0, beside=[("b", 1)]) == 0
 
 
-@pytest.mark.parametrize("wrong", [{"pressure": -0.1}, {"bound": float("inf")}, {"knee": float("nan")}])
+@pytest.mark.parametrize("wrong", [{"pressure": -0.1}, {"product": float("inf")}, {"product": float("nan")}])
 def test_negative_or_infinite_shares_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="finite and not negative"):
         Sharing(**wrong)
