@@ -1,8 +1,8 @@
 """A simulator of shared bandwidth that no form of interference knows. Whatever comes from here is simulated.
 
 A module takes its launches, and then the longer of its arithmetic, shared out over its slots, and its memory traffic,
-at the rate that its slots can draw or that is left to it. Where modules would draw more than there is together, rates are
-cut by one of four rules:
+at the rate that its slots can draw or that is left to it. Where modules would draw more than there is together, rates
+are cut by one of four rules:
 
 * *in proportion*: all by the same factor;
 * *max-min*: down to one level a slot's rate, with those below it left alone;

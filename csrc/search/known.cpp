@@ -8,7 +8,9 @@ namespace {
 bool is_same(const Option& first, const Option& second) {
     return first.degree == second.degree && first.quota == second.quota && first.forward == second.forward &&
            first.backward == second.backward && first.memory == second.memory &&
-           first.forward_bandwidth == second.forward_bandwidth && first.backward_bandwidth == second.backward_bandwidth;
+           first.forward_bandwidth == second.forward_bandwidth &&
+           first.backward_bandwidth == second.backward_bandwidth &&
+           std::equal(first.idle, first.idle + 2, second.idle) && std::equal(first.cap, first.cap + 2, second.cap);
 }
 
 bool is_same(const Module& first, const Module& second) {
@@ -24,7 +26,9 @@ bool is_comparable(const Problem& first, const Problem& second) {
     const Interference& d = second.interference;
     return a.num_devices == b.num_devices && a.num_slots == b.num_slots && a.memory == b.memory &&
            first.objective == second.objective && c.form == d.form && std::equal(c.e1, c.e1 + 2, d.e1) &&
-           std::equal(c.e2, c.e2 + 2, d.e2) && std::equal(c.e3, c.e3 + 2, d.e3);
+           std::equal(c.e2, c.e2 + 2, d.e2) && std::equal(c.e3, c.e3 + 2, d.e3) &&
+           std::equal(c.capacity, c.capacity + 2, d.capacity) && std::equal(c.fairness, c.fairness + 2, d.fairness) &&
+           std::equal(c.cache, c.cache + 2, d.cache);
 }
 
 // Extra of module m, option o, beside neighbour n at a quota; a row may be empty.

@@ -24,6 +24,23 @@ void check_module(const Problem& problem, int index) {
     }
 }
 
+void check_levels(const Problem& problem) {
+    const Interference& form = problem.interference;
+    for (int phase = 0; phase < 2; ++phase) {
+        const bool is_sound = form.capacity[phase] > 0 && form.fairness[phase] >= 0 && form.fairness[phase] <= 1 &&
+                              form.cache[phase] >= 0;
+        if (!is_sound) refuse("capacity is above 0, fairness from 0 to 1, cache not negative");
+        for (const Module& module : problem.modules) {
+            for (const Option& option : module.options) {
+                const double used = phase == 0 ? option.forward_bandwidth : option.backward_bandwidth;
+                const bool is_possible = option.idle[phase] >= 0 && option.idle[phase] < 1 &&
+                                         option.cap[phase] * (1 - option.idle[phase]) >= used * (1 - 1e-9);
+                if (!is_possible) refuse("an option draws more than its slots can, or nothing all the time");
+            }
+        }
+    }
+}
+
 }  // namespace
 
 void check(const Problem& problem) {
@@ -36,6 +53,7 @@ void check(const Problem& problem) {
         refuse("a machine needs at least one device of one slot");
     }
     for (int index = 0; index < problem.size(); ++index) check_module(problem, index);
+    if (problem.interference.form == Form::leveled) check_levels(problem);
     Mask done = 0;
     for (bool grew = true; grew;) {
         grew = false;

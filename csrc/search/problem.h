@@ -24,6 +24,9 @@ struct Option {
     // Share of the device's memory bandwidth that it draws, by phase, in [0, 1].
     double forward_bandwidth = 0;
     double backward_bandwidth = 0;
+    // Form::leveled only, by phase: part of its time in which it draws nothing, and the rate that its slots can draw.
+    double idle[2] = {0, 0};
+    double cap[2] = {0, 0};
 
     Ns latency() const { return forward + backward; }
     int area() const { return degree * quota; }
@@ -48,7 +51,8 @@ enum class Objective { sum, phases };
 enum class Form {
     none,
     pairwise,  // extras of neighbours, by table, add up
-    eq8        // e1 + e2 * sum B + e3 * prod B over all modules of the device; zero for a module alone
+    eq8,       // e1 + e2 * sum B + e3 * prod B over all modules of the device; zero for a module alone
+    leveled    // bandwidth runs out and is shared, as in mosaic/cost/leveling.py
 };
 
 struct Interference {
@@ -60,6 +64,10 @@ struct Interference {
     double e1[2] = {0, 0};
     double e2[2] = {0, 0};
     double e3[2] = {0, 0};
+    // leveled, by phase.
+    double capacity[2] = {1, 1};
+    double fairness[2] = {0, 0};
+    double cache[2] = {0, 0};
 };
 
 struct Problem {

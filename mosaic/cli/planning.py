@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from mosaic.artifact import load, save
+from mosaic.cli.fitting import apply_fit, form_of, load_fit
 from mosaic.cost import Cost, CostModel
 from mosaic.device import Device
 from mosaic.errors import MosaicError
@@ -49,14 +50,15 @@ def find_basis(given: options.PlanCommand) -> Basis:
     if given.gpus < 1:
         raise ValueError(f"gpus={given.gpus}; a plan needs at least one device")
     if given.model is not None and not given.device.isdecimal():
-        return _counted(given.model, given.device, given.gpus)
+        return _counted(given)
     measured = _measured(given)
     if given.model is None and not given.device.isdecimal():
         raise MosaicError(
             f"--device {given.device} describes a device for a model whose operators are counted; a profile has its "
             "device in it: give --model instead of --profile, or leave --device out"
         )
-    cost = CostModel.from_profile(measured, interference=given.interference)
+    fit = load_fit(given.fit, given.interference, measured.device)
+    cost = CostModel.from_profile(measured, interference=form_of(given.interference), fit=fit)
     return Basis(measured.graph, cost, measured.device, given.gpus, tuple(cost.findings))
 
 
@@ -112,8 +114,10 @@ def _measured(given: options.PlanCommand) -> Profile:
     ).profile
 
 
-def _counted(model: str, device: str, gpus: int) -> Basis:
+def _counted(given: options.PlanCommand) -> Basis:
     """Counts a model's operators on tensors without data and predicts their times on a described device."""
+    assert given.model is not None
+    model, device, gpus = given.model, given.device, given.gpus
     from mosaic.cli.counting import count_workload
     from mosaic.cost.analytic_cost import AnalyticCost
     from mosaic.hardware import find_cluster
@@ -123,10 +127,14 @@ def _counted(model: str, device: str, gpus: int) -> Basis:
     graph, counts = count_workload(model, degrees, kind=cluster.hardware.kind)
     cost = AnalyticCost(counts, cluster)
     described = cluster.hardware
+    fit = load_fit(given.fit, given.interference, described.device(), described=described.name)
+    outside: tuple[str, ...] = ()
+    if fit is not None:
+        cost.interference, outside = apply_fit(fit, graph, cost)
     notes = [f"predicted from counted operators for {described.name} ({described.source}); nothing was measured"]
     if cost.uncounted:
         notes.append(f"operators without a known count of work: {', '.join(sorted(cost.uncounted))}")
-    return Basis(graph, cost, cluster.hardware.device(), cluster.num_devices, tuple(notes))
+    return Basis(graph, cost, cluster.hardware.device(), cluster.num_devices, (*notes, *outside))
 
 
 def _compare(basis: Basis, search: SearchOptions, console: Console) -> None:

@@ -2,7 +2,7 @@
 
 from mosaic.cost.alpha_beta import AlphaBetaSurface
 from mosaic.cost.bandwidth import BandwidthEstimate, Bandwidths
-from mosaic.cost.contention import AdditiveInterference, Eq8, FullInterference, SharedBandwidth, Sharing
+from mosaic.cost.contention import AdditiveInterference, Eq8, FullInterference, HasBandwidth, SharedBandwidth, Sharing
 from mosaic.cost.design import Run, design_runs
 from mosaic.cost.held_out import errors_of_profile
 from mosaic.cost.interference import AssumedPair, Interference, MeasuredInterference, NoInterference
@@ -22,6 +22,7 @@ __all__ = [
     "CostModel",
     "Eq8",
     "FullInterference",
+    "HasBandwidth",
     "Interference",
     "InterferenceFit",
     "LeveledBandwidth",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from mosaic.cost.bandwidth import Bandwidths
 from mosaic.cost.fit import Form
 from mosaic.cost.interference import Interference, MeasuredInterference, NoInterference
 from mosaic.cost.interference_fit import InterferenceFit, fit_interference
+from mosaic.device import Device
 from mosaic.profile import Phase, Profile
 
 InterferenceKind = Literal["measured"] | Form
@@ -34,6 +36,12 @@ def choose_interference(
     estimated = [
         f"bandwidth of {m!r} {phase} is estimated" for m, phase in shares if not bandwidths.is_measured(m, phase)
     ]
-    side_by_side = min(len(profile.graph.names), profile.device.num_slots)
-    outside = fit.outside(shares, device=profile.device, num_modules=side_by_side)
+    outside = check_fit(fit, shares, device=profile.device, num_modules=len(profile.graph.names))
     return fit.interference(bandwidths), (*outside, *estimated)
+
+
+def check_fit(
+    fit: InterferenceFit, shares: Mapping[tuple[str, Phase], Sequence[float]], *, device: Device, num_modules: int
+) -> tuple[str, ...]:
+    """Says where a model of so many modules lies outside what was fitted; see ``InterferenceFit.outside``."""
+    return fit.outside(shares, device=device, num_modules=min(num_modules, device.num_slots))

@@ -11,7 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from mosaic.cost import Cost, FullInterference
+from mosaic.cost import Cost, FullInterference, LeveledBandwidth
+from mosaic.cost.leveling import Taker
 from mosaic.errors import BackendUnavailableError, InfeasibleError
 from mosaic.graph import ModuleGraph
 from mosaic.plan import SearchRecord
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 Objective = Literal["phases", "sum"]
 MAX_MODULES = 64
+_NEVER_FULL = 1e9  # a capacity that nobody meets: a phase that is not disturbed
 Options = Mapping[str, Sequence[DeploymentOption]]
 
 
@@ -167,14 +169,14 @@ def _why_not_searched(graph: ModuleGraph, cost: Cost) -> str | None:
     form = cost.interference
     if form.is_pairwise:
         return None
-    if not isinstance(form, FullInterference):
+    if not isinstance(form, FullInterference | LeveledBandwidth):
         return (
-            f"{type(form).__name__} is not a sum over pairs, and not Eq. 8 either, which is what the exact search knows"
+            f"{type(form).__name__} is neither a sum over pairs, nor Eq. 8, nor our form: what the exact search knows"
         )
     for name in graph.names:
         quotas = sorted({quota for degree in cost.degrees(name) for quota in cost.quotas(name, degree)})
         for phase in Phase:
-            shares = [form.share(name, phase, quota) for quota in quotas]
+            shares = [_taker(form, name, phase, quota).share for quota in quotas]
             if any(later < earlier for earlier, later in itertools.pairwise(shares)):
                 return (
                     f"{name!r} draws less bandwidth at a larger quota ({phase}), which the exact search cannot prune by"
@@ -214,8 +216,7 @@ def _problem(
                     forward_ns=option.forward_ns,
                     backward_ns=option.backward_ns,
                     memory_bytes=option.memory_bytes,
-                    forward_bandwidth=_share(cost, name, Phase.FORWARD, option),
-                    backward_bandwidth=_share(cost, name, Phase.BACKWARD, option),
+                    **_demand(cost, name, option),
                 )
                 for option in options[name]
             ],
@@ -247,7 +248,12 @@ def _disturb(
     if reason is not None:
         raise ValueError(f"{reason}; use method='gahc', or interference='pairwise' or 'full'")
     form = cost.interference
-    if isinstance(form, FullInterference):
+    if isinstance(form, LeveledBandwidth):
+        levels = [form.coefficients.get(phase) for phase in Phase]
+        problem.disturb_by_level(
+            *((of.capacity, of.fairness, of.cache) if of is not None else (_NEVER_FULL, 0.0, 0.0) for of in levels)
+        )
+    elif isinstance(form, FullInterference):
         found = [form.coefficients.get(phase) for phase in Phase]
         forward, backward = (
             (e.e1 * NS_PER_MS, e.e2 * NS_PER_MS, e.e3 * NS_PER_MS) if e is not None else (0.0, 0.0, 0.0) for e in found
@@ -257,9 +263,25 @@ def _disturb(
         problem.disturb_by_pairs(*(pair_table(names, options, cost, machine, phase) for phase in Phase))
 
 
-def _share(cost: Cost, name: str, phase: Phase, option: DeploymentOption) -> float:
+def _demand(cost: Cost, name: str, option: DeploymentOption) -> dict[str, Any]:
+    """What the forms over bandwidth need to know of an option; nothing for others."""
     form = cost.interference
-    return form.share(name, phase, option.quota) if isinstance(form, FullInterference) else 0.0
+    if not isinstance(form, FullInterference | LeveledBandwidth):
+        return {}
+    forward, backward = (_taker(form, name, phase, option.quota) for phase in Phase)
+    return {
+        "forward_bandwidth": forward.share,
+        "backward_bandwidth": backward.share,
+        "idle": (forward.idle, backward.idle),
+        "cap": (forward.cap, backward.cap),
+    }
+
+
+def _taker(form: FullInterference | LeveledBandwidth, name: str, phase: Phase, quota: int) -> Taker:
+    if isinstance(form, LeveledBandwidth) and phase in form.coefficients:
+        return form.taker(name, phase, quota)
+    share = form.share(name, phase, quota) if isinstance(form, FullInterference) else 0.0
+    return Taker(share, 0.0, share, 1.0)
 
 
 def _stage(stage: _search.Stage, names: Sequence[str], options: Options) -> StageResult:

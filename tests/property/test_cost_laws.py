@@ -85,7 +85,9 @@ def test_gahc_is_between_enumeration_and_one_by_one_under_every_form(made) -> No
 
 @given(disturbed(), st.integers(1, 2))
 @BOUNDED
-def test_the_exact_search_takes_pairs_and_equation_8_and_refuses_other_forms(made, num_devices: int) -> None:
+def test_the_exact_search_agrees_with_brute_force_under_every_form_or_says_why_it_cannot(
+    made, num_devices: int
+) -> None:
     cost, profile = made
     reason = why_not_exact(profile.graph, cost)
     if reason is None:

@@ -273,8 +273,8 @@ def test_auto_says_why_it_does_not_search_exactly(caplog: pytest.LogCaptureFixtu
     plan = solve(profile.graph, cost, profile.device)
     assert plan.search.method == "gahc"
     assert plan.gap is None
-    assert "TwoBesideEachOther is not a sum over pairs" in caplog.text
-    with pytest.raises(ValueError, match="TwoBesideEachOther is not a sum over pairs"):
+    assert "TwoBesideEachOther is neither a sum over pairs" in caplog.text
+    with pytest.raises(ValueError, match="TwoBesideEachOther is neither a sum over pairs"):
         solve(profile.graph, cost, profile.device, method="exact")
 
 
