@@ -32,7 +32,7 @@ def test_nobody_is_faster_beside_others_and_bandwidth_is_not_exceeded(rule):
     assert drawn <= 1 + 1e-9
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", ["in proportion", "max-min"])
 def test_two_that_want_all_bandwidth_get_half_of_it_each(rule):
     assert together_ms([HUNGRY, HUNGRY], [4, 4], rule) == [pytest.approx(8), pytest.approx(8)]
     assert together_ms([HUNGRY, BUSY], [4, 4], rule)[1] == pytest.approx(11, rel=0.01)
