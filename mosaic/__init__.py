@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from mosaic.engine.colocate import colocate
     from mosaic.engine.handle import Handle
     from mosaic.engine.stage import stage
+    from mosaic.engine.trial_settings import TrialSettings
     from mosaic.errors import MosaicError
     from mosaic.graph import Edge, ModuleGraph, ModuleNode
     from mosaic.plan import Plan, plan_from_quotas
@@ -31,6 +32,7 @@ _HOME = {
     "MosaicError": "mosaic.errors",
     "Plan": "mosaic.plan",
     "Profile": "mosaic.profile",
+    "TrialSettings": "mosaic.engine",
     "colocate": "mosaic.engine",
     "plan_from_quotas": "mosaic.plan",
     "stage": "mosaic.engine",
@@ -45,6 +47,7 @@ __all__ = [
     "MosaicError",
     "Plan",
     "Profile",
+    "TrialSettings",
     "__version__",
     "colocate",
     "plan_from_quotas",

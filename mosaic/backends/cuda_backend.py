@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from mosaic.backends import cuda
-from mosaic.backends.cuda_environment import EnvironmentFinding, find_here
+from mosaic.backends.cuda_environment import EnvironmentFinding, find_here, other_processes
 from mosaic.backends.cuda_green import GreenLanes
 from mosaic.backends.cuda_lanes import StreamLanes, run_aside
 from mosaic.backends.cuda_pool import GreenDriver, GreenPool, Loan, Slots, pack_layouts, pool_of
@@ -163,6 +163,10 @@ class CudaBackend:
         green-context streams in others' hands (``CUDA_ERROR_INVALID_CONTEXT``).
         """
         return run_aside(self.api, work)
+
+    def other_processes(self) -> frozenset[int]:
+        """Asks NVML for the processes besides this one that compute on the device; empty where it does not answer."""
+        return frozenset(other_processes(self._info.uuid))
 
     def _checked(self, partitions: Iterable[tuple[int, ...]]) -> tuple[Slots, ...]:
         wanted = tuple(dict.fromkeys(tuple(sorted(slots)) for slots in partitions))

@@ -6,5 +6,6 @@ from mosaic.engine.colocate import colocate
 from mosaic.engine.find import find_modules
 from mosaic.engine.handle import Handle
 from mosaic.engine.stage import stage
+from mosaic.engine.trial_settings import TrialSettings
 
-__all__ = ["Handle", "colocate", "find_modules", "stage"]
+__all__ = ["Handle", "TrialSettings", "colocate", "find_modules", "stage"]

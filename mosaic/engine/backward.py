@@ -17,12 +17,14 @@ class Backwards:
 
     Attributes:
         ended: How many have ended; backwards inside of others are not counted.
+        failed: How many an error cut short.
     """
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
         self._begun: list[weakref.ref[_End]] = []
         self.ended = 0
+        self.failed = 0
 
     def current(self) -> _End:
         """Returns the running backward; makes it wait for the lanes before it returns."""
@@ -41,6 +43,7 @@ class Backwards:
     def forget_failed(self) -> None:
         """Cleans up after a backward that an error cut short; the lanes come to rest first."""
         if self._begun and all(ref() is None for ref in self._begun):
+            self.failed += 1
             self._executor.drain()
             self._begun.clear()
             self._executor.gradients.settle()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -16,9 +16,15 @@ from mosaic.backends.host import HostBackend
 from mosaic.cost import CostModel
 from mosaic.engine.executor import Executor
 from mosaic.engine.find import Finding, Sample, find_modules
-from mosaic.engine.handle import Handle, Runs
+from mosaic.engine.handle import Handle
+from mosaic.engine.placing import PlacedPlan, Runs
 from mosaic.engine.stage_graph import StageGraphs
 from mosaic.engine.stream_executor import StreamExecutor
+from mosaic.engine.trial_clock import EventClock, HostClock
+from mosaic.engine.trial_plans import plans_to_try
+from mosaic.engine.trial_settings import StepClock, TrialSettings
+from mosaic.engine.trial_setup import TrialSetup
+from mosaic.engine.trial_turn import turn_of_process
 from mosaic.errors import BackendUnavailableError, UnsupportedModelError
 from mosaic.plan import Plan
 from mosaic.profile import Profile
@@ -58,6 +64,7 @@ def colocate(
     cache: ProfileCache | Path | Literal["user"] | None = "user",
     backend: Backend | None = None,
     graphs: bool = False,
+    trial: TrialSettings | Literal["auto"] | None = "auto",
     settings: ProfileSettings | None = None,
     progress: ProgressCallback | None = None,
 ) -> Handle:
@@ -66,7 +73,16 @@ def colocate(
     Finds the modules that can be placed by one run on ``sample``, profiles them unless ``profile`` is given, solves
     for stages and quotas unless ``plan`` is given, and opens the lanes. Afterwards ``model(...)`` and
     ``loss.backward()`` compute what they computed before: on the host backend bit for bit at equal thread counts.
-    A model whose predicted speed-up is under 2 % is left as it was. A plan that is given runs as it is.
+
+    A plan that Mosaic solved for is tried before it is kept. In the loop's first steps the plain loop, the best plan,
+    the next best ones and the sequential one take turns, a few steps each; what was measured goes back into the
+    cost model and the plan is solved again. The fastest runs from then on, and the plain loop if none beats it
+    beyond the noise. A trial takes at most 120 steps, and loses at most as much time as 20 steps of the plain loop take
+    (``TrialSettings``). It is repeated when the loop has become slower, has other shapes, or another process has come
+    to the GPU. Nothing is tried where no plan is predicted to gain 2 %. A plan that is given runs as it is.
+
+    On the host, steps of a trial run at the thread counts of the plans that are tried, so that two runs agree bit for
+    bit only with ``trial=None`` and one plan, or at one thread.
 
     Args:
         model: Any module tree, on the backend's device, in the mode in which it will train. It is changed in place:
@@ -82,6 +98,8 @@ def colocate(
         backend: Where to run; by default the GPU that holds the model's parameters, or the host.
         graphs: On a GPU, launch placed modules as CUDA graphs wherever that is right; they are captured at their first
             calls. For modules of many small operators, which one thread cannot launch fast enough.
+        trial: How to try plans; ``auto`` is ``TrialSettings()`` where Mosaic solves the plan, and None where it is
+            given. None runs the plan, unless it was solved for and its predicted speed-up is under 2 %.
         settings: How carefully to profile.
         progress: Told what is being profiled, how much is done, and how much there is.
 
@@ -107,34 +125,92 @@ def colocate(
         )
     if plan is not None:
         plan.check_matches(graph=finding.graph, device=backend.device)
-        return _activate(model, finding, plan, profile, backend, graphs=graphs)
+        opening = _Opening(model, finding, backend)
+        if not isinstance(trial, TrialSettings):
+            placed = opening(plan, graphs, False)
+            return _handle(model, finding, plan, profile, backend, placed=placed)
+        known = CostModel.from_profile(profile) if profile is not None else None
+        setup = _setup(opening, (plan,), known, trial, graphs=graphs)
+        return _handle(model, finding, plan, profile, backend, trial=setup)
     if profile is None:
         profile = profile_modules(
             model, finding.subjects, finding.graph, backend, cache=kept, settings=settings, progress=progress
         )
-    plan = solve(finding.graph, CostModel.from_profile(profile), backend.device)
+    cost = CostModel.from_profile(profile)
+    plan = solve(finding.graph, cost, backend.device)
     if plan.predicted_speedup < SMALLEST_GAIN:
         note = (
             f"the best plan is predicted to be {plan.predicted_speedup:.3f} times as fast as one module after the "
             f"other; below {SMALLEST_GAIN} the model is left as it was"
         )
         _LOG.info(note)
-        return Handle(model, finding, plan, profile=profile, executor=None, notes=(note, *backend.notes))
-    return _activate(model, finding, plan, profile, backend, graphs=graphs)
+        return Handle(model, finding, plan, profile=profile, notes=(note, *backend.notes))
+    opening = _Opening(model, finding, backend)
+    if trial is None:
+        return _handle(model, finding, plan, profile, backend, placed=opening(plan, graphs, False))
+    chosen = TrialSettings() if trial == "auto" else trial
+    plans = plans_to_try(
+        plan, finding.graph, cost, count=chosen.max_plans, smallest_gain=min(SMALLEST_GAIN, chosen.smallest_gain)
+    )
+    setup = _setup(opening, plans, cost, chosen, graphs=graphs)
+    return _handle(model, finding, plan, profile, backend, trial=setup)
 
 
-def _activate(
-    model: nn.Module, finding: Finding, plan: Plan, profile: Profile | None, backend: Backend, *, graphs: bool
+class _Opening:
+    """Opens the lanes of one plan after another for one model."""
+
+    def __init__(self, model: nn.Module, finding: Finding, backend: Backend) -> None:
+        self._model = model
+        self._finding = finding
+        self.backend = backend
+        self._is_warm = False
+
+    def __call__(self, plan: Plan, graphs: bool, adopts_shapes: bool) -> PlacedPlan:
+        lanes = self.backend.open_lanes(placement.slots for placement in plan.placements)
+        try:
+            if isinstance(lanes, StreamLanes) and not self._is_warm:
+                _warm_up(self._model, self._finding, lanes)
+                self._is_warm = True
+            executor = _executor(lanes, self._finding, graphs=graphs)
+            return PlacedPlan(plan, self._finding, executor, adopts_shapes=adopts_shapes)
+        except BaseException:
+            lanes.close()
+            raise
+
+
+def _handle(
+    model: nn.Module, finding: Finding, plan: Plan, profile: Profile | None, backend: Backend, **running: Any
 ) -> Handle:
-    lanes = backend.open_lanes(placement.slots for placement in plan.placements)
+    placed: PlacedPlan | None = running.get("placed")
     try:
-        if isinstance(lanes, StreamLanes):
-            _warm_up(model, finding, lanes)
-        executor = _executor(lanes, finding, graphs=graphs)
-        return Handle(model, finding, plan, profile=profile, executor=executor, notes=backend.notes)
+        return Handle(model, finding, plan, profile=profile, notes=backend.notes, **running)
     except BaseException:
-        lanes.close()
+        if placed is not None:
+            placed.close()
         raise
+
+
+def _setup(
+    opening: _Opening, plans: tuple[Plan, ...], cost: CostModel | None, settings: TrialSettings, *, graphs: bool
+) -> TrialSetup:
+    backend = opening.backend
+    tenants: Callable[[], frozenset[int]] | None = getattr(backend, "other_processes", None)
+    return TrialSetup(
+        settings=settings,
+        plans=plans,
+        graphs=(True, False) if graphs else (False,),
+        cost=cost,
+        open=opening,
+        opens_ahead=backend.device.kind != "host",
+        clock=settings.clock if settings.clock is not None else _clock_of(backend),
+        turn=turn_of_process(),
+        tenants=tenants,
+    )
+
+
+def _clock_of(backend: Backend) -> StepClock:
+    api = getattr(backend, "api", None)
+    return HostClock() if api is None else EventClock(api)
 
 
 def _warm_up(model: nn.Module, finding: Finding, lanes: StreamLanes) -> None:

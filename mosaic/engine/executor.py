@@ -68,6 +68,7 @@ class Executor:
         self.num_launched = 0
         self._direct = DirectCalls(self)
         self._in_autocast = False  # the model's own call is inside of an autocast
+        self._paused = False
 
     # Calls of placed modules.
 
@@ -326,6 +327,31 @@ class Executor:
         """Lets the lanes come to rest."""
         self.drain()
 
+    def pause(self) -> None:
+        """Comes to rest and takes everything off the model, so that another executor can run it meanwhile."""
+        self.drain()
+        self._paused = True
+        self.gradients.close()
+        self._direct.close()
+        for part in self._drawing:
+            detach(part)
+
+    def resume(self) -> None:
+        """Undoes ``pause``; leaves are hooked anew where they are used."""
+        self._paused = False
+        for part in self._drawing:
+            attach(part, draw_here)
+
+    @property
+    def is_in_flight(self) -> bool:
+        """Never by itself: calls whose backward may come are known to their sites."""
+        return False
+
+    @property
+    def num_failed(self) -> int:
+        """How many backwards an error cut short."""
+        return self.backwards.failed
+
     @property
     def notes(self) -> tuple[str, ...]:
         """Nothing: whatever is out of the ordinary here has a module and a place."""
@@ -343,8 +369,9 @@ class Executor:
         self.lanes.close()
         self.gradients.close()
         self._direct.close()
-        for part in self._drawing:
-            detach(part)
+        if not self._paused:  # or they are another executor's by now
+            for part in self._drawing:
+                detach(part)
         self._drawing.clear()
 
     # Records.

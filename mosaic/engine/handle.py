@@ -3,82 +3,36 @@
 from __future__ import annotations
 
 import statistics
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from torch import nn
+from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from mosaic.backends.base import Lanes
 from mosaic.engine.attach import attach, detach
 from mosaic.engine.find import Finding
+from mosaic.engine.placing import PendingBackwards, PlacedPlan, Runs
 from mosaic.engine.planned_from import source_of
-from mosaic.engine.shapes import shapes_of
-from mosaic.engine.site import Site
-from mosaic.engine.structure import flatten
+from mosaic.engine.trial_run import Trial
+from mosaic.engine.trial_setup import TrialSetup
+from mosaic.engine.trial_steps import StepUnit, outer_shapes
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan
 from mosaic.profile import Profile
-from mosaic.timeline import Span, Timeline
-
-
-class Runs(Protocol):
-    """A way to run placed calls: on the host's threads, or on streams."""
-
-    in_place: Counter[tuple[str, str]]
-    places: dict[tuple[str, str], str]
-    in_order: dict[str, str]
-    closed: bool
-
-    @property
-    def lanes(self) -> Lanes:
-        """The lanes of the plan."""
-
-    def call(self, site: Site, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Calls a placed module."""
-
-    def whole(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs the model's own call; its result is plain."""
-
-    def watch(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Prepares parameters that belong to no placed module."""
-
-    def settle(self) -> None:
-        """Orders what the caller does next behind all that the lanes were given."""
-
-    def close(self) -> None:
-        """Ends the lanes; calling it again does nothing."""
-
-    @property
-    def num_backwards(self) -> int:
-        """How many backwards have run."""
-
-    @property
-    def origin_ns(self) -> int:
-        """When the oldest recorded piece of work started."""
-
-    def spans(self, origin_ns: int) -> tuple[Span, ...]:
-        """Returns what ran, in milliseconds since ``origin_ns``."""
-
-    def clear_spans(self) -> None:
-        """Forgets what ran so far."""
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What else the user should know about how calls ran."""
+from mosaic.timeline import Timeline
 
 
 class Handle:
     """A colocated model.
 
     Attributes:
-        plan: Stages and partitions that the model runs on.
-        graph: Its modules and which feeds which.
         profile: What the plan was made from; None for a plan that was given without one.
-        active: Whether calls are placed; False where Mosaic stepped aside, with the reason in ``describe()``.
+        active: Whether calls are placed now; False where Mosaic stepped aside, with the reason in ``describe()``, and
+            while a trial runs the plain loop.
     """
 
     def __init__(
@@ -88,20 +42,42 @@ class Handle:
         plan: Plan,
         *,
         profile: Profile | None,
-        executor: Runs | None,
         notes: tuple[str, ...],
+        placed: PlacedPlan | None = None,
+        trial: TrialSetup | None = None,
     ) -> None:
-        self.plan = plan
+        self._plan = plan
         self.profile = profile
         self._model = model
         self._finding = finding
         self._notes = notes
-        self._executor = executor
+        self._placed = placed
         self._enabled = True
-        self._attached: list[nn.Module] = []
+        self._taken: list[nn.Module] = []
+        self._root: nn.Module | None = None
         self._before_step: RemovableHandle | None = None
-        if executor is not None:
-            self._attach(executor)
+        self._pending: PendingBackwards | None = None
+        self._depth = 0
+        self._trial: Trial | None = None
+        self._unit = StepUnit(model)
+        if placed is None and trial is None:
+            return
+        try:
+            self.take_modules(track=False)
+            if placed is not None:
+                self._watch_loose_parameters(placed)
+            if trial is not None:
+                self._trial = Trial(self, trial)
+            self._take_root()
+            self._before_step = _before_optimizer_steps(self)
+        except BaseException:
+            self.remove()
+            raise
+
+    @property
+    def plan(self) -> Plan:
+        """Stages and partitions that the model runs on; the best known one while it runs as it was."""
+        return self._placed.plan if self._placed is not None else self._plan
 
     @property
     def graph(self) -> ModuleGraph:
@@ -113,10 +89,15 @@ class Handle:
         """Whether placed modules run on their lanes now."""
         return self._executor is not None and not self._executor.closed and self._enabled
 
+    @property
+    def is_trying(self) -> bool:
+        """Whether plans are being tried, so that it is not decided yet what runs."""
+        return self._trial is not None and self._trial.is_running
+
     def describe(self) -> str:
         """Says in plain lines what runs where, what does not and why, and what to know about this machine."""
         lines = []
-        if self._executor is None:
+        if self._executor is None and not self.is_trying:
             lines.append("the model runs as it was:")
         for index, stage in enumerate(self.plan.stages):
             for placed in stage.placements:
@@ -135,6 +116,8 @@ class Handle:
             lines.extend(self._executor.notes)
         if self.profile is not None:
             lines.append(source_of(self.profile))
+        if self._trial is not None:
+            lines.extend(self._trial.sentences())
         lines.extend(self._notes)
         return "\n".join(lines)
 
@@ -149,10 +132,12 @@ class Handle:
         """Returns measured medians of the recorded steps as a flat dict, to be logged as it is.
 
         ``steps``, ``overlap`` (share of lane time with another lane busy), ``calls_in_place``, and for each module
-        ``forward_ms/NAME`` and ``backward_ms/NAME``.
+        ``forward_ms/NAME`` and ``backward_ms/NAME``. Where plans were tried: ``trials``, ``trial_steps``,
+        ``trial_lost_ms``, and the median step of each in ``trial_ms/PLAN``.
         """
+        tried = self._trial.metrics() if self._trial is not None else {}
         if self._executor is None:
-            return {"steps": 0.0, "overlap": 0.0, "calls_in_place": 0.0}
+            return {"steps": 0.0, "overlap": 0.0, "calls_in_place": 0.0, **tried}
         timeline = self.timeline()
         times: dict[str, list[float]] = {}
         for span in timeline.spans:
@@ -163,6 +148,7 @@ class Handle:
             "overlap": timeline.overlap,
             "calls_in_place": float(sum(self._executor.in_place.values())),
             **{name: statistics.median(values) for name, values in sorted(times.items())},
+            **tried,
         }
 
     def timeline(self, title: str = "colocated") -> Timeline:
@@ -179,8 +165,9 @@ class Handle:
     def disabled(self) -> Iterator[None]:
         """Runs the plain model inside the block, for comparison, debugging, or gradients of gradients."""
         before, self._enabled = self._enabled, False
-        if self._executor is not None:
-            self._executor.settle()
+        self._settle()
+        if self._trial is not None:
+            self._trial.spoil()
         try:
             yield
         finally:
@@ -188,49 +175,142 @@ class Handle:
 
     def remove(self) -> None:
         """Gives the modules their plain classes back and ends the lanes; calling it again does nothing."""
-        for module in self._attached:
-            detach(module)
-        self._attached.clear()
+        self.release_modules()
+        if self._root is not None:
+            detach(self._root)
+            self._root = None
         if self._before_step is not None:
             self._before_step.remove()
-        if self._executor is not None:
-            self._executor.close()
+        if self._trial is not None:
+            self._trial.stop()
+        if self._placed is not None:
+            self._placed.close()
 
-    def _attach(self, executor: Runs) -> None:
-        try:
+    # What a trial asks for.
+
+    @property
+    def enabled(self) -> bool:
+        """Whether lanes may be used: not inside of ``disabled()``."""
+        return self._enabled
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether a call that ran in the plain way waits for its backward."""
+        return bool(self._pending)
+
+    def take_modules(self, *, track: bool) -> None:
+        """Takes the calls of placed modules, if that is not done.
+
+        Args:
+            track: Whether to follow plain calls until their backward.
+
+        Raises:
+            ValueError: Another handle has them.
+        """
+        self._pending = PendingBackwards() if track else None
+        if not self._taken:
             for subject in self._finding.subjects:
-                site = Site(
-                    subject.name,
-                    subject.module,
-                    executor.lanes.lane(self.plan.placement(subject.name).slots),
-                    shapes=shapes_of(flatten((subject.args, subject.kwargs))[0]),
-                    is_alone=self.plan.is_alone(subject.name, num_slots=self.plan.device.num_slots),
-                    parted=self._finding.parted.get(subject.name, frozenset()),
-                )
-                self._take(subject.module, self._placed(executor, site))
-            placed = {id(p) for subject in self._finding.subjects for p in subject.module.parameters()}
-            placed -= set().union(*self._finding.parted.values())
-            executor.watch(p for p in self._model.parameters() if id(p) not in placed)
-            # Branches that the loop calls itself may still be running when the optimizer changes their weights.
-            self._before_step = register_optimizer_step_pre_hook(lambda *_: executor.settle())
-            if not any(module is self._model for module in self._attached):
-                self._take(self._model, self._whole(executor))
-        except BaseException:
-            self.remove()
+                attach(subject.module, self._placed_call(subject.name), self._settle)
+                self._taken.append(subject.module)
+
+    def release_modules(self) -> None:
+        """Gives the placed modules their plain classes back."""
+        for module in self._taken:
+            detach(module)
+        self._taken.clear()
+        self._pending = None
+
+    def switch_to(self, placed: PlacedPlan | None) -> None:
+        """Runs the model on other lanes from now on, or in the plain way; nothing may be in flight."""
+        if placed is self._placed:
+            return
+        if self._placed is not None:
+            self._placed.executor.pause()
+        self._placed = placed
+        if placed is not None:
+            placed.executor.resume()
+            self._watch_loose_parameters(placed)
+
+    # Parts.
+
+    @property
+    def _executor(self) -> Runs | None:
+        return self._placed.executor if self._placed is not None else None
+
+    def _settle(self) -> None:
+        if self._placed is not None:
+            self._placed.executor.settle()
+
+    def _watch_loose_parameters(self, placed: PlacedPlan) -> None:
+        """Prepares the parameters that belong to no placed module."""
+        own = {id(p) for subject in self._finding.subjects for p in subject.module.parameters()}
+        own -= set().union(*self._finding.parted.values())
+        placed.executor.watch(p for p in self._model.parameters() if id(p) not in own)
+
+    def _take_root(self) -> None:
+        if not any(module is self._model for module in self._taken):
+            attach(self._model, self._whole_call, self._settle)
+            self._root = self._model
+
+    def _placed_call(self, name: str) -> Any:
+        def intercept(plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            placed = self._placed
+            if placed is not None and self._enabled:
+                result = placed.call(name, plain, args, kwargs)
+            else:
+                result = plain(*args, **kwargs)
+            if self._pending is not None:
+                self._pending.note(result)
+            return result
+
+        return intercept
+
+    def _whole_call(self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._trial is None or self._depth:
+            return self._run_whole(plain, args, kwargs)
+        if self._unit.begins_at_call():
+            self._settle()
+            self._trial.boundary()
+        self._trial.before_call(outer_shapes(args, kwargs))
+        self._depth += 1
+        try:
+            return self._run_whole(plain, args, kwargs)
+        except BaseException as error:
+            self._trial.note_error(error)
             raise
+        finally:
+            self._depth -= 1
 
-    def _take(self, module: nn.Module, intercept: Any) -> None:
-        attach(module, intercept, self._executor.settle if self._executor is not None else None)
-        self._attached.append(module)
+    def _run_whole(self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        placed = self._placed
+        return (
+            placed.executor.whole(plain, args, kwargs)
+            if placed is not None and self._enabled
+            else plain(*args, **kwargs)
+        )
 
-    def _placed(self, executor: Runs, site: Site) -> Any:
-        def intercept(plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            return executor.call(site, plain, args, kwargs) if self._enabled else plain(*args, **kwargs)
+    def _before_optimizer(self, optimizer: Optimizer) -> None:
+        """Branches that the loop calls itself may still be running when the optimizer changes their weights."""
+        self._settle()
+        if self._trial is None:
+            return
+        if self._unit.begins_at_step(optimizer):
+            if self._unit.has_counted_calls:
+                self._unit.has_counted_calls = False
+                self._trial.start_over("the loop trains now")
+            self._trial.boundary()
 
-        return intercept
 
-    def _whole(self, executor: Runs) -> Any:
-        def intercept(plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            return executor.whole(plain, args, kwargs) if self._enabled else plain(*args, **kwargs)
+def _before_optimizer_steps(handle: Handle) -> RemovableHandle:
+    """Tells a handle of every optimizer's steps; torch's table is global, so it must not keep the model alive."""
+    found = weakref.ref(handle)
 
-        return intercept
+    def before(optimizer: Optimizer, *_: Any) -> None:
+        alive = found()
+        if alive is not None:
+            alive._before_optimizer(optimizer)
+        else:
+            hook.remove()
+
+    hook = register_optimizer_step_pre_hook(before)
+    return hook

@@ -88,6 +88,11 @@ class Site:
         """Notes that a call's backward is over."""
         self._in_flight.discard(call)
 
+    def forget_calls(self) -> None:
+        """Forgets calls whose results nobody got, though a traceback may keep them alive."""
+        self._in_flight.clear()
+        self._in_place.clear()
+
     @property
     def is_in_flight(self) -> bool:
         """Whether a call on the lane waits for its backward."""

@@ -104,6 +104,11 @@ class StageGraphs:
                 self.eager_calls[branch.name, result.reason] += 1
         return results
 
+    @property
+    def is_in_flight(self) -> bool:
+        """Whether a forward by replay waits for its backward."""
+        return any(stage.in_flight for stage in self._stages.values())
+
     def close(self) -> None:
         """Lets all graphs go, after the device has come to rest; to be called before the streams end."""
         if not self._closed:

@@ -177,6 +177,23 @@ class StreamExecutor:
             self._orders.join()
             self.lanes.join()
 
+    def pause(self) -> None:
+        """Orders the user's stream behind the lanes; nothing else of it shows while another executor runs the model."""
+        self.settle()
+
+    def resume(self) -> None:
+        """Does nothing: there is nothing to undo."""
+
+    @property
+    def is_in_flight(self) -> bool:
+        """Whether a captured stage waits for its backward; eager calls can end under any plan."""
+        return self.graphs is not None and self.graphs.is_in_flight
+
+    @property
+    def num_failed(self) -> int:
+        """None is known: errors of backward come out of autograd alone."""
+        return 0
+
     def close(self) -> None:
         """Ends the lanes; results that are still about can be used as before."""
         if not self.closed:

@@ -17,6 +17,7 @@ from mosaic.backends.cuda_environment import (
     find_here,
     find_in,
     mps_control,
+    other_processes,
 )
 
 
@@ -148,6 +149,12 @@ def test_nvml_is_asked_about_the_device_by_its_uuid(monkeypatch: pytest.MonkeyPa
     assert answers == NvmlAnswers(processes=tuple(sorted([9, os.getpid()])), mig=True)
     assert nvml.ended
     assert ask_nvml("GPU-2").problem == "Not Found"
+
+
+def test_other_processes_on_a_device_are_those_besides_this_one(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
+    assert other_processes("GPU-1") == (9,)
+    assert other_processes("GPU-2") == ()
 
 
 def test_a_device_without_mig_has_none(monkeypatch: pytest.MonkeyPatch):

@@ -132,6 +132,7 @@ def test_public_names_are_frozen():
         "MosaicError",
         "Plan",
         "Profile",
+        "TrialSettings",
         "__version__",
         "colocate",
         "plan_from_quotas",

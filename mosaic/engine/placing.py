@@ -1,0 +1,174 @@
+"""A plan that is ready to run: its lanes, and the site of each module. Of several, one at a time runs the model."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from mosaic.backends.base import Lanes
+from mosaic.engine.find import Finding
+from mosaic.engine.lane_tensor import LaneTensor
+from mosaic.engine.shapes import shapes_of
+from mosaic.engine.site import Site
+from mosaic.engine.structure import flatten, tensors_in
+from mosaic.plan import Plan
+from mosaic.timeline import Span
+
+
+class Runs(Protocol):
+    """A way to run placed calls: on the host's threads, or on streams."""
+
+    in_place: Counter[tuple[str, str]]
+    places: dict[tuple[str, str], str]
+    in_order: dict[str, str]
+    closed: bool
+
+    @property
+    def lanes(self) -> Lanes:
+        """The lanes of the plan."""
+
+    def call(self, site: Site, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls a placed module."""
+
+    def whole(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs the model's own call; its result is plain."""
+
+    def watch(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Prepares parameters that belong to no placed module."""
+
+    def settle(self) -> None:
+        """Orders what the caller does next behind all that the lanes were given."""
+
+    def pause(self) -> None:
+        """Comes to rest and leaves the model to others."""
+
+    def resume(self) -> None:
+        """Undoes ``pause``."""
+
+    def close(self) -> None:
+        """Ends the lanes; calling it again does nothing."""
+
+    @property
+    def is_in_flight(self) -> bool:
+        """Whether something that it alone can do has yet to be done for a backward."""
+
+    @property
+    def num_failed(self) -> int:
+        """How many backwards are known to have failed."""
+
+    @property
+    def num_backwards(self) -> int:
+        """How many backwards have run."""
+
+    @property
+    def origin_ns(self) -> int:
+        """When the oldest recorded piece of work started."""
+
+    def spans(self, origin_ns: int) -> tuple[Span, ...]:
+        """Returns what ran, in milliseconds since ``origin_ns``."""
+
+    def clear_spans(self) -> None:
+        """Forgets what ran so far."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What else the user should know about how calls ran."""
+
+
+class PlacedPlan:
+    """The lanes of one plan and the sites of its modules.
+
+    Args:
+        plan: What to run.
+        finding: The model's modules.
+        executor: Runs their calls on the plan's lanes.
+        adopts_shapes: Take each module's first shapes as those that the plan is for, not those of the sample.
+
+    Attributes:
+        plan: The same.
+        executor: The same.
+        sites: By the name of the module.
+    """
+
+    def __init__(self, plan: Plan, finding: Finding, executor: Runs, *, adopts_shapes: bool = False) -> None:
+        self.plan = plan
+        self.executor = executor
+        self.sites = {
+            subject.name: Site(
+                subject.name,
+                subject.module,
+                executor.lanes.lane(plan.placement(subject.name).slots),
+                shapes=shapes_of(flatten((subject.args, subject.kwargs))[0]),
+                is_alone=plan.is_alone(subject.name, num_slots=plan.device.num_slots),
+                parted=finding.parted.get(subject.name, frozenset()),
+            )
+            for subject in finding.subjects
+        }
+        self._adopting = set(self.sites) if adopts_shapes else set()
+
+    def call(self, name: str, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls a module by its site."""
+        site = self.sites[name]
+        if self._adopting and name in self._adopting:
+            self._adopting.discard(name)
+            site.shapes = shapes_of(flatten((args, kwargs))[0])
+        return self.executor.call(site, run, args, kwargs)
+
+    @property
+    def is_in_flight(self) -> bool:
+        """Whether a call waits for a backward that only this plan's lanes can run as the plain loop would."""
+        if self.executor.lanes.launches_inline:  # autograd's own graph; any plan may follow
+            return self.executor.is_in_flight
+        return any(site.is_in_flight or site.is_in_place for site in self.sites.values())
+
+    def forget_calls(self) -> None:
+        """Waits for no backward any more: the calls were those of a model call that raised."""
+        for site in self.sites.values():
+            site.forget_calls()
+
+    def close(self) -> None:
+        """Ends the lanes."""
+        self.executor.close()
+
+
+class PendingBackwards:
+    """Calls that ran in the plain way and whose backward may come.
+
+    Were a later call of the same backward to run on a lane, both would add to the same gradients at once; so no plan
+    begins while there are any.
+    """
+
+    def __init__(self) -> None:
+        self._calls: weakref.WeakSet[_PlainCall] = weakref.WeakSet()
+
+    def __bool__(self) -> bool:
+        return bool(self._calls)
+
+    def note(self, result: Any) -> None:
+        """Follows the results of a call until their backward has come, or nobody can ask for it any more."""
+        call = _PlainCall()
+        for tensor in tensors_in(result):
+            if tensor.requires_grad and not tensor.is_leaf and not isinstance(tensor, LaneTensor):
+                tensor.register_hook(_Arrived(self._calls, call))
+                self._calls.add(call)  # its life is that of the hooks
+
+
+class _PlainCall:
+    """Stands for one call."""
+
+
+class _Arrived:
+    """A hook that forgets a call once its backward has come, unless another one may follow."""
+
+    def __init__(self, calls: weakref.WeakSet[_PlainCall], call: _PlainCall) -> None:
+        self._calls = calls
+        self._call = call
+
+    def __call__(self, grad: Any) -> None:
+        if not torch._C._autograd._get_current_graph_task_keep_graph():
+            self._calls.discard(self._call)
