@@ -15,6 +15,8 @@ from mosaic.report import Progress
 
 _ROUNDS = 4
 _WARM_STEPS = 2
+_STEPS_BEFORE = 10
+"""Steps before a loop without an optimizer is known for one, and its trial begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,8 @@ def run_in_turn(
 ) -> Trial:
     """Takes ``steps`` training steps of each, in rounds, and returns what was measured.
 
-    The plain loop has a process of its own and is at its best there. The model is changed.
+    Without a plan Mosaic solves for one and tries it first, as it does in anybody's loop; the steps counted here come
+    after that. The plain loop has a process of its own and is at its best there. The model is changed.
     """
     handle = mosaic.colocate(
         workload.model,
@@ -69,6 +72,7 @@ def run_in_turn(
         progress=progress.follow("profiling the modules"),
     )
     loop = Loop(workload)
+    _decide(handle, loop, progress)
     per_round = max(1, round(steps / _ROUNDS))
     plain: list[float] = []
     ours: list[float] = []
@@ -94,6 +98,20 @@ def run_in_turn(
     )
     handle.remove()
     return measured
+
+
+def _decide(handle: mosaic.Handle, loop: Loop, progress: Progress) -> None:
+    """Takes the steps in which plans are tried, where they are; they are not timed here."""
+    if not handle.is_trying:
+        return
+    most = mosaic.TrialSettings().max_steps + _STEPS_BEFORE
+    progress.phase("trying plans on the loop", total=most)
+    for _ in range(most):
+        loop.steps(1)
+        progress.advance()
+        if not handle.is_trying:
+            break
+    handle.clear_timeline()
 
 
 def _leave_pictures(handle: mosaic.Handle, output: Path) -> None:

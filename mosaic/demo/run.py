@@ -142,6 +142,7 @@ def colocate_and_show(
         model,
         sample=batch,
         cache=None,  # measuring is part of what is shown, and nothing of it is left in the user's own folder
+        trial=None,  # the solved plan is measured here in many more rounds, against the plain loop at its best
         settings=ProfileSettings(sample_seconds=0.6, refuse_share=settings.max_foreign_share),
         progress=progress.follow("profiling the modules"),
     )

@@ -33,7 +33,7 @@ def test_a_trial_on_streams_has_no_race_and_computes_what_the_plain_loop_compute
     plain.note_model(twin)
     with backend.api.watching(), trying(towers, backend=backend, graphs=graphs) as (handle, clock):
         ran = steps(towers, handle, clock, times(plain=10, beside=6), 70, until_decided=False)
-        assert {PLAIN, BESIDE, IN_TURN} == set(ran)
+        assert {PLAIN, BESIDE, IN_TURN} <= set(ran)
         assert running(handle) == BESIDE
         ours.note_model(towers)
         if graphs:
