@@ -70,7 +70,8 @@ def trying(
     graphs: bool = False,
     **bounds: Any,
 ) -> Iterator[tuple[Handle, LoopClock]]:
-    """Colocates a model whose plans will be tried."""
+    """Colocates a model whose plans will be tried; solved again only if asked, since real times go into that."""
+    bounds.setdefault("max_replans", 0)
     clock = LoopClock()
     backend = backend or HostBackend(num_slots=2)
     sample = pair_batch() if sample is None else sample

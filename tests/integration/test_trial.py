@@ -98,7 +98,7 @@ def test_measured_times_go_back_and_the_plan_that_they_give_takes_part(
     slow = {(name, phase): 40.0 for name in ("left", "right") for phase in Phase}
     monkeypatch.setattr(trial_run, "measured_of", lambda spans: slow if any(spans) else {})
     curves: dict[str, Any] = {name: lambda _, quota: {1: 4.0, 2: 4.4, 3: 4.0}[quota] for name in ("left", "right")}
-    with trying(towers, backend=HostBackend(num_slots=3), times=curves) as (handle, clock):
+    with trying(towers, backend=HostBackend(num_slots=3), times=curves, max_replans=2) as (handle, clock):
         steps(towers, handle, clock, lambda name: 10.0)
         assert "(solved again with measured times)" in handle.describe()
 
