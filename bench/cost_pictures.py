@@ -10,7 +10,8 @@ from bench.cost_ground import FIT_DEGREES, HELD_DEGREE
 from bench.cost_groups import Judged
 from bench.cost_simulated import simulate
 from bench.cost_study import CostStudy
-from bench.cost_surface import simulated_samples, tenths
+from bench.cost_surface import tenths
+from bench.cost_truth import simulated_samples
 from mosaic.cost import ScalingSurface
 from mosaic.errors import InvalidProfileError
 from mosaic.profile import Phase, Sample

@@ -12,15 +12,12 @@ from bench.cost_ground import GPU, TINY, Ground, Scale
 from bench.cost_groups import REPEATED as PLANS_REPEATED
 from bench.cost_groups import SLOWDOWN, Seen, measure_groups
 from bench.cost_plans import IN_TURN, measure_plans, ms_name
+from bench.cost_sampling import measure_sampling, sampling_names
 from bench.cost_simulated import simulate_all
 from bench.cost_surface import (
     AT_DEGREES,
     AT_QUOTAS,
-    BOUNDS,
     REPEATED,
-    SAMPLING,
-    bound_name,
-    measure_sampling,
     measure_surface,
     simulate_surface,
 )
@@ -108,11 +105,6 @@ def measure_cost(bench: Bench) -> Iterator[Figure]:
 def surface_names() -> list[str]:
     """Returns the names of figures of surfaces."""
     return [AT_QUOTAS, AT_DEGREES, REPEATED]
-
-
-def sampling_names() -> list[str]:
-    """Returns the names of figures of sampling."""
-    return [*SAMPLING, *(bound_name(bound) for bound in BOUNDS)]
 
 
 def group_names() -> list[str]:

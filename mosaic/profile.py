@@ -15,6 +15,7 @@ from mosaic.artifact import fingerprint
 from mosaic.device import FORBID_EXTRA, Device
 from mosaic.errors import InvalidProfileError
 from mosaic.graph import ModuleGraph
+from mosaic.shape import ModuleShape
 
 
 class Phase(StrEnum):
@@ -268,6 +269,8 @@ class Profile:
     """What modules are made of; empty where unknown."""
     held_out: tuple[HeldOutError, ...] = ()
     """How well this profile's samples predict each other."""
+    shapes: tuple[ModuleShape, ...] = ()
+    """What counted operators say of the course of surfaces between samples; empty where they were not counted."""
     environment: Environment
     """Software, date, and how quiet the machine was."""
 
@@ -287,6 +290,7 @@ class Profile:
         for group in self.groups:
             self._check_fits("group", [m.module for m in group.members], [m.quota for m in group.members])
         self._check_fits("structure", [entry.module for entry in self.structures], [])
+        self._check_fits("shape", [entry.module for entry in self.shapes], [])
 
     def _check_fits(self, what: str, names: list[str], quotas: list[int]) -> None:
         """Modules are in the graph and fit on the device together."""
@@ -310,6 +314,10 @@ class Profile:
         """Samples that an earlier run took and this profile's run found in a cache."""
         began = self.environment.began
         return tuple(sample for sample in self.samples if sample.measured and sample.measured < began)
+
+    def shape_of(self, module: str) -> ModuleShape | None:
+        """Returns the shape of a module; None where it has none."""
+        return next((shape for shape in self.shapes if shape.module == module), None)
 
     def samples_of(self, module: str, phase: Phase, degree: int = 1) -> tuple[Sample, ...]:
         """Returns the samples of one module, phase and degree by rising quota."""

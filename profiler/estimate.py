@@ -43,10 +43,14 @@ class CountedBandwidths:
         return phase_bandwidth(self._counts[module].phase(phase), self._hardware, num_sms)
 
 
-def estimate_bandwidths(subjects: Sequence[Subject], device: Device) -> CountedBandwidths:
-    """Counts modules on tensors without data; nothing runs on the device."""
-    counts = {}
+def estimate_bandwidths(
+    subjects: Sequence[Subject], device: Device, counted: Mapping[str, ModuleCounts] | None = None
+) -> CountedBandwidths:
+    """Counts modules on tensors without data, but for those that were ``counted``; nothing runs on the device."""
+    counts = dict(counted or {})
     for subject in subjects:
+        if subject.name in counts:
+            continue
         try:
             counts[subject.name] = count_module(
                 subject.module, subject.args, subject.kwargs, target=device.kind, settings=subject.settings

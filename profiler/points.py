@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -26,6 +26,7 @@ from mosaic.profiler.settings import ProfileSettings
 from mosaic.profiler.subject import Subject
 from mosaic.profiler.surroundings import now_utc
 from mosaic.profiler.utilisation import measure_utilisation
+from mosaic.shape import ModuleShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +69,25 @@ class ModulePoints:
         self._tell = tell
         self._record = site.cache.module(key, subject.name) if site.cache is not None else ModuleRecord(key=key)
 
-    def measure(self, sampling: Sampling, network: Network | None) -> tuple[list[Sample], ModuleMemory]:
+    def measure(
+        self, sampling: Sampling, network: Network | None, shape: ModuleShape | None = None
+    ) -> tuple[list[Sample], ModuleMemory]:
         """Measures what is missing, point by point, and keeps each point at once.
+
+        Args:
+            sampling: Which degrees and quotas.
+            network: Links between devices, for degrees above 1.
+            shape: Of the module's compute alone, where adaptive sampling may go by one.
 
         Raises:
             UnsupportedModelError: The module ran at no quota of degree 1; has what it raised.
             UnstableMeasurementError: The machine is too busy.
         """
-        samples = []
+        samples: list[Sample] = []
+        computed: list[Sample] = []
         for degree in sampling.degrees:
-            found = self._measure_degree(degree, sampling)
+            found = self._measure_degree(degree, sampling, shape, computed)
+            computed += found
             if degree == 1 and all(sample.infeasible is not None for sample in found):
                 raise UnsupportedModelError(
                     f"{self._subject.name!r} ran at no quota; it raised {found[0].infeasible}. Mend the module, make "
@@ -86,7 +96,9 @@ class ModulePoints:
             samples += [compose(sample, network, self._subject.gradient_bytes) for sample in found]
         return samples, self._memory(sampling.quotas[-1])
 
-    def _measure_degree(self, degree: int, sampling: Sampling) -> list[Sample]:
+    def _measure_degree(
+        self, degree: int, sampling: Sampling, shape: ModuleShape | None, computed: Sequence[Sample]
+    ) -> list[Sample]:
         name = self._subject.name
         try:
             part = split_batch(self._subject, degree)
@@ -94,7 +106,7 @@ class ModulePoints:
             return [_infeasible(name, phase, q, degree, str(error)) for q in sampling.ends for phase in Phase]
         known = {quota: self._reusable(degree, quota) for quota in sampling.quotas}
         found = [sample for points in known.values() if sampling.is_adaptive for sample in points]
-        while (quota := sampling.next_quota(found)) is not None:
+        while (quota := sampling.next_quota(found, shape, computed)) is not None:
             points = known[quota]
             self._tell(f"{name} at {quota} slot{'s' if quota > 1 else ''}" + (f" of {degree}" if degree > 1 else ""))
             if not points:

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from mosaic.cost.sampling import next_sample
+from mosaic.cost.sampling import next_of_both, next_shaped_sample
 from mosaic.device import Device
-from mosaic.profile import Phase, Sample
+from mosaic.profile import Sample
+from mosaic.shape import ModuleShape
 
 QuotaChoice = Literal["tenths", "all", "adaptive"]
 """The slots nearest to tenths of the device, every slot, or wherever the surface bends."""
@@ -72,18 +73,22 @@ class Sampling:
         """About how many points a module takes."""
         return len(self.degrees) * (min(5, len(self.quotas)) if self.is_adaptive else len(self.quotas))
 
-    def next_quota(self, samples: Sequence[Sample]) -> int | None:
-        """Returns where to measure next, given both phases of one module and degree so far; None where done."""
+    def next_quota(
+        self, samples: Sequence[Sample], shape: ModuleShape | None = None, known: Sequence[Sample] = ()
+    ) -> int | None:
+        """Returns where to measure next, given both phases of one module and degree so far; None where done.
+
+        Args:
+            samples: So far.
+            shape: What counted operators say of the module, if anything; adaptive sampling goes by it.
+            known: Samples of the module at other degrees.
+        """
         if self.bound is None:
             tried = {sample.quota for sample in samples}
             return next((quota for quota in self.quotas if quota not in tried), None)
-        for phase in Phase:
-            of_phase = [sample for sample in samples if sample.phase is phase]
-            if phase is Phase.FORWARD or any(sample.times_ms and sample.median_ms > 0 for sample in of_phase):
-                quota = next_sample(of_phase, self.quotas, bound=self.bound)
-                if quota is not None:
-                    return quota
-        return None
+        if shape is not None and samples and any(curve.degree == samples[0].degree for curve in shape.curves):
+            return next_shaped_sample(samples, self.quotas, shape, bound=self.bound, known=known)
+        return next_of_both(samples, self.quotas, bound=self.bound)
 
 
 def default_quotas(device: Device) -> tuple[int, ...]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from torch import nn
 
 from mosaic.backends.base import Backend
 from mosaic.cost.sampling import held_out_errors
+from mosaic.cost.shaped import shaped_without
 from mosaic.graph import ModuleGraph
 from mosaic.profile import GroupSample, HeldOutError, ModuleMemory, Phase, Profile, Sample
 from mosaic.profiler.cache import ProfileCache
@@ -23,9 +24,11 @@ from mosaic.profiler.points import ModulePoints, Site
 from mosaic.profiler.preserve import preserved
 from mosaic.profiler.quotas import QuotaChoice, Sampling
 from mosaic.profiler.settings import ProfileSettings
+from mosaic.profiler.shapes import Counted, count_subjects, shapes_of
 from mosaic.profiler.structure import structures_of
 from mosaic.profiler.subject import Subject
 from mosaic.profiler.surroundings import environment_of, key_of, now_utc
+from mosaic.shape import ModuleShape
 
 ProgressCallback = Callable[[str, int, int], None]
 """Called with what is measured next, how many measurements are done, and about how many there are."""
@@ -100,6 +103,7 @@ class _Sweep:
         self._keys = {subject.name: key_of(subject, backend, now) for subject in subjects}
         self._steps = _Steps(progress)
         self._clocks: list[tuple[int, int]] = []
+        self._counted: Counted = {}
 
     def run(self, sampling: Sampling, network: Network | None) -> Profile:
         pairs = choose_pairs(self._graph, self._backend.device) if self._settings.pairs else []
@@ -107,10 +111,11 @@ class _Sweep:
         partitions = [tuple(range(quota)) for quota in sampling.quotas]
         samples: list[Sample] = []
         memory: list[ModuleMemory] = []
+        shapes = self._count(sampling)
         with self._site([*partitions, *(slots for pair in pairs for _, slots in pair)]) as site:
             for subject in self._subjects:
                 points = ModulePoints(subject, self._keys[subject.name], site, self._steps.next)
-                found, kept = points.measure(sampling, network)
+                found, kept = points.measure(sampling, network, shapes.get(subject.name))
                 samples += found
                 memory.append(kept)
             measured = tuple(self._side_by_side(site).pairs(pairs))
@@ -118,7 +123,9 @@ class _Sweep:
         memory = [dataclasses.replace(kept, lane_bytes=lane_bytes) for kept in memory]
         samples = self._with_bandwidths(samples)
         groups = self._groups(samples)
-        held_out = held_out_of(samples)
+        if network is not None and len(sampling.degrees) > 1:
+            shapes = self._shapes(network)
+        held_out = held_out_of(samples, shapes)
         if groups:
             held_out += interference_errors(groups, measured, samples, self._subjects, self._backend.device)
         return Profile(
@@ -130,6 +137,7 @@ class _Sweep:
             memory=tuple(memory),
             structures=structures_of(self._subjects),
             held_out=held_out,
+            shapes=tuple(shapes.values()),
             environment=environment_of(
                 self._backend,
                 foreign_cpu_share=self._load.share or 0.0,
@@ -138,13 +146,26 @@ class _Sweep:
             ),
         )
 
+    def _count(self, sampling: Sampling) -> dict[str, ModuleShape]:
+        """Counts operators first, where this can spare measurements or tell what is between them."""
+        device = self._backend.device
+        if sampling.is_adaptive or len(sampling.quotas) < sampling.quotas[-1] - sampling.quotas[0] + 1:
+            self._counted = count_subjects(self._subjects, device, sampling.degrees)
+        return self._shapes(None)
+
+    def _shapes(self, network: Network | None) -> dict[str, ModuleShape]:
+        sums = {subject.name: subject.gradient_bytes for subject in self._subjects}
+        return shapes_of(self._counted, self._backend.device, network=network, gradient_bytes=sums)
+
     def _with_bandwidths(self, samples: Sequence[Sample]) -> list[Sample]:
         """Puts the share that counted bytes give where counters gave none, and marks it so."""
         unknown = {s.module for s in samples if s.bandwidth_utilisation is None and s.infeasible is None}
         if not unknown:
             return list(samples)
         counted = [subject for subject in self._subjects if subject.name in unknown]
-        estimate = estimate_bandwidths(counted, self._backend.device)
+        estimate = estimate_bandwidths(
+            counted, self._backend.device, {name: of[1] for name, of in self._counted.items()}
+        )
 
         def filled(sample: Sample) -> Sample:
             if sample.bandwidth_utilisation is not None or sample.infeasible is not None:
@@ -182,13 +203,21 @@ class _Sweep:
         return SideBySide(site, by_name, self._keys, self._steps.next)
 
 
-def held_out_of(samples: Sequence[Sample]) -> tuple[HeldOutError, ...]:
+def held_out_of(samples: Sequence[Sample], shapes: Mapping[str, ModuleShape]) -> tuple[HeldOutError, ...]:
     """Returns how well the samples of each module and phase predict each other, where there are enough."""
     by_subject: dict[tuple[str, Phase], list[Sample]] = {}
     for sample in samples:
         if sample.infeasible is None:
             by_subject.setdefault((sample.module, sample.phase), []).append(sample)
-    errors = (held_out_errors(found) for found in by_subject.values())
+    errors = []
+    for (module, phase), found in by_subject.items():
+        errors.append(held_out_errors(found))
+        if module in shapes:
+            others = [
+                s for (name, of), theirs in by_subject.items() if name == module and of is not phase for s in theirs
+            ]
+            make = shaped_without(shapes[module], others)
+            errors.append(held_out_errors(found, form="shaped", make=make))
     return tuple(error for error in errors if error is not None)
 
 

@@ -9,7 +9,10 @@ from mosaic.cost.interference import AssumedPair, Interference, MeasuredInterfer
 from mosaic.cost.interference_fit import InterferenceFit, fit_interference, rank_forms
 from mosaic.cost.leveling import LeveledBandwidth, Leveling
 from mosaic.cost.model import Cost, CostModel
-from mosaic.cost.sampling import held_out_errors, next_sample
+from mosaic.cost.posterior import ShapePosterior
+from mosaic.cost.sampling import held_out_errors, next_sample, next_shaped_sample
+from mosaic.cost.shape_prior import shape_of
+from mosaic.cost.shaped import ShapedSurface
 from mosaic.cost.surface import ScalingSurface, Surface
 
 __all__ = [
@@ -31,6 +34,8 @@ __all__ = [
     "NoInterference",
     "Run",
     "ScalingSurface",
+    "ShapePosterior",
+    "ShapedSurface",
     "SharedBandwidth",
     "Sharing",
     "Surface",
@@ -39,5 +44,7 @@ __all__ = [
     "fit_interference",
     "held_out_errors",
     "next_sample",
+    "next_shaped_sample",
     "rank_forms",
+    "shape_of",
 ]

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from mosaic.cost.alpha_beta import AlphaBetaSurface
 from mosaic.cost.bandwidth import BandwidthEstimate, Bandwidths
 from mosaic.cost.interference_fit import rank_forms
 from mosaic.cost.sampling import held_out_errors
+from mosaic.cost.shaped import shaped_without
 from mosaic.errors import InvalidProfileError
-from mosaic.profile import HeldOutError, Phase, Profile
+from mosaic.profile import HeldOutError, Phase, Profile, Sample
 
 
 def errors_of_profile(profile: Profile, *, estimate: BandwidthEstimate | None = None) -> tuple[HeldOutError, ...]:
-    """Returns errors of both surfaces for each module and phase, then of each form of interference, best first.
+    """Returns errors of all surfaces for each module and phase, then of each form of interference, best first.
 
     For ``Profile.held_out``. What cannot be judged (two samples, a module that never ran, groups without
     bandwidths) is left out.
@@ -26,6 +29,7 @@ def errors_of_profile(profile: Profile, *, estimate: BandwidthEstimate | None = 
             samples = [s for s in profile.samples if (s.module, s.phase) == (name, phase)]
             if any(sample.infeasible is None for sample in samples):
                 found.append(held_out_errors(samples))
+                found.append(_shaped(profile, name, samples))
                 found.append(held_out_errors(samples, form="alpha-beta", make=AlphaBetaSurface))
     try:
         bandwidths = Bandwidths(profile.samples, estimate=estimate)
@@ -34,3 +38,11 @@ def errors_of_profile(profile: Profile, *, estimate: BandwidthEstimate | None = 
         ranked = ()
     found += [of.held_out for fit in ranked for of in fit.phases]
     return tuple(error for error in found if error is not None)
+
+
+def _shaped(profile: Profile, name: str, samples: Sequence[Sample]) -> HeldOutError | None:
+    shape = profile.shape_of(name)
+    if shape is None:
+        return None
+    others = [s for s in profile.samples if s.module == name and s.phase is not samples[0].phase]
+    return held_out_errors(samples, form="shaped", make=shaped_without(shape, others))

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Literal, Protocol, get_args
 
 from mosaic.cost.alpha_beta import AlphaBetaSurface
 from mosaic.cost.bandwidth import BandwidthEstimate, Bandwidths
 from mosaic.cost.choice import InterferenceKind, choose_interference
 from mosaic.cost.interference import Beside, Interference, NoInterference
 from mosaic.cost.interference_fit import InterferenceFit
+from mosaic.cost.shaped import ShapedSurface
 from mosaic.cost.surface import ScalingSurface, Surface
 from mosaic.errors import InvalidProfileError
 from mosaic.profile import ModuleMemory, Phase, Profile, Sample
 
-_SURFACES: dict[str, Callable[[Sequence[Sample]], Surface]] = {
-    "smooth": ScalingSurface,
-    "alpha-beta": AlphaBetaSurface,
-}
+SurfaceKind = Literal["shaped", "smooth", "alpha-beta"]
+"""``ShapedSurface``, ``ScalingSurface`` or ``AlphaBetaSurface``."""
 
 
 class Cost(Protocol):
@@ -95,7 +94,7 @@ class CostModel:
         profile: Profile,
         *,
         interference: InterferenceKind = "measured",
-        surface: Literal["smooth", "alpha-beta"] = "smooth",
+        surface: SurfaceKind = "shaped",
         fit: InterferenceFit | None = None,
         estimate: BandwidthEstimate | None = None,
     ) -> CostModel:
@@ -107,7 +106,8 @@ class CostModel:
             profile: What was measured.
             interference: ``measured`` (the profile's pairs), or a form: ``none``, ``additive``, ``full`` (paper Eq. 8
                 without and with its product), ``pairwise``, ``mosaic``.
-            surface: ``smooth`` (``ScalingSurface``) or ``alpha-beta`` (Spindle's, over degree times quota).
+            surface: ``shaped`` (``ShapedSurface``: by the profile's counted shapes; smooth for a module without one),
+                ``smooth`` (``ScalingSurface``) or ``alpha-beta`` (Spindle's, over degree times quota).
             fit: Coefficients of that form, found on this device before; fitted to the profile's groups and pairs
                 where None.
             estimate: Asked for bandwidths that were not measured.
@@ -116,8 +116,8 @@ class CostModel:
             InvalidProfileError: A module has no samples of a phase that it runs, or a form lacks bandwidths or groups.
             ValueError: There is no such surface, or ``fit`` is of another form.
         """
-        if surface not in _SURFACES:
-            raise ValueError(f"surface={surface!r}; use one of {', '.join(_SURFACES)}")
+        if surface not in get_args(SurfaceKind):
+            raise ValueError(f"surface={surface!r}; use one of {', '.join(get_args(SurfaceKind))}")
         grouped = _by_phase(profile)
         peaks: dict[tuple[str, Phase], dict[int, int]] = {}
         for key, samples in grouped.items():
@@ -128,7 +128,7 @@ class CostModel:
         bandwidths = Bandwidths(profile.samples, estimate=estimate, idle=idle)
         chosen, findings = choose_interference(profile, bandwidths, interference, fit)
         return cls(
-            {key: _SURFACES[surface](samples) for key, samples in grouped.items()},
+            {key: _surface(surface, profile, grouped, key) for key in grouped},
             memory={entry.module: entry for entry in profile.memory},
             peak_bytes=peaks,
             interference=chosen,
@@ -226,6 +226,17 @@ class CostModel:
                 f"no module {module!r} in this cost model; it knows {', '.join(self.names) or 'none'}: profile it"
             )
         return found
+
+
+def _surface(
+    kind: SurfaceKind, profile: Profile, grouped: Mapping[tuple[str, Phase], list[Sample]], key: tuple[str, Phase]
+) -> Surface:
+    if kind == "alpha-beta":
+        return AlphaBetaSurface(grouped[key])
+    if kind == "smooth":
+        return ScalingSurface(grouped[key])
+    others = [s for (module, phase), of in grouped.items() if module == key[0] and phase is not key[1] for s in of]
+    return ShapedSurface(grouped[key], shape=profile.shape_of(key[0]), others=others)
 
 
 def _by_phase(profile: Profile) -> dict[tuple[str, Phase], list[Sample]]:

@@ -41,8 +41,10 @@ class IdealTime:
     """Links."""
 
 
-def ideal_time(operator: Operator, hardware: Hardware, num_sms: int, *, network_gb_per_s: float = 0.0) -> IdealTime:
-    """Returns the parts of an operator's time on ``num_sms`` SMs.
+def ideal_time(
+    operator: Operator, hardware: Hardware, num_sms: int, *, network_gb_per_s: float = 0.0, with_waves: bool = True
+) -> IdealTime:
+    """Returns the parts of an operator's time on ``num_sms`` SMs; without waves, arithmetic is spread evenly.
 
     Raises:
         ValueError: The operator sends to other devices and there is no link.
@@ -55,7 +57,7 @@ def ideal_time(operator: Operator, hardware: Hardware, num_sms: int, *, network_
         peak = hardware.peak_tflops(operator.dtype, is_conv=operator.kind is OperatorKind.CONV)
     share = num_sms / hardware.num_sms
     compute = operator.flops / (peak * share) / 1e9
-    if operator.gemm is not None and hardware.kind == "cuda" and operator.flops:
+    if with_waves and operator.gemm is not None and hardware.kind == "cuda" and operator.flops:
         compute *= wave_factor(operator.gemm, num_sms)
     return IdealTime(
         compute_ms=compute,
@@ -87,7 +89,7 @@ def operator_ms(operator: Operator, hardware: Hardware, num_sms: int, *, network
     """Returns the time of one call on ``num_sms`` SMs, in milliseconds; see the head of this file."""
     ideal = ideal_time(operator, hardware, num_sms, network_gb_per_s=network_gb_per_s)
     reached = hardware.efficiency
-    compute, memory, network = _efficiency(operator.kind, hardware), reached.memory, reached.network
+    compute, memory, network = efficiency_of(operator.kind, hardware), reached.memory, reached.network
     slowest = max(ideal.compute_ms / compute, ideal.memory_ms / memory, ideal.network_ms / network)
     return slowest + operator.kernels * hardware.launch_us / 1e3
 
@@ -108,7 +110,8 @@ def phase_bandwidth(counts: PhaseCounts, hardware: Hardware, num_sms: int, *, ne
     return min(1.0, counts.moved_bytes / time_ms / 1e6 / hardware.memory_gb_per_s)
 
 
-def _efficiency(kind: OperatorKind, hardware: Hardware) -> float:
+def efficiency_of(kind: OperatorKind, hardware: Hardware) -> float:
+    """Returns the share of the arithmetic peak that operators of a kind reach."""
     reached = hardware.efficiency
     if kind is OperatorKind.MATMUL:
         return reached.matmul

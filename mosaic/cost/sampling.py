@@ -23,8 +23,10 @@ import statistics
 from collections.abc import Callable, Sequence
 
 from mosaic.cost.curve import roofs_ms
+from mosaic.cost.posterior import ShapePosterior
 from mosaic.cost.surface import ScalingSurface, Surface, subject_of
-from mosaic.profile import HeldOutError, Sample
+from mosaic.profile import HeldOutError, Phase, Sample
+from mosaic.shape import ModuleShape
 
 MakeSurface = Callable[[Sequence[Sample]], Surface]
 """Builds a form of surface from samples of one module and phase."""
@@ -49,7 +51,7 @@ def held_out_errors(
         InvalidProfileError: The samples are not of one module and phase.
     """
     module, phase = subject_of(samples)
-    errors = [error for of in _by_degree(samples) for error in _left_out(of, make)]
+    errors = [error for of in _by_degree(samples) for error in omission_errors(of, make)]
     if not errors:
         return None
     return HeldOutError(
@@ -87,11 +89,61 @@ def next_sample(samples: Sequence[Sample], candidates: Sequence[int], *, bound: 
     end = _missing_end(sorted(set(candidates)), tried, [sample.quota for sample in feasible])
     if end is not None or len(feasible) < 2:
         return end
-    if len(feasible) >= 5 and max(_left_out(feasible, ScalingSurface), default=0.0) < bound:
+    if len(feasible) >= 5 and max(omission_errors(feasible, ScalingSurface), default=0.0) < bound:
         return None
     gaps = (_corner(left, right, set(candidates) - tried) for left, right in itertools.pairwise(feasible))
     width, quota = max((gap for gap in gaps if gap is not None), default=(0.0, 0))
     return -quota if width > 2 * math.log1p(bound) else None
+
+
+def next_shaped_sample(
+    samples: Sequence[Sample],
+    candidates: Sequence[int],
+    shape: ModuleShape,
+    *,
+    bound: float,
+    known: Sequence[Sample] = (),
+) -> int | None:
+    """As ``next_sample`` for a module whose shape was counted: where the posterior knows least of both phases.
+
+    The ends come first here, too. A third sample, between them, is always taken: it is the one that tells whether the
+    shape fits. Then it goes on while the relative standard deviation at any quota is ``bound`` or more.
+
+    Args:
+        samples: Both phases of one module at one degree, so far; may be empty.
+        candidates: Quotas in slots that could be measured.
+        shape: Of this module.
+        bound: Relative standard deviation that is good enough.
+        known: Samples of the module at other degrees, which tell of this one.
+
+    Raises:
+        ValueError: There are no candidates, or ``bound`` is not positive.
+    """
+    first = [sample for sample in samples if sample.phase is Phase.FORWARD]
+    end = next_sample(first, candidates, bound=math.inf)  # nothing but the ends
+    feasible = sorted({sample.quota for sample in first if sample.infeasible is None})
+    if end is not None or not feasible:
+        return end
+    if not bound > 0:
+        raise ValueError(f"bound={bound}; give a positive bound")
+    tried = {sample.quota for sample in samples}
+    inside = [quota for quota in candidates if feasible[0] < quota < feasible[-1] and quota not in tried]
+    degree = first[0].degree
+    posterior = ShapePosterior(shape, (*samples, *known))
+    if posterior.is_refuted:
+        return next_of_both(samples, candidates, bound=bound)
+    return posterior.next_quota(degree, inside, bound=0.0 if len(feasible) < 3 else bound)
+
+
+def next_of_both(samples: Sequence[Sample], candidates: Sequence[int], *, bound: float) -> int | None:
+    """As ``next_sample``, given both phases of a module: forward first, then backward if there is one."""
+    for phase in Phase:
+        of_phase = [sample for sample in samples if sample.phase is phase]
+        if phase is Phase.FORWARD or any(sample.times_ms and sample.median_ms > 0 for sample in of_phase):
+            quota = next_sample(of_phase, candidates, bound=bound)
+            if quota is not None:
+                return quota
+    return None
 
 
 def _missing_end(candidates: Sequence[int], tried: set[int], feasible: Sequence[int]) -> int | None:
@@ -123,7 +175,13 @@ def _corner(left: Sample, right: Sample, untried: set[int]) -> tuple[float, int]
     return math.log(upper / lower), -quota  # the smaller quota of two equal gaps
 
 
-def _left_out(samples: Sequence[Sample], make: MakeSurface) -> list[float]:
+def omission_errors(samples: Sequence[Sample], make: MakeSurface) -> list[float]:
+    """Returns the relative error at each sample but the first and the last, of a surface made of the others.
+
+    Args:
+        samples: Of one module, phase and degree, feasible, by rising quota.
+        make: Builds the surface.
+    """
     errors = []
     for index in range(1, len(samples) - 1):
         held = samples[index]

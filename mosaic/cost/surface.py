@@ -17,6 +17,17 @@ from mosaic.errors import InvalidProfileError
 from mosaic.profile import Phase, Sample
 
 
+class Curve(Protocol):
+    """Time over the quota at one degree."""
+
+    @property
+    def quotas(self) -> tuple[int, ...]:
+        """Sampled quotas in slots, rising."""
+
+    def ms(self, quota: int) -> float:
+        """Returns the time in milliseconds between the first and the last sampled quota."""
+
+
 class Surface(Protocol):
     """A form of one phase of one module over (degree, quota)."""
 
@@ -55,7 +66,7 @@ class ScalingSurface:
             by_degree.setdefault(sample.degree, []).append(sample)
         self._samples = {degree: sorted(by_degree[degree], key=lambda s: s.quota) for degree in sorted(by_degree)}
         feasible = {degree: [s for s in of if s.infeasible is None] for degree, of in self._samples.items()}
-        self._curves = {degree: QuotaCurve.fit(of) for degree, of in feasible.items() if of}
+        self._curves: dict[int, Curve] = {degree: QuotaCurve.fit(of) for degree, of in feasible.items() if of}
         self._is_zero = all(s.median_ms == 0 for of in feasible.values() for s in of)
 
     @property

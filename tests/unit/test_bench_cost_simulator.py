@@ -8,8 +8,9 @@ import random
 import pytest
 
 from bench.cost_figures import RULES
+from bench.cost_sampling import curves_of, sample_all
 from bench.cost_simulator import NUM_SLOTS, Work, draw_works, finish_ms, measure_run, together_ms
-from bench.cost_surface import sample_all, tenths
+from bench.cost_surface import tenths
 from mosaic.cost import Run, next_sample
 from mosaic.profile import Phase, Sample
 
@@ -53,15 +54,15 @@ def test_a_group_is_seen_as_a_profiler_would():
 
 
 def test_adaptive_sampling_is_counted_and_judged_only_where_it_did_not_look():
-    curve = [
+    curves = curves_of(
         Sample(module="m", phase=Phase.FORWARD, quota=q, times_ms=(max(16 / q, 2.0),)) for q in range(1, NUM_SLOTS + 1)
-    ]
-    found = sample_all([curve], [curve], lambda taken, every: next_sample(taken, every, bound=0.05))
+    )
+    found = sample_all(curves, curves, lambda _, taken, every: next_sample(taken, every, bound=0.05), {})
     assert found.counts == (3,)
     assert len(found.errors) == NUM_SLOTS - 3
     assert found.mean_error < 1e-6
     grid = sample_all(
-        [curve], [curve], lambda taken, _: next((q for q in tenths(NUM_SLOTS) if q not in quotas(taken)), None)
+        curves, curves, lambda _, taken, __: next((q for q in tenths(NUM_SLOTS) if q not in quotas(taken)), None), {}
     )
     assert grid.counts == (10,)
 

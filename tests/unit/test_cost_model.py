@@ -128,7 +128,7 @@ def test_surfaces_are_chosen_by_name() -> None:
     assert smooth.time_ms("a", F, 1, 3) == noisy.samples_of("a", F)[2].median_ms
     assert fitted.time_ms("a", F, 1, 3) == pytest.approx(smooth.time_ms("a", F, 1, 3), rel=0.01)
     assert fitted.time_ms("a", F, 1, 3) != smooth.time_ms("a", F, 1, 3)
-    with pytest.raises(ValueError, match="surface='linear'; use one of smooth, alpha-beta"):
+    with pytest.raises(ValueError, match="surface='linear'; use one of shaped, smooth, alpha-beta"):
         CostModel.from_profile(noisy, surface="linear")
 
 

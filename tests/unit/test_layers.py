@@ -17,7 +17,7 @@ LAYERS = [
     {"cache_folder", "errors", "provenance"},
     {"artifact", "child"},
     {"device"},
-    {"graph", "hardware", "timeline"},
+    {"graph", "hardware", "shape", "timeline"},
     {"profile"},
     {"plan"},
     {"cost"},
