@@ -90,6 +90,7 @@ def plan_with_all(ground: Ground, count: int, fits: Fits) -> tuple[dict[str, Pla
         samples=tuple(s for s in profile.samples if s.module in graph.names and s.degree == 1),
         memory=tuple(entry for entry in profile.memory if entry.module in graph.names),
         structures=(),
+        shapes=tuple(shape for shape in profile.shapes if shape.module in graph.names),
         held_out=(),
     )
     search = SearchOptions(limits=SEARCH_LIMITS, grid=QuotaGrid(step_slots=max(1, ground.num_slots // 8)))

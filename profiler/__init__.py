@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mosaic.cache_folder import default_cache_folder
 from mosaic.profiler.cache import ProfileCache, open_cache
-from mosaic.profiler.communication import AllReduce, Network, Ring, fit_ring, measure_ring
+from mosaic.profiler.communication import AllReduce, Launched, Network, Ring, fit_ring, measure_launched, measure_ring
 from mosaic.profiler.counters import Counters, Utilisation
 from mosaic.profiler.estimate import CountedBandwidths, estimate_bandwidths
 from mosaic.profiler.noise import ForeignLoad
@@ -21,6 +21,7 @@ __all__ = [
     "CountedBandwidths",
     "Counters",
     "ForeignLoad",
+    "Launched",
     "Network",
     "ProfileCache",
     "ProfileSettings",
@@ -32,6 +33,7 @@ __all__ = [
     "environment_of",
     "estimate_bandwidths",
     "fit_ring",
+    "measure_launched",
     "measure_ring",
     "open_cache",
     "open_counters",

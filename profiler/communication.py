@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -103,6 +103,40 @@ def measure_ring(device: torch.device, *, group: dist.ProcessGroup | None = None
         dist.all_reduce(times, dist.ReduceOp.MAX, group=group)  # a collective ends with its slowest rank
         measured.append(AllReduce(num_bytes=size, degree=degree, time_ms=statistics.median(times.tolist())))
     return fit_ring(measured)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launched:
+    """What the ranks that torchrun started measured of their links."""
+
+    ring: Ring
+    """The same on every rank."""
+    rank: int
+    """Of this process."""
+    world_size: int
+    """Ranks."""
+
+
+def measure_launched(environ: Mapping[str, str], *, on_gpu: bool) -> Launched | None:
+    """Opens a group of the ranks that torchrun started, measures its links and closes it; None for a process alone.
+
+    Args:
+        environ: Where torchrun left ``WORLD_SIZE``, ``LOCAL_RANK`` and where to meet.
+        on_gpu: Whether the links are those between GPUs (NCCL), one a rank, or between hosts (gloo).
+
+    Raises:
+        ValueError: See ``fit_ring``.
+    """
+    if int(environ.get("WORLD_SIZE", "1")) < 2:
+        return None
+    device = torch.device("cuda", int(environ.get("LOCAL_RANK", "0"))) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if on_gpu else "gloo")
+    try:
+        return Launched(ring=measure_ring(device), rank=dist.get_rank(), world_size=dist.get_world_size())
+    finally:
+        dist.destroy_process_group()
 
 
 def _time_ms(data: torch.Tensor, group: dist.ProcessGroup | None) -> float:

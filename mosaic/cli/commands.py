@@ -52,11 +52,15 @@ def demo(given: options.Demo) -> None:
 
 def profile(given: options.Profile) -> None:
     """``mosaic profile``."""
-    from mosaic.cli.profiling import Request, measure
+    from mosaic.cli.profiling import Request, measure, measure_links
     from mosaic.profiler import default_cache_folder
 
-    options = {field.name: getattr(given, field.name) for field in dataclasses.fields(Request)}
-    found = measure(Request(**options | {"cache": given.cache or default_cache_folder()}))
+    links = measure_links(given.backend, given.cluster)
+    if links is not None and links.rank > 0:
+        return  # all ranks measure their links, the first one the modules
+    options = {field.name: getattr(given, field.name) for field in dataclasses.fields(Request) if field.name != "links"}
+    options["cache"] = given.cache or default_cache_folder()
+    found = measure(Request(**options, links=links))
     measured = found.profile
     save(measured, given.output)
     console = Console(stderr=_takes_stdout(given.json))

@@ -94,8 +94,8 @@ class Profile:
     """Data-parallel degrees, such as 1,2,4. Those above 1 are composed: the time of a share of the batch here, and a
     communication model."""
     cluster: str | None = None
-    """Devices and links to compose degrees for: a name such as h100-80g, or a .json file; by default what is usual for
-    the device."""
+    """Devices and links to compose degrees for: a name such as h100-80g, or a .json file; by default the links that
+    are measured between the ranks where torchrun started several, else what is usual for the device."""
     groups: int = 0
     """Groups of modules to run side by side at designed quotas, for fitting interference."""
     fit: Path | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from mosaic.report import Progress
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Backend
-    from mosaic.profiler import Counters, QuotaChoice
+    from mosaic.profiler import Counters, Launched, Network, QuotaChoice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,8 @@ class Request:
     """Folder of measurements; None keeps none."""
     fresh: bool = False
     """Whether to measure again what the folder has."""
+    links: Launched | None = None
+    """Measured links; None for those of ``cluster``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,7 @@ def measure(request: Request) -> Measured:
     ordinal = (first.device.index or 0) if request.backend is None and first is not None and on_gpu else request.device
     backend = open_backend(request.backend or ("cuda" if on_gpu else "host"), ordinal)
     quotas, degrees = parse_quotas(request.quotas), _numbers("--degrees", request.degrees)
-    network = _cluster(request.cluster, max(degrees), backend.device) if max(degrees) > 1 else None
+    network = _links(request, max(degrees), backend.device) if max(degrees) > 1 else None
     with Progress() as progress, _counters(backend, wanted=request.counters) as counters:
         finding = find_modules(workload.model.to(backend.torch_device), moved(workload.sample, backend.torch_device))
         profile = profile_modules(
@@ -99,7 +102,7 @@ def measure(request: Request) -> Measured:
             progress=progress.follow("profiling"),
         )
         missing = counters.missing if counters is not None else ""
-    return Measured(profile, tuple(_notes(profile, missing)))
+    return Measured(profile, (*_said_of(request.links), *_notes(profile, missing)))
 
 
 def parse_quotas(text: str) -> QuotaChoice | tuple[int, ...]:
@@ -124,6 +127,31 @@ def _numbers(option: str, text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise MosaicError(f"{option} {text} is not a list of numbers such as 1,2,4") from None
+
+
+def measure_links(backend: Literal["cuda", "host"] | None, cluster: str | None) -> Launched | None:
+    """Measures the links between the ranks that torchrun started; None where it did not, or ``cluster`` names links."""
+    if cluster is not None:
+        return None
+    from mosaic.backends import cuda
+    from mosaic.profiler import measure_launched
+
+    return measure_launched(os.environ, on_gpu=backend != "host" and cuda.is_available())
+
+
+def _said_of(links: Launched | None) -> tuple[str, ...]:
+    if links is None:
+        return ()
+    ring = links.ring
+    return (
+        f"all-reduces over {links.world_size} ranks were measured: {ring.latency_us:.1f} us a step and "
+        f"{ring.gb_per_s:.2f} GB/s; degrees above 1 are composed with that",
+    )
+
+
+def _links(request: Request, gpus: int, device: Device) -> Network:
+    """Returns links as they were measured, or else as they are described."""
+    return request.links.ring if request.links is not None else _cluster(request.cluster, gpus, device)
 
 
 def _cluster(where: str | None, gpus: int, device: Device) -> Cluster:

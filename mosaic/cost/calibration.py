@@ -2,7 +2,12 @@
 
 The share of each peak that kernels reach, the fixed time of a kernel and what one SM draws of the memory are chosen so
 that predicted and measured times differ least: the logarithm of their ratio, squared where it is small and as it is
-where it is large, with a weak pull towards the values from before, which decides where measurements say nothing.
+where it is large, every module with one weight however often it was measured.
+
+Six factors fit a few modules and may then be wrong about all others. So how far they may move is chosen by leaving one
+module after the other out, from nothing at all, through one speed for everything, to each kind of operator by
+itself, held to the description's values less and less. A freer fit has to be better by more than the standard error of
+its gain; where none is, nothing changes.
 
 An *error* here is the factor by which a prediction is typically off, less one:
 exp(mean |log(predicted / measured)|) - 1. Where errors are small it is the mean relative error;
@@ -32,9 +37,22 @@ _FACTORS = ("matmul", "attention", "conv", "memory", "launch_us", "sm_gb_per_s")
 _BOUNDS = ((0.005, 2.0), (0.005, 2.0), (0.005, 2.0), (0.005, 2.0), (0.01, 1000.0), (0.1, 10_000.0))
 _KINDS = {OperatorKind.MATMUL: 0, OperatorKind.ATTENTION: 1, OperatorKind.CONV: 2}
 _MEMORY, _LAUNCH, _DRAWN = 3, 4, 5
-_PULL = 1e-3
 _OUTLIER = 0.1
-_FOLDS = 5
+_MOST_FOLDS = 8
+
+_LEVEL = np.array([-1.0, -1.0, -1.0, -1.0, 1.0, 0.0])
+"""How factors move together where everything is slower."""
+_LEVEL_SIGMA, _MISFIT = 2.0, 0.2
+"""Prior standard deviation of that, and how far a module is off whatever the factors; of logarithms."""
+_FREEDOMS = (
+    ("one speed for everything", 0.02),
+    ("each kind, tightly", 0.15),
+    ("each kind", 0.5),
+    ("each kind, freely", 2.0),
+)
+"""What may change, and the prior standard deviation of each factor's own logarithm."""
+NOTHING = "nothing"
+"""What changes where no fit predicts left-out modules better."""
 
 Vector = NDArray[np.float64]
 
@@ -51,6 +69,8 @@ class Measurement:
     """Slots it ran on."""
     measured_ms: float
     """Time in milliseconds."""
+    module: str = ""
+    """Whose operators these are: all measurements of a module are left out together; empty for the name itself."""
 
     def __post_init__(self) -> None:
         if not 0 < self.measured_ms < math.inf:
@@ -72,8 +92,9 @@ class Calibrated:
     error_after: float
     """Error afterwards, on the measurements that were fitted: never more than before."""
     error_held_out: float
-    """Error on measurements that a fit did not see, by cross-validation in up to five parts, never two of them with
-    measurements of one name."""
+    """Error on modules that a fit of the same freedom did not see; that from before where nothing changed."""
+    freedom: str
+    """What was allowed to change: ``nothing``, ``one speed for everything``, ``each kind``, ..."""
     fitted: tuple[str, ...]
     """Factors on which the measurements depend; the others keep their value."""
     num_measurements: int
@@ -81,8 +102,8 @@ class Calibrated:
 
     @property
     def is_better(self) -> bool:
-        """Whether it predicts what it has not seen better than before; if not, measure more before using it."""
-        return self.error_held_out < self.error_before
+        """Whether it predicts what it has not seen better than before; if not, nothing was changed."""
+        return self.freedom != NOTHING and self.error_held_out < self.error_before
 
 
 def calibrate(hardware: Hardware, measurements: Sequence[Measurement]) -> Calibrated:
@@ -103,18 +124,18 @@ def calibrate(hardware: Hardware, measurements: Sequence[Measurement]) -> Calibr
         hardware.device().check_quota(measurement.quota, of=measurement.name)
     work = _Work(hardware, measurements)
     start = _factors(hardware)
-    every = np.arange(len(measurements))
     before = work.error(start)
-    found = work.fit(start, every)
-    fitted = tuple(np.abs(work.slopes(found)).max(axis=0) > 1e-6)
-    found = np.where(fitted, found, start)
+    freedom, sigma, held_out = _choose_freedom(work, start)
+    found = start if sigma is None else work.fit(start, np.arange(len(measurements)), sigma)
+    fitted = np.abs(found - start) > 1e-9
     if work.error(found) > before:  # what is minimised is not quite the error
-        found = start
+        freedom, found, fitted, held_out = NOTHING, start, np.zeros(len(start), dtype=bool), before
     return Calibrated(
-        hardware=_with_factors(hardware, found, len(measurements)),
+        hardware=_with_factors(hardware, found, len(measurements)) if fitted.any() else hardware,
         error_before=before,
         error_after=work.error(found),
-        error_held_out=_held_out(work, start, [measurement.name for measurement in measurements]),
+        error_held_out=held_out,
+        freedom=freedom,
         fitted=tuple(name for name, is_fitted in zip(_FACTORS, fitted, strict=True) if is_fitted),
         num_measurements=len(measurements),
     )
@@ -132,7 +153,15 @@ def measurements_of(profile: Profile, counts: Mapping[str, Mapping[int, ModuleCo
         operators = of_module.phase(sample.phase) if of_module is not None else PhaseCounts()
         if operators.operators and sample.times_ms and sample.median_ms > 0:
             name = f"{sample.module} {sample.phase}"
-            found.append(Measurement(name=name, counts=operators, quota=sample.quota, measured_ms=sample.median_ms))
+            found.append(
+                Measurement(
+                    name=name,
+                    counts=operators,
+                    quota=sample.quota,
+                    measured_ms=sample.median_ms,
+                    module=sample.module,
+                )
+            )
     if not found:
         raise InvalidProfileError(
             f"the profile measured none of {', '.join(counts) or 'no modules'} at a degree that was counted"
@@ -151,6 +180,9 @@ class _Work:
     def __init__(self, hardware: Hardware, measurements: Sequence[Measurement]) -> None:
         self._measured = np.array([measurement.measured_ms for measurement in measurements])
         self._peak = hardware.memory_gb_per_s
+        self.groups = _groups(measurements)
+        sizes = np.bincount(self.groups)
+        self._weights = 1.0 / sizes[self.groups]
         owner, kind, compute, moved, sms, calls, kernels = [], [], [], [], [], [], []
         for index, measurement in enumerate(measurements):
             num_sms = measurement.quota * hardware.sms_per_slot
@@ -187,19 +219,29 @@ class _Work:
         slopes: Vector = np.stack(rows, axis=1)
         return slopes
 
-    def fit(self, start: Vector, chosen: NDArray[np.intp]) -> Vector:
-        """Returns the factors that suit the chosen measurements best (Levenberg-Marquardt, reweighted)."""
+    def fit(self, start: Vector, chosen: NDArray[np.intp], sigma: float) -> Vector:
+        """Returns the factors that suit the chosen measurements best (Levenberg-Marquardt, reweighted).
+
+        Args:
+            start: Where to start, and towards what to pull.
+            chosen: Measurements.
+            sigma: Prior standard deviation of each factor by itself.
+        """
         low, high = np.log(np.array(_BOUNDS)).T
+        moving = np.abs(self.slopes(start)[chosen]).max(axis=0) > 1e-6
+        own = np.where(moving, sigma**2, 0.0)
+        spread = np.diag(own) + _LEVEL_SIGMA**2 * np.outer(_LEVEL * moving, _LEVEL * moving)
+        pull: Vector = _MISFIT**2 * np.linalg.pinv(spread, hermitian=True)
         found, damping = np.clip(start, low, high), 1e-2
-        best = self._loss(found, start, chosen)
+        best = self._loss(found - start, found, chosen, pull)
         for _ in range(100):
-            left, slopes = self.ratios(found)[chosen], self.slopes(found)[chosen]
-            weights = 1 / np.sqrt(1 + (left / _OUTLIER) ** 2)
-            normal = slopes.T @ (weights[:, None] * slopes) + _PULL * np.eye(len(start))
-            downhill = slopes.T @ (weights * left) + _PULL * (found - start)
-            step = np.linalg.solve(normal + damping * np.diag(np.diag(normal)), downhill)
+            left, slopes = self.ratios(found)[chosen], self.slopes(found)[chosen] * moving
+            weights = self._weights[chosen] / np.sqrt(1 + (left / _OUTLIER) ** 2)
+            normal = slopes.T @ (weights[:, None] * slopes) + pull + 1e-9 * np.eye(len(start))
+            downhill = slopes.T @ (weights * left) + pull @ (found - start)
+            step = np.linalg.solve(normal + damping * np.diag(np.diag(normal)), downhill) * moving
             tried = np.clip(found - step, low, high)
-            loss = self._loss(tried, start, chosen)
+            loss = self._loss(tried - start, tried, chosen, pull)
             if loss >= best:
                 damping *= 4
                 if damping > 1e6:
@@ -208,22 +250,41 @@ class _Work:
             found, best, damping = tried, loss, max(damping / 3, 1e-6)
         return found
 
-    def _loss(self, factors: Vector, start: Vector, chosen: NDArray[np.intp]) -> float:
+    def _loss(self, moved: Vector, factors: Vector, chosen: NDArray[np.intp], pull: Vector) -> float:
         left = self.ratios(factors)[chosen]
         robust = _OUTLIER**2 * (np.sqrt(1 + (left / _OUTLIER) ** 2) - 1)
-        return float(robust.sum() + _PULL / 2 * ((factors - start) ** 2).sum())
+        return float((self._weights[chosen] * robust).sum() + moved @ pull @ moved / 2)
 
 
-def _held_out(work: _Work, start: Vector, names: Sequence[str]) -> float:
-    """The error on every fifth subject, of fits to the other four fifths."""
-    distinct = list(dict.fromkeys(names))
-    numbers = [distinct.index(name) for name in names] if len(distinct) > 1 else list(range(len(names)))
-    part = np.array(numbers) % _FOLDS
-    ratios = np.zeros(len(names))
-    for fold in range(int(part.max()) + 1):
-        found = work.fit(start, np.flatnonzero(part != fold))
-        ratios[part == fold] = work.ratios(found)[part == fold]
-    return mean_error(ratios)
+def _groups(measurements: Sequence[Measurement]) -> NDArray[np.intp]:
+    """Numbers the modules; measurements of a single one by name, and of a single name one by one."""
+    for named in ([m.module or m.name for m in measurements], [m.name for m in measurements]):
+        distinct = list(dict.fromkeys(named))
+        if len(distinct) > 1:
+            return np.array([distinct.index(name) for name in named])
+    return np.arange(len(measurements))
+
+
+def _choose_freedom(work: _Work, start: Vector) -> tuple[str, float | None, float]:
+    """Returns what may change, the prior standard deviation for it, and the error on modules left out.
+
+    From nothing to all; a freer one takes over where its gain over the modules is above its standard error.
+    """
+    folds = work.groups % _MOST_FOLDS
+    chosen: tuple[str, float | None] = (NOTHING, None)
+    least = np.abs(work.ratios(start))
+    for name, sigma in _FREEDOMS:
+        ratios = np.zeros(len(least))
+        for fold in range(int(folds.max()) + 1):
+            found = work.fit(start, np.flatnonzero(folds != fold), sigma)
+            ratios[folds == fold] = work.ratios(found)[folds == fold]
+        left = np.abs(ratios)
+        sizes = np.bincount(work.groups)
+        gains = np.bincount(work.groups, weights=least - left) / sizes
+        error = gains.std(ddof=1) / math.sqrt(len(gains)) if len(gains) > 1 else math.inf
+        if gains.mean() > error:
+            chosen, least = (name, sigma), left
+    return *chosen, mean_error(least)
 
 
 def _factors(hardware: Hardware) -> Vector:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -57,6 +59,19 @@ def test_degrees_groups_and_a_cache(arguments: list[str], tmp_path: Path, capsys
 def test_links_are_those_usual_for_the_device_unless_they_are_described(arguments: list[str], tmp_path: Path):
     assert run([*arguments, "--degrees", "2"]) == 0
     assert {s.source for s in load(Profile, tmp_path / "profile.json").samples} == {"measured", "composed"}
+
+
+def test_two_ranks_measure_their_links_and_the_first_one_the_modules(arguments: list[str], tmp_path: Path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    script = tmp_path / "as_the_command.py"
+    script.write_text("import sys\nfrom mosaic.cli.main import run\nsys.exit(run(sys.argv[1:]))\n")
+    command += [str(script), *arguments, "--degrees", "2", "--backend", "host"]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert told.returncode == 0, told.stderr
+    assert " ".join(told.stdout.split()).count("all-reduces over 2 ranks were measured:") == 1
+    samples = load(Profile, tmp_path / "profile.json").samples
+    backward = {(s.module, s.degree): s for s in samples if s.phase == "backward" and s.quota == 1}
+    assert backward["left", 2].source == "composed"
 
 
 @pytest.mark.parametrize(
