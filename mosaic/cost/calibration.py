@@ -231,7 +231,7 @@ class _Work:
         moving = np.abs(self.slopes(start)[chosen]).max(axis=0) > 1e-6
         own = np.where(moving, sigma**2, 0.0)
         spread = np.diag(own) + _LEVEL_SIGMA**2 * np.outer(_LEVEL * moving, _LEVEL * moving)
-        pull: Vector = _MISFIT**2 * np.linalg.pinv(spread, hermitian=True)
+        pull: Vector = (_MISFIT**2 * np.linalg.pinv(spread, hermitian=True)).astype(np.float64)
         found, damping = np.clip(start, low, high), 1e-2
         best = self._loss(found - start, found, chosen, pull)
         for _ in range(100):
