@@ -11,11 +11,13 @@ constexpr std::int64_t kQuickNodes = 2000;
 constexpr Ns kFirstStep = 32;
 // A best and a bound that are no further apart than this part are settled by one question just below the best.
 constexpr Ns kNear = 256;
+// Of one set, for which placements are also looked for greedily: that is not counted in nodes.
+constexpr int kGreedyQuestions = 40;
 
 }  // namespace
 
 StageSearch::StageSearch(const Problem& problem, const Effort& effort)
-    : problem_((check(problem), problem)), effort_(effort), bound_(problem), rooms_(problem) {
+    : problem_((check(problem), problem)), effort_(effort), bound_(problem), rooms_(problem), greedy_(problem) {
     if (!problem.is_disturbed()) return;
     beside_ = std::make_unique<BesidePacker>(problem);
     calm_ = std::make_unique<Problem>(problem);
@@ -58,6 +60,7 @@ const StageValue& StageSearch::evaluate(Mask set, Ns cutoff) {
     }
     if (value.is_exact() || value.gave_up || value.bound >= cutoff) return value;
     ++num_evaluations_;
+    greedy_left_ = kGreedyQuestions;
     if (undisturbed_) take_undisturbed(set, value, cutoff);
     close(set, value, cutoff);
     value.gave_up = !value.is_exact() && value.bound < cutoff;
@@ -131,7 +134,11 @@ Answer StageSearch::ask(Mask set, StageValue& value, Ns below, std::int64_t node
 }
 
 Answer StageSearch::pack(Mask set, const Target& target, Effort& effort, Stage& stage) {
-    const Answer calm = rooms_.pack(set, target, effort, stage.placed);
+    Answer calm = rooms_.pack(set, target, effort, stage.placed);
+    const bool is_late = effort_.clock != nullptr && effort_.clock->is_over();
+    if (calm == Answer::open && !is_late && --greedy_left_ >= 0 && greedy_.pack(set, target, stage.placed)) {
+        calm = Answer::yes;
+    }
     if (calm != Answer::yes) return calm;
     time_stage(problem_, stage);
     const auto is_met = [&] { return target.is_met(stage.forward, stage.backward, stage.latency); };

@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "beside_packer.h"
+#include "greedy_packer.h"
 #include "known.h"
 #include "room_packer.h"
 #include "stage_bound.h"
@@ -53,6 +54,8 @@ class StageSearch {
     Effort effort_;
     StageBound bound_;
     RoomPacker rooms_;
+    GreedyPacker greedy_;
+    int greedy_left_ = 0;                       // questions
     std::unique_ptr<BesidePacker> beside_;      // where modules disturb each other
     std::unique_ptr<Problem> calm_;             // the same without disturbance
     std::unique_ptr<StageSearch> undisturbed_;  // and its search: what that proves holds here too
