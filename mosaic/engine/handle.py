@@ -9,6 +9,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
@@ -56,6 +60,8 @@ class Handle:
         self._taken: list[nn.Module] = []
         self._root: nn.Module | None = None
         self._before_step: RemovableHandle | None = None
+        self._registrations: list[RemovableHandle] = []
+        self._has_new_parts = False
         self._pending: PendingBackwards | None = None
         self._depth = 0
         self._trial: Trial | None = None
@@ -70,6 +76,7 @@ class Handle:
                 self._trial = Trial(self, trial)
             self._take_root()
             self._before_step = _before_optimizer_steps(self)
+            self._registrations = _after_registrations(self)
         except BaseException:
             self.remove()
             raise
@@ -181,6 +188,8 @@ class Handle:
             self._root = None
         if self._before_step is not None:
             self._before_step.remove()
+        for hook in self._registrations:
+            hook.remove()
         if self._trial is not None:
             self._trial.stop()
         if self._placed is not None:
@@ -283,6 +292,9 @@ class Handle:
 
     def _run_whole(self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         placed = self._placed
+        if placed is not None and self._has_new_parts:  # lanes may compute the gradients of new parameters, too
+            self._has_new_parts = False
+            self._watch_loose_parameters(placed)
         return (
             placed.executor.whole(plain, args, kwargs)
             if placed is not None and self._enabled
@@ -307,10 +319,19 @@ def _before_optimizer_steps(handle: Handle) -> RemovableHandle:
 
     def before(optimizer: Optimizer, *_: Any) -> None:
         alive = found()
-        if alive is not None:
+        if alive is not None:  # else it stays as it is: torch is going through its table
             alive._before_optimizer(optimizer)
-        else:
-            hook.remove()
 
-    hook = register_optimizer_step_pre_hook(before)
-    return hook
+    return register_optimizer_step_pre_hook(before)
+
+
+def _after_registrations(handle: Handle) -> list[RemovableHandle]:
+    """Tells a handle that some module has got a part or a parameter, which may be one of its model's."""
+    found = weakref.ref(handle)
+
+    def noted(*_: Any) -> None:
+        alive = found()
+        if alive is not None:  # else it stays as it is: torch is going through its table
+            alive._has_new_parts = True
+
+    return [register_module_module_registration_hook(noted), register_module_parameter_registration_hook(noted)]

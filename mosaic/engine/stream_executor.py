@@ -88,12 +88,17 @@ class StreamExecutor:
             return self._run_alone(site, run, args, kwargs)
         self._num_launched += 1
         self._take_turn(_lane_of(site))
+        plain = run
         if self.graphs is not None and site.name not in self.in_order:
             run = partial(self._by_graph, self.graphs, site, run)
         if self._sm_target:
             run = partial(self._confined, site, run)
         call = PlacedCall(self._orders.of(_lane_of(site)), site, args, kwargs, in_order=site.name in self.in_order)
-        return call.launch(run, self._timeline)
+        try:
+            return call.launch(run, self._timeline)
+        except torch.OutOfMemoryError:
+            del call  # and with the error go the tensors of what failed, before it is tried again
+        return self._run_with_less(site, plain, args, kwargs)
 
     def whole(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the model's own call: nothing that a lane is still computing leaves it unordered."""
@@ -144,6 +149,17 @@ class StreamExecutor:
     def _confined(self, site: Site, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with sm_target(_lane_of(site).num_sms, self.lanes.api.device):
             return run(*args, **kwargs)
+
+    def _run_with_less(self, site: Site, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Runs a call again for which there was no memory beside the others: once, with nothing beside it.
+
+        What the failed try had written into buffers or drawn of random numbers by then stays written and drawn.
+        """
+        self.settle()
+        self.lanes.api.synchronize()
+        self.lanes.api.empty_cache()
+        reason = "it ran out of memory on its lane, and was run again in the plain way"
+        return self._run_here(site, run, args, kwargs, reason)
 
     def _run_here(self, site: Site, run: Callable[..., Any], args: Any, kwargs: Any, reason: str) -> Any:
         self.in_place[site.name, reason] += 1
