@@ -22,11 +22,27 @@ def doctor(given: options.Doctor) -> None:
     """``mosaic doctor``."""
     from mosaic.cli.doctor import collect_report, render
 
+    if given.model is not None:
+        _doctor_of_model(given.model, given.json)
+        return
     report = collect_report()
     if given.json is not None:
         _write(json.dumps(dataclasses.asdict(report), indent=2) + "\n", given.json)
     if not _takes_stdout(given.json):
         render(report, Console())
+
+
+def _doctor_of_model(where: str, target: Path | None) -> None:
+    from mosaic.cli.doctor_model import examine_model, render
+    from mosaic.errors import UnsupportedModelError
+
+    report = examine_model(where)
+    if target is not None:
+        _write(json.dumps(dataclasses.asdict(report), indent=2) + "\n", target)
+    if not _takes_stdout(target):
+        render(report, Console(soft_wrap=True))
+    if report.refused:
+        raise UnsupportedModelError(f"{where} cannot be colocated as it is; the findings say why and what to do")
 
 
 def demo(given: options.Demo) -> None:

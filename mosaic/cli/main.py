@@ -63,9 +63,12 @@ class Demo:
 class Doctor:
     """Say what this machine has, what works on it, what is missing and what to do.
 
-    Without a GPU it says so and exits 0.
+    Without a GPU it says so and exits 0. With --model it looks at a model instead: what can be placed, and what cannot,
+    with the line of its code and what to do; it exits 1 if the model cannot be colocated.
     """
 
+    model: Annotated[str | None, arg(metavar="FILE:FACTORY")] = None
+    """The model to look at, such as train.py:make; see `mosaic profile --help`."""
     json: Json = None
     """Write the report as JSON; - for standard output."""
 

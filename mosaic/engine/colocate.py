@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -49,7 +49,7 @@ _WRAPPERS = {
     "FullyShardedDataParallel": "colocate the plain model",
     "FSDPModule": "colocate the plain model",
     "DataParallel": "colocate the plain model",
-    "OptimizedModule": "colocate the plain model and compile its branches",
+    "OptimizedModule": "colocate the plain model and compile its branches in place: model.branch.compile()",
 }
 
 
@@ -242,14 +242,22 @@ def _backend_for(model: nn.Module) -> Backend:
     return CudaBackend(torch.cuda.current_device() if cuda.index is None else cuda.index)
 
 
-def _refuse(model: nn.Module, backend: Backend) -> None:
+def wrapped_parts(model: nn.Module) -> Iterator[tuple[str, str, str]]:
+    """Yields what is wrapped in something that cannot be colocated: its name, the wrapper, and what to do."""
     for name, module in model.named_modules():
         for kind in type(module).__mro__:
+            if kind.__name__ == "OptimizedModule" and name:  # a compiled branch runs on its lane
+                continue
             if kind.__name__ in _WRAPPERS and kind.__module__.startswith("torch."):
-                raise UnsupportedModelError(
-                    f"{name or 'the model'} is a {kind.__name__}: its hooks fire on the lanes' threads and would give "
-                    f"wrong gradients or none; {_WRAPPERS[kind.__name__]}"
-                )
+                yield name, kind.__name__, _WRAPPERS[kind.__name__]
+
+
+def _refuse(model: nn.Module, backend: Backend) -> None:
+    for name, kind, todo in wrapped_parts(model):
+        raise UnsupportedModelError(
+            f"{name or 'the model'} is a {kind}: its hooks fire on the lanes' threads and would give wrong gradients "
+            f"or none; {todo}"
+        )
     wanted = backend.torch_device
     for name, parameter in model.named_parameters():
         if parameter.device != wanted:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from mosaic.engine.caller import caller
 from mosaic.engine.follow import follow
+from mosaic.engine.remarks import Remark
 from mosaic.engine.structure import tensors_in
 from mosaic.errors import UnsupportedModelError
 from mosaic.graph import ModuleGraph, ModuleNode
@@ -35,6 +38,8 @@ class Finding:
             keep to the order of the user's own; with what it is.
         parted: For each module the ids of its parameters that only others use, such as a table of embeddings that the
             model looks up before it calls its language model.
+        remarks: What the user should know about modules that can be placed.
+        places: For each module the line that calls it.
     """
 
     graph: ModuleGraph
@@ -42,6 +47,8 @@ class Finding:
     left_out: dict[str, str]
     in_order: dict[str, str] = field(default_factory=dict)
     parted: dict[str, frozenset[int]] = field(default_factory=dict)
+    remarks: tuple[Remark, ...] = ()
+    places: dict[str, str] = field(default_factory=dict)
 
 
 def find_modules(
@@ -60,9 +67,9 @@ def find_modules(
         UnsupportedModelError: There is no module to place, or ``include`` names none.
     """
     run = _runner(model, sample)
-    with preserved(model):
-        counts = _count_calls(model, run)
-        candidates, left_out = _choose(model, counts, include, exclude)
+    with preserved(model), _uncompiled(model):
+        called = _note_calls(model, run)
+        candidates, left_out = _choose(model, called, include, exclude)
         shared = {name: _shared_parameters(model, module) for name, module in candidates.items()}
         followed = follow(candidates, run, shared)
         while followed.obstacles:  # without them, what came to others through them comes from further up
@@ -77,7 +84,15 @@ def find_modules(
         )
     nodes = tuple(_describe(call) for call in calls.values())
     graph = ModuleGraph(modules=nodes, edges=followed.edges)
-    return Finding(graph, tuple(calls.values()), left_out, followed.in_order, followed.parted)
+    return Finding(
+        graph,
+        tuple(calls.values()),
+        left_out,
+        followed.in_order,
+        followed.parted,
+        tuple(remark for remark in followed.remarks if remark.module in calls),
+        followed.places,
+    )
 
 
 def _runner(model: nn.Module, sample: Sample) -> Callable[[], Any]:
@@ -95,27 +110,36 @@ def _runner(model: nn.Module, sample: Sample) -> Callable[[], Any]:
     )
 
 
-def _count_calls(model: nn.Module, run: Callable[[], Any]) -> dict[str, int]:
-    """Runs the model and returns how often each of its modules is called."""
-    counts: dict[str, int] = {name: 0 for name, _ in model.named_modules()}
+def _uncompiled(model: nn.Module) -> AbstractContextManager[Any]:
+    """Lets compiled parts run their own code: what is compiled shows neither its operators nor its lines."""
+    compiled = any(
+        getattr(part, "_compiled_call_impl", None) is not None or type(part).__name__ == "OptimizedModule"
+        for part in model.modules()
+    )
+    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
 
-    def counting(name: str) -> Callable[[Any, Any], None]:
+
+def _note_calls(model: nn.Module, run: Callable[[], Any]) -> dict[str, list[str]]:
+    """Runs the model and returns the lines at which each of its modules is called."""
+    called: dict[str, list[str]] = {name: [] for name, _ in model.named_modules()}
+
+    def noting(name: str) -> Callable[[Any, Any], None]:
         def hook(_module: Any, _args: Any) -> None:
-            counts[name] += 1
+            called[name].append(caller())
 
         return hook
 
-    handles = [module.register_forward_pre_hook(counting(name)) for name, module in model.named_modules()]
+    handles = [module.register_forward_pre_hook(noting(name)) for name, module in model.named_modules()]
     try:
         run()
     finally:
         for handle in handles:
             handle.remove()
-    return counts
+    return called
 
 
 def _choose(
-    model: nn.Module, counts: dict[str, int], include: Sequence[str] | None, exclude: Sequence[str]
+    model: nn.Module, called: dict[str, list[str]], include: Sequence[str] | None, exclude: Sequence[str]
 ) -> tuple[dict[str, nn.Module], dict[str, str]]:
     """Returns the modules to follow, and those that were passed over with the reason."""
     modules = dict(model.named_modules())
@@ -127,7 +151,7 @@ def _choose(
             )
     else:
         total = sum(p.numel() for p in model.parameters())
-        wanted = list(_largest(model, "", counts, max(1, total)))
+        wanted = list(_largest(model, "", {name: len(at) for name, at in called.items()}, max(1, total)))
     chosen: dict[str, nn.Module] = {}
     left_out: dict[str, str] = {}
     for name in wanted:
@@ -135,13 +159,18 @@ def _choose(
             left_out[name] = "excluded by the caller"
         elif (whole := next((other for other in chosen if name.startswith(f"{other}.")), None)) is not None:
             left_out[name] = f"is a part of {whole}, which is placed as a whole"
-        elif counts[name] != 1:
-            left_out[name] = f"called {counts[name]} times in a step; a placed module is called once"
+        elif len(called[name]) != 1:
+            left_out[name] = _called_often(called[name])
         elif (buffer := _shared_buffer(model, modules[name])) is not None:
             left_out[name] = f"shares {buffer} with the rest of the model"
         else:
             chosen[name] = modules[name]
     return chosen, left_out
+
+
+def _called_often(places: Sequence[str]) -> str:
+    where = f" ({', '.join(dict.fromkeys(places))})" if places else ""
+    return f"called {len(places)} times in a step{where}; a placed module is called once, on all its inputs"
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:

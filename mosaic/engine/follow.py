@@ -15,7 +15,9 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from mosaic.engine.caller import caller
 from mosaic.engine.lane_tensor import reads_metadata
+from mosaic.engine.remarks import Remark, Remarks
 from mosaic.engine.stream_beside import Beside
 from mosaic.engine.structure import flatten, is_opaque, tensors_in
 from mosaic.engine.thread_state import ThreadState
@@ -30,6 +32,7 @@ class _Follower(TorchFunctionMode):
 
     Attributes:
         obstacles: Candidates that reach others, or are reached, by more than arguments and results; with the reason.
+        remarks: What the user should know about candidates that can be placed.
         beside: What the candidates exchange with the operations between them, other than by arguments and results.
     """
 
@@ -37,6 +40,8 @@ class _Follower(TorchFunctionMode):
         super().__init__()
         self.obstacles: dict[str, str] = {}
         self.beside = Beside(candidates)
+        self.remarks = Remarks(candidates)
+        self._places: dict[int, str] = {}
         self._owners: dict[int, dict[str, str]] = {}
         for name, module in candidates.items():
             for path, parameter in module.named_parameters():
@@ -63,6 +68,7 @@ class _Follower(TorchFunctionMode):
         """A candidate begins to run on ``given``."""
         self._running.append(name)
         self.beside.enter(name, given)
+        self.remarks.enter(name, given)
 
     def leave(self, name: str, result: Any) -> None:
         """A candidate has returned ``result``."""
@@ -83,22 +89,27 @@ class _Follower(TorchFunctionMode):
             for name, path in owners.items():
                 if key not in self._used[name]:
                     continue
+                place = f" ({self._places[key]})" if key in self._places else ""
                 if key in shared.get(name, ()):
-                    self.obstacles[name] = f"shares {path} with the rest of the model"
+                    self.obstacles[name] = f"shares {path} with the rest of the model{place}"
                 elif key in self._used_outside[name]:
-                    self.obstacles[name] = f"its parameter {path} is used outside of it too"
+                    self.obstacles[name] = f"its parameter {path} is used outside of it too{place}"
         return {name: frozenset(self._used_outside[name]) | frozenset(shared.get(name, ())) for name in self._used}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Passes marks on from an operator's inputs to its results, and to what it writes into."""
         kwargs = kwargs or {}
-        result = func(*args, **kwargs)
         if reads_metadata(func):
-            return result
+            return func(*args, **kwargs)
+        inputs, here = tensors_in((args, kwargs)), self._running[-1] if self._running else None
+        ran = self.remarks.watching(here, args, inputs, self.sources((args, kwargs)))
+        result = func(*args, **kwargs)
+        ran(func, kwargs)
         results = tensors_in(result) if isinstance(result, _RESULTS) else []
-        self._check(tensors_in((args, kwargs)), results)
-        self.beside.note(self._running[-1] if self._running else None, func, args, kwargs, results)
+        self._check(inputs, results)
+        self.beside.note(here, func, args, kwargs, results)
         sources = self.sources((args, kwargs))
+        self.remarks.note_read(func, sources, here)
         if sources and isinstance(result, _RESULTS):
             self.mark(result, sources | self.sources(result))
         if sources and getattr(func, "__name__", "") == "__setitem__":
@@ -110,12 +121,15 @@ class _Follower(TorchFunctionMode):
         for tensor in inputs:
             name = self._inside.get(id(tensor), here)
             if name is not None and name != here:
-                self.obstacles[name] = "a tensor made inside of it is used outside, other than as its result"
+                self.obstacles[name] = (
+                    f"a tensor made inside of it is used outside ({caller()}), other than as its result; return it"
+                )
             for owner in self._owners.get(id(tensor), ()):
                 if owner == here:
                     self._used[owner].add(id(tensor))
                 elif any(result.requires_grad for result in results):
                     self._used_outside[owner].add(id(tensor))
+                    self._places.setdefault(id(tensor), caller())
         if here is not None:
             came = {id(tensor) for tensor in inputs}
             for tensor in results:
@@ -138,6 +152,10 @@ class Followed:
     """Who exchanges more than arguments and results with the operations between modules, with what it is."""
     parted: dict[str, frozenset[int]]
     """For each candidate the ids of its parameters that others alone use, such as an embedding table."""
+    remarks: tuple[Remark, ...]
+    """What the user should know about who can be placed."""
+    places: dict[str, str]
+    """For each candidate the line that calls it."""
 
 
 def follow(
@@ -151,6 +169,7 @@ def follow(
         shared: For each candidate the ids of parameters that belong to something outside of it as well.
     """
     calls: dict[str, Subject] = {}
+    places: dict[str, str] = {}
     edges: dict[tuple[str, str], Edge] = {}
     follower = _Follower(candidates)
 
@@ -158,6 +177,7 @@ def follow(
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             for source in sorted(follower.sources((args, kwargs))):
                 edges.setdefault((source, name), Edge(source=source, target=name))
+            places[name] = caller()
             calls[name] = Subject(name, module, args, kwargs, ThreadState.capture().applied)
             follower.enter(name, tensors_in((args, kwargs)))
 
@@ -173,7 +193,15 @@ def follow(
         run()
     parted = follower.parted(shared or {})
     obstacles = {name: reason for name, call in calls.items() if (reason := _obstacle(call)) is not None}
-    return Followed(calls, tuple(edges.values()), follower.obstacles | obstacles, follower.beside.found, parted)
+    return Followed(
+        calls,
+        tuple(edges.values()),
+        follower.obstacles | follower.remarks.obstacles | obstacles,
+        follower.beside.found,
+        parted,
+        follower.remarks.found,
+        places,
+    )
 
 
 @contextmanager

@@ -114,6 +114,7 @@ class Handle:
                 lines.append(f"stage {index}: {placed.module} on {slots} of {of}{predicted}")
         for name, reason in self._finding.left_out.items():
             lines.append(f"not placed: {name}: {reason}")
+        lines.extend(f"to know: {remark}" for remark in self._finding.remarks)
         if self._executor is not None:
             for name, reason in self._executor.in_order.items():
                 lines.append(f"{name} keeps to the order of the loop's own stream: {reason}")

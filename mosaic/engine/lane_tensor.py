@@ -155,13 +155,13 @@ class LaneTensor(torch.Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Decides between following the lane and joining it."""
         kwargs = kwargs or {}
-        name = _name(func)
+        name = operator_name(func)
         if reads_metadata(func):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         found = list(lane_tensors((args, kwargs)))
         _check_thread(found)
-        if _writes(name, kwargs):
+        if writes(name, kwargs):
             found[0]._executor.drain()
             for written in lane_tensors((args[0] if args else None, kwargs.get("out"))):
                 written.join_to_write()
@@ -276,7 +276,8 @@ def join_all(value: Any) -> Any:
     return value
 
 
-def _name(func: Any) -> str:
+def operator_name(func: Any) -> str:
+    """Returns the name of a torch function; of an attribute's getter, ``__get__:`` and the attribute's."""
     name: str = getattr(func, "__name__", "")
     if name == "__get__":
         owner = func.__self__
@@ -286,10 +287,11 @@ def _name(func: Any) -> str:
 
 def reads_metadata(func: Any) -> bool:
     """Whether a torch function reads a tensor's shape, dtype and the like, and no value."""
-    return _name(func) in _METADATA
+    return operator_name(func) in _METADATA
 
 
-def _writes(name: str, kwargs: dict[str, Any]) -> bool:
+def writes(name: str, kwargs: dict[str, Any]) -> bool:
+    """Whether a torch function of this name writes into its first argument, or into ``out``."""
     if name in _IN_PLACE_OPERATORS or kwargs.get("out") is not None or name == "__set__":
         return True
     return name.endswith("_") and not name.endswith("__")

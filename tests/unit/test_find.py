@@ -95,7 +95,7 @@ def test_a_parameter_that_glue_uses_is_left_out_and_named():
 
     finding = find_modules(Tied(), pair_batch())
     assert finding.graph.names == ("right",)
-    assert finding.left_out["left"] == "its parameter 0.weight is used outside of it too"
+    assert finding.left_out["left"].startswith("its parameter 0.weight is used outside of it too (")
 
 
 def test_a_result_that_leaves_by_the_back_door_is_left_out_and_named():

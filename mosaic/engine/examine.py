@@ -1,0 +1,154 @@
+"""Looking at a model before it is colocated: what would be placed, what would not, and what to do about that."""
+
+from __future__ import annotations
+
+import traceback
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from mosaic.engine.colocate import wrapped_parts
+from mosaic.engine.find import Finding, Sample, find_modules
+from mosaic.engine.remarks import Remark
+from mosaic.engine.signature import Arguments, learn
+from mosaic.errors import UnsupportedModelError
+from mosaic.profiler import preserved
+
+_TODO = {
+    "Cache, which may hide": "switch it off while training: model.config.use_cache = False",
+    "which may hide tensors": "return and take tensors, lists, tuples, dicts or dataclasses",
+    "writes into one of its inputs": "let it write to a copy",
+    "keeps a result in its attribute": "let it return that",
+    "activation checkpointing": "nothing, if memory needs it; on its lane it would run without",
+    "Python's or numpy's random": "draw with torch",
+    "random numbers": "nothing, or draw with torch.rand and its like only",
+    "neither an argument nor": "pass it as an argument",
+    "times in a step": "call it once on a concatenated batch, or leave it where it is",
+    "shares": "nothing, or untie the weights if they need not be tied",
+    "written to in place": "write to a copy: x = x + 1 instead of x += 1",
+    "is used outside of it too": "move that use into the module, or leave it where it is",
+    "as its result": "let the module return it",
+    "a part of": "nothing; or name the parts: colocate(..., modules=[...])",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """What a model is, as Mosaic sees it.
+
+    Attributes:
+        modules: The modules that would be placed, each with what it depends on.
+        refused: Why the model cannot be colocated, one remark a reason; empty if it can.
+        in_place: Modules that run where they are called, with the reason.
+        to_know: What else its user should know.
+    """
+
+    modules: dict[str, tuple[str, ...]]
+    refused: tuple[Remark, ...]
+    in_place: tuple[Remark, ...]
+    to_know: tuple[Remark, ...]
+
+
+def examine(model: nn.Module, sample: Sample, *, origin: str) -> Examination:
+    """Runs a model a few times on ``sample`` and says what colocating would find; the model is left as it was.
+
+    Args:
+        model: Any module tree.
+        sample: As for ``colocate``.
+        origin: Where the model is made, for what has no line of its own.
+    """
+    refused = [
+        Remark(module=name or "the model", what=f"is a {kind}, applied already", where=origin, todo=todo)
+        for name, kind, todo in wrapped_parts(model)
+    ]
+    refused += _devices(model, origin)
+    if refused:
+        return Examination({}, tuple(refused), (), ())
+    try:
+        finding = find_modules(model, sample)
+    except UnsupportedModelError as error:
+        problem = Remark(module="the model", what=str(error), where=origin, todo="name modules, or change these")
+        return Examination({}, (problem,), (), ())
+    except Exception as error:
+        return Examination({}, (_failed(error, origin),), (), ())
+    edges: dict[str, list[str]] = {name: [] for name in finding.graph.names}
+    for edge in finding.graph.edges:
+        edges[edge.target].append(edge.source)
+    left_out = [
+        Remark(module=name, what=reason, where=_own_place(reason, model, name), todo=_todo(reason))
+        for name, reason in finding.left_out.items()
+    ]
+    return Examination(
+        {name: tuple(sources) for name, sources in edges.items()},
+        (),
+        (*left_out, *_obstacles(model, finding)),
+        finding.remarks,
+    )
+
+
+def _obstacles(model: nn.Module, finding: Finding) -> list[Remark]:
+    """Runs each module once more, as its first call in the loop will, and says what keeps it from its lane."""
+    found = []
+    for subject in finding.subjects:
+        settings: Any = subject.settings() if subject.settings is not None else nullcontext()
+        with preserved(model), settings:
+            arguments = Arguments.take(subject.args, subject.kwargs)
+            parted = finding.parted.get(subject.name, frozenset())
+            call = partial(subject.module, *subject.args, **subject.kwargs)
+            signature = learn(call, arguments, subject.module, parted)[2]
+        if signature.obstacle is not None:
+            where = finding.places[subject.name]
+            found.append(
+                Remark(module=subject.name, what=signature.obstacle, where=where, todo=_todo(signature.obstacle))
+            )
+    return found
+
+
+def _devices(model: nn.Module, origin: str) -> list[Remark]:
+    """Modules on other devices than the first parameter."""
+    first: torch.device | None = None
+    found = []
+    for name, part in model.named_modules():
+        for path, tensor in (*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)):
+            first = first or tensor.device
+            if tensor.device != first:
+                what = f"its {path} is on {tensor.device}, where the model begins on {first}"
+                todo = f"move it: {name}.to('{first}'); a plan gives modules shares of one device"
+                found.append(Remark(module=name or "the model", what=what, where=_class_of(part, origin), todo=todo))
+                break
+    return found
+
+
+def _own_place(reason: str, model: nn.Module, name: str) -> str:
+    """Returns where to look for a reason that does not say so itself: the class of the module."""
+    return "" if ".py:" in reason else _class_of(model.get_submodule(name), "")
+
+
+def _class_of(module: nn.Module, otherwise: str) -> str:
+    code = getattr(type(module).forward, "__code__", None)
+    if code is None:
+        return otherwise
+    return f"{code.co_filename}:{code.co_firstlineno} in {type(module).__qualname__}"
+
+
+def _todo(reason: str) -> str:
+    return next((todo for text, todo in _TODO.items() if text in reason), "nothing; it runs where it is called")
+
+
+def _failed(error: Exception, origin: str) -> Remark:
+    """Names the innermost line of the user's that was being run."""
+    torch_folder = str(Path(torch.__file__).parent)
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(torch_folder)]
+    own = [frame for frame in frames if f"mosaic{Path('/')}engine" not in frame.filename]
+    where = f"{own[-1].filename}:{own[-1].lineno} in {own[-1].name}" if own else origin
+    return Remark(
+        module="the model",
+        what=f"it does not run on the sample: {type(error).__name__}: {error}",
+        where=where,
+        todo="let the factory return a sample that the model takes",
+    )
