@@ -14,9 +14,9 @@ import torch
 from bench.gpu_bench import Bench
 from bench.gpu_tables import MOST_LOSS_DIFFERENCE
 from bench.gpu_variants import PlainStreams, Step, Workload, colocated, whole_step_graph
-from bench.multimodal import MODELS
 from bench.record import Figure, median_figure, missing_figure
 from bench.roofline import count_step
+from bench.zoo import NOTES
 from mosaic.cost import CostModel
 from mosaic.engine import find_modules
 from mosaic.errors import MosaicError
@@ -39,7 +39,7 @@ def measure_model(bench: Bench, *, name: str, batch: int) -> Iterator[Figure]:
 
 
 def _measure(name: str, batch: int, bench: Bench) -> Iterator[Figure]:
-    bench.notes.append(MODELS[name].note)
+    bench.notes.append(NOTES[name])
     work = Workload(name, batch, bench)
     work.step()  # the optimizer makes its state
     yield from _bound(work, bench)
@@ -127,7 +127,7 @@ def _with_mosaic(work: Workload, bench: Bench, runs: Runs) -> Iterator[Figure]:
     """Profiles once, plans once, and runs that plan on each kind of lanes."""
     variants = ("plain streams", "mosaic", "mosaic, graphs")
     try:
-        finding = find_modules(work.model, work.loss)
+        finding = find_modules(work.model, work.loss, include=work.modules)
     except MosaicError as error:
         yield from (missing_figure("step_ms", error, {"variant": variant}) for variant in variants)
         return

@@ -11,7 +11,8 @@ import torch
 
 import mosaic
 from bench.gpu_bench import Bench
-from bench.multimodal import build, make_batch
+from bench.zoo import build, make_batch
+from mosaic import models
 from mosaic.backends.base import Backend, Lanes
 from mosaic.engine import Handle
 from mosaic.errors import BackendUnavailableError
@@ -29,6 +30,7 @@ class Workload:
     def __init__(self, name: str, batch: int, bench: Bench) -> None:
         size = "tiny" if bench.dry_run else "paper"
         self.device = bench.torch_device
+        self.modules = models.entry_of(name).modules
         self.model = build(name, size=size, device=self.device)
         self.inputs = make_batch(name, size=size, batch=batch, device=self.device)
         on_gpu = {"fused": True, "capturable": True} if bench.on_gpu else {}
@@ -38,7 +40,7 @@ class Workload:
     def loss(self) -> torch.Tensor:
         """Runs forward under autocast."""
         with torch.autocast(self.device.type, torch.bfloat16):
-            return self.model(**self.inputs)
+            return models.loss_of(self.model(**self.inputs))
 
     def step(self) -> torch.Tensor:
         """Takes one training step, as anybody's loop does."""
@@ -107,7 +109,9 @@ def colocated(work: Workload, plan: Plan, backend: Backend, *, graphs: bool = Fa
             raise BackendUnavailableError("stages cannot be captured", found="the host backend", needed="a GPU")
         more["graphs"] = True
     with ExitStack() as stack:
-        handle: Handle = mosaic.colocate(work.model, sample=work.loss, plan=plan, backend=backend, **more)
+        handle: Handle = mosaic.colocate(
+            work.model, sample=work.loss, plan=plan, backend=backend, modules=work.modules, **more
+        )
         stack.callback(handle.remove)
 
         def plain() -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor, nn
 
 from mosaic.models.attention import Rotary, line_positions
@@ -89,7 +90,8 @@ class LanguageModel(nn.Module):
         for index, block in enumerate(self.stack.blocks):
             embedded = block(embedded, angles=angles, causal=True)
             if index < len(added) and visual is not None:
-                embedded = embedded + merge(embedded.new_zeros(embedded.shape), visual, added[index])
+                seen = spread(added[index], visual).to(embedded.dtype)
+                embedded = torch.where(visual.unsqueeze(-1), embedded + seen, embedded)
         found: Tensor = self.stack.norm(embedded)
         return found
 
@@ -102,4 +104,14 @@ def merge(embedded: Tensor, where: Tensor, features: Tensor) -> Tensor:
         where: Which tokens are placeholders, (batch, tokens) of bool; as many as there are features.
         features: (..., width), in the order of the placeholders.
     """
-    return embedded.masked_scatter(where.unsqueeze(-1), features.to(embedded.dtype))
+    return torch.where(where.unsqueeze(-1), spread(features, where).to(embedded.dtype), embedded)
+
+
+def spread(features: Tensor, where: Tensor) -> Tensor:
+    """Returns features at their placeholders, (batch, tokens, width); elsewhere stands what does not count.
+
+    ``masked_scatter`` does the same, but its backward has to ask the device how many placeholders there are: a step
+    with it waits there, and can be no CUDA graph.
+    """
+    index = (where.flatten().cumsum(0) - 1).clamp(min=0)
+    return features.flatten(0, -2).index_select(0, index).unflatten(0, where.shape)

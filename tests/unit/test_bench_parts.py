@@ -20,11 +20,11 @@ from bench.gpu_parts import MEASUREMENTS, MODEL_NAMES
 from bench.gpu_questions import figures_of
 from bench.gpu_run import command_text, without_folders
 from bench.gpu_tables import text_table
-from bench.multimodal import MODELS, build, make_batch
-from bench.multimodal.six import MODALITIES
 from bench.processes import last_lines, run_logged
 from bench.record import Figure, Part, Study, median_figure, missing_figure
 from bench.roofline import ADAMW_BYTES, Count, count_step
+from bench.zoo import NOTES, build, make_batch
+from mosaic import models
 from mosaic.artifact import load, save
 from mosaic.backends.host import HostBackend
 from mosaic.device import Device
@@ -167,33 +167,22 @@ def test_every_measurement_can_be_resolved_and_asks_a_question():
         assert callable(measurement.resolve())
         assert measurement.asks.endswith("?")
         assert measurement.seconds > 0
-    assert tuple(MODELS) == MODEL_NAMES
+    assert tuple(NOTES) == MODEL_NAMES == models.SIX
 
 
 def test_all_of_it_fits_into_eight_minutes_with_build_and_tests():
     assert sum(measurement.seconds for measurement in MEASUREMENTS.values()) <= 7 * 60
 
 
-def test_the_inputs_of_the_models_are_those_of_table_2():
-    assert MODALITIES["text"].num_tokens == 2048
-    assert MODALITIES["image"].shape == (3, 512, 512)
-    assert MODALITIES["video"].shape == (3, 32, 512, 512)
-    assert MODALITIES["depth"].shape[1:] == (224, 224)
-    assert MODALITIES["thermal"].shape[1:] == (256, 256)
-    assert MODALITIES["imu"].shape == (6, 800)  # 100 Hz, 8 s
-    assert MODALITIES["action"].num_tokens == 256
-
-
-@pytest.mark.parametrize("name", list(MODELS))
-def test_a_model_has_the_widths_it_says_and_trains_on_its_batch(name: str):
-    spec = MODELS[name]
-    whole = build(name, size="paper", device=torch.device("meta"))
+@pytest.mark.parametrize("name", MODEL_NAMES)
+def test_a_measured_model_fits_one_gpu_and_takes_the_inputs_of_table_2(name: str):
+    meta = torch.device("meta")
+    whole = build(name, size="paper", device=meta)
     assert 0.3e9 < sum(parameter.numel() for parameter in whole.parameters()) < 2.2e9  # 16 bytes each, one H200
-    model = build(name, size="tiny", device=torch.device("cpu"))
-    batch = make_batch(name, size="tiny", batch=2, device=torch.device("cpu"))
-    assert set(spec.encoders) <= set(batch)
-    model(**batch).backward()
-    assert all(parameter.grad is not None for parameter in model.parameters())
+    batch = make_batch(name, size="paper", batch=2, device=meta)
+    assert batch["image"].shape == (2, 3, 512, 512)
+    assert batch["text" if "text" in batch else "input_ids"].shape == (2, 2048)
+    assert models.loss_of(whole(**batch)).shape == ()
 
 
 def test_counts_of_a_step_are_those_of_its_products():

@@ -12,6 +12,7 @@ from mosaic import models
 from mosaic.models import multitask_clip, multitask_ofasys, ofasys, qwen_val
 from mosaic.models.attention import Rotary
 from mosaic.models.block import DropPath
+from mosaic.models.language_model import merge
 from mosaic.models.qwen3_vl import positions_of
 from mosaic.models.targets import shifted, target_mask
 
@@ -105,6 +106,21 @@ def test_a_video_takes_the_place_of_an_image():
         model(**batch, image=batch["video"][:, :, 0])
     with pytest.raises(ValueError, match="4096 tokens of what is seen do not fit into text_tokens=2048"):
         models.make_batch("qwen3-vl", "paper", video=True, device="meta")
+
+
+def test_features_are_merged_as_masked_scatter_merges_them():
+    torch.manual_seed(0)
+    where = torch.tensor([[False, True, True, False], [True, False, False, True]])
+    results = []
+    for way in (merge, lambda x, where, features: x.masked_scatter(where.unsqueeze(-1), features)):
+        given = [
+            torch.arange(24.0).view(2, 4, 3).requires_grad_(),
+            torch.arange(100.0, 112).view(4, 3).requires_grad_(),
+        ]
+        merged = way(given[0], where, given[1])
+        merged.square().sum().backward()
+        results.append((merged, given[0].grad, given[1].grad))
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(*results, strict=True))
 
 
 def test_images_of_qwen_change_the_text_after_them_only():
