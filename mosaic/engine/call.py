@@ -54,7 +54,8 @@ class Call:
         self._versions = (arguments.versions, [parameter._version for parameter in parameters])
         self._all_parameters = list(parameters)
         self._likes = [torch.empty_like(tensor, device="meta") for tensor in arguments.differentiable]
-        self._inputs: list[torch.Tensor] = []  # aliases: leaves of the branch's own graph
+        self._inputs: list[torch.Tensor] = []  # leaves of the branch's own graph
+        self._aliases: list[torch.Tensor] = []  # what the module gets of them
         self._roots: list[torch.Tensor] = []
         self._captured: list[torch.Tensor | None] = []
         self._uses_apart = False
@@ -118,7 +119,7 @@ class Call:
         for alias in self._inputs:
             alias.grad = None
         if not keep:
-            self._roots, self._inputs = [], []
+            self._roots, self._inputs, self._aliases = [], [], []
         self._captured[:] = []
         return returned
 
@@ -164,7 +165,7 @@ class Call:
         return LaneTensor(like, self.executor, self.site.lane, _OrZeros(ticket, like), edge, self.site.name)
 
     def _alias(self, arguments: Arguments) -> list[Any]:
-        """Replaces each input by its value, and each differentiable one by a leaf of the branch's own graph."""
+        """Replaces each input by its value, and each differentiable one by one of the branch's own graph."""
         made: dict[int, torch.Tensor] = {}
         wanted = {id(tensor) for tensor in arguments.differentiable}
         aliased = []
@@ -177,6 +178,9 @@ class Call:
                 if id(leaf) in wanted:
                     value = value.detach().requires_grad_()
                     self._inputs.append(value)
+                    if not leaf.is_leaf:
+                        value = value.view_as(value)  # autocast casts a leaf once, and another tensor at each use
+                    self._aliases.append(value)
                 made[id(leaf)] = value
             aliased.append(made[id(leaf)])
         return aliased
@@ -198,7 +202,7 @@ class Call:
             )
         if len(expected.edges) > len(set(expected.edges)):
             made = [t for t, o in zip(outputs, expected.outputs, strict=True) if o.same_input is None]
-            uses = find_uses([t for t in made if t.requires_grad], self._inputs)
+            uses = find_uses([t for t in made if t.requires_grad], self._aliases)
             if tuple(use.input for use in uses) != expected.edges:
                 raise ModuleContractError(
                     f"{name!r} used its inputs in another way than at its first call with inputs of this kind; it "
