@@ -58,6 +58,14 @@ def _axes(layout: str | tuple[int, int, int], pairs: int) -> Sequence[int]:
     return [index % 3 if index // 3 < layout[index % 3] else 0 for index in range(pairs)]
 
 
+class RMSNorm(nn.RMSNorm):
+    """A root-mean-square norm in its input's own precision, as one kernel under autocast, too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Takes and returns (..., width)."""
+        return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+
+
 def line_positions(tokens: int, device: torch.device) -> Tensor:
     """Returns the positions of a sequence, (tokens, 1)."""
     return torch.arange(tokens, device=device).unsqueeze(-1)
@@ -119,8 +127,8 @@ class Attention(nn.Module):
             self.query = nn.Linear(width, queries, bias=bias)
             self.key_value = nn.Linear(context_width, others, bias=bias)
         self.out = nn.Linear(queries, width, bias=out_bias)
-        self.query_norm = nn.RMSNorm(self.head_width, eps=1e-6) if qk_norm else nn.Identity()
-        self.key_norm = nn.RMSNorm(self.head_width, eps=1e-6) if qk_norm else nn.Identity()
+        self.query_norm = RMSNorm(self.head_width, eps=1e-6) if qk_norm else nn.Identity()
+        self.key_norm = RMSNorm(self.head_width, eps=1e-6) if qk_norm else nn.Identity()
         self.bias_kv = nn.Parameter(0.02 * torch.randn(2, self.kv_heads, 1, self.head_width)) if bias_kv else None
 
     def forward(

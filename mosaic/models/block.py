@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mosaic.models.attention import Angles, Attention
+from mosaic.models.attention import Angles, Attention, RMSNorm
 
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "silu"]
 
@@ -68,7 +68,7 @@ class Shape:
 
     def make_norm(self, width: int | None = None) -> nn.Module:
         """Returns a norm of this kind."""
-        kind = nn.LayerNorm if self.norm == "layer" else nn.RMSNorm
+        kind = nn.LayerNorm if self.norm == "layer" else RMSNorm
         return kind(width or self.width, eps=self.eps)
 
     def tiny(self, layers: int = 2, width: int = 32) -> Shape:

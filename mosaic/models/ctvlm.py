@@ -23,7 +23,7 @@ from mosaic.models.language_model import LLAMA_2_7B, TINY_LLAMA, LanguageConfig,
 from mosaic.models.losses import next_token_loss
 from mosaic.models.towers import Patches, PatchTower, embedding
 
-MODULES = tuple(f"{branch}.{part}" for branch in ("small", "large") for part in ("visual", "language_model", "lm_head"))
+MODULES = tuple(f"{branch}.{part}" for branch in ("small", "large") for part in ("visual", "language_model"))
 """Modules to place, where the two models as wholes are too coarse."""
 
 
