@@ -114,4 +114,5 @@ def spread(features: Tensor, where: Tensor) -> Tensor:
     with it waits there, and can be no CUDA graph.
     """
     index = (where.flatten().cumsum(0) - 1).clamp(min=0)
-    return features.flatten(0, -2).index_select(0, index).unflatten(0, where.shape)
+    found: Tensor = features.flatten(0, -2).index_select(0, index).unflatten(0, where.shape)
+    return found
