@@ -20,8 +20,7 @@ StageSearch::StageSearch(const Problem& problem, const Effort& effort)
     : problem_((check(problem), problem)), effort_(effort), bound_(problem), rooms_(problem), greedy_(problem) {
     if (!problem.is_disturbed()) return;
     beside_ = std::make_unique<BesidePacker>(problem);
-    calm_ = std::make_unique<Problem>(problem);
-    calm_->interference = Interference{};
+    calm_ = std::make_unique<Problem>(Problem{problem.modules, problem.machine, problem.objective, {}});
     undisturbed_ = std::make_unique<StageSearch>(*calm_, effort);
 }
 
