@@ -10,7 +10,7 @@ constexpr std::int64_t kQuickNodes = 2000;
 // First guess of how far a set is above its bound, as a part of it.
 constexpr Ns kFirstStep = 32;
 // A best and a bound that are no further apart than this part are settled by one question just below the best.
-constexpr Ns kNear = 256;
+constexpr Ns kNear = 48;
 // Of one set, for which placements are also looked for greedily: that is not counted in nodes.
 constexpr int kGreedyQuestions = 40;
 

@@ -34,7 +34,7 @@ def pair_table(
 
 
 Shares = list[tuple[int, int, Sequence[Sequence[float]]]]
-"""Of a module (by its index) beside a neighbour: a row for each quota that it may have, an entry for each the other's."""
+"""Of a module (by its index) beside a neighbour: a row for each of its quotas, an entry for each of the other's."""
 
 
 def pair_shares(
