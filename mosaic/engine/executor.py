@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,25 +16,24 @@ from mosaic.engine.batch import Batch
 from mosaic.engine.call import Call, CallFunction
 from mosaic.engine.caller import caller
 from mosaic.engine.direct import DirectCalls
+from mosaic.engine.forwards import Forwards
 from mosaic.engine.gradients import LeafGradients
 from mosaic.engine.lane_tensor import LaneTensor, Ready, lane_tensors
 from mosaic.engine.operators import Operators
 from mosaic.engine.random_numbers import advance_default, draw_here
 from mosaic.engine.shapes import other_inputs, shapes_of
 from mosaic.engine.signature import Arguments, Signature, learn
+from mosaic.engine.span_log import SpanLog
 from mosaic.engine.structure import map_tensors, tensors_in, unflatten
 from mosaic.engine.thread_state import as_lane, forget_cast_weights, interception, is_in_autocast, on_lane
-from mosaic.timeline import Span
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Lane, Lanes, Ticket
     from mosaic.engine.site import Site
+    from mosaic.timeline import Span
 
 T = TypeVar("T")
 _LOG = logging.getLogger("mosaic")
-
-_MAX_SPANS = 20_000
-_MAX_UNSEEN = 256
 
 
 class Executor:
@@ -56,11 +55,11 @@ class Executor:
         self.in_place: Counter[tuple[str, str]] = Counter()
         self.places: dict[tuple[str, str], str] = {}
         self.in_order: dict[str, str] = {}
-        self._spans: deque[tuple[str, str, tuple[int, ...], int, int, int]] = deque(maxlen=_MAX_SPANS)
+        self._log = SpanLog()
         self.closed = False
         self.backwards = Backwards(self)
         self.gradients = LeafGradients(self.backwards.current)
-        self._unseen: deque[Ticket[Any]] = deque()
+        self._forwards = Forwards(self.wait)
         self.last_write: dict[Lane, Ticket[Any]] = {}
         self._operators = Operators(self)
         self._batches: dict[Lane, Batch] = {}
@@ -81,7 +80,8 @@ class Executor:
         reason = site.obstacle or interception()
         if reason is not None:
             return self._run_here(site, run, args, kwargs, reason)
-        arguments = Arguments.take(join_joined(args), join_joined(kwargs))
+        arguments = Arguments.take(args, kwargs)
+        arguments.leaves[:] = map(join_joined, arguments.leaves)
         if arguments.opaque is not None:
             return self._run_here(site, run, args, kwargs, f"it takes a {arguments.opaque}, which may hide tensors")
         if site.shapes is not None and site.shapes != shapes_of(arguments.leaves):
@@ -156,7 +156,7 @@ class Executor:
         call = Call(self, site, run, arguments, signature, generator, origin=caller(), parameters=parameters)
         self.num_launched += 1
         ticket = site.last_forward = self.submit(site, "forward", call.forward, after)
-        self._note_forward(ticket)
+        self._forwards.note(ticket)
         made = [
             LaneTensor(info.like, self, site.lane, ticket, pick, site.name) for pick, info in enumerate(signature.made)
         ]
@@ -253,7 +253,7 @@ class Executor:
         except BaseException as error:
             if not on_lane():
                 self.drain()
-                self._unseen = deque(other for other in self._unseen if _error_of(other) not in (None, error))
+                self._forwards.told(error)
             raise
 
     def drain(self) -> None:
@@ -270,15 +270,7 @@ class Executor:
 
     def check_forwards(self) -> None:
         """Waits for all forwards, those included whose results nobody used, and raises what they raised."""
-        while self._unseen:
-            self.wait(self._unseen.popleft())
-
-    def _note_forward(self, ticket: Ticket[Any]) -> None:
-        self._unseen.append(ticket)
-        while self._unseen[0].done or len(self._unseen) > _MAX_UNSEEN:
-            self.wait(self._unseen.popleft())
-            if not self._unseen:
-                break
+        self._forwards.check()
 
     def _on_lane(self, module: str, phase: str, slots: tuple[int, ...], work: Callable[[], T]) -> Callable[[], T]:
         step = self.backwards.ended
@@ -289,13 +281,13 @@ class Executor:
                 with as_lane():
                     return work()
             finally:
-                self._spans.append((module, phase, slots, step, start, time.perf_counter_ns()))
+                self._log.note(module, phase, slots, step, start)
 
         return run
 
     def begin(self) -> None:
         """Called before the model's own forward: forgets what an error cut short."""
-        self._unseen.clear()
+        self._forwards.forget()
         if torch._C._current_graph_task_id() == -1:
             self.backwards.forget_failed()
 
@@ -378,45 +370,26 @@ class Executor:
 
     def record(self, site: Site, phase: str, start_ns: int) -> None:
         """Notes work of a module's that ran in the caller's thread and ends now."""
-        self._spans.append((site.name, phase, site.lane.slots, self.backwards.ended, start_ns, time.perf_counter_ns()))
+        self._log.note(site.name, phase, site.lane.slots, self.backwards.ended, start_ns)
 
     def spans(self, origin_ns: int) -> tuple[Span, ...]:
         """Returns what ran, in milliseconds since ``origin_ns`` on the lanes' clock."""
-        return tuple(
-            Span(
-                module=module,
-                phase=phase,  # type: ignore[arg-type]
-                slots=slots,
-                step=step,
-                start_ms=(start - origin_ns) / 1e6,
-                end_ms=(end - origin_ns) / 1e6,
-            )
-            for module, phase, slots, step, start, end in sorted(self._spans, key=lambda span: span[4])
-        )
+        return self._log.spans(origin_ns)
 
     @property
     def origin_ns(self) -> int:
         """When the oldest recorded piece of work started."""
-        return min((span[4] for span in self._spans), default=0)
+        return self._log.origin_ns
 
     def clear_spans(self) -> None:
         """Forgets what ran so far."""
-        self._spans.clear()
+        self._log.clear()
 
 
-def join_joined(value: Any) -> Any:
-    """Replaces lane tensors that were joined before by what they joined to."""
-    return map_tensors(lambda t: t.join() if isinstance(t, LaneTensor) and t._joined is not None else t, value)
+def join_joined(leaf: Any) -> Any:
+    """Returns what a lane tensor that was joined before joined to, and anything else as it is."""
+    return leaf.join() if isinstance(leaf, LaneTensor) and leaf._joined is not None else leaf
 
 
 def _joined(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.join() if isinstance(tensor, LaneTensor) else tensor
-
-
-def _error_of(ticket: Ticket[Any]) -> BaseException | None:
-    """Returns what finished work raised."""
-    try:
-        ticket.wait()
-    except BaseException as error:
-        return error
-    return None

@@ -111,7 +111,8 @@ class Handle:
                 slots = f"slot{'s' if placed.quota > 1 else ''} {', '.join(map(str, placed.slots))}"
                 predicted = f", predicted {placed.forward_ms:.2f} + {placed.backward_ms:.2f} ms" if self.profile else ""
                 of = f"{self.plan.device.num_slots}{self._granted(placed.slots)}"
-                lines.append(f"stage {index}: {placed.module} on {slots} of {of}{predicted}")
+                where = ", in the loop's own thread" if self._is_alone(placed.module) else ""
+                lines.append(f"stage {index}: {placed.module} on {slots} of {of}{where}{predicted}")
         for name, reason in self._finding.left_out.items():
             lines.append(f"not placed: {name}: {reason}")
         lines.extend(f"to know: {remark}" for remark in self._finding.remarks)
@@ -128,6 +129,9 @@ class Handle:
             lines.extend(self._trial.sentences())
         lines.extend(self._notes)
         return "\n".join(lines)
+
+    def _is_alone(self, module: str) -> bool:
+        return self._executor is not None and self.plan.is_alone(module, num_slots=self.plan.device.num_slots)
 
     def _granted(self, slots: tuple[int, ...]) -> str:
         """Says how many SMs the device gave for a partition, where its lanes know."""
