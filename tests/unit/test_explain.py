@@ -100,7 +100,7 @@ def test_what_the_exact_search_cannot_do_is_said() -> None:
     cost.interference = NotPairwise()
     explanation = explain(plan, profile.graph, cost)
     assert explanation.changes == ()
-    assert "NotPairwise is not a sum over pairs" in changes_text(explanation)
+    assert "NotPairwise is neither a sum over pairs" in changes_text(explanation)
 
 
 def test_the_report_has_a_sentence_for_every_module() -> None:

@@ -95,7 +95,7 @@ def test_an_interference_that_the_exact_search_does_not_know_is_its_reason_alone
     cost = CostModel.from_profile(profile)
     cost.interference = ProductForm()
     exact, distmm = compare(profile.graph, cost, profile.device, num_devices=2, methods=("exact", "distmm"))
-    assert "not a sum over pairs" in exact.reason
+    assert "neither a sum over pairs" in exact.reason
     assert distmm.ratio == 1.0
 
 
