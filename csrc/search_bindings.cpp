@@ -2,6 +2,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "search/interference.h"
 #include "search/plan_search.h"
 
 namespace py = pybind11;
@@ -19,6 +20,29 @@ Module make_module(const std::vector<Option>& options, const std::vector<int>& b
         module.before |= Mask{1} << other;
     }
     return module;
+}
+
+using Row = std::tuple<int, int, Ns, Ns, std::int64_t>;
+using ShareRows = std::tuple<int, int, std::vector<std::vector<double>>>;
+
+Module make_module_of(const std::vector<Row>& rows, const std::vector<int>& before) {
+    std::vector<Option> options;
+    for (const auto& [degree, quota, forward, backward, memory] : rows) {
+        Option option;
+        option.degree = degree;
+        option.quota = quota;
+        option.forward = forward;
+        option.backward = backward;
+        option.memory = memory;
+        options.push_back(option);
+    }
+    return make_module(options, before);
+}
+
+std::vector<PairShares> shares_of(const std::vector<ShareRows>& given) {
+    std::vector<PairShares> shares;
+    for (const auto& [module, beside, rows] : given) shares.push_back({module, beside, rows});
+    return shares;
 }
 
 Objective objective_of(const std::string& name) {
@@ -46,7 +70,9 @@ void bind_problem(py::module_& module) {
              py::arg("memory_bytes") = 0, py::arg("forward_bandwidth") = 0.0, py::arg("backward_bandwidth") = 0.0,
              py::arg("idle") = std::array<double, 2>{0, 0}, py::arg("cap") = std::array<double, 2>{0, 0});
     py::class_<Module>(module, "Module", "A module's options, and the modules that must be in an earlier stage.")
-        .def(py::init(&make_module), py::arg("options"), py::arg("before"));
+        .def(py::init(&make_module), py::arg("options"), py::arg("before"))
+        .def_static("of", &make_module_of, py::arg("rows"), py::arg("before"),
+                    "From (degree, quota, forward_ns, backward_ns, memory_bytes): many options at once.");
     py::class_<Problem>(module, "Problem", "What is to be planned.")
         .def(py::init([](const std::vector<Module>& modules, int num_devices, int num_slots, std::int64_t memory,
                          const std::string& objective) {
@@ -66,6 +92,12 @@ void bind_problem(py::module_& module) {
                 check(problem);
             },
             py::arg("forward_ns"), py::arg("backward_ns"))
+        .def(
+            "disturb_by_shares",
+            [](Problem& problem, const std::vector<ShareRows>& forward, const std::vector<ShareRows>& backward) {
+                disturb_by_shares(problem, {shares_of(forward), shares_of(backward)});
+            },
+            py::arg("forward"), py::arg("backward"))
         .def(
             "disturb_by_bandwidth",
             [](Problem& problem, const std::array<double, 3>& forward, const std::array<double, 3>& backward) {

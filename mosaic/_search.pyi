@@ -27,6 +27,9 @@ class Module:
     """A module's options, and the modules that must be in an earlier stage."""
 
     def __init__(self, options: Sequence[Option], before: Sequence[int]) -> None: ...
+    @staticmethod
+    def of(rows: Sequence[tuple[int, int, int, int, int]], before: Sequence[int]) -> Module:
+        """From (degree, quota, forward_ns, backward_ns, memory_bytes): many options at once."""
 
 class Problem:
     """What is to be planned."""
@@ -44,6 +47,15 @@ class Problem:
         self, forward_ns: Sequence[Sequence[Sequence[int]]], backward_ns: Sequence[Sequence[Sequence[int]]]
     ) -> None:
         """Adds, for each module and option, what neighbour n at quota q costs: entry n * (num_slots + 1) + q."""
+    def disturb_by_shares(
+        self,
+        forward: Sequence[tuple[int, int, Sequence[Sequence[float]]]],
+        backward: Sequence[tuple[int, int, Sequence[Sequence[float]]]],
+    ) -> None:
+        """Adds, for (module, neighbour), what share of its time alone the neighbour costs.
+
+        A row for each quota that the module may have, an entry for each that the neighbour may, both rising.
+        """
     def disturb_by_bandwidth(
         self, forward_ns: tuple[float, float, float], backward_ns: tuple[float, float, float]
     ) -> None:

@@ -6,6 +6,8 @@
 namespace mosaic::search {
 namespace {
 
+constexpr int kNowhere = INT32_MAX / 2;
+
 constexpr Mask bit(std::size_t index) { return Mask{1} << index; }
 
 }  // namespace
@@ -26,10 +28,8 @@ BesidePacker::BesidePacker(const Problem& problem) : problem_(problem), extras_(
     area_from_.resize(size + 1);
     states_.resize(size + 1);
     taken_.resize(size);
-    for (State& state : states_) {
-        state.choice.resize(size);
-        state.rung.resize(size);
-    }
+    residents_.resize(static_cast<std::size_t>(problem.machine.num_devices));
+    for (State& state : states_) state.rungs.resize(size);
 }
 
 Answer BesidePacker::pack(Mask set, const Target& target, Effort& effort, std::vector<Placed>& placed) {
@@ -49,7 +49,7 @@ Answer BesidePacker::pack(Mask set, const Target& target, Effort& effort, std::v
     is_open_ = false;
     if (!descend(0)) return is_open_ ? Answer::open : Answer::no;
     placed.clear();
-    for (std::size_t i = 0; i < size_; ++i) placed.push_back({items_[i].module, rung_of(final_, i).option, {}, {}});
+    for (std::size_t i = 0; i < size_; ++i) placed.push_back({items_[i].module, final_.rungs[i]->option, {}, {}});
     int device = 0;
     for (const Room& room : final_.rooms) {
         for (int count = 0; count < room.count; ++count, ++device) {
@@ -58,7 +58,7 @@ Answer BesidePacker::pack(Mask set, const Target& target, Effort& effort, std::v
                 Placed& one = placed[static_cast<std::size_t>(i)];
                 one.devices.push_back(device);
                 one.starts.push_back(next);
-                next += rung_of(final_, static_cast<std::size_t>(i)).quota;
+                next += final_.rungs[static_cast<std::size_t>(i)]->quota;
             });
         }
     }
@@ -81,8 +81,12 @@ void BesidePacker::fill(Item& item, int module, const Target& target) const {
             ++item.num_choices;
         }
         auto& rungs = item.choices[static_cast<std::size_t>(item.num_choices) - 1].rungs;
-        rungs.push_back({index, option.quota, limit != 0 ? option.memory : 0});
-        for (auto i = rungs.size() - 1; i-- > 0;) rungs[i].memory = std::min(rungs[i].memory, rungs[i + 1].memory);
+        rungs.push_back({module, index, option.quota, true, limit != 0 ? option.memory : 0, option.forward,
+                         option.backward, extras_.row(module, index), extras_.place(module, option.quota)});
+        for (auto i = rungs.size() - 1; i-- > 0;) {
+            rungs[i].memory = std::min(rungs[i].memory, rungs[i + 1].memory);
+            rungs[i].is_last = false;
+        }
     }
 }
 
@@ -95,28 +99,25 @@ void BesidePacker::judge_neighbours() {
         item.least_area = INT32_MAX;
         for (int c = 0; c < item.num_choices; ++c) {
             Choice& choice = item.choices[static_cast<std::size_t>(c)];
-            const auto is_met_beside_one = [&](const Rung& rung) {
-                const Option& option = problem_.modules[static_cast<std::size_t>(item.module)]
-                                           .options[static_cast<std::size_t>(rung.option)];
-                for (std::size_t j = 0; j < size_; ++j) {
-                    for (int k = 0; j != i && k < items_[j].num_choices; ++k) {
-                        const auto& rungs = items_[j].choices[static_cast<std::size_t>(k)].rungs;
-                        const Resident other{items_[j].module, rungs.front().option};
-                        const Extra more = extras_.least({item.module, rung.option}, &other, 1);
-                        if (rungs.front().quota + rung.quota <= whole &&
-                            target_.is_met(option.forward + more.forward, option.backward + more.backward,
-                                           option.latency() + more.forward + more.backward)) {
-                            return true;
-                        }
-                    }
-                }
-                return false;
-            };
-            const auto first = std::find_if(choice.rungs.begin(), choice.rungs.end(), is_met_beside_one);
+            const auto first = std::find_if(choice.rungs.begin(), choice.rungs.end(),
+                                            [&](const Rung& rung) { return is_met_beside_one(i, rung); });
+            choice.first_beside = static_cast<std::size_t>(first - choice.rungs.begin());
             choice.least_beside = first == choice.rungs.end() ? whole + 1 : first->quota;
             item.least_area = std::min(item.least_area, choice.degree * std::min(choice.least_beside, whole));
         }
     }
+}
+
+bool BesidePacker::is_met_beside_one(std::size_t item, const Rung& rung) const {
+    for (std::size_t j = 0; j < size_; ++j) {
+        for (int c = 0; j != item && c < items_[j].num_choices; ++c) {
+            const Rung* least = items_[j].choices[static_cast<std::size_t>(c)].rungs.data();
+            if (least->quota + rung.quota <= problem_.machine.num_slots && is_met_beside(rung, &least, 1, false)) {
+                return true;
+            }
+        }
+    }
+    return false;
 }
 
 void BesidePacker::sort_items() {
@@ -127,18 +128,6 @@ void BesidePacker::sort_items() {
     for (std::size_t i = size_; i-- > 0;) area_from_[i] = area_from_[i + 1] + items_[i].least_area;
 }
 
-const BesidePacker::Choice& BesidePacker::choice_of(const State& state, std::size_t item) const {
-    return items_[item].choices[static_cast<std::size_t>(state.choice[item])];
-}
-
-const BesidePacker::Rung& BesidePacker::rung_of(const State& state, std::size_t item) const {
-    return choice_of(state, item).rungs[static_cast<std::size_t>(state.rung[item])];
-}
-
-Resident BesidePacker::resident(const State& state, std::size_t item) const {
-    return {items_[item].module, rung_of(state, item).option};
-}
-
 bool BesidePacker::descend(std::size_t depth) {
     if (depth == size_) return finish(states_[depth]);
     if (!effort_->spend()) {
@@ -146,48 +135,88 @@ bool BesidePacker::descend(std::size_t depth) {
         return false;
     }
     if (!has_room(depth)) return false;
-    State& state = states_[depth];
+    const State& state = states_[depth];
     for (int c = 0; c < items_[depth].num_choices; ++c) {
-        state.choice[depth] = c;
-        state.rung[depth] = 0;  // where the fixed point starts; it is raised from there
+        const Choice& choice = items_[depth].choices[static_cast<std::size_t>(c)];
         taken_[depth].assign(state.rooms.size(), 0);
-        if (spread(depth, 0, items_[depth].choices[static_cast<std::size_t>(c)].degree)) return true;
+        if (spread(depth, choice, 0, choice.degree)) return true;
         if (is_open_) return false;
     }
     return false;
 }
 
-// Whether what is left can fit by number, and each of it alone.
-bool BesidePacker::has_room(std::size_t depth) const {
+// Whether what is left can fit by number, and each of it by itself beside what is there already.
+bool BesidePacker::has_room(std::size_t depth) {
+    const State& state = states_[depth];
     int free = 0;
-    for (const Room& room : states_[depth].rooms) free += room.free * room.count;
+    for (const Room& room : state.rooms) free += room.free * room.count;
     if (free < area_from_[depth]) return false;
+    for (std::size_t r = 0; r < state.rooms.size(); ++r) {
+        residents_[r].clear();
+        each(state.rooms[r].items, [&](int i) { residents_[r].push_back(state.rungs[static_cast<std::size_t>(i)]); });
+    }
     for (std::size_t i = depth; i < size_; ++i) {
-        if (!fits_somewhere(states_[depth], items_[i])) return false;
+        free -= least_area(state, items_[i]);
+        if (free < 0) return false;
     }
     return true;
 }
 
-bool BesidePacker::fits_somewhere(const State& state, const Item& item) const {
+// Least slots that an item takes of all devices, whatever else comes; more than there are if it does not fit.
+int BesidePacker::least_area(const State& state, const Item& item) {
+    int least = kNowhere;
     for (int c = 0; c < item.num_choices; ++c) {
         const Choice& choice = item.choices[static_cast<std::size_t>(c)];
-        int count = 0;
-        for (const Room& room : state.rooms) {
-            const int quota = room.items == 0 ? choice.rungs.front().quota : choice.least_beside;
-            if (room.free >= quota && (problem_.machine.memory == 0 || room.memory >= choice.rungs.front().memory)) {
-                count += room.count;
-            }
+        needs_.clear();
+        for (std::size_t r = 0; r < state.rooms.size(); ++r) {
+            const int quota = least_quota(choice, state.rooms[r], residents_[r]);
+            if (quota < kNowhere) needs_.emplace_back(quota, state.rooms[r].count);
         }
-        if (count >= choice.degree) return true;
+        std::sort(needs_.begin(), needs_.end());
+        int count = 0;
+        for (const auto& [quota, devices] : needs_) {
+            count += devices;
+            if (count < choice.degree) continue;
+            least = std::min(least, choice.degree * quota);  // it has the same quota on all of its devices
+            break;
+        }
     }
-    return false;
+    return least;
+}
+
+// Slots that an item takes of a device at least. Where nobody is yet, it either stays alone there, which leaves none to
+// others, or is not milder off than beside its mildest neighbour.
+int BesidePacker::least_quota(const Choice& choice, const Room& room, const Group& residents) const {
+    if (problem_.machine.memory != 0 && room.memory < choice.rungs.front().memory) return kNowhere;
+    if (residents.empty()) return std::min(choice.least_beside, problem_.machine.num_slots);
+    for (auto i = choice.first_beside; i < choice.rungs.size() && choice.rungs[i].quota <= room.free; ++i) {
+        if (is_met_beside(choice.rungs[i], residents.data(), residents.size(), false)) return choice.rungs[i].quota;
+    }
+    return kNowhere;
+}
+
+bool BesidePacker::is_met_beside(const Rung& own, const Rung* const* others, std::size_t num_others,
+                                 bool is_exact) const {
+    Extra more;
+    if (own.row != nullptr && !is_exact) {
+        for (std::size_t i = 0; i < num_others; ++i) {
+            more.forward += own.row[others[i]->place].forward;
+            more.backward += own.row[others[i]->place].backward;
+        }
+    } else {
+        Resident residents[kMaxModules];
+        for (std::size_t i = 0; i < num_others; ++i) residents[i] = {others[i]->module, others[i]->option};
+        more = extras_.exact({own.module, own.option}, residents, static_cast<int>(num_others));
+    }
+    const Ns forward = own.forward + more.forward;
+    const Ns backward = own.backward + more.backward;
+    return target_.is_met(forward, backward, forward + backward);
 }
 
 // Puts a module on as many devices as it needs; those with the least room come first.
-bool BesidePacker::spread(std::size_t depth, std::size_t from, int needed) {
-    if (needed == 0) return place(depth);
+bool BesidePacker::spread(std::size_t depth, const Choice& choice, std::size_t from, int needed) {
+    if (needed == 0) return place(depth, choice);
     const State& state = states_[depth];
-    const Choice& choice = choice_of(state, depth);
     const Rung& rung = choice.rungs.front();
     const auto is_fit = [&](const Room& room) {
         const int quota = room.items == 0 ? rung.quota : choice.least_beside;
@@ -199,22 +228,20 @@ bool BesidePacker::spread(std::size_t depth, std::size_t from, int needed) {
     while (!is_fit(state.rooms[from])) ++from;
     for (int count = std::min(needed, state.rooms[from].count); count >= 0; --count) {
         taken_[depth][from] = count;
-        if (spread(depth, from + 1, needed - count)) return true;
+        if (spread(depth, choice, from + 1, needed - count)) return true;
         if (is_open_) break;
     }
     taken_[depth][from] = 0;
     return false;
 }
 
-bool BesidePacker::place(std::size_t depth) {
+bool BesidePacker::place(std::size_t depth, const Choice& choice) {
     const State& before = states_[depth];
     State& state = states_[depth + 1];
-    const Rung& rung = rung_of(before, depth);
+    const Rung& rung = choice.rungs.front();  // where the fixed point starts
     state.rooms.clear();
-    for (std::size_t i = 0; i <= depth; ++i) {
-        state.choice[i] = before.choice[i];
-        state.rung[i] = before.rung[i];
-    }
+    std::copy_n(before.rungs.begin(), depth, state.rungs.begin());
+    state.rungs[depth] = &rung;
     Mask dirty = 0;
     for (std::size_t i = 0; i < before.rooms.size(); ++i) {
         const Room& room = before.rooms[i];
@@ -245,14 +272,14 @@ bool BesidePacker::settle(State& state, Mask dirty) const {
 
 // Moves a module to its next larger option of the same degree, on the devices where it is.
 bool BesidePacker::raise(State& state, std::size_t item) const {
-    const auto& rungs = choice_of(state, item).rungs;
-    const auto now = static_cast<std::size_t>(state.rung[item]);
-    if (now + 1 == rungs.size()) return false;
-    ++state.rung[item];
+    const Rung& now = *state.rungs[item];
+    if (now.is_last) return false;
+    const Rung& next = *(&now + 1);
+    state.rungs[item] = &next;
     for (Room& room : state.rooms) {
         if ((room.items & bit(item)) == 0) continue;
-        room.free -= rungs[now + 1].quota - rungs[now].quota;
-        room.memory -= rungs[now + 1].memory - rungs[now].memory;
+        room.free -= next.quota - now.quota;
+        room.memory -= next.memory - now.memory;
         if (room.free < 0 || room.memory < 0) return false;
     }
     return true;
@@ -265,20 +292,12 @@ Mask BesidePacker::neighbours(const State& state, std::size_t item) const {
 }
 
 bool BesidePacker::meets(const State& state, std::size_t item, bool is_exact) const {
-    const Resident own = resident(state, item);
-    const Option& option =
-        problem_.modules[static_cast<std::size_t>(own.module)].options[static_cast<std::size_t>(own.option)];
     for (const Room& room : state.rooms) {
         if ((room.items & bit(item)) == 0) continue;
-        Resident others[kMaxModules];
-        int count = 0;
-        each(room.items & ~bit(item),
-             [&](int other) { others[count++] = resident(state, static_cast<std::size_t>(other)); });
-        const Extra more = is_exact ? extras_.exact(own, others, count) : extras_.least(own, others, count);
-        if (!target_.is_met(option.forward + more.forward, option.backward + more.backward,
-                            option.latency() + more.forward + more.backward)) {
-            return false;
-        }
+        const Rung* others[kMaxModules];
+        std::size_t count = 0;
+        each(room.items & ~bit(item), [&](int i) { others[count++] = state.rungs[static_cast<std::size_t>(i)]; });
+        if (!is_met_beside(*state.rungs[item], others, count, is_exact)) return false;
     }
     return true;
 }
@@ -310,7 +329,7 @@ Mask BesidePacker::find_broken(const State& state) const {
     for (const Room& room : state.rooms) {
         std::int64_t used = 0;
         each(room.items, [&](int i) {
-            const Resident own = resident(state, static_cast<std::size_t>(i));
+            const Rung& own = *state.rungs[static_cast<std::size_t>(i)];
             used += problem_.modules[static_cast<std::size_t>(own.module)]
                         .options[static_cast<std::size_t>(own.option)]
                         .memory;

@@ -1,16 +1,6 @@
 #include "extra_table.h"
 
 namespace mosaic::search {
-namespace {
-
-int quota_of(const Problem& problem, const Resident& resident) {
-    return problem.modules[static_cast<std::size_t>(resident.module)]
-        .options[static_cast<std::size_t>(resident.option)]
-        .quota;
-}
-
-}  // namespace
-
 ExtraTable::ExtraTable(const Problem& problem) : problem_(problem), width_(problem.machine.num_slots + 1) {
     if (problem.interference.form != Form::pairwise) return;
     rows_.resize(problem.modules.size());
@@ -50,19 +40,6 @@ void ExtraTable::fill_row(std::size_t module, std::size_t option) {
 
 Extra ExtraTable::exact(const Resident& own, const Resident* others, int num_others) const {
     return {extra(problem_, 0, own, others, num_others), extra(problem_, 1, own, others, num_others)};
-}
-
-Extra ExtraTable::least(const Resident& own, const Resident* others, int num_others) const {
-    if (rows_.empty()) return exact(own, others, num_others);
-    const auto& row = rows_[static_cast<std::size_t>(own.module)][static_cast<std::size_t>(own.option)];
-    Extra sum;
-    for (int i = 0; i < num_others; ++i) {
-        const int place = others[i].module * width_ + quota_of(problem_, others[i]);
-        const Extra& one = row[static_cast<std::size_t>(place)];
-        sum.forward += one.forward;
-        sum.backward += one.backward;
-    }
-    return sum;
 }
 
 }  // namespace mosaic::search

@@ -19,11 +19,17 @@ class ExtraTable {
     // What neighbours on one device cost a module, exactly.
     Extra exact(const Resident& own, const Resident* others, int num_others) const;
 
-    // At most that, and never less for neighbours with more slots: a pair measured to be milder at a larger quota
-    // counts as mild at all smaller ones.
-    Extra least(const Resident& own, const Resident* others, int num_others) const;
+    // For pairs: at most that of each neighbour, and never less for one with more slots. A pair measured to be milder
+    // at a larger quota counts as mild at all smaller ones. Null where extras do not add up by pairs; `exact` then
+    // never falls.
+    const Extra* row(int module, int option) const {
+        if (rows_.empty()) return nullptr;
+        return rows_[static_cast<std::size_t>(module)][static_cast<std::size_t>(option)].data();
+    }
+    // Of a neighbour in such rows.
+    std::size_t place(int module, int quota) const { return static_cast<std::size_t>(module * width_ + quota); }
 
-    // Whether both are always the same.
+    // Whether what the rows say is exact.
     bool is_monotone() const { return is_monotone_; }
 
   private:

@@ -126,7 +126,66 @@ Ns leveled(const Problem& problem, int phase, const Resident& own, const Residen
     return static_cast<Ns>(std::llround(longer * static_cast<double>(phase == 0 ? option.forward : option.backward)));
 }
 
+std::vector<int> quotas_of(const Module& module) {
+    std::vector<int> quotas;
+    for (const Option& option : module.options) quotas.push_back(option.quota);
+    std::sort(quotas.begin(), quotas.end());
+    quotas.erase(std::unique(quotas.begin(), quotas.end()), quotas.end());
+    return quotas;
+}
+
+void check_shares(const PairShares& pair, std::size_t num_rows, std::size_t num_entries) {
+    const std::string name = std::to_string(pair.module) + " beside " + std::to_string(pair.beside);
+    if (pair.rows.size() != num_rows) {
+        throw std::invalid_argument("shares of module " + name + " have " + std::to_string(pair.rows.size()) +
+                                    " rows; give one for each of its " + std::to_string(num_rows) + " quotas");
+    }
+    for (const std::vector<double>& row : pair.rows) {
+        const bool is_fit = row.size() == num_entries &&
+                            std::all_of(row.begin(), row.end(), [](double share) { return share >= 0 && share < 1e6; });
+        if (!is_fit) {
+            throw std::invalid_argument(
+                "shares of module " + name + " need " + std::to_string(num_entries) +
+                " entries a row, one for each quota of the other, each finite and not negative");
+        }
+    }
+}
+
+void add_shares(Problem& problem, int phase, const PairShares& pair) {
+    if (pair.module < 0 || pair.module >= problem.size() || pair.beside < 0 || pair.beside >= problem.size()) {
+        throw std::invalid_argument("shares name module " + std::to_string(pair.module) + " beside " +
+                                    std::to_string(pair.beside) + "; there are " + std::to_string(problem.size()));
+    }
+    const Module& own = problem.modules[static_cast<std::size_t>(pair.module)];
+    const std::vector<int> quotas = quotas_of(own);
+    const std::vector<int> held = quotas_of(problem.modules[static_cast<std::size_t>(pair.beside)]);
+    check_shares(pair, quotas.size(), held.size());
+    const auto width = static_cast<std::size_t>(problem.machine.num_slots + 1);
+    auto& table = problem.interference.pairs[phase][static_cast<std::size_t>(pair.module)];
+    for (std::size_t o = 0; o < own.options.size(); ++o) {
+        const Option& option = own.options[o];
+        const auto alone = static_cast<double>(phase == 0 ? option.forward : option.backward);
+        const auto place = std::lower_bound(quotas.begin(), quotas.end(), option.quota) - quotas.begin();
+        const std::vector<double>& row = pair.rows[static_cast<std::size_t>(place)];
+        table[o].resize(problem.modules.size() * width, 0);
+        for (std::size_t i = 0; i < held.size(); ++i) {
+            table[o][static_cast<std::size_t>(pair.beside) * width + static_cast<std::size_t>(held[i])] =
+                static_cast<Ns>(std::llround(alone * row[i]));
+        }
+    }
+}
+
 }  // namespace
+
+void disturb_by_shares(Problem& problem, const std::vector<PairShares> (&shares)[2]) {
+    problem.interference.form = Form::pairwise;
+    for (int phase = 0; phase < 2; ++phase) {
+        auto& tables = problem.interference.pairs[phase];
+        tables.assign(problem.modules.size(), {});
+        for (std::size_t m = 0; m < tables.size(); ++m) tables[m].resize(problem.modules[m].options.size());
+        for (const PairShares& pair : shares[phase]) add_shares(problem, phase, pair);
+    }
+}
 
 Ns extra(const Problem& problem, int phase, const Resident& own, const Resident* others, int num_others) {
     switch (problem.interference.form) {

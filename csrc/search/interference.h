@@ -30,4 +30,17 @@ struct Extras {
 // others, and never less for more others.
 Ns extra(const Problem& problem, int phase, const Resident& own, const Resident* others, int num_others);
 
+// What one neighbour costs a module, as shares of its time alone: a row for each quota that the module may have, an
+// entry for each quota that the neighbour may, both rising.
+struct PairShares {
+    int module = 0;
+    int beside = 0;
+    std::vector<std::vector<double>> rows;
+};
+
+// Makes a problem's interference pairwise, by phase; pairs that are not named cost nothing. Throws
+// std::invalid_argument for a pair of modules that are not there, rows that do not fit their quotas, or negative
+// shares.
+void disturb_by_shares(Problem& problem, const std::vector<PairShares> (&shares)[2]);
+
 }  // namespace mosaic::search

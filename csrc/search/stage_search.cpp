@@ -10,7 +10,7 @@ constexpr std::int64_t kQuickNodes = 2000;
 // First guess of how far a set is above its bound, as a part of it.
 constexpr Ns kFirstStep = 32;
 // A best and a bound that are no further apart than this part are settled by one question just below the best.
-constexpr Ns kNear = 256;
+constexpr Ns kNear = 48;
 // Of one set, for which placements are also looked for greedily: that is not counted in nodes.
 constexpr int kGreedyQuestions = 40;
 
@@ -20,8 +20,7 @@ StageSearch::StageSearch(const Problem& problem, const Effort& effort)
     : problem_((check(problem), problem)), effort_(effort), bound_(problem), rooms_(problem), greedy_(problem) {
     if (!problem.is_disturbed()) return;
     beside_ = std::make_unique<BesidePacker>(problem);
-    calm_ = std::make_unique<Problem>(problem);
-    calm_->interference = Interference{};
+    calm_ = std::make_unique<Problem>(Problem{problem.modules, problem.machine, problem.objective, {}});
     undisturbed_ = std::make_unique<StageSearch>(*calm_, effort);
 }
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from mosaic.profile import GroupSample, PairSample, Phase, Profile
 
@@ -41,6 +41,24 @@ class Interference(Protocol):
             quota: Slots of ``module``.
             alone_ms: Its time alone at this quota (and its degree), in milliseconds.
             beside: The others on the device; empty when it is alone.
+        """
+
+
+@runtime_checkable
+class PairShares(Protocol):
+    """A pairwise form whose extras are shares of the time alone; the exact search then asks it far less often."""
+
+    def pair_shares(
+        self, module: str, beside: str, phase: Phase, *, quotas: Sequence[int], beside_quotas: Sequence[int]
+    ) -> Sequence[Sequence[float]]:
+        """Returns the extra shares of ``module`` beside one neighbour; empty where they all are 0.
+
+        Args:
+            module: The module that is slowed down.
+            beside: The neighbour.
+            phase: Forward or backward, of both.
+            quotas: Slots that ``module`` may have: the rows.
+            beside_quotas: Slots that the neighbour may have: the entries of a row.
         """
 
 
@@ -130,6 +148,12 @@ class MeasuredInterference:
     def extra_ms(self, module: str, phase: Phase, *, quota: int, alone_ms: float, beside: Beside) -> float:
         """Returns the extra share of ``alone_ms``, in milliseconds; see ``Interference``."""
         return alone_ms * self.extra_share(module, phase, quota=quota, beside=beside)
+
+    def pair_shares(
+        self, module: str, beside: str, phase: Phase, *, quotas: Sequence[int], beside_quotas: Sequence[int]
+    ) -> Sequence[Sequence[float]]:
+        """Returns what one neighbour costs, as shares of the time alone; see ``PairShares``."""
+        return [[self._pair_share(module, phase, own, beside, other) for other in beside_quotas] for own in quotas]
 
     def _pair_share(self, module: str, phase: Phase, quota: int, beside: str, beside_quota: int) -> float:
         points = self._measured.get((module, beside, phase))

@@ -7,18 +7,19 @@ what a plan predicts: the slowest forward plus the slowest backward of each stag
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from mosaic.cost import Cost, FullInterference, LeveledBandwidth
+from mosaic.cost import Cost, FullInterference, Interference, LeveledBandwidth
 from mosaic.cost.leveling import Taker
 from mosaic.errors import BackendUnavailableError, InfeasibleError
 from mosaic.graph import ModuleGraph
 from mosaic.plan import SearchRecord
 from mosaic.profile import Phase
 from mosaic.solver.options import NS_PER_MS, DeploymentOption
-from mosaic.solver.pair_table import pair_table
+from mosaic.solver.pair_table import pair_shares, pair_table
 from mosaic.solver.placement import Machine
 from mosaic.solver.stage_eval import StageResult
 
@@ -29,6 +30,7 @@ Objective = Literal["phases", "sum"]
 MAX_MODULES = 64
 _NEVER_FULL = 1e9  # a capacity that nobody meets: a phase that is not disturbed
 Options = Mapping[str, Sequence[DeploymentOption]]
+_ROW = operator.attrgetter("degree", "quota", "forward_ns", "backward_ns", "memory_bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,23 +209,15 @@ def _problem(
     objective: Objective,
 ) -> _search.Problem:
     place = {name: index for index, name in enumerate(names)}
-    modules = [
-        search.Module(
-            [
-                search.Option(
-                    degree=option.degree,
-                    quota=option.quota,
-                    forward_ns=option.forward_ns,
-                    backward_ns=option.backward_ns,
-                    memory_bytes=option.memory_bytes,
-                    **_demand(cost, name, option),
-                )
-                for option in options[name]
-            ],
-            sorted(place[other] for other in graph.predecessors(name)),
-        )
-        for name in names
-    ]
+    is_drawn = isinstance(cost.interference, FullInterference | LeveledBandwidth)
+    modules = []
+    for name in names:
+        before = sorted(place[other] for other in graph.predecessors(name))
+        if is_drawn:
+            drawn = [_drawing_option(search, cost, name, option) for option in options[name]]
+            modules.append(search.Module(drawn, before))
+        else:
+            modules.append(search.Module.of([_ROW(option) for option in options[name]], before))
     problem: _search.Problem = search.Problem(
         modules,
         num_devices=machine.num_devices,
@@ -260,24 +254,31 @@ def _disturb(
         )
         problem.disturb_by_bandwidth(forward, backward)
     else:
-        problem.disturb_by_pairs(*(pair_table(names, options, cost, machine, phase) for phase in Phase))
+        shares = pair_shares(names, options, form)
+        if shares is not None:
+            problem.disturb_by_shares(*shares)
+        else:
+            problem.disturb_by_pairs(*(pair_table(names, options, cost, machine, phase) for phase in Phase))
 
 
-def _demand(cost: Cost, name: str, option: DeploymentOption) -> dict[str, Any]:
-    """What the forms over bandwidth need to know of an option; nothing for others."""
+def _drawing_option(search: Any, cost: Cost, name: str, option: DeploymentOption) -> Any:
+    """Returns an option with what the forms over bandwidth need to know of it."""
     form = cost.interference
-    if not isinstance(form, FullInterference | LeveledBandwidth):
-        return {}
     forward, backward = (_taker(form, name, phase, option.quota) for phase in Phase)
-    return {
-        "forward_bandwidth": forward.share,
-        "backward_bandwidth": backward.share,
-        "idle": (forward.idle, backward.idle),
-        "cap": (forward.cap, backward.cap),
-    }
+    return search.Option(
+        degree=option.degree,
+        quota=option.quota,
+        forward_ns=option.forward_ns,
+        backward_ns=option.backward_ns,
+        memory_bytes=option.memory_bytes,
+        forward_bandwidth=forward.share,
+        backward_bandwidth=backward.share,
+        idle=(forward.idle, backward.idle),
+        cap=(forward.cap, backward.cap),
+    )
 
 
-def _taker(form: FullInterference | LeveledBandwidth, name: str, phase: Phase, quota: int) -> Taker:
+def _taker(form: Interference, name: str, phase: Phase, quota: int) -> Taker:
     if isinstance(form, LeveledBandwidth) and phase in form.coefficients:
         return form.taker(name, phase, quota)
     share = form.share(name, phase, quota) if isinstance(form, FullInterference) else 0.0

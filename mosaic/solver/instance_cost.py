@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from mosaic.artifact import fingerprint
 from mosaic.cost.interference import Beside
@@ -35,6 +35,15 @@ class TableInterference:
         """Returns the sum over the neighbours, each in proportion to its quota, in milliseconds."""
         shares = (self._shares.get((module, name, phase), 0.0) * held for name, held in beside)
         return alone_ms * sum(shares) / self._num_slots
+
+    def pair_shares(
+        self, module: str, beside: str, phase: Phase, *, quotas: Sequence[int], beside_quotas: Sequence[int]
+    ) -> Sequence[Sequence[float]]:
+        """Returns what one neighbour costs, as shares of the time alone; see ``PairShares``."""
+        share = self._shares.get((module, beside, phase))
+        if share is None:
+            return ()
+        return [[share * held / self._num_slots for held in beside_quotas]] * len(quotas)
 
 
 class TableCost:

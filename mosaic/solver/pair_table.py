@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from mosaic.cost import Cost
+from mosaic.cost import Cost, Interference
+from mosaic.cost.interference import PairShares
 from mosaic.profile import Phase
 from mosaic.solver.options import NS_PER_MS, DeploymentOption
 from mosaic.solver.placement import Machine
@@ -30,3 +31,30 @@ def pair_table(
             rows.append(row)
         tables.append(rows)
     return tables
+
+
+Shares = list[tuple[int, int, Sequence[Sequence[float]]]]
+"""Of a module (by its index) beside a neighbour: a row for each of its quotas, an entry for each of the other's."""
+
+
+def pair_shares(
+    names: Sequence[str], options: Mapping[str, Sequence[DeploymentOption]], form: Interference
+) -> tuple[Shares, Shares] | None:
+    """Returns extra shares of the time alone, forward and backward; None where the form does not know them.
+
+    Says the same as ``pair_table`` in a fraction of the time and the space: one question for two modules.
+    """
+    if not isinstance(form, PairShares):
+        return None
+    quotas = [sorted({option.quota for option in options[name]}) for name in names]
+    forward, backward = (
+        [
+            (own, other, rows)
+            for own, name in enumerate(names)
+            for other, beside in enumerate(names)
+            if own != other
+            and (rows := form.pair_shares(name, beside, phase, quotas=quotas[own], beside_quotas=quotas[other]))
+        ]
+        for phase in Phase
+    )
+    return forward, backward
