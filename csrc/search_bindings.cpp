@@ -109,6 +109,7 @@ void bind_problem(py::module_& module) {
                     form.e2[phase] = (*phases[phase])[1];
                     form.e3[phase] = (*phases[phase])[2];
                 }
+                check(problem);
             },
             py::arg("forward_ns"), py::arg("backward_ns"))
         .def(

@@ -1,5 +1,8 @@
 #include "problem.h"
 
+#include <algorithm>
+#include <cmath>
+
 namespace mosaic::search {
 namespace {
 
@@ -24,20 +27,89 @@ void check_module(const Problem& problem, int index) {
     }
 }
 
-void check_levels(const Problem& problem) {
-    const Interference& form = problem.interference;
-    for (int phase = 0; phase < 2; ++phase) {
-        const bool is_sound = form.capacity[phase] > 0 && form.fairness[phase] >= 0 && form.fairness[phase] <= 1 &&
-                              form.cache[phase] >= 0;
-        if (!is_sound) refuse("capacity is above 0, fairness from 0 to 1, cache not negative");
-        for (const Module& module : problem.modules) {
-            for (const Option& option : module.options) {
-                const double used = phase == 0 ? option.forward_bandwidth : option.backward_bandwidth;
-                const bool is_possible = option.idle[phase] >= 0 && option.idle[phase] < 1 &&
-                                         option.cap[phase] * (1 - option.idle[phase]) >= used * (1 - 1e-9);
-                if (!is_possible) refuse("an option draws more than its slots can, or nothing all the time");
+// Rows are read without looking at their length.
+void check_pairs(const Problem& problem) {
+    const auto width = problem.modules.size() * static_cast<std::size_t>(problem.machine.num_slots + 1);
+    for (const auto& tables : problem.interference.pairs) {
+        if (tables.empty()) continue;
+        if (tables.size() != problem.modules.size()) refuse("pairs have no table, or more than one, for a module");
+        for (std::size_t m = 0; m < tables.size(); ++m) {
+            const std::string name = "module " + std::to_string(m);
+            if (tables[m].size() != problem.modules[m].options.size()) {
+                refuse(name + " has " + std::to_string(tables[m].size()) + " rows of pairs; give one for each of its " +
+                       std::to_string(problem.modules[m].options.size()) + " options");
+            }
+            for (const std::vector<Ns>& row : tables[m]) {
+                if (!row.empty() && row.size() != width) {
+                    refuse("a row of " + name + " has " + std::to_string(row.size()) + " entries; it needs " +
+                           std::to_string(width) + ": for each module, one for each quota from 0 on");
+                }
+                const bool is_sound = std::all_of(row.begin(), row.end(), [](Ns e) { return 0 <= e && e < kNever; });
+                if (!is_sound) refuse("a row of " + name + " has a neighbour that makes it faster, or endlessly slow");
             }
         }
+    }
+}
+
+// What one module draws in one phase, at one quota.
+struct Drawn {
+    int quota;
+    double share;
+    double idle;
+    double cap;
+
+    double ask() const { return share / (1 - idle); }
+};
+
+// A search prunes by this: a module with more slots never draws less, so its neighbours are never better off for it.
+bool draws_no_less(const Drawn& more, const Drawn& less, Form form) {
+    constexpr double kRounding = 1 - 1e-9;
+    if (more.share < less.share * kRounding) return false;
+    if (form == Form::eq8) return true;
+    return more.ask() >= less.ask() * kRounding && more.cap >= less.cap * kRounding &&
+           more.idle * less.share * kRounding <= less.idle * more.share;
+}
+
+void check_drawn(const Problem& problem, int phase) {
+    const Form form = problem.interference.form;
+    for (int index = 0; index < problem.size(); ++index) {
+        const std::string name = "module " + std::to_string(index);
+        std::vector<Drawn> drawn;
+        for (const Option& option : problem.modules[static_cast<std::size_t>(index)].options) {
+            const double share = phase == 0 ? option.forward_bandwidth : option.backward_bandwidth;
+            const Drawn one{option.quota, share, option.idle[phase], option.cap[phase]};
+            if (!(std::isfinite(share) && share >= 0)) refuse(name + " draws a bandwidth below 0 or without end");
+            const bool is_possible = one.idle >= 0 && one.idle < 1 && std::isfinite(one.cap) &&
+                                     one.cap * (1 - one.idle) >= share * (1 - 1e-9);
+            if (form == Form::leveled && !is_possible) {
+                refuse(name + " has an option that draws more than its slots can, or nothing all the time");
+            }
+            drawn.push_back(one);
+        }
+        std::stable_sort(drawn.begin(), drawn.end(), [](const Drawn& a, const Drawn& b) { return a.quota < b.quota; });
+        for (std::size_t i = 1; i < drawn.size(); ++i) {
+            const bool is_same = drawn[i].quota == drawn[i - 1].quota;
+            if (!draws_no_less(drawn[i], drawn[i - 1], form) ||
+                (is_same && !draws_no_less(drawn[i - 1], drawn[i], form))) {
+                refuse(name + " draws less bandwidth at quota " + std::to_string(drawn[i].quota) + " than at " +
+                       std::to_string(drawn[i - 1].quota) + ", which this search cannot prune by; use method='gahc'");
+            }
+        }
+    }
+}
+
+void check_interference(const Problem& problem) {
+    const Interference& form = problem.interference;
+    if (form.form == Form::pairwise) check_pairs(problem);
+    if (form.form != Form::eq8 && form.form != Form::leveled) return;
+    for (int phase = 0; phase < 2; ++phase) {
+        const bool is_sound = std::isfinite(form.e1[phase]) && std::isfinite(form.e2[phase]) && form.e2[phase] >= 0 &&
+                              std::isfinite(form.e3[phase]) && form.e3[phase] >= 0;
+        if (!is_sound) refuse("e1, e2 and e3 are finite, e2 and e3 not negative");
+        const bool is_level = form.capacity[phase] > 0 && form.fairness[phase] >= 0 && form.fairness[phase] <= 1 &&
+                              form.cache[phase] >= 0 && std::isfinite(form.capacity[phase] + form.cache[phase]);
+        if (!is_level) refuse("capacity is above 0, fairness from 0 to 1, cache not negative, all finite");
+        check_drawn(problem, phase);
     }
 }
 
@@ -53,7 +125,7 @@ void check(const Problem& problem) {
         refuse("a machine needs at least one device of one slot");
     }
     for (int index = 0; index < problem.size(); ++index) check_module(problem, index);
-    if (problem.interference.form == Form::leveled) check_levels(problem);
+    check_interference(problem);
     Mask done = 0;
     for (bool grew = true; grew;) {
         grew = false;

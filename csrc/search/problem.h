@@ -81,7 +81,8 @@ struct Problem {
     bool is_disturbed() const { return interference.form != Form::none; }
 };
 
-// Throws std::invalid_argument for what no search can work on: too many modules, no options, cycles.
+// Throws std::invalid_argument for what no search can work on: too many modules, no options, cycles, an
+// interference that helps, or one that falls where a neighbour gets more slots in a form that is pruned by that.
 void check(const Problem& problem);
 
 // Calls `visit(index)` for each module of a set, lowest first.

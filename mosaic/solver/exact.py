@@ -281,8 +281,10 @@ def _drawing_option(search: Any, cost: Cost, name: str, option: DeploymentOption
 def _taker(form: Interference, name: str, phase: Phase, quota: int) -> Taker:
     if isinstance(form, LeveledBandwidth) and phase in form.coefficients:
         return form.taker(name, phase, quota)
-    share = form.share(name, phase, quota) if isinstance(form, FullInterference) else 0.0
-    return Taker(share, 0.0, share, 1.0)
+    if isinstance(form, FullInterference) and phase in form.coefficients:
+        share = form.share(name, phase, quota)
+        return Taker(share, 0.0, share, 1.0)
+    return Taker(0.0, 0.0, 0.0, 1.0)
 
 
 def _stage(stage: _search.Stage, names: Sequence[str], options: Options) -> StageResult:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from instance_cases import ROUNDING_MS, bounded, instances
 from planning_cases import linear, profile_of
 
 from mosaic import _search
@@ -15,63 +16,9 @@ from mosaic.profile import Phase, Profile
 from mosaic.solver import solve
 from mosaic.solver.checker import check_plan
 from mosaic.solver.generate import SHAPES, Recipe, generate
-from mosaic.solver.instance import Disturbance, Instance, InstanceModule, InstanceOption, Pin
+from mosaic.solver.instance import Instance
 from mosaic.solver.instance_cost import TableCost
 from mosaic.solver.problem_file import solve_instance
-
-ROUNDING_MS = 1e-4
-
-
-def bounded(examples: int) -> settings:
-    slow = [HealthCheck.too_slow, HealthCheck.filter_too_much]
-    return settings(max_examples=examples, deadline=None, derandomize=True, suppress_health_check=slow)
-
-
-@st.composite
-def modules(draw: st.DrawFn, name: str, before: list[str], num_slots: int, num_devices: int) -> InstanceModule:
-    """Any table at all: times need not fall with slots or devices."""
-    shapes = draw(
-        st.lists(st.tuples(st.integers(1, num_devices), st.integers(1, num_slots)), min_size=1, max_size=5, unique=True)
-    )
-    memory = {degree: draw(st.integers(0, 10)) for degree in sorted({degree for degree, _ in shapes})}
-    times = st.integers(0, 30_000_000)  # nanoseconds
-    options = tuple(
-        InstanceOption(
-            degree=degree,
-            quota=quota,
-            forward_ms=draw(times) / 1e6,
-            backward_ms=draw(times) / 1e6,
-            memory_bytes=memory[degree],
-        )
-        for degree, quota in shapes
-    )
-    after = tuple(draw(st.lists(st.sampled_from(before), max_size=2, unique=True))) if before else ()
-    pinned = draw(st.booleans()) and draw(st.booleans())
-    pin = Pin(degrees=(options[0].degree,), quotas=(options[0].quota, num_slots)) if pinned else Pin()
-    return InstanceModule(name=name, options=options, after=after, pin=pin)
-
-
-@st.composite
-def instances(draw: st.DrawFn, most_modules: int = 5) -> Instance:
-    num_devices, num_slots = draw(st.integers(1, 2)), draw(st.integers(1, 5))
-    names: list[str] = []
-    made = []
-    for name in "abcde"[: draw(st.integers(1, most_modules))]:
-        made.append(draw(modules(name, names, num_slots, num_devices)))
-        names.append(name)
-    pairs = [(own, other) for own in names for other in names if own != other]
-    disturbed = draw(st.lists(st.sampled_from(pairs), max_size=6, unique=True)) if pairs else []
-    share = st.sampled_from([0.0, 0.1, 0.5, 2.0])
-    return Instance(
-        name="random",
-        num_devices=num_devices,
-        num_slots=num_slots,
-        memory_bytes=draw(st.sampled_from([0, 10, 14, 20])),
-        modules=tuple(made),
-        disturbances=tuple(
-            Disturbance(module=own, beside=other, forward=draw(share), backward=draw(share)) for own, other in disturbed
-        ),
-    )
 
 
 @bounded(300)

@@ -107,3 +107,78 @@ def test_a_search_that_is_not_cut_off_gives_the_same_answer_again():
     first, second = search(made, seconds=60), search(made, seconds=60)
     assert first.is_proven
     assert (first.cost_ms, first.bound_ms) == (second.cost_ms, second.bound_ms)
+
+
+def drawing(*options: tuple[int, float, float, float]) -> _search.Module:
+    """A module after none: of each option its quota, bandwidth, idle part and cap, alike in both phases."""
+    return _search.Module(
+        [
+            _search.Option(
+                degree=1,
+                quota=quota,
+                forward_ns=10,
+                backward_ns=10,
+                forward_bandwidth=share,
+                backward_bandwidth=share,
+                idle=(idle, idle),
+                cap=(cap, cap),
+            )
+            for quota, share, idle, cap in options
+        ],
+        [],
+    )
+
+
+LEVEL = (1.0, 0.5, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "level", "message"),
+    [
+        ([(2, 0.5, 0, 0.9), (4, 0.4, 0, 0.9)], LEVEL, "draws less bandwidth at quota 4 than at 2"),
+        ([(2, 0.4, 0, 0.9), (4, 0.4, 0, 0.8)], LEVEL, "draws less bandwidth at quota 4 than at 2"),
+        ([(2, 0.4, 0, 0.9), (4, 0.4, 0.2, 0.9)], LEVEL, "draws less bandwidth at quota 4 than at 2"),
+        ([(2, 0.4, 0, 0.9), (2, 0.5, 0, 0.9)], LEVEL, "draws less bandwidth at quota 2 than at 2"),
+        ([(2, 0.5, 0, 0.4)], LEVEL, "draws more than its slots can"),
+        ([(2, -0.5, 0, 0.4)], LEVEL, "below 0 or without end"),
+        ([(2, float("nan"), 0, 0.4)], LEVEL, "below 0 or without end"),
+        ([(2, 0.5, 1.0, 0.9)], LEVEL, "nothing all the time"),
+        ([(2, 0.5, 0, 0.9)], (0.0, 0.5, 0.0), "capacity is above 0"),
+        ([(2, 0.5, 0, 0.9)], (1.0, 1.5, 0.0), "fairness from 0 to 1"),
+        ([(2, 0.5, 0, 0.9)], (1.0, 0.5, -1.0), "cache not negative"),
+    ],
+)
+def test_what_our_form_is_not_searched_with_is_refused(options, level, message):
+    made = _search.Problem([drawing(*options)], num_devices=1, num_slots=10)
+    with pytest.raises(ValueError, match=message):
+        made.disturb_by_level(LEVEL, level)
+
+
+@pytest.mark.parametrize(
+    ("options", "coefficients", "message"),
+    [
+        ([(2, 0.5, 0, 0), (4, 0.4, 0, 0)], (0.0, 1.0, 1.0), "draws less bandwidth at quota 4 than at 2"),
+        ([(2, 0.5, 0, 0)], (0.0, -1.0, 1.0), "e2 and e3 not negative"),
+        ([(2, 0.5, 0, 0)], (0.0, 1.0, -1.0), "e2 and e3 not negative"),
+        ([(2, 0.5, 0, 0)], (float("inf"), 1.0, 1.0), "are finite"),
+    ],
+)
+def test_what_equation_8_is_not_searched_with_is_refused(options, coefficients, message):
+    made = _search.Problem([drawing(*options)], num_devices=1, num_slots=10)
+    with pytest.raises(ValueError, match=message):
+        made.disturb_by_bandwidth((0.0, 1.0, 1.0), coefficients)
+
+
+@pytest.mark.parametrize(
+    ("forward", "message"),
+    [
+        ([[[0] * 22]], "no table, or more than one"),
+        ([[[0] * 22] * 2, [[0] * 22]], "2 rows of pairs; give one for each of its 1"),
+        ([[[0] * 21], [[0] * 22]], "21 entries; it needs 22"),
+        ([[[0] * 22], [[0] * 21 + [-1]]], "makes it faster"),
+    ],
+)
+def test_tables_of_pairs_that_do_not_fit_the_modules_are_refused(forward, message):
+    made = problem([[(1, 2, 10, 0, 0)], [(1, 2, 10, 0, 0)]])
+    with pytest.raises(ValueError, match=message):
+        made.disturb_by_pairs(forward, [])

@@ -1,0 +1,189 @@
+"""Exact search against brute force where modules disturb each other, in every form that it knows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from instance_cases import ROUNDING_MS, bounded, instances
+
+from mosaic.cost import (
+    AdditiveInterference,
+    Cost,
+    Eq8,
+    FullInterference,
+    Interference,
+    LeveledBandwidth,
+    Leveling,
+    MeasuredInterference,
+)
+from mosaic.profile import PairSample, Phase
+from mosaic.solver import solve
+from mosaic.solver.exact import why_not_exact
+from mosaic.solver.instance import Instance
+from mosaic.solver.instance_cost import TableCost
+from mosaic.solver.options import all_options
+from mosaic.solver.pair_table import pair_shares, pair_table
+from mosaic.solver.placement import Machine
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Bandwidths by module, phase and quota, and how much of a module's time is fixed."""
+
+    shares: dict[tuple[str, Phase], Sequence[float]]
+    times: dict[tuple[str, Phase], float]
+
+    def bandwidth(self, module: str, phase: Phase, degree: int, quota: int) -> float:
+        return self.shares[module, phase][quota - 1]
+
+    def fixed(self, module: str, phase: Phase) -> float:
+        return self.times[module, phase]
+
+
+@st.composite
+def bandwidths(draw: st.DrawFn, instance: Instance) -> Drawn:
+    """Any that do not fall with slots, none at all among them."""
+    count = instance.num_slots
+    share = st.one_of(st.just(0.0), st.floats(0, 1))
+    keys = [(module.name, phase) for module in instance.modules for phase in Phase]
+    shares = {key: sorted(draw(st.lists(share, min_size=count, max_size=count))) for key in keys}
+    return Drawn(shares, {key: draw(st.floats(0, 3)) for key in keys})
+
+
+@st.composite
+def measured(draw: st.DrawFn, instance: Instance) -> MeasuredInterference:
+    """Pairs measured at several quotas: what they cost may well fall with slots; a pair may be unknown."""
+    slowdowns = st.sampled_from([0.9, 1.0, 1.05, 1.3, 2.0, 4.0])
+    quota = st.integers(1, instance.num_slots)
+    names = [module.name for module in instance.modules]
+    samples = [
+        PairSample(
+            module=own,
+            beside=other,
+            phase=draw(st.sampled_from(list(Phase))),
+            quota=draw(quota),
+            beside_quota=draw(quota),
+            times_ms=(draw(slowdowns),),
+            alone_ms=(1.0,),
+        )
+        for own in names
+        for other in names
+        if own != other
+        for _ in range(draw(st.integers(0, 3)))
+    ]
+    return MeasuredInterference(samples)
+
+
+def phases(of: st.SearchStrategy) -> st.SearchStrategy:
+    """Coefficients of one phase or of both."""
+    return st.dictionaries(st.sampled_from(list(Phase)), of, min_size=1)
+
+
+@st.composite
+def by_equation_8(draw: st.DrawFn, instance: Instance) -> FullInterference:
+    weight = st.floats(0, 20)
+    drawn = draw(bandwidths(instance))
+    if draw(st.booleans()):
+        return AdditiveInterference(draw(phases(st.builds(Eq8, e1=st.floats(-10, 10), e2=weight))), drawn)
+    return FullInterference(draw(phases(st.builds(Eq8, e1=st.floats(-10, 10), e2=weight, e3=weight))), drawn)
+
+
+@st.composite
+def leveled(draw: st.DrawFn, instance: Instance) -> LeveledBandwidth:
+    slot, part = st.floats(0.02, 0.6), st.floats(0, 1)
+    law = st.builds(
+        Leveling,
+        draw=slot,
+        capacity=st.floats(0.2, 1.2),
+        fairness=part,
+        cache=part,
+        idle=part,
+        draws=st.dictionaries(st.sampled_from([module.name for module in instance.modules]), slot),
+    )
+    return LeveledBandwidth(draw(phases(law)), draw(bandwidths(instance)))
+
+
+@st.composite
+def disturbed(draw: st.DrawFn, form: str) -> tuple[Instance, Cost]:
+    """Instances with memory and pins, disturbed by a form instead of by their own pairs."""
+    instance = draw(instances(most_modules=4, has_pairs=False))
+    cost: Cost = TableCost(instance)
+    forms = {"measured": measured, "eq8": by_equation_8, "leveled": leveled}
+    cost.interference = draw(forms[form](instance))
+    return instance, cost
+
+
+def agrees_with_brute_force(instance: Instance, cost: Cost) -> None:
+    exact, truth = (
+        solve(instance.graph, cost, instance.device, num_devices=instance.num_devices, method=method)
+        for method in ("exact", "brute_force")
+    )
+    assert exact.search.status == "optimal"
+    assert exact.predicted_ms == pytest.approx(truth.predicted_ms, abs=ROUNDING_MS)
+    assert exact.search.bound_ms == pytest.approx(truth.predicted_ms, abs=ROUNDING_MS)
+
+
+@bounded(120)
+@given(made=disturbed("measured"))
+def test_exact_agrees_with_brute_force_beside_measured_pairs_that_get_milder_with_slots(made):
+    agrees_with_brute_force(*made)
+
+
+@bounded(120)
+@given(made=disturbed("eq8"))
+def test_exact_agrees_with_brute_force_under_equation_8(made):
+    agrees_with_brute_force(*made)
+
+
+@bounded(120)
+@given(made=disturbed("leveled"))
+def test_exact_agrees_with_brute_force_under_our_form_with_memory_and_pins(made):
+    agrees_with_brute_force(*made)
+
+
+@bounded(60)
+@given(made=disturbed("measured"))
+def test_shares_by_pair_say_the_same_as_one_question_for_each_pair_of_options(made):
+    instance, cost = made
+    options = all_options(instance.graph, cost=cost, device=instance.device, num_devices=instance.num_devices)
+    names = instance.graph.topological_order()
+    machine = Machine(num_devices=instance.num_devices, num_slots=instance.num_slots, memory_bytes=0)
+    by_phase = pair_shares(names, options, cost.interference)
+    assert by_phase is not None
+    for phase, shares in zip(Phase, by_phase, strict=True):
+        table = pair_table(names, options, cost, machine, phase)
+        rows = {(own, other): rows for own, other, rows in shares}
+        for own, name in enumerate(names):
+            quotas = sorted({option.quota for option in options[name]})
+            for other, beside in enumerate(names):
+                held = sorted({option.quota for option in options[beside]})
+                for at, option in enumerate(options[name]):
+                    alone = option.forward_ns if phase is Phase.FORWARD else option.backward_ns
+                    for place, quota in enumerate(held):
+                        share = rows[own, other][quotas.index(option.quota)][place] if (own, other) in rows else 0.0
+                        written = table[own][at][other * (instance.num_slots + 1) + quota]
+                        assert written == pytest.approx(alone * share, abs=1)
+
+
+@bounded(60)
+@given(made=disturbed("leveled"), data=st.data())
+def test_a_search_is_only_asked_where_no_module_draws_less_with_more_slots(made, data):
+    instance, cost = made
+    form: Interference = cost.interference
+    assert isinstance(form, LeveledBandwidth)
+    assert why_not_exact(instance.graph, cost) is None
+    phase = data.draw(st.sampled_from(sorted(form.coefficients)))
+    wide = [m for m in instance.modules if len({option.quota for option in m.allowed}) > 1]
+    if not wide:
+        return
+    name = data.draw(st.sampled_from([module.name for module in wide]))
+    quotas = [1.0 - 0.1 * slot for slot in range(instance.num_slots)]
+    old = data.draw(bandwidths(instance))
+    cost.interference = LeveledBandwidth(form.coefficients, Drawn({**old.shares, (name, phase): quotas}, old.times))
+    assert f"{name!r} draws less bandwidth at a larger quota" in str(why_not_exact(instance.graph, cost))
+    with pytest.raises(ValueError, match="cannot prune by"):
+        solve(instance.graph, cost, instance.device, num_devices=instance.num_devices, method="exact")
