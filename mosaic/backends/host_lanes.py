@@ -7,7 +7,8 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
@@ -94,6 +95,8 @@ class _Arbiter:
         self.held: set[int] = set()
         self.num_submitted = 0
         self.num_running = 0
+        self.num_pausing = 0  # work that has begun and waits to go on alone
+        self.is_alone = False
         self.closing = False
 
     def open(self, slots: tuple[int, ...]) -> None:
@@ -130,13 +133,31 @@ class _Arbiter:
             self.num_running -= 1
             ticket.finish()
             self._wake_ready()
-            if self._is_at_rest():
+            if not self.num_running:
                 self.at_rest.notify_all()
 
     def drain(self) -> None:
         with self.lock:
             while not self._is_at_rest():
                 self.at_rest.wait()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        with self.lock:
+            self.num_running -= 1
+            self.num_pausing += 1  # from here on nothing begins
+            self.at_rest.notify_all()
+            while self.num_running:
+                self.at_rest.wait()
+            self.num_running += 1
+            self.num_pausing -= 1
+            self.is_alone = True
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.is_alone = False
+                self._wake_ready()
 
     def close(self) -> None:
         with self.lock:
@@ -145,7 +166,7 @@ class _Arbiter:
                 condition.notify()
 
     def _is_at_rest(self) -> bool:
-        return not self.num_running and not any(self.queues.values())
+        return not self.num_running and not self.num_pausing and not any(self.queues.values())
 
     def _wake_ready(self) -> None:
         for slots, queue in self.queues.items():
@@ -153,7 +174,7 @@ class _Arbiter:
                 self.wake[slots].notify()
 
     def _may_run(self, ticket: HostTicket[Any]) -> bool:
-        if not ticket.ready or not self.held.isdisjoint(ticket.slots):
+        if self.num_pausing or self.is_alone or not ticket.ready or not self.held.isdisjoint(ticket.slots):
             return False
         for slots, queue in self.queues.items():
             if queue and queue[0].order < ticket.order and not set(slots).isdisjoint(ticket.slots) and queue[0].ready:
@@ -213,6 +234,13 @@ class HostLane:
     def submit(self, work: Callable[[], T], *, after: Sequence[Ticket[object]] = ()) -> HostTicket[T]:
         """Hands over work; see ``mosaic.backends.base.Lane``."""
         return self._arbiter.submit(self._slots, work, after)
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Lets the work that calls it, on this lane's thread, go on while no other lane works.
+
+        Others end what they have begun and begin nothing new until it is left. Of several that ask, one goes at a time.
+        """
+        return self._arbiter.alone()
 
     def mark(self) -> HostMark:
         """Reads the clock."""

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mosaic.backends.host_lanes import HostLane
 from mosaic.engine.branch_graph import capture, find_uses
 from mosaic.engine.lane_tensor import LaneTensor, lane_tensors
+from mosaic.engine.out_of_memory import is_out_of_memory
 from mosaic.engine.random_numbers import drawing_from
-from mosaic.engine.signature import Arguments, Signature
+from mosaic.engine.signature import Arguments, Signature, buffer_versions
 from mosaic.engine.structure import flatten, unflatten
+from mosaic.engine.thread_state import on_lane
 from mosaic.errors import ModuleContractError, UnsupportedModelError
 
 if TYPE_CHECKING:
@@ -69,20 +72,56 @@ class Call:
         inputs_before, parameters_before = self._versions
         if parameters_before != [parameter._version for parameter in self._all_parameters]:
             raise self._changed("a parameter")
-        with ExitStack() as stack:
-            stack.enter_context(_noting(f"raised in module {self.site.name!r}, called at {self._origin}"))
-            stack.enter_context(arguments.state.applied())
-            if self._generator is not None:
-                everywhere = self.signature.drawing is None
-                stack.enter_context(drawing_from(self._generator[0], everywhere=everywhere))
-            args, kwargs = unflatten(self._alias(arguments), arguments.spec)
-            leaves, _ = flatten(run(*args, **kwargs))
+        with _noting(f"raised in module {self.site.name!r}, called at {self._origin}"):
+            leaves = self._run_with_memory(run, arguments)
         if inputs_before != arguments.versions:
             raise self._changed("an input")
         outputs = list({id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}.values())
         self._check(outputs)
         self._roots = [t for t, o in zip(outputs, self.signature.outputs, strict=True) if o.same_input is None]
         return [tensor.detach() for tensor in self._roots]
+
+    def _run_with_memory(self, run: Callable[..., Any], arguments: Arguments) -> list[Any]:
+        """Calls the module; if there is no memory for it beside the others, once more with all of them at rest.
+
+        Nobody has seen a result by then, so that it is as if the first try had not been, unless that has written
+        somewhere: then what was raised is raised, with a note.
+        """
+        generator = self._generator[0] if self._generator is not None else None
+        drawn = generator.get_state() if generator is not None else None
+        written = self.site.module if self.signature.writes_buffers else None
+        buffers = buffer_versions(written)
+        try:
+            return self._run_module(run, arguments)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            if buffers != buffer_versions(written) or self._versions[0] != arguments.versions:
+                error.add_note(
+                    f"{self.site.name!r} was not run again: it had written into its buffers or inputs by then"
+                )
+                raise
+        # The error is gone by now, and with it what the failed try held.
+        self._inputs, self._aliases = [], []
+        if generator is not None and drawn is not None:
+            generator.set_state(drawn)
+        self.executor.second_tries.note(self.site.name, self._origin)
+        rest = self.site.lane.alone() if isinstance(self.site.lane, HostLane) and on_lane() else nullcontext()
+        with (
+            rest,
+            _noting("this was its second try, with the other lanes at rest: in the first there was no memory for it"),
+        ):
+            return self._run_module(run, arguments)
+
+    def _run_module(self, run: Callable[..., Any], arguments: Arguments) -> list[Any]:
+        with ExitStack() as stack:
+            stack.enter_context(arguments.state.applied())
+            if self._generator is not None:
+                everywhere = self.signature.drawing is None
+                stack.enter_context(drawing_from(self._generator[0], everywhere=everywhere))
+            args, kwargs = unflatten(self._alias(arguments), arguments.spec)
+            leaves, _ = flatten(run(*args, **kwargs))
+        return leaves
 
     def backward(
         self, grads: Sequence[torch.Tensor | None], *, keep: bool, only_asked: bool

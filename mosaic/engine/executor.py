@@ -20,6 +20,7 @@ from mosaic.engine.forwards import Forwards
 from mosaic.engine.gradients import LeafGradients
 from mosaic.engine.lane_tensor import LaneTensor, Ready, lane_tensors
 from mosaic.engine.operators import Operators
+from mosaic.engine.out_of_memory import SecondTries
 from mosaic.engine.random_numbers import advance_default, draw_here
 from mosaic.engine.shapes import other_inputs, shapes_of
 from mosaic.engine.signature import Arguments, Signature, learn
@@ -46,6 +47,7 @@ class Executor:
             before lanes begin.
         backwards: The caller's backwards.
         gradients: Leaves whose gradients lanes compute.
+        second_tries: Calls for which there was no memory beside the others.
         num_launched: How many calls went to lanes.
         closed: Whether the lanes were given back.
     """
@@ -66,6 +68,7 @@ class Executor:
         self._drawing: list[torch.nn.Module] = []
         self.num_launched = 0
         self._direct = DirectCalls(self)
+        self.second_tries = SecondTries()
         self._in_autocast = False  # the model's own call is inside of an autocast
         self._paused = False
 
@@ -346,8 +349,8 @@ class Executor:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Nothing: whatever is out of the ordinary here has a module and a place."""
-        return ()
+        """What there was no memory for; anything else that is out of the ordinary has a module and a reason."""
+        return self.second_tries.sentences()
 
     @property
     def num_backwards(self) -> int:

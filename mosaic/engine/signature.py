@@ -51,6 +51,8 @@ class Signature:
     """Why two calls of this kind in one backward would sum gradients in another order on a lane, or None."""
     recasts: bool
     """Whether it uses a weight several times that autocast has cast once: all uses must fall in one autocast."""
+    writes_buffers: bool = False
+    """Whether it writes into buffers of the module, as a BatchNorm does."""
 
     @property
     def made(self) -> list[OutputInfo]:
@@ -126,6 +128,7 @@ def learn(
     """
     versions = arguments.versions
     before, kept, others = torch.get_rng_state(), _kept_tensors(module), other_random_state()
+    buffers = buffer_versions(module)
     with RandomnessWatch(module) as watch:
         result = run()
     draws = count_draws(before, torch.get_rng_state())
@@ -150,7 +153,13 @@ def learn(
     drawing = parts if len(parts) == len(watch.parts) else None
     signature = _describe(leaves, spec, arguments, draws or 0, obstacle, _alone(found, arguments.state))
     recasts = found.recasts and arguments.state.autocast and arguments.state.autocast_cache
-    return result, made, replace(signature, drawing=drawing, recasts=recasts)
+    writes = buffers != buffer_versions(module)
+    return result, made, replace(signature, drawing=drawing, recasts=recasts, writes_buffers=writes)
+
+
+def buffer_versions(module: torch.nn.Module | None) -> list[int]:
+    """Returns how often each buffer of a module was written to."""
+    return [] if module is None else [0 if b.is_inference() else b._version for b in module.buffers()]
 
 
 def _alone(found: Survey, state: ThreadState) -> str | None:
