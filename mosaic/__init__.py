@@ -33,7 +33,7 @@ _HOME = {
     "Plan": "mosaic.plan",
     "Profile": "mosaic.profile",
     "TrialSettings": "mosaic.engine",
-    "colocate": "mosaic.engine",
+    "colocate": "mosaic.ranks",
     "plan_from_quotas": "mosaic.plan",
     "stage": "mosaic.engine",
 }

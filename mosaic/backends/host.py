@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -28,10 +28,13 @@ class HostBackend:
         num_threads: Intra-op threads of every lane; as many as it has slots by default. Sums come out in another order
             with another number of threads, so 1 makes a colocated loop equal, bit for bit, to a plain one of one
             thread, whatever the quotas.
+        cores: The cores to offer; those that this process may use by default. Ranks on one machine take a share each.
     """
 
-    def __init__(self, num_slots: int | None = None, *, num_threads: int | None = None) -> None:
-        cores = available_cores()
+    def __init__(
+        self, num_slots: int | None = None, *, num_threads: int | None = None, cores: Sequence[int] | None = None
+    ) -> None:
+        cores = available_cores() if cores is None else tuple(cores)
         self._pinned = hasattr(os, "sched_setaffinity")
         if num_slots is not None and num_slots < 1:
             raise ValueError(f"num_slots={num_slots}; the host backend needs at least one slot")

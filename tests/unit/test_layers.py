@@ -24,7 +24,7 @@ LAYERS = [
     {"backends", "solver"},
     {"profiler"},
     {"engine"},
-    {"report"},
+    {"ranks", "report"},
     {"demo", "microbench", "models"},
     {"cli"},
 ]
@@ -32,7 +32,7 @@ LAYERS = [
 
 HOMES = {
     "torch": {
-        *("backends", "engine", "profiler", "train", "models", "demo", "microbench", "cost/analytic"),
+        *("backends", "engine", "ranks", "profiler", "train", "models", "demo", "microbench", "cost/analytic"),
         "cli/workload.py",  # runs a user's model
         "cli/counting.py",  # counts its operators
     },

@@ -1,0 +1,221 @@
+"""``mosaic.colocate`` on several ranks: one plan for all of them, each with its part of the modules."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from mosaic.artifact import parse, to_json
+from mosaic.backends.base import Backend
+from mosaic.backends.host import HostBackend, available_cores
+from mosaic.cost import CostModel
+from mosaic.engine.find import Finding, Sample, find_modules
+from mosaic.engine.placing import PlacedPlan
+from mosaic.engine.structure import map_tensors
+from mosaic.errors import BackendUnavailableError, InvalidPlanError, UnsupportedModelError
+from mosaic.plan import Plan
+from mosaic.profile import Profile
+from mosaic.profiler import ProfileSettings, Subject, measure_ring, preserved, profile_modules
+from mosaic.ranks.handle import RankHandle
+from mosaic.ranks.ownership import give_up
+from mosaic.ranks.ranked import Ranked, Template
+from mosaic.ranks.reduce import GradientReducer
+from mosaic.ranks.run import RankedRuns
+from mosaic.ranks.world import TIMEOUT_S, RankFacts, World
+from mosaic.solver import solve
+
+
+def colocate_ranks(
+    model: nn.Module,
+    *,
+    sample: Sample,
+    modules: Sequence[str] | None = None,
+    exclude: Sequence[str] = (),
+    plan: Plan | None = None,
+    profile: Profile | None = None,
+    settings: ProfileSettings | None = None,
+    backend: Backend | None = None,
+    timeout_s: float = TIMEOUT_S,
+) -> RankHandle:
+    """Colocates a model over all ranks that torchrun started; every rank calls it with its own batch.
+
+    Each module runs on the ranks that the plan gives it, whatever these have in common with other modules'. Its inputs
+    are routed there and its results back, and gradients the other way; a loss that each rank takes the mean of over
+    its rows gives every parameter the gradient of data-parallel training. Parameters of a module are freed on ranks
+    that do not run it. What belongs to no placed module runs on every rank, and its gradients are averaged.
+
+    Rank 0's weights become those of all ranks. Without a plan, rank 0 profiles and solves, and tells the others.
+
+    Args:
+        model: The same model on every rank.
+        sample: One batch, of the same shapes on every rank.
+        modules: Names or patterns of the modules to place; found by default.
+        exclude: Names or patterns of modules to leave where they are.
+        plan: A plan for as many devices as there are ranks: device i is rank i.
+        profile: Measurements for rank 0 to plan from.
+        settings: How carefully rank 0 profiles.
+        backend: Where this rank runs; by default its share of the host's cores.
+        timeout_s: How long a rank waits for the others in a step.
+
+    Raises:
+        BackendUnavailableError: The ranks differ in device, versions or model; names them. Or the model is on a GPU.
+        InvalidPlanError: The ranks have different plans, or one for another number of ranks.
+        UnsupportedModelError: A module cannot be split over ranks; says why and what to do.
+    """
+    elsewhere = next((p.device for p in model.parameters() if p.device.type != "cpu"), None)
+    if elsewhere is not None:
+        raise BackendUnavailableError(
+            "several ranks are routed on CPUs only so far", found=f"a model on {elsewhere}", needed="a model on the CPU"
+        )
+    backend = backend or HostBackend(cores=cores_of_rank())
+    world = World.join(backend.torch_device, timeout_s=timeout_s)
+    finding, error = _found(model, sample, modules, exclude)
+    world.all_or_none(error)
+    assert finding is not None
+    world.check_alike(RankFacts.of(backend.device, finding.graph.fingerprint))
+    for tensor in (*model.parameters(), *model.buffers()):
+        dist.broadcast(tensor.detach(), src=0)
+    if plan is None:
+        plan = _plan_of_first(world, model, finding, backend, profile, settings)
+    else:
+        error = _mismatch(plan, finding, backend)
+        world.all_or_none(error)
+    world.check_same_plan(plan.fingerprint, plan.num_devices)
+    return _activate(model, finding, plan, world, backend)
+
+
+def cores_of_rank() -> tuple[int, ...]:
+    """Returns this rank's share of the cores of its machine: at least one, which ranks may then have in common."""
+    cores = available_cores()
+    rank, ranks = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    each = max(1, len(cores) // ranks)
+    start = (rank * each) % len(cores)
+    return cores[start : start + each]
+
+
+def _found(
+    model: nn.Module, sample: Sample, modules: Sequence[str] | None, exclude: Sequence[str]
+) -> tuple[Finding | None, BaseException | None]:
+    """Finds modules; those whose tables are used outside of them stay where they are, since these are everywhere."""
+    try:
+        finding = find_modules(model, sample, include=modules, exclude=exclude)
+        parted = [name for name, outside in finding.parted.items() if outside]
+        if parted:
+            finding = find_modules(model, sample, include=modules, exclude=[*exclude, *parted])
+        finding = replace(finding, subjects=tuple(map(_cut, finding.subjects)))
+        for subject in finding.subjects:
+            _refuse(subject)
+    except Exception as error:  # of any kind, from the user's model: all ranks have to hear of it
+        return None, error
+    return finding, None
+
+
+def _cut(subject: Subject) -> Subject:
+    """Cuts a module's inputs from the graph of the sample's step, which holds on to the parameters of others."""
+
+    def cut(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.detach().requires_grad_(tensor.requires_grad)
+
+    return replace(subject, args=map_tensors(cut, subject.args), kwargs=map_tensors(cut, subject.kwargs))
+
+
+def _refuse(subject: Subject) -> None:
+    for path, part in subject.module.named_modules():
+        if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.track_running_stats:
+            raise UnsupportedModelError(
+                f"{subject.name}{'.' if path else ''}{path} is a {type(part).__name__}: its statistics would be those "
+                "of another batch than without Mosaic; use GroupNorm or LayerNorm, or leave the module where it is "
+                f"called: colocate(..., exclude=[{subject.name!r}])"
+            )
+
+
+def _mismatch(plan: Plan, finding: Finding, backend: Backend) -> InvalidPlanError | None:
+    try:
+        plan.check_matches(graph=finding.graph, device=backend.device)
+    except InvalidPlanError as error:
+        return error
+    return None
+
+
+def _plan_of_first(
+    world: World,
+    model: nn.Module,
+    finding: Finding,
+    backend: Backend,
+    profile: Profile | None,
+    settings: ProfileSettings | None,
+) -> Plan:
+    """Has rank 0 profile and solve; returns its plan on all ranks, or raises its error on all."""
+    text, error = "", None
+    ring = measure_ring(backend.torch_device)
+    if world.rank == 0:
+        try:
+            if profile is None:
+                degrees = [1 << power for power in range(world.size.bit_length()) if 1 << power <= world.size]
+                profile = profile_modules(
+                    model,
+                    finding.subjects,
+                    finding.graph,
+                    backend,
+                    degrees=degrees,
+                    network=ring,
+                    settings=settings,
+                )
+            cost = CostModel.from_profile(profile)
+            text = to_json(solve(finding.graph, cost, backend.device, num_devices=world.size))
+        except Exception as failure:  # whatever it is, the other ranks wait for an answer
+            error = failure
+    world.all_or_none(error)
+    return parse(Plan, world.first_says(text), source="rank 0")
+
+
+def _activate(model: nn.Module, finding: Finding, plan: Plan, world: World, backend: Backend) -> RankHandle:
+    rank = world.rank
+    slots = {
+        placed.module: placed.slots_on(rank) if rank in placed.devices else placed.slots for placed in plan.placements
+    }
+    lanes = backend.open_lanes([*slots.values(), *(placed.slots for placed in plan.placements)])
+    everyone = range(world.size)
+    placed_parameters: set[int] = set()
+    ranked: dict[str, Ranked] = {}
+    runs = RankedRuns(lanes)
+    for subject in finding.subjects:
+        members = tuple(sorted(plan.placement(subject.name).devices))
+        group, own = world.group(everyone), world.group(members)
+        template = _template_of(model, subject)
+        trained = [p for p in subject.module.parameters() if p.requires_grad]
+        placed_parameters |= {id(p) for p in subject.module.parameters()}
+        ranked[subject.name] = Ranked(
+            subject.name,
+            subject.module,
+            members=members,
+            group=group,
+            sample=(subject.args, subject.kwargs),
+            template=template,
+            compute=runs.compute(subject.name, slots[subject.name]),
+            reducer=GradientReducer(trained, own) if rank in members and trained else None,
+        )
+        if rank not in members:
+            give_up(subject.module)
+    shared = [p for p in model.parameters() if p.requires_grad and id(p) not in placed_parameters]
+    runs.begin(ranked, GradientReducer(shared, world.group(everyone)) if shared else None)
+    placed = PlacedPlan(plan, finding, runs)
+    return RankHandle(model, finding, plan, profile=None, notes=backend.notes, placed=placed, world=world)
+
+
+def _template_of(model: nn.Module, subject: Subject) -> Template:
+    with preserved(model), torch.enable_grad():
+        return Template.of(_called(subject))
+
+
+def _called(subject: Subject) -> Any:
+    if subject.settings is None:
+        return subject.module(*subject.args, **subject.kwargs)
+    with subject.settings():
+        return subject.module(*subject.args, **subject.kwargs)

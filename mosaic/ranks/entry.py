@@ -1,0 +1,26 @@
+"""``mosaic.colocate``: on one rank or on several, as the process was started."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from torch import nn
+
+from mosaic.engine.colocate import colocate as on_one_rank
+from mosaic.engine.handle import Handle
+from mosaic.ranks.colocate import colocate_ranks
+from mosaic.ranks.world import World
+
+_ON_SEVERAL = {"sample", "modules", "exclude", "plan", "profile", "settings", "backend", "timeout_s"}
+
+
+@functools.wraps(on_one_rank)
+def colocate(model: nn.Module, **options: Any) -> Handle:
+    """Colocates a model on this process's device, or over all ranks that torchrun started."""
+    if not World.is_there():
+        return on_one_rank(model, **options)
+    refused = sorted(set(options) - _ON_SEVERAL)
+    if refused:
+        raise ValueError(f"{', '.join(refused)} cannot be given on several ranks; leave it out")
+    return colocate_ranks(model, **options)

@@ -1,0 +1,93 @@
+"""Moving rows between ranks, differentiably: forward one way, gradients back the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from mosaic.ranks.rows import RowRouting
+
+
+class Exchange:
+    """The routing of one call's rows over one communicator.
+
+    Args:
+        routing: Which rows go where.
+        group: A group of all ranks that belongs to the module alone, so that its messages keep their order.
+    """
+
+    def __init__(self, routing: RowRouting, group: dist.ProcessGroup) -> None:
+        self.routing = routing
+        self.group = group
+        self.rank = dist.get_rank(group)
+
+    def to_members(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns this rank's part of the rows: none, on a rank that does not run the module."""
+        return self._all_to_all(tensor, self.routing.sends(self.rank), self.routing.receives(self.rank))
+
+    def to_holders(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns the rows that this rank holds, of what the members made of them."""
+        return self._all_to_all(tensor, self.routing.receives(self.rank), self.routing.sends(self.rank))
+
+    def _all_to_all(self, tensor: torch.Tensor, sends: tuple[int, ...], receives: tuple[int, ...]) -> torch.Tensor:
+        if self.routing.is_local:
+            return tensor
+        made = tensor.new_empty((sum(receives), *tensor.shape[1:]))
+        dist.all_to_all_single(made, tensor.contiguous(), list(receives), list(sends), group=self.group)
+        return made
+
+
+class ToMembers(torch.autograd.Function):
+    """Rows of several tensors to the members; their gradients, divided by ``scale``, back to the holders."""
+
+    @staticmethod
+    def forward(ctx: Any, exchange: Exchange, scale: float, *tensors: torch.Tensor) -> Any:
+        """Moves the rows to the members."""
+        ctx.exchange, ctx.scale = exchange, scale
+        return tuple(_fresh(tensor, exchange.to_members(tensor)) for tensor in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """Moves the gradients back to the holders."""
+        return None, None, *(scaled(ctx.exchange.to_holders(grad), 1 / ctx.scale) for grad in grads)
+
+
+class ToHolders(torch.autograd.Function):
+    """Results to the holders; their gradients, times ``scale``, back to the members."""
+
+    @staticmethod
+    def forward(ctx: Any, exchange: Exchange, scale: float, *tensors: torch.Tensor) -> Any:
+        """Moves the results to the holders."""
+        ctx.exchange, ctx.scale = exchange, scale
+        return tuple(_fresh(tensor, exchange.to_holders(tensor)) for tensor in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """Moves their gradients to the members."""
+        return None, None, *(scaled(ctx.exchange.to_members(grad), ctx.scale) for grad in grads)
+
+
+class Shared(torch.autograd.Function):
+    """An argument that is no part of the batch and the same on all ranks; its gradients are divided by ``scale``."""
+
+    @staticmethod
+    def forward(ctx: Any, scale: float, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns the argument."""
+        ctx.scale = scale
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """Divides its gradient."""
+        return None, scaled(grads[0], 1 / ctx.scale)
+
+
+def scaled(grad: torch.Tensor, factor: float) -> torch.Tensor:
+    """Returns a gradient times a factor; itself, bit for bit, where that is 1."""
+    return grad if factor == 1 else grad * factor
+
+
+def _fresh(given: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+    return made.view_as(made) if made is given else made

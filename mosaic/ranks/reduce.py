@@ -1,0 +1,107 @@
+"""Gradients summed over the ranks that hold a parameter: in buckets, while the rest of the backward runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+BUCKET_BYTES = 25 * 2**20
+"""Bytes of gradients that are reduced together; as in DDP."""
+
+
+class GradientReducer:
+    """Makes the gradients of some parameters the mean over a group's ranks.
+
+    A bucket starts as soon as the gradients of all its parameters are there, behind the buckets before it, so that all
+    ranks start them in one order. What was in ``grad`` before is the same on all ranks, and so is its mean.
+
+    Args:
+        parameters: Those that train, in the order of the module; reduced in the reverse order.
+        group: The ranks that hold them; a communicator of its own.
+        bucket_bytes: Bytes of a bucket.
+    """
+
+    def __init__(
+        self, parameters: Iterable[torch.nn.Parameter], group: dist.ProcessGroup, *, bucket_bytes: int = BUCKET_BYTES
+    ) -> None:
+        self._group = group
+        self._size = dist.get_world_size(group)
+        self._buckets = _buckets(list(parameters), bucket_bytes)
+        self._bucket_of = {id(p): index for index, bucket in enumerate(self._buckets) for p in bucket}
+        self._missing: list[set[int]] = []
+        self._next = 0
+        self._running: list[tuple[int, torch.Tensor, Any]] = []
+        self._begin()
+        self._hooks = [p.register_post_accumulate_grad_hook(self._arrived) for b in self._buckets for p in b]
+
+    def finish(self) -> None:
+        """Reduces what is left, and waits; to be called once on every rank of the group after each backward.
+
+        A parameter without a gradient on this rank counts as one of zeros, and has a gradient afterwards if any rank
+        had one.
+        """
+        while self._next < len(self._buckets):
+            self._start(self._next)
+        for index, flat, work in self._running:
+            work.wait()
+            self._hand_out(index, flat)
+        self._begin()
+
+    def close(self) -> None:
+        """Takes its hooks off the parameters."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _begin(self) -> None:
+        self._missing = [{id(p) for p in bucket} for bucket in self._buckets]
+        self._next = 0
+        self._running = []
+
+    def _arrived(self, parameter: torch.nn.Parameter) -> None:
+        self._missing[self._bucket_of[id(parameter)]].discard(id(parameter))
+        while self._next < len(self._buckets) and not self._missing[self._next]:
+            self._start(self._next)
+
+    def _start(self, index: int) -> None:
+        bucket = self._buckets[index]
+        # The last numbers say which gradients are there at all.
+        there = torch.tensor(
+            [float(p.grad is not None) for p in bucket], dtype=bucket[0].dtype, device=bucket[0].device
+        )
+        grads = [p.grad.reshape(-1) if p.grad is not None else p.new_zeros(p.numel()) for p in bucket]
+        flat = torch.cat([*grads, there])
+        work = dist.all_reduce(flat, group=self._group, async_op=True)
+        self._running.append((index, flat, work))
+        self._next = index + 1
+
+    def _hand_out(self, index: int, flat: torch.Tensor) -> None:
+        bucket = self._buckets[index]
+        there = flat[-len(bucket) :].tolist()
+        start = 0
+        for parameter, count in zip(bucket, there, strict=True):
+            mean = flat[start : start + parameter.numel()].view_as(parameter).div_(self._size)
+            start += parameter.numel()
+            if parameter.grad is not None:
+                parameter.grad.copy_(mean)
+            elif count:
+                parameter.grad = mean.clone()
+
+
+def _buckets(parameters: Sequence[torch.nn.Parameter], bucket_bytes: int) -> list[list[torch.nn.Parameter]]:
+    """Groups parameters of one dtype, the last ones first, since their gradients come first."""
+    buckets: list[list[torch.nn.Parameter]] = []
+    for parameter in reversed(parameters):
+        if not parameter.requires_grad:
+            continue
+        last = buckets[-1] if buckets else None
+        if (
+            last is None
+            or last[0].dtype != parameter.dtype
+            or sum(p.nbytes for p in last) + parameter.nbytes > bucket_bytes
+        ):
+            buckets.append([])
+        buckets[-1].append(parameter)
+    return buckets

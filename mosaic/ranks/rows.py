@@ -1,0 +1,98 @@
+"""Which rows of a batch go from which rank to which: arithmetic without torch.
+
+Every rank holds some rows of the global batch. A module on d of the ranks (its *members*) runs on d parts of these
+rows, as equal as can be. A member keeps as many of its own rows as it has room for, so that only what must travel does:
+the rows that move are exactly those that members are short of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowRouting:
+    """The way of a batch's rows to the ranks that run a module, and of its results back.
+
+    Rows keep their order: those that a rank gives to one member are contiguous, and a member has its rows in the order
+    of the ranks they came from.
+
+    Raises:
+        ValueError: There are no members, a member is no rank or is named twice, or a count is negative.
+    """
+
+    held: tuple[int, ...]
+    """Rows that each rank holds."""
+    members: tuple[int, ...]
+    """Ranks that run the module, rising."""
+
+    def __post_init__(self) -> None:
+        if not self.members or sorted(set(self.members)) != list(self.members):
+            raise ValueError(f"members={self.members}; name each rank once, rising, at least one")
+        if self.members[0] < 0 or self.members[-1] >= len(self.held):
+            raise ValueError(f"members={self.members}; there are ranks 0 to {len(self.held) - 1}")
+        if any(count < 0 for count in self.held):
+            raise ValueError(f"held={self.held}; a rank holds 0 rows or more")
+
+    @cached_property
+    def parts(self) -> tuple[int, ...]:
+        """Rows that each rank runs; 0 for a rank that is no member.
+
+        Parts differ by one row at most; the larger ones go to the members that hold most themselves.
+        """
+        total, degree = sum(self.held), len(self.members)
+        by_own = sorted(self.members, key=lambda rank: (-self.held[rank], rank))
+        larger = set(by_own[: total % degree])
+        return tuple(
+            total // degree + (rank in larger) if rank in self.members else 0 for rank in range(len(self.held))
+        )
+
+    @cached_property
+    def moves(self) -> tuple[tuple[int, ...], ...]:
+        """Rows from each rank (first index) to each rank (second), those that stay included."""
+        moves = [[0] * len(self.held) for _ in self.held]
+        for rank in self.members:
+            moves[rank][rank] = min(self.held[rank], self.parts[rank])
+        short = [part - moves[rank][rank] for rank, part in enumerate(self.parts)]
+        for rank, held in enumerate(self.held):
+            left = held - moves[rank][rank]
+            for member in self.members:
+                given = min(left, short[member])
+                moves[rank][member] += given
+                short[member] -= given
+                left -= given
+        return tuple(map(tuple, moves))
+
+    @property
+    def num_moved(self) -> int:
+        """Rows that travel from one rank to another, one way; the least possible for equal parts."""
+        return sum(
+            count for source, row in enumerate(self.moves) for target, count in enumerate(row) if source != target
+        )
+
+    @property
+    def is_local(self) -> bool:
+        """Whether every row stays where it is."""
+        return self.num_moved == 0
+
+    def sends(self, rank: int) -> tuple[int, ...]:
+        """Rows that a rank gives to each rank."""
+        return self.moves[rank]
+
+    def receives(self, rank: int) -> tuple[int, ...]:
+        """Rows that a rank gets from each rank."""
+        return tuple(row[rank] for row in self.moves)
+
+
+def slice_of(num_rows: int, num_ranks: int, rank: int) -> range:
+    """Returns the rows of a global batch that a rank holds: contiguous, and as equal as can be."""
+    each, more = divmod(num_rows, num_ranks)
+    start = rank * each + min(rank, more)
+    return range(start, start + each + (rank < more))
+
+
+def least_moved(held: Sequence[int], parts: Sequence[int]) -> int:
+    """Returns how many rows must travel at least, whoever routes: what ranks are short of."""
+    return sum(max(0, part - own) for part, own in zip(parts, held, strict=True))

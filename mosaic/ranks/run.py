@@ -1,0 +1,210 @@
+"""Runs a model's placed calls on several ranks: every rank calls every module, and takes part where it does not.
+
+A rank whose batch lacks a modality does not call that modality's module. Others wait for it there, so it takes part
+with no rows before its next call in the order of the sample's step, or at the end of the model's call; and every
+backward goes through all of these calls, whatever a rank's loss is made of.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from mosaic.engine.span_log import SpanLog
+from mosaic.engine.structure import map_tensors, tensors_in
+from mosaic.ranks.ranked import Ranked
+from mosaic.ranks.reduce import GradientReducer
+
+if TYPE_CHECKING:
+    from mosaic.backends.base import Lanes
+    from mosaic.engine.site import Site
+    from mosaic.timeline import Span
+
+
+class RankedRuns:
+    """The placed calls of one rank, each waited for where it is made.
+
+    Args:
+        lanes: This rank's lanes; a module computes on the one of its quota.
+
+    Attributes:
+        in_place: Nothing: calls that are made are routed.
+        places: Nothing.
+        in_order: Nothing.
+        closed: Whether the lanes were given back.
+    """
+
+    def __init__(self, lanes: Lanes) -> None:
+        self.lanes = lanes
+        self.in_place: Counter[tuple[str, str]] = Counter()
+        self.places: dict[tuple[str, str], str] = {}
+        self.in_order: dict[str, str] = {}
+        self.closed = False
+        self._ranked: dict[str, Ranked] = {}
+        self._order: dict[str, int] = {}
+        self._shared: GradientReducer | None = None
+        self._log = SpanLog()
+        self._called: set[str] | None = None
+        self._tokens: list[torch.Tensor] = []
+        self._task = -1
+        self._num_backwards = 0
+
+    def begin(self, ranked: Mapping[str, Ranked], shared: GradientReducer | None) -> None:
+        """Takes what it runs.
+
+        Args:
+            ranked: The modules, in the order in which the sample's step called them.
+            shared: Reduces the gradients of what belongs to no placed module; None where there is nothing.
+        """
+        self._ranked = dict(ranked)
+        self._order = {name: index for index, name in enumerate(ranked)}
+        self._shared = shared
+
+    def call(self, site: Site, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls a placed module on this rank's rows, wherever it runs."""
+        self._take_part(self._order[site.name])
+        if self._called is not None:
+            self._called.add(site.name)
+        return self._noted(self._ranked[site.name](run, *args, **kwargs))
+
+    def compute(self, site_name: str, slots: tuple[int, ...]) -> Callable[[Callable[[], Any], str], Any]:
+        """Returns what runs a module's own work on the lane of its quota."""
+        lane = self.lanes.lane(slots)
+
+        def run(work: Callable[[], Any], phase: str) -> Any:
+            start = time.perf_counter_ns()
+            result = lane.submit(work).wait()
+            self._log.note(site_name, phase, slots, self._num_backwards, start)
+            return result
+
+        return run
+
+    def whole(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs the model's own call, and takes part in the calls of modules that this rank had nothing for."""
+        if self._called is not None:  # a model inside of itself
+            return run(*args, **kwargs)
+        self._called, self._tokens = set(), []
+        try:
+            result = run(*args, **kwargs)
+            self._take_part(len(self._order))
+            return self._with_all_backwards(result)
+        finally:
+            self._called, self._tokens = None, []
+
+    def _take_part(self, until: int) -> None:
+        """Takes part in calls that come before one, if this rank has left them out."""
+        if self._called is None:
+            return
+        for name, index in self._order.items():
+            if index < until and name not in self._called:
+                self._called.add(name)
+                self._noted(self._ranked[name].without_rows())
+
+    def _noted(self, result: Any) -> Any:
+        token = next((t for t in tensors_in(result) if t.requires_grad), None)
+        if token is not None and self._called is not None:
+            self._tokens.append(token)
+        return result
+
+    def _with_all_backwards(self, result: Any) -> Any:
+        """Ties the backward of every call to that of the model's results."""
+        made = {id(t): t for t in tensors_in(result) if t.requires_grad}
+        if not made:
+            return result
+        tied = Tied.apply(self, len(self._tokens), *self._tokens, *made.values())
+        instead = dict(zip(made, tied, strict=True))
+        return map_tensors(lambda tensor: instead.get(id(tensor), tensor), result)
+
+    def backward_begins(self) -> None:
+        """Called from within a backward: what is shared is reduced at its end."""
+        task = torch._C._current_graph_task_id()
+        if task != self._task:
+            self._task = task
+            torch.autograd.Variable._execution_engine.queue_callback(self._backward_ends)  # type: ignore[attr-defined]
+
+    def _backward_ends(self) -> None:
+        self._num_backwards += 1
+        if self._shared is not None:
+            self._shared.finish()
+
+    # The rest of what a handle asks for.
+
+    def watch(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Does nothing: gradients of what is shared have hooks of their own."""
+
+    def settle(self) -> None:
+        """Does nothing: every call has been waited for."""
+
+    def pause(self) -> None:
+        """Does nothing: plans are not tried on several ranks."""
+
+    def resume(self) -> None:
+        """Does nothing."""
+
+    def close(self) -> None:
+        """Ends the lanes and takes the hooks off the parameters."""
+        if not self.closed:
+            self.closed = True
+            self.lanes.close()
+            for ranked in self._ranked.values():
+                ranked.close()
+            if self._shared is not None:
+                self._shared.close()
+
+    @property
+    def is_in_flight(self) -> bool:
+        """Never: autograd's own graph has all of it."""
+        return False
+
+    @property
+    def num_failed(self) -> int:
+        """None is known to have failed."""
+        return 0
+
+    @property
+    def num_backwards(self) -> int:
+        """How many backwards have run."""
+        return self._num_backwards
+
+    @property
+    def origin_ns(self) -> int:
+        """When the oldest recorded piece of work started."""
+        return self._log.origin_ns
+
+    def spans(self, origin_ns: int) -> tuple[Span, ...]:
+        """Returns what ran on this rank, in milliseconds since ``origin_ns``."""
+        return self._log.spans(origin_ns)
+
+    def clear_spans(self) -> None:
+        """Forgets what ran so far."""
+        self._log.clear()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Which modules run here."""
+        here = [name for name, ranked in self._ranked.items() if ranked.rank in ranked.members]
+        return (f"this rank runs {', '.join(here) or 'no placed module'}",)
+
+
+class Tied(torch.autograd.Function):
+    """The model's results, whose backward also goes through every call that was made."""
+
+    @staticmethod
+    def forward(ctx: Any, runs: RankedRuns, num_tokens: int, *tensors: torch.Tensor) -> Any:
+        """Returns the results."""
+        ctx.runs = runs
+        ctx.tokens = [(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors[:num_tokens]]
+        ctx.set_materialize_grads(False)
+        return tuple(tensor.view_as(tensor) for tensor in tensors[num_tokens:])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """Hands gradients on, and zeros to the calls."""
+        ctx.runs.backward_begins()
+        zeros = (torch.zeros(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.tokens)
+        return None, None, *zeros, *grads

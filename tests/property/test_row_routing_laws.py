@@ -1,0 +1,63 @@
+"""Rows on their way to the ranks that run a module: none lost, none twice, and no more of them travel than must."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mosaic.ranks.rows import RowRouting, least_moved, slice_of
+
+COUNTS = st.lists(st.integers(0, 9), min_size=1, max_size=6).map(tuple)
+
+
+@st.composite
+def routings(draw: st.DrawFn) -> RowRouting:
+    held = draw(COUNTS)
+    members = draw(st.sets(st.integers(0, len(held) - 1), min_size=1))
+    return RowRouting(held=held, members=tuple(sorted(members)))
+
+
+@given(routings())
+def test_every_row_gets_to_one_member_and_every_member_gets_its_part(routing: RowRouting):
+    for rank, held in enumerate(routing.held):
+        assert sum(routing.sends(rank)) == held
+        assert sum(routing.receives(rank)) == routing.parts[rank]
+        assert min(routing.sends(rank)) >= 0
+    assert all(part == 0 for rank, part in enumerate(routing.parts) if rank not in routing.members)
+
+
+@given(routings())
+def test_parts_are_as_equal_as_can_be(routing: RowRouting):
+    parts = [routing.parts[rank] for rank in routing.members]
+    assert max(parts) - min(parts) <= 1
+
+
+@given(routings())
+def test_no_other_routing_of_equal_parts_moves_fewer_rows(routing: RowRouting):
+    assert routing.num_moved == least_moved(routing.held, routing.parts)
+    low, more = divmod(sum(routing.held), len(routing.members))
+    own = sorted((routing.held[rank] for rank in routing.members), reverse=True)
+    best = sum(max(0, low + (index < more) - held) for index, held in enumerate(own))
+    assert routing.num_moved == best
+
+
+@given(st.integers(1, 6), st.integers(0, 9))
+def test_nothing_moves_where_all_run_equal_slices(size: int, rows: int):
+    assert RowRouting(held=(rows,) * size, members=tuple(range(size))).is_local
+
+
+@given(st.integers(0, 40), st.integers(1, 7))
+def test_slices_of_a_batch_are_contiguous_and_cover_it(num_rows: int, num_ranks: int):
+    slices = [slice_of(num_rows, num_ranks, rank) for rank in range(num_ranks)]
+    assert [row for part in slices for row in part] == list(range(num_rows))
+    assert max(map(len, slices)) - min(map(len, slices)) <= 1
+
+
+@pytest.mark.parametrize(
+    ("held", "members", "says"),
+    [((1, 2), (), "at least one"), ((1, 2), (0, 0), "once"), ((1, 2), (2,), "ranks 0 to 1"), ((1, -2), (0,), "0 rows")],
+)
+def test_a_routing_that_cannot_be_is_refused(held: tuple[int, ...], members: tuple[int, ...], says: str):
+    with pytest.raises(ValueError, match=says):
+        RowRouting(held=held, members=members)
