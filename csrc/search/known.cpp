@@ -89,6 +89,17 @@ Carried::Carried(const Known* known, const Problem& problem, const std::vector<i
     if (is_comparable(known->problem, problem) && disturbs_alike(*known, problem, before_)) known_ = known;
 }
 
+std::optional<Mask> Carried::set_now(Mask earlier) const {
+    Mask now = 0;
+    bool is_there = true;
+    each(earlier, [&](int m) {
+        const int index = now_[static_cast<std::size_t>(m)];
+        is_there = is_there && index >= 0;
+        if (is_there) now |= Mask{1} << index;
+    });
+    return is_there ? std::optional<Mask>(now) : std::nullopt;
+}
+
 std::optional<StageValue> Carried::find(Mask set) const {
     if (known_ == nullptr) return std::nullopt;
     Mask earlier = 0;

@@ -38,7 +38,19 @@ class Carried {
     // What was known of a set; nothing is known of most.
     std::optional<StageValue> find(Mask set) const;
 
+    // Calls `visit(set, bound)` for each set of which a bound is known. Those of sets that were given up hold too.
+    template <typename Visit>
+    void each_bound(Visit visit) const {
+        if (known_ == nullptr) return;
+        for (const auto& [earlier, value] : known_->values) {
+            if (const auto set = set_now(earlier)) visit(*set, value.bound);
+        }
+    }
+
   private:
+    // A set of the earlier problem in this one; none where a module is gone or not the same any more.
+    std::optional<Mask> set_now(Mask earlier) const;
+
     const Known* known_ = nullptr;
     std::vector<int> before_;  // by index now; -1 where a module is new or not the same any more
     std::vector<int> now_;     // by index before

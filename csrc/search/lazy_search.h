@@ -36,6 +36,7 @@ class LazySearch {
     };
 
     Ideal make_ideal(Mask done);
+    void take_known();
     Ns& stage_bound(Mask stage);
     template <typename Visit>
     void each_stage(const Ideal& ideal, Visit visit);

@@ -51,12 +51,7 @@ void StageSearch::set_max_nodes(std::int64_t max_nodes) {
 }
 
 const StageValue& StageSearch::evaluate(Mask set, Ns cutoff) {
-    auto [place, is_new] = values_.try_emplace(set);
-    StageValue& value = place->second;
-    if (is_new) {
-        if (auto known = carried_.find(set)) value = std::move(*known);
-        value.bound = std::max(value.bound, bound(set));
-    }
+    StageValue& value = value_of(set);
     if (value.is_exact() || value.gave_up || value.bound >= cutoff) return value;
     ++num_evaluations_;
     greedy_left_ = kGreedyQuestions;
@@ -64,6 +59,24 @@ const StageValue& StageSearch::evaluate(Mask set, Ns cutoff) {
     close(set, value, cutoff);
     value.gave_up = !value.is_exact() && value.bound < cutoff;
     num_open_ += value.gave_up;
+    return value;
+}
+
+Ns StageSearch::calm_bound(Mask set, Ns cutoff) {
+    StageValue& value = value_of(set);
+    if (undisturbed_ && !value.is_exact() && value.bound < cutoff) {
+        value.bound = std::max(value.bound, undisturbed_->evaluate(set, cutoff).bound);
+    }
+    return value.bound;
+}
+
+StageValue& StageSearch::value_of(Mask set) {
+    auto [place, is_new] = values_.try_emplace(set);
+    StageValue& value = place->second;
+    if (is_new) {
+        if (auto known = carried_.find(set)) value = std::move(*known);
+        value.bound = std::max(value.bound, bound(set));
+    }
     return value;
 }
 

@@ -27,8 +27,12 @@ class StageSearch {
     // runs out, the value stays open: its bound is below its cost.
     const StageValue& evaluate(Mask set, Ns cutoff = kNever);
 
+    // A bound without disturbance; no more than `evaluate` finds out, and much sooner.
+    Ns calm_bound(Mask set, Ns cutoff);
+
     // Takes what is known from elsewhere; it must hold for this problem.
     void adopt(Carried carried) { carried_ = std::move(carried); }
+    const Carried& carried() const { return carried_; }
 
     // From now on this set costs kNever. Its bound stays, since sets that hold it are judged by it.
     void forbid(Mask set);
@@ -44,6 +48,8 @@ class StageSearch {
     std::int64_t num_open() const { return num_open_; }
 
   private:
+    // What is known of a set so far, from elsewhere too.
+    StageValue& value_of(Mask set);
     void close(Mask set, StageValue& value, Ns cutoff);
     Answer ask(Mask set, StageValue& value, Ns below, std::int64_t nodes);
     Answer pack(Mask set, const Target& target, Effort& effort, Stage& stage);

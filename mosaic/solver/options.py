@@ -98,13 +98,12 @@ def deployment_options(
             too_large.append(memory)
             continue
         for quota in grid.choose(cost.quotas(module, degree), device.num_slots):
-            forward, backward = (_time_ns(cost, module, phase, degree, quota) for phase in Phase)
             options.append(
                 DeploymentOption(
                     degree=degree,
                     quota=quota,
-                    forward_ns=forward,
-                    backward_ns=backward,
+                    forward_ns=_time_ns(cost, module, Phase.FORWARD, degree, quota),
+                    backward_ns=_time_ns(cost, module, Phase.BACKWARD, degree, quota),
                     memory_bytes=memory,
                     kept_bytes=kept,
                 )

@@ -27,7 +27,7 @@ from mosaic.solver.held_search import search_within_memory
 from mosaic.solver.holding import fits, keeps_anything, place_anew, swap_labels
 from mosaic.solver.options import DeploymentOption, QuotaGrid, all_options
 from mosaic.solver.placement import Machine
-from mosaic.solver.predict import build_stage
+from mosaic.solver.predict import PlacedTimes, build_stage
 from mosaic.solver.sequential import one_by_one
 from mosaic.solver.spare import spend_spare_slots
 from mosaic.solver.stage_eval import StageEvaluator, StageResult
@@ -120,7 +120,7 @@ def solve_with_hint(
     search = search or SearchOptions()
     options = all_options(graph, cost=cost, device=device, num_devices=num_devices, grid=search.grid)
     machine = Machine(num_devices=num_devices, num_slots=device.num_slots, memory_bytes=device.memory_bytes)
-    problem = _Problem(graph=graph, options=options, cost=cost, machine=machine)
+    problem = _Problem(graph=graph, options=options, cost=cost, machine=machine, times=PlacedTimes(cost))
     method = _choose(graph, cost) if method == "auto" else method
     evaluator = StageEvaluator(options, cost=cost, machine=machine, deterministic_limit=search.deterministic_limit)
     problem = replace(problem, is_held=search.hold_memory and keeps_anything(options, machine))
@@ -132,7 +132,7 @@ def solve_with_hint(
     else:
         found, record, known = _search(problem, method, evaluator, search, hint)
     stages = _finish(problem, found, in_turn, search, widen=method in ("exact", "gahc"))
-    sequential_ms = _predicted_ms(_built(in_turn, cost))
+    sequential_ms = _total_ms(in_turn, problem.times)
     plan = Plan(
         device=device,
         num_devices=num_devices,
@@ -155,6 +155,7 @@ class _Problem:
     options: Mapping[str, Sequence[DeploymentOption]]
     cost: Cost
     machine: Machine
+    times: PlacedTimes
     is_held: bool = False
 
 
@@ -194,24 +195,20 @@ def _finish(
     widen: bool,
 ) -> tuple[Stage, ...]:
     """Spends spare slots, drops stages that gain nothing, and chooses slots."""
-    cost, machine = problem.cost, problem.machine
+    times, machine = problem.times, problem.machine
     if problem.is_held and not fits(found, machine):  # Algorithm 1 knows each stage's memory alone
         found = swap_labels(found, machine) or place_anew(found, machine) or in_turn
     if search.use_spare_slots and widen:
-        found = tuple(spend_spare_slots(stage, problem.options, cost=cost, machine=machine) for stage in found)
-    kept = _keep_gains(found, in_turn, cost)
+        found = tuple(spend_spare_slots(stage, problem.options, times=times, machine=machine) for stage in found)
+    kept = _keep_gains(found, in_turn, times)
     if problem.is_held and not fits(kept, machine):  # single modules are on other devices here than there
-        kept = swap_labels(kept, machine) or min(found, in_turn, key=lambda one: _predicted_ms(_built(one, cost)))
-    stages = _built(kept, cost)
+        kept = swap_labels(kept, machine) or min(found, in_turn, key=lambda one: _total_ms(one, times))
+    stages = tuple(build_stage(stage, times) for stage in kept)
     return stagger(stages, num_devices=machine.num_devices, num_slots=machine.num_slots) if search.stagger else stages
 
 
-def _built(stages: Sequence[StageResult], cost: Cost) -> tuple[Stage, ...]:
-    return tuple(build_stage(stage, cost) for stage in stages)
-
-
 def _keep_gains(
-    stages: tuple[StageResult, ...], sequential: tuple[StageResult, ...], cost: Cost
+    stages: tuple[StageResult, ...], sequential: tuple[StageResult, ...], times: PlacedTimes
 ) -> tuple[StageResult, ...]:
     """Splits every stage that is predicted no faster than its modules in turn.
 
@@ -222,10 +219,10 @@ def _keep_gains(
     kept: list[StageResult] = []
     for stage in stages:
         apart = [alone[name] for name in stage.choices]
-        is_faster = _predicted_ms(_built([stage], cost)) < _predicted_ms(_built(apart, cost))
+        is_faster = _total_ms([stage], times) < _total_ms(apart, times)
         kept.extend([stage] if is_faster else apart)
     # Sums in another order may differ in the last bit.
-    is_faster = _predicted_ms(_built(kept, cost)) < _predicted_ms(_built(sequential, cost))
+    is_faster = _total_ms(kept, times) < _total_ms(sequential, times)
     return tuple(kept) if is_faster else sequential
 
 
@@ -246,6 +243,10 @@ def _run_gahc(
         num_pruned=result.num_pruned,
         num_sat_calls=evaluator.num_sat_calls,
     )
+
+
+def _total_ms(stages: Sequence[StageResult], times: PlacedTimes) -> float:
+    return sum(times.stage_ms(stage.choices) for stage in stages)
 
 
 def _predicted_ms(stages: Sequence[Stage]) -> float:

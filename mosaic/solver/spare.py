@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from mosaic.cost import Cost
 from mosaic.solver.options import DeploymentOption
 from mosaic.solver.placement import Machine
-from mosaic.solver.predict import build_stage
-from mosaic.solver.slots import lay_out
+from mosaic.solver.predict import PlacedTimes
+from mosaic.solver.slots import Choice, lay_out
 from mosaic.solver.stage_eval import StageResult
 
 _Value = tuple[float, float]
@@ -22,7 +21,7 @@ _Value = tuple[float, float]
 
 
 def spend_spare_slots(
-    result: StageResult, options: Mapping[str, Sequence[DeploymentOption]], *, cost: Cost, machine: Machine
+    result: StageResult, options: Mapping[str, Sequence[DeploymentOption]], *, times: PlacedTimes, machine: Machine
 ) -> StageResult:
     """Widens one module at a time, the best step first, while something gets faster.
 
@@ -30,32 +29,38 @@ def spend_spare_slots(
     backward, with interference) does not rise, so the stage never gets slower. ``latency_ns`` stays what
     the search found.
     """
-    value = _value(result, cost)
+    choices: Mapping[str, Choice] = result.choices
+    value = _value(choices, times)
     while True:
-        steps = [(_value(wider, cost), wider) for wider in _widened(result, options, machine)]
-        best_value, best = min(steps, key=lambda step: step[0], default=(value, result))
+        steps = [(_value(wider, times), wider) for wider in _widened(choices, options, machine)]
+        best_value, best = min(steps, key=lambda step: step[0], default=(value, choices))
         if best_value >= value:
-            return result
-        value, result = best_value, best
+            break
+        value, choices = best_value, best
+    if choices is result.choices:
+        return result
+    return replace(result, choices=choices, starts=lay_out(choices, machine.num_slots))
 
 
 def _widened(
-    result: StageResult, options: Mapping[str, Sequence[DeploymentOption]], machine: Machine
-) -> Iterator[StageResult]:
-    """Yields the stage with one module at its next larger quota, for each module for which there is room."""
+    choices: Mapping[str, Choice], options: Mapping[str, Sequence[DeploymentOption]], machine: Machine
+) -> Iterator[Mapping[str, Choice]]:
+    """Yields the choices with one module at its next larger quota, for each module for which there is room."""
     used = [0] * machine.num_devices
-    for option, devices in result.choices.values():
+    for option, devices in choices.values():
         for device in devices:
             used[device] += option.quota
-    for name, (option, devices) in result.choices.items():
-        room = option.quota + min(machine.num_slots - used[device] for device in devices)
-        larger = [o for o in options[name] if o.degree == option.degree and option.quota < o.quota <= room]
-        if not larger:
+    for name, (option, devices) in choices.items():
+        spare = machine.num_slots - max(used[device] for device in devices)
+        if spare == 0:
             continue
-        choices = {**result.choices, name: (min(larger, key=lambda o: o.quota), devices)}
-        yield replace(result, choices=choices, starts=lay_out(choices, machine.num_slots))
+        most = option.quota + spare
+        larger = [o for o in options[name] if option.quota < o.quota <= most and o.degree == option.degree]
+        if larger:
+            yield {**choices, name: (min(larger, key=lambda o: o.quota), devices)}
 
 
-def _value(result: StageResult, cost: Cost) -> _Value:
-    stage = build_stage(result, cost)
-    return stage.forward_ms + stage.backward_ms, sum(p.forward_ms + p.backward_ms for p in stage.placements)
+def _value(choices: Mapping[str, Choice], times: PlacedTimes) -> _Value:
+    found = times.of(choices).values()
+    forward, backward = max(one[0] for one in found), max(one[1] for one in found)
+    return forward + backward, sum(one[0] + one[1] for one in found)

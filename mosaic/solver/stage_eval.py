@@ -117,7 +117,9 @@ class StageEvaluator:
         return slots <= machine.num_slots * machine.num_devices and fits_memory
 
     def _alone(self, name: str) -> StageResult:
-        best = min(self._options[name], key=lambda option: (option.latency_ns, option.area, option))
+        least = min(option.forward_ns + option.backward_ns for option in self._options[name])
+        fastest = [option for option in self._options[name] if option.forward_ns + option.backward_ns == least]
+        best = min(fastest, key=lambda option: (option.area, option))
         choice = (best, tuple(range(best.degree)))
         return StageResult(latency_ns=best.latency_ns, choices={name: choice}, starts={name: (0,) * best.degree})
 

@@ -33,33 +33,33 @@ def stagger(stages: Sequence[Stage], *, num_devices: int, num_slots: int) -> tup
 
 
 def _place(stage: Stage, load: Load, num_slots: int) -> Stage | None:
-    free = [[True] * num_slots for _ in load]
+    taken = [0] * len(load)  # bits of slots, by device
     chosen: dict[str, Placement] = {}
     for placement in sorted(stage.placements, key=lambda p: (-p.quota, -_length(p), p.module)):
-        starts = [
-            start
-            for start in range(num_slots - placement.quota + 1)
-            if all(free[d][s] for d in placement.devices for s in range(start, start + placement.quota))
-        ]
+        quota, devices = placement.quota, placement.devices
+        held = 0
+        for device in devices:
+            held |= taken[device]
+        run = (1 << quota) - 1
+        starts = [start for start in range(num_slots - quota + 1) if not held & run << start]
         if not starts:
             return None
-        start = min(starts, key=lambda first: (_busiest(placement, first, load), first))
-        slots = tuple(range(start, start + placement.quota))
-        chosen[placement.module] = replace(placement, slots=slots, slots_by_device=())
-        for device in placement.devices:
-            for slot in slots:
-                free[device][slot] = False
+        busy = load[devices[0]] if len(devices) == 1 else list(map(max, *(load[device] for device in devices)))
+        _, start = min((max(busy[first : first + quota]), first) for first in starts)
+        slots = tuple(range(start, start + quota))
+        is_there = slots == placement.slots and not placement.slots_by_device
+        chosen[placement.module] = placement if is_there else replace(placement, slots=slots, slots_by_device=())
+        for device in devices:
+            taken[device] |= run << start
     return Stage(placements=tuple(chosen[name] for name in stage.names))
 
 
-def _busiest(placement: Placement, start: int, load: Load) -> float:
-    return max(load[d][s] for d in placement.devices for s in range(start, start + placement.quota))
-
-
 def _add(placement: Placement, load: Load) -> None:
-    end = max(load[device][slot] for device, slot in placement.cells) + _length(placement)
-    for device, slot in placement.cells:
-        load[device][slot] = end
+    held = [(load[device], placement.slots_on(device)) for device in placement.devices]
+    end = max(row[slot] for row, slots in held for slot in slots) + _length(placement)
+    for row, slots in held:
+        for slot in slots:
+            row[slot] = end
 
 
 def _length(placement: Placement) -> float:
