@@ -16,6 +16,7 @@ struct StageValue {
     Ns cost = kNever;  // of `stage`; kNever if none is known
     Stage stage;
     bool gave_up = false;  // the number of nodes ran out: the value stays as it is
+    Ns step = 0;           // how far above the bound to look next; 0: not asked yet
     bool is_exact() const { return bound >= cost; }
 };
 

@@ -11,6 +11,8 @@ constexpr int kMostModules = 20;
 constexpr std::int64_t kMostPairs = 30'000'000;
 // Of one question about one stage, at first.
 constexpr std::int64_t kFirstNodes = 20'000;
+// Modules of a stage that is not looked at while there is news of smaller ones.
+constexpr int kLarge = 5;
 
 }  // namespace
 
@@ -162,11 +164,18 @@ bool LazySearch::work_out(const std::vector<Mask>& stages) {
         }
         if (has_learnt) return true;
     }
-    for (const Mask stage : stages) {
+    std::vector<Mask> small_first = stages;  // what they take to work out grows steeply with their size
+    std::stable_sort(small_first.begin(), small_first.end(),
+                     [](Mask a, Mask b) { return __builtin_popcountll(a) < __builtin_popcountll(b); });
+    for (const Mask stage : small_first) {
+        if (has_learnt && __builtin_popcountll(stage) >= kLarge) return true;
         // No plan with this stage takes less than this one does by bounds, so only a stage that saves on the best by
         // that measure is of use.
         const Ns before = stages_[stage];
-        const StageValue& value = search_.evaluate(stage, best_ - (total - before));
+        const Ns cutoff = best_ - (total - before);
+        search_.raise_bound(stage, before);
+        const bool is_lazy = problem_.is_disturbed();
+        const StageValue& value = is_lazy ? search_.sharpen(stage, cutoff) : search_.evaluate(stage, cutoff);
         cost = std::min(kNever, cost + value.cost);
         if (value.bound > before) {
             raise(stage, value.bound);

@@ -50,14 +50,17 @@ void StageSearch::set_max_nodes(std::int64_t max_nodes) {
     if (undisturbed_) undisturbed_->set_max_nodes(max_nodes);
 }
 
-const StageValue& StageSearch::evaluate(Mask set, Ns cutoff) {
+const StageValue& StageSearch::evaluate(Mask set, Ns cutoff) { return settle(set, cutoff, true); }
+
+const StageValue& StageSearch::sharpen(Mask set, Ns cutoff) { return settle(set, cutoff, false); }
+
+const StageValue& StageSearch::settle(Mask set, Ns cutoff, bool is_whole) {
     StageValue& value = value_of(set);
     if (value.is_exact() || value.gave_up || value.bound >= cutoff) return value;
     ++num_evaluations_;
     greedy_left_ = kGreedyQuestions;
     if (undisturbed_) take_undisturbed(set, value, cutoff);
-    close(set, value, cutoff);
-    value.gave_up = !value.is_exact() && value.bound < cutoff;
+    value.gave_up = close(set, value, cutoff, is_whole);
     num_open_ += value.gave_up;
     return value;
 }
@@ -92,23 +95,24 @@ void StageSearch::take_undisturbed(Mask set, StageValue& value, Ns cutoff) {
 
 // Guesses upwards from the bound until there is a placement, halves what is between the two, and settles the rest with
 // one question just below the best.
-void StageSearch::close(Mask set, StageValue& value, Ns cutoff) {
+bool StageSearch::close(Mask set, StageValue& value, Ns cutoff, bool is_whole) {
+    const Ns before = value.bound;
     Ns guess = value.bound;  // where to look; what is proven is in value.bound
-    Ns step = std::max<Ns>(1, value.bound / kFirstStep);
+    if (is_whole || value.step == 0) value.step = std::max<Ns>(1, value.bound / kFirstStep);
     const Ns far = 4 * value.bound + 64;
     while (true) {
         const Ns high = std::min(cutoff, value.cost);
-        if (value.bound >= high) return;
-        Ns below = value.cost < cutoff ? guess + (high - guess) / 2 : guess + step;
+        if (value.bound >= high || (!is_whole && value.bound > before)) return false;
+        Ns below = value.cost < cutoff ? guess + (high - guess) / 2 : guess + value.step;
         const bool is_last = high - guess <= std::max<Ns>(1, high / kNear) || below >= std::min(far, high);
         if (is_last) below = high;
         const std::int64_t nodes = is_last ? effort_.nodes_left : std::min(effort_.nodes_left, kQuickNodes);
         const Answer answer = ask(set, value, below, nodes);
         if (answer == Answer::yes) continue;
         if (answer == Answer::no) value.bound = std::max(value.bound, below);
-        if (answer == Answer::open && is_last) return;
+        if (answer == Answer::open && is_last) return true;
         guess = below;
-        step *= 2;
+        value.step *= 2;
     }
 }
 

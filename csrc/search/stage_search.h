@@ -27,8 +27,17 @@ class StageSearch {
     // runs out, the value stays open: its bound is below its cost.
     const StageValue& evaluate(Mask set, Ns cutoff = kNever);
 
+    // As `evaluate`, but comes back as soon as the bound has risen: where others then are better, that was enough.
+    const StageValue& sharpen(Mask set, Ns cutoff);
+
     // A bound without disturbance; no more than `evaluate` finds out, and much sooner.
     Ns calm_bound(Mask set, Ns cutoff);
+
+    // Takes a bound that was found out by what a set holds.
+    void raise_bound(Mask set, Ns bound) {
+        StageValue& value = value_of(set);
+        value.bound = std::max(value.bound, bound);
+    }
 
     // Takes what is known from elsewhere; it must hold for this problem.
     void adopt(Carried carried) { carried_ = std::move(carried); }
@@ -50,7 +59,9 @@ class StageSearch {
   private:
     // What is known of a set so far, from elsewhere too.
     StageValue& value_of(Mask set);
-    void close(Mask set, StageValue& value, Ns cutoff);
+    const StageValue& settle(Mask set, Ns cutoff, bool is_whole);
+    // Returns whether the number of nodes ran out.
+    bool close(Mask set, StageValue& value, Ns cutoff, bool is_whole);
     Answer ask(Mask set, StageValue& value, Ns below, std::int64_t nodes);
     Answer pack(Mask set, const Target& target, Effort& effort, Stage& stage);
     void take_undisturbed(Mask set, StageValue& value, Ns cutoff);
