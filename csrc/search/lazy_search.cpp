@@ -9,6 +9,8 @@ namespace {
 constexpr int kMostModules = 20;
 // Pairs of a set of finished modules and a stage after it; each round looks at all of them.
 constexpr std::int64_t kMostPairs = 30'000'000;
+// Of the time, after the list of pairs: with less, a descent gets further than a list that is never used.
+constexpr double kLeastLeft = 0.4;
 // Of one question about one stage, at first.
 constexpr std::int64_t kFirstNodes = 20'000;
 // Modules of a stage that is not looked at while there is news of smaller ones.
@@ -39,7 +41,7 @@ bool LazySearch::prepare() {
     for (std::size_t i = 0; i < ideals_.size(); ++i) {
         const Ideal ideal = ideals_[i];
         num_pairs += std::int64_t{1} << __builtin_popcountll(ideal.rest);
-        if (num_pairs > kMostPairs) return false;
+        if (num_pairs > kMostPairs || clock_.seconds_left() < limits_.seconds * kLeastLeft) return false;
         each_stage(ideal, [&](Mask stage) {
             const Mask next = ideal.done | stage;
             if (stage_bound(stage) >= best_ || rests_[next] >= 0) return;
@@ -56,14 +58,20 @@ bool LazySearch::prepare() {
     return true;
 }
 
-// Bounds of an earlier search, for the same sets and for all larger ones.
+// Bounds of an earlier search, for the same sets and for all larger ones: from each of them, or over all sets at once
+// where that is less.
 void LazySearch::take_known() {
-    bool is_any = false;
+    std::vector<std::pair<Mask, Ns>> known;
+    std::int64_t num_larger = 0;
     search_.carried().each_bound([&](Mask set, Ns bound) {
-        stages_[set] = std::max(stages_[set], bound);  // of a set that was not listed too: larger ones may be
-        is_any = true;
+        known.emplace_back(set, bound);
+        num_larger += std::int64_t{1} << __builtin_popcountll(independent_of(set));
     });
-    if (!is_any) return;
+    if (num_larger <= static_cast<std::int64_t>(problem_.all()) * problem_.size() / 2) {
+        for (const auto& [set, bound] : known) raise(set, std::max(stages_[set], bound));
+        return;
+    }
+    for (const auto& [set, bound] : known) stages_[set] = std::max(stages_[set], bound);
     for (Mask set = 1; set <= problem_.all(); ++set) {
         each(set, [&](int m) {
             const Ns smaller = stages_[set & ~(Mask{1} << m)];
@@ -194,13 +202,19 @@ bool LazySearch::work_out(const std::vector<Mask>& stages) {
 void LazySearch::raise(Mask stage, Ns bound) {
     stages_[stage] = bound;
     if (search_.is_forbidden(stage)) return;
-    Mask others = problem_.all() & ~stage;
-    each(stage,
-         [&](int m) { others &= ~(earlier_[static_cast<std::size_t>(m)] | later_[static_cast<std::size_t>(m)]); });
+    const Mask others = independent_of(stage);
     for (Mask more = others; more != 0; more = (more - 1) & others) {
         Ns& larger = stages_[stage | more];
         if (larger >= 0) larger = std::max(larger, bound);
     }
+}
+
+// Modules that may be in a stage with all of these.
+Mask LazySearch::independent_of(Mask stage) const {
+    Mask others = problem_.all() & ~stage;
+    each(stage,
+         [&](int m) { others &= ~(earlier_[static_cast<std::size_t>(m)] | later_[static_cast<std::size_t>(m)]); });
+    return others;
 }
 
 }  // namespace mosaic::search

@@ -44,6 +44,7 @@ class LazySearch {
     std::vector<Mask> lead() const;
     bool work_out(const std::vector<Mask>& stages);
     void raise(Mask stage, Ns bound);
+    Mask independent_of(Mask stage) const;
 
     StageSearch& search_;
     const Problem& problem_;
