@@ -87,6 +87,7 @@ def deployment_options(
         ValueError: The cost model gives a time that is negative or not finite.
     """
     grid = grid or QuotaGrid()
+    time_ms, forward, backward = cost.time_ms, Phase.FORWARD, Phase.BACKWARD
     options: list[DeploymentOption] = []
     too_large: list[int] = []
     for degree in cost.degrees(module):
@@ -98,12 +99,17 @@ def deployment_options(
             too_large.append(memory)
             continue
         for quota in grid.choose(cost.quotas(module, degree), device.num_slots):
+            # Thousands of times a solve, and most of an easy one.
+            forward_ms = time_ms(module, forward, degree, quota)
+            backward_ms = time_ms(module, backward, degree, quota)
+            if not (0 <= forward_ms < math.inf and 0 <= backward_ms < math.inf):  # also catches NaN
+                raise _no_time(module, degree, quota, forward_ms, backward_ms)
             options.append(
                 DeploymentOption(
                     degree=degree,
                     quota=quota,
-                    forward_ns=_time_ns(cost, module, Phase.FORWARD, degree, quota),
-                    backward_ns=_time_ns(cost, module, Phase.BACKWARD, degree, quota),
+                    forward_ns=round(forward_ms * NS_PER_MS),
+                    backward_ns=round(backward_ms * NS_PER_MS),
                     memory_bytes=memory,
                     kept_bytes=kept,
                 )
@@ -169,14 +175,13 @@ def _is_no_worse(first: DeploymentOption, second: DeploymentOption) -> bool:
     )
 
 
-def _time_ns(cost: Cost, module: str, phase: Phase, degree: int, quota: int) -> int:
-    time_ms = cost.time_ms(module, phase, degree, quota)
-    if not 0 <= time_ms < math.inf:  # also catches NaN
-        raise ValueError(
-            f"the cost model gives {module!r} {phase} a time of {time_ms} ms at degree {degree}, quota {quota}; "
-            "a time is finite and not negative"
-        )
-    return round(time_ms * NS_PER_MS)
+def _no_time(module: str, degree: int, quota: int, forward_ms: float, backward_ms: float) -> ValueError:
+    is_forward = not 0 <= forward_ms < math.inf
+    phase, time_ms = (Phase.FORWARD, forward_ms) if is_forward else (Phase.BACKWARD, backward_ms)
+    return ValueError(
+        f"the cost model gives {module!r} {phase} a time of {time_ms} ms at degree {degree}, quota {quota}; "
+        "a time is finite and not negative"
+    )
 
 
 def _why_none(module: str, *, cost: Cost, device: Device, num_devices: int, too_large: Sequence[int]) -> str:
