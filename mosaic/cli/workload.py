@@ -101,10 +101,15 @@ def _from_zoo(where: str, device: torch.device) -> Workload:
 
     spec, _, batch = where.removeprefix("zoo:").partition(":")
     name, _, size = spec.rpartition("-")
+    if spec in models.MODELS:
+        sizes = ", ".join(models.MODELS[spec].sizes)
+        raise MosaicError(f"{where!r} is not zoo:NAME-SIZE: it names no size; {spec} has {sizes}")
     count = TINY_BATCH if size == "tiny" else BATCH
     if batch:
         if not batch.isdecimal() or int(batch) < 1:
-            raise MosaicError(f"{where!r} asks for a batch of {batch!r}; give a number, as in zoo:clip-tiny:8")
+            raise MosaicError(
+                f"{where!r} asks for a batch of {batch!r}; give a number of 1 or more, as in zoo:clip-tiny:8"
+            )
         count = int(batch)
     try:
         model = models.build(name, size, device=device)

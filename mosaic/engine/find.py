@@ -15,6 +15,7 @@ from mosaic.engine.caller import caller
 from mosaic.engine.follow import follow
 from mosaic.engine.remarks import Remark
 from mosaic.engine.structure import tensors_in
+from mosaic.engine.work import ModuleWork
 from mosaic.errors import UnsupportedModelError
 from mosaic.graph import ModuleGraph, ModuleNode
 from mosaic.profiler import Subject, preserved
@@ -59,8 +60,9 @@ def find_modules(
     Args:
         model: Any module tree.
         sample: One batch, or a function that runs the model on one.
-        include: Names or patterns of the modules to place; by default the largest that are called once and hold
-            2 % or more of the parameters.
+        include: Names or patterns of the modules to place; by default the outermost that are called once and hold
+            2 % or more of the parameters, or do 2 % or more of the forward's matrix products, convolutions and
+            attention with parameters of their own.
         exclude: Names or patterns of modules to leave where they are.
 
     Raises:
@@ -68,8 +70,8 @@ def find_modules(
     """
     run = _runner(model, sample)
     with preserved(model), _uncompiled(model):
-        called = _note_calls(model, run)
-        candidates, left_out = _choose(model, called, include, exclude)
+        called, work = _note_calls(model, run)
+        candidates, left_out = _choose(model, called, work, include, exclude)
         shared = {name: _shared_parameters(model, module) for name, module in candidates.items()}
         followed = follow(candidates, run, shared)
         while followed.obstacles:  # without them, what came to others through them comes from further up
@@ -119,27 +121,21 @@ def _uncompiled(model: nn.Module) -> AbstractContextManager[Any]:
     return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
 
 
-def _note_calls(model: nn.Module, run: Callable[[], Any]) -> dict[str, list[str]]:
-    """Runs the model and returns the lines at which each of its modules is called."""
+def _note_calls(model: nn.Module, run: Callable[[], Any]) -> tuple[dict[str, list[str]], ModuleWork]:
+    """Runs the model and returns the lines at which each of its modules is called, and how much each works."""
     called: dict[str, list[str]] = {name: [] for name, _ in model.named_modules()}
-
-    def noting(name: str) -> Callable[[Any, Any], None]:
-        def hook(_module: Any, _args: Any) -> None:
-            called[name].append(caller())
-
-        return hook
-
-    handles = [module.register_forward_pre_hook(noting(name)) for name, module in model.named_modules()]
-    try:
+    work = ModuleWork()
+    with work.counting(model, lambda name: called[name].append(caller())):
         run()
-    finally:
-        for handle in handles:
-            handle.remove()
-    return called
+    return called, work
 
 
 def _choose(
-    model: nn.Module, called: dict[str, list[str]], include: Sequence[str] | None, exclude: Sequence[str]
+    model: nn.Module,
+    called: dict[str, list[str]],
+    work: ModuleWork,
+    include: Sequence[str] | None,
+    exclude: Sequence[str],
 ) -> tuple[dict[str, nn.Module], dict[str, str]]:
     """Returns the modules to follow, and those that were passed over with the reason."""
     modules = dict(model.named_modules())
@@ -151,7 +147,7 @@ def _choose(
             )
     else:
         total = sum(p.numel() for p in model.parameters())
-        wanted = list(_largest(model, "", {name: len(at) for name, at in called.items()}, max(1, total)))
+        wanted = list(_largest(model, "", {name for name, at in called.items() if at}, max(1, total), work))
     chosen: dict[str, nn.Module] = {}
     left_out: dict[str, str] = {}
     for name in wanted:
@@ -177,16 +173,16 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _largest(module: nn.Module, prefix: str, counts: dict[str, int], total: int) -> Iterator[str]:
-    """Yields the outermost called modules that are large, looking through containers and wrappers."""
+def _largest(module: nn.Module, prefix: str, called: set[str], total: int, work: ModuleWork) -> Iterator[str]:
+    """Yields the outermost called modules that are large or do much, looking through containers and wrappers."""
     for name, child in module.named_children():
         path = f"{prefix}.{name}" if prefix else name
         share = sum(p.numel() for p in child.parameters()) / total
-        if share < _SMALLEST_SHARE:
+        if share == 0 or (path in called and max(share, work.share(path)) < _SMALLEST_SHARE):
             continue
-        if counts.get(path, 0) == 0 or share >= _WRAPPER_SHARE:
-            inner = list(_largest(child, path, counts, total))
-            if len(inner) > 1 or counts.get(path, 0) == 0:
+        if path not in called or share >= _WRAPPER_SHARE:
+            inner = list(_largest(child, path, called, total, work))
+            if len(inner) > 1 or path not in called:
                 yield from inner
                 continue
         yield path

@@ -18,6 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from mosaic.engine.attach import attach, detach
+from mosaic.engine.changes import Makeup
 from mosaic.engine.find import Finding
 from mosaic.engine.placing import PendingBackwards, PlacedPlan, Runs
 from mosaic.engine.planned_from import source_of
@@ -54,6 +55,7 @@ class Handle:
         self.profile = profile
         self._model = model
         self._finding = finding
+        self._makeup = Makeup(model)
         self._notes = notes
         self._placed = placed
         self._enabled = True
@@ -116,6 +118,7 @@ class Handle:
         for name, reason in self._finding.left_out.items():
             lines.append(f"not placed: {name}: {reason}")
         lines.extend(f"to know: {remark}" for remark in self._finding.remarks)
+        lines.extend(self._makeup.changes(self._model, self.graph.names))
         if self._executor is not None:
             for name, reason in self._executor.in_order.items():
                 lines.append(f"{name} keeps to the order of the loop's own stream: {reason}")

@@ -47,7 +47,8 @@ def test_a_model_of_the_papers_size_is_planned_for_a_described_gpu_without_its_w
     ("where", "message"),
     [
         ("zoo:blip-tiny", "there is no model 'blip' in the zoo; it has clip, qwen3-vl"),
-        ("zoo:clip", "there is no model '' in the zoo"),
+        ("zoo:clip", "it names no size; clip has tiny, public, paper"),
+        ("zoo:qwen3-vl", "it names no size; qwen3-vl has tiny, public, paper"),
         ("zoo:clip-huge", "there is no size 'huge'; clip has tiny, public, paper"),
         ("zoo:clip-tiny:none", "asks for a batch of 'none'"),
         ("zoo:clip-tiny:0", "asks for a batch of '0'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from engine_cases import TwoTowers, pair_batch, tower
 from torch import nn
 
 from mosaic.engine import find_modules
+from mosaic.engine.work import ModuleWork
 from mosaic.errors import UnsupportedModelError
 
 
@@ -226,3 +228,65 @@ def test_the_model_is_left_as_it_was_found_after_an_error():
         find_modules(model, (pair_batch()[0], torch.zeros(6, 3)))
     assert all(torch.equal(a, b) for a, b in zip(before, model.buffers(), strict=True))
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
+
+
+class Video(TwoTowers):
+    """An encoder with few parameters that runs over many positions, glue with hardly any work, a large table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(4000, 16)
+        self.frames = nn.Sequential(nn.Conv2d(1, 4, 3), nn.GELU(), nn.Conv2d(4, 4, 3))
+        self.scale_frames = nn.LayerNorm(16)
+        self.project = nn.Linear(4, 16)
+        self.similarity = Similarity()
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        frames = self.frames(y.new_ones(2, 1, 40, 40)).mean((2, 3))
+        text = self.table(torch.arange(6)) + self.left(x) + self.right(y)
+        return self.similarity(self.scale_frames(self.project(frames)), text)
+
+
+class Similarity(nn.Module):
+    """Half of the work, and nothing that learns."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (x.repeat(50, 1) @ y.repeat(50, 1).T).mean()
+
+
+@pytest.mark.parametrize("without", [nullcontext, torch.no_grad, torch.inference_mode])
+def test_a_module_of_few_parameters_that_does_much_work_is_placed_and_glue_is_not(without):
+    with without():
+        finding = find_modules(Video(), pair_batch())
+    assert finding.graph.names == ("frames", "table")
+
+
+def test_work_is_counted_for_a_module_and_all_that_it_is_part_of_in_the_forward_alone():
+    model, called, work = Chain(), [], ModuleWork()
+
+    def step() -> None:
+        model(*pair_batch())["mask"].sum().backward()
+
+    with work.counting(model, called.append):
+        step()
+    flops = {"image": 2 * 6 * (8 * 16 + 16 * 16), "sound": 2 * 6 * (8 * 16 + 16 * 16), "heads.mask": 2 * 2 * 16 * 16}
+    total = sum(flops.values()) + 2 * 12 * 2 * 16 * 16 + flops["heads.mask"]
+    assert {name: work.share(name) for name in flops} == pytest.approx({n: f / total for n, f in flops.items()})
+    assert work.share("") == 1
+    assert work.share("image.0") == pytest.approx(2 * 6 * 8 * 16 / total)
+    assert called[:2] == ["", "image"]
+    assert not model.image[0]._forward_hooks
+
+
+def test_a_small_encoder_in_a_container_that_is_never_called_is_found_by_its_work():
+    class Held(Video):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoders = nn.ModuleDict({"video": self.frames})
+            del self.frames
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            frames = self.encoders["video"](y.new_ones(2, 1, 40, 40)).mean((2, 3))
+            return self.similarity(self.project(frames), self.table(torch.arange(6)) + self.left(x) + self.right(y))
+
+    assert "encoders.video" in find_modules(Held(), pair_batch()).graph.names
