@@ -7,6 +7,7 @@
 #include "lazy_search.h"
 #include "pattern_plan.h"
 #include "plan_search.h"
+#include "window_search.h"
 
 namespace mosaic::search {
 namespace {
@@ -15,8 +16,15 @@ namespace {
 constexpr std::int64_t kHeuristicNodes = 5000;
 // Of the time, where the heuristic would take all of it and leave none for a proof.
 constexpr double kHeuristicShare = 0.1;
+// Of what is left then, for windows before anything else: what they find helps prices, too.
+constexpr double kWindowShare = 0.15;
 // Of what is left then, for prices and patterns: what they do not settle by then, they rarely do later.
-constexpr double kPatternShare = 0.8;
+constexpr double kPatternShare = 0.75;
+// Of what is left then, for more windows.
+constexpr double kLastWindowShare = 0.8;
+// Windows in a row that bring nothing, by stage, before and after patterns.
+constexpr int kFewInVain = 10;
+constexpr int kManyInVain = 200;
 
 struct Edge {
     Ns bound;  // of the stage and of what is left after it
@@ -160,8 +168,8 @@ class IdealSearch {
         if (own >= kNever || ideal.cost + own >= best_) return;
         const Ns bound = own + rest_(done | stage);
         if (ideal.cost + bound < best_) ideal.edges.push_back({bound, stage});
-        is_stopped_ = num_edges_ + static_cast<std::int64_t>(ideal.edges.size()) > limits_.max_edges ||
-                      (ideal.edges.size() % 4096 == 4095 && clock_.is_over());
+        is_stopped_ = is_stopped_ || num_edges_ + static_cast<std::int64_t>(ideal.edges.size()) > limits_.max_edges ||
+                      (++num_looked_ % 1024 == 0 && clock_.is_over());
         grow(done, ideal, ready, next, stage);
     }
 
@@ -228,6 +236,7 @@ class IdealSearch {
     std::vector<Mask> found_;
     std::int64_t num_edges_ = 0;
     std::int64_t num_expanded_ = 0;
+    std::int64_t num_looked_ = 0;  // stages, whether or not they are edges then
     bool is_stopped_ = false;
 };
 
@@ -253,7 +262,12 @@ Partition search_large(StageSearch& search, const Limits& limits, const Clock& c
     if (clock.is_over()) return best;
     best.cost = std::min(best.cost, kNever);
     if (best.cost < kNever) {
+        WindowSearch windows(search, limits);
+        windows.run(Clock(clock.seconds_left() * kWindowShare), kFewInVain, best);
         improve_by_patterns(search, limits, Clock(clock.seconds_left() * kPatternShare), best, made.bound);
+        if (made.bound < best.cost) {
+            windows.run(Clock(clock.seconds_left() * kLastWindowShare), kManyInVain, best);
+        }
     }
     if (clock.is_over() || made.bound >= best.cost) return best;
     search.set_max_nodes(limits.max_nodes);
@@ -270,7 +284,9 @@ Partition search_exactly(StageSearch& search, const Limits& limits, const Clock&
                          Plan& made) {
     Partition best = improve(search, limits, Clock(0), start);  // checks the start; one module after the other
     if (!start.empty() && cost_of(search, start) < best.cost) best = {start, cost_of(search, start)};
-    LazySearch exact(search, limits, clock, std::min(best.cost, kNever));
+    std::vector<Mask> singles;
+    each(search.problem().all(), [&](int m) { singles.push_back(Mask{1} << m); });
+    LazySearch exact(search, limits, clock, singles, std::min(best.cost, kNever));
     if (limits.patterns || !exact.prepare()) return search_large(search, limits, clock, start, made);
     std::vector<Mask> better = exact.run();
     made.bound = exact.bound();

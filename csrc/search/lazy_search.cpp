@@ -6,7 +6,7 @@
 namespace mosaic::search {
 namespace {
 
-constexpr int kMostModules = 20;
+constexpr std::size_t kMostModules = 20;
 // Pairs of a set of finished modules and a stage after it; each round looks at all of them.
 constexpr std::int64_t kMostPairs = 30'000'000;
 // Of the time, after the list of pairs: with less, a descent gets further than a list that is never used.
@@ -18,23 +18,44 @@ constexpr int kLarge = 5;
 
 }  // namespace
 
-LazySearch::LazySearch(StageSearch& search, const Limits& limits, const Clock& clock, Ns incumbent)
-    : search_(search), problem_(search.problem()), limits_(limits), clock_(clock), best_(incumbent) {}
+LazySearch::LazySearch(StageSearch& search, const Limits& limits, const Clock& clock, std::vector<Mask> groups,
+                       Ns incumbent)
+    : search_(search),
+      problem_(search.problem()),
+      limits_(limits),
+      clock_(clock),
+      groups_(std::move(groups)),
+      best_(incumbent) {
+    for (const Mask group : groups_) {
+        Mask earlier = 0;
+        each(group, [&](int m) { earlier |= problem_.modules[static_cast<std::size_t>(m)].before; });
+        before_.push_back(0);
+        for (std::size_t i = 0; i < groups_.size(); ++i) {
+            if ((groups_[i] & earlier) != 0) before_.back() |= Mask{1} << i;
+        }
+    }
+}
+
+Mask LazySearch::to_modules(Mask stage) const {
+    Mask modules = 0;
+    each(stage, [&](int i) { modules |= groups_[static_cast<std::size_t>(i)]; });
+    return modules;
+}
 
 bool LazySearch::prepare() {
-    if (problem_.size() > kMostModules) return false;
-    const auto size = static_cast<std::size_t>(problem_.size());
+    const std::size_t size = groups_.size();
+    if (size > kMostModules) return false;
+    all_ = (Mask{1} << size) - 1;
     later_.assign(size, 0);
     earlier_.assign(size, 0);
     for (std::size_t round = 0; round < size; ++round) {  // as many rounds as the longest chain can have
         for (std::size_t m = 0; m < size; ++m) {
-            each(problem_.modules[m].before,
-                 [&](int n) { later_[static_cast<std::size_t>(n)] |= Mask{1} << m | later_[m]; });
+            each(before_[m], [&](int n) { later_[static_cast<std::size_t>(n)] |= Mask{1} << m | later_[m]; });
         }
     }
-    stages_.assign(problem_.all() + 1, -1);
-    rests_.assign(problem_.all() + 1, -1);
-    nexts_.assign(problem_.all() + 1, 0);
+    stages_.assign(all_ + 1, -1);
+    rests_.assign(all_ + 1, -1);
+    nexts_.assign(all_ + 1, 0);
     std::int64_t num_pairs = 0;
     ideals_.assign(1, make_ideal(0));
     rests_[0] = 0;
@@ -46,20 +67,20 @@ bool LazySearch::prepare() {
             const Mask next = ideal.done | stage;
             if (stage_bound(stage) >= best_ || rests_[next] >= 0) return;
             rests_[next] = 0;
-            if (next != problem_.all()) ideals_.push_back(make_ideal(next));
+            if (next != all_) ideals_.push_back(make_ideal(next));
         });
     }
     std::stable_sort(ideals_.begin(), ideals_.end(), [](const Ideal& a, const Ideal& b) {
         return __builtin_popcountll(a.done) > __builtin_popcountll(b.done);
     });
     std::fill(rests_.begin(), rests_.end(), kNever);
-    rests_[problem_.all()] = 0;
-    take_known();
+    rests_[all_] = 0;
+    if (groups_.size() == static_cast<std::size_t>(problem_.size())) take_known();
     return true;
 }
 
 // Bounds of an earlier search, for the same sets and for all larger ones: from each of them, or over all sets at once
-// where that is less.
+// where that is less. Here groups are modules.
 void LazySearch::take_known() {
     std::vector<std::pair<Mask, Ns>> known;
     std::int64_t num_larger = 0;
@@ -83,8 +104,8 @@ void LazySearch::take_known() {
 LazySearch::Ideal LazySearch::make_ideal(Mask done) {
     Mask ready = 0;
     Mask waiting = 0;
-    each(problem_.all() & ~done, [&](int m) {
-        const bool is_ready = (problem_.modules[static_cast<std::size_t>(m)].before & ~done) == 0;
+    each(all_ & ~done, [&](int m) {
+        const bool is_ready = (before_[static_cast<std::size_t>(m)] & ~done) == 0;
         (is_ready ? ready : waiting) |= Mask{1} << m;
     });
     // A module's stage may as well come first where everything that could share it is ready. Of several the one that
@@ -100,7 +121,7 @@ LazySearch::Ideal LazySearch::make_ideal(Mask done) {
 
 Ns& LazySearch::stage_bound(Mask stage) {
     Ns& bound = stages_[stage];
-    if (bound < 0) bound = search_.bound(stage);
+    if (bound < 0) bound = search_.known_bound(to_modules(stage));
     return bound;
 }
 
@@ -127,7 +148,9 @@ std::vector<Mask> LazySearch::run() {
         nodes = std::min(limits_.max_nodes, 8 * nodes);
         search_.set_max_nodes(nodes);
     }
-    return found_;
+    std::vector<Mask> stages;
+    for (const Mask stage : found_) stages.push_back(to_modules(stage));
+    return stages;
 }
 
 // The least time of what is left after each set, by the bounds of stages.
@@ -152,7 +175,7 @@ void LazySearch::sweep() {
 
 std::vector<Mask> LazySearch::lead() const {
     std::vector<Mask> stages;
-    for (Mask done = 0; done != problem_.all(); done |= stages.back()) stages.push_back(nexts_[done]);
+    for (Mask done = 0; done != all_; done |= stages.back()) stages.push_back(nexts_[done]);
     return stages;
 }
 
@@ -164,7 +187,7 @@ bool LazySearch::work_out(const std::vector<Mask>& stages) {
     if (problem_.is_disturbed()) {  // what rules a plan out without disturbance is found much sooner
         for (const Mask stage : stages) {
             const Ns before = stages_[stage];
-            const Ns bound = search_.calm_bound(stage, best_ - (total - before));
+            const Ns bound = search_.calm_bound(to_modules(stage), best_ - (total - before));
             if (bound <= before) continue;
             raise(stage, bound);
             total += bound - before;
@@ -181,9 +204,10 @@ bool LazySearch::work_out(const std::vector<Mask>& stages) {
         // that measure is of use.
         const Ns before = stages_[stage];
         const Ns cutoff = best_ - (total - before);
-        search_.raise_bound(stage, before);
+        const Mask modules = to_modules(stage);
+        search_.raise_bound(modules, before);
         const bool is_lazy = problem_.is_disturbed();
-        const StageValue& value = is_lazy ? search_.sharpen(stage, cutoff) : search_.evaluate(stage, cutoff);
+        const StageValue& value = is_lazy ? search_.sharpen(modules, cutoff) : search_.evaluate(modules, cutoff);
         cost = std::min(kNever, cost + value.cost);
         if (value.bound > before) {
             raise(stage, value.bound);
@@ -201,7 +225,7 @@ bool LazySearch::work_out(const std::vector<Mask>& stages) {
 // A larger stage never takes less.
 void LazySearch::raise(Mask stage, Ns bound) {
     stages_[stage] = bound;
-    if (search_.is_forbidden(stage)) return;
+    if (search_.is_forbidden(to_modules(stage))) return;
     const Mask others = independent_of(stage);
     for (Mask more = others; more != 0; more = (more - 1) & others) {
         Ns& larger = stages_[stage | more];
@@ -211,7 +235,7 @@ void LazySearch::raise(Mask stage, Ns bound) {
 
 // Modules that may be in a stage with all of these.
 Mask LazySearch::independent_of(Mask stage) const {
-    Mask others = problem_.all() & ~stage;
+    Mask others = all_ & ~stage;
     each(stage,
          [&](int m) { others &= ~(earlier_[static_cast<std::size_t>(m)] | later_[static_cast<std::size_t>(m)]); });
     return others;

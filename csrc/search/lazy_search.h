@@ -14,8 +14,9 @@ namespace mosaic::search {
 // there is.
 class LazySearch {
   public:
-    // `incumbent` is what is to be beaten.
-    LazySearch(StageSearch& search, const Limits& limits, const Clock& clock, Ns incumbent);
+    // Modules of one group stay together. Groups need not hold all modules, but no other module may have to come
+    // between two of theirs. `incumbent` is what is to be beaten.
+    LazySearch(StageSearch& search, const Limits& limits, const Clock& clock, std::vector<Mask> groups, Ns incumbent);
 
     // Lists what may come after what; false where that is too much to hold, and nothing else can be asked then.
     bool prepare();
@@ -28,6 +29,9 @@ class LazySearch {
     std::int64_t num_rounds() const { return num_rounds_; }
 
   private:
+    // In here, masks are of groups; the search is asked in modules.
+    Mask to_modules(Mask stage) const;
+
     // A set of modules that is closed under dependencies: all stages so far.
     struct Ideal {
         Mask done;
@@ -50,11 +54,14 @@ class LazySearch {
     const Problem& problem_;
     const Limits& limits_;
     const Clock& clock_;
+    std::vector<Mask> groups_;  // modules of each
     Ns best_;
     Ns bound_ = 0;
     std::int64_t num_rounds_ = 0;
     std::vector<Mask> found_;
-    std::vector<Mask> earlier_;  // what comes before each module, directly or not
+    std::vector<Mask> before_;  // what comes before each group
+    Mask all_ = 0;
+    std::vector<Mask> earlier_;  // the same, directly or not
     std::vector<Mask> later_;
     std::vector<Ideal> ideals_;  // larger ones first
     std::vector<Ns> stages_;     // bound by mask; -1: not asked for yet

@@ -6,16 +6,17 @@
 namespace mosaic::search {
 namespace {
 
-constexpr double kPricingShare = 0.5;  // of the time
+constexpr double kPricingShare = 0.7;  // of the time
 constexpr double kDiveShare = 0.6;     // of what is left
 // Parts with more modules get a plan by a dive before all patterns are searched.
 constexpr int kManyModules = 24;
 constexpr std::int64_t kDiveNodes = 100;  // of one question about one stage
+constexpr std::size_t kMostKnown = 1000;  // stages to start prices from
 constexpr std::size_t kMostTried = 30;    // stages, each time
 
 struct PartOfPlan {
-    PartOfPlan(const StageAreas& areas, Mask members, const Clock& clock)
-        : members(members), pricer(areas, members), prices(find_prices(areas, pricer, members, clock)) {}
+    PartOfPlan(const StageAreas& areas, Mask members, const std::vector<Pattern>& start, const Clock& clock)
+        : members(members), pricer(areas, members), prices(find_prices(areas, pricer, members, start, clock)) {}
 
     Mask members;
     PatternPricer pricer;
@@ -76,6 +77,32 @@ Mask best_stage(StageSearch& search, const Prices& prices, Mask now) {
     return best;
 }
 
+// What the search has worked out already: of stages that run much work for the time they take, not too many.
+std::vector<Pattern> known_stages(const StageSearch& search) {
+    std::vector<double> work;
+    for (const Module& module : search.problem().modules) {
+        double least = static_cast<double>(kNever);
+        for (const Option& option : module.options) {
+            least = std::min(least, static_cast<double>(option.latency()) * option.area());
+        }
+        work.push_back(least);
+    }
+    std::vector<std::pair<double, Pattern>> known;
+    search.each_known([&](Mask stage, const StageValue& value) {
+        if (value.cost >= kNever) return;
+        double total = 0;
+        each(stage, [&](int m) { total += work[static_cast<std::size_t>(m)]; });
+        known.push_back({-total / static_cast<double>(value.cost + 1), {stage, value.cost}});
+    });
+    std::sort(known.begin(), known.end(), [](const auto& a, const auto& b) {
+        return a.first != b.first ? a.first < b.first : a.second.stage < b.second.stage;
+    });
+    if (known.size() > kMostKnown) known.resize(kMostKnown);
+    std::vector<Pattern> stages;
+    for (const auto& one : known) stages.push_back(one.second);
+    return stages;
+}
+
 // Fixes one stage after the other, with prices for what is left each time.
 void dive(StageSearch& search, const StageAreas& areas, const PartOfPlan& part, const Clock& clock, Partition& best) {
     search.set_max_nodes(kDiveNodes);
@@ -86,7 +113,7 @@ void dive(StageSearch& search, const StageAreas& areas, const PartOfPlan& part, 
         rest &= ~stages.back();
         if (rest == 0) break;
         PatternPricer pricer(areas, rest);
-        prices = find_prices(areas, pricer, rest, Clock(clock.seconds_left() * kPricingShare));
+        prices = find_prices(areas, pricer, rest, prices.patterns, Clock(clock.seconds_left() * kPricingShare));
     }
     if (rest == 0 && cost_of(search, stages, ~Mask{0}) < cost_of(search, best.stages, part.members)) {
         replace(search, best, part.members, std::move(stages));
@@ -103,7 +130,8 @@ void improve_by_patterns(StageSearch& search, const Limits& limits, const Clock&
     std::stable_sort(sets.begin(), sets.end(),
                      [](Mask a, Mask b) { return __builtin_popcountll(a) < __builtin_popcountll(b); });
     const Clock pricing(clock.seconds_left() * kPricingShare);
-    for (const Mask members : sets) parts.emplace_back(areas, members, pricing);
+    const std::vector<Pattern> start = known_stages(search);
+    for (const Mask members : sets) parts.emplace_back(areas, members, start, pricing);
     Ns total = 0;
     for (PartOfPlan& part : parts) {
         if (__builtin_popcountll(part.members) > kManyModules)

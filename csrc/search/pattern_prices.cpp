@@ -20,13 +20,24 @@ constexpr int kMostRounds = 2000;
 
 class ColumnGeneration {
   public:
-    ColumnGeneration(const StageAreas& areas, PatternPricer& pricer, Mask members, const Clock& clock)
+    ColumnGeneration(const StageAreas& areas, PatternPricer& pricer, Mask members, const std::vector<Pattern>& start,
+                     const Clock& clock)
         : pricer_(pricer), clock_(clock) {
         each(members, [&](int m) { modules_.push_back(m); });
         std::vector<double> alone;
         for (const int m : modules_) alone.push_back(static_cast<double>(areas.alone(m) + 1));
         lp_ = std::make_unique<CoveringLp>(alone);
         best_.assign(modules_.size(), 0);
+        for (const Pattern& pattern : start) {
+            const Mask stage = pattern.stage & members;
+            if ((stage & (stage - 1)) != 0) patterns_.push_back({stage, pattern.cost});
+        }
+        std::sort(patterns_.begin(), patterns_.end(), [](const Pattern& a, const Pattern& b) {
+            return a.stage != b.stage ? a.stage < b.stage : a.cost < b.cost;
+        });
+        const auto is_same = [](const Pattern& a, const Pattern& b) { return a.stage == b.stage; };
+        patterns_.erase(std::unique(patterns_.begin(), patterns_.end(), is_same), patterns_.end());
+        for (const Pattern& pattern : patterns_) add(pattern);
     }
 
     Prices run(std::size_t num_modules) {
@@ -65,18 +76,19 @@ class ColumnGeneration {
         }
         bool is_wanted = false;
         for (std::size_t at = before; at < patterns_.size(); ++at) {
-            Mask rows = 0;
             double worth = 0;
-            for (std::size_t i = 0; i < modules_.size(); ++i) {
-                if ((patterns_[at].stage >> modules_[i] & 1) == 0) continue;
-                rows |= Mask{1} << i;
-                worth += lp_->prices()[i];
-            }
-            const auto cost = static_cast<double>(patterns_[at].cost + 1);
-            lp_->add(rows, cost);
-            is_wanted = is_wanted || worth > cost;
+            each(add(patterns_[at]), [&](int row) { worth += lp_->prices()[static_cast<std::size_t>(row)]; });
+            is_wanted = is_wanted || worth > static_cast<double>(patterns_[at].cost + 1);
         }
         return is_wanted;
+    }
+
+    // Returns its rows.
+    Mask add(const Pattern& pattern) {
+        Mask rows = 0;
+        for (std::size_t i = 0; i < modules_.size(); ++i) rows |= (pattern.stage >> modules_[i] & 1) << i;
+        lp_->add(rows, static_cast<double>(pattern.cost + 1));
+        return rows;
     }
 
     PatternPricer& pricer_;
@@ -90,8 +102,9 @@ class ColumnGeneration {
 
 }  // namespace
 
-Prices find_prices(const StageAreas& areas, PatternPricer& pricer, Mask members, const Clock& clock) {
-    return ColumnGeneration(areas, pricer, members, clock).run(kMaxModules);
+Prices find_prices(const StageAreas& areas, PatternPricer& pricer, Mask members, const std::vector<Pattern>& start,
+                   const Clock& clock) {
+    return ColumnGeneration(areas, pricer, members, start, clock).run(kMaxModules);
 }
 
 }  // namespace mosaic::search

@@ -10,7 +10,7 @@ namespace mosaic::search {
 // Whoever has to run some modules takes at least the sum of their prices, since no stage takes less than its own.
 struct Prices {
     std::vector<Ns> of;  // by module; 0 for those that were not asked for
-    // Sets from which the prices came; a good plan is often made of them.
+    // Sets from which the prices came, with what they cost there; a good plan is often made of them.
     std::vector<Pattern> patterns;
 
     Ns sum(Mask set) const {
@@ -22,6 +22,8 @@ struct Prices {
 
 // The best prices that area allows, or nearly: the dual of the cheapest fractional mix of stages that covers all
 // modules, by column generation. Where time is over they are lower but true.
-Prices find_prices(const StageAreas& areas, PatternPricer& pricer, Mask members, const Clock& clock);
+// `start` holds stages that are known, which saves finding them: only their members count, and they may cost too much.
+Prices find_prices(const StageAreas& areas, PatternPricer& pricer, Mask members, const std::vector<Pattern>& start,
+                   const Clock& clock);
 
 }  // namespace mosaic::search

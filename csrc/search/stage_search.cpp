@@ -30,6 +30,11 @@ Ns StageSearch::bound(Mask set) {
     return place->second;
 }
 
+Ns StageSearch::known_bound(Mask set) const {
+    const auto known = values_.find(set);
+    return known == values_.end() || is_forbidden(set) ? bound_(set) : known->second.bound;
+}
+
 void StageSearch::forbid(Mask set) {
     forbidden_.push_back(set);
     values_[set] = StageValue{kNever, kNever, {}, false};
@@ -45,6 +50,7 @@ StageValues StageSearch::take_values() {
 }
 
 void StageSearch::set_max_nodes(std::int64_t max_nodes) {
+    if (max_nodes == effort_.nodes_left) return;
     effort_.nodes_left = max_nodes;
     for (auto& [set, value] : values_) value.gave_up = false;
     if (undisturbed_) undisturbed_->set_max_nodes(max_nodes);

@@ -23,6 +23,9 @@ class StageSearch {
     // A quick lower bound; kNever if the set cannot fit at all.
     Ns bound(Mask set);
 
+    // The same with what was found out about the set; nothing is kept.
+    Ns known_bound(Mask set) const;
+
     // Finds the optimum of a set if it is below `cutoff`; otherwise proves that it is not. Where the number of nodes
     // runs out, the value stays open: its bound is below its cost.
     const StageValue& evaluate(Mask set, Ns cutoff = kNever);
@@ -46,6 +49,12 @@ class StageSearch {
     // From now on this set costs kNever. Its bound stays, since sets that hold it are judged by it.
     void forbid(Mask set);
     bool is_forbidden(Mask set) const;
+
+    // Calls `visit(set, value)` for all that was found out, in no order.
+    template <typename Visit>
+    void each_known(Visit visit) const {
+        for (const auto& [set, value] : values_) visit(set, value);
+    }
 
     // Everything found out, without what was forbidden. The search is not usable afterwards.
     StageValues take_values();

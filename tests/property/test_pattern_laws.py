@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mosaic import _search
+from mosaic.solver.checker import check_plan
 from mosaic.solver.exact import _problem as full_problem
 from mosaic.solver.generate import SHAPES, Recipe, generate
 from mosaic.solver.instance import Instance
@@ -31,7 +34,7 @@ def disturbed_problem_of(instance: Instance) -> _search.Problem:
     return full_problem(_search, instance.graph, names, options, cost=cost, machine=machine, objective="phases")
 
 
-@bounded(300)
+@bounded(200)
 @given(instance=instances())
 def test_patterns_agree_with_brute_force_with_memory_pins_and_disturbances(instance):
     truth, _ = solve_instance(instance, method="brute_force")
@@ -86,7 +89,56 @@ def test_patterns_and_the_exact_search_find_the_same_cost(shape, num_modules, nu
         assert exact.cost_ns == found.cost_ns
 
 
-@pytest.mark.parametrize(("shape", "num_modules"), [("align", 16), ("star", 20), ("multi", 20)])
+def in_a_row(instance: Instance, num_copies: int) -> Instance:
+    """Copies of an instance, each after all of the one before."""
+    modules = tuple(
+        replace(
+            module,
+            name=f"{module.name}_{copy}",
+            after=(
+                *(f"{other}_{copy}" for other in module.after),
+                *(f"{other.name}_{copy - 1}" for other in instance.modules if copy > 0),
+            ),
+        )
+        for copy in range(num_copies)
+        for module in instance.modules
+    )
+    return replace(instance, modules=modules)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_copies_in_a_row_take_as_long_as_one_so_many_times(shape):
+    one = generate(Recipe(shape=shape, num_modules=8, tight_memory=True, seed=3))
+    alone = _search.plan(problem_of(one, "phases"), seconds=60.0)
+    found = _search.plan(problem_of(in_a_row(one, 3), "phases"), seconds=60.0)
+    assert alone.status == found.status == "optimal"
+    assert found.cost_ns == 3 * alone.cost_ns
+
+
+@settings(parent=bounded(12))
+@given(
+    shape=st.sampled_from(SHAPES),
+    num_modules=st.integers(24, 64),
+    tight=st.booleans(),
+    disturbed=st.booleans(),
+    seconds=st.sampled_from([0.05, 0.3]),
+    seed=st.integers(0, 1000),
+)
+def test_a_large_plan_is_sound_and_above_its_bound_whatever_ends_the_search(
+    shape, num_modules, tight, disturbed, seconds, seed
+):
+    instance = generate(
+        Recipe(shape=shape, num_modules=num_modules, tight_memory=tight, disturbed=disturbed, seed=seed)
+    )
+    answer, error = solve_instance(instance, time_limit=seconds, seed=seed)
+    assert error is None
+    assert check_plan(instance, answer.plan).problems == ()
+    assert answer.bound_ms <= answer.objective_ms <= answer.plan.sequential_ms + ROUNDING_MS
+
+
+@pytest.mark.parametrize(
+    ("shape", "num_modules"), [("align", 16), ("star", 20), ("multi", 20), ("layered", 24), ("chain", 30)]
+)
 def test_the_same_seed_gives_the_same_plan(shape, num_modules):
     problem = disturbed_problem_of(generate(Recipe(shape=shape, num_modules=num_modules, seed=1)))
     first, second = (_search.plan(problem, seconds=60.0, patterns=True) for _ in range(2))
