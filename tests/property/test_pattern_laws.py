@@ -115,7 +115,7 @@ def test_copies_in_a_row_take_as_long_as_one_so_many_times(shape):
     assert found.cost_ns == 3 * alone.cost_ns
 
 
-@settings(parent=bounded(12))
+@settings(parent=bounded(8))
 @given(
     shape=st.sampled_from(SHAPES),
     num_modules=st.integers(24, 64),
