@@ -57,7 +57,8 @@ def quietest(take: Callable[[], StepTimes], settings: ProfileSettings, *, what: 
     if best[1] is not None and best[1] > settings.refuse_share:
         raise UnstableMeasurementError(
             f"other processes took {best[1]:.0%} of this machine's CPU time while {what!r} was measured, three times; "
-            f"above {settings.refuse_share:.0%} a profile means nothing: stop them, or measure later"
+            f"above {settings.refuse_share:.0%} a profile means nothing: stop them, measure later, give a profile or a "
+            "plan, or allow more (ProfileSettings(refuse_share=...), --max-foreign-share)"
         )
     return best
 

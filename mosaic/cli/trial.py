@@ -31,20 +31,20 @@ class Trial:
     """Median step of the plain loop at its best: a process of its own, all cores, torch's own threads and waiting."""
     step_ms_colocated: float
     """Median step of the colocated loop."""
-    speedup: float
-    """The first over the second."""
+    speedup: float | None
+    """The first over the second; None where nothing was colocated, since both are then the plain loop."""
     overlap: float
     """Share of lane time with another lane busy."""
     metrics: dict[str, float]
     """Measured medians by module and phase."""
 
-    def figures(self) -> dict[str, float | bool]:
-        """Returns the numbers to print."""
+    def figures(self) -> dict[str, float | bool | str]:
+        """Returns what to print."""
         return {
             "active": self.active,
             "step_ms_plain": self.step_ms_plain,
             "step_ms_colocated": self.step_ms_colocated,
-            "speedup": self.speedup,
+            "speedup": "none: the model runs as it was" if self.speedup is None else self.speedup,
             "overlap": self.overlap,
         }
 
@@ -92,7 +92,7 @@ def run_in_turn(
         active=handle.active,
         step_ms_plain=statistics.median(plain),
         step_ms_colocated=statistics.median(ours),
-        speedup=statistics.median(plain) / statistics.median(ours),
+        speedup=statistics.median(plain) / statistics.median(ours) if handle.active else None,
         overlap=metrics["overlap"],
         metrics=metrics,
     )
