@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -23,12 +22,14 @@ from mosaic.errors import MosaicError
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan, plan_from_quotas
 from mosaic.profiler import ProfileSettings, profile_modules
-from mosaic.solver import METHODS, solve
+from mosaic.solver import solve
 
 WARM_STEPS = 5
 """Steps before anything counts: libraries choose their kernels, and stages are captured after a few calls."""
 ROUND_S = 0.06
 MOST_PAIRS = 6
+IN_TURN = "mosaic, one after the other"
+"""The variant that shows what Mosaic itself costs: the sequential plan."""
 
 
 def measure_model(bench: Bench, *, name: str, batch: int) -> Iterator[Figure]:
@@ -156,6 +157,8 @@ def _with_mosaic(work: Workload, bench: Bench, runs: Runs) -> Iterator[Figure]:
     yield from runs.measure("mosaic", lambda: colocated(work, plan, bench.backend), by)
     yield from runs.measure("mosaic, graphs", lambda: colocated(work, plan, bench.backend, graphs=True), by)
     yield from runs.measure("plain streams", lambda: colocated(work, plan, PlainStreams(bench.backend)), by)
+    in_turn = _in_turn(finding.graph, bench)
+    yield from runs.measure(IN_TURN, lambda: colocated(work, in_turn, bench.backend), {"plan": "sequential"})
 
 
 def _plan(work: Workload, finding: Any, bench: Bench) -> tuple[Plan, str]:
@@ -174,11 +177,14 @@ def _plan(work: Workload, finding: Any, bench: Bench) -> tuple[Plan, str]:
     profile = profile_modules(
         work.model, finding.subjects, finding.graph, bench.backend, quotas=quotas, settings=settings
     )
-    method = "gahc"
-    if importlib.util.find_spec("ortools") is None:
-        method = next((m for m in ("exact", "brute_force") if m in METHODS), "sequential")
-        bench.notes.append(f"ortools is missing: planned with {method} in the place of gahc")
-    return solve(finding.graph, CostModel.from_profile(profile), bench.device, method=method), method
+    plan = solve(finding.graph, CostModel.from_profile(profile), bench.device)
+    return plan, plan.search.method
+
+
+def _in_turn(graph: ModuleGraph, bench: Bench) -> Plan:
+    """Returns the plan that can gain nothing: one module after the other, each on the whole device."""
+    stages = [{name: bench.device.num_slots} for name in graph.topological_order()]
+    return plan_from_quotas(stages, graph=graph, device=bench.device)
 
 
 def _even_plan(graph: ModuleGraph, bench: Bench) -> Plan:
