@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
-from rich.padding import Padding
 
 from mosaic.cli.doctor_report import Finding, Severity
 
@@ -62,7 +61,7 @@ def render(report: ModelReport, console: Console) -> None:
     console.print("\n[bold]What can be placed[/bold]" if report.modules else "\n[bold]Nothing can be placed.[/bold]")
     for name, sources in report.modules.items():
         waits = f", after {', '.join(sources)}" if sources else ""
-        console.print(Padding(f"- {escape(name + waits)}", (0, 0, 0, 2)))
+        console.print(f"  - {escape(name + waits)}")
     if not report.findings:
         console.print("\nNothing to do.")
         return
@@ -70,5 +69,5 @@ def render(report: ModelReport, console: Console) -> None:
     styles = {"error": "bold red", "warning": "yellow", "note": "cyan"}
     for finding in report.findings:
         style = styles[finding.severity]
-        console.print(Padding(f"[{style}]{finding.severity}[/{style}]: {escape(finding.what)}", (0, 0, 0, 2)))
-        console.print(Padding(f"-> {escape(finding.todo)}", (0, 0, 0, 4)))
+        console.print(f"  [{style}]{finding.severity}[/{style}]: {escape(finding.what)}")
+        console.print(f"    -> {escape(finding.todo)}")
