@@ -16,7 +16,7 @@ class Provenance:
     """How a result came to be."""
 
     command: str
-    """The command line, program name without its folder."""
+    """The command line as it may be published: of an absolute path, its last part."""
     created: str
     """Date and time, ISO 8601, UTC."""
     commit: str
@@ -28,8 +28,9 @@ class Provenance:
     def here() -> Provenance:
         """Reads it off this process."""
         program = Path(sys.argv[0]).name
+        arguments = [Path(given).name if Path(given).is_absolute() else given for given in sys.argv[1:]]
         return Provenance(
-            command=shlex.join([program, *sys.argv[1:]]),
+            command=shlex.join([program, *arguments]),
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             commit=_commit(),
             python_version=platform.python_version(),
