@@ -47,7 +47,7 @@ def draw_all(run: CostStudy, folder: Path) -> Iterator[Path]:
     for rule in RULES:
         path = folder / f"predictions-simulated-{rule.replace(' ', '-')}.png"
         found = simulate(rule, 0).judged
-        subtitle = f"bandwidth shared {rule}; groups of 2 to 8 modules, fitted were others of 2 to 4"
+        subtitle = f"bandwidth shared {rule}; groups of 2 to 8 modules; fitted were others"
         yield _predictions(found, "simulated", subtitle, path)
 
 
