@@ -11,6 +11,7 @@ from torch import nn
 
 from mosaic.engine.caller import caller
 from mosaic.engine.lane_tensor import operator_name, writes
+from mosaic.engine.structure import memory_of
 
 _READS = {"item", "tolist", "numpy", "is_nonzero", "nonzero", "__bool__", "__int__", "__float__", "__index__"}
 _HOOKS = {
@@ -74,7 +75,7 @@ class Remarks:
                 "torch.compile belongs there: on what is placed, as model.branch.compile(), not on the model",
             )
         for tensor in given:
-            self._given[_memory(tensor)] = (name, tensor)
+            self._given[memory_of(tensor)] = (name, tensor)
         self._given.pop(0, None)
 
     def watching(
@@ -121,7 +122,7 @@ class Remarks:
         self._found.setdefault((module, what), Remark(module=module, what=what, where=where or caller(), todo=todo))
 
     def _note_write(self, running: str | None, name: str, target: torch.Tensor) -> None:
-        given = self._given.get(_memory(target))
+        given = self._given.get(memory_of(target))
         if given is None or given[0] == running:
             return
         self.obstacles[given[0]] = (
@@ -154,13 +155,6 @@ class Remarks:
 
 def _is_compiled(part: nn.Module) -> bool:
     return getattr(part, "_compiled_call_impl", None) is not None or type(part).__name__ == "OptimizedModule"
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    try:
-        return tensor.untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError):  # no storage: sparse tensors, some subclasses
-        return 0
 
 
 def _place_of(function: Any) -> str:

@@ -15,6 +15,7 @@ from torch import nn
 
 from mosaic.engine.stream_kinds import kind_of, tensors_of
 from mosaic.engine.stream_order import version_of
+from mosaic.engine.structure import memory_of
 
 
 class Beside:
@@ -26,9 +27,9 @@ class Beside:
 
     def __init__(self, candidates: Mapping[str, nn.Module]) -> None:
         self.found: dict[str, str] = {}
-        self._parameters = {_memory(p): name for name, module in candidates.items() for p in module.parameters()}
+        self._parameters = {memory_of(p): name for name, module in candidates.items() for p in module.parameters()}
         self._named = {id(p): name for name, module in candidates.items() for p in module.parameters()}
-        self._buffers = {_memory(b): name for name, module in candidates.items() for b in module.buffers()}
+        self._buffers = {memory_of(b): name for name, module in candidates.items() for b in module.buffers()}
         self._parameters.pop(0, None)
         self._buffers.pop(0, None)
         self._given: dict[str, list[tuple[torch.Tensor, int | None]]] = {}
@@ -60,20 +61,12 @@ class Beside:
         written = kind.written(args, kwargs)
         if kind.name == "__set__:data" and id(args[0]) in self._named:
             written = [args[0]]
-            self._parameters[_memory(args[0])] = self._named[id(args[0])]
+            self._parameters[memory_of(args[0])] = self._named[id(args[0])]
         for tensor in written:
-            owner = self._parameters.get(_memory(tensor), running)
+            owner = self._parameters.get(memory_of(tensor), running)
             if owner is not None and owner != running:
                 self.found[owner] = "its parameters are written to while the model runs"
         for tensor in inputs:
-            owner = self._buffers.get(_memory(tensor), running)
+            owner = self._buffers.get(memory_of(tensor), running)
             if owner is not None and owner != running:
                 self.found[owner] = "its buffers are used outside of it while the model runs"
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    """Returns what tells memory apart; 0 where there is none."""
-    try:
-        return tensor.untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError):
-        return 0

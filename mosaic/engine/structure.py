@@ -57,6 +57,14 @@ def tensors_in(value: object) -> list[torch.Tensor]:
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
+def memory_of(tensor: torch.Tensor) -> int:
+    """Returns what tells memory apart, so that views are known by it; 0 for a tensor without storage."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):  # sparse tensors and some subclasses have none
+        return 0
+
+
 def is_opaque(leaf: object) -> bool:
     """Whether a leaf is an object that may hide tensors, such as a key-value cache."""
     return not isinstance(leaf, (torch.Tensor, *PLAIN_TYPES))
