@@ -200,6 +200,7 @@ def _activate(model: nn.Module, finding: Finding, plan: Plan, world: World, back
             template=template,
             compute=runs.compute(subject.name, slots[subject.name]),
             reducer=GradientReducer(trained, own) if rank in members and trained else None,
+            traffic=runs.traffic,
         )
         if rank not in members:
             give_up(subject.module)

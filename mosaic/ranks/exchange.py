@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from mosaic.ranks.rows import RowRouting
+from mosaic.ranks.traffic import Phase, Traffic
 
 
 class Exchange:
@@ -16,26 +19,33 @@ class Exchange:
     Args:
         routing: Which rows go where.
         group: A group of all ranks that belongs to the module alone, so that its messages keep their order.
+        name: The module, and
+        traffic: where to count what is sent for it.
     """
 
-    def __init__(self, routing: RowRouting, group: dist.ProcessGroup) -> None:
+    def __init__(self, routing: RowRouting, group: dist.ProcessGroup, name: str = "", *, traffic: Traffic) -> None:
         self.routing = routing
         self.group = group
         self.rank = dist.get_rank(group)
+        self._count = partial(traffic.add, name)
 
-    def to_members(self, tensor: torch.Tensor) -> torch.Tensor:
+    def to_members(self, tensor: torch.Tensor, phase: Phase = "forward") -> torch.Tensor:
         """Returns this rank's part of the rows: none, on a rank that does not run the module."""
-        return self._all_to_all(tensor, self.routing.sends(self.rank), self.routing.receives(self.rank))
+        return self._all_to_all(tensor, self.routing.sends(self.rank), self.routing.receives(self.rank), phase)
 
-    def to_holders(self, tensor: torch.Tensor) -> torch.Tensor:
+    def to_holders(self, tensor: torch.Tensor, phase: Phase = "forward") -> torch.Tensor:
         """Returns the rows that this rank holds, of what the members made of them."""
-        return self._all_to_all(tensor, self.routing.receives(self.rank), self.routing.sends(self.rank))
+        return self._all_to_all(tensor, self.routing.receives(self.rank), self.routing.sends(self.rank), phase)
 
-    def _all_to_all(self, tensor: torch.Tensor, sends: tuple[int, ...], receives: tuple[int, ...]) -> torch.Tensor:
+    def _all_to_all(
+        self, tensor: torch.Tensor, sends: tuple[int, ...], receives: tuple[int, ...], phase: Phase
+    ) -> torch.Tensor:
         if self.routing.is_local:
             return tensor
         made = tensor.new_empty((sum(receives), *tensor.shape[1:]))
         dist.all_to_all_single(made, tensor.contiguous(), list(receives), list(sends), group=self.group)
+        if num_rows := sum(sends) - sends[self.rank]:
+            self._count(phase, num_rows * math.prod(tensor.shape[1:]) * tensor.element_size())
         return made
 
 
@@ -51,7 +61,7 @@ class ToMembers(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         """Moves the gradients back to the holders."""
-        return None, None, *(scaled(ctx.exchange.to_holders(grad), 1 / ctx.scale) for grad in grads)
+        return None, None, *(scaled(ctx.exchange.to_holders(grad, "backward"), 1 / ctx.scale) for grad in grads)
 
 
 class ToHolders(torch.autograd.Function):
@@ -66,7 +76,7 @@ class ToHolders(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         """Moves their gradients to the members."""
-        return None, None, *(scaled(ctx.exchange.to_members(grad), ctx.scale) for grad in grads)
+        return None, None, *(scaled(ctx.exchange.to_members(grad, "backward"), ctx.scale) for grad in grads)
 
 
 class Shared(torch.autograd.Function):

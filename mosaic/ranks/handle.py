@@ -13,6 +13,7 @@ from mosaic.engine.handle import Handle
 from mosaic.engine.placing import PlacedPlan
 from mosaic.plan import Plan
 from mosaic.profile import Profile
+from mosaic.ranks.run import RankedRuns
 from mosaic.ranks.world import World
 
 
@@ -39,6 +40,15 @@ class RankHandle(Handle):
         super().__init__(model, finding, plan, profile=profile, notes=notes, placed=placed)
         self.world = world
         self._members = {placed.module: tuple(sorted(placed.devices)) for placed in plan.placements}
+
+    def metrics(self) -> dict[str, float]:
+        """Returns what ``Handle.metrics`` does, and what this rank sent to others since ``clear_timeline()``.
+
+        ``sent_bytes/forward/NAME`` are rows of a module's arguments and results, ``sent_bytes/backward/NAME`` their
+        gradients, and ``sent_bytes/reduce/NAME`` the gradients of its parameters that were reduced over its ranks.
+        """
+        executor = self._executor
+        return {**super().metrics(), **(executor.traffic.metrics() if isinstance(executor, RankedRuns) else {})}
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """Scales all gradients so that their norm over all ranks is at most ``max_norm``; every rank calls it.

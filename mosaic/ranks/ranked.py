@@ -28,6 +28,7 @@ from mosaic.errors import ModuleContractError, UnsupportedModelError
 from mosaic.ranks.exchange import Exchange, Shared, ToHolders, ToMembers
 from mosaic.ranks.reduce import GradientReducer
 from mosaic.ranks.rows import RowRouting
+from mosaic.ranks.traffic import Traffic
 
 Compute = Callable[[Callable[[], Any], str], Any]
 """Runs work of a phase where the module's quota is, and returns its result."""
@@ -79,6 +80,7 @@ class Ranked:
         template: What it returns.
         compute: Runs its forward and its backward.
         reducer: Reduces its parameters' gradients over the members; None on other ranks, and where nothing trains.
+        traffic: Where to count what is sent.
 
     Raises:
         UnsupportedModelError: No argument has a batch.
@@ -95,6 +97,7 @@ class Ranked:
         template: Template,
         compute: Compute,
         reducer: GradientReducer | None = None,
+        traffic: Traffic | None = None,
     ) -> None:
         self.name = name
         self.members = members
@@ -104,6 +107,7 @@ class Ranked:
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
         self._reducer = reducer
+        self._traffic = traffic if traffic is not None else Traffic()
         self._plain = partial(nn.Module.__call__, module)
         leaves, self._spec = flatten(sample)
         self._batched = batched_leaves(name, leaves)
@@ -132,6 +136,7 @@ class Ranked:
         """Ends the reduction of its parameters' gradients; on members, after each backward."""
         if self._reducer is not None:
             self._reducer.finish()
+            self._traffic.add(self.name, "reduce", self._reducer.num_bytes)
 
     def close(self) -> None:
         """Takes its hooks off the parameters."""
@@ -150,7 +155,7 @@ class Ranked:
         held, there, wanted = self._agree(rows, is_there, wants)
         if not all(there):
             self._share(leaves, there.index(True))
-        exchange = Exchange(RowRouting(held=held, members=self.members), self.group)
+        exchange = Exchange(RowRouting(held=held, members=self.members), self.group, self.name, traffic=self._traffic)
         part = self._part(leaves, wanted, exchange)
         made = self._made(run, part, exchange)
         return unflatten(self._home(made, exchange), self.template.spec)

@@ -37,6 +37,11 @@ class GradientReducer:
         self._begin()
         self._hooks = [p.register_post_accumulate_grad_hook(self._arrived) for b in self._buckets for p in b]
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of gradients that one reduction takes; 0 where there is nobody to reduce with."""
+        return sum(p.nbytes for bucket in self._buckets for p in bucket) if self._size > 1 else 0
+
     def finish(self) -> None:
         """Reduces what is left, and waits; to be called once on every rank of the group after each backward.
 

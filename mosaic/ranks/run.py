@@ -19,6 +19,7 @@ from mosaic.engine.span_log import SpanLog
 from mosaic.engine.structure import map_tensors, tensors_in
 from mosaic.ranks.ranked import Ranked
 from mosaic.ranks.reduce import GradientReducer
+from mosaic.ranks.traffic import Traffic
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Lanes
@@ -37,6 +38,7 @@ class RankedRuns:
         places: Nothing.
         in_order: Nothing.
         closed: Whether the lanes were given back.
+        traffic: What this rank sent to others.
     """
 
     def __init__(self, lanes: Lanes) -> None:
@@ -45,6 +47,7 @@ class RankedRuns:
         self.places: dict[tuple[str, str], str] = {}
         self.in_order: dict[str, str] = {}
         self.closed = False
+        self.traffic = Traffic()
         self._ranked: dict[str, Ranked] = {}
         self._order: dict[str, int] = {}
         self._shared: GradientReducer | None = None
@@ -181,8 +184,9 @@ class RankedRuns:
         return self._log.spans(origin_ns)
 
     def clear_spans(self) -> None:
-        """Forgets what ran so far."""
+        """Forgets what ran and what was sent so far."""
         self._log.clear()
+        self.traffic.clear()
 
     @property
     def notes(self) -> tuple[str, ...]:
