@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mosaic.cache_folder import default_cache_folder
+from mosaic.profiler.batch import repeat_batch
 from mosaic.profiler.cache import ProfileCache, open_cache
 from mosaic.profiler.communication import AllReduce, Launched, Network, Ring, fit_ring, measure_launched, measure_ring
 from mosaic.profiler.counters import Counters, Utilisation
@@ -39,5 +40,6 @@ __all__ = [
     "open_counters",
     "preserved",
     "profile_modules",
+    "repeat_batch",
     "structures_of",
 ]

@@ -21,15 +21,7 @@ def split_batch(subject: Subject, degree: int) -> Subject:
     """
     if degree == 1:
         return subject
-    sizes = {len(tensor) for tensor in tensors_in((subject.args, subject.kwargs)) if tensor.dim() > 0}
-    wide = sizes - {1} or sizes
-    if len(wide) != 1:
-        shapes = ", ".join(str(tuple(t.shape)) for t in tensors_in((subject.args, subject.kwargs))) or "no tensors"
-        raise UnsupportedModelError(
-            f"{subject.name!r} cannot be split over {degree} devices: its inputs ({shapes}) share no leading "
-            "dimension that is the batch; profile it at degree 1"
-        )
-    (batch,) = wide
+    batch = _batch_of(subject, f"split over {degree} devices")
     if batch < degree:
         raise UnsupportedModelError(
             f"{subject.name!r} has a batch of {batch}, which is less than one sample for each of {degree} devices"
@@ -42,3 +34,35 @@ def split_batch(subject: Subject, degree: int) -> Subject:
         return tensor.detach()[:share].clone().requires_grad_(tensor.requires_grad)
 
     return dataclasses.replace(subject, args=map_tensors(cut, subject.args), kwargs=map_tensors(cut, subject.kwargs))
+
+
+def repeat_batch(subject: Subject, times: int) -> Subject:
+    """Returns a module with inputs of ``times`` as many samples: those of all ranks, where each holds as many.
+
+    Raises:
+        UnsupportedModelError: The tensors share no leading dimension.
+    """
+    if times == 1:
+        return subject
+    batch = _batch_of(subject, f"repeated {times} times")
+
+    def repeat(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.dim() == 0 or len(tensor) != batch:
+            return tensor
+        return tensor.detach().repeat(times, *[1] * (tensor.dim() - 1)).requires_grad_(tensor.requires_grad)
+
+    args, kwargs = map_tensors(repeat, subject.args), map_tensors(repeat, subject.kwargs)
+    return dataclasses.replace(subject, args=args, kwargs=kwargs)
+
+
+def _batch_of(subject: Subject, what: str) -> int:
+    sizes = {len(tensor) for tensor in tensors_in((subject.args, subject.kwargs)) if tensor.dim() > 0}
+    wide = sizes - {1} or sizes
+    if len(wide) != 1:
+        shapes = ", ".join(str(tuple(t.shape)) for t in tensors_in((subject.args, subject.kwargs))) or "no tensors"
+        raise UnsupportedModelError(
+            f"{subject.name!r} cannot be {what}: its inputs ({shapes}) share no leading "
+            "dimension that is the batch; profile it at degree 1"
+        )
+    (batch,) = wide
+    return batch

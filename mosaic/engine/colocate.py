@@ -38,7 +38,7 @@ from mosaic.profiler import (
     structures_of,
 )
 from mosaic.profiler.sweep import ProgressCallback
-from mosaic.solver import solve
+from mosaic.solver.runnable import check_method, plan_to_run
 
 SMALLEST_GAIN = 1.02
 """Predicted speed-up below which a model is left as it was."""
@@ -60,6 +60,7 @@ def colocate(
     modules: Sequence[str] | None = None,
     exclude: Sequence[str] = (),
     plan: Plan | None = None,
+    method: str = "auto",
     profile: Profile | None = None,
     cache: ProfileCache | Path | Literal["user"] | None = "user",
     backend: Backend | None = None,
@@ -92,6 +93,8 @@ def colocate(
         modules: Names or patterns of the modules to place, such as ``["trunks.*"]``; found by default.
         exclude: Names or patterns of modules to leave where they are.
         plan: A plan to run instead of solving for one.
+        method: Who plans: a solver, or a planner that Mosaic is compared with (``mosaic.solver.runnable.RUNNABLE``).
+            The plan of a method that is named runs as it is, like one that is given; ``auto`` is tried first.
         profile: Measurements to plan from instead of taking them.
         cache: Measurements of earlier runs: what is there is not taken again, and what is taken is kept. By default in
             the user's cache folder (``~/.cache/mosaic/profiles``, or under ``$XDG_CACHE_HOME``); None for none.
@@ -109,7 +112,9 @@ def colocate(
         InvalidProfileError: The profile is of another model or device.
         UnstableMeasurementError: The machine is too busy to profile.
         BackendUnavailableError: The model is on a device that the backend does not run.
+        ValueError: A plan and a method were given, or there is no such method.
     """
+    check_method(method, plan)
     kept = open_cache(cache)
     backend = backend or _backend_for(model)
     _refuse(model, backend)
@@ -137,7 +142,10 @@ def colocate(
             model, finding.subjects, finding.graph, backend, cache=kept, settings=settings, progress=progress
         )
     cost = CostModel.from_profile(profile)
-    plan = solve(finding.graph, cost, backend.device)
+    plan = plan_to_run(method, finding.graph, cost, backend.device)
+    opening = _Opening(model, finding, backend)
+    if method != "auto" and not isinstance(trial, TrialSettings):
+        return _handle(model, finding, plan, profile, backend, placed=opening(plan, graphs, False))
     if plan.predicted_speedup < SMALLEST_GAIN:
         note = (
             f"the best plan is predicted to be {plan.predicted_speedup:.3f} times as fast as one module after the "
@@ -145,7 +153,6 @@ def colocate(
         )
         _LOG.info(note)
         return Handle(model, finding, plan, profile=profile, notes=(note, *backend.notes))
-    opening = _Opening(model, finding, backend)
     if trial is None:
         return _handle(model, finding, plan, profile, backend, placed=opening(plan, graphs, False))
     chosen = TrialSettings() if trial == "auto" else trial

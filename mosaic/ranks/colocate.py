@@ -11,24 +11,23 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from mosaic.artifact import parse, to_json
 from mosaic.backends.base import Backend
 from mosaic.backends.host import HostBackend, available_cores
-from mosaic.cost import CostModel
 from mosaic.engine.find import Finding, Sample, find_modules
 from mosaic.engine.placing import PlacedPlan
 from mosaic.engine.structure import map_tensors
 from mosaic.errors import BackendUnavailableError, InvalidPlanError, UnsupportedModelError
 from mosaic.plan import Plan
 from mosaic.profile import Profile
-from mosaic.profiler import ProfileSettings, Subject, measure_ring, preserved, profile_modules
+from mosaic.profiler import ProfileSettings, Subject, preserved
 from mosaic.ranks.handle import RankHandle
 from mosaic.ranks.ownership import give_up
+from mosaic.ranks.planning import PlanRequest, plan_of_first
 from mosaic.ranks.ranked import Ranked, Template
 from mosaic.ranks.reduce import GradientReducer
 from mosaic.ranks.run import RankedRuns
 from mosaic.ranks.world import TIMEOUT_S, RankFacts, World
-from mosaic.solver import solve
+from mosaic.solver.runnable import check_method
 
 
 def colocate_ranks(
@@ -38,6 +37,7 @@ def colocate_ranks(
     modules: Sequence[str] | None = None,
     exclude: Sequence[str] = (),
     plan: Plan | None = None,
+    method: str = "auto",
     profile: Profile | None = None,
     settings: ProfileSettings | None = None,
     backend: Backend | None = None,
@@ -54,11 +54,12 @@ def colocate_ranks(
 
     Args:
         model: The same model on every rank.
-        sample: One batch, of the same shapes on every rank.
+        sample: One batch as a rank gets it, of the same shapes on every rank.
         modules: Names or patterns of the modules to place; found by default.
         exclude: Names or patterns of modules to leave where they are.
         plan: A plan for as many devices as there are ranks: device i is rank i.
-        profile: Measurements for rank 0 to plan from.
+        method: Who plans where no plan is given: a solver, or a planner that Mosaic is compared with (``RUNNABLE``).
+        profile: Measurements for rank 0 to plan from, of the batch of all ranks together.
         settings: How carefully rank 0 profiles.
         backend: Where this rank runs; by default its share of the host's cores.
         timeout_s: How long a rank waits for the others in a step.
@@ -66,8 +67,10 @@ def colocate_ranks(
     Raises:
         BackendUnavailableError: The ranks differ in device, versions or model; names them. Or the model is on a GPU.
         InvalidPlanError: The ranks have different plans, or one for another number of ranks.
+        ValueError: A plan and a method were given, or there is no such method.
         UnsupportedModelError: A module cannot be split over ranks; says why and what to do.
     """
+    check_method(method, plan)
     elsewhere = next((p.device for p in model.parameters() if p.device.type != "cpu"), None)
     if elsewhere is not None:
         raise BackendUnavailableError(
@@ -82,7 +85,8 @@ def colocate_ranks(
     for tensor in (*model.parameters(), *model.buffers()):
         dist.broadcast(tensor.detach(), src=0)
     if plan is None:
-        plan = _plan_of_first(world, model, finding, backend, profile, settings)
+        request = PlanRequest(method=method, profile=profile, settings=settings)
+        plan = plan_of_first(world, model, finding, backend, request)
     else:
         error = _mismatch(plan, finding, backend)
         world.all_or_none(error)
@@ -141,38 +145,6 @@ def _mismatch(plan: Plan, finding: Finding, backend: Backend) -> InvalidPlanErro
     except InvalidPlanError as error:
         return error
     return None
-
-
-def _plan_of_first(
-    world: World,
-    model: nn.Module,
-    finding: Finding,
-    backend: Backend,
-    profile: Profile | None,
-    settings: ProfileSettings | None,
-) -> Plan:
-    """Has rank 0 profile and solve; returns its plan on all ranks, or raises its error on all."""
-    text, error = "", None
-    ring = measure_ring(backend.torch_device)
-    if world.rank == 0:
-        try:
-            if profile is None:
-                degrees = [1 << power for power in range(world.size.bit_length()) if 1 << power <= world.size]
-                profile = profile_modules(
-                    model,
-                    finding.subjects,
-                    finding.graph,
-                    backend,
-                    degrees=degrees,
-                    network=ring,
-                    settings=settings,
-                )
-            cost = CostModel.from_profile(profile)
-            text = to_json(solve(finding.graph, cost, backend.device, num_devices=world.size))
-        except Exception as failure:  # whatever it is, the other ranks wait for an answer
-            error = failure
-    world.all_or_none(error)
-    return parse(Plan, world.first_says(text), source="rank 0")
 
 
 def _activate(model: nn.Module, finding: Finding, plan: Plan, world: World, backend: Backend) -> RankHandle:

@@ -164,7 +164,9 @@ def test_no_plan_of_whole_modules_beats_the_proven_best(instance: Instance) -> N
         assert schedule.sequential_ms == pytest.approx(exact.sequential_ms)
         if schedule.is_runnable:
             plan = schedule.as_plan(graph)  # checks what it covers
-            assert plan.predicted_ms == pytest.approx(schedule.predicted_ms)
+            if all(len(wave.runs) == 1 or len(run.parts) == 1 for wave in schedule.waves for run in wave.runs):
+                assert plan.predicted_ms == pytest.approx(schedule.predicted_ms)
+            assert plan.predicted_ms >= schedule.predicted_ms * (1 - 1e-9)
             assert exact.search.status != "optimal" or exact.predicted_ms <= plan.predicted_ms * (1 + 1e-6)
 
 

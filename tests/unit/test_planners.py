@@ -15,6 +15,7 @@ from mosaic.plan import Plan
 from mosaic.profile import ModuleMemory, Profile
 from mosaic.solver import solve
 from mosaic.solver.planners import PLANNERS, PlannerSettings, WavePlan, check_schedule, plan_with
+from mosaic.solver.simulate import simulate
 
 
 def seven_three(degree: int, quota: int) -> float:
@@ -182,6 +183,19 @@ def test_a_chain_alone_in_its_wave_is_run_as_a_stage_for_each_module() -> None:
     plan = schedule.as_plan(profile.graph)
     assert [stage.names for stage in plan.stages] == [("a",), ("b",)]
     assert plan.predicted_ms == pytest.approx(schedule.predicted_ms)
+
+
+def test_a_chain_beside_another_module_is_run_as_stages_that_no_barrier_ends() -> None:
+    kind = by_degree(4, 2)
+    times = {"a": kind, "b": kind, "c": by_degree(8, 4)}
+    profile = profile_of(times, num_slots=1, degrees=(1, 2), edges=["ab"])
+    schedule = schedule_of(profile, "spindle", 2, default_operators=1)
+    assert waves_of(schedule) == [{"a": 1, "b": 1, "c": 1}]
+    plan = schedule.as_plan(profile.graph)
+    assert [stage.names for stage in plan.stages] == [("a", "c"), ("b",)]
+    assert plan.placement("a").devices == plan.placement("b").devices != plan.placement("c").devices
+    assert simulate(plan, profile.graph).makespan_ms == pytest.approx(schedule.predicted_ms)
+    assert plan.predicted_ms > schedule.predicted_ms
 
 
 def test_levels_are_longest_paths_so_that_nothing_runs_beside_what_it_waits_for() -> None:

@@ -169,10 +169,8 @@ class WavePlan:
 
     @property
     def is_runnable(self) -> bool:
-        """Whether ``as_plan`` can express it: no module is sliced, and no chain runs beside something else."""
-        return not self.sliced and all(
-            len(wave.runs) == 1 or all(len(run.parts) == 1 for run in wave.runs) for wave in self.waves
-        )
+        """Whether ``as_plan`` can express it: no module is sliced."""
+        return not self.sliced
 
     def spans(self) -> tuple[Span, ...]:
         """Returns when every part runs forward, then backward, with a barrier after each wave."""
@@ -188,16 +186,20 @@ class WavePlan:
         return tuple(found)
 
     def as_plan(self, graph: ModuleGraph) -> Plan:
-        """Returns the same schedule as a plan that can be run; predicted to take the same time.
+        """Returns the same schedule as a plan that can be run.
+
+        A wave is a stage. Where it runs a chain, its second modules are another stage, and so on; nothing waits for a
+        stage's end when it runs, so what runs when is the same. It is predicted to take the same time, or more where a
+        chain runs beside something else: stages are predicted with barriers.
 
         Raises:
-            InvalidPlanError: A module is sliced, a chain runs beside something else, or the graph is another one.
+            InvalidPlanError: A module is sliced, or the graph is another one.
         """
         if not self.is_runnable:
-            reason = f"it slices {', '.join(self.sliced)}" if self.sliced else "it runs a chain beside other modules"
             raise InvalidPlanError(
-                f"the {self.search.method} schedule cannot be run as a plan: {reason}, and a plan's stage holds whole "
-                "modules that do not wait for each other; with one operator a module nothing is sliced"
+                f"the {self.search.method} schedule cannot be run as a plan: it slices {', '.join(self.sliced)}, and a "
+                "plan holds whole modules; with one operator a module nothing is sliced, and layers that are placed "
+                "as modules are what such a schedule slices between"
             )
         if self.graph != graph.fingerprint:
             raise InvalidPlanError(
@@ -224,11 +226,9 @@ def _spans_of(run: Run, wave: int, phase: Literal["forward", "backward"], start_
 
 
 def _stages_of(wave: Wave) -> Iterator[Stage]:
-    """A stage for a wave; where the wave is one chain, a stage for each of its modules."""
-    if len(wave.runs) == 1:
-        yield from (Stage(placements=(_placement(part, wave.runs[0]),)) for part in wave.runs[0].parts)
-    else:
-        yield Stage(placements=tuple(_placement(run.parts[0], run) for run in wave.runs))
+    """A stage for a wave; where it runs chains, one for the first modules of all, one for the second ones, ..."""
+    for place in range(max(len(run.parts) for run in wave.runs)):
+        yield Stage(placements=tuple(_placement(run.parts[place], run) for run in wave.runs if place < len(run.parts)))
 
 
 def _placement(part: Part, run: Run) -> Placement:
