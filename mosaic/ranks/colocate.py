@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from mosaic.profiler import ProfileSettings, Subject, preserved
 from mosaic.ranks.handle import RankHandle
 from mosaic.ranks.ownership import give_up
 from mosaic.ranks.planning import PlanRequest, plan_of_first
+from mosaic.ranks.progress import OUTSIDE
 from mosaic.ranks.ranked import Ranked, Template
 from mosaic.ranks.reduce import GradientReducer
 from mosaic.ranks.run import RankedRuns
@@ -160,6 +162,7 @@ def _activate(model: nn.Module, finding: Finding, plan: Plan, world: World, back
     for subject in finding.subjects:
         members = tuple(sorted(plan.placement(subject.name).devices))
         group, own = world.group(everyone), world.group(members)
+        waiting = partial(runs.progress.waiting, subject.name)
         template = _template_of(model, subject)
         trained = [p for p in subject.module.parameters() if p.requires_grad]
         placed_parameters |= {id(p) for p in subject.module.parameters()}
@@ -171,13 +174,15 @@ def _activate(model: nn.Module, finding: Finding, plan: Plan, world: World, back
             sample=(subject.args, subject.kwargs),
             template=template,
             compute=runs.compute(subject.name, slots[subject.name]),
-            reducer=GradientReducer(trained, own) if rank in members and trained else None,
+            reducer=GradientReducer(trained, own, waiting=waiting) if rank in members and trained else None,
             traffic=runs.traffic,
+            waiting=waiting,
         )
         if rank not in members:
             give_up(subject.module)
     shared = [p for p in model.parameters() if p.requires_grad and id(p) not in placed_parameters]
-    runs.begin(ranked, GradientReducer(shared, world.group(everyone)) if shared else None)
+    waiting = partial(runs.progress.waiting, OUTSIDE)
+    runs.begin(ranked, GradientReducer(shared, world.group(everyone), waiting=waiting) if shared else None)
     placed = PlacedPlan(plan, finding, runs)
     return RankHandle(model, finding, plan, profile=None, notes=backend.notes, placed=placed, world=world)
 

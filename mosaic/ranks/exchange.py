@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from mosaic.ranks.progress import Waiting, unwatched
 from mosaic.ranks.rows import RowRouting
 from mosaic.ranks.traffic import Phase, Traffic
 
@@ -21,12 +22,22 @@ class Exchange:
         group: A group of all ranks that belongs to the module alone, so that its messages keep their order.
         name: The module, and
         traffic: where to count what is sent for it.
+        waiting: Notes that a thread waits for other ranks.
     """
 
-    def __init__(self, routing: RowRouting, group: dist.ProcessGroup, name: str = "", *, traffic: Traffic) -> None:
+    def __init__(
+        self,
+        routing: RowRouting,
+        group: dist.ProcessGroup,
+        name: str = "",
+        *,
+        traffic: Traffic,
+        waiting: Waiting = unwatched,
+    ) -> None:
         self.routing = routing
         self.group = group
         self.rank = dist.get_rank(group)
+        self._waiting = waiting
         self._count = partial(traffic.add, name)
 
     def to_members(self, tensor: torch.Tensor, phase: Phase = "forward") -> torch.Tensor:
@@ -43,7 +54,9 @@ class Exchange:
         if self.routing.is_local:
             return tensor
         made = tensor.new_empty((sum(receives), *tensor.shape[1:]))
-        dist.all_to_all_single(made, tensor.contiguous(), list(receives), list(sends), group=self.group)
+        given = tensor.contiguous()
+        with self._waiting(phase):
+            dist.all_to_all_single(made, given, list(receives), list(sends), group=self.group)
         if num_rows := sum(sends) - sends[self.rank]:
             self._count(phase, num_rows * math.prod(tensor.shape[1:]) * tensor.element_size())
         return made

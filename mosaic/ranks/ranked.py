@@ -26,11 +26,12 @@ from mosaic.engine.structure import flatten, unflatten
 from mosaic.engine.thread_state import ThreadState
 from mosaic.errors import ModuleContractError, UnsupportedModelError
 from mosaic.ranks.exchange import Exchange, Shared, ToHolders, ToMembers
+from mosaic.ranks.progress import Waiting, unwatched
 from mosaic.ranks.reduce import GradientReducer
 from mosaic.ranks.rows import RowRouting
-from mosaic.ranks.traffic import Traffic
+from mosaic.ranks.traffic import Phase, Traffic
 
-Compute = Callable[[Callable[[], Any], str], Any]
+Compute = Callable[[Callable[[], Any], Phase], Any]
 """Runs work of a phase where the module's quota is, and returns its result."""
 
 
@@ -81,6 +82,7 @@ class Ranked:
         compute: Runs its forward and its backward.
         reducer: Reduces its parameters' gradients over the members; None on other ranks, and where nothing trains.
         traffic: Where to count what is sent.
+        waiting: Notes that a thread waits for other ranks.
 
     Raises:
         UnsupportedModelError: No argument has a batch.
@@ -98,6 +100,7 @@ class Ranked:
         compute: Compute,
         reducer: GradientReducer | None = None,
         traffic: Traffic | None = None,
+        waiting: Waiting = unwatched,
     ) -> None:
         self.name = name
         self.members = members
@@ -107,6 +110,7 @@ class Ranked:
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
         self._reducer = reducer
+        self._waiting = waiting
         self._traffic = traffic if traffic is not None else Traffic()
         self._plain = partial(nn.Module.__call__, module)
         leaves, self._spec = flatten(sample)
@@ -155,7 +159,8 @@ class Ranked:
         held, there, wanted = self._agree(rows, is_there, wants)
         if not all(there):
             self._share(leaves, there.index(True))
-        exchange = Exchange(RowRouting(held=held, members=self.members), self.group, self.name, traffic=self._traffic)
+        routing = RowRouting(held=held, members=self.members)
+        exchange = Exchange(routing, self.group, self.name, traffic=self._traffic, waiting=self._waiting)
         part = self._part(leaves, wanted, exchange)
         made = self._made(run, part, exchange)
         return unflatten(self._home(made, exchange), self.template.spec)
@@ -164,7 +169,8 @@ class Ranked:
         """Tells all ranks how many rows this one holds, whether it calls, and which arguments want a gradient."""
         told = torch.tensor([rows, is_there, *wants], dtype=torch.int64)
         found = [torch.empty_like(told) for _ in range(self.size)]
-        dist.all_gather(found, told, group=self.group)
+        with self._waiting("forward"):
+            dist.all_gather(found, told, group=self.group)
         table = torch.stack(found)
         return tuple(table[:, 0].tolist()), table[:, 1].bool().tolist(), table[:, 2:].any(0).tolist()
 
@@ -173,7 +179,8 @@ class Ranked:
         for index, (leaf, cut) in enumerate(zip(leaves, self._batched, strict=True)):
             if isinstance(leaf, torch.Tensor) and not cut:
                 given = leaf.detach().clone()
-                dist.broadcast(given, src=dist.get_global_rank(self.group, source), group=self.group)
+                with self._waiting("forward"):
+                    dist.broadcast(given, src=dist.get_global_rank(self.group, source), group=self.group)
                 if self.rank != source and not leaf.requires_grad:
                     leaves[index] = given
 

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from mosaic.ranks.progress import Waiting, unwatched
+
 BUCKET_BYTES = 25 * 2**20
 """Bytes of gradients that are reduced together; as in DDP."""
 
@@ -22,12 +24,19 @@ class GradientReducer:
         parameters: Those that train, in the order of the module; reduced in the reverse order.
         group: The ranks that hold them; a communicator of its own.
         bucket_bytes: Bytes of a bucket.
+        waiting: Notes that a thread waits for other ranks.
     """
 
     def __init__(
-        self, parameters: Iterable[torch.nn.Parameter], group: dist.ProcessGroup, *, bucket_bytes: int = BUCKET_BYTES
+        self,
+        parameters: Iterable[torch.nn.Parameter],
+        group: dist.ProcessGroup,
+        *,
+        bucket_bytes: int = BUCKET_BYTES,
+        waiting: Waiting = unwatched,
     ) -> None:
         self._group = group
+        self._waiting = waiting
         self._size = dist.get_world_size(group)
         self._buckets = _buckets(list(parameters), bucket_bytes)
         self._bucket_of = {id(p): index for index, bucket in enumerate(self._buckets) for p in bucket}
@@ -51,7 +60,8 @@ class GradientReducer:
         while self._next < len(self._buckets):
             self._start(self._next)
         for index, flat, work in self._running:
-            work.wait()
+            with self._waiting("reduce"):
+                work.wait()
             self._hand_out(index, flat)
         self._begin()
 

@@ -17,9 +17,10 @@ from torch import nn
 
 from mosaic.engine.span_log import SpanLog
 from mosaic.engine.structure import map_tensors, tensors_in
+from mosaic.ranks.progress import Progress
 from mosaic.ranks.ranked import Ranked
 from mosaic.ranks.reduce import GradientReducer
-from mosaic.ranks.traffic import Traffic
+from mosaic.ranks.traffic import Phase, Traffic
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Lanes
@@ -39,6 +40,7 @@ class RankedRuns:
         in_order: Nothing.
         closed: Whether the lanes were given back.
         traffic: What this rank sent to others.
+        progress: Where this rank is.
     """
 
     def __init__(self, lanes: Lanes) -> None:
@@ -48,6 +50,7 @@ class RankedRuns:
         self.in_order: dict[str, str] = {}
         self.closed = False
         self.traffic = Traffic()
+        self.progress = Progress()
         self._ranked: dict[str, Ranked] = {}
         self._order: dict[str, int] = {}
         self._shared: GradientReducer | None = None
@@ -75,13 +78,14 @@ class RankedRuns:
             self._called.add(site.name)
         return self._noted(self._ranked[site.name](run, *args, **kwargs))
 
-    def compute(self, site_name: str, slots: tuple[int, ...]) -> Callable[[Callable[[], Any], str], Any]:
+    def compute(self, site_name: str, slots: tuple[int, ...]) -> Callable[[Callable[[], Any], Phase], Any]:
         """Returns what runs a module's own work on the lane of its quota."""
         lane = self.lanes.lane(slots)
 
-        def run(work: Callable[[], Any], phase: str) -> Any:
+        def run(work: Callable[[], Any], phase: Phase) -> Any:
             start = time.perf_counter_ns()
-            result = lane.submit(work).wait()
+            with self.progress.computing(site_name, phase):
+                result = lane.submit(work).wait()
             self._log.note(site_name, phase, slots, self._num_backwards, start)
             return result
 
@@ -92,6 +96,7 @@ class RankedRuns:
         if self._called is not None:  # a model inside of itself
             return run(*args, **kwargs)
         self._called, self._tokens = set(), []
+        self.progress.calls += 1
         try:
             result = run(*args, **kwargs)
             self._take_part(len(self._order))
@@ -131,9 +136,10 @@ class RankedRuns:
             torch.autograd.Variable._execution_engine.queue_callback(self._backward_ends)  # type: ignore[attr-defined]
 
     def _backward_ends(self) -> None:
-        self._num_backwards += 1
         if self._shared is not None:
             self._shared.finish()
+        self._num_backwards += 1
+        self.progress.step = self._num_backwards
 
     # The rest of what a handle asks for.
 
@@ -184,8 +190,9 @@ class RankedRuns:
         return self._log.spans(origin_ns)
 
     def clear_spans(self) -> None:
-        """Forgets what ran and what was sent so far."""
+        """Forgets what ran, what was waited for and what was sent so far."""
         self._log.clear()
+        self.progress.clear_waits()
         self.traffic.clear()
 
     @property
