@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from engine_cases import FAST
 from planning_cases import profile_of
 from torch import nn
 
@@ -16,6 +17,7 @@ from mosaic.engine import find_modules
 from mosaic.plan import SearchRecord
 from mosaic.profile import Profile
 from mosaic.ranks.colocate import colocate_ranks
+from mosaic.ranks.compare import Rounds, compare_plans
 from mosaic.solver.runnable import RUNNABLE, plan_to_run
 
 METHODS = tuple(method for method in RUNNABLE if method not in ("auto", "brute_force"))
@@ -136,3 +138,37 @@ def _by_name(rank: int, size: int) -> None:
     assert handle.plan.search.method == "distmm"
     assert train(model, [torch.ones(2, WIDTH)]) == pytest.approx([twin(torch.ones(2, WIDTH)).item()], rel=1e-4)
     handle.remove()
+
+
+class Small:
+    """A model with its batch and loss."""
+
+    def __init__(self) -> None:
+        self.model = Graph(0)
+        self.sample = torch.ones(2, WIDTH)
+
+    def loss(self, output: torch.Tensor) -> torch.Tensor:
+        return output
+
+
+def compared(rank: int, size: int) -> list[tuple[str, str, int, int, list[int], list[int], float]]:
+    """Measures the plans of three planners; returns what does not depend on time."""
+    found = compare_plans(
+        Small,
+        ("sequential", "megatron", "brute_force"),
+        rounds=Rounds(rounds=2, steps=2, warm_steps=1),
+        settings=FAST,
+        backend=HostBackend(1),
+    )
+    return [
+        (
+            one.method,
+            one.reason,
+            len(one.step_ms),
+            len(one.ratios),
+            list(one.held_bytes),
+            list(one.ddp_held_bytes),
+            one.sent_bytes.get("reduce", 0.0),
+        )
+        for one in found
+    ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from mosaic.report import Progress, graph_table, profile_table
 
 if TYPE_CHECKING:
     from mosaic.cli import main as options
+    from mosaic.profiler import ProfileSettings
 
 
 def doctor(given: options.Doctor) -> None:
@@ -103,30 +105,57 @@ def plan(given: options.PlanCommand) -> None:
 
 def run(given: options.Run) -> None:
     """``mosaic run``."""
-    from mosaic.cli.trial import run_in_turn
-    from mosaic.cli.workload import load_workload
+    from mosaic.cli.rank_trial import is_launched
     from mosaic.profiler import ProfileSettings
+    from mosaic.ranks.compare import COMPARED
 
     if given.steps < 1:
         raise ValueError(f"steps={given.steps}; use 1 or more")
+    if given.compare and (given.plan is not None or given.method != "auto"):
+        raise ValueError("--compare measures the plans of all methods; leave --plan and --method out")
     fixed = load(Plan, given.plan) if given.plan is not None else None
-    workload = load_workload(given.model)
+    methods = COMPARED if given.compare else (given.method,)
+    settings = ProfileSettings(refuse_share=given.max_foreign_share)
+    (_run_on_ranks if is_launched() else _run_here)(given, methods, fixed, settings)
+
+
+def _run_here(given: options.Run, methods: Sequence[str], fixed: Plan | None, settings: ProfileSettings) -> None:
+    from mosaic.cli.trial import run_in_turn
+    from mosaic.cli.workload import load_workload
+
     console = Console(stderr=_takes_stdout(given.json))
-    with Progress() as progress:
-        measured = run_in_turn(
-            given.model,
-            workload,
-            fixed,
-            given.steps,
-            progress,
-            settings=ProfileSettings(refuse_share=given.max_foreign_share),
-            output=given.output,
-        )
-    console.print(measured.description, highlight=False)
-    for name, value in measured.figures().items():
-        console.print(f"{name} {value:.3f}" if isinstance(value, float) else f"{name} {value}", highlight=False)
+    measured = {}
+    for method in methods:
+        with Progress() as progress:
+            measured[method] = run_in_turn(
+                given.model,
+                load_workload(given.model),
+                fixed,
+                given.steps,
+                progress,
+                settings=settings,
+                output=given.output,
+                method=method,
+            )
+        if given.compare:
+            console.print(f"planned by {method}:", highlight=False)
+        console.print(measured[method].description, highlight=False)
+        for name, value in measured[method].figures().items():
+            console.print(f"{name} {value:.3f}" if isinstance(value, float) else f"{name} {value}", highlight=False)
     if given.json is not None:
-        _write(json.dumps(dataclasses.asdict(measured), indent=2) + "\n", given.json)
+        told = {method: dataclasses.asdict(one) for method, one in measured.items()}
+        _write(json.dumps(told if given.compare else told[methods[0]], indent=2) + "\n", given.json)
+
+
+def _run_on_ranks(given: options.Run, methods: Sequence[str], fixed: Plan | None, settings: ProfileSettings) -> None:
+    from mosaic.cli.rank_trial import measured_table, run_on_ranks
+
+    if given.output is not None:
+        raise ValueError("--output draws what one process ran; leave it out under torchrun")
+    found, is_first = run_on_ranks(given.model, methods, fixed, given.steps, settings)
+    if is_first:
+        Console(stderr=_takes_stdout(given.json)).print(measured_table(found))
+        _also_write(found, given.json)
 
 
 def _takes_stdout(target: Path | None) -> bool:

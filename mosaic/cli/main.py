@@ -32,6 +32,9 @@ EXIT_CODES = """exit codes:
 Json = Annotated[Path | None, arg(metavar="FILE")]
 Model = Annotated[str, arg(metavar="FILE:FACTORY")]
 BackendName = Literal["cuda", "host"]
+Method = Literal[
+    "auto", "exact", "gahc", "sequential", "megatron", "distmm", "distmm-waves", "spindle", "spindle-optimus"
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,13 +172,19 @@ class PlanCommand:
 class Run:
     """Train a model for some steps, plain and colocated in turn, and say what was measured.
 
-    For a model without a loss, the mean square of its outputs is used.
+    For a model without a loss, the mean square of its outputs is used. Started by torchrun
+    (torchrun --nproc-per-node 2 --no-python mosaic run --model train.py:make), it trains on all ranks, in turn with
+    data-parallel training, and the model's sample is a rank's batch.
     """
 
     model: Model
     """The model; see `mosaic profile --help`."""
     plan: Path | None = None
     """A plan that `mosaic plan` wrote; it runs as it is. Solved for now by default."""
+    method: Method = "auto"
+    """Who plans: a solver, or a planner that Mosaic is compared with. The plan of one that is named runs as it is."""
+    compare: bool = False
+    """Measure the plans of all of these in turn, one after the other."""
     steps: int = 20
     """Steps of each."""
     max_foreign_share: float = 0.6

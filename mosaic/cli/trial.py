@@ -58,6 +58,7 @@ def run_in_turn(
     *,
     settings: ProfileSettings,
     output: Path | None,
+    method: str = "auto",
 ) -> Trial:
     """Takes ``steps`` training steps of each, in rounds, and returns what was measured.
 
@@ -68,6 +69,7 @@ def run_in_turn(
         workload.model,
         sample=workload.sample,
         plan=plan,
+        method=method,
         settings=settings,
         progress=progress.follow("profiling the modules"),
     )

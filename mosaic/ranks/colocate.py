@@ -80,7 +80,7 @@ def colocate_ranks(
         )
     backend = backend or HostBackend(cores=cores_of_rank())
     world = World.join(backend.torch_device, timeout_s=timeout_s)
-    finding, error = _found(model, sample, modules, exclude)
+    finding, error = found_for_ranks(model, sample, modules, exclude)
     world.all_or_none(error)
     assert finding is not None
     world.check_alike(RankFacts.of(backend.device, finding.graph.fingerprint))
@@ -105,8 +105,8 @@ def cores_of_rank() -> tuple[int, ...]:
     return cores[start : start + each]
 
 
-def _found(
-    model: nn.Module, sample: Sample, modules: Sequence[str] | None, exclude: Sequence[str]
+def found_for_ranks(
+    model: nn.Module, sample: Sample, modules: Sequence[str] | None = None, exclude: Sequence[str] = ()
 ) -> tuple[Finding | None, BaseException | None]:
     """Finds modules; those whose tables are used outside of them stay where they are, since these are everywhere."""
     try:

@@ -1,0 +1,301 @@
+"""Plans of several planners measured on these ranks, each in turn with data-parallel training on the same ranks.
+
+Every rank calls this with a function that makes the same model. The baseline is torch's own DDP over the same process
+group's ranks, in the same processes, with the same threads, on the same slices of the batch: rounds of its steps and
+of the colocated loop's take turns, so that a drift of the machine hits both. A step ends with its slowest rank.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from mosaic.backends.base import Backend
+from mosaic.backends.host import HostBackend
+from mosaic.cost import CostModel
+from mosaic.engine.find import Finding
+from mosaic.errors import InfeasibleError
+from mosaic.plan import Plan
+from mosaic.profiler import ProfileSettings, measure_ring
+from mosaic.ranks.colocate import colocate_ranks, cores_of_rank, found_for_ranks
+from mosaic.ranks.planning import profile_of_all
+from mosaic.ranks.world import World
+from mosaic.solver.runnable import plan_to_run
+
+COMPARED = ("exact", "gahc", "sequential", "megatron", "distmm", "spindle", "spindle-optimus")
+"""Methods that are compared unless others are named."""
+
+
+class Trained(Protocol):
+    """A model that trains on one batch."""
+
+    @property
+    def model(self) -> nn.Module:
+        """The model."""
+
+    @property
+    def sample(self) -> Any:
+        """A rank's batch: keywords, positions or a tensor."""
+
+    @property
+    def loss(self) -> Callable[[Any], torch.Tensor]:
+        """From the model's output to a scalar."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rounds:
+    """How much is measured."""
+
+    rounds: int = 4
+    """Rounds in which both take turns; 1 or more."""
+    steps: int = 5
+    """Steps of each in a round."""
+    warm_steps: int = 2
+    """Steps of each before anything counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredMethod:
+    """What one method's plan took."""
+
+    method: str
+    """Solver or planner."""
+    plan: Plan | None = None
+    """What ran; None where the method made none."""
+    same_as: str = ""
+    """An earlier method whose plan is the same, so that its measurements are these; empty where there is none."""
+    reason: str = ""
+    """Why there is no plan; empty where there is."""
+    step_ms: tuple[float, ...] = ()
+    """Steps of the colocated loop, of the slowest rank each, in milliseconds."""
+    ddp_ms: tuple[float, ...] = ()
+    """Steps of data-parallel training in between."""
+    ratios: tuple[float, ...] = ()
+    """For each round the median step over data-parallel training's."""
+    sent_bytes: Mapping[str, float] = field(default_factory=dict)
+    """What all ranks together sent in a step, by phase: forward, backward, reduce."""
+    held_bytes: tuple[int, ...] = ()
+    """Parameters, gradients and optimizer state, by rank."""
+    ddp_held_bytes: tuple[int, ...] = ()
+    """The same in data-parallel training."""
+    started_s: float = 0.0
+    """From a plan to a model that can train: communicators, lanes, weights from rank 0; of the slowest rank."""
+
+    @property
+    def predicted_ms(self) -> float | None:
+        """Predicted step of the plan's modules, in milliseconds; without optimizer, loss and what lies between."""
+        return None if self.plan is None else self.plan.predicted_ms
+
+
+def compare_plans(
+    make: Callable[[], Trained],
+    methods: Sequence[str] = COMPARED,
+    *,
+    plan: Plan | None = None,
+    rounds: Rounds | None = None,
+    settings: ProfileSettings | None = None,
+    backend: Backend | None = None,
+    tell: Callable[[str], None] = lambda method: None,
+) -> list[MeasuredMethod]:
+    """Profiles once, then plans and measures by each method; every rank calls it and gets the same.
+
+    Args:
+        make: Makes a new model with the same weights and a rank's batch; called several times.
+        methods: Names from ``RUNNABLE``.
+        plan: A plan to measure instead of profiling and planning.
+        rounds: How much to measure.
+        settings: How carefully rank 0 profiles.
+        backend: Where this rank runs; by default its share of the host's cores.
+        tell: Told of each method before it is measured.
+    """
+    backend = backend or HostBackend(cores=cores_of_rank())
+    world = World.join(backend.torch_device)
+    plans: dict[str, Plan | str]
+    plans = {plan.search.method: plan} if plan is not None else _plans(world, make(), methods, backend, settings)
+    baseline = _DataParallel(make())
+    measured: dict[str, MeasuredMethod] = {}
+    for method, found in plans.items():
+        tell(method)
+        if isinstance(found, str):
+            measured[method] = MeasuredMethod(method=method, reason=found)
+            continue
+        layout = _layout_of(found)
+        twin = next((m for m in measured.values() if m.plan is not None and _layout_of(m.plan) == layout), None)
+        if twin is not None:
+            measured[method] = replace(twin, method=method, plan=found, same_as=twin.same_as or twin.method)
+            continue
+        measured[method] = _measured(world, method, found, make(), baseline, rounds or Rounds(), backend)
+    return list(measured.values())
+
+
+def compare_launched(
+    make: Callable[[], Trained], methods: Sequence[str] = COMPARED, **options: Any
+) -> tuple[list[MeasuredMethod], bool]:
+    """Compares as ``compare_plans`` does, and leaves the process group if this made it.
+
+    Returns:
+        What was measured, and whether this is the first rank.
+    """
+    was_there = dist.is_initialized()
+    try:
+        found = compare_plans(make, methods, **options)
+        return found, dist.get_rank() == 0
+    finally:
+        if not was_there and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _plans(
+    world: World, trained: Trained, methods: Sequence[str], backend: Backend, settings: ProfileSettings | None
+) -> dict[str, Plan | str]:
+    """Has rank 0 plan by each method; a plan, or why there is none."""
+    ring = measure_ring(backend.torch_device)
+    finding, error = found_for_ranks(trained.model, trained.sample)
+    world.all_or_none(error)
+    assert finding is not None
+    found: dict[str, Plan | str] = {}
+    if world.rank == 0:
+        try:
+            profile = profile_of_all(trained.model, finding, backend, world.size, ring, settings)
+            found = _planned(methods, finding, CostModel.from_profile(profile), backend, world.size)
+        except Exception as failure:  # whatever it is, the other ranks wait for an answer
+            error = failure
+    world.all_or_none(error)
+    plans: dict[str, Plan | str] = world.first_says(found)
+    return plans
+
+
+def _planned(
+    methods: Sequence[str], finding: Finding, cost: CostModel, backend: Backend, num_ranks: int
+) -> dict[str, Plan | str]:
+    found: dict[str, Plan | str] = {}
+    for method in methods:
+        try:
+            found[method] = plan_to_run(method, finding.graph, cost, backend.device, num_devices=num_ranks)
+        except (InfeasibleError, ValueError) as reason:  # the others may have one
+            found[method] = str(reason)
+    return found
+
+
+def _layout_of(plan: Plan) -> Any:
+    return tuple(replace(placed, forward_ms=0.0, backward_ms=0.0) for placed in plan.placements)
+
+
+def _measured(
+    world: World,
+    method: str,
+    plan: Plan,
+    trained: Trained,
+    baseline: _DataParallel,
+    rounds: Rounds,
+    backend: Backend,
+) -> MeasuredMethod:
+    began = time.perf_counter()
+    handle = colocate_ranks(trained.model, sample=trained.sample, plan=plan, backend=backend)
+    started_s = time.perf_counter() - began
+    try:
+        ours = Steps(trained.model, trained)
+        ours.take(rounds.warm_steps)
+        baseline.steps.take(rounds.warm_steps)
+        handle.clear_timeline()
+        step_ms: list[list[float]] = []
+        ddp_ms: list[list[float]] = []
+        for _ in range(rounds.rounds):
+            ddp_ms.append(slowest(world, baseline.steps.take(rounds.steps)))
+            step_ms.append(slowest(world, ours.take(rounds.steps)))
+        sent = _sent(handle.metrics(), rounds.rounds * rounds.steps)
+    finally:
+        handle.remove()
+    told = world.tell((sent, ours.held_bytes, baseline.steps.held_bytes, started_s))
+    return MeasuredMethod(
+        method=method,
+        plan=plan,
+        step_ms=tuple(ms for one in step_ms for ms in one),
+        ddp_ms=tuple(ms for one in ddp_ms for ms in one),
+        ratios=tuple(
+            statistics.median(ours) / statistics.median(theirs) for ours, theirs in zip(step_ms, ddp_ms, strict=True)
+        ),
+        sent_bytes={phase: sum(by_rank[phase] for by_rank, *_ in told) for phase in sent},
+        held_bytes=tuple(held for _, held, _, _ in told),
+        ddp_held_bytes=tuple(held for _, _, held, _ in told),
+        started_s=max(seconds for *_, seconds in told),
+    )
+
+
+def slowest(world: World, times_ms: list[float]) -> list[float]:
+    """Returns for each step the time of the rank that took longest; every rank calls it."""
+    found = torch.tensor(times_ms, dtype=torch.float64)
+    dist.all_reduce(found, dist.ReduceOp.MAX, group=world.everyone)
+    times: list[float] = found.tolist()
+    return times
+
+
+def _sent(metrics: Mapping[str, float], steps: int) -> dict[str, float]:
+    return {
+        phase: sum(value for name, value in metrics.items() if name.startswith(f"sent_bytes/{phase}/")) / steps
+        for phase in ("forward", "backward", "reduce")
+    }
+
+
+class Steps:
+    """Training steps of one loop on this rank.
+
+    Args:
+        model: What is called: the model, or a wrapper around it.
+        trained: The model with its batch and loss.
+    """
+
+    def __init__(self, model: nn.Module, trained: Trained) -> None:
+        self._model = model
+        self._trained = trained
+        self._optimizer = torch.optim.AdamW([p for p in trained.model.parameters() if p.requires_grad], 1e-5)
+
+    def take(self, count: int) -> list[float]:
+        """Takes ``count`` steps, after all ranks have come; returns their wall times in milliseconds."""
+        dist.barrier()
+        times = []
+        for _ in range(count):
+            start = time.perf_counter()
+            self._trained.loss(called(self._model, self._trained.sample)).backward()
+            self._optimizer.step()
+            self._optimizer.zero_grad()
+            times.append((time.perf_counter() - start) * 1e3)
+        return times
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of parameters, their gradients and the optimizer's state on this rank."""
+        parameters = [p for p in self._trained.model.parameters() if not p.is_meta]
+        gradients = [p for p in parameters if p in self._optimizer.state]
+        state = [value for of in self._optimizer.state.values() for value in of.values()]
+        return _nbytes(parameters) + _nbytes(gradients) + _nbytes(state)
+
+
+class _DataParallel:
+    """The baseline: torch's DDP on the same ranks."""
+
+    def __init__(self, trained: Trained) -> None:
+        trained.loss(called(trained.model, trained.sample)).backward()
+        unused = any(p.requires_grad and p.grad is None for p in trained.model.parameters())
+        trained.model.zero_grad(set_to_none=True)
+        wrapped = DistributedDataParallel(trained.model, find_unused_parameters=unused)
+        self.steps = Steps(wrapped, trained)
+
+
+def called(model: nn.Module, sample: Any) -> Any:
+    """Calls a model on a batch: keywords, positions or a tensor."""
+    if isinstance(sample, Mapping):
+        return model(**sample)
+    return model(sample) if isinstance(sample, torch.Tensor) else model(*sample)
+
+
+def _nbytes(tensors: Iterable[Any]) -> int:
+    return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, torch.Tensor) and not tensor.is_meta)
