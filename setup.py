@@ -62,7 +62,9 @@ class BuildExtension(build_ext):
         super().build_extensions()
 
 
-def extension(name: str, folder: str, binding: str, libraries: list[str]) -> Pybind11Extension:
+def extension(
+    name: str, folder: str, binding: str, libraries: list[str], compile_args: list[str] | None = None
+) -> Pybind11Extension:
     """Describes the extension of all sources in a folder and one file that knows Python."""
     return Pybind11Extension(
         name,
@@ -70,14 +72,19 @@ def extension(name: str, folder: str, binding: str, libraries: list[str]) -> Pyb
         depends=sorted(str(path.relative_to(HERE)) for path in (HERE / folder).glob("*.h")),
         include_dirs=["csrc"],
         libraries=libraries,
+        extra_compile_args=list(compile_args or ()),
         cxx_std=17,
     )
 
 
+# Where a processor can multiply and add in one step, compilers do so unless told not to. That rounds once in place of
+# twice, and a search that compares such sums would choose another plan there.
+SAME_ON_ANY_MACHINE = ["-ffp-contract=off"]
+
 setup(
     ext_modules=[
         extension("mosaic._C", "csrc/driver", "csrc/bindings.cpp", ["dl"]),
-        extension("mosaic._search", "csrc/search", "csrc/search_bindings.cpp", []),
+        extension("mosaic._search", "csrc/search", "csrc/search_bindings.cpp", [], SAME_ON_ANY_MACHINE),
     ],
     cmdclass={"build_ext": BuildExtension},
 )
