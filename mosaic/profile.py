@@ -179,6 +179,8 @@ class ModuleMemory:
     """Kept from forward to backward; 0 where unknown."""
     lane_bytes: Annotated[int, Ge(0)] = 0
     """Kept by libraries for a lane of its own, such as cuBLAS's workspaces; 0 where unknown."""
+    num_trained: Annotated[int, Ge(0)] | None = None
+    """Parameters that take a gradient, counted as elements; None where unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

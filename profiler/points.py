@@ -183,7 +183,12 @@ class ModulePoints:
         kept = 0
         with attempt():
             kept = site.lanes.lane(tuple(range(quota))).submit(subject.activation_bytes).wait()
-        memory = ModuleMemory(module=subject.name, resident_bytes=subject.resident_bytes, activation_bytes=kept)
+        memory = ModuleMemory(
+            module=subject.name,
+            resident_bytes=subject.resident_bytes,
+            activation_bytes=kept,
+            num_trained=subject.num_trained,
+        )
         if site.cache is not None:
             site.cache.add_module(self._key, (), memory)
         return memory

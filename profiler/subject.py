@@ -33,6 +33,11 @@ class Subject:
         """Bytes of the gradients of what trains."""
         return sum(p.nbytes for p in self.module.parameters() if p.requires_grad)
 
+    @property
+    def num_trained(self) -> int:
+        """Parameters that take a gradient, counted as elements."""
+        return sum(p.numel() for p in self.module.parameters() if p.requires_grad)
+
     def forward(self) -> list[torch.Tensor]:
         """Calls the module on fresh aliases of its inputs; returns the tensors that take a gradient."""
         args, kwargs = map_tensors(_alias, (self.args, self.kwargs))

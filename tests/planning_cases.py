@@ -20,7 +20,7 @@ def device_of(num_slots: int, memory_bytes: int = 0) -> Device:
 
 def graph_of(names: Iterable[str], edges: Iterable[tuple[str, str]] = ()) -> ModuleGraph:
     return ModuleGraph(
-        modules=tuple(ModuleNode(name=name, num_parameters=1) for name in names),
+        modules=tuple(ModuleNode(name=name) for name in names),
         edges=tuple(Edge(source=source, target=target) for source, target in edges),
     )
 

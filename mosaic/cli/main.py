@@ -156,6 +156,9 @@ class PlanCommand:
     which is also called mosaic)."""
     fit: Path | None = None
     """Coefficients of that form that `mosaic profile --fit` wrote on this device, for this model or another one."""
+    optimizer_bytes: float = 8.0
+    """State of the optimizer for each parameter that trains, in bytes, where modules were measured: 8 for AdamW, 0 for
+    plain SGD. Of a described device it is counted, for AdamW."""
     compare: bool = False
     """Also show what Megatron, DistMM, Spindle and others would plan, under the same predictions."""
     explain: bool = False

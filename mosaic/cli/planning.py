@@ -58,7 +58,9 @@ def find_basis(given: options.PlanCommand) -> Basis:
             "device in it: give --model instead of --profile, or leave --device out"
         )
     fit = load_fit(given.fit, given.interference, measured.device)
-    cost = CostModel.from_profile(measured, interference=form_of(given.interference), fit=fit)
+    cost = CostModel.from_profile(
+        measured, interference=form_of(given.interference), fit=fit, optimizer_bytes=given.optimizer_bytes
+    )
     return Basis(measured.graph, cost, measured.device, given.gpus, tuple(cost.findings))
 
 

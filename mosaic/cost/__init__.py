@@ -8,7 +8,7 @@ from mosaic.cost.held_out import errors_of_profile
 from mosaic.cost.interference import AssumedPair, Interference, MeasuredInterference, NoInterference
 from mosaic.cost.interference_fit import InterferenceFit, fit_interference, rank_forms
 from mosaic.cost.leveling import LeveledBandwidth, Leveling
-from mosaic.cost.model import Cost, CostModel
+from mosaic.cost.model import ADAMW_BYTES, Cost, CostModel
 from mosaic.cost.posterior import ShapePosterior
 from mosaic.cost.sampling import held_out_errors, next_sample, next_shaped_sample
 from mosaic.cost.shape_prior import shape_of
@@ -16,6 +16,7 @@ from mosaic.cost.shaped import ShapedSurface
 from mosaic.cost.surface import ScalingSurface, Surface
 
 __all__ = [
+    "ADAMW_BYTES",
     "AdditiveInterference",
     "AlphaBetaSurface",
     "AssumedPair",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol, get_args
 
@@ -17,6 +18,8 @@ from mosaic.profile import ModuleMemory, Phase, Profile, Sample
 
 SurfaceKind = Literal["shaped", "smooth", "alpha-beta"]
 """``ShapedSurface``, ``ScalingSurface`` or ``AlphaBetaSurface``."""
+ADAMW_BYTES = 8.0
+"""Of the optimizer's state for each parameter that trains: AdamW's two moments in 32 bits."""
 
 
 class Cost(Protocol):
@@ -63,6 +66,7 @@ class CostModel:
         surfaces: Mapping[tuple[str, Phase], Surface],
         *,
         memory: Mapping[str, ModuleMemory] | None = None,
+        optimizer_bytes: Mapping[str, int] | None = None,
         peak_bytes: Mapping[tuple[str, Phase], Mapping[int, int]] | None = None,
         interference: Interference | None = None,
         bandwidths: Bandwidths | None = None,
@@ -74,6 +78,7 @@ class CostModel:
         Args:
             surfaces: One for each module and phase; a module without a backward surface takes no time there.
             memory: What modules keep, by name.
+            optimizer_bytes: State of the optimizer on each of a module's devices, by name; none where left out.
             peak_bytes: Most bytes in use during a phase above those before it, by degree.
             interference: Defaults to none.
             bandwidths: What modules use alone.
@@ -82,6 +87,7 @@ class CostModel:
         """
         self._surfaces = dict(surfaces)
         self._memory = dict(memory or {})
+        self._optimizer_bytes = dict(optimizer_bytes or {})
         self._peak_bytes = dict(peak_bytes or {})
         self._bandwidths = bandwidths or Bandwidths([])
         self.interference: Interference = interference or NoInterference()
@@ -97,6 +103,7 @@ class CostModel:
         surface: SurfaceKind = "shaped",
         fit: InterferenceFit | None = None,
         estimate: BandwidthEstimate | None = None,
+        optimizer_bytes: float = ADAMW_BYTES,
     ) -> CostModel:
         """Builds surfaces, memory and interference from a profile.
 
@@ -111,13 +118,18 @@ class CostModel:
             fit: Coefficients of that form, found on this device before; fitted to the profile's groups and pairs
                 where None.
             estimate: Asked for bandwidths that were not measured.
+            optimizer_bytes: State of the optimizer for each parameter that trains: it is no part of a profile, which
+                is measured without one. 8 is AdamW in 32 bits, 12 the same with master weights, 4 plain momentum, 0
+                SGD. Every device of a module has all of it: nothing is sharded.
 
         Raises:
             InvalidProfileError: A module has no samples of a phase that it runs, or a form lacks bandwidths or groups.
-            ValueError: There is no such surface, or ``fit`` is of another form.
+            ValueError: There is no such surface, ``fit`` is of another form, or ``optimizer_bytes`` is negative.
         """
         if surface not in get_args(SurfaceKind):
             raise ValueError(f"surface={surface!r}; use one of {', '.join(get_args(SurfaceKind))}")
+        if not 0 <= optimizer_bytes < float("inf"):
+            raise ValueError(f"optimizer_bytes={optimizer_bytes}; bytes for each parameter are finite, 0 or more")
         grouped = _by_phase(profile)
         peaks: dict[tuple[str, Phase], dict[int, int]] = {}
         for key, samples in grouped.items():
@@ -130,6 +142,7 @@ class CostModel:
         return cls(
             {key: _surface(surface, profile, grouped, key) for key in grouped},
             memory={entry.module: entry for entry in profile.memory},
+            optimizer_bytes=_optimizer_state(profile, optimizer_bytes),
             peak_bytes=peaks,
             interference=chosen,
             bandwidths=bandwidths,
@@ -174,11 +187,11 @@ class CostModel:
     def memory_bytes(self, module: str, degree: int) -> int:
         """Returns the bytes that a module needs on each of its devices while its stage runs.
 
-        What stays resident, what libraries keep for its lane, the kept activations of its share of the batch, and the
-        larger of both phases' peaks above that. 0 where nothing was measured.
+        What stays resident, the optimizer's state with it, what libraries keep for its lane, the kept activations of
+        its share of the batch, and the larger of both phases' peaks above that. 0 where nothing was measured.
         """
         kept = self._memory.get(module)
-        resident = kept.resident_bytes + kept.lane_bytes if kept else 0
+        resident = self._resident(module, kept) if kept else 0
         activations = -(-kept.activation_bytes // degree) if kept else 0
         # A forward's peak already holds the activations that it leaves behind.
         forward = max(activations, self._peak(module, Phase.FORWARD, degree))
@@ -187,11 +200,11 @@ class CostModel:
     def kept_bytes(self, module: str, degree: int) -> int:
         """Returns the bytes that a module keeps on each of its devices while other stages run; 0 where unknown.
 
-        What stays resident, what libraries keep for its lane, and the kept activations of its share of the batch. A
-        profile has no optimizer's state.
+        What stays resident, the optimizer's state with it, what libraries keep for its lane, and the kept activations
+        of its share of the batch.
         """
         kept = self._memory.get(module)
-        return kept.resident_bytes + kept.lane_bytes + -(-kept.activation_bytes // degree) if kept else 0
+        return self._resident(module, kept) + -(-kept.activation_bytes // degree) if kept else 0
 
     def interference_ms(self, module: str, phase: Phase, degree: int, quota: int, *, beside: Beside) -> float:
         """Returns what the neighbours on one device add to a phase, in milliseconds (paper Eq. 7's delta)."""
@@ -212,6 +225,9 @@ class CostModel:
         return self.time_ms(module, phase, degree, quota) + self.interference_ms(
             module, phase, degree, quota, beside=beside
         )
+
+    def _resident(self, module: str, kept: ModuleMemory) -> int:
+        return kept.resident_bytes + kept.lane_bytes + self._optimizer_bytes.get(module, 0)
 
     def _peak(self, module: str, phase: Phase, degree: int) -> int:
         by_degree = self._peak_bytes.get((module, phase), {})
@@ -237,6 +253,13 @@ def _surface(
         return ScalingSurface(grouped[key])
     others = [s for (module, phase), of in grouped.items() if module == key[0] and phase is not key[1] for s in of]
     return ShapedSurface(grouped[key], shape=profile.shape_of(key[0]), others=others)
+
+
+def _optimizer_state(profile: Profile, bytes_each: float) -> dict[str, int]:
+    """The optimizer's bytes by module; a graph says of partly frozen modules only that something trains."""
+    trained = {node.name: node.num_parameters if node.trainable else 0 for node in profile.graph.modules}
+    trained |= {entry.module: entry.num_trained for entry in profile.memory if entry.num_trained is not None}
+    return {name: math.ceil(count * bytes_each) for name, count in trained.items()}
 
 
 def _by_phase(profile: Profile) -> dict[tuple[str, Phase], list[Sample]]:

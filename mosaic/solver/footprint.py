@@ -22,28 +22,25 @@ class Footprint:
     """Anything else: while either phase runs."""
 
 
-def footprints_of(
-    plan: Plan, cost: Cost, memory: Mapping[str, ModuleMemory] | None = None, *, optimizer: float = 0.0
-) -> dict[str, Footprint]:
+def footprints_of(plan: Plan, cost: Cost, memory: Mapping[str, ModuleMemory] | None = None) -> dict[str, Footprint]:
     """Returns what the modules of a plan hold.
 
     Args:
         plan: Gives the degrees.
-        cost: Gives the bytes of a module while it runs.
+        cost: Gives the bytes of a module while it runs, and of those it keeps.
         memory: How they divide up (a profile's ``memory``, by name). A module that is not in it is taken to hold
             all of its bytes during the whole step, which is never too little.
-        optimizer: State of the optimizer as a share of a module's resident bytes, where those leave it out.
     """
     found: dict[str, Footprint] = {}
     for placement in plan.placements:
         total = cost.memory_bytes(placement.module, placement.degree)
         kept = (memory or {}).get(placement.module)
-        resident = kept.resident_bytes if kept else total
-        held = -(-kept.activation_bytes // placement.degree) if kept else 0
+        stays = cost.kept_bytes(placement.module, placement.degree) if kept else total
+        held = min(stays, -(-kept.activation_bytes // placement.degree)) if kept else 0
         found[placement.module] = Footprint(
-            resident_bytes=round(resident * (1 + optimizer)),
+            resident_bytes=stays - held,
             held_bytes=held,
-            working_bytes=max(0, total - resident - held),
+            working_bytes=max(0, total - stays),
         )
     return found
 

@@ -8,6 +8,7 @@ import pytest
 from planning_cases import flat, linear, pair, profile_of
 
 from mosaic.cost import (
+    ADAMW_BYTES,
     AdditiveInterference,
     CostModel,
     FullInterference,
@@ -18,9 +19,10 @@ from mosaic.cost import (
     fit_interference,
 )
 from mosaic.cost.bandwidth import Bandwidths
-from mosaic.errors import InvalidProfileError
-from mosaic.graph import ModuleGraph
-from mosaic.profile import GroupMember, GroupSample, Phase, Profile, Sample
+from mosaic.errors import InfeasibleError, InvalidProfileError
+from mosaic.graph import ModuleGraph, ModuleNode
+from mosaic.profile import GroupMember, GroupSample, ModuleMemory, Phase, Profile, Sample
+from mosaic.solver import solve
 
 F, B = Phase.FORWARD, Phase.BACKWARD
 SHARES = {"a": 0.2, "b": 0.4, "c": 0.6, "d": 0.9}
@@ -171,3 +173,35 @@ def test_what_cannot_be_judged_has_no_error() -> None:
     assert errors_of_profile(blind) == ()
     failed = Sample(module="a", phase=B, quota=1, infeasible="OutOfMemoryError")
     assert errors_of_profile(replace(blind, samples=(failed,))) == ()
+
+
+def test_memory_counts_the_optimizers_state_of_what_trains_on_every_device() -> None:
+    memory = [
+        ModuleMemory(module="a", resident_bytes=1000, activation_bytes=100, num_trained=30),
+        ModuleMemory(module="b", resident_bytes=1000, activation_bytes=100),
+        ModuleMemory(module="c", resident_bytes=1000, activation_bytes=100),
+    ]
+    base = profile_of({"a": flat(1), "b": flat(1), "c": flat(1)}, num_slots=1, degrees=(1, 2), memory=memory)
+    nodes = [ModuleNode(name=name, num_parameters=50, trainable=name != "c") for name in "abc"]
+    profile = replace(base, graph=ModuleGraph(modules=tuple(nodes)))
+    cost = CostModel.from_profile(profile)
+    assert ADAMW_BYTES == 8
+    assert [cost.kept_bytes(name, 2) for name in "abc"] == [1050 + 240, 1050 + 400, 1050]
+    assert [cost.memory_bytes(name, 2) for name in "abc"] == [1050 + 240, 1050 + 400, 1050]
+    plain = CostModel.from_profile(profile, optimizer_bytes=0)
+    assert [plain.kept_bytes(name, 1) for name in "abc"] == [1100] * 3
+
+
+def test_optimizer_state_rules_out_what_fits_without_it() -> None:
+    memory = [ModuleMemory(module="a", resident_bytes=1000, activation_bytes=0, num_trained=125)]
+    profile = profile_of({"a": flat(1)}, num_slots=1, memory=memory, memory_bytes=1999)
+    assert solve(profile.graph, CostModel.from_profile(profile, optimizer_bytes=0), profile.device).stages
+    with pytest.raises(InfeasibleError, match="'a' needs 2,000 bytes"):
+        solve(profile.graph, CostModel.from_profile(profile), profile.device)
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
+def test_optimizer_bytes_that_are_none_are_refused(value: float) -> None:
+    profile = profile_of({"a": flat(1)}, num_slots=1)
+    with pytest.raises(ValueError, match="bytes for each parameter are finite, 0 or more"):
+        CostModel.from_profile(profile, optimizer_bytes=value)

@@ -100,6 +100,8 @@ def test_an_exception_at_one_quota_is_kept_with_its_text():
     # It is resident all the same; what it keeps on the whole device is not known.
     (memory,) = [entry for entry in profile.memory if entry.module == "right"]
     assert memory.resident_bytes > 0
+    assert memory.num_trained is not None
+    assert memory.num_trained > 0
 
 
 def test_a_module_that_fails_everywhere_is_an_error_with_its_name_and_text():
