@@ -13,7 +13,7 @@ from typing import Literal
 
 from mosaic.cost import Cost
 from mosaic.device import Device
-from mosaic.errors import BackendUnavailableError, InfeasibleError
+from mosaic.errors import BackendUnavailableError, InfeasibleError, UndecidedError
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan
 from mosaic.solver.options import all_options
@@ -107,6 +107,8 @@ def compare(
     if not methods or not set(methods) <= set(known) or len(set(methods)) < len(methods):
         raise ValueError(f"methods={tuple(methods)}; name each once, at least one of {', '.join(known)}")
     search = search or SearchOptions()
+    settings = settings or PlannerSettings()
+    settings = replace(settings, hold_memory=settings.hold_memory and search.hold_memory)
     all_options(graph, cost=cost, device=device, num_devices=num_devices, grid=search.grid)  # what none could do
 
     def plan(method: str) -> Plan | WavePlan:
@@ -121,7 +123,7 @@ def _attempt(method: str, plan: Callable[[str], Plan | WavePlan]) -> Comparison:
     began = time.perf_counter()
     try:
         found, reason = plan(method), ""
-    except (BackendUnavailableError, InfeasibleError, ValueError) as error:
+    except (BackendUnavailableError, InfeasibleError, UndecidedError, ValueError) as error:
         found, reason = None, str(error)
     return Comparison(method=method, plan=found, reason=reason, seconds=time.perf_counter() - began)
 

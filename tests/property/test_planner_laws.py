@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import pytest
@@ -18,6 +18,7 @@ from planning_cases import profile_of
 
 from mosaic.artifact import parse, to_json
 from mosaic.cost import CostModel
+from mosaic.errors import InfeasibleError
 from mosaic.profile import ModuleMemory, Phase, Profile
 from mosaic.solver import SearchOptions, solve
 from mosaic.solver.planners import PLANNERS, PlannerSettings, WavePlan, plan_with
@@ -82,6 +83,7 @@ def instances(draw: st.DrawFn, max_modules: int = 6, max_devices: int = 6, degre
         interpolation=draw(st.sampled_from(["speedup", "time"])),
         extend=draw(st.booleans()),
         island_size=draw(st.integers(1, 8)),
+        hold_memory=False,
     )
     return Instance(profile=profile, num_devices=num_devices, settings=chosen)
 
@@ -126,6 +128,27 @@ def test_no_device_is_ever_held_twice_and_memory_is_kept(name: str, instance: In
         assert len(held) == len(set(held))
         for run in wave.runs:
             assert all(cost.memory_bytes(part.module, len(run.devices)) <= room for part in run.parts)
+
+
+@pytest.mark.parametrize("name", PLANNERS)
+@given(instance=instances())
+@settings(BOUNDED, max_examples=30)
+def test_what_modules_keep_fits_on_every_device_or_there_is_a_reason(name: str, instance: Instance) -> None:
+    free = instance.plan(name)
+    cost = CostModel.from_profile(instance.profile)
+    try:
+        schedule = replace(instance, settings=replace(instance.settings, hold_memory=True)).plan(name)
+    except InfeasibleError:
+        assert instance.profile.device.memory_bytes
+        return
+    if name != "sequential":  # which may take other degrees
+        assert schedule.predicted_ms == free.predicted_ms
+    room = instance.profile.device.memory_bytes or math.inf
+    kept = [0.0] * instance.num_devices
+    for run in (run for wave in schedule.waves for run in wave.runs):
+        for device in run.devices:
+            kept[device] += sum(cost.kept_bytes(part.module, len(run.devices)) * part.share for part in run.parts)
+    assert max(kept) <= room * CLOSE
 
 
 @pytest.mark.parametrize("name", PLANNERS)

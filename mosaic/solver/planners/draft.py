@@ -32,6 +32,8 @@ class PlannerSettings:
     """Devices with fast links between them (a node); placement keeps a module inside one where it can."""
     max_partitioned: int = 10
     """Modules of a level up to which ``distmm-waves`` tries every way to make waves of them."""
+    hold_memory: bool = True
+    """No device is given more than it has over the whole step; otherwise each wave's memory is checked alone."""
 
     def __post_init__(self) -> None:
         counts = (self.default_operators, self.island_size, *self.num_operators.values())

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from mosaic.cost import Cost
 from mosaic.device import Device
+from mosaic.errors import InfeasibleError
 from mosaic.graph import ModuleGraph
 from mosaic.plan import SearchRecord
 from mosaic.profile import Phase
+from mosaic.solver.held_options import alone_within_memory
+from mosaic.solver.holding import keeps_anything
 from mosaic.solver.options import DeploymentOption, QuotaGrid, all_options
 from mosaic.solver.placement import Machine
 from mosaic.solver.planners.coverage import check_schedule
 from mosaic.solver.planners.distmm import balance, best_waves, waves_of_level
 from mosaic.solver.planners.draft import DraftWave, Job, PlannerSettings, Widths, levels, whole_device_widths, whole_job
+from mosaic.solver.planners.held_waves import within_memory
 from mosaic.solver.planners.islands import place_waves
 from mosaic.solver.planners.megatron import all_on_all
 from mosaic.solver.planners.optimus import by_marginal_gain
 from mosaic.solver.planners.spindle import sliced_waves
 from mosaic.solver.planners.waves import Part, Run, Wave, WavePlan
 from mosaic.solver.sequential import one_by_one
-from mosaic.solver.stage_eval import StageEvaluator
+from mosaic.solver.stage_eval import StageEvaluator, StageResult
 
 PLANNERS = ("sequential", "megatron", "distmm", "distmm-waves", "spindle", "spindle-optimus")
 """Names of the comparison planners. Their order by predicted time differs from input to input."""
@@ -43,7 +48,8 @@ def plan_with(
     None of them shares a device, so there is no interference in their times. A part's time is its share of the
     module's time at that degree and quota, plus ``settings.slice_overhead_ms`` where it is a slice, in forward and
     backward each. A wave takes as long as its slowest forward and its slowest backward, as a plan's stage does.
-    Memory is held to per wave, as for stages: activations that wait for their backward are not added up.
+    No device is given more than it has over the whole step (``held_waves``), as in every other plan: runs get other
+    devices where theirs do not hold them, and ``sequential`` other degrees.
 
     Args:
         name: One of ``PLANNERS``.
@@ -55,7 +61,9 @@ def plan_with(
         settings: Granularity of slices, and variants.
 
     Raises:
-        InfeasibleError: A module fits on no device; names it, what it needs and what there is.
+        InfeasibleError: A module fits on no device (names it, what it needs and what there is), or devices do not
+            hold what the planner chose.
+        UndecidedError: No plan was found that devices hold, and it is not proven that there is none.
         ValueError: There are no devices, no such planner, a count of operators for a module that is not there, or the
             cost model gives a negative time.
     """
@@ -69,11 +77,13 @@ def plan_with(
         raise ValueError(f"num_operators names {unknown}; the modules are {', '.join(graph.names)}")
     options = all_options(graph, cost=cost, device=device, num_devices=num_devices, grid=grid)
     machine = Machine(num_devices=num_devices, num_slots=device.num_slots, memory_bytes=device.memory_bytes)
-    in_turn = _timed(_in_turn(graph, options, cost, machine), graph, cost, num_devices, settings)
-    waves = in_turn
+    is_held = settings.hold_memory and keeps_anything(options, machine)
+    in_turn = waves = _in_turn(graph, options, cost, machine, settings, is_held=is_held)
     if name != "sequential":
         widths = {module: whole_device_widths(found) for module, found in options.items()}
         waves = _timed(_draft(name, graph, widths, num_devices, settings), graph, cost, num_devices, settings)
+        if is_held:
+            waves = within_memory(name, waves, options, machine)
     schedule = WavePlan(
         device=device,
         num_devices=num_devices,
@@ -88,10 +98,32 @@ def plan_with(
 
 
 def _in_turn(
-    graph: ModuleGraph, options: Mapping[str, Sequence[DeploymentOption]], cost: Cost, machine: Machine
-) -> list[DraftWave]:
-    found = one_by_one(graph, StageEvaluator(options, cost=cost, machine=machine))
-    return [(whole_job(module, option),) for stage in found for module, (option, _) in stage.choices.items()]
+    graph: ModuleGraph,
+    options: Mapping[str, Sequence[DeploymentOption]],
+    cost: Cost,
+    machine: Machine,
+    settings: PlannerSettings,
+    *,
+    is_held: bool,
+) -> tuple[Wave, ...]:
+    """Every module in turn at its own best; at degrees that devices hold where those are too much."""
+
+    def waves_of(found: Sequence[StageResult]) -> tuple[Wave, ...]:
+        drafts = [(whole_job(module, option),) for stage in found for module, (option, _) in stage.choices.items()]
+        return _timed(drafts, graph, cost, machine.num_devices, settings)
+
+    fastest = waves_of(one_by_one(graph, StageEvaluator(options, cost=cost, machine=machine)))
+    if not is_held:
+        return fastest
+    try:
+        return within_memory("sequential", fastest, options, machine)
+    except InfeasibleError:
+        held = alone_within_memory(graph, options, machine)
+    homes = [devices for stage in held for _, devices in stage.choices.values()]
+    return tuple(
+        replace(wave, runs=(replace(wave.runs[0], devices=devices),))
+        for wave, devices in zip(waves_of(held), homes, strict=True)
+    )
 
 
 def _draft(
