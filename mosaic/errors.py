@@ -65,6 +65,10 @@ class InvalidFileError(MosaicError):
     """A JSON file could not be read: not there, truncated, of a newer schema, or with wrong values."""
 
 
+class InvalidCheckpointError(MosaicError):
+    """A checkpoint is missing, cut short, changed, or of another model or optimizer."""
+
+
 class InvalidPlanError(MosaicError):
     """A plan contradicts itself, its graph, its profile or the device it should run on."""
 

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from mosaic.checkpoint.methods import KeepsCheckpoints
 from mosaic.engine.attach import attach, detach
 from mosaic.engine.changes import Makeup
 from mosaic.engine.find import Finding
@@ -31,7 +32,7 @@ from mosaic.profile import Profile
 from mosaic.timeline import Timeline
 
 
-class Handle:
+class Handle(KeepsCheckpoints):
     """A colocated model.
 
     Attributes:
@@ -202,6 +203,10 @@ class Handle:
             self._trial.stop()
         if self._placed is not None:
             self._placed.close()
+        self.finish_saving()
+
+    def _plan_name(self) -> str:
+        return self.plan.fingerprint
 
     # What a trial asks for.
 

@@ -50,6 +50,9 @@ class RankHandle(Handle):
         executor = self._executor
         return {**super().metrics(), **(executor.traffic.metrics() if isinstance(executor, RankedRuns) else {})}
 
+    def _make_ranks(self) -> World:
+        return self.world
+
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """Scales all gradients so that their norm over all ranks is at most ``max_norm``; every rank calls it.
 

@@ -75,7 +75,9 @@ class World:
         self.everyone = self.group(range(self.size))
         # Rank 0 may profile for minutes while the others wait for its plan.
         patient = max(self.timeout, datetime.timedelta(seconds=PATIENCE_S))
+        self._patient = patient
         self._control = dist.new_group(timeout=patient, backend="gloo")
+        self._background: dist.ProcessGroup | None = None
 
     @classmethod
     def join(cls, device: torch.device, *, timeout_s: float = TIMEOUT_S) -> Self:
@@ -96,6 +98,12 @@ class World:
         """Makes a communicator; all ranks have to ask for the same ones in the same order."""
         made: dist.ProcessGroup = dist.new_group(list(ranks), timeout=self.timeout, backend=backend)
         return made
+
+    def background_group(self) -> dist.ProcessGroup:
+        """Returns the group of all ranks, on CPUs, in which checkpoints are written; all ranks have to ask for it."""
+        if self._background is None:
+            self._background = dist.new_group(timeout=self._patient, backend="gloo")
+        return self._background
 
     def tell(self, value: Any) -> list[Any]:
         """Returns what each rank told: data that JSON could hold."""

@@ -22,7 +22,7 @@ LAYERS = [
     {"plan"},
     {"cost"},
     {"backends", "solver"},
-    {"profiler"},
+    {"checkpoint", "profiler"},
     {"engine"},
     {"ranks", "report"},
     {"demo", "microbench", "models"},
@@ -32,7 +32,7 @@ LAYERS = [
 
 HOMES = {
     "torch": {
-        *("backends", "engine", "ranks", "profiler", "train", "models", "demo", "microbench", "cost/analytic"),
+        *("backends", "checkpoint", "engine", "ranks", "profiler", "train", "models", "demo", "microbench", "cost/analytic"),
         "cli/workload.py",  # runs a user's model
         "cli/counting.py",  # counts its operators
     },

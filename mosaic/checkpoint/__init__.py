@@ -1,0 +1,1 @@
+"""Checkpoints of a colocated model: written by torch.distributed.checkpoint, kept whole on disk, read by any plan."""

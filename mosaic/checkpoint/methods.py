@@ -1,0 +1,183 @@
+"""What a handle offers for keeping a run: saving, loading, and weights as one plain file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mosaic.checkpoint.ranks import OneRank, Ranks
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from mosaic.checkpoint.loading import Loaded
+    from mosaic.checkpoint.saving import Saver
+
+
+class KeepsCheckpoints:
+    """Checkpoints of a handle's model; on several ranks, all of them make the same calls.
+
+    A handle says what its model is (``_model``), what plan runs (``_plan_name()``), and how to wait for what is being
+    computed (``_settle()``).
+    """
+
+    _model: nn.Module
+    _saver: Saver | None = None
+    _ranks: Ranks | None = None
+
+    def save(
+        self,
+        folder: str | Path,
+        *,
+        step: int,
+        optimizer: Optimizer | None = None,
+        scheduler: Any = None,
+        extra: Mapping[str, Any] | None = None,
+        keep: int = 3,
+    ) -> Path:
+        """Begins a checkpoint; the loop goes on while it is written.
+
+        Called between steps. The model, the optimizer and the state of the random generators are copied before it
+        returns; then a thread writes them with ``torch.distributed.checkpoint``, beside the place where they will be, and
+        renames the whole once it is on the disk. A run that is killed at any instant leaves the last complete one.
+
+        One is written at a time: the next ``save``, ``load``, ``finish_saving`` or ``remove`` waits for it, and raises
+        its error if it had one.
+
+        Args:
+            folder: The run's checkpoints; all ranks see it.
+            step: The loop's count; comes back from ``load``.
+            optimizer: Any of torch's, over the model's parameters.
+            scheduler: Of learning rates, or anything with a ``state_dict()`` of plain data, the same on every rank.
+            extra: Plain data: numbers, strings, None, small tensors, and lists, tuples and dicts of these. Rank 0's is
+                kept.
+            keep: How many checkpoints stay in the folder; older ones are removed once this one is complete.
+
+        Returns:
+            The folder that it will be in.
+
+        Raises:
+            MosaicError: The one before could not be written, the folder cannot be, or the ranks differ.
+            TypeError: There is something that no checkpoint holds; names it.
+        """
+        from mosaic.checkpoint.saving import Job
+
+        self._settle()
+        return self._the_saver().save(
+            Job(
+                model=self._model,
+                folder=Path(folder),
+                step=step,
+                optimizer=optimizer,
+                scheduler=scheduler,
+                extra=extra or {},
+                keep=keep,
+                plan=self._plan_name(),
+            )
+        )
+
+    def finish_saving(self) -> None:
+        """Waits until the checkpoint that was begun is on the disk; does nothing if there is none.
+
+        Raises:
+            MosaicError: It could not be written; says why. Those before it are as they were.
+        """
+        if self._saver is not None:
+            self._saver.finish()
+
+    def load(
+        self,
+        folder: str | Path,
+        *,
+        step: int | None = None,
+        optimizer: Optimizer | None = None,
+        scheduler: Any = None,
+        fall_back: bool = False,
+        missing_ok: bool = False,
+    ) -> Loaded | None:
+        """Loads a checkpoint into the model as it is colocated now, whatever plan and ranks it was saved under.
+
+        Every file is read and checked first. The random generators of a rank go on where those of the same rank were;
+        a rank that was not there keeps its own.
+
+        Args:
+            folder: The run's checkpoints.
+            step: Which one; the newest by default.
+            optimizer: Gets its state; new or not, over the same parameters as the one that was saved.
+            scheduler: Gets its state.
+            fall_back: Where the newest is damaged, load the newest before it that is whole, and say so in the log. By
+                default that is an error, which names it.
+            missing_ok: Return None where there is no checkpoint yet, as at the first start of a loop that may be
+                restarted.
+
+        Returns:
+            The step and what was given as ``extra``.
+
+        Raises:
+            InvalidCheckpointError: There is none, it is damaged, or it is of another model or optimizer; says in what.
+        """
+        from mosaic.checkpoint.folder import checkpoints_in
+        from mosaic.checkpoint.loading import Request, load
+
+        self._settle()
+        self.finish_saving()
+        ranks = self._the_ranks()
+        if missing_ok and ranks.first_says(not checkpoints_in(Path(folder))):
+            return None
+        request = Request(
+            model=self._model,
+            folder=Path(folder),
+            step=step,
+            optimizer=optimizer,
+            scheduler=scheduler,
+            fall_back=fall_back,
+        )
+        return load(request, ranks)
+
+    def export(self, path: str | Path) -> None:
+        """Writes the plain model's ``state_dict`` as one safetensors file, which ``load_state_dict`` takes whole.
+
+        Rank 0 writes it and holds one tensor of other ranks at a time. Tied weights are there under all of their names.
+
+        Raises:
+            MosaicError: It cannot be written; nothing is left of it.
+        """
+        from mosaic.checkpoint.whole_file import export
+
+        self._settle()
+        export(self._model, Path(path), self._the_ranks())
+
+    def load_weights(self, path: str | Path) -> None:
+        """Copies weights from a plain safetensors file, or a folder of such files, into the model as it is colocated.
+
+        Raises:
+            InvalidCheckpointError: It is of another model; says in what it differs.
+            InvalidFileError: It is no such file, or cut short.
+        """
+        from mosaic.checkpoint.whole_file import load_weights
+
+        self._settle()
+        load_weights(self._model, Path(path), self._the_ranks())
+
+    def _the_ranks(self) -> Ranks:
+        if self._ranks is None:
+            self._ranks = self._make_ranks()
+        return self._ranks
+
+    def _the_saver(self) -> Saver:
+        from mosaic.checkpoint.saving import Saver
+
+        if self._saver is None:
+            self._saver = Saver(self._the_ranks())
+        return self._saver
+
+    def _make_ranks(self) -> Ranks:
+        return OneRank()
+
+    def _plan_name(self) -> str:
+        raise NotImplementedError
+
+    def _settle(self) -> None:
+        raise NotImplementedError

@@ -1,0 +1,108 @@
+"""Turning what is no large tensor into JSON and back: settings of optimizers, schedulers, random states, the user's own.
+
+JSON has no tuples, counters, keys that are numbers, or tensors; these become objects with ``$`` in them, so that what is
+read is equal to what was written. Nothing else is made from a file: no class is looked up by name.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from mosaic.checkpoint.dtypes import bytes_of, entry_of, tensor_from
+from mosaic.checkpoint.safetensors_file import Entry
+
+LARGEST_TENSOR_BYTES = 1 << 20
+"""Tensors above this have no place in a JSON file."""
+
+Keep = Callable[[torch.Tensor, str], str]
+"""Takes a tensor, and where it stands, to be kept elsewhere; returns its key there."""
+
+
+def to_plain(value: Any, where: str, keep: Keep | None = None) -> Any:
+    """Returns a value as JSON can hold it.
+
+    Args:
+        value: Nested dicts, lists and tuples of numbers, strings, None and tensors.
+        where: Its name, for errors.
+        keep: Where tensors go; into the JSON itself by default.
+
+    Raises:
+        TypeError: There is something else in it; names it.
+    """
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, torch.Tensor):
+        return {"$": "kept", "key": keep(value, where)} if keep is not None else _inline(value, where)
+    if isinstance(value, list | tuple):
+        items = [to_plain(item, f"{where}[{index}]", keep) for index, item in enumerate(value)]
+        return items if isinstance(value, list) else {"$": "tuple", "items": items}
+    if isinstance(value, dict):
+        pairs = [(key, to_plain(item, f"{where}[{key!r}]", keep)) for key, item in value.items()]
+        if not isinstance(value, Counter) and all(isinstance(key, str) for key in value) and "$" not in value:
+            return dict(pairs)
+        kind = "counter" if isinstance(value, Counter) else "dict"
+        return {"$": kind, "items": [[to_plain(key, f"a key of {where}"), item] for key, item in pairs]}
+    raise TypeError(
+        f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which a checkpoint cannot hold; give numbers, "
+        "strings, None, tensors, and lists, tuples and dicts of these (of an object, its state_dict())"
+    )
+
+
+def from_plain(value: Any, kept: Callable[[str], torch.Tensor] | None = None) -> Any:
+    """Returns what ``to_plain`` was given.
+
+    Args:
+        value: What JSON held.
+        kept: Returns a tensor that was kept elsewhere, by its key.
+    """
+    if isinstance(value, list):
+        return [from_plain(item, kept) for item in value]
+    if not isinstance(value, dict):
+        return value
+    kind = value.get("$")
+    if kind is None:
+        return {key: from_plain(item, kept) for key, item in value.items()}
+    if kind == "tuple":
+        return tuple(from_plain(item, kept) for item in value["items"])
+    if kind in ("dict", "counter"):
+        made = {from_plain(key): from_plain(item, kept) for key, item in value["items"]}
+        return Counter(made) if kind == "counter" else made
+    if kind == "kept" and kept is not None:
+        return kept(value["key"])
+    if kind == "tensor":
+        entry = Entry(name="", dtype=value["dtype"], shape=tuple(value["shape"]))
+        return tensor_from(bytearray(base64.b64decode(value["base64"])), entry)
+    raise ValueError(f"{kind!r} is no kind of value in a checkpoint of this version")
+
+
+def kept_in(value: Any) -> list[str]:
+    """Returns the keys of the tensors that were kept elsewhere."""
+    if isinstance(value, list):
+        return [key for item in value for key in kept_in(item)]
+    if not isinstance(value, dict):
+        return []
+    if value.get("$") == "kept":
+        return [value["key"]]
+    return [key for item in value.values() for key in kept_in(item)]
+
+
+def _inline(tensor: torch.Tensor, where: str) -> dict[str, Any]:
+    entry = entry_of(where, tensor)
+    if tensor.is_meta:
+        raise TypeError(f"{where} is a tensor without content (on the meta device); leave it out")
+    if entry.num_bytes > LARGEST_TENSOR_BYTES:
+        raise TypeError(
+            f"{where} is a tensor of {entry.num_bytes} bytes, and {LARGEST_TENSOR_BYTES} fit into the JSON of a "
+            "checkpoint; make it a buffer of the model"
+        )
+    text = base64.b64encode(bytes_of(tensor)).decode()
+    return {"$": "tensor", "dtype": entry.dtype, "shape": list(entry.shape), "base64": text}
