@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,15 @@ rank, size = {rank}, {size}
 store = dist.FileStore({store!r}, size)
 dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
 module, name = {function!r}.split(":")
-result = getattr(importlib.import_module(module), name)(rank, size)
+result = getattr(importlib.import_module(module), name)(rank, size, *{arguments!r})
 torch.save(result, {answer!r})
 dist.destroy_process_group()
 """
 
 
-def run_ranks(function: str, size: int, folder: Path, *, timeout: float = 120.0) -> list[Any]:
+def run_ranks(
+    function: str, size: int, folder: Path, *, timeout: float = 120.0, arguments: Sequence[Any] = ()
+) -> list[Any]:
     """Calls ``module:function(rank, size)`` on ranks that share a gloo group; returns what each returned.
 
     A rank that hangs is ended, and is an error, as is one that fails.
@@ -44,6 +47,7 @@ def run_ranks(function: str, size: int, folder: Path, *, timeout: float = 120.0)
                     size=size,
                     store=str(folder / "store"),
                     function=function,
+                    arguments=tuple(arguments),
                     answer=str(answers[rank]),
                 ),
             ],

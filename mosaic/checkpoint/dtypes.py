@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from mosaic.checkpoint.safetensors_file import Entry
@@ -58,9 +56,9 @@ def raw(tensor: torch.Tensor) -> torch.Tensor:
     return flat.view(torch.uint8)
 
 
-def bytes_of(tensor: torch.Tensor) -> Any:
+def bytes_of(tensor: torch.Tensor) -> memoryview:
     """Returns the bytes of a tensor as a file takes them."""
-    return memoryview(raw(tensor).numpy())
+    return memoryview(raw(tensor).numpy())  # type: ignore[arg-type]  # numpy's stubs before Python 3.12
 
 
 def tensor_from(content: bytearray, entry: Entry) -> torch.Tensor:

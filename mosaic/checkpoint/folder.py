@@ -146,7 +146,9 @@ def choose(folder: Path, step: int | None) -> tuple[Checkpoint, ...]:
     """
     complete = checkpoints_in(folder)
     if not complete:
-        raise InvalidCheckpointError(f"there is no complete checkpoint in {folder}; give the folder that save() was given")
+        raise InvalidCheckpointError(
+            f"there is no complete checkpoint in {folder}; give the folder that save() was given"
+        )
     first = 0
     if step is not None:
         first = next((index for index, found in enumerate(complete) if found.step == step), -1)

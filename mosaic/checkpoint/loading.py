@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.state_dict_loader import load as read_distributed
 from torch.optim import Optimizer
 
 from mosaic.checkpoint.dtypes import entry_of
@@ -68,7 +68,8 @@ def load(request: Request, ranks: Ranks) -> Loaded:
         InvalidCheckpointError: There is none, it is damaged, or it is of another model or optimizer; says in what.
     """
     chosen = _choose(request, ranks)
-    opened, error = None, None
+    opened: _Opened | None = None
+    error: Exception | None = None
     try:
         opened = _Opened.open(chosen, request)
     except (MosaicError, ValueError, OSError) as failure:
@@ -144,7 +145,7 @@ class _Opened:
 
         warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
         try:
-            dcp.load(
+            read_distributed(
                 self.into,
                 storage_reader=Reader(self.path, self.manifest),
                 planner=DefaultLoadPlanner(flatten_state_dict=False),

@@ -40,8 +40,8 @@ class KeepsCheckpoints:
         """Begins a checkpoint; the loop goes on while it is written.
 
         Called between steps. The model, the optimizer and the state of the random generators are copied before it
-        returns; then a thread writes them with ``torch.distributed.checkpoint``, beside the place where they will be, and
-        renames the whole once it is on the disk. A run that is killed at any instant leaves the last complete one.
+        returns; then a thread writes them with ``torch.distributed.checkpoint``, beside the place where they will be,
+        and renames the whole once it is on the disk. A run that is killed at any instant leaves the last complete one.
 
         One is written at a time: the next ``save``, ``load``, ``finish_saving`` or ``remove`` waits for it, and raises
         its error if it had one.

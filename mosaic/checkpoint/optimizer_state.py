@@ -1,4 +1,4 @@
-"""What an optimizer knows, by the names of parameters instead of their numbers, which differ between ranks and plans."""
+"""What an optimizer knows, by the names of parameters: their numbers differ between ranks and plans."""
 
 from __future__ import annotations
 
@@ -109,22 +109,25 @@ def check_fits(saved: Mapping[str, Any], optimizer: Optimizer, model: ModelTenso
     left_out = [name for name in group_of if name not in given and not model.tensors[name].is_meta]
     if left_out:
         raise InvalidCheckpointError(
-            f"the optimizer that was saved had {_some(left_out)}; give it the same parameters, or load without it"
+            f"the optimizer that was saved had {_some(left_out)}; give it the same parameters, or load without one"
         )
     for index, names in enumerate(names_of(optimizer, model)):
         new = [name for name in names if name not in group_of]
         if new:
             raise InvalidCheckpointError(
-                f"the optimizer that was saved did not have {_some(new)}; give it the same parameters, or load without it"
+                f"the optimizer that was saved did not have {_some(new)}; give it the same parameters, or load without "
+                "an optimizer"
             )
         if len({group_of[name] for name in names}) > 1:
             raise InvalidCheckpointError(
-                f"group {index} of the optimizer has parameters that were in several groups when it was saved; make the "
-                "same groups"
+                f"group {index} of the optimizer has parameters that were in several groups when it was saved; make "
+                "the same groups"
             )
 
 
-def targets(saved: Mapping[str, Any], model: ModelTensors, stored: Mapping[str, TensorEntry]) -> dict[str, torch.Tensor]:
+def targets(
+    saved: Mapping[str, Any], model: ModelTensors, stored: Mapping[str, TensorEntry]
+) -> dict[str, torch.Tensor]:
     """Returns room for the saved tensors of the parameters that this rank has, by their keys."""
     made = {}
     for name, state in saved["states"].items():

@@ -1,7 +1,7 @@
-"""Turning what is no large tensor into JSON and back: settings of optimizers, schedulers, random states, the user's own.
+"""Turning what is no large tensor into JSON and back: settings of optimizers, schedulers, the user's own.
 
-JSON has no tuples, counters, keys that are numbers, or tensors; these become objects with ``$`` in them, so that what is
-read is equal to what was written. Nothing else is made from a file: no class is looked up by name.
+JSON has no tuples, counters, keys that are numbers, or tensors; these become objects with ``$`` in them, so that what
+is read is equal to what was written. Nothing else is made from a file: no class is looked up by name.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def to_plain(value: Any, where: str, keep: Keep | None = None) -> Any:
         kind = "counter" if isinstance(value, Counter) else "dict"
         return {"$": kind, "items": [[to_plain(key, f"a key of {where}"), item] for key, item in pairs]}
     raise TypeError(
-        f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which a checkpoint cannot hold; give numbers, "
-        "strings, None, tensors, and lists, tuples and dicts of these (of an object, its state_dict())"
+        f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which a checkpoint cannot hold; give "
+        "numbers, strings, None, tensors, and lists, tuples and dicts of these (of an object, its state_dict())"
     )
 
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.optim import Optimizer
 
 from mosaic.checkpoint.dtypes import entry_of
@@ -93,9 +93,7 @@ class _Part:
         )
 
 
-def _layout(
-    tensors: Mapping[str, torch.Tensor], names: list[str], optimizer: OptimizerState | None
-) -> dict[str, Any]:
+def _layout(tensors: Mapping[str, torch.Tensor], names: list[str], optimizer: OptimizerState | None) -> dict[str, Any]:
     """Returns what stays the same from save to save under one plan."""
     entries = {name: entry_of(name, tensor) for name, tensor in tensors.items()}
     return {
@@ -122,8 +120,8 @@ class _Layout:
                 first, found = known.setdefault(name, (rank, described))
                 if found != described:
                     raise MosaicError(
-                        f"{name} is {described[1]} {list(described[2])} on rank {rank} and {found[1]} {list(found[2])} on "
-                        f"rank {first}; all ranks have to hold the same"
+                        f"{name} is {described[1]} {list(described[2])} on rank {rank} and {found[1]} "
+                        f"{list(found[2])} on rank {first}; all ranks have to hold the same"
                     )
         lost = [name for each in told for name in each["names"] if name not in known]
         if lost:
@@ -250,7 +248,7 @@ class Saver:
     def _begin(self, tensors: dict[str, torch.Tensor], place: Place, contents: Contents | None) -> Future[Any]:
         # torch warns of a process that saves alone each time, from its own thread.
         warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
-        future = dcp.async_save(
+        future = async_save(
             tensors,
             storage_writer=Writer(place, contents),
             planner=DefaultSavePlanner(flatten_state_dict=False),

@@ -1,8 +1,8 @@
 """The files under torch.distributed.checkpoint: safetensors for tensors, JSON for the rest, and no pickle.
 
 torch's own ``FileSystemWriter`` keeps what it knows of the tensors in a pickle, ``.metadata``, and its reader loads it
-without restriction. Here the same facts stand in ``manifest.json``, under checksums. The tensors' files are what torch's
-``HuggingFaceStorageReader`` reads, so that a checkpoint is read without Mosaic, too.
+without restriction. Here the same facts stand in ``manifest.json``, under checksums. The tensors' files are what
+torch's ``HuggingFaceStorageReader`` reads, so that a checkpoint is read without Mosaic, too.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint import StorageReader, StorageWriter
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -22,7 +21,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner, WriteItem
-from torch.distributed.checkpoint.storage import WriteResult
+from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
 from mosaic.checkpoint.disk import write_flushed
@@ -105,9 +104,7 @@ class Writer(StorageWriter):
         assert self._contents is not None
         stored: list[Stored] = [result.storage_data for each in results for result in each]
         state = self._contents.state.encode()
-        written = FileEntry(
-            name=STATE, num_bytes=len(state), sha256=write_flushed(state, self._place.aside / STATE)
-        )
+        written = FileEntry(name=STATE, num_bytes=len(state), sha256=write_flushed(state, self._place.aside / STATE))
         files = {written.name: written, **{found.file.name: found.file for found in stored}}
         tensors = sorted(
             (
@@ -147,7 +144,9 @@ class Reader(StorageReader):
             name: TensorStorageMetadata(
                 properties=TensorProperties(dtype=dtype_of(tensor.dtype)),
                 size=torch.Size(tensor.shape),
-                chunks=[ChunkStorageMetadata(offsets=torch.Size([0] * len(tensor.shape)), sizes=torch.Size(tensor.shape))],
+                chunks=[
+                    ChunkStorageMetadata(offsets=torch.Size([0] * len(tensor.shape)), sizes=torch.Size(tensor.shape))
+                ],
             )
             for name, tensor in self._tensors.items()
         }

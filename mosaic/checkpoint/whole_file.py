@@ -45,7 +45,6 @@ def export(model: nn.Module, path: Path, ranks: Ranks) -> None:
     lost = [name for name in found.tensors if name not in source]
     if lost:
         raise MosaicError(f"no rank has {lost[0]} (and {len(lost) - 1} more); the model cannot be exported")
-    group = ranks.background_group()
     fetch = _Fetch(found, source, ranks.rank, ranks.background_group())
     if ranks.rank == 0:
         error = _write(path, in_order(entries), fetch)
@@ -111,7 +110,8 @@ def _write(path: Path, entries: list[Entry], fetch: _Fetch) -> MosaicError | Non
 def load_weights(model: nn.Module, path: Path, ranks: Ranks) -> None:
     """Copies weights from a plain file, or a folder of such files, into the tensors that each rank has.
 
-    Of tied weights one name is enough. Each rank opens the file; other dtypes are converted, as ``load_state_dict`` does.
+    Of tied weights one name is enough. Each rank opens the file; other dtypes are converted, as ``load_state_dict``
+    does.
 
     Raises:
         InvalidCheckpointError: It is no such file, cut short, or of another model; says in what it differs.

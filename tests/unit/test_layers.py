@@ -32,7 +32,8 @@ LAYERS = [
 
 HOMES = {
     "torch": {
-        *("backends", "checkpoint", "engine", "ranks", "profiler", "train", "models", "demo", "microbench", "cost/analytic"),
+        *("backends", "checkpoint", "engine", "ranks", "profiler", "train", "models", "demo", "microbench"),
+        "cost/analytic",
         "cli/workload.py",  # runs a user's model
         "cli/counting.py",  # counts its operators
     },
