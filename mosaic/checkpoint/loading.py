@@ -19,13 +19,13 @@ from torch.optim import Optimizer
 
 from mosaic.checkpoint.dtypes import entry_of
 from mosaic.checkpoint.folder import Checkpoint, choose, damage_of
-from mosaic.checkpoint.manifest import STATE, Manifest, TensorEntry
+from mosaic.checkpoint.manifest import MODEL, STATE, Manifest, TensorEntry
 from mosaic.checkpoint.model_tensors import ModelTensors
 from mosaic.checkpoint.optimizer_state import check_fits, restore, targets
 from mosaic.checkpoint.plain_data import from_plain
 from mosaic.checkpoint.random_state import set_random_state
 from mosaic.checkpoint.ranks import Ranks
-from mosaic.checkpoint.saving import MODEL, RANDOM
+from mosaic.checkpoint.saving import RANDOM
 from mosaic.errors import InvalidCheckpointError, MosaicError
 
 _LOG = logging.getLogger(__name__)

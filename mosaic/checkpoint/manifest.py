@@ -13,6 +13,8 @@ MANIFEST = "manifest.json"
 """Name of the manifest in a checkpoint's folder."""
 STATE = "state.json"
 """Name of the file with all that is no tensor."""
+MODEL = "model."
+"""What the names of the model's own tensors begin with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +34,7 @@ class TensorEntry:
     """A tensor of a checkpoint, whole in one file."""
 
     name: str
-    """``model/NAME`` or ``optimizer/NAME/KEY``."""
+    """``model.NAME``, ``optimizer.NAME/KEY`` or ``random.RANK``."""
     dtype: str
     """As in safetensors, such as ``F32``."""
     shape: tuple[int, ...]
@@ -65,6 +67,8 @@ class Manifest:
     """All other files."""
     tensors: tuple[TensorEntry, ...]
     """All tensors."""
+    tied: dict[str, str]
+    """Other keys of the model's ``state_dict``, and the key under which their tensor is saved."""
     digest: str = ""
     """Fingerprint of all of the above."""
 

@@ -42,6 +42,11 @@ class ModelTensors:
         return ModelTensors(tensors=tensors, names=names)
 
     @property
+    def tied(self) -> dict[str, str]:
+        """The keys whose tensor has another name, too."""
+        return {name: first for name, first in self.names.items() if name != first}
+
+    @property
     def here(self) -> dict[str, torch.Tensor]:
         """Those that this rank has, cut from autograd."""
         return {name: tensor.detach() for name, tensor in self.tensors.items() if not tensor.is_meta}

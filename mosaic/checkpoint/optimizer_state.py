@@ -15,7 +15,7 @@ from mosaic.checkpoint.model_tensors import ModelTensors
 from mosaic.checkpoint.plain_data import from_plain, kept_in, to_plain
 from mosaic.errors import InvalidCheckpointError
 
-PREFIX = "optimizer/"
+PREFIX = "optimizer."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

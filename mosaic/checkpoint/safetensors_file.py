@@ -6,9 +6,11 @@ of the header, the header in JSON, the tensors' bytes without gaps. This file ne
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import secrets
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,8 +18,8 @@ from math import prod
 from pathlib import Path
 from typing import IO, Any
 
-from mosaic.checkpoint.disk import CHUNK_BYTES
-from mosaic.errors import InvalidFileError
+from mosaic.checkpoint.disk import CHUNK_BYTES, flush_folder
+from mosaic.errors import InvalidFileError, MosaicError
 
 SUFFIX = ".safetensors"
 LONGEST_HEADER_BYTES = 100_000_000
@@ -92,6 +94,26 @@ def write_tensors(path: Path, entries: Iterable[Entry], content: Callable[[Entry
         file.flush()
         os.fsync(file.fileno())
     return Written(num_bytes=length, sha256=found.hexdigest())
+
+
+def replace_with_tensors(path: Path, entries: Iterable[Entry], content: Callable[[Entry], Iterable[Any]]) -> None:
+    """Writes a file beside its place and renames it once it is on the disk; see ``write_tensors``.
+
+    Raises:
+        MosaicError: The folder cannot be written or the disk is full; a file that was there is as it was.
+    """
+    aside = path.parent / f".{path.name}.{secrets.token_hex(4)}"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_tensors(aside, entries, content)
+        aside.replace(path)
+        flush_folder(path.parent)
+    except OSError as error:
+        with contextlib.suppress(OSError):  # its folder may not be there
+            aside.unlink(missing_ok=True)
+        raise MosaicError(
+            f"cannot write {path}: {error.strerror or error}; choose a folder that can be written, with room left"
+        ) from error
 
 
 def _header(entries: Sequence[Entry]) -> bytes:

@@ -16,13 +16,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.optim import Optimizer
 
 from mosaic.checkpoint.dtypes import entry_of
 from mosaic.checkpoint.folder import Place
-from mosaic.checkpoint.manifest import Manifest
+from mosaic.checkpoint.manifest import MODEL, Manifest
 from mosaic.checkpoint.model_tensors import ModelTensors
 from mosaic.checkpoint.optimizer_state import OptimizerState, collect, merged_groups
 from mosaic.checkpoint.plain_data import to_plain
@@ -33,8 +32,7 @@ from mosaic.checkpoint.storage import Contents, Writer
 from mosaic.errors import MosaicError
 
 _LOG = logging.getLogger(__name__)
-MODEL = "model/"
-RANDOM = "random/"
+RANDOM = "random."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +69,7 @@ class _Part:
 
     tensors: dict[str, torch.Tensor]
     layout: dict[str, Any]
+    tied: dict[str, str]
     optimizer: OptimizerState | None
     scheduler: Any
     extra: Any
@@ -87,6 +86,7 @@ class _Part:
         return _Part(
             tensors=tensors,
             layout=_layout(tensors, [f"{MODEL}{name}" for name in model.tensors], optimizer),
+            tied=model.tied,
             optimizer=optimizer,
             scheduler=scheduler,
             extra=to_plain(dict(job.extra), "extra"),
@@ -127,9 +127,6 @@ class _Layout:
         if lost:
             raise MosaicError(f"no rank has {lost[0]} (and {len(set(lost)) - 1} more); it cannot be saved")
         groups = [each["groups"] for each in told]
-        if any(each is None for each in groups) and any(each is not None for each in groups):
-            without = groups.index(None)
-            raise ValueError(f"rank {without} gave no optimizer and others did; give it on all ranks")
         return _Layout(
             writes=shares([{name: found[0] for name, found in each["tensors"].items()} for each in told]),
             groups=None if groups[0] is None else merged_groups(groups),
@@ -142,9 +139,12 @@ class _Copies:
 
     should_synchronize_after_execute = False
 
-    def stage(self, state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def stage(self, state_dict: dict[str, dict[str, torch.Tensor]]) -> dict[str, dict[str, torch.Tensor]]:
         """Returns the copies."""
-        return {name: torch.empty_like(t, device="cpu").copy_(t) for name, t in state_dict.items()}
+        return {
+            kind: {name: torch.empty_like(tensor, device="cpu").copy_(tensor) for name, tensor in tensors.items()}
+            for kind, tensors in state_dict.items()
+        }
 
     def synchronize_staging(self) -> None:
         """Does nothing: the copies were waited for."""
@@ -227,6 +227,8 @@ class Saver:
 
     def _name_differing(self, settings: list[Any] | None) -> None:
         told = self._ranks.tell(settings)
+        if None in told:
+            raise ValueError(f"rank {told.index(None)} gave no optimizer and others did; give it on all ranks")
         for rank, each in enumerate(told):
             if each != told[0]:
                 raise ValueError(
@@ -249,9 +251,8 @@ class Saver:
         # torch warns of a process that saves alone each time, from its own thread.
         warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
         future = async_save(
-            tensors,
+            _by_kind(tensors),
             storage_writer=Writer(place, contents),
-            planner=DefaultSavePlanner(flatten_state_dict=False),
             process_group=self._ranks.background_group(),
             async_stager=_Copies(),  # type: ignore[arg-type]  # a protocol with more than is called
             no_dist=self._ranks.size == 1,
@@ -285,8 +286,18 @@ def _contents(job: Job, part: _Part, layout: _Layout, num_ranks: int) -> Content
         plan=job.plan,
         files=(),
         tensors=(),
+        tied=part.tied,
     )
     return Contents(manifest=manifest, state=json.dumps(state) + "\n", keep=job.keep)
+
+
+def _by_kind(tensors: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
+    """Nests ``model.NAME``, which torch flattens again: it logs each entry at the top, slower than it is copied."""
+    found: dict[str, dict[str, torch.Tensor]] = {}
+    for name, tensor in tensors.items():
+        kind, _, rest = name.partition(".")
+        found.setdefault(kind, {})[rest] = tensor
+    return found
 
 
 def _random_bytes() -> torch.Tensor:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,11 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from mosaic.checkpoint.disk import flush_folder
 from mosaic.checkpoint.dtypes import bytes_of, entry_of, raw, tensor_from
 from mosaic.checkpoint.model_tensors import ModelTensors
 from mosaic.checkpoint.ranks import Ranks
-from mosaic.checkpoint.safetensors_file import SUFFIX, Entry, Stored, in_order, stored_in, write_tensors
+from mosaic.checkpoint.safetensors_file import SUFFIX, Entry, Stored, in_order, replace_with_tensors, stored_in
 from mosaic.errors import InvalidCheckpointError, MosaicError
 
 INDEX = "model.safetensors.index.json"
@@ -81,29 +78,18 @@ class _Fetch:
 
 
 def _write(path: Path, entries: list[Entry], fetch: _Fetch) -> MosaicError | None:
-    """Writes the file aside and renames it; returns what went wrong.
-
-    Even then it takes all tensors, since the other ranks send them.
-    """
-    aside = path.parent / f".{path.name}.{secrets.token_hex(4)}"
+    """Writes the file; returns what went wrong. Even then it takes all tensors, since the other ranks send them."""
     left = iter(entries)
 
     def content(_: Entry) -> list[Any]:
         return [fetch.take(next(left))]
 
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_tensors(aside, entries, content)
-        aside.replace(path)
-        flush_folder(path.parent)
-    except OSError as error:
+        replace_with_tensors(path, entries, content)
+    except MosaicError as error:
         for entry in left:
             fetch.take(entry)
-        with contextlib.suppress(OSError):  # its folder may not be there
-            aside.unlink(missing_ok=True)
-        return MosaicError(
-            f"cannot write {path}: {error.strerror or error}; choose a folder that can be written, with room left"
-        )
+        return error
     return None
 
 

@@ -18,6 +18,7 @@ import tyro
 from rich.console import Console
 from tyro.conf import arg, subcommand
 
+from mosaic.cli.checkpoints import Checkpoints
 from mosaic.cli.solve import Solve
 from mosaic.errors import BackendUnavailableError, InfeasibleError, MosaicError
 
@@ -240,6 +241,7 @@ Command = (
     | Annotated[Run, subcommand(name="run")]
     | Annotated[Bench, subcommand(name="bench")]
     | Annotated[Solve, subcommand(name="solve")]
+    | Annotated[Checkpoints, subcommand(name="checkpoints")]
 )
 
 
@@ -276,7 +278,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _dispatch(command: Demo | Doctor | Profile | PlanCommand | Run | Bench | Solve) -> None:
+def _dispatch(command: Demo | Doctor | Profile | PlanCommand | Run | Bench | Solve | Checkpoints) -> None:
     from mosaic.cli import commands  # after the environment is set, and only what is needed
 
     if isinstance(command, Demo):
@@ -293,6 +295,10 @@ def _dispatch(command: Demo | Doctor | Profile | PlanCommand | Run | Bench | Sol
         from mosaic.cli.solve import solve
 
         solve(command)
+    elif isinstance(command, Checkpoints):
+        from mosaic.cli.checkpoints import checkpoints
+
+        checkpoints(command)
     else:
         from mosaic.cli.bench import bench
 

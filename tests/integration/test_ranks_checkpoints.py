@@ -23,7 +23,7 @@ def tensors_of(path: Path) -> dict[str, torch.Tensor]:
         tensors = load_file(file)
         assert not found.keys() & tensors.keys()
         found.update(tensors)
-    return {name: tensor for name, tensor in found.items() if not name.startswith("random/")}
+    return {name: tensor for name, tensor in found.items() if not name.startswith("random.")}
 
 
 def assert_equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
@@ -73,8 +73,8 @@ def test_each_tensor_is_written_once_and_all_ranks_write_about_as_much(saved: tu
         path = checkpoints_in(folder / f"run{seed}")[-1].path
         names = [tensor.name for tensor in Manifest.read(path).tensors]
         assert len(set(names)) == len(names)
-        assert {name for name in names if name.startswith("model/")} == {
-            f"model/{name}" for name in Towers(seed).state_dict() if name != "tied.mix"
+        assert {name for name in names if name.startswith("model.")} == {
+            f"model.{name}" for name in Towers(seed).state_dict() if name != "tied.mix"
         }
         assert sum(each) == sum(file.stat().st_size for file in path.glob("*.safetensors"))
     assert max(shares[0]) < 1.5 * min(shares[0])
@@ -87,7 +87,7 @@ def test_the_plain_model_loads_what_three_ranks_exported(saved: tuple[Path, list
         plain.load_state_dict(load_file(folder / f"end{seed}.safetensors"))
         newest = tensors_of(checkpoints_in(folder / f"run{seed}")[0].path)
         for name, tensor in plain.state_dict().items():
-            assert torch.equal(tensor, newest[f"model/{'mix' if name == 'tied.mix' else name}"])
+            assert torch.equal(tensor, newest[f"model.{'mix' if name == 'tied.mix' else name}"])
 
 
 def test_a_run_that_was_resumed_is_the_one_that_was_not_ended(on_two: list[Any]):
@@ -99,6 +99,7 @@ def test_training_goes_on_alike_under_another_plan(tmp_path: Path):
     first.train(0, STEPS)
     first.save(tmp_path, STEPS)
     first.train(STEPS, 2 * STEPS)
+    first.handle.finish_saving()
     second = Run(0, 0, 1, plan_seed=2)
     second.load(tmp_path)
     second.train(STEPS, 2 * STEPS)

@@ -1,0 +1,94 @@
+"""``mosaic checkpoints``: which checkpoints a run has, whether they are whole, and their weights as one plain file."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+from tyro.conf import arg
+
+from mosaic.errors import InvalidCheckpointError
+
+if TYPE_CHECKING:
+    from mosaic.checkpoint.folder import Checkpoint
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoints:
+    """List the checkpoints of a run, verify them, or export one to a plain safetensors file. Starts no model.
+
+    Exits with 1 if there is none, or one that was looked at is damaged.
+    """
+
+    folder: Annotated[tyro.conf.Positional[Path], arg(metavar="FOLDER")]
+    """The folder that handle.save() was given."""
+    verify: bool = False
+    """Read every file and compare it with its checksum."""
+    step: int | None = None
+    """Look only at the newest checkpoint of this step."""
+    export: Annotated[Path | None, arg(metavar="FILE")] = None
+    """Write the weights of the newest one, or of --step, as one safetensors file that the plain model loads."""
+    json: Annotated[Path | None, arg(metavar="FILE")] = None
+    """Write what was found here; - for standard output."""
+
+
+def checkpoints(given: Checkpoints) -> None:
+    """``mosaic checkpoints``."""
+    from mosaic.artifact import write_text
+    from mosaic.checkpoint.extract import extract_weights
+    from mosaic.checkpoint.folder import choose
+
+    found = choose(given.folder, given.step)
+    if given.step is not None or given.export is not None:
+        found = found[:1]
+    rows = [_row(each, verify=given.verify) for each in found]
+    to_stdout = given.json is not None and str(given.json) == "-"
+    text = json.dumps(rows, indent=2) + "\n"
+    if to_stdout:
+        sys.stdout.write(text)
+    elif given.json is not None:
+        write_text(text, given.json)
+    out = sys.stderr if to_stdout else sys.stdout
+    for row in rows:
+        print(_line(row), file=out)
+    if given.export is not None:
+        count = extract_weights(found[0].path, given.export)
+        print(f"{count} tensors of {found[0].path} are in {given.export}", file=out)
+    damaged = [sentence for row in rows for sentence in row["damage"]]
+    if damaged:
+        raise InvalidCheckpointError("\n".join(damaged))
+
+
+def _row(checkpoint: Checkpoint, *, verify: bool) -> dict[str, Any]:
+    from mosaic.checkpoint.folder import damage_of
+    from mosaic.checkpoint.manifest import Manifest
+
+    row: dict[str, Any] = {"path": str(checkpoint.path), "step": checkpoint.step, "verified": verify, "damage": []}
+    try:
+        manifest = Manifest.read(checkpoint.path)
+    except InvalidCheckpointError as error:
+        return {**row, "damage": [str(error)]}
+    return {
+        **row,
+        "damage": list(damage_of(checkpoint.path)) if verify else [],
+        "created": manifest.created,
+        "num_ranks": manifest.num_ranks,
+        "num_tensors": len(manifest.tensors),
+        "num_bytes": manifest.num_bytes,
+        "plan": manifest.plan,
+        "mosaic": manifest.mosaic,
+        "torch": manifest.torch,
+    }
+
+
+def _line(row: dict[str, Any]) -> str:
+    if "created" not in row:
+        return f"step {row['step']}: {row['path']}, damaged"
+    state = ("damaged" if row["damage"] else "whole") if row["verified"] else "not verified"
+    size = f"{row['num_tensors']} tensors, {row['num_bytes'] / 2**20:.1f} MiB"
+    ranks = f"{row['num_ranks']} rank{'s' if row['num_ranks'] > 1 else ''}"
+    return f"step {row['step']}: {row['path']}, {row['created']}, {ranks}, {size}, {state}"
