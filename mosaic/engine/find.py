@@ -53,7 +53,12 @@ class Finding:
 
 
 def find_modules(
-    model: nn.Module, sample: Sample, *, include: Sequence[str] | None = None, exclude: Sequence[str] = ()
+    model: nn.Module,
+    sample: Sample,
+    *,
+    include: Sequence[str] | None = None,
+    exclude: Sequence[str] = (),
+    may_share: bool = False,
 ) -> Finding:
     """Runs a model once on ``sample`` and finds what can be placed; the model is left as it was found.
 
@@ -64,20 +69,21 @@ def find_modules(
             2 % or more of the parameters, or do 2 % or more of the forward's matrix products, convolutions and
             attention with parameters of their own.
         exclude: Names or patterns of modules to leave where they are.
+        may_share: Whether a module may use parameters that others use, too.
 
     Raises:
         UnsupportedModelError: There is no module to place, or ``include`` names none.
     """
-    run = _runner(model, sample)
-    with preserved(model), _uncompiled(model):
+    run = runner_of(model, sample)
+    with preserved(model), uncompiled(model):
         called, work = _note_calls(model, run)
         candidates, left_out = _choose(model, called, work, include, exclude)
         shared = {name: _shared_parameters(model, module) for name, module in candidates.items()}
-        followed = follow(candidates, run, shared)
+        followed = follow(candidates, run, shared, may_share=may_share)
         while followed.obstacles:  # without them, what came to others through them comes from further up
             left_out |= followed.obstacles
             candidates = {name: module for name, module in candidates.items() if name not in followed.obstacles}
-            followed = follow(candidates, run, shared)
+            followed = follow(candidates, run, shared, may_share=may_share)
     calls = followed.calls
     if not calls:
         why = "".join(f"\n  - {name}: {reason}" for name, reason in left_out.items())
@@ -97,7 +103,8 @@ def find_modules(
     )
 
 
-def _runner(model: nn.Module, sample: Sample) -> Callable[[], Any]:
+def runner_of(model: nn.Module, sample: Sample) -> Callable[[], Any]:
+    """Returns what runs a model on a sample."""
     if isinstance(sample, torch.Tensor):
         return lambda: model(sample)
     if isinstance(sample, Mapping):
@@ -112,7 +119,7 @@ def _runner(model: nn.Module, sample: Sample) -> Callable[[], Any]:
     )
 
 
-def _uncompiled(model: nn.Module) -> AbstractContextManager[Any]:
+def uncompiled(model: nn.Module) -> AbstractContextManager[Any]:
     """Lets compiled parts run their own code: what is compiled shows neither its operators nor its lines."""
     compiled = any(
         getattr(part, "_compiled_call_impl", None) is not None or type(part).__name__ == "OptimizedModule"

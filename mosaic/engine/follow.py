@@ -79,15 +79,16 @@ class _Follower(TorchFunctionMode):
             self._owners.pop(id(tensor), None)  # a parameter that it returns is a result like others
         self.mark(result, frozenset({name}))
 
-    def parted(self, shared: Mapping[str, Collection[int]]) -> dict[str, frozenset[int]]:
+    def parted(self, shared: Mapping[str, Collection[int]], *, may_share: bool) -> dict[str, frozenset[int]]:
         """Returns for each candidate the ids of its parameters that others alone use; an obstacle if it uses one, too.
 
         Args:
             shared: For each candidate the ids of parameters that belong to something outside of it as well.
+            may_share: Whether using such a parameter is no obstacle.
         """
         for key, owners in self._owners.items():
             for name, path in owners.items():
-                if key not in self._used[name]:
+                if may_share or key not in self._used[name]:
                     continue
                 place = f" ({self._places[key]})" if key in self._places else ""
                 if key in shared.get(name, ()):
@@ -159,7 +160,11 @@ class Followed:
 
 
 def follow(
-    candidates: dict[str, nn.Module], run: Callable[[], Any], shared: Mapping[str, Collection[int]] | None = None
+    candidates: dict[str, nn.Module],
+    run: Callable[[], Any],
+    shared: Mapping[str, Collection[int]] | None = None,
+    *,
+    may_share: bool = False,
 ) -> Followed:
     """Runs the model and follows what its candidates get and give.
 
@@ -167,6 +172,7 @@ def follow(
         candidates: Modules by name.
         run: Runs the model once.
         shared: For each candidate the ids of parameters that belong to something outside of it as well.
+        may_share: Whether using such a parameter is no obstacle.
     """
     calls: dict[str, Subject] = {}
     places: dict[str, str] = {}
@@ -191,7 +197,7 @@ def follow(
 
     with _hooked(candidates, before, after), follower:
         run()
-    parted = follower.parted(shared or {})
+    parted = follower.parted(shared or {}, may_share=may_share)
     obstacles = {name: reason for name, call in calls.items() if (reason := _obstacle(call)) is not None}
     return Followed(
         calls,

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,19 +13,14 @@ from torch import nn
 from mosaic.backends.base import Backend
 from mosaic.backends.host import HostBackend, available_cores
 from mosaic.engine.find import Finding, Sample, find_modules
-from mosaic.engine.placing import PlacedPlan
 from mosaic.engine.structure import map_tensors
 from mosaic.errors import BackendUnavailableError, InvalidPlanError, UnsupportedModelError
 from mosaic.plan import Plan
 from mosaic.profile import Profile
-from mosaic.profiler import ProfileSettings, Subject, preserved
+from mosaic.profiler import ProfileSettings, Subject
+from mosaic.ranks.activate import Examined, activate, examine
 from mosaic.ranks.handle import RankHandle
-from mosaic.ranks.ownership import give_up
 from mosaic.ranks.planning import PlanRequest, plan_of_first
-from mosaic.ranks.progress import OUTSIDE
-from mosaic.ranks.ranked import Ranked, Template
-from mosaic.ranks.reduce import GradientReducer
-from mosaic.ranks.run import RankedRuns
 from mosaic.ranks.world import TIMEOUT_S, RankFacts, World
 from mosaic.solver.runnable import check_method
 
@@ -83,6 +76,9 @@ def colocate_ranks(
     finding, error = found_for_ranks(model, sample, modules, exclude)
     world.all_or_none(error)
     assert finding is not None
+    examined, error = _examined(model, finding, sample)
+    world.all_or_none(error)
+    assert examined is not None
     world.check_alike(RankFacts.of(backend.device, finding.graph.fingerprint))
     for tensor in (*model.parameters(), *model.buffers()):
         dist.broadcast(tensor.detach(), src=0)
@@ -93,7 +89,7 @@ def colocate_ranks(
         error = _mismatch(plan, finding, backend)
         world.all_or_none(error)
     world.check_same_plan(plan.fingerprint, plan.num_devices)
-    return _activate(model, finding, plan, world, backend)
+    return activate(model, finding, plan, world, backend, examined)
 
 
 def cores_of_rank() -> tuple[int, ...]:
@@ -108,18 +104,22 @@ def cores_of_rank() -> tuple[int, ...]:
 def found_for_ranks(
     model: nn.Module, sample: Sample, modules: Sequence[str] | None = None, exclude: Sequence[str] = ()
 ) -> tuple[Finding | None, BaseException | None]:
-    """Finds modules; those whose tables are used outside of them stay where they are, since these are everywhere."""
+    """Finds modules; what they share with others is no obstacle here."""
     try:
-        finding = find_modules(model, sample, include=modules, exclude=exclude)
-        parted = [name for name, outside in finding.parted.items() if outside]
-        if parted:
-            finding = find_modules(model, sample, include=modules, exclude=[*exclude, *parted])
+        finding = find_modules(model, sample, include=modules, exclude=exclude, may_share=True)
         finding = replace(finding, subjects=tuple(map(_cut, finding.subjects)))
         for subject in finding.subjects:
             _refuse(subject)
     except Exception as error:  # of any kind, from the user's model: all ranks have to hear of it
         return None, error
     return finding, None
+
+
+def _examined(model: nn.Module, finding: Finding, sample: Sample) -> tuple[Examined | None, BaseException | None]:
+    try:
+        return examine(model, finding, sample), None
+    except Exception as error:  # as above
+        return None, error
 
 
 def _cut(subject: Subject) -> Subject:
@@ -147,53 +147,3 @@ def _mismatch(plan: Plan, finding: Finding, backend: Backend) -> InvalidPlanErro
     except InvalidPlanError as error:
         return error
     return None
-
-
-def _activate(model: nn.Module, finding: Finding, plan: Plan, world: World, backend: Backend) -> RankHandle:
-    rank = world.rank
-    slots = {
-        placed.module: placed.slots_on(rank) if rank in placed.devices else placed.slots for placed in plan.placements
-    }
-    lanes = backend.open_lanes([*slots.values(), *(placed.slots for placed in plan.placements)])
-    everyone = range(world.size)
-    placed_parameters: set[int] = set()
-    ranked: dict[str, Ranked] = {}
-    runs = RankedRuns(lanes)
-    for subject in finding.subjects:
-        members = tuple(sorted(plan.placement(subject.name).devices))
-        group, own = world.group(everyone), world.group(members)
-        waiting = partial(runs.progress.waiting, subject.name)
-        template = _template_of(model, subject)
-        trained = [p for p in subject.module.parameters() if p.requires_grad]
-        placed_parameters |= {id(p) for p in subject.module.parameters()}
-        ranked[subject.name] = Ranked(
-            subject.name,
-            subject.module,
-            members=members,
-            group=group,
-            sample=(subject.args, subject.kwargs),
-            template=template,
-            compute=runs.compute(subject.name, slots[subject.name]),
-            reducer=GradientReducer(trained, own, waiting=waiting) if rank in members and trained else None,
-            traffic=runs.traffic,
-            waiting=waiting,
-        )
-        if rank not in members:
-            give_up(subject.module)
-    shared = [p for p in model.parameters() if p.requires_grad and id(p) not in placed_parameters]
-    waiting = partial(runs.progress.waiting, OUTSIDE)
-    runs.begin(ranked, GradientReducer(shared, world.group(everyone), waiting=waiting) if shared else None)
-    placed = PlacedPlan(plan, finding, runs)
-    return RankHandle(model, finding, plan, profile=None, notes=backend.notes, placed=placed, world=world)
-
-
-def _template_of(model: nn.Module, subject: Subject) -> Template:
-    with preserved(model), torch.enable_grad():
-        return Template.of(_called(subject))
-
-
-def _called(subject: Subject) -> Any:
-    if subject.settings is None:
-        return subject.module(*subject.args, **subject.kwargs)
-    with subject.settings():
-        return subject.module(*subject.args, **subject.kwargs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -11,19 +12,25 @@ from torch import nn
 from mosaic.engine.find import Finding
 from mosaic.engine.handle import Handle
 from mosaic.engine.placing import PlacedPlan
+from mosaic.errors import ModuleContractError
 from mosaic.plan import Plan
 from mosaic.profile import Profile
+from mosaic.ranks import loops
+from mosaic.ranks.ownership import take_back
 from mosaic.ranks.run import RankedRuns
+from mosaic.ranks.tied import Holdings, Members
 from mosaic.ranks.world import World
 
 
 class RankHandle(Handle):
     """A model that is colocated over several ranks.
 
-    Its plan's device i is rank i. ``disabled()`` is of no use here: a rank has only a part of the parameters.
+    Its plan's device i is rank i. As long as it is there, ``torch.nn.utils.clip_grad_norm_`` and
+    ``torch.amp.GradScaler`` see the gradients of all ranks where they are given parameters of the model.
 
     Attributes:
         world: The ranks.
+        holdings: Which ranks hold which tensors of the model.
     """
 
     def __init__(
@@ -36,10 +43,14 @@ class RankHandle(Handle):
         notes: tuple[str, ...],
         placed: PlacedPlan,
         world: World,
+        holdings: Holdings,
     ) -> None:
-        super().__init__(model, finding, plan, profile=profile, notes=notes, placed=placed)
         self.world = world
-        self._members = {placed.module: tuple(sorted(placed.devices)) for placed in plan.placements}
+        self.holdings = holdings
+        self._is_whole = True
+        super().__init__(model, finding, plan, profile=profile, notes=notes, placed=placed)
+        self._is_whole = False
+        loops.enter(self)
 
     def metrics(self) -> dict[str, float]:
         """Returns what ``Handle.metrics`` does, and what this rank sent to others since ``clear_timeline()``.
@@ -53,44 +64,75 @@ class RankHandle(Handle):
     def _make_ranks(self) -> World:
         return self.world
 
-    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
         """Scales all gradients so that their norm over all ranks is at most ``max_norm``; every rank calls it.
 
-        ``torch.nn.utils.clip_grad_norm_`` sees this rank's parameters only and would scale each rank's differently.
+        ``torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)`` does the same.
 
         Returns:
             The norm before, a scalar; the same on every rank.
         """
-        own = [p.grad for p in self._counted_here() if p.grad is not None]
-        square = torch.stack([g.detach().double().square().sum() for g in own]).sum() if own else torch.zeros(())
-        square = square.double()
-        dist.all_reduce(square, group=self.world.everyone)
-        norm = square.sqrt()
-        factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
-        for parameter in self._model.parameters():
-            if parameter.grad is not None and not parameter.is_meta:
-                parameter.grad.mul_(factor.to(parameter.grad.dtype))
-        return norm.float()
+        return nn.utils.clip_grad_norm_(self._model.parameters(), max_norm, norm_type)
 
-    def full_state_dict(self) -> dict[str, torch.Tensor]:
+    def full_state_dict(self, copy: nn.Module | None = None) -> dict[str, torch.Tensor]:
         """Returns the plain model's ``state_dict``, whole, on every rank; every rank calls it.
 
         It is a copy; the plain model loads it.
+
+        Args:
+            copy: A copy of the model (``copy.deepcopy``), such as an average of its weights, to take instead.
         """
-        found = {}
-        for name, tensor in self._model.state_dict().items():
-            source = self._source_of(name)
-            whole = tensor.detach().clone() if not tensor.is_meta else torch.empty_like(tensor, device="cpu")
-            dist.broadcast(whole, src=source, group=self.world.everyone)
-            found[name] = whole
-        return found
+        model = self._model if copy is None else copy
+        return {name: self._whole(name, tensor) for name, tensor in model.state_dict().items()}
+
+    @contextmanager
+    def disabled(self) -> Iterator[None]:
+        """Raises ModuleContractError: a rank has only a part of the parameters, so there is no plain model to run."""
+        if self._is_whole:
+            with super().disabled():
+                yield
+            return
+        raise ModuleContractError(
+            "handle.disabled() is of no use on several ranks: a rank has only a part of the parameters; "
+            "handle.remove(), on every rank, gives the plain model back, and handle.full_state_dict() a copy's weights"
+        )
+
+    def remove(self, *, gather: bool = True) -> None:
+        """Gives the plain, whole model back; every rank calls it. Calling it again does nothing.
+
+        Parameters stay the same objects. An optimizer has no state yet for those that were not on its rank.
+
+        Args:
+            gather: Whether to bring the parameters together; False where other ranks may be gone.
+        """
+        loops.leave(self)
+        super().remove()
+        if gather and not self._is_whole:
+            self._is_whole = True
+            take_back(self._model, self._whole)
+
+    def holders_of(self, name: str) -> Members:
+        """Returns the ranks that hold a parameter or buffer of the model, by its name in ``state_dict``."""
+        return self.holdings.by_name.get(name, tuple(range(self.world.size)))
+
+    @property
+    def counted_here(self) -> dict[int, bool]:
+        """For the id of each parameter of the model, whether this rank counts it: each is counted by one rank."""
+        return {
+            id(parameter): self._source_of(name) == self.world.rank
+            for name, parameter in self._model.named_parameters()
+        }
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Yields the model's parameters."""
+        return self._model.parameters()
 
     def _source_of(self, name: str) -> int:
         """Returns the first rank that holds a tensor of the model."""
-        return next((members[0] for module, members in self._members.items() if name.startswith(f"{module}.")), 0)
+        return self.holders_of(name)[0]
 
-    def _counted_here(self) -> Iterator[nn.Parameter]:
-        """Yields the parameters that this rank counts: each is counted by one rank."""
-        for name, parameter in self._model.named_parameters():
-            if self._source_of(name) == self.world.rank:
-                yield parameter
+    def _whole(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns a copy of a tensor, with its values on the first rank that holds it."""
+        whole = torch.empty_like(tensor, device="cpu") if tensor.is_meta else tensor.detach().clone()
+        dist.broadcast(whole, src=self._source_of(name), group=self.world.everyone)
+        return whole

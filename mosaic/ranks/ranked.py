@@ -25,6 +25,7 @@ from torch import nn
 from mosaic.engine.structure import flatten, unflatten
 from mosaic.engine.thread_state import ThreadState
 from mosaic.errors import ModuleContractError, UnsupportedModelError
+from mosaic.ranks.agree import agree, trouble_of
 from mosaic.ranks.exchange import Exchange, Shared, ToHolders, ToMembers
 from mosaic.ranks.progress import Waiting, unwatched
 from mosaic.ranks.reduce import GradientReducer
@@ -83,6 +84,7 @@ class Ranked:
         reducer: Reduces its parameters' gradients over the members; None on other ranks, and where nothing trains.
         traffic: Where to count what is sent.
         waiting: Notes that a thread waits for other ranks.
+        batched: For each argument whether it has a row for each sample; by default those of one leading dimension.
 
     Raises:
         UnsupportedModelError: No argument has a batch.
@@ -101,6 +103,7 @@ class Ranked:
         reducer: GradientReducer | None = None,
         traffic: Traffic | None = None,
         waiting: Waiting = unwatched,
+        batched: tuple[bool, ...] | None = None,
     ) -> None:
         self.name = name
         self.members = members
@@ -114,9 +117,10 @@ class Ranked:
         self._traffic = traffic if traffic is not None else Traffic()
         self._plain = partial(nn.Module.__call__, module)
         leaves, self._spec = flatten(sample)
-        self._batched = batched_leaves(name, leaves)
+        self._batched = batched_leaves(name, leaves) if batched is None else batched
         self._sample = [leaf.detach()[:0] if cut else leaf for leaf, cut in zip(leaves, self._batched, strict=True)]
         self._anchor = torch.zeros(0, requires_grad=True)
+        self.backward_begins: Callable[[], None] = lambda: None
 
     def __call__(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Calls the module on this rank's rows and returns what became of these rows.
@@ -125,12 +129,8 @@ class Ranked:
             ModuleContractError: The arguments are not those of the sample's call.
         """
         leaves, spec = flatten((args, kwargs))
-        if spec != self._spec:
-            raise ModuleContractError(
-                f"{self.name!r} is called with other arguments than in the sample's step; on several ranks all calls "
-                f"have to be alike: colocate(..., exclude=[{self.name!r}])"
-            )
-        return self._call(run, leaves, is_there=True)
+        trouble = trouble_of(self.name, spec, leaves, self._batched, self._spec)
+        return self._call(run, leaves, is_there=True, trouble=trouble)
 
     def without_rows(self) -> Any:
         """Takes part in a call for which this rank has no rows; returns results of none."""
@@ -152,27 +152,29 @@ class Ranked:
         """What gradients are multiplied with on members, so that their mean over the members is that over all ranks."""
         return len(self.members) / self.size
 
-    def _call(self, run: Callable[..., Any], leaves: list[Any], *, is_there: bool) -> Any:
+    def _call(
+        self, run: Callable[..., Any], leaves: list[Any], *, is_there: bool, trouble: ModuleContractError | None = None
+    ) -> Any:
         grad = torch.is_grad_enabled()
-        rows = next(len(leaf) for leaf, cut in zip(leaves, self._batched, strict=True) if cut)
         wants = [isinstance(leaf, torch.Tensor) and leaf.requires_grad and grad for leaf in leaves]
-        held, there, wanted = self._agree(rows, is_there, wants)
-        if not all(there):
+        agreed = agree(
+            self.name,
+            self.group,
+            leaves,
+            self._batched,
+            is_there=is_there,
+            wants=wants,
+            trouble=trouble,
+            waiting=self._waiting,
+        )
+        held, there, wanted = agreed.held, agreed.there, agreed.wanted
+        if any(there) and not all(there):
             self._share(leaves, there.index(True))
         routing = RowRouting(held=held, members=self.members)
         exchange = Exchange(routing, self.group, self.name, traffic=self._traffic, waiting=self._waiting)
         part = self._part(leaves, wanted, exchange)
         made = self._made(run, part, exchange)
         return unflatten(self._home(made, exchange), self.template.spec)
-
-    def _agree(self, rows: int, is_there: bool, wants: list[bool]) -> tuple[tuple[int, ...], list[bool], list[bool]]:
-        """Tells all ranks how many rows this one holds, whether it calls, and which arguments want a gradient."""
-        told = torch.tensor([rows, is_there, *wants], dtype=torch.int64)
-        found = [torch.empty_like(told) for _ in range(self.size)]
-        with self._waiting("forward"):
-            dist.all_gather(found, told, group=self.group)
-        table = torch.stack(found)
-        return tuple(table[:, 0].tolist()), table[:, 1].bool().tolist(), table[:, 2:].any(0).tolist()
 
     def _share(self, leaves: list[Any], source: int) -> None:
         """Gives ranks that do not call the module the arguments that are no part of the batch."""
@@ -184,7 +186,7 @@ class Ranked:
                 if self.rank != source and not leaf.requires_grad:
                     leaves[index] = given
 
-    def _part(self, leaves: list[Any], wanted: list[bool], exchange: Exchange) -> list[Any]:
+    def _part(self, leaves: list[Any], wanted: Sequence[bool], exchange: Exchange) -> list[Any]:
         """Routes the arguments: this rank's part of those that are batched, the others as they are."""
         part = list(leaves)
         routed = []
@@ -279,6 +281,7 @@ class Absent(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *_grads: Any) -> Any:
         """Returns gradients of no rows."""
+        ctx.ranked.backward_begins()
         ctx.ranked.reduce()  # as the other members do now
         return None, None, None, *(torch.zeros(shape, dtype=dtype) for shape, dtype in ctx.inputs)
 
@@ -326,6 +329,7 @@ class Here(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         """Runs the backward inside, and has the parameters' gradients reduced."""
         ranked, inputs = ctx.ranked, ctx.inputs
+        ranked.backward_begins()
         keep = torch._C._autograd._get_current_graph_task_keep_graph()
 
         def backward() -> list[torch.Tensor | None]:

@@ -51,6 +51,11 @@ class GradientReducer:
         """Bytes of gradients that one reduction takes; 0 where there is nobody to reduce with."""
         return sum(p.nbytes for bucket in self._buckets for p in bucket) if self._size > 1 else 0
 
+    @property
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """What it reduces."""
+        return [parameter for bucket in self._buckets for parameter in bucket]
+
     def finish(self) -> None:
         """Reduces what is left, and waits; to be called once on every rank of the group after each backward.
 

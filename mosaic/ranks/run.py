@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from mosaic.engine.span_log import SpanLog
 from mosaic.engine.structure import map_tensors, tensors_in
 from mosaic.ranks.progress import Progress
 from mosaic.ranks.ranked import Ranked
 from mosaic.ranks.reduce import GradientReducer
+from mosaic.ranks.tied import running
 from mosaic.ranks.traffic import Phase, Traffic
 
 if TYPE_CHECKING:
@@ -53,23 +55,29 @@ class RankedRuns:
         self.progress = Progress()
         self._ranked: dict[str, Ranked] = {}
         self._order: dict[str, int] = {}
-        self._shared: GradientReducer | None = None
+        self._shared: tuple[GradientReducer, ...] = ()
+        self._hooks: list[RemovableHandle] = []
         self._log = SpanLog()
         self._called: set[str] | None = None
         self._tokens: list[torch.Tensor] = []
         self._task = -1
         self._num_backwards = 0
 
-    def begin(self, ranked: Mapping[str, Ranked], shared: GradientReducer | None) -> None:
+    def begin(self, ranked: Mapping[str, Ranked], shared: Sequence[GradientReducer]) -> None:
         """Takes what it runs.
 
         Args:
             ranked: The modules, in the order in which the sample's step called them.
-            shared: Reduces the gradients of what belongs to no placed module; None where there is nothing.
+            shared: Reduce the gradients of what does not belong to one placed module alone, in this order.
         """
         self._ranked = dict(ranked)
         self._order = {name: index for index, name in enumerate(ranked)}
-        self._shared = shared
+        self._shared = tuple(shared)
+        for each in ranked.values():
+            each.backward_begins = self.backward_begins
+        for reducer in shared:
+            for parameter in reducer.parameters:
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(self._arrived))
 
     def call(self, site: Site, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls a placed module on this rank's rows, wherever it runs."""
@@ -135,9 +143,13 @@ class RankedRuns:
             self._task = task
             torch.autograd.Variable._execution_engine.queue_callback(self._backward_ends)  # type: ignore[attr-defined]
 
+    def _arrived(self, _parameter: torch.Tensor) -> None:
+        if running() is None:  # else it is within the backward of a module, which has begun a whole one
+            self.backward_begins()
+
     def _backward_ends(self) -> None:
-        if self._shared is not None:
-            self._shared.finish()
+        for reducer in self._shared:
+            reducer.finish()
         self._num_backwards += 1
         self.progress.step = self._num_backwards
 
@@ -162,8 +174,10 @@ class RankedRuns:
             self.lanes.close()
             for ranked in self._ranked.values():
                 ranked.close()
-            if self._shared is not None:
-                self._shared.close()
+            for reducer in self._shared:
+                reducer.close()
+            for hook in self._hooks:
+                hook.remove()
 
     @property
     def is_in_flight(self) -> bool:

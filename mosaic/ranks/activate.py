@@ -1,0 +1,132 @@
+"""Making a plan's modules run on their ranks: what moves, what reduces, and who holds which parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from mosaic.backends.base import Backend
+from mosaic.engine.find import Finding, Sample
+from mosaic.engine.placing import PlacedPlan
+from mosaic.engine.users import users_of
+from mosaic.plan import Plan
+from mosaic.profiler import Subject, preserved
+from mosaic.ranks.batched import rows_of
+from mosaic.ranks.handle import RankHandle
+from mosaic.ranks.ownership import GivenUp, give_up
+from mosaic.ranks.progress import OUTSIDE, Waiting
+from mosaic.ranks.ranked import Ranked, Template
+from mosaic.ranks.reduce import GradientReducer
+from mosaic.ranks.run import RankedRuns
+from mosaic.ranks.tied import Holdings, Members, even_out, holdings_of, marked
+from mosaic.ranks.world import World
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examined:
+    """What a model's own runs on the sample showed, beyond its modules."""
+
+    users: Mapping[int, frozenset[str | None]]
+    """Who uses which parameter or buffer."""
+    batched: Mapping[str, tuple[bool, ...]]
+    """For each module, which of its arguments have a row for each sample."""
+    templates: Mapping[str, Template]
+    """What each module returns."""
+
+
+def examine(model: nn.Module, finding: Finding, sample: Sample) -> Examined:
+    """Runs the model and its modules on the sample.
+
+    Raises:
+        UnsupportedModelError: A module cannot be split over ranks.
+    """
+    return Examined(
+        users=users_of(model, finding.subjects, sample),
+        batched={subject.name: rows_of(model, subject) for subject in finding.subjects},
+        templates={subject.name: _template_of(model, subject) for subject in finding.subjects},
+    )
+
+
+def activate(
+    model: nn.Module, finding: Finding, plan: Plan, world: World, backend: Backend, examined: Examined
+) -> RankHandle:
+    """Gives the modules to their ranks; all ranks call it alike."""
+    rank, everyone = world.rank, range(world.size)
+    members = {placed.module: tuple(sorted(placed.devices)) for placed in plan.placements}
+    holdings = holdings_of(model, finding.subjects, members, examined.users, world.size)
+    held = holdings.held_by(rank)
+    tied = {id(parameter) for group in holdings.tied.values() for parameter in group}
+    slots = {
+        placed.module: placed.slots_on(rank) if rank in placed.devices else placed.slots for placed in plan.placements
+    }
+    runs = RankedRuns(backend.open_lanes([*slots.values(), *(placed.slots for placed in plan.placements)]))
+    ranked: dict[str, Ranked] = {}
+    for subject in finding.subjects:
+        ranks = members[subject.name]
+        group, own = world.group(everyone), world.group(ranks)
+        waiting = partial(runs.progress.waiting, subject.name)
+        trained = [p for p in subject.module.parameters() if p.requires_grad and id(p) not in tied]
+        ranked[subject.name] = Ranked(
+            subject.name,
+            subject.module,
+            members=ranks,
+            group=group,
+            sample=(subject.args, subject.kwargs),
+            template=examined.templates[subject.name],
+            compute=marked(subject.name, runs.compute(subject.name, slots[subject.name])),
+            reducer=GradientReducer(trained, own, waiting=waiting) if rank in ranks and trained else None,
+            traffic=runs.traffic,
+            waiting=waiting,
+            batched=examined.batched[subject.name],
+        )
+        if rank not in ranks:
+            give_up(subject.module, keep=held, told=GivenUp(subject.name, ranks))
+    runs.begin(ranked, _shared_reducers(holdings, members, world, partial(runs.progress.waiting, OUTSIDE)))
+    placed = PlacedPlan(plan, finding, runs)
+    notes = (*_notes(holdings), *backend.notes)
+    return RankHandle(model, finding, plan, profile=None, notes=notes, placed=placed, world=world, holdings=holdings)
+
+
+def _shared_reducers(
+    holdings: Holdings, members: Mapping[str, Members], world: World, waiting: Waiting
+) -> list[GradientReducer]:
+    """Returns what reduces this rank's part of all that is not one module's own, in the same order on all ranks."""
+    reducers = []
+    if holdings.loose:
+        reducers.append(GradientReducer(holdings.loose, world.group(range(world.size)), waiting=waiting))
+    for holders, parameters in holdings.tied.items():
+        group = world.group(holders)
+        if world.rank in holders:
+            reducer = GradientReducer(parameters, group, waiting=waiting)
+            reducer.close()  # a part of a gradient is there when the first of its users is through; all are at the end
+            reducers.append(reducer)
+            for parameter in parameters:
+                even_out(parameter, holders, members)
+    return reducers
+
+
+def _notes(holdings: Holdings) -> list[str]:
+    notes = []
+    if holdings.names_of_tied:
+        notes.append(
+            f"{', '.join(holdings.names_of_tied)}: used by more than one module, or between modules too; on every "
+            "rank that runs a user, and reduced at the end of each backward"
+        )
+    return notes
+
+
+def _template_of(model: nn.Module, subject: Subject) -> Template:
+    with preserved(model), torch.enable_grad():
+        return Template.of(_called(subject))
+
+
+def _called(subject: Subject) -> Any:
+    if subject.settings is None:
+        return subject.module(*subject.args, **subject.kwargs)
+    with subject.settings():
+        return subject.module(*subject.args, **subject.kwargs)
