@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import threading
 import warnings
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -153,6 +154,39 @@ class _Copies:
         """Does nothing."""
 
 
+class _Running:
+    """A checkpoint that is being written by torch's thread."""
+
+    def __init__(self, future: Future[Any], place: Place, *, is_first: bool) -> None:
+        self._future = future
+        self._place = place
+        self._is_first = is_first
+        self._told = threading.Event()
+        future.add_done_callback(self._ended)
+
+    def wait(self) -> None:
+        """Waits until it is on the disk; raises MosaicError if it could not be written."""
+        self._told.wait()
+        error = self._future.exception()
+        if error is not None:
+            raise MosaicError(self._failure(error)) from error
+
+    def _ended(self, done: Future[Any]) -> None:
+        """Says at once that it failed, and leaves nothing half-written, though nobody may ever wait for it."""
+        try:
+            error = done.exception()
+            if error is not None:
+                _LOG.error(self._failure(error))
+                if self._is_first:
+                    self._place.abandon()
+        finally:
+            self._told.set()
+
+    def _failure(self, error: BaseException) -> str:
+        reasons = _reasons(error) if isinstance(error, CheckpointException) else f"{type(error).__name__}: {error}"
+        return f"{self._place.final} could not be saved: {reasons}"
+
+
 class Saver:
     """Saves one checkpoint after another; the next one waits until the last one is on the disk.
 
@@ -162,7 +196,7 @@ class Saver:
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
-        self._running: tuple[Future[Any], Place] | None = None
+        self._running: _Running | None = None
         self._layout: tuple[tuple[str, ...], _Layout] | None = None
 
     def save(self, job: Job) -> Path:
@@ -185,7 +219,7 @@ class Saver:
         tensors = {name: part.tensors[name] for name in layout.writes[self._ranks.rank]}
         tensors[f"{RANDOM}{self._ranks.rank}"] = _random_bytes()
         contents = _contents(job, part, layout, self._ranks.size) if self._ranks.rank == 0 else None
-        self._running = self._begin(tensors, place, contents), place
+        self._running = self._begin(tensors, place, contents)
         return place.final
 
     def finish(self) -> None:
@@ -196,19 +230,8 @@ class Saver:
         """
         if self._running is None:
             return
-        (future, place), self._running = self._running, None
-        try:
-            future.result()
-        except CheckpointException as error:
-            self._abandon(place)
-            raise MosaicError(f"{place.final} could not be saved: {_reasons(error)}") from error
-        except Exception as error:  # whatever torch's thread met
-            self._abandon(place)
-            raise MosaicError(f"{place.final} could not be saved: {type(error).__name__}: {error}") from error
-
-    def _abandon(self, place: Place) -> None:
-        if self._ranks.rank == 0:
-            place.abandon()
+        running, self._running = self._running, None
+        running.wait()
 
     def _agreed(self, job: Job, part: _Part) -> _Layout:
         """Returns who writes what, once it is sure that all ranks save the same."""
@@ -247,7 +270,7 @@ class Saver:
         aside, final = self._ranks.first_says(None if place is None else (str(place.aside), str(place.final)))
         return Place(aside=Path(aside), final=Path(final))
 
-    def _begin(self, tensors: dict[str, torch.Tensor], place: Place, contents: Contents | None) -> Future[Any]:
+    def _begin(self, tensors: dict[str, torch.Tensor], place: Place, contents: Contents | None) -> _Running:
         # torch warns of a process that saves alone each time, from its own thread.
         warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
         future = async_save(
@@ -258,16 +281,7 @@ class Saver:
             no_dist=self._ranks.size == 1,
         )
         assert isinstance(future, Future)
-        future.add_done_callback(lambda done: self._told(done, place))
-        return future
-
-    def _told(self, done: Future[Any], place: Place) -> None:
-        """Says at once that a checkpoint failed, and leaves nothing half-written, though nobody may wait for it."""
-        error = done.exception()
-        if error is not None:
-            self._abandon(place)
-            reasons = _reasons(error) if isinstance(error, CheckpointException) else f"{type(error).__name__}: {error}"
-            _LOG.error("%s could not be saved: %s", place.final, reasons)
+        return _Running(future, place, is_first=self._ranks.rank == 0)
 
 
 def _contents(job: Job, part: _Part, layout: _Layout, num_ranks: int) -> Contents:

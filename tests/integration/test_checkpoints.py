@@ -1,0 +1,322 @@
+"""Checkpoints on one rank: written beside training, whole or not there, refused where they do not fit."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import resource
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from ranks_checkpoints import Run
+from safetensors.torch import load_file, save_file, save_model
+from torch import nn
+
+from mosaic.checkpoint import storage
+from mosaic.checkpoint.folder import checkpoints_in, damage_of
+from mosaic.checkpoint.loading import Request, load
+from mosaic.checkpoint.ranks import OneRank
+from mosaic.checkpoint.saving import Job, Saver
+from mosaic.checkpoint.whole_file import load_weights
+from mosaic.cli.main import run as mosaic
+from mosaic.errors import InvalidCheckpointError, InvalidFileError, MosaicError, UnsupportedModelError
+
+
+class Tied(nn.Module):
+    """Two names for one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(50, 40)
+        self.body = nn.Linear(40, 40)
+        self.head = nn.Linear(40, 50, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(self.embed(ids)))
+
+
+def job(model: nn.Module, folder: Path, step: int = 1, **more: Any) -> Job:
+    given = {"optimizer": None, "scheduler": None, "extra": {}, "keep": 3, "plan": "", **more}
+    return Job(model=model, folder=folder, step=step, **given)
+
+
+def request(model: nn.Module, folder: Path, **more: Any) -> Request:
+    given = {"step": None, "optimizer": None, "scheduler": None, "fall_back": False, **more}
+    return Request(model=model, folder=folder, **given)
+
+
+def saved(model: nn.Module, folder: Path, step: int = 1, **more: Any) -> Path:
+    saver = Saver(OneRank())
+    path = saver.save(job(model, folder, step, **more))
+    saver.finish()
+    return path
+
+
+@contextmanager
+def disk_of(num_bytes: int) -> Iterator[None]:
+    """Lets this process write no file beyond a size, as a full disk does."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def trained(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
+    for step in steps:
+        ids = torch.randint(0, 50, (6,), generator=torch.Generator().manual_seed(step))
+
+        def closure(ids: torch.Tensor = ids) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = model(ids).square().mean()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+
+
+def test_a_process_killed_at_any_instant_leaves_a_checkpoint_from_which_the_next_one_goes_on(tmp_path: Path):
+    script = Path(__file__).parents[1] / "checkpoint_kills.py"
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = [tuple(map(int, line.split())) for line in done.stdout.splitlines()]
+    assert len(found) >= 20
+    assert found == sorted(found, key=lambda each: each[0])  # once the new one is there, it stays
+    assert {(2, 2), (3, 3), (3, 2)} <= set(found)  # before the rename; behind it; an old one is dropped
+
+
+def test_training_goes_on_while_a_checkpoint_is_written_and_is_not_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    model = Tied()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    trained(model, optimizer, range(2))
+    may_write, really = threading.Event(), storage.write_tensors
+
+    def waiting(*args: Any) -> Any:
+        assert may_write.wait(60)
+        return really(*args)
+
+    monkeypatch.setattr(storage, "write_tensors", waiting)
+    saver = Saver(OneRank())
+    saver.save(job(model, tmp_path, 2, optimizer=optimizer))
+    then = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    trained(model, optimizer, range(2, 4))
+    assert checkpoints_in(tmp_path) == ()
+    may_write.set()
+    saver.finish()
+    other = Tied()
+    load(request(other, tmp_path), OneRank())
+    for name, tensor in other.state_dict().items():
+        assert torch.equal(tensor, then[name])
+        assert not torch.equal(tensor, model.state_dict()[name])
+
+
+OPTIMIZERS = {
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=0.01, amsgrad=True),
+    "AdamW with a tensor of a rate": lambda p: torch.optim.AdamW(p, lr=torch.tensor(0.01), capturable=False),
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.1),
+    "SGD with momentum": lambda p: torch.optim.SGD(p, lr=1e-3, momentum=0.9, nesterov=True),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01),
+    "Adafactor": lambda p: torch.optim.Adafactor(p, lr=0.01),
+    "Rprop": lambda p: torch.optim.Rprop(p, lr=0.01),
+    "NAdam": lambda p: torch.optim.NAdam(p, lr=0.01),
+    "LBFGS": lambda p: torch.optim.LBFGS(p, lr=0.01, max_iter=2),
+}
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_training_from_a_checkpoint_is_training_that_did_not_end(kind: str, tmp_path: Path):
+    model = Tied()
+    optimizer = OPTIMIZERS[kind](model.parameters())
+    trained(model, optimizer, range(3))
+    saved(model, tmp_path, 3, optimizer=optimizer)
+    trained(model, optimizer, range(3, 6))
+    other = Tied()
+    again = OPTIMIZERS[kind](other.parameters())
+    assert load(request(other, tmp_path, optimizer=again), OneRank()).step == 3
+    trained(other, again, range(3, 6))
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, other.state_dict()[name]), name
+
+
+def test_a_full_disk_is_told_and_leaves_nothing_half_written(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    model = Tied()
+    first = saved(model, tmp_path)
+    saver = Saver(OneRank())
+    with disk_of(4096), caplog.at_level(logging.ERROR):
+        saver.save(job(model, tmp_path, 2))
+        with pytest.raises(MosaicError, match=r"step-2 could not be saved: .*File too large.*\(rank 0\)"):
+            saver.save(job(model, tmp_path, 3))
+        assert "step-2 could not be saved" in caplog.text
+        assert [path.name for path in tmp_path.iterdir()] == [first.name]
+        with pytest.raises(MosaicError, match=r"cannot write .*w.safetensors: File too large"):
+            Handles.export(model, tmp_path / "w.safetensors")
+    assert [path.name for path in tmp_path.iterdir()] == [first.name]
+    assert damage_of(first) == ()
+    saver.save(job(model, tmp_path, 3))  # once there is room, it goes on
+    saver.finish()
+    assert [found.step for found in checkpoints_in(tmp_path)] == [3, 1]
+
+
+class Handles:
+    """What a handle does, without one."""
+
+    @staticmethod
+    def export(model: nn.Module, path: Path) -> None:
+        from mosaic.checkpoint.whole_file import export
+
+        export(model, path, OneRank())
+
+
+def test_a_handle_waits_for_its_checkpoint_when_it_is_removed_and_tells_what_went_wrong(tmp_path: Path):
+    run = Run(0, 0, 1, plan_seed=1)
+    assert run.load(tmp_path / "run", missing_ok=True) is None
+    run.train(0, 1)
+    run.save(tmp_path / "run", 1)
+    run.handle.finish_saving()
+    assert run.load(tmp_path / "run", missing_ok=True).step == 1
+    with disk_of(4096):
+        run.save(tmp_path / "run", 2)
+        with pytest.raises(MosaicError, match="step-2 could not be saved"):
+            run.handle.remove()
+    assert not run.handle.active
+    assert [found.step for found in checkpoints_in(tmp_path / "run")] == [1]
+
+
+def test_torch_reads_a_checkpoint_without_mosaic(tmp_path: Path):
+    model = Tied()
+    path = saved(model, tmp_path)
+    assert not list(path.glob("*metadata*"))
+    into = {"model.body.weight": torch.empty(40, 40), "model.embed.weight": torch.empty(50, 40)}
+    with pytest.warns(UserWarning, match=r"torch\.distributed is disabled"):
+        dcp.load(into, storage_reader=dcp.HuggingFaceStorageReader(str(path)), no_dist=True)
+    for name, tensor in into.items():
+        assert torch.equal(tensor, model.state_dict()[name.removeprefix("model.")])
+
+
+def test_weights_go_to_a_plain_file_and_come_from_one_or_several(tmp_path: Path):
+    model = Tied()
+    Handles.export(model, tmp_path / "all.safetensors")
+    plain = Tied()
+    plain.load_state_dict(load_file(tmp_path / "all.safetensors"))
+    save_model(model, str(tmp_path / "one_name.safetensors"))  # which drops one of two tied names
+    parts = tmp_path / "parts"
+    parts.mkdir()
+    save_file({"body.weight": model.body.weight, "body.bias": model.body.bias.bfloat16()}, parts / "a.safetensors")
+    save_file({"head.weight": model.head.weight}, parts / "b.safetensors")
+    index = {
+        "weight_map": {"body.weight": "a.safetensors", "body.bias": "a.safetensors", "head.weight": "b.safetensors"}
+    }
+    for with_index in (False, True):
+        if with_index:
+            (parts / "model.safetensors.index.json").write_text(json.dumps(index))
+            save_file({"odd": torch.zeros(1)}, parts / "of_no_index.safetensors")
+        for path in (tmp_path / "all.safetensors", tmp_path / "one_name.safetensors", parts):
+            other = Tied()
+            load_weights(other, path, OneRank())
+            assert torch.equal(other.embed.weight, model.embed.weight)
+            assert torch.equal(other.body.weight, model.body.weight)
+            expected = model.body.bias.bfloat16().float() if path == parts else model.body.bias
+            assert torch.equal(other.body.bias, expected)
+
+
+def test_weights_of_another_model_are_refused_and_nothing_is_changed(tmp_path: Path):
+    save_file({"body.weight": torch.zeros(3), "body.bias": torch.zeros(40), "odd": torch.zeros(1)}, tmp_path / "w")
+    model = Tied()
+    with pytest.raises(InvalidCheckpointError, match="is of another model") as raised:
+        load_weights(model, tmp_path / "w", OneRank())
+    for said in ("odd is only in the file", "embed.weight is only in the model", "body.weight is [3] in the file"):
+        assert said in str(raised.value)
+    assert model.body.bias.any()
+    with pytest.raises(InvalidFileError, match="cannot read"):
+        load_weights(model, tmp_path / "nothing", OneRank())
+    with pytest.raises(InvalidCheckpointError, match=r"no \.safetensors file"):
+        load_weights(model, tmp_path, OneRank())
+
+
+def test_an_optimizer_that_does_not_fit_is_refused(tmp_path: Path):
+    model = Tied()
+    groups = [{"params": [model.embed.weight]}, {"params": list(model.body.parameters())}]
+    saved(model, tmp_path, optimizer=torch.optim.AdamW(groups))
+
+    def refused(optimizer: torch.optim.Optimizer, said: str) -> None:
+        with pytest.raises(InvalidCheckpointError, match=said):
+            load(request(model, tmp_path, optimizer=optimizer), OneRank())
+
+    refused(torch.optim.SGD(groups, lr=0.1), "has the state of AdamW and the optimizer is SGD")
+    refused(torch.optim.AdamW([model.embed.weight]), "had body.weight, body.bias; give it the same parameters")
+    refused(torch.optim.AdamW(model.parameters()), "group 0 of the optimizer has parameters that were in several")
+    saved(model, tmp_path, optimizer=torch.optim.AdamW([model.embed.weight]))
+    refused(torch.optim.AdamW(groups), "did not have body.weight, body.bias")
+    saved(model, tmp_path)
+    refused(torch.optim.AdamW(groups), "was saved without optimizer=")
+    with pytest.raises(ValueError, match=r"shape \(7,\)\) is not the model's"):
+        saved(model, tmp_path, optimizer=torch.optim.AdamW([nn.Parameter(torch.zeros(7))]))
+
+
+def test_what_cannot_be_saved_is_refused_by_name(tmp_path: Path):
+    model = Tied()
+    for more, said in (
+        ({"step": -1}, "step=-1 is no count"),
+        ({"keep": 0}, "keep=0 would leave no checkpoint"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            saved(model, tmp_path, **more)
+    with pytest.raises(TypeError, match=r"extra\['odd'\] is a builtins.set"):
+        saved(model, tmp_path, extra={"odd": set()})
+
+    class Odd(nn.Linear):
+        def get_extra_state(self) -> str:
+            return "more"
+
+    with pytest.raises(UnsupportedModelError, match="'_extra_state', a str that is neither a parameter nor a buffer"):
+        saved(Odd(2, 2), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_lists_verifies_and_exports(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    model = Tied()
+    run = str(tmp_path / "run")
+    assert mosaic(["checkpoints", run]) == 1
+    assert "there is no complete checkpoint in" in " ".join(capsys.readouterr().err.split())
+    saved(model, tmp_path / "run", 1)
+    trained(model, torch.optim.SGD(model.parameters(), lr=1.0), range(2))
+    newest = saved(model, tmp_path / "run", 2)
+    assert mosaic(["checkpoints", run, "--json", str(tmp_path / "found.json")]) == 0
+    assert [row["step"] for row in json.loads((tmp_path / "found.json").read_text())] == [2, 1]
+    assert "1 rank, 4 tensors" in capsys.readouterr().out
+    out = tmp_path / "weights.safetensors"
+    assert mosaic(["checkpoints", run, "--export", str(out)]) == 0
+    Tied().load_state_dict(load_file(out))
+    assert torch.equal(load_file(out)["head.weight"], model.embed.weight)
+    file = newest / "rank-00000.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    capsys.readouterr()
+    assert mosaic(["checkpoints", run]) == 0
+    assert mosaic(["checkpoints", run, "--verify"]) == 1
+    written = capsys.readouterr()
+    assert "step 1: " in written.out
+    assert ", whole" in written.out
+    assert "bytes, and" in written.err
+    assert mosaic(["checkpoints", run, "--export", str(tmp_path / "no.safetensors")]) == 1
+    assert mosaic(["checkpoints", run, "--step", "1", "--verify", "--export", str(tmp_path / "old.safetensors")]) == 0
+    assert not (tmp_path / "no.safetensors").exists()
