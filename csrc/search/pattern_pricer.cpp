@@ -8,8 +8,10 @@ namespace {
 
 constexpr std::size_t kMostRectangles = 400000;
 constexpr std::size_t kMostAreas = 24000000;
-// Of one knapsack; what is not settled by then counts with its bound.
+// Of one knapsack; what is not settled by then counts with its bound. A rectangle is cut in two where few do not do.
 constexpr std::int64_t kMostNodes = 20000;
+constexpr std::int64_t kFewNodes = 300;
+constexpr std::size_t kMostRemembered = 1000000;  // costs of sets
 
 }  // namespace
 
@@ -31,19 +33,19 @@ class PatternPricer::Knapsack {
     }
 
     // The most worth above `floor`, its set; is_open() where nodes ran out.
-    double best(double floor, Mask& set) {
+    double best(double floor, std::int64_t nodes, Mask& set) {
         best_ = floor;
         set_ = 0;
-        nodes_left_ = kMostNodes;
+        nodes_left_ = nodes;
         search(0, 0, 0, 0, room_);
         set = set_;
         return best_;
     }
 
-    // Calls `visit` with every non-empty set of at least this worth until it returns false or time is over.
+    // Calls `visit` with every non-empty set of at least this worth until it returns false or nodes or time are over.
     template <typename Visit>
-    bool every(double floor, const Clock& clock, Visit& visit) {
-        nodes_left_ = 0;
+    bool every(double floor, std::int64_t nodes, const Clock& clock, Visit& visit) {
+        nodes_left_ = nodes;
         clock_ = &clock;
         return every(0, 0, 0, 0, room_, floor, visit);
     }
@@ -87,7 +89,7 @@ class PatternPricer::Knapsack {
         while (i < items_.size() && ((apart >> items_[i].module & 1) != 0 || items_[i].area > room)) ++i;
         if (i == items_.size()) return set == 0 || worth < floor || visit(set);
         if (bound(i, apart, worth, room) < floor) return true;
-        if (--nodes_left_ % 1024 == 0 && clock_->is_over()) return false;
+        if (--nodes_left_ < 0 || (nodes_left_ % 1024 == 0 && clock_->is_over())) return false;
         const Item& item = items_[i];
         return every(i + 1, set | Mask{1} << item.module, apart | item.apart, worth + item.worth, room - item.area,
                      floor, visit) &&
@@ -134,9 +136,11 @@ bool PatternPricer::is_point(const Rectangle& at) const {
     return at.first_low == at.first_high && at.second_low == at.second_high;
 }
 
+bool PatternPricer::is_full() const { return rectangles_.size() + 2 > kMostRectangles || area_.size() > kMostAreas; }
+
 bool PatternPricer::cut(std::size_t index) {
     if (rectangles_[index].child != 0) return true;
-    if (rectangles_.size() + 2 > kMostRectangles || area_.size() > kMostAreas) return false;
+    if (is_full()) return false;
     const auto width = [](const std::vector<Ns>& times, std::int32_t low, std::int32_t high) {
         const auto from = static_cast<double>(times[static_cast<std::size_t>(low)] + 1);
         return low == high ? -1.0 : static_cast<double>(times[static_cast<std::size_t>(high)] + 1) / from;
@@ -197,60 +201,89 @@ double PatternPricer::most_worth(std::size_t index, const std::vector<double>& p
     return worth;
 }
 
+Ns PatternPricer::cost(Mask set) {
+    if (costs_.size() > kMostRemembered) costs_.clear();
+    const auto [place, is_new] = costs_.try_emplace(set, 0);
+    if (is_new) place->second = areas_.together(set);
+    return place->second;
+}
+
 double PatternPricer::best_ratio(const std::vector<double>& prices, double stop, std::size_t enough, const Clock& clock,
                                  std::vector<Pattern>& found) {
     using Entry = std::pair<double, std::size_t>;  // bound, rectangle
     std::priority_queue<Entry> queue;
     queue.emplace(most_worth(0, prices) / near_cost(rectangles_[0]), 0);
     const std::size_t before = found.size();
-    double settled = stop;  // of points and of rectangles that are not cut
+    double settled = stop;  // of patterns found and of rectangles that are not cut
     while (!queue.empty()) {
         const auto [bound, index] = queue.top();
         if (bound <= settled) break;
         if (found.size() - before >= enough || clock.is_over()) return bound;
         queue.pop();
-        const double cost = near_cost(rectangles_[index]);
-        if (is_point(rectangles_[index]) || !cut(index)) {
-            Knapsack knapsack(*this, areas_of(index), prices);
-            Mask set = 0;
-            const double worth = knapsack.best(stop * cost, set);
-            settled = std::max(settled, knapsack.is_open() ? bound : worth / cost);
-            const bool is_new =
-                set != 0 && std::none_of(found.begin() + static_cast<std::ptrdiff_t>(before), found.end(),
-                                         [&](const Pattern& other) { return other.stage == set; });
-            if (is_new) found.push_back({set, static_cast<Ns>(cost) - 1});
+        const bool is_small = is_point(rectangles_[index]);
+        const double near = near_cost(rectangles_[index]);
+        Knapsack knapsack(*this, areas_of(index), prices);
+        Mask set = 0;
+        const double worth = knapsack.best(settled * near, is_small ? kMostNodes : kFewNodes, set);
+        const double left = knapsack.is_open() ? bound : std::min(bound, worth / near);
+        if (set != 0) settled = std::max(settled, take(set, prices, stop, before, found));
+        if (left <= settled) continue;
+        if (is_small || !cut(index)) {
+            settled = left;
             continue;
         }
         const auto child = static_cast<std::size_t>(rectangles_[index].child);
         for (const std::size_t half : {child, child + 1}) {
-            const double ratio = std::min(bound, most_worth(half, prices) / near_cost(rectangles_[half]));
+            const double ratio = std::min(left, most_worth(half, prices) / near_cost(rectangles_[half]));
             if (ratio > settled) queue.emplace(ratio, half);
         }
     }
     return settled;
 }
 
+// Returns what a set is worth for what it costs, which may be more than at the corner where it was found.
+double PatternPricer::take(Mask set, const std::vector<double>& prices, double stop, std::size_t before,
+                           std::vector<Pattern>& found) {
+    const Ns own = cost(set);
+    double worth = 0;
+    each(set, [&](int m) { worth += prices[static_cast<std::size_t>(m)]; });
+    const double ratio = worth / static_cast<double>(own + 1);
+    const bool is_new = ratio > stop && std::none_of(found.begin() + static_cast<std::ptrdiff_t>(before), found.end(),
+                                                     [&](const Pattern& other) { return other.stage == set; });
+    if (is_new) found.push_back({set, own});
+    return ratio;
+}
+
 bool PatternPricer::list(const std::vector<double>& prices, double slack, std::size_t most, const Clock& clock,
                          std::unordered_map<Mask, Ns>& found) {
     std::vector<std::size_t> open{0};
+    std::vector<Mask> sets;
+    auto keep = [&](Mask set) {
+        if (found.count(set) == 0) sets.push_back(set);
+        return found.size() + sets.size() <= most;
+    };
     while (!open.empty()) {
         const std::size_t index = open.back();
         open.pop_back();
         const double floor = near_cost(rectangles_[index]) - 1 - slack;
         if (most_worth(index, prices) < floor) continue;
         if (clock.is_over()) return false;
-        if (!is_point(rectangles_[index]) && cut(index)) {
+        sets.clear();
+        const bool is_whole = is_point(rectangles_[index]) || is_full();
+        const std::int64_t nodes = is_whole ? INT64_MAX : kFewNodes;
+        if (Knapsack(*this, areas_of(index), prices).every(floor, nodes, clock, keep)) {
+            for (const Mask set : sets) {
+                double worth = 0;
+                each(set, [&](int m) { worth += prices[static_cast<std::size_t>(m)]; });
+                const Ns own = cost(set);
+                if (static_cast<double>(own) <= worth + slack) found.emplace(set, own);
+            }
+        } else if (!is_whole && cut(index)) {
             const auto child = static_cast<std::size_t>(rectangles_[index].child);
             open.insert(open.end(), {child, child + 1});
-            continue;
+        } else {
+            return false;
         }
-        const auto cost = static_cast<Ns>(near_cost(rectangles_[index])) - 1;
-        auto keep = [&](Mask set) {
-            const auto place = found.try_emplace(set, cost).first;
-            place->second = std::min(place->second, cost);
-            return found.size() <= most;
-        };
-        if (!Knapsack(*this, areas_of(index), prices).every(floor, clock, keep)) return false;
     }
     return true;
 }

@@ -19,8 +19,9 @@ struct Pattern {
 //
 // What a stage can take is a point (first, second); a rectangle of points is judged at once: its modules need no more
 // area than at its far corner, and it costs no less than its near corner. The best that fits is a knapsack, bounded by
-// its fractional form in which of each chain of modules one counts at most. Rectangles that may hold something are cut
-// in two until they are points; there the knapsack is solved. The rectangles stay from one question to the next.
+// its fractional form in which of each chain of modules one counts at most, then solved in a few steps. What it finds is
+// a set, and what that costs at its best rules out most other rectangles at once; those that may hold more are cut in
+// two, down to points. The rectangles stay from one question to the next.
 class PatternPricer {
   public:
     PatternPricer(const StageAreas& areas, Mask members);
@@ -47,8 +48,12 @@ class PatternPricer {
     };
     class Knapsack;
 
+    Ns cost(Mask set);
+    double take(Mask set, const std::vector<double>& prices, double stop, std::size_t before,
+                std::vector<Pattern>& found);
     double near_cost(const Rectangle& at) const;
     bool is_point(const Rectangle& at) const;
+    bool is_full() const;
     // Cuts a rectangle unless there are too many; returns whether it is cut.
     bool cut(std::size_t index);
     void append(Rectangle rectangle);
@@ -62,7 +67,8 @@ class PatternPricer {
     std::vector<Rectangle> rectangles_;
     std::vector<std::int32_t> area_;  // by rectangle and place of the module, at the far corner
     double room_;
-    std::vector<Part> parts_;  // scratch
+    std::unordered_map<Mask, Ns> costs_;  // of sets, by area
+    std::vector<Part> parts_;             // scratch
     std::vector<Part> points_;
 };
 

@@ -22,6 +22,9 @@ class StageAreas {
     // The least area with which a module meets both times; more than the room where it cannot.
     std::int64_t area(int module, Ns first, Ns second) const;
 
+    // The least that modules take side by side as far as area tells; kNever where they do not fit.
+    Ns together(Mask set) const;
+
     // The least that a module takes alone; kNever where it fits on no device.
     Ns alone(int module) const { return alone_[static_cast<std::size_t>(module)]; }
 
@@ -36,18 +39,24 @@ class StageAreas {
     std::vector<std::vector<int>> chains(Mask set) const;
 
   private:
+    class Frontier;
     struct Need {
         std::int64_t area;
         Ns first;
         Ns second;
     };
 
+    using Places = std::vector<std::uint64_t>;  // bits: which of the times that there are
+
     void order(const Problem& problem);
+    void find_places();
 
     std::int64_t room_;
     std::vector<std::vector<Need>> needs_;  // by module, rising area, none of them dominated
     std::vector<Ns> firsts_;
     std::vector<Ns> seconds_;
+    std::vector<Places> first_places_;  // by module: where its area may change
+    std::vector<Places> second_places_;
     std::vector<Ns> alone_;
     std::vector<Mask> earlier_;
     std::vector<Mask> apart_;
