@@ -16,30 +16,39 @@ class CoveringLp {
     explicit CoveringLp(const std::vector<double>& alone);
 
     // Adds a column by its set of rows, which are bits below the number of rows.
-    void add(Mask rows, double cost) { columns_.push_back({rows, cost}); }
+    void add(Mask rows, double cost) { columns_.push_back({rows, cost, 1}); }
 
     // Goes on from where it was, until no column known is worth more than it costs.
     void solve();
 
     // What covering a row is worth: never negative after solve().
     const std::vector<double>& prices() const { return prices_; }
+
+    // What the mix costs.
     double value() const;
 
   private:
     struct Column {
         Mask rows;
         double cost;
+        double sign;  // -1: a row covered more often than asked for
     };
 
     void find_prices();
-    void enter(const std::vector<double>& column, double cost);
+    void enter(const Column& column);
+    std::size_t find_leaving() const;
+    void invert();
+    bool eliminate(std::vector<double>& matrix, std::size_t at);
 
     std::size_t size_;
     std::vector<Column> columns_;
+    std::vector<Column> basis_;
     std::vector<double> inverse_;  // of the basis, row by row
+    std::vector<double> needed_;   // of each row
     std::vector<double> amount_;   // of each column in the basis
-    std::vector<double> cost_;
+    std::vector<double> change_;   // of the amounts by the column that enters: scratch
     std::vector<double> prices_;
+    int num_updates_ = 0;  // of the inverse since it was made anew
 };
 
 }  // namespace mosaic::search
