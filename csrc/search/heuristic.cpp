@@ -12,9 +12,20 @@ Mask before_of(const Problem& problem, Mask set) {
     return before;
 }
 
+// What comes before each module, directly or not.
+std::vector<Mask> all_before(const Problem& problem) {
+    std::vector<Mask> earlier;
+    for (const Module& module : problem.modules) earlier.push_back(module.before);
+    for (std::size_t round = 0; round < earlier.size(); ++round) {  // as many rounds as the longest chain can have
+        for (Mask& own : earlier) each(own, [&](int other) { own |= earlier[static_cast<std::size_t>(other)]; });
+    }
+    return earlier;
+}
+
 class Descent {
   public:
-    Descent(StageSearch& search, const Clock& clock) : search_(search), problem_(search.problem()), clock_(clock) {}
+    Descent(StageSearch& search, const Clock& clock)
+        : search_(search), problem_(search.problem()), clock_(clock), earlier_(all_before(search.problem())) {}
 
     Ns cost(Mask stage) { return stage == 0 ? 0 : search_.evaluate(stage).cost; }
 
@@ -67,9 +78,6 @@ class Descent {
         if (!are_independent(first) || !are_independent(second)) return false;
         const Ns before = cost(partition.stages[i]) + (j < partition.stages.size() ? cost(partition.stages[j]) : 0);
         if (bound(first) + bound(second) >= before) return false;
-        if (search_value(first, before - bound(second)) + search_value(second, before - bound(first)) >= before) {
-            return false;
-        }
         auto stages = partition.stages;
         stages[i] = first;
         if (j < stages.size()) {
@@ -79,14 +87,21 @@ class Descent {
         }
         stages.erase(std::remove(stages.begin(), stages.end(), Mask{0}), stages.end());
         if (!in_order(problem_, stages)) return false;
+        if (search_value(first, before - bound(second)) + search_value(second, before - bound(first)) >= before) {
+            return false;
+        }
         partition.stages = std::move(stages);
         partition.cost = total(partition.stages);
         return true;
     }
 
   private:
-    // No module of a stage may depend on another one of it.
-    bool are_independent(Mask stage) const { return (before_of(problem_, stage) & stage) == 0; }
+    // No module of a stage may depend on another one of it, directly or not.
+    bool are_independent(Mask stage) const {
+        Mask earlier = 0;
+        each(stage, [&](int m) { earlier |= earlier_[static_cast<std::size_t>(m)]; });
+        return (earlier & stage) == 0;
+    }
     Ns bound(Mask stage) { return stage == 0 ? 0 : search_.bound(stage); }
     Ns search_value(Mask stage, Ns cutoff) { return stage == 0 ? 0 : search_.evaluate(stage, cutoff).cost; }
 
@@ -133,6 +148,7 @@ class Descent {
     StageSearch& search_;
     const Problem& problem_;
     const Clock& clock_;
+    std::vector<Mask> earlier_;  // what comes before each module, directly or not
 };
 
 // Modules whose longest chain of predecessors has the same length, together where they fit.

@@ -77,8 +77,9 @@ Mask best_stage(StageSearch& search, const Prices& prices, Mask now) {
     return best;
 }
 
-// What the search has worked out already: of stages that run much work for the time they take, not too many.
-std::vector<Pattern> known_stages(const StageSearch& search) {
+// What the search has worked out already: of stages that run much work for the time they take, not too many. Sets in
+// which one module waits for another were asked for, too, and are no stages.
+std::vector<Pattern> known_stages(const StageSearch& search, const StageAreas& areas) {
     std::vector<double> work;
     for (const Module& module : search.problem().modules) {
         double least = static_cast<double>(kNever);
@@ -91,7 +92,12 @@ std::vector<Pattern> known_stages(const StageSearch& search) {
     search.each_known([&](Mask stage, const StageValue& value) {
         if (value.cost >= kNever) return;
         double total = 0;
-        each(stage, [&](int m) { total += work[static_cast<std::size_t>(m)]; });
+        Mask apart = 0;
+        each(stage, [&](int m) {
+            total += work[static_cast<std::size_t>(m)];
+            apart |= areas.apart(m);
+        });
+        if ((apart & stage) != 0) return;
         known.push_back({-total / static_cast<double>(value.cost + 1), {stage, value.cost}});
     });
     std::sort(known.begin(), known.end(), [](const auto& a, const auto& b) {
@@ -130,7 +136,7 @@ void improve_by_patterns(StageSearch& search, const Limits& limits, const Clock&
     std::stable_sort(sets.begin(), sets.end(),
                      [](Mask a, Mask b) { return __builtin_popcountll(a) < __builtin_popcountll(b); });
     const Clock pricing(clock.seconds_left() * kPricingShare);
-    const std::vector<Pattern> start = known_stages(search);
+    const std::vector<Pattern> start = known_stages(search, areas);
     for (const Mask members : sets) parts.emplace_back(areas, members, start, pricing);
     Ns total = 0;
     for (PartOfPlan& part : parts) {

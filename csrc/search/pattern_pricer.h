@@ -19,9 +19,9 @@ struct Pattern {
 //
 // What a stage can take is a point (first, second); a rectangle of points is judged at once: its modules need no more
 // area than at its far corner, and it costs no less than its near corner. The best that fits is a knapsack, bounded by
-// its fractional form in which of each chain of modules one counts at most, then solved in a few steps. What it finds is
-// a set, and what that costs at its best rules out most other rectangles at once; those that may hold more are cut in
-// two, down to points. The rectangles stay from one question to the next.
+// its fractional form in which of each chain of modules one counts at most, then solved in a few steps. What it finds
+// is a set, and what that costs at its best rules out most other rectangles at once; those that may hold more are cut
+// in two, down to points. The rectangles stay from one question to the next.
 class PatternPricer {
   public:
     PatternPricer(const StageAreas& areas, Mask members);
