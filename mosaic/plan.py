@@ -32,6 +32,12 @@ class Placement:
     """Predicted forward time beside its stage's other modules, in milliseconds."""
     backward_ms: Annotated[float, Ge(0)] = 0.0
     """Predicted backward time beside its stage's other modules, in milliseconds."""
+    route_forward_ms: Annotated[float, Ge(0)] = 0.0
+    """The part of ``forward_ms`` in which rows travel between ranks."""
+    route_backward_ms: Annotated[float, Ge(0)] = 0.0
+    """The part of ``backward_ms`` in which their gradients do."""
+    reduce_ms: Annotated[float, Ge(0)] = 0.0
+    """The part of ``backward_ms`` in which its parameters' gradients are summed and nothing else is done."""
 
     @property
     def quota(self) -> int:
@@ -184,6 +190,11 @@ class Plan:
     def predicted_ms(self) -> float:
         """Predicted time of all stages, forward and backward each with its own maximum, in milliseconds."""
         return sum(stage.forward_ms + stage.backward_ms for stage in self.stages)
+
+    @property
+    def communication_ms(self) -> float:
+        """Predicted communication of all modules that nothing hides, one after the other, in milliseconds."""
+        return sum(p.route_forward_ms + p.route_backward_ms + p.reduce_ms for p in self.placements)
 
     @property
     def predicted_speedup(self) -> float:

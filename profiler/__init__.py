@@ -16,6 +16,7 @@ from mosaic.profiler.structure import structures_of
 from mosaic.profiler.subject import Subject
 from mosaic.profiler.surroundings import environment_of, open_counters
 from mosaic.profiler.sweep import profile_modules
+from mosaic.profiler.traffic import traffic_of
 
 __all__ = [
     "AllReduce",
@@ -42,4 +43,5 @@ __all__ = [
     "profile_modules",
     "repeat_batch",
     "structures_of",
+    "traffic_of",
 ]

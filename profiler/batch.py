@@ -21,7 +21,7 @@ def split_batch(subject: Subject, degree: int) -> Subject:
     """
     if degree == 1:
         return subject
-    batch = _batch_of(subject, f"split over {degree} devices")
+    batch = batch_of(subject, f"split over {degree} devices")
     if batch < degree:
         raise UnsupportedModelError(
             f"{subject.name!r} has a batch of {batch}, which is less than one sample for each of {degree} devices"
@@ -44,7 +44,7 @@ def repeat_batch(subject: Subject, times: int) -> Subject:
     """
     if times == 1:
         return subject
-    batch = _batch_of(subject, f"repeated {times} times")
+    batch = batch_of(subject, f"repeated {times} times")
 
     def repeat(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.dim() == 0 or len(tensor) != batch:
@@ -55,7 +55,12 @@ def repeat_batch(subject: Subject, times: int) -> Subject:
     return dataclasses.replace(subject, args=args, kwargs=kwargs)
 
 
-def _batch_of(subject: Subject, what: str) -> int:
+def batch_of(subject: Subject, what: str) -> int:
+    """Returns the samples of a module's batch: the leading dimension that its tensors have in common.
+
+    Raises:
+        UnsupportedModelError: There is none; says that the module cannot be ``what``.
+    """
     sizes = {len(tensor) for tensor in tensors_in((subject.args, subject.kwargs)) if tensor.dim() > 0}
     wide = sizes - {1} or sizes
     if len(wide) != 1:

@@ -20,13 +20,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mosaic.backends.base import Backend
 from mosaic.backends.host import HostBackend
-from mosaic.cost import CostModel
+from mosaic.cost import Cost
 from mosaic.engine.find import Finding
 from mosaic.errors import InfeasibleError
 from mosaic.plan import Plan
 from mosaic.profiler import ProfileSettings, measure_ring
 from mosaic.ranks.colocate import colocate_ranks, cores_of_rank, found_for_ranks
-from mosaic.ranks.planning import profile_of_all
+from mosaic.ranks.planning import cost_of_ranks, profile_of_all
 from mosaic.ranks.world import World
 from mosaic.solver.runnable import plan_to_run
 
@@ -165,7 +165,8 @@ def _plans(
     if world.rank == 0:
         try:
             profile = profile_of_all(trained.model, finding, backend, world.size, ring, settings)
-            found = _planned(methods, finding, CostModel.from_profile(profile), backend, world.size)
+            cost = cost_of_ranks(trained.model, finding, profile, ring, world.size)
+            found = _planned(methods, finding, cost, backend, world.size)
         except Exception as failure:  # whatever it is, the other ranks wait for an answer
             error = failure
     world.all_or_none(error)
@@ -174,7 +175,7 @@ def _plans(
 
 
 def _planned(
-    methods: Sequence[str], finding: Finding, cost: CostModel, backend: Backend, num_ranks: int
+    methods: Sequence[str], finding: Finding, cost: Cost, backend: Backend, num_ranks: int
 ) -> dict[str, Plan | str]:
     found: dict[str, Plan | str] = {}
     for method in methods:

@@ -9,10 +9,12 @@ from torch import nn
 from mosaic.artifact import parse, to_json
 from mosaic.backends.base import Backend
 from mosaic.cost import CostModel
+from mosaic.cost.communication import RankedCost
 from mosaic.engine.find import Finding
+from mosaic.hardware import Link
 from mosaic.plan import Plan
 from mosaic.profile import Profile
-from mosaic.profiler import ProfileSettings, Ring, measure_ring, profile_modules, repeat_batch
+from mosaic.profiler import ProfileSettings, Ring, measure_ring, preserved, profile_modules, repeat_batch, traffic_of
 from mosaic.ranks.world import World
 from mosaic.solver.runnable import plan_to_run
 
@@ -40,12 +42,39 @@ def plan_of_first(world: World, model: nn.Module, finding: Finding, backend: Bac
             if ring is not None:
                 profile = profile_of_all(model, finding, backend, world.size, ring, request.settings)
             assert profile is not None
-            cost = CostModel.from_profile(profile)
+            cost = cost_of_ranks(model, finding, profile, ring, world.size)
             text = to_json(plan_to_run(request.method, finding.graph, cost, backend.device, num_devices=world.size))
         except Exception as failure:  # whatever it is, the other ranks wait for an answer
             error = failure
     world.all_or_none(error)
     return parse(Plan, world.first_says(text), source="rank 0")
+
+
+def cost_of_ranks(
+    model: nn.Module, finding: Finding, profile: Profile, ring: Ring | None, num_ranks: int
+) -> CostModel | RankedCost:
+    """Returns the cost model of a profile with what ranks tell each other; without it where no link was measured.
+
+    Args:
+        model: The model.
+        finding: Its modules with the inputs of one rank's batch.
+        profile: Of the batch of all ranks; its backwards have the sum of the gradients over ``ring``.
+        ring: The links between ranks; None where the profile was given, and with it whatever its times have.
+        num_ranks: Ranks.
+    """
+    cost = CostModel.from_profile(profile)
+    if ring is None:
+        return cost
+    with preserved(model):
+        traffic = {s.name: traffic_of(repeat_batch(s, num_ranks)) for s in finding.subjects}
+    link = Link(gb_per_s=ring.gb_per_s, latency_us=ring.latency_us)
+    return RankedCost(
+        cost,
+        traffic,
+        lambda degree: link,
+        num_ranks,
+        included_ms=lambda module, degree: ring.all_reduce_ms(traffic[module].parameter_gradients, degree),
+    )
 
 
 def profile_of_all(

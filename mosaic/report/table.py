@@ -65,6 +65,8 @@ def plan_table(plan: Plan, graph: ModuleGraph | None = None) -> Table:
         ("forward\nms", True),
         ("backward\nms", True),
     ]
+    told = plan.communication_ms > 0
+    columns += [("routing\nms", True), ("summing\nms", True)] if told else []
     columns += [("waits for", False)] if graph else []
     many = f"{plan.num_devices} × " if plan.num_devices > 1 else ""
     title = f"Plan, predicted: {many}{plan.device.name}, {plan.device.num_slots} slots"
@@ -80,6 +82,9 @@ def plan_table(plan: Plan, graph: ModuleGraph | None = None) -> Table:
                 f"{placement.forward_ms:.2f}",
                 f"{placement.backward_ms:.2f}",
             ]
+            if told:
+                routing_ms = placement.route_forward_ms + placement.route_backward_ms
+                cells += [f"{routing_ms:.2f}", f"{placement.reduce_ms:.2f}"]
             cells += [", ".join(graph.predecessors(placement.module)) or _NOTHING] if graph else []
             table.add_row(*_plain(cells), end_section=len(stage.placements) == 1)
         if len(stage.placements) > 1:
@@ -100,6 +105,11 @@ def _plan_caption(plan: Plan) -> str:
     if plan.predicted_ms <= 0:
         return "no times are predicted in this plan"
     lines = [f"predicted step: {plan.predicted_ms:.2f} ms for the modules"]
+    if plan.communication_ms > 0:
+        lines.append(
+            f"of all modules' times {plan.communication_ms:.2f} ms are communication: rows that travel between "
+            "devices (routing), gradients of parameters summed after a backward (summing)"
+        )
     if plan.sequential_ms > 0:
         lines.append(f"predicted one module at a time: {plan.sequential_ms:.2f} ms")
         lines.append(f"predicted speed-up: {plan.predicted_speedup:.2f}×")

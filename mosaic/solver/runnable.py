@@ -9,10 +9,13 @@ slices. Waves end with a barrier in a prediction and with none when they run: a 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from mosaic.cost import Cost
+from mosaic.cost.communication import RankedCost
 from mosaic.device import Device
 from mosaic.graph import ModuleGraph
-from mosaic.plan import Plan
+from mosaic.plan import Placement, Plan, Stage
 from mosaic.solver.planners import PLANNERS, PlannerSettings, plan_with
 from mosaic.solver.solve import METHODS, SearchOptions, solve
 
@@ -53,8 +56,26 @@ def plan_to_run(
     """
     check_method(method)
     if method in METHODS:
-        return solve(graph, cost, device, num_devices=num_devices, method=method, search=search)
-    settings = PlannerSettings(default_operators=1)
-    grid = search.grid if search is not None else None
-    waves = plan_with(method, graph, cost, device, num_devices=num_devices, grid=grid, settings=settings)
-    return waves.as_plan(graph)
+        plan = solve(graph, cost, device, num_devices=num_devices, method=method, search=search)
+    else:
+        settings = PlannerSettings(default_operators=1)
+        grid = search.grid if search is not None else None
+        waves = plan_with(method, graph, cost, device, num_devices=num_devices, grid=grid, settings=settings)
+        plan = waves.as_plan(graph)
+    return with_communication(plan, cost) if isinstance(cost, RankedCost) else plan
+
+
+def with_communication(plan: Plan, cost: RankedCost) -> Plan:
+    """Returns a plan that says which part of its times is communication; the times have it already."""
+
+    def told(placed: Placement) -> Placement:
+        found = cost.communication(placed.module, placed.degree, placed.quota)
+        return replace(
+            placed,
+            route_forward_ms=found.route_forward_ms,
+            route_backward_ms=found.route_backward_ms,
+            reduce_ms=found.reduce_ms,
+        )
+
+    stages = tuple(Stage(placements=tuple(map(told, stage.placements))) for stage in plan.stages)
+    return replace(plan, stages=stages)
