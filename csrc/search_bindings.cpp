@@ -72,7 +72,11 @@ void bind_problem(py::module_& module) {
     py::class_<Module>(module, "Module", "A module's options, and the modules that must be in an earlier stage.")
         .def(py::init(&make_module), py::arg("options"), py::arg("before"))
         .def_static("of", &make_module_of, py::arg("rows"), py::arg("before"),
-                    "From (degree, quota, forward_ns, backward_ns, memory_bytes): many options at once.");
+                    "From (degree, quota, forward_ns, backward_ns, memory_bytes): many options at once.")
+        .def(
+            "after",
+            [](const Module& module, const std::vector<int>& before) { return make_module(module.options, before); },
+            py::arg("before"), "The same options after other modules.");
     py::class_<Problem>(module, "Problem", "What is to be planned.")
         .def(py::init([](const std::vector<Module>& modules, int num_devices, int num_slots, std::int64_t memory,
                          const std::string& objective) {
@@ -128,6 +132,21 @@ void bind_problem(py::module_& module) {
             py::arg("forward"), py::arg("backward"));
 }
 
+py::tuple tuple_of(const std::vector<int>& values) {
+    py::tuple made(values.size());
+    for (std::size_t i = 0; i < values.size(); ++i) made[i] = values[i];
+    return made;
+}
+
+py::list rows_of(const Stage& stage) {
+    py::list rows;
+    for (const Placed& placed : stage.placed) {
+        rows.append(
+            py::make_tuple(placed.module, placed.option, tuple_of(placed.devices), tuple_of(placed.starts)));
+    }
+    return rows;
+}
+
 void bind_plan(py::module_& module) {
     py::class_<Placed>(module, "Placed", "A module in a stage.")
         .def_readonly("module", &Placed::module)
@@ -138,7 +157,8 @@ void bind_plan(py::module_& module) {
         .def_readonly("forward_ns", &Stage::forward)
         .def_readonly("backward_ns", &Stage::backward)
         .def_readonly("latency_ns", &Stage::latency)
-        .def_readonly("placed", &Stage::placed);
+        .def_readonly("placed", &Stage::placed)
+        .def_property_readonly("rows", &rows_of, "(module, option, devices, starts) of each: many values at once.");
     py::class_<Known, std::shared_ptr<Known>>(module, "Known", "What a search found out about sets of modules.");
     py::class_<Plan>(module, "Plan", "The best plan found, and a bound that no plan can be below.")
         .def_property_readonly("status",

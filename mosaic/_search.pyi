@@ -30,6 +30,8 @@ class Module:
     @staticmethod
     def of(rows: Sequence[tuple[int, int, int, int, int]], before: Sequence[int]) -> Module:
         """From (degree, quota, forward_ns, backward_ns, memory_bytes): many options at once."""
+    def after(self, before: Sequence[int]) -> Module:
+        """The same options after other modules."""
 
 class Problem:
     """What is to be planned."""
@@ -88,6 +90,9 @@ class Stage:
     def latency_ns(self) -> int: ...
     @property
     def placed(self) -> list[Placed]: ...
+    @property
+    def rows(self) -> list[tuple[int, int, tuple[int, ...], tuple[int, ...]]]:
+        """(module, option, devices, starts) of each: many values at once."""
 
 class Known:
     """What a search found out about sets of modules."""

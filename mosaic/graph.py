@@ -125,18 +125,32 @@ class ModuleGraph:
         return first != second and first not in self.ancestors(second) and second not in self.ancestors(first)
 
     def _sorted(self) -> tuple[str, ...]:
-        sorter = TopologicalSorter({name: self.predecessors(name) for name in self.names})
+        names = self.names
+        position = {name: index for index, name in enumerate(names)}
+        missing = dict.fromkeys(names, 0)
+        after: dict[str, list[str]] = {name: [] for name in names}
+        for edge in self.edges:
+            missing[edge.target] += 1
+            after[edge.source].append(edge.target)
+        order: list[str] = []
+        ready = [name for name in names if not missing[name]]
+        while ready:
+            order += ready
+            freed: list[str] = []
+            for name in ready:
+                for other in after[name]:
+                    missing[other] -= 1
+                    if not missing[other]:
+                        freed.append(other)
+            ready = sorted(freed, key=position.__getitem__)
+        if len(order) < len(names):
+            raise self._cycle()
+        return tuple(order)
+
+    def _cycle(self) -> InvalidGraphError:
+        """Names the modules of a cycle."""
         try:
-            sorter.prepare()
+            TopologicalSorter({name: self.predecessors(name) for name in self.names}).prepare()
         except CycleError as error:
             cycle = " -> ".join(error.args[1])
-            raise InvalidGraphError(
-                f"the module graph has a cycle: {cycle}; a module cannot depend on its own output"
-            ) from None
-        order: list[str] = []
-        position = {name: index for index, name in enumerate(self.names)}
-        while sorter.is_active():
-            ready = sorted(sorter.get_ready(), key=position.__getitem__)
-            order.extend(ready)
-            sorter.done(*ready)
-        return tuple(order)
+        return InvalidGraphError(f"the module graph has a cycle: {cycle}; a module cannot depend on its own output")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -142,25 +143,24 @@ class Plan:
     def __post_init__(self) -> None:
         placed: set[str] = set()
         for stage in self.stages:
-            taken: dict[tuple[int, int], str] = {}
+            taken = [0] * self.num_devices  # bits of slots
             for placement in stage.placements:
                 if placement.module in placed:
                     raise InvalidPlanError(f"module {placement.module!r} is placed twice; place it once")
                 placed.add(placement.module)
                 self._check_placement(placement)
-                for cell in placement.cells:
-                    if cell in taken:
-                        raise InvalidPlanError(
-                            f"{taken[cell]!r} and {placement.module!r} of one stage both hold slot {cell[1]} of "
-                            f"device {cell[0]}; partitions of a stage are disjoint: move one of them"
-                        )
-                    taken[cell] = placement.module
+                everywhere = placement.slots_by_device or (placement.slots,) * placement.degree
+                for device, slots in zip(placement.devices, everywhere, strict=True):
+                    bits = _bits(slots)
+                    if taken[device] & bits:
+                        raise _shared(stage, placement)
+                    taken[device] |= bits
 
     def _check_placement(self, placement: Placement) -> None:
         of = f"module {placement.module!r}"
         self.device.check_quota(placement.quota, of=of)
         for slots in (placement.slots, *placement.slots_by_device):
-            if sorted(set(slots)) != list(slots) or len(slots) != placement.quota:
+            if not all(map(operator.lt, slots, slots[1:])) or len(slots) != placement.quota:
                 raise InvalidPlanError(
                     f"{of} has slots {slots}; list each slot once, rising, and as many on every device"
                 )
@@ -254,9 +254,10 @@ class Plan:
 
         Paper section 3.1, formulas 2 and 3.
         """
-        stage_of = {name: index for index, stage in enumerate(self.stages) for name in stage.names}
-        missing = [name for name in graph.names if name not in stage_of]
-        unknown = [name for name in stage_of if name not in graph.names]
+        stage_of = {p.module: index for index, stage in enumerate(self.stages) for p in stage.placements}
+        names = dict.fromkeys(graph.names)
+        missing = [name for name in names if name not in stage_of]
+        unknown = [name for name in stage_of if name not in names]
         if missing or unknown:
             raise InvalidPlanError(
                 f"the plan leaves out {missing or 'nothing'} and places {unknown or 'nothing'} that the graph lacks"
@@ -267,6 +268,27 @@ class Plan:
                     f"{edge.target!r} (stage {stage_of[edge.target]}) depends on {edge.source!r} "
                     f"(stage {stage_of[edge.source]}); put it in a later stage"
                 )
+
+
+def _bits(slots: tuple[int, ...]) -> int:
+    """One bit for each of some rising slots."""
+    if slots[-1] - slots[0] < len(slots):
+        return ((1 << len(slots)) - 1) << slots[0]
+    return sum(1 << slot for slot in slots)
+
+
+def _shared(stage: Stage, later: Placement) -> InvalidPlanError:
+    """Names the slot that a placement has from one before it in its stage."""
+    taken: dict[tuple[int, int], str] = {}
+    for placement in stage.placements:
+        if placement is later:
+            break
+        taken |= dict.fromkeys(placement.cells, placement.module)
+    device, slot = next(cell for cell in later.cells if cell in taken)
+    return InvalidPlanError(
+        f"{taken[device, slot]!r} and {later.module!r} of one stage both hold slot {slot} of device {device}; "
+        "partitions of a stage are disjoint: move one of them"
+    )
 
 
 def plan_from_quotas(stages: Sequence[Mapping[str, int]], *, graph: ModuleGraph, device: Device) -> Plan:

@@ -61,6 +61,8 @@ class Knowledge:
     """Modules, in the order of their bits."""
     values: _search.Known
     """By bitmask, with the options that they hold for."""
+    rows: Mapping[str, tuple[Sequence[DeploymentOption], _search.Module]]
+    """Modules as the extension has them, each with the options that it was made of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,8 +124,9 @@ def search_exactly(
     hint = hint or SearchHint()
     names = graph.topological_order()
     place = {name: index for index, name in enumerate(hint.known.names)} if hint.known else {}
+    rows = _rows(search, names, options, cost, hint.known.rows if hint.known else {})
     found: _search.Plan = search.plan(
-        _problem(search, graph, names, options, cost=cost, machine=machine, objective=objective),
+        _problem(search, graph, names, options, rows, cost=cost, machine=machine, objective=objective),
         seconds=limits.seconds,
         kicks=limits.kicks,
         seed=limits.seed,
@@ -145,7 +148,7 @@ def search_exactly(
             status="optimal" if found.status == "optimal" else "feasible",
             bound_ms=found.bound_ns / NS_PER_MS,
         ),
-        known=Knowledge(names=names, values=found.known),
+        known=Knowledge(names=names, values=found.known, rows={} if _is_drawn(cost) else rows),
     )
 
 
@@ -198,28 +201,43 @@ def _load() -> Any:  # a module, which is no type
     return _search
 
 
+_Rows = Mapping[str, tuple[Sequence[DeploymentOption], Any]]
+
+
+def _is_drawn(cost: Cost) -> bool:
+    return isinstance(cost.interference, FullInterference | LeveledBandwidth)
+
+
+def _rows(search: Any, names: Sequence[str], options: Options, cost: Cost, known: _Rows) -> _Rows:
+    """Modules of the extension, without what comes before them; known ones where their options are the same object."""
+    if _is_drawn(cost):  # what is drawn is no part of the options
+        drawn = {name: [_drawing_option(search, cost, name, option) for option in options[name]] for name in names}
+        return {name: (options[name], search.Module(drawn[name], ())) for name in names}
+    return {
+        name: old
+        if (old := known.get(name)) is not None and old[0] is options[name]
+        else (options[name], search.Module.of([_ROW(option) for option in options[name]], ()))
+        for name in names
+    }
+
+
 def _problem(
     search: Any,
     graph: ModuleGraph,
     names: Sequence[str],
     options: Options,
+    rows: _Rows,
     *,
     cost: Cost,
     machine: Machine,
     objective: Objective,
 ) -> _search.Problem:
     place = {name: index for index, name in enumerate(names)}
-    is_drawn = isinstance(cost.interference, FullInterference | LeveledBandwidth)
-    modules = []
-    for name in names:
-        before = sorted(place[other] for other in graph.predecessors(name))
-        if is_drawn:
-            drawn = [_drawing_option(search, cost, name, option) for option in options[name]]
-            modules.append(search.Module(drawn, before))
-        else:
-            modules.append(search.Module.of([_ROW(option) for option in options[name]], before))
+    before: list[list[int]] = [[] for _ in names]
+    for edge in graph.edges:
+        before[place[edge.target]].append(place[edge.source])
     problem: _search.Problem = search.Problem(
-        modules,
+        [rows[name][1].after(others) for name, others in zip(names, before, strict=True)],
         num_devices=machine.num_devices,
         num_slots=machine.num_slots,
         memory_bytes=machine.memory_bytes,
@@ -288,15 +306,9 @@ def _taker(form: Interference, name: str, phase: Phase, quota: int) -> Taker:
 
 
 def _stage(stage: _search.Stage, names: Sequence[str], options: Options) -> StageResult:
-    choices = {}
-    starts = {}
-    for placed in stage.placed:
-        name = names[placed.module]
-        choices[name] = (options[name][placed.option], tuple(placed.devices))
-        starts[name] = tuple(placed.starts)
-    ordered = [name for name in names if name in choices]
+    rows = sorted(stage.rows)  # by module
     return StageResult(
         latency_ns=stage.latency_ns,
-        choices={name: choices[name] for name in ordered},
-        starts={name: starts[name] for name in ordered},
+        choices={names[m]: (options[names[m]][option], devices) for m, option, devices, _ in rows},
+        starts={names[m]: starts for m, _, _, starts in rows},
     )

@@ -17,6 +17,7 @@ from mosaic.device import Device
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan
 from mosaic.solver.exact import Knowledge, SearchHint, SearchLimits
+from mosaic.solver.remembered import Remembered
 from mosaic.solver.solve import SearchOptions, solve_with_hint
 
 WARM_SHARE = 0.08
@@ -74,15 +75,19 @@ def start_from(previous: Plan, graph: ModuleGraph) -> tuple[tuple[str, ...], ...
     Where the new dependencies contradict the old stages, a module moves to a later stage.
     """
     old = {name: index for index, stage in enumerate(previous.stages) for name in stage.names}
+    order = graph.topological_order()
+    before: dict[str, list[str]] = {name: [] for name in order}
+    for edge in graph.edges:
+        before[edge.target].append(edge.source)
     level: dict[str, tuple[int, str]] = {}
-    for name in graph.topological_order():
-        after = max((level[other][0] for other in graph.predecessors(name)), default=-1)
+    for name in order:
+        after = max((level[other][0] for other in before[name]), default=-1)
         if name in old:
             level[name] = (max(2 * old[name] + 1, after + 1), "")
         else:
             level[name] = (after + 1, name)  # alone, just after what feeds it
     groups: dict[tuple[int, str], list[str]] = {}
-    for name in graph.topological_order():
+    for name in order:
         groups.setdefault(level[name], []).append(name)
     return tuple(tuple(members) for _, members in sorted(groups.items()))
 
@@ -103,6 +108,7 @@ class Replanner:
     """How the first plan is searched for."""
     plan: Plan | None = field(default=None, init=False)
     _known: Knowledge | None = field(default=None, init=False, repr=False)
+    _remembered: Remembered = field(default_factory=Remembered, init=False, repr=False)
     _cold_seconds: float = field(default=0.0, init=False, repr=False)
 
     def update(self, graph: ModuleGraph, cost: Cost, *, limits: SearchLimits | None = None) -> Plan:
@@ -120,7 +126,13 @@ class Replanner:
         if limits is not None:
             search = replace(search, limits=limits)
         self.plan, self._known = solve_with_hint(
-            graph, cost, self.device, num_devices=self.num_devices, search=search, hint=hint
+            graph,
+            cost,
+            self.device,
+            num_devices=self.num_devices,
+            search=search,
+            hint=hint,
+            remembered=self._remembered,
         )
         self._cold_seconds = max(self._cold_seconds, self.plan.search.seconds)
         return self.plan

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 from mosaic.artifact import fingerprint
 from mosaic.cost.interference import Beside
@@ -60,11 +60,16 @@ class TableCost:
             raise InfeasibleError("pins leave nothing to choose from", reasons=reasons)
         self.profile_fingerprint: str | None = fingerprint(instance)
         self.interference = TableInterference(instance)
+        self._facts = {module.name: (module.options, module.pin) for module in instance.modules}
         self._tables: dict[str, dict[int, dict[int, InstanceOption]]] = {}
         for module in instance.modules:
             table = self._tables.setdefault(module.name, {})
             for option in module.allowed:
                 table.setdefault(option.degree, {})[option.quota] = option
+
+    def facts(self, module: str) -> Hashable:
+        """Returns a module's options and pin: where another instance has the same, it answers the same."""
+        return self._facts[module]
 
     def degrees(self, module: str) -> tuple[int, ...]:
         """Returns the degrees of its table, rising."""

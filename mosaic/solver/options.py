@@ -121,9 +121,9 @@ def deployment_options(
 
 
 def all_options(
-    graph: ModuleGraph, *, cost: Cost, device: Device, num_devices: int, grid: QuotaGrid | None = None
+    graph: ModuleGraph | Sequence[str], *, cost: Cost, device: Device, num_devices: int, grid: QuotaGrid | None = None
 ) -> dict[str, tuple[DeploymentOption, ...]]:
-    """Lists the deployment options of every module of a graph.
+    """Lists the deployment options of every module of a graph, or of the modules named.
 
     Raises:
         InfeasibleError: Modules fit on no device; every one of them is named.
@@ -131,13 +131,14 @@ def all_options(
     """
     found: dict[str, tuple[DeploymentOption, ...]] = {}
     reasons: list[str] = []
-    for name in graph.names:
+    names = graph.names if isinstance(graph, ModuleGraph) else tuple(graph)
+    for name in names:
         try:
             found[name] = deployment_options(name, cost=cost, device=device, num_devices=num_devices, grid=grid)
         except InfeasibleError as error:
             reasons.extend(error.reasons)
     if reasons:
-        raise InfeasibleError(f"{len(reasons)} of {len(graph.names)} modules fit on no device", reasons=reasons)
+        raise InfeasibleError(f"{len(reasons)} of {len(names)} modules fit on no device", reasons=reasons)
     return found
 
 

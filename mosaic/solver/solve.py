@@ -24,14 +24,11 @@ from mosaic.solver.exact import (
 from mosaic.solver.gahc import cluster
 from mosaic.solver.held_options import alone_within_memory
 from mosaic.solver.held_search import search_within_memory
-from mosaic.solver.holding import fits, keeps_anything, place_anew, swap_labels
-from mosaic.solver.options import DeploymentOption, QuotaGrid, all_options
+from mosaic.solver.holding import fits, place_anew, swap_labels
+from mosaic.solver.options import DeploymentOption, QuotaGrid
 from mosaic.solver.placement import Machine
-from mosaic.solver.predict import PlacedTimes, build_stage
-from mosaic.solver.sequential import one_by_one
-from mosaic.solver.spare import spend_spare_slots
+from mosaic.solver.remembered import Remembered
 from mosaic.solver.stage_eval import StageEvaluator, StageResult
-from mosaic.solver.stagger import stagger
 
 METHODS = ("auto", "exact", "gahc", "sequential", "brute_force")
 """Names of the solvers."""
@@ -110,36 +107,45 @@ def solve_with_hint(
     method: str = "exact",
     search: SearchOptions | None = None,
     hint: SearchHint | None = None,
+    remembered: Remembered | None = None,
 ) -> tuple[Plan, Knowledge | None]:
-    """Plans as ``solve`` does; ``exact`` takes a hint and returns what it found out, others neither take nor return."""
+    """Plans as ``solve`` does; ``exact`` takes a hint and returns what it found out, others neither take nor return.
+
+    What ``remembered`` knows of modules and stages is not worked out again; it is brought up to date.
+    """
     if num_devices < 1:
         raise ValueError(f"num_devices={num_devices}; a plan needs at least one device")
     if method not in METHODS:
         raise ValueError(f"method={method!r} is not a solver; use one of {', '.join(METHODS)}")
     began = time.perf_counter()
     search = search or SearchOptions()
-    options = all_options(graph, cost=cost, device=device, num_devices=num_devices, grid=search.grid)
-    machine = Machine(num_devices=num_devices, num_slots=device.num_slots, memory_bytes=device.memory_bytes)
-    problem = _Problem(graph=graph, options=options, cost=cost, machine=machine, times=PlacedTimes(cost))
+    memo = remembered or Remembered()
+    options = memo.begin(graph, cost=cost, device=device, num_devices=num_devices, grid=search.grid)
+    machine = memo.machine
+    problem = _Problem(
+        graph=graph,
+        options=options,
+        cost=cost,
+        machine=machine,
+        memo=memo,
+        is_held=search.hold_memory and memo.keeps_anything,
+    )
     method = _choose(graph, cost) if method == "auto" else method
-    evaluator = StageEvaluator(options, cost=cost, machine=machine, deterministic_limit=search.deterministic_limit)
-    problem = replace(problem, is_held=search.hold_memory and keeps_anything(options, machine))
-    in_turn = one_by_one(graph, evaluator)
+    in_turn = memo.in_turn(graph.topological_order())
     if problem.is_held:
         in_turn = swap_labels(in_turn, machine) or alone_within_memory(graph, options, machine)
     if method == "sequential":
         found, record, known = in_turn, SearchRecord(method=method, num_evaluations=len(in_turn)), None
     else:
-        found, record, known = _search(problem, method, evaluator, search, hint)
+        found, record, known = _search(problem, method, search, hint)
     stages = _finish(problem, found, in_turn, search, widen=method in ("exact", "gahc"))
-    sequential_ms = _total_ms(in_turn, problem.times)
     plan = Plan(
         device=device,
         num_devices=num_devices,
         stages=stages,
         graph=graph.fingerprint,
         profile=cost.profile_fingerprint,
-        sequential_ms=sequential_ms,
+        sequential_ms=memo.total_ms(in_turn),
         # The search counts whole nanoseconds, a plan does not: its bound may be above the plan in the last digits.
         search=replace(
             record, seconds=time.perf_counter() - began, bound_ms=min(record.bound_ms, _predicted_ms(stages))
@@ -155,7 +161,7 @@ class _Problem:
     options: Mapping[str, Sequence[DeploymentOption]]
     cost: Cost
     machine: Machine
-    times: PlacedTimes
+    memo: Remembered
     is_held: bool = False
 
 
@@ -171,10 +177,11 @@ def _choose(graph: ModuleGraph, cost: Cost) -> str:
 
 
 def _search(
-    problem: _Problem, method: str, evaluator: StageEvaluator, search: SearchOptions, hint: SearchHint | None
+    problem: _Problem, method: str, search: SearchOptions, hint: SearchHint | None
 ) -> _Found:
     graph, options, cost, machine = problem.graph, problem.options, problem.cost, problem.machine
     if method == "gahc":
+        evaluator = StageEvaluator(options, cost=cost, machine=machine, deterministic_limit=search.deterministic_limit)
         return (*_run_gahc(graph, evaluator, search), None)
     if method == "brute_force":
         enumerate_all = enumerate_held_plans if problem.is_held else enumerate_plans
@@ -195,20 +202,20 @@ def _finish(
     widen: bool,
 ) -> tuple[Stage, ...]:
     """Spends spare slots, drops stages that gain nothing, and chooses slots."""
-    times, machine = problem.times, problem.machine
+    memo, machine = problem.memo, problem.machine
     if problem.is_held and not fits(found, machine):  # Algorithm 1 knows each stage's memory alone
         found = swap_labels(found, machine) or place_anew(found, machine) or in_turn
     if search.use_spare_slots and widen:
-        found = tuple(spend_spare_slots(stage, problem.options, times=times, machine=machine) for stage in found)
-    kept = _keep_gains(found, in_turn, times)
+        found = tuple(map(memo.widen, found))
+    kept = _keep_gains(found, in_turn, memo)
     if problem.is_held and not fits(kept, machine):  # single modules are on other devices here than there
-        kept = swap_labels(kept, machine) or min(found, in_turn, key=lambda one: _total_ms(one, times))
-    stages = tuple(build_stage(stage, times) for stage in kept)
-    return stagger(stages, num_devices=machine.num_devices, num_slots=machine.num_slots) if search.stagger else stages
+        kept = swap_labels(kept, machine) or min(found, in_turn, key=memo.total_ms)
+    stages = tuple(map(memo.build, kept))
+    return memo.stagger(stages) if search.stagger else stages
 
 
 def _keep_gains(
-    stages: tuple[StageResult, ...], sequential: tuple[StageResult, ...], times: PlacedTimes
+    stages: tuple[StageResult, ...], sequential: tuple[StageResult, ...], memo: Remembered
 ) -> tuple[StageResult, ...]:
     """Splits every stage that is predicted no faster than its modules in turn.
 
@@ -219,10 +226,10 @@ def _keep_gains(
     kept: list[StageResult] = []
     for stage in stages:
         apart = [alone[name] for name in stage.choices]
-        is_faster = _total_ms([stage], times) < _total_ms(apart, times)
+        is_faster = memo.stage_ms(stage) < memo.total_ms(apart)
         kept.extend([stage] if is_faster else apart)
     # Sums in another order may differ in the last bit.
-    is_faster = _total_ms(kept, times) < _total_ms(sequential, times)
+    is_faster = memo.total_ms(kept) < memo.total_ms(sequential)
     return tuple(kept) if is_faster else sequential
 
 
@@ -243,10 +250,6 @@ def _run_gahc(
         num_pruned=result.num_pruned,
         num_sat_calls=evaluator.num_sat_calls,
     )
-
-
-def _total_ms(stages: Sequence[StageResult], times: PlacedTimes) -> float:
-    return sum(times.stage_ms(stage.choices) for stage in stages)
 
 
 def _predicted_ms(stages: Sequence[Stage]) -> float:

@@ -40,6 +40,15 @@ class StageResult:
         return [(n, o.quota) for n, (o, devices) in self.choices.items() if n != name and device in devices]
 
 
+def alone(name: str, options: Sequence[DeploymentOption]) -> StageResult:
+    """Returns the stage of one module alone at its fastest, on as few slots as that takes."""
+    least = min(option.forward_ns + option.backward_ns for option in options)
+    fastest = [option for option in options if option.forward_ns + option.backward_ns == least]
+    best = min(fastest, key=lambda option: (option.area, option))
+    choice = (best, tuple(range(best.degree)))
+    return StageResult(latency_ns=best.latency_ns, choices={name: choice}, starts={name: (0,) * best.degree})
+
+
 class StageEvaluator:
     """Evaluates stages of one graph on one machine; a result depends on nothing but the set of modules.
 
@@ -81,7 +90,7 @@ class StageEvaluator:
     def evaluate(self, names: Sequence[str]) -> StageResult | None:
         """Returns the best allocation of a stage, or None where its modules do not fit side by side."""
         if len(names) == 1:
-            return self._alone(names[0])
+            return alone(names[0], self._options[names[0]])
         fastest = max(min(o.latency_ns for o in self._options[name]) for name in names)
         grid = sorted({o.latency_ns for name in names for o in self._options[name] if o.latency_ns >= fastest})
         best = self._probe(names, _UNLIMITED_NS)
@@ -115,13 +124,6 @@ class StageEvaluator:
         machine = self._machine
         fits_memory = not machine.memory_bytes or memory <= machine.memory_bytes * machine.num_devices
         return slots <= machine.num_slots * machine.num_devices and fits_memory
-
-    def _alone(self, name: str) -> StageResult:
-        least = min(option.forward_ns + option.backward_ns for option in self._options[name])
-        fastest = [option for option in self._options[name] if option.forward_ns + option.backward_ns == least]
-        best = min(fastest, key=lambda option: (option.area, option))
-        choice = (best, tuple(range(best.degree)))
-        return StageResult(latency_ns=best.latency_ns, choices={name: choice}, starts={name: (0,) * best.degree})
 
     def _close_gap(self, names: Sequence[str], unmet_ns: int, best: StageResult) -> StageResult:
         """Bisects between a target that cannot be met and the latency of a placement."""

@@ -16,20 +16,40 @@ Load = list[list[float]]
 """Milliseconds of work so far, by device and slot."""
 
 
-def stagger(stages: Sequence[Stage], *, num_devices: int, num_slots: int) -> tuple[Stage, ...]:
-    """Returns the same stages with each module on the run of slots that has had the least to do so far.
+class Stagger:
+    """Places one list of stages after another; what begins with the same stages begins with the same slots."""
 
-    Runs stay contiguous and the same on all devices of a module. A stage whose modules do not all fit that way in
-    order of their length keeps its slots.
-    """
-    load: Load = [[0.0] * num_slots for _ in range(num_devices)]
-    result: list[Stage] = []
-    for stage in stages:
-        moved = _place(stage, load, num_slots) or stage
-        for placement in moved.placements:
-            _add(placement, load)
-        result.append(moved)
-    return tuple(result)
+    def __init__(self, *, num_devices: int, num_slots: int) -> None:
+        """Takes the machine."""
+        self._num_slots = num_slots
+        self._given: list[Stage] = []
+        self._placed: list[Stage] = []
+        self._loads: list[Load] = [[[0.0] * num_slots for _ in range(num_devices)]]  # before each stage
+
+    def place(self, stages: Sequence[Stage]) -> tuple[Stage, ...]:
+        """Returns the same stages with each module on the run of slots that has had the least to do so far.
+
+        Runs stay contiguous and the same on all devices of a module. A stage whose modules do not all fit that way in
+        order of their length keeps its slots.
+        """
+        same = 0
+        while same < min(len(stages), len(self._given)) and stages[same] is self._given[same]:
+            same += 1
+        del self._given[same:], self._placed[same:], self._loads[same + 1 :]
+        for stage in stages[same:]:
+            load = [row.copy() for row in self._loads[-1]]
+            moved = _place(stage, load, self._num_slots) or stage
+            for placement in moved.placements:
+                _add(placement, load)
+            self._given.append(stage)
+            self._placed.append(moved)
+            self._loads.append(load)
+        return tuple(self._placed)
+
+
+def stagger(stages: Sequence[Stage], *, num_devices: int, num_slots: int) -> tuple[Stage, ...]:
+    """Returns stages as ``Stagger.place`` does."""
+    return Stagger(num_devices=num_devices, num_slots=num_slots).place(stages)
 
 
 def _place(stage: Stage, load: Load, num_slots: int) -> Stage | None:
