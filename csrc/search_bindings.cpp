@@ -141,8 +141,7 @@ py::tuple tuple_of(const std::vector<int>& values) {
 py::list rows_of(const Stage& stage) {
     py::list rows;
     for (const Placed& placed : stage.placed) {
-        rows.append(
-            py::make_tuple(placed.module, placed.option, tuple_of(placed.devices), tuple_of(placed.starts)));
+        rows.append(py::make_tuple(placed.module, placed.option, tuple_of(placed.devices), tuple_of(placed.starts)));
     }
     return rows;
 }

@@ -111,14 +111,30 @@ class Replanner:
     _remembered: Remembered = field(default_factory=Remembered, init=False, repr=False)
     _cold_seconds: float = field(default=0.0, init=False, repr=False)
 
-    def update(self, graph: ModuleGraph, cost: Cost, *, limits: SearchLimits | None = None) -> Plan:
+    def update(
+        self,
+        graph: ModuleGraph,
+        cost: Cost,
+        *,
+        device: Device | None = None,
+        num_devices: int | None = None,
+        limits: SearchLimits | None = None,
+    ) -> Plan:
         """Plans a graph: from nothing the first time, and then from what is known.
 
         Args:
             graph: What to place now.
-            cost: Its costs; may differ from the ones before.
+            cost: Its costs; may differ from the ones before, but is not changed in place.
+            device: What one of the devices is from now on; as before where None.
+            num_devices: How many of them there are from now on; as many as before where None.
             limits: What ends this search; by default those of ``search`` the first time, then a tenth of its time.
+
+        Raises:
+            ValueError, InfeasibleError, UndecidedError, BackendUnavailableError: As ``solve``. The plan stays as it
+                was, and what is known stays usable.
         """
+        self.device = device or self.device
+        self.num_devices = self.num_devices if num_devices is None else num_devices
         search, hint = self.search, None
         if self.plan is not None:
             hint = SearchHint(start=start_from(self.plan, graph), known=self._known)

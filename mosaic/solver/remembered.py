@@ -14,7 +14,7 @@ So a plan from here is the plan that a first solve would make of the same stages
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -86,6 +86,7 @@ class Remembered:
         self._basis: _Basis | None = None
         self._cost: Cost | None = None
         self._interference: object = None
+        self._is_alone = True
         self._modules: dict[str, KnownModule] = {}
         self._stages: dict[tuple[object, ...], _KnownStage] = {}
         self._stagger: Stagger | None = None
@@ -109,17 +110,16 @@ class Remembered:
             self._is_alone = cost.interference.is_zero
         if len(self._stages) > MOST_STAGES:
             self._stages.clear()
-        facts = {name: None if is_same else _facts(cost, name) for name in graph.names}
-        stale = [name for name in graph.names if not self._holds(name, is_same, facts[name])]
+        facts_of = cost.facts if isinstance(cost, SaysWhatItKnows) else None
+        facts = {} if is_same or facts_of is None else {name: facts_of(name) for name in graph.names}
+        stale = [name for name in graph.names if not self._holds(name, is_same, facts.get(name))]
         try:
             self._list(stale, graph, cost, basis)
         except InfeasibleError:
             self._forget()
             raise
         self._basis, self._cost, self._interference = basis, cost, cost.interference
-        self._machine = Machine(
-            num_devices=num_devices, num_slots=device.num_slots, memory_bytes=device.memory_bytes
-        )
+        self._machine = Machine(num_devices=num_devices, num_slots=device.num_slots, memory_bytes=device.memory_bytes)
         if not is_same:  # what is gone would have to be compared with later cost models, too
             self._modules = {name: self._modules[name] for name in graph.names}
         self._options = {name: self._modules[name].options for name in graph.names}
@@ -137,6 +137,7 @@ class Remembered:
 
     def _list(self, names: Sequence[str], graph: ModuleGraph, cost: Cost, basis: _Basis) -> None:
         device, num_devices, grid = basis
+        facts_of = cost.facts if isinstance(cost, SaysWhatItKnows) else None
         listed = all_options(names, cost=cost, device=device, num_devices=num_devices, grid=grid)
         for name, options in listed.items():
             self.num_listed += 1
@@ -147,7 +148,7 @@ class Remembered:
                 alone=found,
                 alone_ms=self._times.stage_ms(found.choices),
                 keeps=any(option.kept_bytes for option in options),
-                facts=_facts(cost, name),
+                facts=facts_of(name) if facts_of else None,
             )
 
     @property
@@ -209,7 +210,3 @@ class Remembered:
             self.num_finished += 1
             entry = self._stages[key] = _KnownStage(stage)
         return entry
-
-
-def _facts(cost: Cost, name: str) -> Hashable:
-    return cost.facts(name) if isinstance(cost, SaysWhatItKnows) else None

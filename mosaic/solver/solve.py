@@ -176,9 +176,7 @@ def _choose(graph: ModuleGraph, cost: Cost) -> str:
     return "gahc"
 
 
-def _search(
-    problem: _Problem, method: str, search: SearchOptions, hint: SearchHint | None
-) -> _Found:
+def _search(problem: _Problem, method: str, search: SearchOptions, hint: SearchHint | None) -> _Found:
     graph, options, cost, machine = problem.graph, problem.options, problem.cost, problem.machine
     if method == "gahc":
         evaluator = StageEvaluator(options, cost=cost, machine=machine, deterministic_limit=search.deterministic_limit)

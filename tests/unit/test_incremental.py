@@ -8,12 +8,20 @@ import pytest
 from planning_cases import device_of, flat, graph_of, linear, profile_of
 
 from mosaic.cost import CostModel
+from mosaic.errors import InfeasibleError
 from mosaic.plan import plan_from_quotas
-from mosaic.solver import SearchOptions, solve
+from mosaic.profile import ModuleMemory
+from mosaic.solver import QuotaGrid, SearchOptions, solve
 from mosaic.solver.exact import SearchHint, SearchLimits, search_exactly
+from mosaic.solver.generate import Recipe, generate
 from mosaic.solver.incremental import LEAST_SECONDS, Replanner, resolve, start_from, warm_limits
+from mosaic.solver.instance import Pin
+from mosaic.solver.instance_cost import TableCost
 from mosaic.solver.options import all_options
 from mosaic.solver.placement import Machine
+from mosaic.solver.remembered import Remembered, SaysWhatItKnows
+from mosaic.solver.solve import solve_with_hint
+from mosaic.solver.stagger import Stagger, stagger
 
 TIMES = {"a": linear(9), "b": flat(5), "c": linear(7), "d": linear(4)}
 
@@ -89,3 +97,88 @@ def test_no_time_still_gives_a_plan() -> None:
     search = SearchOptions(limits=SearchLimits(seconds=0))
     warm = resolve(cold, profile.graph, cost, profile.device, search=search)
     assert warm.predicted_ms <= warm.sequential_ms
+
+
+def test_only_what_is_new_is_worked_out_again() -> None:
+    whole = generate(Recipe(shape="layered", num_modules=8, num_slots=6, seed=1))
+    less = replace(whole, modules=whole.modules[:-1])
+    memo = Remembered()
+    given = {"device": whole.device, "num_devices": whole.num_devices, "remembered": memo}
+    solve_with_hint(less.graph, TableCost(less), **given)
+    assert memo.num_listed == 7
+    finished = memo.num_finished
+    again, _ = solve_with_hint(less.graph, TableCost(less), **given)
+    assert (memo.num_listed, memo.num_finished) == (7, finished)
+    more, _ = solve_with_hint(whole.graph, TableCost(whole), **given)
+    assert memo.num_listed == 8
+    fresh, _ = solve_with_hint(whole.graph, TableCost(whole), device=whole.device, num_devices=whole.num_devices)
+    assert more.stages == fresh.stages
+    assert again.predicted_ms < more.predicted_ms
+
+
+@pytest.mark.parametrize("change", ["time", "pin", "devices", "memory", "grid"])
+def test_what_changed_is_listed_anew_and_nothing_else(change: str) -> None:
+    before = generate(Recipe(shape="star", num_modules=4, num_slots=6, seed=1))
+    first, *others = before.modules
+    now, grid, expected = before, QuotaGrid(), 4
+    if change == "time":
+        slower = replace(first.options[0], forward_ms=first.options[0].forward_ms + 1)
+        now, expected = replace(before, modules=(replace(first, options=(slower, *first.options[1:])), *others)), 1
+    elif change == "pin":
+        now, expected = replace(before, modules=(replace(first, pin=Pin(degrees=(1,))), *others)), 1
+    elif change == "devices":
+        now = replace(before, num_devices=4)
+    elif change == "memory":
+        now = replace(before, memory_bytes=2 * before.memory_bytes)
+    else:
+        grid = QuotaGrid(step_slots=2)
+    memo = Remembered()
+    for instance, its in ((before, QuotaGrid()), (now, grid)):
+        listed = memo.num_listed
+        found = memo.begin(
+            instance.graph,
+            cost=TableCost(instance),
+            device=instance.device,
+            num_devices=instance.num_devices,
+            grid=its,
+        )
+    assert memo.num_listed - listed == expected
+    fresh = all_options(now.graph, cost=TableCost(now), device=now.device, num_devices=now.num_devices, grid=grid)
+    assert found == fresh
+
+
+def test_a_cost_model_that_cannot_say_what_it_knows_is_asked_again_unless_it_is_the_same() -> None:
+    profile = profile_of(TIMES, num_slots=4)
+    memo = Remembered()
+    given = {"device": profile.device, "num_devices": 1, "grid": QuotaGrid()}
+    cost = CostModel.from_profile(profile)
+    assert not isinstance(cost, SaysWhatItKnows)
+    memo.begin(profile.graph, cost=cost, **given)
+    memo.begin(graph_of("ab"), cost=cost, **given)
+    assert memo.num_listed == 4
+    memo.begin(graph_of("ab"), cost=CostModel.from_profile(profile), **given)
+    assert memo.num_listed == 6
+
+
+def test_a_replan_that_fails_leaves_the_plan_and_what_is_known() -> None:
+    small = profile_of({"a": flat(1), "b": linear(4)}, num_slots=2)
+    large = profile_of(
+        {"a": flat(1), "b": linear(4), "c": flat(1)},
+        num_slots=2,
+        memory=[ModuleMemory(module="c", resident_bytes=200, activation_bytes=0)],
+    )
+    device = replace(small.device, memory_bytes=100)
+    planner = Replanner(device=device)
+    plan = planner.update(small.graph, CostModel.from_profile(small))
+    with pytest.raises(InfeasibleError, match="'c' needs 200 bytes"):
+        planner.update(large.graph, CostModel.from_profile(large))
+    assert planner.plan is plan
+    assert planner.update(small.graph, CostModel.from_profile(small)).stages == plan.stages
+
+
+def test_slots_are_the_same_whether_stages_are_known_or_not() -> None:
+    whole = generate(Recipe(shape="layered", num_modules=8, num_slots=6, seed=2))
+    stages = solve(whole.graph, TableCost(whole), whole.device, num_devices=8).stages
+    lists = [stages, stages[:2], (*stages[:1], *stages[2:]), stages[1:], stages]
+    memo = Stagger(num_devices=8, num_slots=6)
+    assert [memo.place(one) for one in lists] == [stagger(one, num_devices=8, num_slots=6) for one in lists]
