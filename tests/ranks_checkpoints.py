@@ -8,35 +8,29 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from ranks_training import Model, batch, draw_plan, loss_of, slices
+from ranks_graphs import Drawn, Shape, batch_of, loss_of, subsets
 from torch import nn
 
 from mosaic.backends.host import HostBackend
+from mosaic.engine import find_modules
 from mosaic.engine.handle import Handle
 from mosaic.errors import MosaicError
+from mosaic.plan import Placement, Plan, SearchRecord, Stage
 from mosaic.ranks import colocate
 
 STEPS = 3
 SEEDS = range(4)
 
 
-class Towers(Model):
-    """With a frozen part, a buffer, a dtype of its own, a part that never trains, and a tied weight."""
+class Kept(Drawn):
+    """A random model with a buffer, a weight of another dtype that never trains, and two names for one weight."""
 
     def __init__(self, seed: int) -> None:
-        super().__init__()
-        draw = random.Random(seed)
-        for tower in (self.image, self.text, self.audio):
-            tower.requires_grad_(draw.random() < 0.8)
-        self.backbone.register_buffer("seen_steps", torch.arange(seed + 3))
-        self.unused = nn.Parameter(torch.randn(3, dtype=torch.float64).to(torch.bfloat16))
-        self.scale = nn.Parameter(torch.rand(()))
-        self.tied = nn.Module()
-        self.tied.mix = self.mix
-
-    def forward(self, image: torch.Tensor, text: torch.Tensor, audio: torch.Tensor | None) -> dict[str, torch.Tensor]:
-        out = super().forward(image, text, audio)
-        return {"logits": out["logits"] * self.scale, "seen": out["seen"]}
+        super().__init__(Shape.draw(random.Random(seed)))
+        self.text.register_buffer("seen_steps", torch.arange(seed + 3))
+        self.unused = nn.Parameter(torch.randn(3).to(torch.bfloat16))
+        self.again = nn.Module()
+        self.again.mix = self.mix
 
 
 def optimizer_of(model: nn.Module, seed: int) -> torch.optim.Optimizer:
@@ -48,27 +42,46 @@ def optimizer_of(model: nn.Module, seed: int) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, lr=0.01, amsgrad=seed == 2)
 
 
+def draw_plan(model: Drawn, sample: Any, size: int, draw: random.Random) -> Plan:
+    """Draws subsets of ranks: equal, disjoint, nested or partly overlapping, as it comes."""
+    shares = {"may_share": True} if size > 1 else {}
+    graph = find_modules(model, sample, include=model.placed, **shares).graph
+    names = list(graph.topological_order())
+    kind = draw.choice(["equal", "disjoint", "nested", "overlapping", "any", "all"])
+    members = subsets(kind, names, size, draw)
+    stages = [Stage(placements=(Placement(module=name, slots=(0,), devices=members[name]),)) for name in names]
+    return Plan(
+        device=HostBackend(1).device,
+        num_devices=size,
+        stages=tuple(stages),
+        graph=graph.fingerprint,
+        search=SearchRecord(method="manual"),
+    )
+
+
 class Run:
     """One colocated loop."""
 
     def __init__(self, seed: int, rank: int, size: int, plan_seed: int) -> None:
         torch.manual_seed(1000 * plan_seed + rank)
-        self.model = Towers(seed)
+        self.model = Kept(seed)
         self.rank, self.size = rank, size
-        draw = random.Random(plan_seed)
-        plan = draw_plan(self.model, size, draw)
+        sample = batch_of(self.model.shape, 0, [3] * size, rank)
+        plan = draw_plan(self.model, sample, size, random.Random(plan_seed))
         self.optimizer = optimizer_of(self.model, seed)
         self.scheduler = torch.optim.lr_scheduler.MultiStepLR(self.optimizer, [2, 4], gamma=0.5)
         self.handle: Handle = colocate(
-            self.model, sample=batch(0, 3), plan=plan, backend=HostBackend(1), **({} if size > 1 else {"trial": None})
+            self.model,
+            sample=sample,
+            modules=self.model.placed,
+            plan=plan,
+            backend=HostBackend(1),
+            **({} if size > 1 else {"trial": None}),
         )
 
     def train(self, begin: int, end: int) -> None:
-        rows = [2] * self.size
         for step in range(begin, end):
-            whole = batch(step, sum(rows))
-            part = {name: tensor[slices(rows, self.rank)] for name, tensor in whole.items()}
-            loss_of(self.model(**part)).backward()
+            loss_of(self.model(*batch_of(self.model.shape, step, [2] * self.size, self.rank))).backward()
             self.optimizer.step()
             self.scheduler.step()
             self.optimizer.zero_grad()
@@ -94,27 +107,25 @@ def saving(rank: int, size: int, folder: str) -> list[Any]:
         run.save(Path(folder) / f"run{seed}", 2 * STEPS)
         run.handle.export(Path(folder) / f"end{seed}.safetensors")
         run.handle.remove()
-        dist.barrier()
         shares.append([file.stat().st_size for file in sorted(path.glob("rank-*"))])
     return shares
 
 
-def going_on(rank: int, size: int, folder: str) -> bool:
+def going_on(rank: int, size: int, folder: str, source: str) -> bool:
     """Loads what other ranks saved under another plan, saves it again as it is, and goes on from it."""
     for seed in SEEDS:
         run = Run(seed, rank, size, plan_seed=100 * size + seed)
-        found = run.load(Path(folder) / f"run{seed}", step=STEPS)
+        found = run.load(Path(folder) / source / f"run{seed}", step=STEPS)
         assert (found.step, found.extra) == (STEPS, {"seen": STEPS, "shapes": (1, 2), "rank": 0})
         assert run.scheduler.last_epoch == STEPS
         run.handle.save(
-            Path(folder) / f"again{seed}on{size}",
+            Path(folder) / source / f"again{seed}on{size}",
             step=STEPS,
             optimizer=run.optimizer,
             scheduler=run.scheduler,
             extra=found.extra,
         )
-        run.train(STEPS, 2 * STEPS)
-        run.save(Path(folder) / f"run{seed}on{size}", 2 * STEPS)
+        run.train(STEPS, STEPS + 1)
         run.handle.remove()
     return True
 
@@ -193,7 +204,7 @@ def on_two_ranks(rank: int, size: int, folder: str) -> tuple[bool, bool, list[st
     """All that is tried on two ranks, in one start of them."""
     place = Path(folder)
     return (
-        going_on(rank, size, folder),
+        going_on(rank, size, folder, "four") and going_on(rank, size, folder, "one"),
         resumed(rank, size, str(place / "resumed")),
         refusals(rank, size, str(place / "refused")),
     )

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 from ranks_cases import run_ranks
-from ranks_checkpoints import SEEDS, STEPS, Run, Towers, going_on
+from ranks_checkpoints import SEEDS, STEPS, Kept, Run, going_on, saving
 from safetensors.torch import load_file
 
 from mosaic.checkpoint.folder import checkpoints_in, damage_of
 from mosaic.checkpoint.manifest import Manifest
+from mosaic.checkpoint.model_tensors import ModelTensors
 
 
 def tensors_of(path: Path) -> dict[str, torch.Tensor]:
@@ -35,59 +36,61 @@ def assert_equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[int]]]:
-    """A folder with checkpoints of three ranks under random plans, and how much each rank wrote."""
+    """A folder with checkpoints of four ranks and of one, under random plans, and how much each of the four wrote."""
     folder = tmp_path_factory.mktemp("saved")
-    told = run_ranks("ranks_checkpoints:saving", 3, tmp_path_factory.mktemp("ranks"), arguments=[str(folder)])
-    assert told[0] == told[1] == told[2]
+    told = run_ranks("ranks_checkpoints:saving", 4, tmp_path_factory.mktemp("ranks"), arguments=[str(folder / "four")])
+    assert told[0] == told[1] == told[2] == told[3]
+    saving(0, 1, str(folder / "one"))
     return folder, told[0]
 
 
 @pytest.fixture(scope="module")
 def on_two(saved: tuple[Path, list[list[int]]], tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    """What two ranks said of what three have saved, and of their own checkpoints."""
+    """What two ranks said of what others have saved, and of their own checkpoints."""
     folder, _ = saved
     return run_ranks("ranks_checkpoints:on_two_ranks", 2, tmp_path_factory.mktemp("two"), arguments=[str(folder)])
 
 
-def test_what_three_ranks_saved_is_the_same_after_two_or_one_loaded_it_under_other_plans(
+def test_what_was_saved_is_the_same_after_others_loaded_it_under_other_plans(
     saved: tuple[Path, list[list[int]]], on_two: list[Any]
 ):
     folder, _ = saved
     assert all(went_on for went_on, _, _ in on_two)
-    going_on(0, 1, str(folder))
-    for seed in SEEDS:
-        first = checkpoints_in(folder / f"run{seed}")[-1]
-        for size in (1, 2):
-            (again,) = checkpoints_in(folder / f"again{seed}on{size}")
-            assert damage_of(again.path) == ()
-            assert_equal(tensors_of(first.path), tensors_of(again.path))
-            states = [json.loads((each.path / "state.json").read_text()) for each in (first, again)]
-            assert states[0]["optimizer"]["states"] == states[1]["optimizer"]["states"]
-            assert states[0]["optimizer"]["settings"] == states[1]["optimizer"]["settings"]
-            assert states[0]["scheduler"] == states[1]["scheduler"]
+    for source, sizes in (("four", (1, 2)), ("one", (1, 2))):
+        going_on(0, 1, str(folder), source)
+        for seed in SEEDS:
+            first = checkpoints_in(folder / source / f"run{seed}")[-1]
+            for size in sizes:
+                (again,) = checkpoints_in(folder / source / f"again{seed}on{size}")
+                assert damage_of(again.path) == ()
+                assert_equal(tensors_of(first.path), tensors_of(again.path))
+                states = [json.loads((each.path / "state.json").read_text()) for each in (first, again)]
+                assert states[0]["optimizer"]["states"] == states[1]["optimizer"]["states"]
+                assert states[0]["optimizer"]["settings"] == states[1]["optimizer"]["settings"]
+                assert states[0]["scheduler"] == states[1]["scheduler"]
 
 
 def test_each_tensor_is_written_once_and_all_ranks_write_about_as_much(saved: tuple[Path, list[list[int]]]):
     folder, shares = saved
     for seed, each in zip(SEEDS, shares, strict=True):
-        path = checkpoints_in(folder / f"run{seed}")[-1].path
+        path = checkpoints_in(folder / "four" / f"run{seed}")[-1].path
         names = [tensor.name for tensor in Manifest.read(path).tensors]
         assert len(set(names)) == len(names)
         assert {name for name in names if name.startswith("model.")} == {
-            f"model.{name}" for name in Towers(seed).state_dict() if name != "tied.mix"
+            f"model.{name}" for name in ModelTensors.of(Kept(seed)).tensors
         }
         assert sum(each) == sum(file.stat().st_size for file in path.glob("*.safetensors"))
-    assert max(shares[0]) < 1.5 * min(shares[0])
+    assert max(shares[0]) < 2 * min(shares[0])
 
 
-def test_the_plain_model_loads_what_three_ranks_exported(saved: tuple[Path, list[list[int]]]):
+def test_the_plain_model_loads_what_four_ranks_exported(saved: tuple[Path, list[list[int]]]):
     folder, _ = saved
     for seed in SEEDS:
-        plain = Towers(seed)
-        plain.load_state_dict(load_file(folder / f"end{seed}.safetensors"))
-        newest = tensors_of(checkpoints_in(folder / f"run{seed}")[0].path)
-        for name, tensor in plain.state_dict().items():
-            assert torch.equal(tensor, newest[f"model.{'mix' if name == 'tied.mix' else name}"])
+        plain = Kept(seed)
+        plain.load_state_dict(load_file(folder / "four" / f"end{seed}.safetensors"))
+        newest = tensors_of(checkpoints_in(folder / "four" / f"run{seed}")[0].path)
+        for name, first in ModelTensors.of(plain).names.items():
+            assert torch.equal(plain.state_dict()[name], newest[f"model.{first}"])
 
 
 def test_a_run_that_was_resumed_is_the_one_that_was_not_ended(on_two: list[Any]):
@@ -118,7 +121,7 @@ def test_what_ranks_cannot_save_or_load_is_said_on_all_of_them(on_two: list[Any]
         assert "rank 1's optimizer" in said[3]
         assert "rank 0 gave no optimizer" in said[4]
         assert "cannot save in" in said[5]
-        assert "backbone.seen_steps is I64 [3] in the checkpoint and I64 [4] in the model" in said[6]
+        assert "text.seen_steps is I64 [3] in the checkpoint and I64 [4] in the model" in said[6]
         assert "was changed: its SHA-256" in said[7]
         assert "step=1, or with fall_back=True" in said[7]
         assert "cannot write" in said[8]
