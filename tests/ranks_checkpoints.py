@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -195,8 +196,15 @@ def refusals(rank: int, size: int, folder: str) -> list[str]:
     attempt(lambda: run.load(place))
     assert run.load(place, fall_back=True).step == 1
     attempt(lambda: run.handle.export(place / "file" / "within"))
-    run.handle.remove()
     other.handle.remove()
+    before_limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if rank == 1:  # whose disk is full
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before_limit[1]))
+    run.save(place, 5)
+    attempt(run.handle.remove)
+    resource.setrlimit(resource.RLIMIT_FSIZE, before_limit)
+    assert not any(parameter.is_meta for parameter in run.model.parameters())
+    assert not list(place.glob(".saving*"))
     return said
 
 

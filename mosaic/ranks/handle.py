@@ -106,10 +106,12 @@ class RankHandle(Handle):
             gather: Whether to bring the parameters together; False where other ranks may be gone.
         """
         loops.leave(self)
-        super().remove()
-        if gather and not self._is_whole:
-            self._is_whole = True
-            take_back(self._model, self._whole)
+        try:
+            super().remove()  # and raises what went wrong with the last checkpoint
+        finally:
+            if gather and not self._is_whole:
+                self._is_whole = True
+                take_back(self._model, self._whole)
 
     def holders_of(self, name: str) -> Members:
         """Returns the ranks that hold a parameter or buffer of the model, by its name in ``state_dict``."""
