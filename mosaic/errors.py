@@ -85,5 +85,17 @@ class UnsupportedModelError(MosaicError):
     """The model cannot be colocated as it stands; the message names the module and the way out."""
 
 
+class RankFailedError(MosaicError):
+    """The other ranks of a run are needed and one is not there, or they cannot go on together.
+
+    Attributes:
+        ranks: Those at fault; empty if it is none of them.
+    """
+
+    def __init__(self, message: str, *, ranks: Sequence[int]) -> None:
+        super().__init__(message)
+        self.ranks = tuple(ranks)
+
+
 class ModuleContractError(MosaicError):
     """A placed module did something that its first call had ruled out, such as another output shape."""

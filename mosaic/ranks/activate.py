@@ -64,7 +64,8 @@ def activate(
     slots = {
         placed.module: placed.slots_on(rank) if rank in placed.devices else placed.slots for placed in plan.placements
     }
-    runs = RankedRuns(backend.open_lanes([*slots.values(), *(placed.slots for placed in plan.placements)]))
+    lanes = backend.open_lanes([*slots.values(), *(placed.slots for placed in plan.placements)])
+    runs = RankedRuns(lanes, world.progress)
     ranked: dict[str, Ranked] = {}
     for subject in finding.subjects:
         ranks = members[subject.name]

@@ -21,6 +21,8 @@ from mosaic.profiler import ProfileSettings, Subject
 from mosaic.ranks.activate import Examined, activate, examine
 from mosaic.ranks.handle import RankHandle
 from mosaic.ranks.planning import PlanRequest, plan_of_first
+from mosaic.ranks.progress import OUTSIDE
+from mosaic.ranks.watch import WatchSettings
 from mosaic.ranks.world import TIMEOUT_S, RankFacts, World
 from mosaic.solver.runnable import check_method
 
@@ -37,6 +39,7 @@ def colocate_ranks(
     settings: ProfileSettings | None = None,
     backend: Backend | None = None,
     timeout_s: float = TIMEOUT_S,
+    watch: WatchSettings | None = None,
 ) -> RankHandle:
     """Colocates a model over all ranks that torchrun started; every rank calls it with its own batch.
 
@@ -57,13 +60,15 @@ def colocate_ranks(
         profile: Measurements for rank 0 to plan from, of the batch of all ranks together.
         settings: How carefully rank 0 profiles.
         backend: Where this rank runs; by default its share of the host's cores.
-        timeout_s: How long a rank waits for the others in a step.
+        timeout_s: How long a rank waits for the others in a step, and for them to come at the start.
+        watch: How ranks watch each other for one that is killed, fails or leaves.
 
     Raises:
         BackendUnavailableError: The ranks differ in device, versions or model; names them. Or the model is on a GPU.
         InvalidPlanError: The ranks have different plans, or one for another number of ranks.
         ValueError: A plan and a method were given, or there is no such method.
         UnsupportedModelError: A module cannot be split over ranks; says why and what to do.
+        RankFailedError: Another rank has failed; names it.
     """
     check_method(method, plan)
     elsewhere = next((p.device for p in model.parameters() if p.device.type != "cpu"), None)
@@ -72,24 +77,26 @@ def colocate_ranks(
             "several ranks are routed on CPUs only so far", found=f"a model on {elsewhere}", needed="a model on the CPU"
         )
     backend = backend or HostBackend(cores=cores_of_rank())
-    world = World.join(backend.torch_device, timeout_s=timeout_s)
-    finding, error = found_for_ranks(model, sample, modules, exclude)
-    world.all_or_none(error)
-    assert finding is not None
-    examined, error = _examined(model, finding, sample)
-    world.all_or_none(error)
-    assert examined is not None
-    world.check_alike(RankFacts.of(backend.device, finding.graph.fingerprint))
-    for tensor in (*model.parameters(), *model.buffers()):
-        dist.broadcast(tensor.detach(), src=0)
-    if plan is None:
-        request = PlanRequest(method=method, profile=profile, settings=settings)
-        plan = plan_of_first(world, model, finding, backend, request)
-    else:
-        error = _mismatch(plan, finding, backend)
+    world = World.join(backend.torch_device, timeout_s=timeout_s, watch=watch or WatchSettings())
+    with world.opening():
+        finding, error = found_for_ranks(model, sample, modules, exclude)
         world.all_or_none(error)
-    world.check_same_plan(plan.fingerprint, plan.num_devices)
-    return activate(model, finding, plan, world, backend, examined)
+        assert finding is not None
+        examined, error = _examined(model, finding, sample)
+        world.all_or_none(error)
+        assert examined is not None
+        world.check_alike(RankFacts.of(backend.device, finding.graph.fingerprint))
+        for tensor in (*model.parameters(), *model.buffers()):
+            with world.progress.waiting(OUTSIDE, "agreement"):
+                dist.broadcast(tensor.detach(), src=0)
+        if plan is None:
+            request = PlanRequest(method=method, profile=profile, settings=settings)
+            plan = plan_of_first(world, model, finding, backend, request)
+        else:
+            error = _mismatch(plan, finding, backend)
+            world.all_or_none(error)
+        world.check_same_plan(plan.fingerprint, plan.num_devices)
+        return activate(model, finding, plan, world, backend, examined)
 
 
 def cores_of_rank() -> tuple[int, ...]:

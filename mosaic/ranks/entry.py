@@ -12,7 +12,7 @@ from mosaic.engine.handle import Handle
 from mosaic.ranks.colocate import colocate_ranks
 from mosaic.ranks.world import World
 
-_ON_SEVERAL = {"sample", "modules", "exclude", "plan", "method", "profile", "settings", "backend", "timeout_s"}
+_ON_SEVERAL = {"sample", "modules", "exclude", "plan", "method", "profile", "settings", "backend", "timeout_s", "watch"}
 
 
 @functools.wraps(on_one_rank)

@@ -17,6 +17,7 @@ from mosaic.plan import Plan
 from mosaic.profile import Profile
 from mosaic.ranks import loops
 from mosaic.ranks.ownership import take_back
+from mosaic.ranks.progress import OUTSIDE
 from mosaic.ranks.run import RankedRuns
 from mosaic.ranks.tied import Holdings, Members
 from mosaic.ranks.world import World
@@ -100,7 +101,8 @@ class RankHandle(Handle):
     def remove(self, *, gather: bool = True) -> None:
         """Gives the plain, whole model back; every rank calls it. Calling it again does nothing.
 
-        Parameters stay the same objects. An optimizer has no state yet for those that were not on its rank.
+        It also ends the watch over other ranks, and tells them that this one is done. Parameters stay the same
+        objects. An optimizer has no state yet for those that were not on its rank.
 
         Args:
             gather: Whether to bring the parameters together; False where other ranks may be gone.
@@ -112,6 +114,7 @@ class RankHandle(Handle):
             if gather and not self._is_whole:
                 self._is_whole = True
                 take_back(self._model, self._whole)
+            self.world.close()
 
     def holders_of(self, name: str) -> Members:
         """Returns the ranks that hold a parameter or buffer of the model, by its name in ``state_dict``."""
@@ -136,5 +139,6 @@ class RankHandle(Handle):
     def _whole(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Returns a copy of a tensor, with its values on the first rank that holds it."""
         whole = torch.empty_like(tensor, device="cpu") if tensor.is_meta else tensor.detach().clone()
-        dist.broadcast(whole, src=self._source_of(name), group=self.world.everyone)
+        with self.world.progress.waiting(OUTSIDE, "agreement"):
+            dist.broadcast(whole, src=self._source_of(name), group=self.world.everyone)
         return whole

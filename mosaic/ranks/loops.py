@@ -27,6 +27,7 @@ from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_nor
 from torch.optim import Optimizer
 
 from mosaic.errors import ModuleContractError, UnsupportedModelError
+from mosaic.ranks.progress import OUTSIDE
 
 if TYPE_CHECKING:
     from mosaic.ranks.handle import RankHandle
@@ -94,7 +95,8 @@ class _Unscale(_Instead):
             return found
         found = found or {found_inf.device: found_inf}  # a rank may have no gradients at all
         worst = torch.stack([flag.reshape(()) for flag in found.values()]).max()
-        dist.all_reduce(worst, op=dist.ReduceOp.MAX, group=handle.world.everyone)
+        with handle.world.progress.waiting(OUTSIDE, "agreement"):
+            dist.all_reduce(worst, op=dist.ReduceOp.MAX, group=handle.world.everyone)
         for flag in found.values():
             flag.fill_(worst)
         return found
@@ -129,7 +131,8 @@ def _norm_over_ranks(handle: RankHandle, parameters: Sequence[torch.Tensor], ord
     own = _powers((p for p in parameters if counted.get(id(p), False)), order)
     others = _powers((p for p in parameters if id(p) not in counted), order)
     at_most = order == math.inf
-    dist.all_reduce(own, op=dist.ReduceOp.MAX if at_most else dist.ReduceOp.SUM, group=handle.world.everyone)
+    with handle.world.progress.waiting(OUTSIDE, "agreement"):
+        dist.all_reduce(own, op=dist.ReduceOp.MAX if at_most else dist.ReduceOp.SUM, group=handle.world.everyone)
     total = torch.maximum(own, others) if at_most else (own + others) ** (1 / order)
     return total.float()
 

@@ -13,6 +13,8 @@ from typing import Literal
 
 from mosaic.ranks.traffic import Phase
 
+Part = Phase | Literal["agreement"]
+"""What of a step others are waited for; an agreement is anything that all ranks decide or collect together."""
 Waiting = Callable[[Phase], AbstractContextManager[None]]
 """Returns a block in which a thread waits for other ranks, in a phase of one module."""
 
@@ -34,14 +36,14 @@ class Whereabouts:
     module: str
     """Module that it computed or waited in; the last one it was in, if it is elsewhere; empty at the start."""
     phase: str
-    """``forward``, ``backward`` or ``reduce``; empty at the start."""
+    """``forward``, ``backward``, ``reduce`` or ``agreement``; empty at the start."""
     for_s: float
     """Seconds that it had been doing this."""
 
     def __str__(self) -> str:
-        if self.doing == "starting":
-            return "before its first step"
-        phase = "reduction of gradients" if self.phase == "reduce" else self.phase
+        if not self.calls:
+            return "before its first step" + (", waiting for all ranks to agree" if self.doing == "waiting" else "")
+        phase = {"reduce": "reduction of gradients", "agreement": "agreement of all ranks"}.get(self.phase, self.phase)
         where = f"the {phase} of {'the model' if self.module == OUTSIDE else repr(self.module)}"
         doing = {"computing": "computing", "waiting": "waiting in", "elsewhere": "in the loop's own code after"}
         return f"step {self.step}, {doing[self.doing]} {where}"
@@ -53,7 +55,7 @@ class Wait:
 
     module: str
     """Module whose rows or gradients it waited for."""
-    phase: Phase
+    phase: Part
     """Which part of the step."""
     step: int
     """Backwards that had ended before."""
@@ -82,12 +84,12 @@ class Progress:
         self.calls = 0
         self.explain: Callable[[RuntimeError], BaseException] = lambda error: error
         self.refuses: Callable[[], None] = lambda: None
-        self._waiting: dict[int, tuple[str, Phase, int]] = {}
-        self._computing: dict[int, tuple[str, Phase, int]] = {}
+        self._waiting: dict[int, tuple[str, Part, int]] = {}
+        self._computing: dict[int, tuple[str, Part, int]] = {}
         self._last: tuple[str, str, int] = ("", "", time.perf_counter_ns())
         self._waits: deque[Wait] = deque(maxlen=_MAX_WAITS)
 
-    def waiting(self, module: str, phase: Phase) -> AbstractContextManager[None]:
+    def waiting(self, module: str, phase: Part) -> AbstractContextManager[None]:
         """Returns a block in which this thread waits for other ranks; errors that end it name the rank at fault."""
         return _Waiting(self, module, phase)
 
@@ -127,7 +129,7 @@ class Progress:
 class _Waiting:
     __slots__ = ("_entry", "_progress")
 
-    def __init__(self, progress: Progress, module: str, phase: Phase) -> None:
+    def __init__(self, progress: Progress, module: str, phase: Part) -> None:
         self._progress = progress
         self._entry = (module, phase, time.perf_counter_ns())
 

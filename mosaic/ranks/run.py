@@ -35,6 +35,7 @@ class RankedRuns:
 
     Args:
         lanes: This rank's lanes; a module computes on the one of its quota.
+        progress: Notes where this rank is.
 
     Attributes:
         in_place: Nothing: calls that are made are routed.
@@ -45,14 +46,14 @@ class RankedRuns:
         progress: Where this rank is.
     """
 
-    def __init__(self, lanes: Lanes) -> None:
+    def __init__(self, lanes: Lanes, progress: Progress) -> None:
         self.lanes = lanes
         self.in_place: Counter[tuple[str, str]] = Counter()
         self.places: dict[tuple[str, str], str] = {}
         self.in_order: dict[str, str] = {}
         self.closed = False
         self.traffic = Traffic()
-        self.progress = Progress()
+        self.progress = progress
         self._ranked: dict[str, Ranked] = {}
         self._order: dict[str, int] = {}
         self._shared: tuple[GradientReducer, ...] = ()

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
 
 from mosaic.device import Device
 from mosaic.errors import BackendUnavailableError, InvalidPlanError, MosaicError
+from mosaic.ranks.progress import OUTSIDE, Progress
+from mosaic.ranks.roll import Identity, call_roll, is_launched, meet, shared_store
+from mosaic.ranks.watch import Watch, WatchSettings
 
 TIMEOUT_S = 60.0
 """How long a rank waits for another one in a step before it gives up, by default."""
@@ -56,15 +61,21 @@ class World:
     """All ranks, over torch.distributed.
 
     Args:
-        timeout_s: How long an exchange may take before it is an error.
+        timeout_s: How long an exchange may take before it is an error, and how long ranks may take to come.
+        watch: How ranks watch each other; None: they do not.
 
     Attributes:
         rank: This one.
         size: How many there are.
         everyone: A group of all of them.
+        progress: Where this one is.
+        watch: Watches the others; None where nobody does.
+
+    Raises:
+        BackendUnavailableError: There is no process group, or some rank has not come; names those.
     """
 
-    def __init__(self, *, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, *, timeout_s: float = TIMEOUT_S, watch: WatchSettings | None = None) -> None:
         if not dist.is_initialized():
             raise BackendUnavailableError(
                 "there is no process group", found="no torch.distributed", needed="a start by torchrun"
@@ -72,49 +83,93 @@ class World:
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
         self.timeout = datetime.timedelta(seconds=timeout_s)
-        self.everyone = self.group(range(self.size))
+        self.progress = Progress()
+        self.watch: Watch | None = None
+        store, me = shared_store(self.rank), Identity.of_this_process(self.rank, self.size)
+        came = call_roll(store, me, timeout_s=timeout_s)
+        if watch is not None and self.size > 1:
+            self.watch = Watch(store, came, me, self.progress, watch, timeout_s=timeout_s, holder=_holder_of(came))
+            self.watch.start()
         # Rank 0 may profile for minutes while the others wait for its plan.
-        patient = max(self.timeout, datetime.timedelta(seconds=PATIENCE_S))
-        self._patient = patient
-        self._control = dist.new_group(timeout=patient, backend="gloo")
+        self._patient = max(self.timeout, datetime.timedelta(seconds=PATIENCE_S))
         self._background: dist.ProcessGroup | None = None
+        with self.opening():
+            self.everyone = self.group(range(self.size))
+            self._control = self._covered(dist.new_group(timeout=self._patient, backend="gloo"))
+            if self.watch is not None:
+                self._covered(dist.group.WORLD)
+                self.watch.stand_in(dist.new_group(timeout=self.timeout, backend="gloo"))
 
     @classmethod
-    def join(cls, device: torch.device, *, timeout_s: float = TIMEOUT_S) -> Self:
+    def join(cls, device: torch.device, *, timeout_s: float = TIMEOUT_S, watch: WatchSettings | None = None) -> Self:
         """Returns the ranks that torchrun started; makes the default process group unless the loop has made it."""
         if not dist.is_initialized():
             backend = "nccl" if device.type == "cuda" else "gloo"
-            dist.init_process_group(backend, timeout=datetime.timedelta(seconds=timeout_s))
-        return cls(timeout_s=timeout_s)
+            store, rank, size = meet(timeout_s)
+            dist.init_process_group(
+                backend,
+                store=PrefixStore("default_pg", store),
+                rank=rank,
+                world_size=size,
+                timeout=datetime.timedelta(seconds=timeout_s),
+            )
+        return cls(timeout_s=timeout_s, watch=watch)
 
     @staticmethod
     def is_there() -> bool:
-        """Whether this process is one of several ranks."""
+        """Whether this process is one of several ranks.
+
+        Raises:
+            BackendUnavailableError: A launcher's variables are set only in part, or make no sense.
+        """
         if dist.is_available() and dist.is_initialized():
             return dist.get_world_size() > 1
-        return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
+        return is_launched()
+
+    @contextmanager
+    def opening(self) -> Iterator[None]:
+        """A block that ends with all ranks at work; if it fails here, the others are told and not waited for."""
+        try:
+            yield
+        except BaseException as error:
+            self.close(error)
+            raise
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Stops watching, and tells the others that this rank is done, or why it could not begin."""
+        if self.watch is not None:
+            self.watch.stop(error)
 
     def group(self, ranks: Sequence[int], *, backend: str | None = None) -> dist.ProcessGroup:
         """Makes a communicator; all ranks have to ask for the same ones in the same order."""
-        made: dist.ProcessGroup = dist.new_group(list(ranks), timeout=self.timeout, backend=backend)
-        return made
+        with self.progress.waiting(OUTSIDE, "agreement"):
+            return self._covered(dist.new_group(list(ranks), timeout=self.timeout, backend=backend))
+
+    def _covered(self, group: Any) -> dist.ProcessGroup:
+        """Takes a group whose calls are to be freed when a rank has failed; one that this rank is in."""
+        if self.watch is not None and isinstance(group, dist.ProcessGroup):
+            self.watch.cover(group)
+        return group  # type: ignore[no-any-return]
 
     def background_group(self) -> dist.ProcessGroup:
         """Returns the group of all ranks, on CPUs, in which checkpoints are written; all ranks have to ask for it."""
         if self._background is None:
-            self._background = dist.new_group(timeout=self._patient, backend="gloo")
+            with self.progress.waiting(OUTSIDE, "agreement"):
+                self._background = self._covered(dist.new_group(timeout=self._patient, backend="gloo"))
         return self._background
 
     def tell(self, value: Any) -> list[Any]:
         """Returns what each rank told: data that JSON could hold."""
         found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, value, group=self._control)
+        with self.progress.waiting(OUTSIDE, "agreement"):
+            dist.all_gather_object(found, value, group=self._control)
         return found
 
     def first_says(self, value: Any) -> Any:
         """Returns what rank 0 told."""
         found = [value]
-        dist.broadcast_object_list(found, src=0, group=self._control)
+        with self.progress.waiting(OUTSIDE, "agreement"):
+            dist.broadcast_object_list(found, src=0, group=self._control)
         return found[0]
 
     def check_alike(self, facts: RankFacts) -> None:
@@ -153,3 +208,8 @@ class World:
         failed = [f"rank {rank}: {text}" for rank, text in enumerate(told) if text is not None]
         if failed:
             raise MosaicError("; ".join(failed))
+
+
+def _holder_of(ranks: Sequence[Identity], environ: Mapping[str, str] = os.environ) -> Identity | None:
+    """Returns the rank that holds the default group's store: none, where torchrun's agent does."""
+    return None if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else ranks[0]

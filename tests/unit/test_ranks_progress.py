@@ -10,12 +10,15 @@ from mosaic.ranks.progress import OUTSIDE, Progress
 
 
 def test_a_rank_that_has_done_nothing_is_before_its_first_step():
-    assert str(Progress().now) == "before its first step"
+    progress = Progress()
+    assert str(progress.now) == "before its first step"
+    with progress.waiting(OUTSIDE, "agreement"):
+        assert str(progress.now) == "before its first step, waiting for all ranks to agree"
 
 
 def test_a_rank_is_where_its_last_block_was():
     progress = Progress()
-    progress.step = 3
+    progress.step, progress.calls = 3, 4
     with progress.computing("image", "forward"):
         assert str(progress.now) == "step 3, computing the forward of 'image'"
     assert str(progress.now) == "step 3, in the loop's own code after the forward of 'image'"

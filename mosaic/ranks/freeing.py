@@ -1,0 +1,38 @@
+"""Freeing threads that are blocked in messages to ranks that will not answer."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+
+import torch
+import torch.distributed as dist
+
+_TAG = 0x6D6F73  # of messages that nobody sends
+
+
+def free(group: dist.ProcessGroup) -> None:
+    """Has every call that is blocked in a group raise an error; the group is of no use afterwards.
+
+    NCCL's groups are aborted. Gloo's ``abort`` does not reach calls that are blocked (torch 2.13), but a receive that
+    times out closes all connections of its group at once, and that ends them: so one is made to.
+    """
+    if dist.get_backend(group) == dist.Backend.NCCL:
+        group.abort()
+        return
+    for peer in range(group.size()):
+        if peer == group.rank():
+            continue
+        try:
+            group.recv([torch.zeros(1)], peer, _TAG).wait(datetime.timedelta(milliseconds=1))
+        except RuntimeError as error:
+            if "timed out" in str(error).lower():
+                return
+            # This one's connection is closed already: nothing timed out, and others may still be open.
+
+
+def free_all(groups: list[dist.ProcessGroup]) -> None:
+    """Frees what is blocked in any of some groups."""
+    for group in groups:
+        with contextlib.suppress(RuntimeError, ValueError):  # closed already, or destroyed by the loop
+            free(group)

@@ -1,0 +1,147 @@
+"""Ranks that are killed, fail, leave or are stuck: the others end within a bounded time, and say which one it was.
+
+Each case has a bound of its own on the time after which a rank counts as hanging; these are wide, for busy machines.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+
+import pytest
+from ranks_nursery import Ended, run_cases
+
+from mosaic.ranks.watch import EXIT_CODE
+
+BOUND_S = 60.0
+SIZES = {
+    "killed_before_a_call": 2,
+    "killed_while_it_waits_and_another_computes": 3,
+    "killed_in_a_backward": 2,
+    "killed_after_a_step": 4,
+    "killed_while_it_profiles": 3,
+    "killed_before_there_are_groups": 3,
+    "an_error_on_one": 2,
+    "fewer_batches_on_one": 2,
+    "interrupted": 2,
+    "fails_at_the_start": 2,
+    "stopped": 2,
+    "interpreter_held": 2,
+    "busy": 2,
+    "in_order": 2,
+    "caught": 2,
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Ended]]:
+    found = run_cases(
+        {f"ranks_faults:{name}": (size, BOUND_S) for name, size in SIZES.items()}, tmp_path_factory.mktemp("ranks")
+    )
+    return {name.partition(":")[2]: ranks for name, ranks in found.items()}
+
+
+def names(said: str, rank: int) -> bool:
+    """Whether a message names a rank with its machine and process, as the one at fault."""
+    return re.search(rf"cannot go on: [^(\n]*rank {rank} \(\S+, process \d+\)", said) is not None
+
+
+@pytest.mark.parametrize(
+    ("case", "rank", "where"),
+    [
+        ("killed_before_a_call", 1, "step"),
+        ("killed_while_it_waits_and_another_computes", 1, "waiting in the forward of"),
+        ("killed_in_a_backward", 0, "step"),
+        ("killed_after_a_step", 3, "step"),
+        ("killed_while_it_profiles", 0, "before its first step"),
+        ("killed_before_there_are_groups", 1, "before its first step"),
+    ],
+)
+def test_a_killed_rank_ends_the_others_which_name_it_and_where_it_was(
+    outcomes: dict[str, list[Ended]], case: str, rank: int, where: str
+):
+    ended = outcomes[case]
+    assert ended[rank].code == -signal.SIGKILL
+    for other in ended[:rank] + ended[rank + 1 :]:
+        assert other.code in (1, EXIT_CODE), other
+        assert names(other.said, rank), other.said
+        assert "has ended without a word" in other.said
+        assert re.search(rf"it was last seen \d+\.\d s before, (in )?.*{where}", other.said), other.said
+
+
+def test_a_rank_that_is_in_other_code_is_ended_after_the_grace_which_is_said(outcomes: dict[str, list[Ended]]):
+    computing = outcomes["killed_while_it_waits_and_another_computes"][2]
+    assert computing.code == EXIT_CODE
+    assert "has not ended by itself within 1.5 s; its process is ended now, with exit code 75" in computing.said
+
+
+def test_a_rank_that_waits_gets_an_exception(outcomes: dict[str, list[Ended]]):
+    waiting = outcomes["killed_while_it_waits_and_another_computes"][0]
+    assert waiting.code == 1
+    assert "mosaic.errors.RankFailedError: rank 1 (" in waiting.said
+
+
+def test_the_others_are_told_the_error_of_a_rank_that_fails(outcomes: dict[str, list[Ended]]):
+    other, failed = outcomes["an_error_on_one"]
+    assert (other.code, failed.code) == (1, 1)
+    assert names(other.said, 1)
+    assert "failed in step 2" in other.said
+    assert "ValueError: no such caption" in other.said
+    assert "cannot go on" not in failed.said, "it is told of no fault but its own"
+
+
+def test_a_rank_with_fewer_batches_is_named_while_it_lives_on(outcomes: dict[str, list[Ended]]):
+    waiting, left = outcomes["fewer_batches_on_one"]
+    assert left.code == 0
+    assert waiting.code == 1
+    assert names(waiting.said, 1)
+    assert "has left the loop after 3 calls of the model and 3 backwards" in waiting.said
+    assert "same number of batches" in waiting.said
+
+
+def test_an_interrupt_of_one_rank_ends_all(outcomes: dict[str, list[Ended]]):
+    other, interrupted = outcomes["interrupted"]
+    assert interrupted.code == -signal.SIGINT
+    assert "KeyboardInterrupt" in interrupted.said
+    assert other.code == 1
+    assert "was interrupted (Ctrl-C)" in other.said
+
+
+def test_a_rank_that_fails_alone_at_the_start_is_not_waited_for(outcomes: dict[str, list[Ended]]):
+    other, failed = outcomes["fails_at_the_start"]
+    assert failed.code == 1
+    assert other.code in (1, EXIT_CODE)
+    assert names(other.said, 1)
+    assert "OSError: no lanes here" in other.said
+
+
+def test_a_stopped_rank_is_slow_and_then_timed_out(outcomes: dict[str, list[Ended]]):
+    other, stopped = outcomes["stopped"]
+    assert stopped.code is None
+    assert other.code == 1
+    assert "nothing is heard after 2 s of waiting of rank 1 (" in other.said
+    assert "has ended" not in other.said
+
+
+def test_a_rank_that_holds_its_interpreter_is_not_taken_for_dead(outcomes: dict[str, list[Ended]]):
+    for rank in outcomes["interpreter_held"]:
+        assert (rank.code, rank.said.strip()) == (0, "trained")
+
+
+def test_a_rank_that_is_busy_for_too_long_is_named_with_what_it_does(outcomes: dict[str, list[Ended]]):
+    other, busy = outcomes["busy"]
+    assert other.code == 1
+    assert busy.code == EXIT_CODE
+    for rank in (other, busy):
+        assert re.search(r"gave up on rank 1 \(.*\): step 1, in the loop's own code after", rank.said), rank.said
+
+
+def test_a_run_that_ends_in_order_ends_without_a_word(outcomes: dict[str, list[Ended]]):
+    for rank in outcomes["in_order"]:
+        assert (rank.code, rank.said.strip()) == (0, "trained")
+
+
+def test_a_program_may_go_on_after_the_error_once_it_took_its_handle_away(outcomes: dict[str, list[Ended]]):
+    survivor, _ = outcomes["caught"]
+    assert survivor.code == 0
+    assert survivor.said.rstrip().endswith("caught (1,)")
