@@ -184,7 +184,10 @@ class _Running:
 
     def _failure(self, error: BaseException) -> str:
         reasons = _reasons(error) if isinstance(error, CheckpointException) else f"{type(error).__name__}: {error}"
-        return f"{self._place.final} could not be saved: {reasons}"
+        return (
+            f"{self._place.final} could not be saved: {reasons}; those before it are whole: make room, or give a "
+            "folder that all ranks can write"
+        )
 
 
 class Saver:

@@ -29,6 +29,7 @@ from mosaic.checkpoint.dtypes import bytes_of, dtype_of, entry_of
 from mosaic.checkpoint.folder import Place
 from mosaic.checkpoint.manifest import MANIFEST, STATE, FileEntry, Manifest, TensorEntry
 from mosaic.checkpoint.safetensors_file import SUFFIX, Entry, write_tensors
+from mosaic.errors import MosaicError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +83,8 @@ class Writer(StorageWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Writes this rank's file; none where it has nothing to write."""
+        if not self._place.aside.is_dir():
+            raise MosaicError(f"rank 0 made {self._place.aside}, and it is not there on this rank")
         items: dict[str, WriteItem] = {item.index.fqn: item for item in plan.items}
         results = []
         if items:

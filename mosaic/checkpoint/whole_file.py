@@ -59,6 +59,7 @@ class _Fetch:
         self._source = source
         self._rank = rank
         self._group = group
+        self._room = torch.empty(0, dtype=torch.uint8)
 
     def give(self, entry: Entry) -> None:
         """Sends a tensor to rank 0, if it is this rank's to send."""
@@ -67,11 +68,13 @@ class _Fetch:
             dist.send(raw(self._found.tensors[first]), dst=0, group=self._group)
 
     def take(self, entry: Entry) -> Any:
-        """Returns the bytes of a tensor on rank 0."""
+        """Returns the bytes of a tensor on rank 0; they are good until the next call."""
         first = self._found.names[entry.name]
         if self._source[first] == 0:
             return bytes_of(self._found.tensors[first])
-        whole = torch.empty(entry.num_bytes, dtype=torch.uint8)
+        if self._room.numel() < entry.num_bytes:  # one for all: room that is freed is not always given back
+            self._room = torch.empty(entry.num_bytes, dtype=torch.uint8)
+        whole = self._room[: entry.num_bytes]
         if entry.num_bytes:
             dist.recv(whole, src=self._source[first], group=self._group)
         return bytes_of(whole)

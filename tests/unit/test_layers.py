@@ -115,6 +115,10 @@ def test_planning_data_needs_no_torch():
     assert loaded_by("import mosaic.plan, mosaic.profile, mosaic.timeline, mosaic.cost") == set()
 
 
+def test_looking_at_checkpoints_needs_no_torch():
+    assert loaded_by("import mosaic.checkpoint.extract, mosaic.cli.checkpoints") == set()
+
+
 def test_planning_needs_no_torch():
     assert "torch" not in loaded_by("import mosaic.solver")
 
