@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from bench.solver_parts import without
 from mosaic.errors import InfeasibleError
 from mosaic.solver import SearchOptions, solve
 from mosaic.solver.checker import check_plan
@@ -18,20 +19,6 @@ from mosaic.solver.instance import Instance, InstanceModule
 from mosaic.solver.instance_cost import TableCost
 
 PROVEN = SearchOptions(limits=SearchLimits(seconds=20))
-
-
-def without(instance: Instance, name: str) -> Instance:
-    """An instance without one module; what waited for it waits for what it waited for."""
-    (gone,) = [module for module in instance.modules if module.name == name]
-    modules = [
-        replace(module, after=tuple(dict.fromkeys([*(n for n in module.after if n != name), *gone.after])))
-        if name in module.after
-        else module
-        for module in instance.modules
-        if module.name != name
-    ]
-    kept = tuple(one for one in instance.disturbances if name not in (one.module, one.beside))
-    return replace(instance, modules=tuple(modules), disturbances=kept)
 
 
 def with_batch(instance: Instance, factor: float) -> Instance:
