@@ -75,6 +75,13 @@ def _place(stage: Stage, load: Load, num_slots: int) -> Stage | None:
 
 
 def _add(placement: Placement, load: Load) -> None:
+    first, quota = placement.slots[0], placement.quota
+    if not placement.slots_by_device and placement.slots[-1] - first < quota:  # one run, the same everywhere
+        rows = [load[device] for device in placement.devices]
+        ends = [max(max(row[first : first + quota]) for row in rows) + _length(placement)] * quota
+        for row in rows:
+            row[first : first + quota] = ends
+        return
     held = [(load[device], placement.slots_on(device)) for device in placement.devices]
     end = max(row[slot] for row, slots in held for slot in slots) + _length(placement)
     for row, slots in held:
