@@ -174,6 +174,7 @@ def replanning(*, sizes: Iterable[int], seeds: int, seconds: float, repeats: int
     Of each the least of some repeats, in one process, with cost model and graph made beforehand and Python's garbage
     collector at rest.
     """
+    gc.collect()
     for size in sizes:
         colds, warms, lost, proven = [], [], [], []
         for shape in SHAPES:
@@ -228,7 +229,6 @@ def _replanned(before: Instance, after: Instance, seconds: float) -> tuple[Plan,
 
 
 def _cpu(work: Callable[[], Plan]) -> tuple[Plan, float]:
-    gc.collect()
     gc.disable()
     try:
         began = time.process_time()
