@@ -234,6 +234,26 @@ def frozen_traffic(rank: int) -> dict[str, float]:
     return sent
 
 
+def loaded(rank: int) -> tuple[float, float, list[int]]:
+    """Returns the bytes that a step sends with equal slices, and with those of the handle's sampler, and these."""
+    torch.manual_seed(0)
+    model = Clip()
+    members = dict.fromkeys(MEMBERS, (0,))
+    handle = colocated(model, batch_of(0, rank, (3, 3)), members, 2)
+    whole = {key: torch.cat([batch_of(1, r, (3, 3))[key] for r in range(2)]) for key in batch_of(1, 0)}
+    sent = []
+    sampler = handle.sampler(6, 6)
+    for rows in (list(range(3 * rank, 3 * rank + 3)), next(iter(sampler))):
+        handle.clear_timeline()
+        mean_loss(model(**{key: tensor[rows] for key, tensor in whole.items()})).backward()
+        mine = sum(value for key, value in handle.metrics().items() if key.startswith("sent_bytes"))
+        everyones = torch.tensor(mine)
+        dist.all_reduce(everyones)
+        sent.append(everyones.item())
+    handle.remove()
+    return sent[0], sent[1], list(sampler.shares)
+
+
 def averaged(rank: int) -> float:
     """An average of the weights, kept in a deep copy as loops do; returns how far it is from the plain one."""
     model, wrapped = twins(Clip, 7)
@@ -342,6 +362,7 @@ def everything(rank: int, size: int) -> dict[str, Any]:
         "evaluated": compare(evaluated, rank, dropout=0.5),
         "empty": compare(empty, rank),
         "frozen traffic": frozen_traffic(rank),
+        "loaded": loaded(rank),
         "averaged": averaged(rank),
         "refusals": refusals(rank),
         "unsplittable": unsplittable(rank),

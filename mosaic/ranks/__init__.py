@@ -4,5 +4,6 @@ from mosaic.ranks.colocate import colocate_ranks
 from mosaic.ranks.entry import colocate
 from mosaic.ranks.handle import RankHandle
 from mosaic.ranks.rows import RowRouting, slice_of
+from mosaic.ranks.sampler import RankSampler
 
-__all__ = ["RankHandle", "RowRouting", "colocate", "colocate_ranks", "slice_of"]
+__all__ = ["RankHandle", "RankSampler", "RowRouting", "colocate", "colocate_ranks", "slice_of"]

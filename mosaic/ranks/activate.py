@@ -13,6 +13,7 @@ from torch import nn
 from mosaic.backends.base import Backend
 from mosaic.engine.find import Finding, Sample
 from mosaic.engine.placing import PlacedPlan
+from mosaic.engine.structure import flatten
 from mosaic.engine.users import users_of
 from mosaic.plan import Plan
 from mosaic.profiler import Subject, preserved
@@ -23,6 +24,7 @@ from mosaic.ranks.progress import OUTSIDE, Waiting
 from mosaic.ranks.ranked import Ranked, Template
 from mosaic.ranks.reduce import GradientReducer
 from mosaic.ranks.run import RankedRuns
+from mosaic.ranks.sampler import Feed
 from mosaic.ranks.tied import Holdings, Members, even_out, holdings_of, marked
 from mosaic.ranks.world import World
 
@@ -57,6 +59,7 @@ def activate(
 ) -> RankHandle:
     """Gives the modules to their ranks; all ranks call it alike."""
     rank, everyone = world.rank, range(world.size)
+    torch.clear_autocast_cache()  # it refers to the parameters that are given up
     members = {placed.module: tuple(sorted(placed.devices)) for placed in plan.placements}
     holdings = holdings_of(model, finding.subjects, members, examined.users, world.size)
     held = holdings.held_by(rank)
@@ -90,7 +93,27 @@ def activate(
     runs.begin(ranked, _shared_reducers(holdings, members, world, partial(runs.progress.waiting, OUTSIDE)))
     placed = PlacedPlan(plan, finding, runs)
     notes = (*_notes(holdings), *backend.notes)
-    return RankHandle(model, finding, plan, profile=None, notes=notes, placed=placed, world=world, holdings=holdings)
+    feeds = tuple(_feed(subject, members[subject.name], examined) for subject in finding.subjects)
+    return RankHandle(
+        model, finding, plan, profile=None, notes=notes, placed=placed, world=world, holdings=holdings, feeds=feeds
+    )
+
+
+def _feed(subject: Subject, members: Members, examined: Examined) -> Feed:
+    """Returns what a module's rows weigh; those of what takes a gradient go both ways."""
+    leaves = flatten((subject.args, subject.kwargs))[0]
+    given = sum(
+        leaf.nbytes * (1 + leaf.requires_grad)
+        for leaf, cut in zip(leaves, examined.batched[subject.name], strict=True)
+        if cut
+    )
+    template = examined.templates[subject.name]
+    made = sum(
+        leaf.nbytes * (1 + trains)
+        for leaf, trains in zip(template.leaves, template.differentiable, strict=True)
+        if isinstance(leaf, torch.Tensor)
+    )
+    return Feed(members=members, step_bytes=float(given + made))
 
 
 def _shared_reducers(

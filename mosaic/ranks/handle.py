@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.data import Sampler
 
 from mosaic.engine.find import Finding
 from mosaic.engine.handle import Handle
@@ -19,6 +20,7 @@ from mosaic.ranks import loops
 from mosaic.ranks.ownership import take_back
 from mosaic.ranks.progress import OUTSIDE
 from mosaic.ranks.run import RankedRuns
+from mosaic.ranks.sampler import Feed, RankSampler, rows_to_load
 from mosaic.ranks.tied import Holdings, Members
 from mosaic.ranks.world import World
 
@@ -45,9 +47,11 @@ class RankHandle(Handle):
         placed: PlacedPlan,
         world: World,
         holdings: Holdings,
+        feeds: tuple[Feed, ...] = (),
     ) -> None:
         self.world = world
         self.holdings = holdings
+        self._feeds = feeds
         self._is_whole = True
         super().__init__(model, finding, plan, profile=profile, notes=notes, placed=placed)
         self._is_whole = False
@@ -85,6 +89,38 @@ class RankHandle(Handle):
         """
         model = self._model if copy is None else copy
         return {name: self._whole(name, tensor) for name, tensor in model.state_dict().items()}
+
+    def loads(self, global_batch: int, *, least: int = 1) -> tuple[int, ...]:
+        """Returns how many rows of a global batch each rank should load, so that the fewest bytes travel.
+
+        Args:
+            global_batch: Rows of all ranks together.
+            least: Rows that each rank loads in any case.
+        """
+        return rows_to_load(global_batch, self.world.size, self._feeds, least=least)
+
+    def sampler(
+        self,
+        data: Sized | int | Sampler[int],
+        global_batch: int,
+        *,
+        least: int = 1,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = True,
+    ) -> RankSampler:
+        """Returns what to give this rank's loader: ``DataLoader(data, batch_sampler=handle.sampler(data, 64))``.
+
+        Args:
+            data: The data set, or how many samples it has, or a sampler of indices that is the same on all ranks.
+            global_batch: Rows of all ranks together.
+            least: Rows that each rank loads in any case; torch's own ``collate_fn`` needs one.
+            shuffle: Whether to draw another order each epoch.
+            seed: Of the order; the same on all ranks.
+            drop_last: Whether to leave out samples that make no whole batch.
+        """
+        shares = self.loads(global_batch, least=least)
+        return RankSampler(data, shares, self.world.rank, shuffle=shuffle, seed=seed, drop_last=drop_last)
 
     @contextmanager
     def disabled(self) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 
 import pytest
 from ranks_cases import run_ranks
@@ -44,6 +45,13 @@ def test_a_frozen_module_sends_nothing_back_and_a_partly_frozen_one_reduces_what
         assert "sent_bytes/backward/image" not in sent
         assert "sent_bytes/reduce/image" not in sent
         assert sent["sent_bytes/reduce/text"] == 4 * (24 * 8 + 8)
+
+
+def test_rows_that_are_loaded_where_they_are_needed_do_not_travel(told: list[dict[str, Any]]):
+    for rank in told:
+        equal, loaded, shares = rank["loaded"]
+        assert shares == [5, 1]
+        assert loaded == equal / 3
 
 
 def test_an_average_in_a_deep_copy_is_that_of_the_plain_model(told: list[dict[str, Any]]):
