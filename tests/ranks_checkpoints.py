@@ -81,8 +81,10 @@ class Run:
         )
 
     def train(self, begin: int, end: int) -> None:
+        """Trains on the same global batches whatever the number of ranks."""
+        rows = [4 // self.size] * self.size
         for step in range(begin, end):
-            loss_of(self.model(*batch_of(self.model.shape, step, [2] * self.size, self.rank))).backward()
+            loss_of(self.model(*batch_of(self.model.shape, step, rows, self.rank))).backward()
             self.optimizer.step()
             self.scheduler.step()
             self.optimizer.zero_grad()
@@ -104,6 +106,7 @@ def saving(rank: int, size: int, folder: str) -> list[Any]:
         run = Run(seed, rank, size, plan_seed=seed)
         run.train(0, STEPS)
         path = run.save(Path(folder) / f"run{seed}", STEPS)
+        run.handle.export(Path(folder) / f"start{seed}.safetensors")
         run.train(STEPS, 2 * STEPS)
         run.save(Path(folder) / f"run{seed}", 2 * STEPS)
         run.handle.export(Path(folder) / f"end{seed}.safetensors")
@@ -126,7 +129,8 @@ def going_on(rank: int, size: int, folder: str, source: str) -> bool:
             scheduler=run.scheduler,
             extra=found.extra,
         )
-        run.train(STEPS, STEPS + 1)
+        run.train(STEPS, 2 * STEPS)
+        run.handle.export(Path(folder) / source / f"end{seed}on{size}.safetensors")
         run.handle.remove()
     return True
 
