@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_  # a name of our own, from before any model is colocated
 
-from mosaic.errors import ModuleContractError, UnsupportedModelError
+from mosaic.errors import ModuleContractError, MosaicError, UnsupportedModelError
 
 ROWS = (3, 2)
 MEMBERS = {"image": (0,), "text": (0, 1), "audio": (1,), "head": (0, 1)}
@@ -366,4 +367,35 @@ def everything(rank: int, size: int) -> dict[str, Any]:
         "averaged": averaged(rank),
         "refusals": refusals(rank),
         "unsplittable": unsplittable(rank),
+        "unfrozen": unfrozen(rank),
     }
+
+
+def unfrozen(rank: int) -> str:
+    """Returns what is said of parameters that train only since the model was colocated, or do not any more."""
+    torch.manual_seed(0)
+    model = Clip(frozen=("image",))
+    handle = colocated(model, batch_of(0, rank, (3, 3)), {**MEMBERS, "image": (0, 1)}, 2)
+    model.image.requires_grad_(True)
+    said = told(lambda: model(**batch_of(0, rank)))
+    model.image.requires_grad_(False)
+    model.head.bias.requires_grad_(False)
+    said += "; " + told(lambda: model(**batch_of(0, rank)))
+    handle.remove()
+    return said
+
+
+def uneven(rank: int, size: int) -> tuple[str, float]:
+    """One rank leaves a backward out, as loops do with a loss that is not finite; returns what each rank is told."""
+    torch.manual_seed(0)
+    model = Clip()
+    colocated(model, batch_of(0, rank, (3, 3)), MEMBERS, size, timeout_s=3.0)
+    start = time.monotonic()
+    try:
+        for step in range(4):
+            loss = mean_loss(model(**batch_of(step, rank)))
+            if rank == 0 or step != 1:
+                loss.backward()
+    except MosaicError as error:
+        return str(error), time.monotonic() - start
+    return "nothing", time.monotonic() - start

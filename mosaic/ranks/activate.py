@@ -135,7 +135,7 @@ def _shared_reducers(
 
 
 def _notes(holdings: Holdings) -> list[str]:
-    notes = []
+    notes = ["on several ranks no plan is tried: the one that was given or solved for runs"]
     if holdings.names_of_tied:
         notes.append(
             f"{', '.join(holdings.names_of_tied)}: used by more than one module, or between modules too; on every "

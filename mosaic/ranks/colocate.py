@@ -48,6 +48,12 @@ def colocate_ranks(
     its rows gives every parameter the gradient of data-parallel training. Parameters of a module are freed on ranks
     that do not run it. What belongs to no placed module runs on every rank, and its gradients are averaged.
 
+    A parameter that modules on different ranks share, or that is used between modules too, lives on all ranks that
+    use it. What reaches no rank's loss has gradients of zeros, where DistributedDataParallel leaves none.
+
+    Random numbers, of dropout for one, are drawn on the rank that runs the module: they are others than in a plain
+    loop, and the same in each run with the same seeds, plan and slices.
+
     Rank 0's weights become those of all ranks. Without a plan, rank 0 profiles and solves, and tells the others.
 
     Args:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sized
+from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -52,6 +53,7 @@ class RankHandle(Handle):
         self.world = world
         self.holdings = holdings
         self._feeds = feeds
+        self._trains = [(name, p, p.requires_grad) for name, p in model.named_parameters()]
         self._is_whole = True
         super().__init__(model, finding, plan, profile=profile, notes=notes, placed=placed)
         self._is_whole = False
@@ -167,6 +169,16 @@ class RankHandle(Handle):
     def parameters(self) -> Iterator[nn.Parameter]:
         """Yields the model's parameters."""
         return self._model.parameters()
+
+    def _run_whole(self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        changed = [name for name, parameter, trains in self._trains if parameter.requires_grad != trains]
+        if changed and not self._is_whole:
+            more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+            raise ModuleContractError(
+                f"{changed[0]}{more} trained, or did not, when the model was colocated, and now it is the other way: "
+                "gradients are reduced of what trained then; handle.remove(), on every rank, and colocate it again"
+            )
+        return super()._run_whole(plain, args, kwargs)
 
     def _source_of(self, name: str) -> int:
         """Returns the first rank that holds a tensor of the model."""

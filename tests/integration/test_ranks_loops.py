@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -84,3 +85,17 @@ def test_a_module_whose_rows_depend_on_each_other_or_are_none_is_refused(told: l
         for said in rank["unsplittable"]:
             assert "'part' cannot be split over ranks" in said
             assert "exclude=['part']" in said
+
+
+def test_parameters_that_are_frozen_or_trained_only_since_are_named(told: list[dict[str, Any]]):
+    for rank in told:
+        assert "image.0.weight and 3 more" in rank["unfrozen"]
+        assert "head.bias trained, or did not" in rank["unfrozen"]
+
+
+def test_a_backward_that_one_rank_leaves_out_ends_both_and_says_where_they_are(tmp_path: Path):
+    for said, seconds in run_ranks("ranks_unchanged:uneven", 2, tmp_path):
+        assert "rank 0: step 1, waiting in" in said
+        assert "rank 1: step 1, waiting in the forward of 'image'" in said
+        assert "in the same order on all ranks" in said
+        assert seconds < 60
