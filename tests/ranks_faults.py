@@ -213,3 +213,11 @@ def caught(rank: int, size: int, place: Path) -> None:
         handle.remove(gather=False)
         threading.Event().wait(WATCH.grace_s + 0.3)
         print("caught", error.ranks)
+
+
+def uninterrupted(rank: int, size: int, place: Path) -> None:
+    """The program that torchrun restarts elsewhere, here without a fault."""
+    import ranks_restart
+
+    join(rank, size, place)
+    ranks_restart.program(place, -1, -1)

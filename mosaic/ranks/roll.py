@@ -5,17 +5,19 @@ from __future__ import annotations
 import datetime
 import os
 import socket
+import time
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from json import dumps, loads
 from pathlib import Path
-from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from mosaic.errors import BackendUnavailableError
 
+_LOOK_S = 0.02
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -33,6 +35,8 @@ class Identity:
     """Number of its process, in its own namespace."""
     home: str
     """Same text, same machine and namespace of processes: there, ``pid`` can be looked up."""
+    mark: str
+    """Differs from that of any other process and roll."""
 
     @staticmethod
     def of_this_process(rank: int, size: int) -> Identity:
@@ -42,7 +46,8 @@ class Identity:
         inside = str(namespace.readlink()) if namespace.exists() else ""
         boot = Path("/proc/sys/kernel/random/boot_id")  # two machines may have one name
         booted = boot.read_text().strip() if boot.exists() else ""
-        return Identity(rank=rank, size=size, host=host, pid=os.getpid(), home=f"{host} {booted} {inside}")
+        home = f"{host} {booted} {inside}"
+        return Identity(rank=rank, size=size, host=host, pid=os.getpid(), home=home, mark=uuid.uuid4().hex)
 
     def __str__(self) -> str:
         return f"rank {self.rank} ({self.host}, process {self.pid})"
@@ -57,58 +62,95 @@ class Identity:
         return state in "ZX"
 
 
-def call_roll(store: Store, me: Identity, *, timeout_s: float) -> tuple[Identity, ...]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roll:
+    """Ranks that have met."""
+
+    ranks: tuple[Identity, ...]
+    """All of them, in order."""
+    store: Store
+    """A part of the store that no other roll has used, of this run or of one before its restart."""
+
+
+def call_roll(store: Store, me: Identity, *, timeout_s: float) -> Roll:
     """Waits until all ranks have said who they are.
 
+    torchrun's agent keeps its store when it restarts the ranks, with all that their predecessors wrote. So rank 0 makes
+    up a name for this roll and lists who came; a rank believes a list only if it is on it with its own new mark, and
+    answers under that name. Whoever has not answered has not come.
+
     Args:
-        store: Shared by the ranks, and used for nothing else under these names.
+        store: Shared by the ranks, and used for nothing else.
         me: This rank.
         timeout_s: How long to wait for the others.
-
-    Returns:
-        All ranks, in order.
 
     Raises:
         BackendUnavailableError: Some have not come; names them. Or ranks believe that there are other numbers of them.
     """
-    store.set(f"here/{me.rank}", dumps(asdict(me)))
-    names = [f"here/{rank}" for rank in range(me.size)]
-    try:
-        store.wait(names, datetime.timedelta(seconds=timeout_s))
-    except dist.DistError as error:
-        absent = [rank for rank, name in enumerate(names) if not store.check([name])]
-        if not absent:  # the last one came this very moment
-            return _all_of(store, names)
-        raise BackendUnavailableError(
-            f"rank{'s' if len(absent) > 1 else ''} {', '.join(map(str, absent))} "
-            f"{'have' if len(absent) > 1 else 'has'} not come after {timeout_s:g} s; look at what these processes "
-            "printed, or raise timeout_s if they are only slow to start",
-            found=f"{me.size - len(absent)} of {me.size} ranks",
-            needed="all of them to call mosaic.colocate",
-        ) from error
-    return _all_of(store, names)
+    store.set(f"came/{me.rank}", dumps(asdict(me)))
+    name, deadline, listed = uuid.uuid4().hex, time.monotonic() + timeout_s, ""
+    while True:
+        if me.rank == 0:
+            listed = _listed(store, me.size, name, listed)
+        ranks = _those_listed(store, me)
+        if ranks:
+            _check_sizes(ranks)
+            name = _name_of(store)
+            store.set(f"{name}/answered/{me.rank}", "")
+        answers = [rank for rank in range(me.size) if ranks and store.check([f"{name}/answered/{rank}"])]
+        if len(answers) == me.size:
+            return Roll(ranks=_those_listed(store, me), store=PrefixStore(name, store))
+        if time.monotonic() > deadline:
+            absent = [rank for rank in range(me.size) if rank not in answers] if ranks else [0]
+            raise _not_there(absent, me.size, timeout_s)
+        time.sleep(_LOOK_S)
 
 
-def _all_of(store: Store, names: Sequence[str]) -> tuple[Identity, ...]:
-    came = tuple(Identity(**loads(store.get(name))) for name in names)
-    sizes = "; ".join(f"rank {one.rank}: {one.size}" for one in came if one.size != came[0].size)
+def _listed(store: Store, size: int, name: str, before: str) -> str:
+    """Lists the ranks that came, as rank 0; returns the list."""
+    names = [f"came/{rank}" for rank in range(size)]
+    came = [loads(store.get(each)) for each in names if store.check([each])]
+    listed = dumps({"name": name, "ranks": came})
+    if listed != before:
+        store.set("list", listed)
+    return listed
+
+
+def _those_listed(store: Store, me: Identity) -> tuple[Identity, ...]:
+    """Returns the ranks on the list, if this one is on it."""
+    if not store.check(["list"]):
+        return ()
+    ranks = tuple(Identity(**each) for each in loads(store.get("list"))["ranks"])
+    return ranks if me in ranks else ()
+
+
+def _name_of(store: Store) -> str:
+    return str(loads(store.get("list"))["name"])
+
+
+def _not_there(absent: Sequence[int], size: int, timeout_s: float) -> BackendUnavailableError:
+    several = len(absent) > 1
+    return BackendUnavailableError(
+        f"rank{'s' if several else ''} {', '.join(map(str, absent))} {'have' if several else 'has'} not come after "
+        f"{timeout_s:g} s; look at what these processes printed, or raise timeout_s if they are only slow to start",
+        found=f"{size - len(absent)} of {size} ranks",
+        needed="all of them to call mosaic.colocate",
+    )
+
+
+def _check_sizes(ranks: Sequence[Identity]) -> None:
+    sizes = "; ".join(f"rank {one.rank}: {one.size}" for one in ranks if one.size != ranks[0].size)
     if sizes:
         raise BackendUnavailableError(
             "the ranks were started with different WORLD_SIZE",
             found=sizes,
-            needed=f"{came[0].size} as on rank 0",
+            needed=f"{ranks[0].size} as on rank {ranks[0].rank}",
         )
-    return came
 
 
-def shared_store(rank: int) -> Store:
-    """Returns a part of the default group's store for one more set of ranks, over a connection of its own.
-
-    All ranks have to ask equally often: the n-th to ask on each of them share it.
-    """
-    store: Any = dist.group.WORLD.get_group_store().clone()  # type: ignore[union-attr]
-    ordinal = store.add(f"mosaic/asked/{rank}", 1)
-    return PrefixStore(f"mosaic/{ordinal}", store)
+def default_store() -> Store:
+    """Returns a part of the default group's store, over a connection of its own: calls that wait hold up no others."""
+    return PrefixStore("mosaic", dist.group.WORLD.get_group_store().clone())  # type: ignore[union-attr]
 
 
 def is_launched(environ: Mapping[str, str] = os.environ) -> bool:
@@ -140,7 +182,7 @@ def is_launched(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def meet(timeout_s: float, environ: Mapping[str, str] = os.environ) -> tuple[Store, int, int]:
-    """Returns the store in which the ranks of a launcher meet, this rank, and their number.
+    """Returns a store for the ranks of a launcher, this rank, and their number.
 
     Where torchrun's agent holds the store, all are its clients; elsewhere rank 0 holds it.
 
@@ -166,5 +208,5 @@ def meet(timeout_s: float, environ: Mapping[str, str] = os.environ) -> tuple[Sto
             found=str(error).splitlines()[0],
             needed="MASTER_ADDR and MASTER_PORT of a run that is starting",
         ) from error
-    call_roll(PrefixStore("mosaic/start", store), Identity.of_this_process(rank, size), timeout_s=timeout_s)
-    return store, rank, size
+    roll = call_roll(PrefixStore("mosaic", store), Identity.of_this_process(rank, size), timeout_s=timeout_s)
+    return roll.store, rank, size

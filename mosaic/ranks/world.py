@@ -16,7 +16,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from mosaic.device import Device
 from mosaic.errors import BackendUnavailableError, InvalidPlanError, MosaicError
 from mosaic.ranks.progress import OUTSIDE, Progress
-from mosaic.ranks.roll import Identity, call_roll, is_launched, meet, shared_store
+from mosaic.ranks.roll import Identity, call_roll, default_store, is_launched, meet
 from mosaic.ranks.watch import Watch, WatchSettings
 
 TIMEOUT_S = 60.0
@@ -85,10 +85,11 @@ class World:
         self.timeout = datetime.timedelta(seconds=timeout_s)
         self.progress = Progress()
         self.watch: Watch | None = None
-        store, me = shared_store(self.rank), Identity.of_this_process(self.rank, self.size)
-        came = call_roll(store, me, timeout_s=timeout_s)
+        me = Identity.of_this_process(self.rank, self.size)
+        roll = call_roll(default_store(), me, timeout_s=timeout_s)
         if watch is not None and self.size > 1:
-            self.watch = Watch(store, came, me, self.progress, watch, timeout_s=timeout_s, holder=_holder_of(came))
+            holder = _holder_of(roll.ranks)
+            self.watch = Watch(roll.store, roll.ranks, me, self.progress, watch, timeout_s=timeout_s, holder=holder)
             self.watch.start()
         # Rank 0 may profile for minutes while the others wait for its plan.
         self._patient = max(self.timeout, datetime.timedelta(seconds=PATIENCE_S))

@@ -5,11 +5,19 @@ Each case has a bound of its own on the time after which a rank counts as hangin
 
 from __future__ import annotations
 
+import os
+import random
 import re
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+import ranks_restart
+import torch
 from ranks_nursery import Ended, run_cases
+from safetensors.torch import load_file
 
 from mosaic.ranks.watch import EXIT_CODE
 
@@ -30,14 +38,19 @@ SIZES = {
     "busy": 2,
     "in_order": 2,
     "caught": 2,
+    "uninterrupted": 2,
 }
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Ended]]:
-    found = run_cases(
-        {f"ranks_faults:{name}": (size, BOUND_S) for name, size in SIZES.items()}, tmp_path_factory.mktemp("ranks")
-    )
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.fixture(scope="module")
+def outcomes(folder: Path) -> dict[str, list[Ended]]:
+    found = run_cases({f"ranks_faults:{name}": (size, BOUND_S) for name, size in SIZES.items()}, folder)
     return {name.partition(":")[2]: ranks for name, ranks in found.items()}
 
 
@@ -145,3 +158,35 @@ def test_a_program_may_go_on_after_the_error_once_it_took_its_handle_away(outcom
     survivor, _ = outcomes["caught"]
     assert survivor.code == 0
     assert survivor.said.rstrip().endswith("caught (1,)")
+
+
+def test_torchrun_restarts_a_run_that_goes_on_from_its_last_checkpoint(
+    outcomes: dict[str, list[Ended]], folder: Path, tmp_path: Path
+):
+    draw = random.Random()
+    kill_rank, kill_step = draw.randrange(2), draw.randrange(1, ranks_restart.STEPS)
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=1"),
+            *("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--local-addr=localhost"),
+            *(str(ROOT / "tests" / "ranks_restart.py"), str(tmp_path), str(kill_rank), str(kill_step)),
+        ],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    said = f"killed rank {kill_rank} at step {kill_step}\n{done.stdout}\n{done.stderr}"
+    assert done.returncode == 0, said
+    assert names(done.stderr, kill_rank), said
+    starts = [int(step) for step in re.findall(r"rank \d starts at step (\d+)", done.stdout)]
+    assert len(starts) == 4, said
+    assert starts[:2] == [0, 0]
+    assert starts[2] == starts[3], said
+    assert starts[3] <= kill_step, said
+    assert all(rank.code == 0 for rank in outcomes["uninterrupted"]), outcomes["uninterrupted"]
+    expected = load_file(folder / "uninterrupted" / "model.safetensors")
+    found = load_file(tmp_path / "model.safetensors")
+    assert expected.keys() == found.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(tensor, found[name]), (name, said)
