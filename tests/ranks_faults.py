@@ -7,14 +7,17 @@ import datetime
 import os
 import random
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from engine_cases import FAST
 from ranks_training import Model, batch, draw_plan, loss_of
 from torch import nn
 
@@ -28,6 +31,8 @@ WATCH = WatchSettings(beat_s=0.2, grace_s=1.5)
 TIMEOUT_S = 2.0
 ROWS = 3
 STEPS = 4
+WHOLE_EXITS = {"in_order", "killed_in_a_backward", "busy", "uninterrupted"}
+"""Programs that are torn down to the last; for the others that would cost more than they do."""
 
 
 def kill_this_process() -> None:
@@ -189,7 +194,184 @@ def busy(rank: int, size: int, place: Path) -> None:
     train(model, before=at_step(1, threading.Event().wait) if rank == 1 else lambda step: None)
 
 
+def branches_in_another_order(rank: int, size: int, place: Path) -> None:
+    """The loop calls the branches itself, in another order on rank 1."""
+    model, _ = begin(rank, size, place)
+    given = batch(0, ROWS)
+    for name in ("image", "text") if rank == 0 else ("text", "image"):
+        getattr(model, name)(given[name])
+
+
+def modules_in_another_order(rank: int, size: int, place: Path) -> None:
+    """The model itself calls its modules in another order on rank 1."""
+    model, _ = begin(rank, size, place)
+    if rank == 1:
+
+        def forward(image: torch.Tensor, text: torch.Tensor, audio: torch.Tensor) -> dict[str, torch.Tensor]:
+            read = model.text(text).mean(1)
+            return {"logits": read, "seen": model.image(image)}
+
+        model.forward = forward  # type: ignore[method-assign]
+    train(model, steps=1)
+
+
+def other_arguments(rank: int, size: int, place: Path) -> None:
+    """Rank 1's texts are longer, which no row count tells."""
+    model, _ = begin(rank, size, place)
+    given = batch(0, ROWS)
+    if rank == 1:
+        given["text"] = torch.zeros(ROWS, 9, dtype=torch.int64)
+    loss_of(model(**given)).backward()
+
+
+def never_comes(rank: int, size: int, place: Path) -> None:
+    """Ranks 1 and 3 are there, and never call colocate."""
+    join(rank, size, place)
+    model = Model()
+    if rank in (1, 3):
+        threading.Event().wait(4.0)
+        return
+    colocate_ranks(model, sample=batch(0, ROWS), backend=HostBackend(1), plan=halves(model, size), timeout_s=1.5)
+
+
+def never_starts(rank: int, size: int, place: Path) -> None:
+    """Ranks as torchrun would start them, of which one does not come; and one without a store to come to."""
+    from mosaic.ranks.world import World
+
+    port = place.parent / "port"
+    if rank == 2:
+        return
+    os.environ.update(RANK=str(rank), WORLD_SIZE="3", MASTER_ADDR="localhost")
+    if rank == 0:
+        with socket.socket() as found:
+            found.bind(("localhost", 0))
+            number = found.getsockname()[1]
+        port.with_suffix(".new").write_text(str(number))
+        port.with_suffix(".new").rename(port)
+    while not port.exists():
+        pass
+    os.environ["MASTER_PORT"] = port.read_text()
+    World.join(torch.device("cpu"), timeout_s=1.5)
+
+
+def no_store(rank: int, size: int, place: Path) -> None:
+    from mosaic.ranks.world import World
+
+    with socket.socket() as found:
+        found.bind(("localhost", 0))
+        number = found.getsockname()[1]
+    os.environ.update(RANK="1", WORLD_SIZE="2", MASTER_ADDR="localhost", MASTER_PORT=str(number))
+    World.join(torch.device("cpu"), timeout_s=1.0)
+
+
+def a_plan_that_is_no_json(rank: int, size: int, place: Path) -> None:
+    from mosaic.artifact import load
+
+    join(rank, size, place)
+    path = place / f"plan{rank}.json"
+    path.write_text("stages: []" if rank == 1 else "")
+    if rank == 1:
+        load(Plan, path)
+    model = Model()
+    plan = halves(model, size)
+    colocate_ranks(model, sample=batch(0, ROWS), backend=HostBackend(1), plan=plan, timeout_s=1.5)
+
+
+def unlike(rank: int, size: int, place: Path) -> None:
+    """Rank 1 has another torch, then another device, then another model; all ranks are told each time."""
+    from mosaic.errors import MosaicError
+    from mosaic.ranks.world import RankFacts
+
+    join(rank, size, place)
+    plain = RankFacts.of
+
+    def facts(device: Any, graph: str) -> RankFacts:
+        found = plain(device, graph)
+        return replace(found, **changes) if rank == 1 else found
+
+    RankFacts.of = staticmethod(facts)  # type: ignore[method-assign]
+    changes: dict[str, Any] = {}
+    for changed in ({"torch": "2.5.0"}, {"sms_per_slot": 16, "num_slots": 8}, {"graph": "another"}):
+        changes.clear()
+        changes.update(changed)
+        try:
+            colocate_ranks(Model(), sample=batch(0, ROWS), backend=HostBackend(1), timeout_s=30.0, watch=WATCH)
+        except MosaicError as error:
+            print(error)
+
+
 # In order.
+
+
+class Sparse(nn.Module):
+    """Two towers, either of which may have nothing to do, and a parameter of the model's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.image = nn.Linear(3, 2)
+        self.text = nn.Linear(3, 2)
+        self.bias = nn.Parameter(torch.ones(2))
+
+    def forward(self, image: torch.Tensor | None, text: torch.Tensor | None) -> torch.Tensor:
+        total = self.bias.square().sum()
+        for tower, given in ((self.image, image), (self.text, text)):
+            if given is not None:
+                total = total + tower(given).square().mean()
+        return total
+
+
+def nothing_on_one(rank: int, size: int, place: Path) -> None:
+    """Micro-steps in which ranks lack one modality or all of them: nobody waits, and sums are right.
+
+    At last rank 0 is killed, while rank 1 has nothing and only takes part.
+    """
+    torch.manual_seed(0)
+    model, twin = Sparse(), Sparse()
+    twin.load_state_dict(model.state_dict())
+    join(rank, size, place)
+    x = torch.arange(12.0).view(4, 3) / 10
+    colocate_ranks(
+        model,
+        sample={"image": x, "text": x},
+        modules=["image", "text"],
+        backend=HostBackend(1),
+        settings=FAST,
+        watch=WATCH,
+        timeout_s=20.0,
+    )
+    has = {(0, 0): (x, x), (0, 1): (None, None), (1, 0): (x, None), (1, 1): (None, x), (2, 0): (None, None)}
+    for micro in range(3):
+        model(*has.get((micro, rank), (None, None))).backward()
+        for other in range(size):
+            (twin(*has.get((micro, other), (None, None))) / size).backward()
+    for name, parameter in twin.named_parameters():
+        own = dict(model.named_parameters())[name]
+        assert own.is_meta or torch.allclose(own.grad, parameter.grad), name
+    print("equal", flush=True)
+    if rank == 0:
+        kill_this_process()
+    model(None, None)
+
+
+def slow_rank(rank: int, size: int, place: Path) -> None:
+    """One rank computes a module that both have for much longer."""
+    import ranks_restart
+
+    join(rank, size, place)
+    model = Model()
+    handle = colocate_ranks(
+        model,
+        sample=batch(0, ROWS),
+        backend=HostBackend(1),
+        plan=ranks_restart.plan_for(model),
+        timeout_s=60.0,
+        watch=WATCH,
+    )
+    if rank == 1:
+        heavy = torch.randn(400, 400)
+        model.audio.register_forward_hook(lambda *_: [heavy @ heavy for _ in range(10)] and None)
+    train(model, steps=6)
+    handle.write_trace(place)
 
 
 def in_order(rank: int, size: int, place: Path) -> None:

@@ -7,6 +7,7 @@ case's seconds is killed and is said to hang.
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import json
 import os
@@ -75,7 +76,27 @@ def become(place: Path, rank: int, size: int, name: str) -> Callable[[], object]
     os.dup2(output, 2)
     module, function = name.split(":")
     found = getattr(importlib.import_module(module), function)
+    if function not in getattr(sys.modules[module], "WHOLE_EXITS", ()):
+        leave_early()
     return lambda: found(rank, size, place)
+
+
+def leave_early() -> None:
+    """Has this process end after what the program registered for its exit, without tearing down torch."""
+    codes: list[int | None] = [0]
+
+    def note(kind: type[BaseException], error: BaseException, trace: object) -> None:
+        sys.__excepthook__(kind, error, trace)  # type: ignore[arg-type]
+        codes[0] = None if kind is KeyboardInterrupt else 1
+
+    def leave() -> None:
+        if codes[0] is not None:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(codes[0])
+
+    sys.excepthook = note
+    atexit.register(leave)
 
 
 def collect(pids: list[int], place: Path, seconds: float) -> list[Ended]:

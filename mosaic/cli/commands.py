@@ -27,6 +27,9 @@ def doctor(given: options.Doctor) -> None:
     if given.model is not None:
         _doctor_of_model(given.model, given.json)
         return
+    if given.trace:
+        _doctor_of_traces(given.trace, given.json)
+        return
     report = collect_report()
     if given.json is not None:
         _write(json.dumps(dataclasses.asdict(report), indent=2) + "\n", given.json)
@@ -45,6 +48,17 @@ def _doctor_of_model(where: str, target: Path | None) -> None:
         render(report, Console(soft_wrap=True))
     if report.refused:
         raise UnsupportedModelError(f"{where} cannot be colocated as it is; the findings say why and what to do")
+
+
+def _doctor_of_traces(paths: Sequence[Path], target: Path | None) -> None:
+    from mosaic.cli.doctor_trace import examine_traces, render
+
+    found = examine_traces(paths)
+    if target is not None:
+        said = {**dataclasses.asdict(found), "sentences": found.sentences()}
+        _write(json.dumps(said, indent=2) + "\n", target)
+    if not _takes_stdout(target):
+        render(found, Console(soft_wrap=True))
 
 
 def demo(given: options.Demo) -> None:

@@ -68,11 +68,14 @@ class Doctor:
     """Say what this machine has, what works on it, what is missing and what to do.
 
     Without a GPU it says so and exits 0. With --model it looks at a model instead: what can be placed, and what cannot,
-    with the line of its code and what to do; it exits 1 if the model cannot be colocated.
+    with the line of its code and what to do; it exits 1 if the model cannot be colocated. With --trace it compares the
+    ranks of a run, and names those that are slow.
     """
 
     model: Annotated[str | None, arg(metavar="FILE:FACTORY")] = None
     """The model to look at, such as train.py:make; see `mosaic profile --help`."""
+    trace: Annotated[tuple[Path, ...], arg(metavar="FILE...")] = ()
+    """What the ranks of a run left by handle.write_trace(folder): the files, or the folder."""
     json: Json = None
     """Write the report as JSON; - for standard output."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from mosaic.ranks.progress import OUTSIDE
 from mosaic.ranks.run import RankedRuns
 from mosaic.ranks.sampler import Feed, RankSampler, rows_to_load
 from mosaic.ranks.tied import Holdings, Members
+from mosaic.ranks.trace import trace_of
 from mosaic.ranks.world import World
 
 
@@ -67,6 +69,30 @@ class RankHandle(Handle):
         """
         executor = self._executor
         return {**super().metrics(), **(executor.traffic.metrics() if isinstance(executor, RankedRuns) else {})}
+
+    def write_trace(self, folder: str | Path) -> Path:
+        """Writes what this rank computed and waited for since ``clear_timeline()``; every rank calls it.
+
+        ``mosaic doctor --trace FOLDER`` says from the files of all ranks which one is slow; each opens in
+        ui.perfetto.dev, too. The last 20,000 pieces of work and waits are in it.
+
+        Args:
+            folder: Where to put ``trace-rankN.json``; ranks on several machines give one that all see, or copy files.
+
+        Returns:
+            The file of this rank.
+
+        Raises:
+            MosaicError: The folder cannot be written.
+            RankFailedError: Another rank has failed; names it.
+        """
+        path = Path(folder) / f"trace-rank{self.world.rank}.json"
+        trace_of(self.timeline().spans, self._origin_ns, self.world).write(path)
+        return path
+
+    @property
+    def _origin_ns(self) -> int:
+        return 0 if self._executor is None else self._executor.origin_ns
 
     def _make_ranks(self) -> World:
         return self.world

@@ -40,8 +40,13 @@ class Whereabouts:
     for_s: float
     """Seconds that it had been doing this."""
 
+    @property
+    def is_start(self) -> bool:
+        """Whether it had not come to any module."""
+        return not self.calls and self.module in ("", OUTSIDE)
+
     def __str__(self) -> str:
-        if not self.calls:
+        if self.is_start:
             return "before its first step" + (", waiting for all ranks to agree" if self.doing == "waiting" else "")
         phase = {"reduce": "reduction of gradients", "agreement": "agreement of all ranks"}.get(self.phase, self.phase)
         where = f"the {phase} of {'the model' if self.module == OUTSIDE else repr(self.module)}"

@@ -66,6 +66,8 @@ class Identity:
 class Roll:
     """Ranks that have met."""
 
+    name: str
+    """Differs from that of any other roll."""
     ranks: tuple[Identity, ...]
     """All of them, in order."""
     store: Store
@@ -99,7 +101,7 @@ def call_roll(store: Store, me: Identity, *, timeout_s: float) -> Roll:
             store.set(f"{name}/answered/{me.rank}", "")
         answers = [rank for rank in range(me.size) if ranks and store.check([f"{name}/answered/{rank}"])]
         if len(answers) == me.size:
-            return Roll(ranks=_those_listed(store, me), store=PrefixStore(name, store))
+            return Roll(name=name, ranks=_those_listed(store, me), store=PrefixStore(name, store))
         if time.monotonic() > deadline:
             absent = [rank for rank in range(me.size) if rank not in answers] if ranks else [0]
             raise _not_there(absent, me.size, timeout_s)

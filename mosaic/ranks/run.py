@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from mosaic.engine.span_log import SpanLog
 from mosaic.engine.structure import map_tensors, tensors_in
+from mosaic.errors import ModuleContractError
 from mosaic.ranks.progress import Progress
 from mosaic.ranks.ranked import Ranked
 from mosaic.ranks.reduce import GradientReducer
@@ -60,6 +61,7 @@ class RankedRuns:
         self._hooks: list[RemovableHandle] = []
         self._log = SpanLog()
         self._called: set[str] | None = None
+        self._passed_over: set[str] = set()
         self._tokens: list[torch.Tensor] = []
         self._task = -1
         self._num_backwards = 0
@@ -81,7 +83,16 @@ class RankedRuns:
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(self._arrived))
 
     def call(self, site: Site, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Calls a placed module on this rank's rows, wherever it runs."""
+        """Calls a placed module on this rank's rows, wherever it runs.
+
+        Raises:
+            ModuleContractError: This rank calls modules in another order than the sample's step.
+        """
+        if site.name in self._passed_over:
+            raise ModuleContractError(
+                f"{site.name!r} is called after a module that the sample's step called later, and the other ranks were "
+                "told that this one has no rows for it; call the modules in one order on all ranks and in all steps"
+            )
         self._take_part(self._order[site.name])
         if self._called is not None:
             self._called.add(site.name)
@@ -112,6 +123,7 @@ class RankedRuns:
             return self._with_all_backwards(result)
         finally:
             self._called, self._tokens = None, []
+            self._passed_over = set()
 
     def _take_part(self, until: int) -> None:
         """Takes part in calls that come before one, if this rank has left them out."""
@@ -120,6 +132,7 @@ class RankedRuns:
         for name, index in self._order.items():
             if index < until and name not in self._called:
                 self._called.add(name)
+                self._passed_over.add(name)
                 self._noted(self._ranked[name].without_rows())
 
     def _noted(self, result: Any) -> Any:

@@ -155,11 +155,11 @@ def late(
 
 
 def _in(where: Whereabouts) -> str:
-    return str(where) if where.calls else "its start"
+    return "its start" if where.is_start else str(where)
 
 
 def _where(seen: Beat) -> str:
-    return f"in {seen.where}" if seen.where.calls else str(seen.where)
+    return str(seen.where) if seen.where.is_start else f"in {seen.where}"
 
 
 def _for(beat: Beat) -> str:

@@ -15,6 +15,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from mosaic.device import Device
 from mosaic.errors import BackendUnavailableError, InvalidPlanError, MosaicError
+from mosaic.ranks.clocks import ClockOffset, measure_clock
 from mosaic.ranks.progress import OUTSIDE, Progress
 from mosaic.ranks.roll import Identity, call_roll, default_store, is_launched, meet
 from mosaic.ranks.watch import Watch, WatchSettings
@@ -68,6 +69,8 @@ class World:
         rank: This one.
         size: How many there are.
         everyone: A group of all of them.
+        me: This rank's process.
+        run: A text that all ranks have in common, and no other run has.
         progress: Where this one is.
         watch: Watches the others; None where nobody does.
 
@@ -87,6 +90,7 @@ class World:
         self.watch: Watch | None = None
         me = Identity.of_this_process(self.rank, self.size)
         roll = call_roll(default_store(), me, timeout_s=timeout_s)
+        self.me, self.run = me, roll.name
         if watch is not None and self.size > 1:
             holder = _holder_of(roll.ranks)
             self.watch = Watch(roll.store, roll.ranks, me, self.progress, watch, timeout_s=timeout_s, holder=holder)
@@ -135,6 +139,11 @@ class World:
         except BaseException as error:
             self.close(error)
             raise
+
+    def clock(self) -> ClockOffset:
+        """Returns how far this rank's clock is from rank 0's; every rank asks."""
+        with self.progress.waiting(OUTSIDE, "agreement"):
+            return measure_clock(self._control)
 
     def close(self, error: BaseException | None = None) -> None:
         """Stops watching, and tells the others that this rank is done, or why it could not begin."""

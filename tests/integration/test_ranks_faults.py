@@ -19,7 +19,9 @@ import torch
 from ranks_nursery import Ended, run_cases
 from safetensors.torch import load_file
 
+from mosaic.rank_trace import RankTrace
 from mosaic.ranks.watch import EXIT_CODE
+from mosaic.report.slow_ranks import compare_ranks
 
 BOUND_S = 60.0
 SIZES = {
@@ -39,6 +41,16 @@ SIZES = {
     "in_order": 2,
     "caught": 2,
     "uninterrupted": 2,
+    "branches_in_another_order": 2,
+    "modules_in_another_order": 2,
+    "other_arguments": 2,
+    "never_comes": 4,
+    "never_starts": 3,
+    "no_store": 1,
+    "a_plan_that_is_no_json": 2,
+    "unlike": 2,
+    "nothing_on_one": 2,
+    "slow_rank": 2,
 }
 ROOT = Path(__file__).parents[2]
 
@@ -68,6 +80,7 @@ def names(said: str, rank: int) -> bool:
         ("killed_after_a_step", 3, "step"),
         ("killed_while_it_profiles", 0, "before its first step"),
         ("killed_before_there_are_groups", 1, "before its first step"),
+        ("nothing_on_one", 0, "step"),
     ],
 )
 def test_a_killed_rank_ends_the_others_which_name_it_and_where_it_was(
@@ -190,3 +203,69 @@ def test_torchrun_restarts_a_run_that_goes_on_from_its_last_checkpoint(
     assert expected.keys() == found.keys()
     for name, tensor in expected.items():
         assert torch.equal(tensor, found[name]), (name, said)
+
+
+def test_branches_that_are_called_in_another_order_are_found_when_time_is_over(outcomes: dict[str, list[Ended]]):
+    for rank in outcomes["branches_in_another_order"]:
+        assert rank.code == 1
+        assert "the ranks wait for each other in different places" in rank.said
+        assert (
+            "rank 0: step 0, waiting in the forward of 'image'; rank 1: step 0, waiting in the forward of 'text'"
+            in (rank.said)
+        )
+
+
+def test_modules_that_a_model_calls_in_another_order_are_found_at_once(outcomes: dict[str, list[Ended]]):
+    other, wrong = outcomes["modules_in_another_order"]
+    assert (other.code, wrong.code) == (1, 1)
+    assert "ModuleContractError: 'image' is called after a module that the sample's step called later" in wrong.said
+    assert names(other.said, 1)
+
+
+def test_other_shapes_on_one_rank_are_found_on_all(outcomes: dict[str, list[Ended]]):
+    for rank in outcomes["other_arguments"]:
+        assert rank.code == 1
+        assert "ModuleContractError: 'text' is called on different ranks with other shapes" in rank.said
+
+
+def test_ranks_that_do_not_come_are_named(outcomes: dict[str, list[Ended]]):
+    for rank in (outcomes["never_comes"][0], outcomes["never_comes"][2]):
+        assert rank.code == 1
+        assert "ranks 1, 3 have not come after 1.5 s" in rank.said
+    for rank in outcomes["never_starts"][:2]:
+        assert rank.code == 1
+        assert "rank 2 has not come after 1.5 s" in rank.said
+    (alone,) = outcomes["no_store"]
+    assert alone.code == 1
+    assert "rank 0 has not come after 1 s: there is no store at localhost:" in alone.said
+
+
+def test_a_rank_without_a_plan_says_why_and_the_others_do_not_hang(outcomes: dict[str, list[Ended]]):
+    other, broken = outcomes["a_plan_that_is_no_json"]
+    assert (other.code, broken.code) == (1, 1)
+    assert "plan1.json, line 1: not valid JSON" in broken.said
+    assert "rank 1 has not come after 1.5 s" in other.said
+
+
+def test_ranks_that_are_not_alike_are_named_on_all(outcomes: dict[str, list[Ended]]):
+    for rank in outcomes["unlike"]:
+        assert rank.code == 0
+        said = rank.said.splitlines()
+        assert len(said) == 3
+        for line, differs in zip(said, ("torch='2.5.0'", "sms_per_slot=16", "graph='another'"), strict=True):
+            assert f"rank 1 has {differs}" in line
+
+
+def test_a_rank_without_any_modality_takes_part_and_gradients_are_right(outcomes: dict[str, list[Ended]]):
+    assert [rank.said.splitlines()[0] for rank in outcomes["nothing_on_one"]] == ["equal", "equal"]
+
+
+def test_the_doctor_names_the_slow_rank_of_a_run(outcomes: dict[str, list[Ended]], folder: Path):
+    assert [rank.code for rank in outcomes["slow_rank"]] == [0, 0], outcomes["slow_rank"]
+    traces = [RankTrace.read(folder / "slow_rank" / f"trace-rank{rank}.json") for rank in range(2)]
+    for trace in traces:  # both are on one machine, which has one clock
+        assert abs(trace.clock_offset_us) <= trace.clock_error_us
+    found = compare_ranks(traces)
+    assert [one.rank for one in found.slow] == [1], found
+    assert {slow.module for slow in found.slow[0].slow[:1]} == {"audio"}
+    assert found.ranks[0].wait_ms > found.slow[0].lost_ms / 2, "the other rank waits for it"

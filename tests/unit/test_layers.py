@@ -18,7 +18,7 @@ LAYERS = [
     {"artifact", "child"},
     {"device"},
     {"graph", "hardware", "shape", "timeline"},
-    {"profile"},
+    {"profile", "rank_trace"},
     {"plan"},
     {"cost"},
     {"backends", "solver"},

@@ -1,0 +1,153 @@
+"""What one of several ranks computed and waited for, as a file: a Chrome trace with what a comparison of ranks needs.
+
+The file opens in ui.perfetto.dev like any trace ("Trace Event Format", Google, 2016); its ``mosaic`` member says which
+rank of which run it is of, and how far its clock is from rank 0's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from mosaic.artifact import write_text
+from mosaic.errors import InvalidFileError
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSpan:
+    """One piece of work, or one wait for other ranks."""
+
+    kind: Literal["compute", "wait"]
+    """What it is."""
+    module: str
+    """Module that it belongs to."""
+    phase: str
+    """``forward``, ``backward``, ``reduce`` or ``agreement``."""
+    step: int
+    """Index of the training step, from 0."""
+    start_us: float
+    """Microseconds on rank 0's clock."""
+    end_us: float
+    """Microseconds on rank 0's clock."""
+
+    @property
+    def duration_ms(self) -> float:
+        """How long it took."""
+        return (self.end_us - self.start_us) / 1e3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTrace:
+    """What one rank did in some steps."""
+
+    run: str
+    """Same text, same start of the ranks."""
+    rank: int
+    """Which one."""
+    num_ranks: int
+    """How many there are."""
+    host: str
+    """Its machine."""
+    clock_offset_us: float
+    """What was added to its clock to have rank 0's."""
+    clock_error_us: float
+    """How far that may be off: half the time of the fastest message there and back."""
+    spans: tuple[RankSpan, ...]
+    """What it did, by start."""
+
+    def write(self, path: Path) -> None:
+        """Writes the file, whole or not at all.
+
+        Raises:
+            MosaicError: The folder cannot be written or the disk is full.
+        """
+        about = {"schema_version": SCHEMA_VERSION, **{name: getattr(self, name) for name in _ABOUT}}
+        events: list[dict[str, Any]] = [_named("process_name", self.rank, 0, f"rank {self.rank} ({self.host})")]
+        for thread, kind in enumerate(("compute", "wait"), start=1):
+            rows = _rows([span for span in self.spans if span.kind == kind])
+            for index, row in enumerate(rows):
+                lane = thread + 10 * index  # spans of one thread must not overlap
+                events.append(_named("thread_name", self.rank, lane, {"compute": "computes", "wait": "waits"}[kind]))
+                events += [self._event(span, lane) for span in row]
+        write_text(json.dumps({"displayTimeUnit": "ms", "mosaic": about, "traceEvents": events}) + "\n", path)
+
+    def _event(self, span: RankSpan, thread: int) -> dict[str, Any]:
+        what = asdict(span)
+        start, end = what.pop("start_us"), what.pop("end_us")
+        return {
+            "name": f"{span.module} {span.phase}",
+            "cat": span.kind,
+            "ph": "X",
+            "pid": self.rank,
+            "tid": thread,
+            "ts": round(start, 3),
+            "dur": round(end - start, 3),
+            "args": what,
+        }
+
+    @staticmethod
+    def read(path: Path) -> RankTrace:
+        """Reads a file that ``write`` made.
+
+        Raises:
+            InvalidFileError: It is missing, cut short, or no trace of a rank; says which file, and why.
+        """
+        try:
+            raw = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not text"
+            raise InvalidFileError(f"cannot read {path}: {reason}") from error
+        except json.JSONDecodeError as error:
+            raise InvalidFileError(
+                f"{path}, line {error.lineno}: not valid JSON ({error.msg}); the file may have been cut short"
+            ) from error
+        about = raw.get("mosaic") if isinstance(raw, dict) else None
+        if not isinstance(about, dict):
+            raise InvalidFileError(
+                f"{path} is no trace of a rank; handle.write_trace(folder), on every rank, writes them"
+            )
+        if about.get("schema_version") != SCHEMA_VERSION:
+            raise InvalidFileError(
+                f"{path}: schema_version={about.get('schema_version')!r} is not {SCHEMA_VERSION}, which this Mosaic "
+                "reads; write the trace again"
+            )
+        try:
+            spans = [_span(event) for event in raw["traceEvents"] if event["ph"] == "X"]
+            known = {name: kind(about[name]) for name, kind in _ABOUT.items()}
+            return RankTrace(**known, spans=tuple(sorted(spans, key=lambda span: span.start_us)))
+        except (KeyError, TypeError, ValueError) as error:
+            raise InvalidFileError(f"{path}: {type(error).__name__}: {error}; write the trace again") from error
+
+
+_ABOUT: dict[str, Any] = {
+    **{"run": str, "rank": int, "num_ranks": int},
+    **{"host": str, "clock_offset_us": float, "clock_error_us": float},
+}
+
+
+def _span(event: dict[str, Any]) -> RankSpan:
+    start, length = float(event["ts"]), float(event["dur"])
+    if not 0 <= length < float("inf"):
+        raise ValueError(f"dur={length} is no length of time")
+    return RankSpan(**event["args"], start_us=start, end_us=start + length)
+
+
+def _rows(spans: Sequence[RankSpan]) -> list[list[RankSpan]]:
+    rows: list[list[RankSpan]] = []
+    for span in sorted(spans, key=lambda span: span.start_us):
+        for row in rows:
+            if row[-1].end_us <= span.start_us:
+                row.append(span)
+                break
+        else:
+            rows.append([span])
+    return rows
+
+
+def _named(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
+    return {"name": kind, "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}

@@ -1,0 +1,175 @@
+"""Which of several ranks is slow: its own computing takes longer than that of the same modules on other ranks.
+
+Waiting is told apart from computing. A rank that waits is not slow, and where one is slow the others wait. Modules are
+compared by the medians of their steps, the first one left out, where a step or more are left.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from mosaic.errors import InvalidFileError
+from mosaic.rank_trace import RankSpan, RankTrace
+
+RATIO = 1.25
+"""How much longer than elsewhere a module has to take: rows of ranks may differ by one, machines by some percent."""
+SHARE = 0.03
+"""Of the time of a step: less than this is not worth a word."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowModule:
+    """A module and phase that takes longer on a rank than on others."""
+
+    module: str
+    phase: str
+    here_ms: float
+    """Median of a step on the rank."""
+    elsewhere_ms: float
+    """Median of the other ranks' medians."""
+
+    @property
+    def ratio(self) -> float:
+        """How many times as long."""
+        return self.here_ms / self.elsewhere_ms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSummary:
+    """One rank's steps."""
+
+    rank: int
+    host: str
+    compute_ms: float
+    """Computing in a step, the median."""
+    wait_ms: float
+    """Waiting for other ranks in a step, the median; waits of several threads add up."""
+    num_compared: int
+    """Modules and phases that other ranks run, too."""
+    slow: tuple[SlowModule, ...]
+    """What takes longer than elsewhere, most time lost first; empty for a rank that is not slow."""
+
+    @property
+    def lost_ms(self) -> float:
+        """Time of a step that it takes longer than others."""
+        return sum(each.here_ms - each.elsewhere_ms for each in self.slow)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankComparison:
+    """All ranks whose traces were given."""
+
+    ranks: tuple[RankSummary, ...]
+    """By number."""
+    missing: tuple[int, ...]
+    """Ranks of the run whose traces were not given."""
+    num_steps: int
+    """Steps that were compared."""
+
+    @property
+    def slow(self) -> tuple[RankSummary, ...]:
+        """Those that are slow, the slowest first."""
+        return tuple(sorted((one for one in self.ranks if one.slow), key=lambda one: -one.lost_ms))
+
+    def sentences(self) -> tuple[str, ...]:
+        """Says what was found, for people."""
+        said = []
+        for one in self.slow:
+            each = "; ".join(
+                f"{slow.module} {slow.phase} {slow.here_ms:.2f} ms instead of {slow.elsewhere_ms:.2f} "
+                f"({slow.ratio:.1f} times)"
+                for slow in one.slow
+            )
+            said.append(f"rank {one.rank} ({one.host}) is slow, by {one.lost_ms:.2f} ms a step: {each}")
+        if not said:
+            if any(one.num_compared for one in self.ranks):
+                said.append("no rank is slow: what several of them compute takes about as long on each")
+            else:
+                said.append("nothing can be compared: no module runs on two of these ranks")
+        if self.missing:
+            said.append(f"not looked at, since no trace was given: rank {', '.join(map(str, self.missing))}")
+        return tuple(said)
+
+
+def compare_ranks(traces: Sequence[RankTrace]) -> RankComparison:
+    """Finds the slow ranks of one run.
+
+    Raises:
+        InvalidFileError: There are fewer than two traces, two of one rank, of different runs, or one without work.
+    """
+    _check(traces)
+    traces = sorted(traces, key=lambda trace: trace.rank)
+    common = set.intersection(*({span.step for span in trace.spans} for trace in traces))
+    if not common:
+        raise InvalidFileError("the traces have no step in common; write them at the same time on all ranks")
+    steps = common - {min(common)} or common
+    tables = {trace.rank: _medians(_of_kind(trace.spans, "compute", steps)) for trace in traces}
+    return RankComparison(
+        ranks=tuple(_summary(trace, tables, steps) for trace in traces),
+        missing=tuple(sorted(set(range(traces[0].num_ranks)) - {trace.rank for trace in traces})),
+        num_steps=len(steps),
+    )
+
+
+def _check(traces: Sequence[RankTrace]) -> None:
+    if len(traces) < 2:
+        raise InvalidFileError("traces of two ranks at least are needed; give all that handle.write_trace() wrote")
+    ranks = [trace.rank for trace in traces]
+    twice = sorted({rank for rank in ranks if ranks.count(rank) > 1})
+    if twice:
+        raise InvalidFileError(f"there are two traces of rank {', '.join(map(str, twice))}; give one of each rank")
+    if len({trace.run for trace in traces}) > 1:
+        raise InvalidFileError("the traces are of different runs; give those of one start of the ranks")
+    empty = [trace.rank for trace in traces if not trace.spans]
+    if empty:
+        raise InvalidFileError(
+            f"the trace of rank {', '.join(map(str, empty))} has no work; write traces after some steps"
+        )
+
+
+def _of_kind(spans: Iterable[RankSpan], kind: str, steps: set[int]) -> list[RankSpan]:
+    return [span for span in spans if span.kind == kind and span.step in steps]
+
+
+def _medians(spans: Iterable[RankSpan]) -> dict[tuple[str, str], float]:
+    """Returns for each module and phase the median over steps of its time in a step."""
+    times: dict[tuple[str, str], dict[int, float]] = {}
+    for span in spans:
+        by_step = times.setdefault((span.module, span.phase), {})
+        by_step[span.step] = by_step.get(span.step, 0.0) + span.duration_ms
+    return {key: statistics.median(by_step.values()) for key, by_step in times.items()}
+
+
+def _summary(trace: RankTrace, tables: Mapping[int, Mapping[tuple[str, str], float]], steps: set[int]) -> RankSummary:
+    own = tables[trace.rank]
+    found, compared = [], 0
+    for (module, phase), here in own.items():
+        others = [
+            table[module, phase] for rank, table in tables.items() if rank != trace.rank and (module, phase) in table
+        ]
+        if others:
+            compared += 1
+            elsewhere = statistics.median(others)
+            if elsewhere > 0 and here >= RATIO * elsewhere:
+                found.append(SlowModule(module=module, phase=phase, here_ms=here, elsewhere_ms=elsewhere))
+    compute = _per_step(_of_kind(trace.spans, "compute", steps), steps)
+    wait = _per_step(_of_kind(trace.spans, "wait", steps), steps)
+    lost = sum(each.here_ms - each.elsewhere_ms for each in found)
+    found.sort(key=lambda each: each.elsewhere_ms - each.here_ms)
+    return RankSummary(
+        rank=trace.rank,
+        host=trace.host,
+        compute_ms=compute,
+        wait_ms=wait,
+        num_compared=compared,
+        slow=tuple(found) if lost > SHARE * (compute + wait) else (),
+    )
+
+
+def _per_step(spans: Iterable[RankSpan], steps: set[int]) -> float:
+    times = dict.fromkeys(steps, 0.0)
+    for span in spans:
+        times[span.step] += span.duration_ms
+    return statistics.median(times.values())

@@ -1,0 +1,130 @@
+"""The slow one of several ranks is named from their traces, and one that only waits is not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mosaic.cli.main import run
+from mosaic.errors import InvalidFileError
+from mosaic.rank_trace import RankSpan, RankTrace
+from mosaic.report.slow_ranks import compare_ranks
+
+
+def trace(rank: int, times_ms: dict[str, float], *, num_ranks: int = 2, run: str = "a", waits_ms: float = 0.0):
+    """Three steps in which modules run one after the other; the first step takes ten times as long."""
+    spans, now = [], 1000.0 * rank
+    for step in range(3):
+        for module, time_ms in [*times_ms.items(), ("", waits_ms)]:
+            length = 1e3 * time_ms * (10 if step == 0 else 1)
+            kind = "compute" if module else "wait"
+            spans.append(
+                RankSpan(
+                    kind=kind, module=module or "image", phase="forward", step=step, start_us=now, end_us=now + length
+                )
+            )
+            now += length
+    return RankTrace(
+        run=run,
+        rank=rank,
+        num_ranks=num_ranks,
+        host=f"host{rank}",
+        clock_offset_us=0.0,
+        clock_error_us=0.0,
+        spans=tuple(spans),
+    )
+
+
+def test_the_rank_whose_modules_take_longer_is_named_with_modules_and_times():
+    found = compare_ranks([trace(1, {"image": 9.0, "text": 2.0}), trace(0, {"image": 5.0, "text": 2.0})])
+    (slow,) = found.slow
+    assert slow.rank == 1
+    assert slow.lost_ms == pytest.approx(4.0)
+    assert found.sentences() == (
+        "rank 1 (host1) is slow, by 4.00 ms a step: image forward 9.00 ms instead of 5.00 (1.8 times)",
+    )
+
+
+def test_a_rank_that_waits_is_not_slow():
+    found = compare_ranks([trace(0, {"image": 5.0}, waits_ms=50.0), trace(1, {"image": 5.1})])
+    assert found.slow == ()
+    assert found.ranks[0].wait_ms == pytest.approx(50.0)
+    assert "no rank is slow" in found.sentences()[0]
+
+
+def test_a_module_that_costs_next_to_nothing_makes_no_rank_slow():
+    assert compare_ranks([trace(0, {"image": 5.0, "glue": 0.01}), trace(1, {"image": 5.0, "glue": 0.05})]).slow == ()
+
+
+def test_ranks_without_a_module_in_common_are_not_compared():
+    found = compare_ranks([trace(0, {"image": 5.0}), trace(1, {"text": 50.0})])
+    assert found.sentences() == ("nothing can be compared: no module runs on two of these ranks",)
+
+
+def test_ranks_without_a_trace_are_named():
+    found = compare_ranks([trace(0, {"image": 5.0}, num_ranks=4), trace(2, {"image": 5.0}, num_ranks=4)])
+    assert found.missing == (1, 3)
+    assert found.sentences()[-1] == "not looked at, since no trace was given: rank 1, 3"
+
+
+@pytest.mark.parametrize(
+    ("traces", "says"),
+    [
+        ([trace(0, {"image": 1.0})], "two ranks at least"),
+        ([trace(0, {"image": 1.0}), trace(0, {"image": 1.0})], "two traces of rank 0"),
+        ([trace(0, {"image": 1.0}), trace(1, {"image": 1.0}, run="b")], "different runs"),
+        (
+            [
+                trace(0, {"image": 1.0}),
+                RankTrace(run="a", rank=1, num_ranks=2, host="", clock_offset_us=0.0, clock_error_us=0.0, spans=()),
+            ],
+            "rank 1 has no work",
+        ),
+    ],
+)
+def test_traces_that_do_not_belong_together_are_refused(traces: list[RankTrace], says: str):
+    with pytest.raises(InvalidFileError, match=says):
+        compare_ranks(traces)
+
+
+def test_a_trace_survives_its_file(tmp_path: Path):
+    before = trace(1, {"image": 5.0, "text": 2.0}, waits_ms=1.0)
+    before.write(tmp_path / "trace.json")
+    assert RankTrace.read(tmp_path / "trace.json") == before
+
+
+def write(path: Path, content: str) -> Path:
+    path.write_text(content)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ('{"traceEvents": [', "line 1: not valid JSON"),
+        ("[]", "is no trace of a rank; handle.write_trace"),
+        ('{"traceEvents": []}', "is no trace of a rank"),
+        ('{"mosaic": {"schema_version": 7}}', "schema_version=7 is not 1"),
+        ('{"mosaic": {"schema_version": 1}, "traceEvents": []}', "KeyError: 'run'"),
+        ('{"mosaic": {"schema_version": 1}, "traceEvents": [{"ph": "X", "ts": 1, "dur": -2}]}', "no length of time"),
+    ],
+)
+def test_a_file_that_is_no_trace_is_refused_with_the_reason(tmp_path: Path, content: str, says: str):
+    with pytest.raises(InvalidFileError, match=says):
+        RankTrace.read(write(tmp_path / "trace.json", content))
+
+
+def test_the_doctor_names_the_slow_rank_from_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    trace(0, {"image": 5.0}).write(tmp_path / "in" / "trace-rank0.json")
+    trace(1, {"image": 9.0}).write(tmp_path / "in" / "trace-rank1.json")
+    assert run(["doctor", "--trace", str(tmp_path / "in"), "--json", str(tmp_path / "found.json")]) == 0
+    assert "rank 1 (host1) is slow, by 4.00 ms a step" in capsys.readouterr().out
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert [one["rank"] for one in found["ranks"] if one["slow"]] == [1]
+
+
+def test_the_doctor_says_what_is_wrong_with_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert run(["doctor", "--trace", str(tmp_path / "nothing.json")]) == 1
+    assert "cannot read" in capsys.readouterr().err
