@@ -87,8 +87,21 @@ def call_roll(store: Store, me: Identity, *, timeout_s: float) -> Roll:
         timeout_s: How long to wait for the others.
 
     Raises:
-        BackendUnavailableError: Some have not come; names them. Or ranks believe that there are other numbers of them.
+        BackendUnavailableError: Some have not come; names them. Or ranks believe that there are other numbers of them,
+            or whoever holds the store has ended.
     """
+    try:
+        return _called(store, me, timeout_s)
+    except dist.DistError as error:
+        raise BackendUnavailableError(
+            "the store is gone: rank 0, or torchrun's agent where there is one, holds it and has ended; look at what it "
+            "printed",
+            found=str(error).splitlines()[0],
+            needed="all ranks to call mosaic.colocate",
+        ) from error
+
+
+def _called(store: Store, me: Identity, timeout_s: float) -> Roll:
     store.set(f"came/{me.rank}", dumps(asdict(me)))
     name, deadline, listed = uuid.uuid4().hex, time.monotonic() + timeout_s, ""
     while True:

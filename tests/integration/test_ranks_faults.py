@@ -232,9 +232,11 @@ def test_ranks_that_do_not_come_are_named(outcomes: dict[str, list[Ended]]):
     for rank in (outcomes["never_comes"][0], outcomes["never_comes"][2]):
         assert rank.code == 1
         assert "ranks 1, 3 have not come after 1.5 s" in rank.said
-    for rank in outcomes["never_starts"][:2]:
-        assert rank.code == 1
-        assert "rank 2 has not come after 1.5 s" in rank.said
+    first, second, _ = outcomes["never_starts"]
+    assert (first.code, second.code) == (1, 1)
+    assert "rank 2 has not come after 1.5 s" in first.said
+    # Rank 0 holds the store, and may give up a moment before.
+    assert re.search(r"rank 2 has not come after 1.5 s|the store is gone: rank 0.*has ended", second.said)
     (alone,) = outcomes["no_store"]
     assert alone.code == 1
     assert "rank 0 has not come after 1 s: there is no store at localhost:" in alone.said
