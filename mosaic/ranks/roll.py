@@ -94,8 +94,8 @@ def call_roll(store: Store, me: Identity, *, timeout_s: float) -> Roll:
         return _called(store, me, timeout_s)
     except dist.DistError as error:
         raise BackendUnavailableError(
-            "the store is gone: rank 0, or torchrun's agent where there is one, holds it and has ended; look at what it "
-            "printed",
+            "the store is gone: rank 0, or torchrun's agent where there is one, holds it and has ended; look at what "
+            "it printed",
             found=str(error).splitlines()[0],
             needed="all ranks to call mosaic.colocate",
         ) from error
