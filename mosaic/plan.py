@@ -139,6 +139,10 @@ class Plan:
     """Predicted time of the best plan that runs one module at a time, in milliseconds."""
     search: SearchRecord
     """How it was found."""
+    communication_slots: Annotated[int, Ge(0)] = 0
+    """The last slots of each device that no module has, left to communication."""
+    communication_sms: Annotated[int, Ge(0)] = 0
+    """SMs that a collective is held to: of those slots and of the device's remainder; 0: it takes what it likes."""
 
     def __post_init__(self) -> None:
         placed: set[str] = set()
@@ -163,6 +167,11 @@ class Plan:
             if not all(map(operator.lt, slots, slots[1:])) or len(slots) != placement.quota:
                 raise InvalidPlanError(
                     f"{of} has slots {slots}; list each slot once, rising, and as many on every device"
+                )
+            if slots[-1] >= self.device.num_slots - self.communication_slots and slots[-1] < self.device.num_slots:
+                raise InvalidPlanError(
+                    f"{of} has slots {slots}; the last {self.communication_slots} of {self.device.num_slots} are "
+                    "reserved for communication: use lower ones"
                 )
             if slots[0] < 0 or slots[-1] >= self.device.num_slots:
                 raise InvalidPlanError(

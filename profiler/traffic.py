@@ -11,13 +11,17 @@ from mosaic.profiler.batch import batch_of
 from mosaic.profiler.subject import Subject, map_tensors, tensors_in
 
 
-def traffic_of(subject: Subject) -> ModuleTraffic:
+def traffic_of(subject: Subject, *, batch: int | None = None) -> ModuleTraffic:
     """Runs a module's forward once and returns the bytes of its arguments, results and gradients, for its whole batch.
+
+    Args:
+        subject: The module with its inputs.
+        batch: Samples, where its arguments do not tell: those with another leading dimension are no part of the batch.
 
     Raises:
         UnsupportedModelError: Its arguments have no batch in common.
     """
-    batch = batch_of(subject, "split over ranks")
+    batch = batch_of(subject, "split over ranks") if batch is None else batch
     given = [t for t in tensors_in((subject.args, subject.kwargs)) if t.dim() > 0 and len(t) == batch]
     args, kwargs = map_tensors(_cut, (subject.args, subject.kwargs))
     with torch.enable_grad():

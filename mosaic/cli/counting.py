@@ -9,14 +9,24 @@ import torch
 
 from mosaic.cli.workload import load_workload
 from mosaic.cost.analytic import count_degrees
+from mosaic.cost.communication import ModuleTraffic
 from mosaic.engine import find_modules
+from mosaic.errors import UnsupportedModelError
 from mosaic.graph import ModuleGraph
 from mosaic.microbench.devices import moved
+from mosaic.profiler import traffic_of
 
 
 def count_workload(
     model: str, degrees: Sequence[int], *, kind: Literal["cuda", "host"]
 ) -> tuple[ModuleGraph, dict[str, Any]]:
+    """Counts as ``count_with_traffic`` does; returns the graph and the counts."""
+    return count_with_traffic(model, degrees, kind=kind)[:2]
+
+
+def count_with_traffic(
+    model: str, degrees: Sequence[int], *, kind: Literal["cuda", "host"]
+) -> tuple[ModuleGraph, dict[str, Any], dict[str, ModuleTraffic], tuple[str, ...]]:
     """Returns the modules of ``FILE:FACTORY`` and what each does at each degree, as counted on the meta device.
 
     Args:
@@ -24,6 +34,10 @@ def count_workload(
             the zoo is made there.
         degrees: Data-parallel degrees; the batch is divided by each.
         kind: Which kind of device the work is for.
+
+    Returns:
+        The graph; counts by module; what each module takes and makes; and modules of which that is not known, since
+        their arguments share no leading dimension.
     """
     meta = torch.device("meta")
     workload = load_workload(model, device=meta)
@@ -34,4 +48,11 @@ def count_workload(
         )
         for subject in finding.subjects
     }
-    return finding.graph, counts
+    traffic, unknown = {}, []
+    for subject in finding.subjects:
+        try:
+            traffic[subject.name] = traffic_of(subject)
+        except UnsupportedModelError:
+            traffic[subject.name] = ModuleTraffic(parameter_gradients=subject.gradient_bytes)
+            unknown.append(subject.name)
+    return finding.graph, counts, traffic, tuple(unknown)

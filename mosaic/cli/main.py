@@ -150,7 +150,14 @@ class PlanCommand:
     """Devices to plan for. A profile plans for several where it was taken at those degrees."""
     max_foreign_share: float = 0.6
     """Refuse to profile where other processes take more of the CPU than this."""
-    method: Literal["auto", "exact", "gahc", "sequential"] = "auto"
+    communication_slots: Literal["remainder"] | int = 0
+    """Slots of each GPU that no module gets, so that collectives do not take theirs; remainder: the SMs that the split
+    into slots leaves over (4 of 132)."""
+    communication: bool = True
+    """With --device and several GPUs: predict routing of rows between GPUs, and sums of gradients beside backwards."""
+    nccl_ctas: int = 0
+    """SMs that a collective takes from modules while it runs, beyond those that are reserved; 0: not predicted."""
+    method: Method = "auto"
     """exact proves its plan best; gahc is the paper's Algorithm 1; sequential runs one module after the other; auto is
     exact wherever that can be had."""
     time_limit: float = 10.0

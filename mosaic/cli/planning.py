@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -19,6 +20,8 @@ from mosaic.report import draw_plan, plan_bars, plan_table
 
 if TYPE_CHECKING:
     from mosaic.cli import main as options
+    from mosaic.cost.analytic_cost import AnalyticCost
+    from mosaic.cost.communication import ModuleTraffic
     from mosaic.solver import SearchOptions
 
 
@@ -66,24 +69,36 @@ def find_basis(given: options.PlanCommand) -> Basis:
 
 def make_plan(given: options.PlanCommand) -> Plan:
     """Plans, writes the plan and prints it; returns it."""
-    from mosaic.solver import SearchOptions, solve
+    from mosaic.solver import SearchOptions
     from mosaic.solver.exact import SearchLimits
+    from mosaic.solver.reserve import Reserved
+    from mosaic.solver.runnable import plan_to_run
 
     basis = find_basis(given)
     search = SearchOptions(limits=SearchLimits(seconds=given.time_limit))
     console = Console(stderr=given.json is not None and str(given.json) == "-")
-    plan = solve(
-        basis.graph, basis.cost, basis.device, num_devices=basis.num_devices, method=given.method, search=search
+    plan = plan_to_run(
+        given.method,
+        basis.graph,
+        basis.cost,
+        basis.device,
+        num_devices=basis.num_devices,
+        search=search,
+        communication_slots=given.communication_slots,
     )
     save(plan, given.output)
     console.print(plan_table(plan, basis.graph))
     console.print(plan_bars(plan, console.width))
     for note in (proof_of(plan), *basis.notes):
         console.print(note, highlight=False, markup=False)
+    if given.compare or given.explain:  # for what is left beside what is reserved
+        left = Reserved.of(basis.device, given.communication_slots).left_of(basis.device)
+        basis = replace(basis, device=left)
     if given.compare:
         _compare(basis, search, console)
     if given.explain:
-        _explain(plan, basis, search, console)
+        of_modules = replace(plan, device=basis.device, communication_slots=0, communication_sms=0)
+        _explain(of_modules, basis, search, console)
     if given.picture is not None:
         draw_plan(plan, given.picture)
     console.print(f"wrote {given.output}")
@@ -120,13 +135,13 @@ def _counted(given: options.PlanCommand) -> Basis:
     """Counts a model's operators on tensors without data and predicts their times on a described device."""
     assert given.model is not None
     model, device, gpus = given.model, given.device, given.gpus
-    from mosaic.cli.counting import count_workload
+    from mosaic.cli.counting import count_with_traffic
     from mosaic.cost.analytic_cost import AnalyticCost
     from mosaic.hardware import find_cluster
 
     cluster = find_cluster(device, gpus)
     degrees = [2**power for power in range(gpus.bit_length()) if 2**power <= gpus]
-    graph, counts = count_workload(model, degrees, kind=cluster.hardware.kind)
+    graph, counts, traffic, unknown = count_with_traffic(model, degrees, kind=cluster.hardware.kind)
     cost = AnalyticCost(counts, cluster)
     described = cluster.hardware
     fit = load_fit(given.fit, given.interference, described.device(), described=described.name)
@@ -136,7 +151,33 @@ def _counted(given: options.PlanCommand) -> Basis:
     notes = [f"predicted from counted operators for {described.name} ({described.source}); nothing was measured"]
     if cost.uncounted:
         notes.append(f"operators without a known count of work: {', '.join(sorted(cost.uncounted))}")
-    return Basis(graph, cost, cluster.hardware.device(), cluster.num_devices, (*notes, *outside))
+    basis = Basis(graph, cost, cluster.hardware.device(), cluster.num_devices, (*notes, *outside))
+    return _with_ranks(basis, cost, traffic, unknown, given) if given.communication and gpus > 1 else basis
+
+
+def _with_ranks(
+    basis: Basis,
+    cost: AnalyticCost,
+    traffic: Mapping[str, ModuleTraffic],
+    unknown: Sequence[str],
+    given: options.PlanCommand,
+) -> Basis:
+    """Puts what GPUs tell each other into the times, in place of a sum of gradients that nothing hides."""
+    from mosaic.cost.communication import CollectiveSms, RankedCost, links_of
+    from mosaic.solver.reserve import Reserved
+
+    reserved = Reserved.of(basis.device, given.communication_slots)
+    ctas = min(given.nccl_ctas, reserved.sms) if reserved.sms else given.nccl_ctas  # held to what is reserved
+    sms = CollectiveSms(ctas=ctas, num_sms=cost.hardware.num_sms, reserved_sms=reserved.sms)
+    ranked = RankedCost(
+        cost, traffic, links_of(cost.cluster), basis.num_devices, included_ms=cost.communication_ms, sms=sms
+    )
+    notes = [*basis.notes]
+    if unknown:
+        notes.append(f"no routing is predicted for {', '.join(unknown)}: no leading dimension is the batch")
+    if ctas > reserved.sms:
+        notes.append(f"a collective is taken to hold {ctas} SMs while it runs; this was not measured")
+    return replace(basis, cost=ranked, notes=tuple(notes))
 
 
 def _compare(basis: Basis, search: SearchOptions, console: Console) -> None:

@@ -187,6 +187,7 @@ class RankedCost:
         self._lost = sms.lost if sms is not None else 0.0
         self._bucket_bytes = bucket_bytes
         self._known: dict[tuple[str, int, int], Communication] = {}
+        self._longest: dict[tuple[str, Phase], float] = {}
         self.interference: Interference = base.interference
         if self._lost > 0 and num_ranks > 1:
             self.interference = CollectiveInterference(base.interference, self._lost, self.longest_ms)
@@ -200,12 +201,14 @@ class RankedCost:
 
     def longest_ms(self, module: str, phase: Phase) -> float:
         """Returns how long a module's messages of a phase travel at most, over its degrees and quotas."""
-        return max(
-            self.communication(module, degree, quota).busy_ms(phase)
-            for degree in self.degrees(module)
-            if degree <= self.num_ranks
-            for quota in self.quotas(module, degree)
-        )
+        if (module, phase) not in self._longest:
+            self._longest[module, phase] = max(
+                self.communication(module, degree, quota).busy_ms(phase)
+                for degree in self.degrees(module)
+                if degree <= self.num_ranks
+                for quota in self.quotas(module, degree)
+            )
+        return self._longest[module, phase]
 
     def compute_ms(self, module: str, phase: Phase, degree: int, quota: int) -> float:
         """Returns the time without communication, in milliseconds."""

@@ -24,6 +24,7 @@ from mosaic.ranks.planning import PlanRequest, plan_of_first
 from mosaic.ranks.progress import OUTSIDE
 from mosaic.ranks.watch import WatchSettings
 from mosaic.ranks.world import TIMEOUT_S, RankFacts, World
+from mosaic.solver.reserve import CommunicationSlots
 from mosaic.solver.runnable import check_method
 
 
@@ -40,6 +41,7 @@ def colocate_ranks(
     backend: Backend | None = None,
     timeout_s: float = TIMEOUT_S,
     watch: WatchSettings | None = None,
+    communication_slots: CommunicationSlots = 0,
 ) -> RankHandle:
     """Colocates a model over all ranks that torchrun started; every rank calls it with its own batch.
 
@@ -68,6 +70,9 @@ def colocate_ranks(
         backend: Where this rank runs; by default its share of the host's cores.
         timeout_s: How long a rank waits for the others in a step, and for them to come at the start.
         watch: How ranks watch each other for one that is killed, fails or leaves.
+        communication_slots: Where no plan is given: slots of each device that no module gets, so that collectives do
+            not take theirs, or ``remainder``: the SMs that are no slot's. NCCL is held to as many CTAs; a plan that is
+            given says itself what it reserves.
 
     Raises:
         BackendUnavailableError: The ranks differ in device, versions or model; names them. Or the model is on a GPU.
@@ -96,12 +101,15 @@ def colocate_ranks(
             with world.progress.waiting(OUTSIDE, "agreement"):
                 dist.broadcast(tensor.detach(), src=0)
         if plan is None:
-            request = PlanRequest(method=method, profile=profile, settings=settings)
+            request = PlanRequest(
+                method=method, profile=profile, settings=settings, communication_slots=communication_slots
+            )
             plan = plan_of_first(world, model, finding, backend, request)
         else:
             error = _mismatch(plan, finding, backend)
             world.all_or_none(error)
         world.check_same_plan(plan.fingerprint, plan.num_devices)
+        world.max_ctas = plan.communication_sms or None
         return activate(model, finding, plan, world, backend, examined)
 
 

@@ -12,13 +12,26 @@ from mosaic.engine.handle import Handle
 from mosaic.ranks.colocate import colocate_ranks
 from mosaic.ranks.world import World
 
-_ON_SEVERAL = {"sample", "modules", "exclude", "plan", "method", "profile", "settings", "backend", "timeout_s", "watch"}
+_ON_SEVERAL = {
+    "sample",
+    "modules",
+    "exclude",
+    "plan",
+    "method",
+    "profile",
+    "settings",
+    "backend",
+    "timeout_s",
+    "watch",
+    "communication_slots",
+}
 
 
 @functools.wraps(on_one_rank)
 def colocate(model: nn.Module, **options: Any) -> Handle:
     """Colocates a model on this process's device, or over all ranks that torchrun started."""
     if not World.is_there():
+        options.pop("communication_slots", None)  # nobody to communicate with
         return on_one_rank(model, **options)
     refused = sorted(set(options) - _ON_SEVERAL)
     if refused:

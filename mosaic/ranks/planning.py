@@ -16,6 +16,7 @@ from mosaic.plan import Plan
 from mosaic.profile import Profile
 from mosaic.profiler import ProfileSettings, Ring, measure_ring, preserved, profile_modules, repeat_batch, traffic_of
 from mosaic.ranks.world import World
+from mosaic.solver.reserve import CommunicationSlots
 from mosaic.solver.runnable import plan_to_run
 
 
@@ -29,6 +30,8 @@ class PlanRequest:
     """What to plan from, measured of the batch of all ranks together; None to measure it."""
     settings: ProfileSettings | None = None
     """How carefully to measure."""
+    communication_slots: CommunicationSlots = 0
+    """Slots that no module gets, or ``remainder``."""
 
 
 def plan_of_first(world: World, model: nn.Module, finding: Finding, backend: Backend, request: PlanRequest) -> Plan:
@@ -43,7 +46,15 @@ def plan_of_first(world: World, model: nn.Module, finding: Finding, backend: Bac
                 profile = profile_of_all(model, finding, backend, world.size, ring, request.settings)
             assert profile is not None
             cost = cost_of_ranks(model, finding, profile, ring, world.size)
-            text = to_json(plan_to_run(request.method, finding.graph, cost, backend.device, num_devices=world.size))
+            plan = plan_to_run(
+                request.method,
+                finding.graph,
+                cost,
+                backend.device,
+                num_devices=world.size,
+                communication_slots=request.communication_slots,
+            )
+            text = to_json(plan)
         except Exception as failure:  # whatever it is, the other ranks wait for an answer
             error = failure
     world.all_or_none(error)

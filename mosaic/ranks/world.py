@@ -16,6 +16,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from mosaic.device import Device
 from mosaic.errors import BackendUnavailableError, InvalidPlanError, MosaicError
 from mosaic.ranks.clocks import ClockOffset, measure_clock
+from mosaic.ranks.collectives import group_options
 from mosaic.ranks.progress import OUTSIDE, Progress
 from mosaic.ranks.roll import Identity, call_roll, default_store, is_launched, meet
 from mosaic.ranks.watch import Watch, WatchSettings
@@ -73,6 +74,7 @@ class World:
         run: A text that all ranks have in common, and no other run has.
         progress: Where this one is.
         watch: Watches the others; None where nobody does.
+        max_ctas: SMs that collectives of groups made from now on may take; None for as many as they like.
 
     Raises:
         BackendUnavailableError: There is no process group, or some rank has not come; names those.
@@ -88,6 +90,7 @@ class World:
         self.timeout = datetime.timedelta(seconds=timeout_s)
         self.progress = Progress()
         self.watch: Watch | None = None
+        self.max_ctas: int | None = None
         me = Identity.of_this_process(self.rank, self.size)
         roll = call_roll(default_store(), me, timeout_s=timeout_s)
         self.me, self.run = me, roll.name
@@ -152,8 +155,9 @@ class World:
 
     def group(self, ranks: Sequence[int], *, backend: str | None = None) -> dist.ProcessGroup:
         """Makes a communicator; all ranks have to ask for the same ones in the same order."""
+        options = group_options(backend or dist.get_backend(), self.max_ctas)
         with self.progress.waiting(OUTSIDE, "agreement"):
-            return self._covered(dist.new_group(list(ranks), timeout=self.timeout, backend=backend))
+            return self._covered(dist.new_group(list(ranks), timeout=self.timeout, backend=backend, pg_options=options))
 
     def _covered(self, group: Any) -> dist.ProcessGroup:
         """Takes a group whose calls are to be freed when a rank has failed; one that this rank is in."""

@@ -110,6 +110,8 @@ def _plan_caption(plan: Plan) -> str:
             f"of all modules' times {plan.communication_ms:.2f} ms are communication: rows that travel between "
             "devices (routing), gradients of parameters summed after a backward (summing)"
         )
+    if plan.communication_sms:
+        lines.append(f"{plan.communication_sms} SMs of each device are left to communication")
     if plan.sequential_ms > 0:
         lines.append(f"predicted one module at a time: {plan.sequential_ms:.2f} ms")
         lines.append(f"predicted speed-up: {plan.predicted_speedup:.2f}×")

@@ -17,6 +17,7 @@ from mosaic.device import Device
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Placement, Plan, Stage
 from mosaic.solver.planners import PLANNERS, PlannerSettings, plan_with
+from mosaic.solver.reserve import CommunicationSlots, Reserved
 from mosaic.solver.solve import METHODS, SearchOptions, solve
 
 RUNNABLE = (*METHODS, *(name for name in PLANNERS if name not in METHODS))
@@ -39,6 +40,7 @@ def plan_to_run(
     *,
     num_devices: int = 1,
     search: SearchOptions | None = None,
+    communication_slots: CommunicationSlots = 0,
 ) -> Plan:
     """Plans by one method, so that the plan can be run.
 
@@ -49,12 +51,16 @@ def plan_to_run(
         device: What one of the devices is.
         num_devices: How many of them.
         search: Granularity and limits of the solvers; its grid holds for ``sequential`` too.
+        communication_slots: Slots of each device that no module gets, or ``remainder``; see ``reserve``.
 
     Raises:
         InfeasibleError: A module fits on no device, or there is no plan that devices hold.
-        ValueError: There is no such method, no device, or the method cannot search this problem.
+        ValueError: There is no such method, no device, nothing left beside what is reserved, or the method cannot
+            search this problem.
     """
     check_method(method)
+    whole, reserved = device, Reserved.of(device, communication_slots)
+    device = reserved.left_of(whole)
     if method in METHODS:
         plan = solve(graph, cost, device, num_devices=num_devices, method=method, search=search)
     else:
@@ -62,6 +68,7 @@ def plan_to_run(
         grid = search.grid if search is not None else None
         waves = plan_with(method, graph, cost, device, num_devices=num_devices, grid=grid, settings=settings)
         plan = waves.as_plan(graph)
+    plan = reserved.told(plan, whole)
     return with_communication(plan, cost) if isinstance(cost, RankedCost) else plan
 
 
