@@ -148,7 +148,7 @@ def _with_mosaic(work: Workload, bench: Bench, runs: Runs) -> Iterator[Figure]:
             {"variant": "mosaic"},
         )
     if plan is None or not plan.is_colocated:
-        plan, method = _even_plan(finding.graph, bench), "even split by hand"
+        plan, method = even_plan(finding.graph, bench), "even split by hand"
     if not plan.is_colocated:
         yield missing_figure("step_ms", "no two modules are independent of each other", {"variant": "mosaic"})
         return
@@ -187,7 +187,7 @@ def _in_turn(graph: ModuleGraph, bench: Bench) -> Plan:
     return plan_from_quotas(stages, graph=graph, device=bench.device)
 
 
-def _even_plan(graph: ModuleGraph, bench: Bench) -> Plan:
+def even_plan(graph: ModuleGraph, bench: Bench) -> Plan:
     """Returns stages by depth in the graph, each with the slots in equal parts."""
     slots = bench.device.num_slots
     depth: dict[str, int] = {}

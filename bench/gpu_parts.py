@@ -118,6 +118,12 @@ _IN_ORDER = (
     ),
     _unknown("placements", "does it matter how unequal partitions are cut?", "measure_placements", 6),
     _question("interference", "what do kernels cost each other?", 25, grid=4),
+    Measurement(
+        name="ranks/one",
+        asks="does a start as one rank cost anything over a plain one?",
+        function="bench.gpu_ranks:measure_one_rank",
+        seconds=6,
+    ),
     _unknown("small-collective", "does NCCL work in 8 SMs?", "measure_small_collective", 5),
     *_models(4, 12),
     Measurement(

@@ -131,9 +131,11 @@ def median_figure(
     )
 
 
-def missing_figure(name: str, reason: object, labels: dict[str, str] | None = None) -> Figure:
+def missing_figure(
+    name: str, reason: object, labels: dict[str, str] | None = None, *, source: Source = "measured"
+) -> Figure:
     """Returns a figure without a number, with the reason in one line."""
-    return Figure(name=name, source="measured", value=None, reason=one_line(reason), labels=labels or {})
+    return Figure(name=name, source=source, value=None, reason=one_line(reason), labels=labels or {})
 
 
 def one_line(text: object, most: int = 400) -> str:

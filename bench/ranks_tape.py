@@ -1,0 +1,132 @@
+"""A step's communication by itself, and its compute by itself: collectives that are recorded, played, or left out.
+
+While a tape records, the collectives of torch.distributed do what they do and leave what they were given. *Played*,
+they are made again, in the same order and with nothing in between: communication alone. *Left out*, a step finds in
+each call's tensors what it found there when it was recorded: compute alone, with the same numbers.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+NAMES = ("all_to_all_single", "all_reduce", "all_gather", "broadcast")
+"""Collectives that the engine makes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One collective."""
+
+    name: str
+    """Function of torch.distributed."""
+    group: Any
+    """Its group."""
+    given: tuple[Any, ...]
+    """Copies of its positions, from before the call."""
+    more: dict[str, Any]
+    """Its keywords."""
+    made: list[torch.Tensor]
+    """Copies of what it wrote, in the order of ``outputs_of``."""
+
+
+class Done:
+    """Work that has ended."""
+
+    def wait(self, *_: Any) -> bool:
+        """Returns at once."""
+        return True
+
+    def is_completed(self) -> bool:
+        """Always."""
+        return True
+
+
+class Tape:
+    """What one step of this rank communicated."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Records the collectives inside the block; each is waited for where it is made."""
+
+        def instead(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                given, is_async = _copied(args), bool(kwargs.get("async_op"))
+                work = real(*args, **kwargs)
+                if is_async:
+                    work.wait()
+                made = [tensor.detach().clone() for tensor in outputs_of(name, args)]
+                with self._lock:
+                    self.calls.append(Call(name, kwargs.get("group"), given, kwargs, made))
+                return work
+
+            return call
+
+        with _patched(instead):
+            yield
+
+    @contextmanager
+    def left_out(self) -> Iterator[None]:
+        """Answers the collectives inside the block from the tape; nothing is sent."""
+        answers: dict[tuple[str, int], deque[Call]] = defaultdict(deque)
+        for call in self.calls:
+            answers[call.name, id(call.group)].append(call)
+
+        def instead(name: str, _real: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                known = answers[name, id(kwargs.get("group"))].popleft()
+                for target, source in zip(outputs_of(name, args), known.made, strict=True):
+                    target.detach().copy_(source)
+                return Done() if kwargs.get("async_op") else None
+
+            return call
+
+        with _patched(instead):
+            yield
+
+    def play_ms(self) -> float:
+        """Makes the collectives again and returns how long they took together, in milliseconds."""
+        start = time.perf_counter()
+        pending = [getattr(dist, call.name)(*call.given, **call.more) for call in self.calls]
+        for work in pending:
+            if work is not None:
+                work.wait()
+        return (time.perf_counter() - start) * 1e3
+
+
+def outputs_of(name: str, args: tuple[Any, ...]) -> list[torch.Tensor]:
+    """Returns the tensors that a collective writes."""
+    return list(args[0]) if name == "all_gather" else [args[0]]
+
+
+def _copied(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def copy(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.detach().clone()
+        return [copy(one) for one in value] if isinstance(value, list) else value
+
+    return tuple(map(copy, args))
+
+
+@contextmanager
+def _patched(instead: Callable[[str, Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
+    before = {name: getattr(dist, name) for name in NAMES}
+    try:
+        for name, real in before.items():
+            setattr(dist, name, instead(name, real))
+        yield
+    finally:
+        for name, real in before.items():
+            setattr(dist, name, real)
