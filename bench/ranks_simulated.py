@@ -134,7 +134,9 @@ def simulated_steps(
     return found
 
 
-def scaling(*, name: str, num_devices: Sequence[int], seconds: float, paper: str) -> Iterator[Figure]:
+def scaling(
+    *, name: str, num_devices: Sequence[int], seconds: float, paper: str, methods: Sequence[str] = METHODS
+) -> Iterator[Figure]:
     """A model on 8, 16, 32 GPUs: simulated steps, and others' over the exact plan's.
 
     Args:
@@ -142,10 +144,12 @@ def scaling(*, name: str, num_devices: Sequence[int], seconds: float, paper: str
         num_devices: Numbers of GPUs.
         seconds: When an exact search ends.
         paper: ``14a`` or ``9``: whose numbers stand beside.
+        methods: Who plans; others are figures without a number.
     """
     for count in num_devices:
         of = f"{name}, {count} GPUs"
-        steps = simulated_steps(name, count, seconds=seconds)
+        steps = simulated_steps(name, count, seconds=seconds, methods=methods)
+        steps |= {method: "left out of the quick form" for method in METHODS if method not in methods}
         yield from _figures(steps, of, {m: _paper(paper, m, count) for m in steps}, over="exact", faster=False)
 
 
