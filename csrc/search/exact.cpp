@@ -18,6 +18,8 @@ constexpr std::int64_t kHeuristicNodes = 5000;
 constexpr double kHeuristicShare = 0.1;
 // Of what is left then, for windows before anything else: what they find helps prices, too.
 constexpr double kWindowShare = 0.15;
+constexpr double kWindowShareOfMany = 0.45;
+constexpr int kManyModules = 24;
 // Of what is left then, for prices and patterns: what they do not settle by then, they rarely do later.
 constexpr double kPatternShare = 0.75;
 // Of what is left then, for more windows.
@@ -262,8 +264,10 @@ Partition search_large(StageSearch& search, const Limits& limits, const Clock& c
     if (clock.is_over()) return best;
     best.cost = std::min(best.cost, kNever);
     if (best.cost < kNever) {
+        const bool is_many = search.problem().size() > kManyModules;
         WindowSearch windows(search, limits);
-        windows.run(Clock(clock.seconds_left() * kWindowShare), kFewInVain, best);
+        const double share = is_many ? kWindowShareOfMany : kWindowShare;
+        windows.run(Clock(clock.seconds_left() * share), kFewInVain, best);
         improve_by_patterns(search, limits, Clock(clock.seconds_left() * kPatternShare), best, made.bound);
         if (made.bound < best.cost) {
             windows.run(Clock(clock.seconds_left() * kLastWindowShare), kManyInVain, best);

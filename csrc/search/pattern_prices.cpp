@@ -11,8 +11,11 @@ namespace {
 
 // How much of the best prices so far is in those that are asked next: without it prices swing.
 constexpr double kSmoothing = 0.5;
-constexpr std::size_t kEnough = 5;     // patterns from one question
-constexpr double kCloseEnough = 1e-5;  // of what the mix costs
+constexpr std::size_t kEnough = 5;  // patterns from one question
+// Of what the mix costs; parts with more modules are further from a proof than that, and have better uses for the time.
+constexpr double kCloseEnough = 1e-5;
+constexpr double kCloseEnoughOfMany = 5e-4;
+constexpr std::size_t kManyModules = 24;
 // A pattern is worth asking for if it is worth more than this over what it costs; less is rounding.
 constexpr double kWorthIt = 1 + 1e-7;
 constexpr double kRoundedDown = 1 - 1e-9;  // sums of doubles may be off in their last bits
@@ -41,9 +44,10 @@ class ColumnGeneration {
     }
 
     Prices run(std::size_t num_modules) {
+        const double close_enough = modules_.size() > kManyModules ? kCloseEnoughOfMany : kCloseEnough;
         for (int round = 0; round < kMostRounds && !clock_.is_over(); ++round) {
             lp_->solve();
-            if (best_sum_ >= lp_->value() * (1 - kCloseEnough)) break;
+            if (best_sum_ >= lp_->value() * (1 - close_enough)) break;
             // Smoothed prices first; where they bring no pattern that the mix wants, its own.
             if (!ask(best_sum_ > 0 ? kSmoothing : 0) && !ask(0)) break;
         }

@@ -32,7 +32,7 @@ Found PatternSearch::run(Ns incumbent, std::int64_t max_nodes) {
 
 // From little slack to as much as the best plan has; returns whether all of it was looked at.
 bool PatternSearch::widen(Ns floor, Found& found) {
-    for (Ns slack = floor / kFirstShare + 1; found.bound < found.cost; slack *= 2) {
+    for (Ns slack = floor / kFirstShare + 1; found.bound < found.cost; slack += slack / 2 + 1) {
         const Ns most = found.cost - floor;
         limit_ = std::min(slack, most);
         if (!list(limit_)) return false;
@@ -62,9 +62,11 @@ bool PatternSearch::list(Ns slack) {
         return a.excess != b.excess ? a.excess < b.excess : a.stage < b.stage;
     });
     with_.assign(kMaxModules, {});
+    index_.clear();
     all_.clear();
     for (std::size_t i = 0; i < candidates_.size() && candidates_[i].excess <= slack; ++i) {
         all_.push_back(static_cast<int>(i));
+        index_.emplace(candidates_[i].stage, static_cast<int>(i));
         each(candidates_[i].stage, [&](int m) { with_[static_cast<std::size_t>(m)].push_back(static_cast<int>(i)); });
     }
     return true;
@@ -115,13 +117,27 @@ void PatternSearch::extend(Mask done, Ns spent) {
     if (++num_nodes_ > kMostSearched || (num_nodes_ % 64 == 0 && clock_.is_over())) is_stopped_ = true;
     const Mask now = ready(done);
     const int first = find_first(now, members_ & ~done & ~now);
-    const std::vector<int>& choices = first >= 0 ? with_[static_cast<std::size_t>(first)] : all_;
-    for (const int index : choices) {
+    const std::vector<int>& listed = first >= 0 ? with_[static_cast<std::size_t>(first)] : all_;
+    const Mask fixed = first >= 0 ? Mask{1} << first : 0;
+    std::vector<int> looked_up;
+    const bool is_short = __builtin_popcountll(now) < 60 && Mask{1} << __builtin_popcountll(now) < listed.size();
+    if (is_short) look_up(now & ~fixed, fixed, looked_up);
+    for (const int index : is_short ? looked_up : listed) {
         Candidate& candidate = candidates_[static_cast<std::size_t>(index)];
         if ((candidate.stage & ~now) != 0) continue;
         if (is_stopped_) return;
         if (spent + candidate.excess < limit_) extend(done, spent, candidate);
     }
+}
+
+// All candidates that hold `fixed` and beside it only modules of `others`, in the order in which they are listed.
+void PatternSearch::look_up(Mask others, Mask fixed, std::vector<int>& found) const {
+    for (Mask part = others;; part = (part - 1) & others) {
+        const auto place = index_.find(part | fixed);
+        if (place != index_.end()) found.push_back(place->second);
+        if (part == 0) break;
+    }
+    std::sort(found.begin(), found.end());
 }
 
 void PatternSearch::extend(Mask done, Ns spent, Candidate& candidate) {

@@ -45,6 +45,7 @@ class PatternSearch {
     void extend(Mask done, Ns spent, Candidate& candidate);
     Mask ready(Mask done) const;
     int find_first(Mask ready, Mask waiting) const;
+    void look_up(Mask others, Mask fixed, std::vector<int>& found) const;
 
     StageSearch& search_;
     const StageAreas& areas_;
@@ -55,6 +56,7 @@ class PatternSearch {
     std::vector<Candidate> candidates_;   // by rising excess when listed
     std::vector<std::vector<int>> with_;  // candidates with each module
     std::vector<int> all_;
+    std::unordered_map<Mask, int> index_;  // of those in all_, by stage
     std::unordered_map<Mask, Ns> least_spent_;
     std::vector<Mask> path_;
     std::vector<Mask> best_;

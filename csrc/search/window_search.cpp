@@ -7,8 +7,9 @@
 namespace mosaic::search {
 namespace {
 
-constexpr std::int64_t kNodes = 500;     // of one question about one stage
-constexpr std::size_t kMostStages = 5;   // of a window
+constexpr std::int64_t kNodes = 500;    // of one question about one stage
+constexpr std::size_t kMostStages = 5;  // of a window
+constexpr std::size_t kModulesOfStage = 4;
 constexpr std::size_t kMostGroups = 12;  // few enough for milliseconds
 
 Mask united(const std::vector<Mask>& stages, const std::vector<std::size_t>& window) {
@@ -27,7 +28,9 @@ WindowSearch::WindowSearch(StageSearch& search, const Limits& limits)
 }
 
 void WindowSearch::run(const Clock& clock, int most_in_vain, Partition& best) {
-    const auto most = static_cast<std::size_t>(most_in_vain) * best.stages.size();
+    // Few stages may hold many modules, and have as many ways to open them.
+    const std::size_t most = static_cast<std::size_t>(most_in_vain) *
+                             std::max(best.stages.size(), search_.problem().modules.size() / kModulesOfStage);
     for (std::size_t in_vain = 0; in_vain < most && best.stages.size() > 1 && !clock.is_over();) {
         in_vain = replan(clock, best) ? 0 : in_vain + 1;
     }
