@@ -305,7 +305,7 @@ class Watch:
             if self._has_left(one.rank):
                 return verdicts.departed(one, self._left[one.rank])
         before = {one.rank: self._beat_of(one.rank) for one in self._ranks}
-        self._judged.wait(3 * self._settings.beat_s)
+        self._judged.wait(5 * self._settings.beat_s)
         after = {one.rank: self._beat_of(one.rank) for one in self._ranks}
         if not self._has_store:
             return verdicts.store_gone(self._holder)
