@@ -79,13 +79,13 @@ def quick() -> tuple[StudyPart, ...]:
     return (
         _ranks("what travels, clip", 20, 2, partial(moved, model="clip", batch=4, steps=6)),
         _ranks("planners, clip", 30, 2, partial(planners, model="clip", batch=4, rounds=Rounds(rounds=3, steps=3))),
-        _ranks("four ranks", 20, 4, partial(equality, model="clip", batch=2, steps=3)),
+        _ranks("memory, DDP", 15, 2, partial(peak, model="clip", batch=4, with_mosaic=False)),
+        _ranks("memory, Mosaic", 15, 2, partial(peak, model="clip", batch=4, with_mosaic=True)),
         _simulated("Fig. 14a", 15, ofasys),
         _simulated("Table 2", 10, partial(large_cluster, name="qwen-val-30b", num_devices=256, seconds=0.7)),
         _simulated("Table 2, 70B", 10, partial(large_cluster, name="qwen-val-70b", num_devices=256, seconds=0.7)),
         _simulated("Fig. 9, clip", 10, partial(scaling, name="clip", num_devices=(16,), seconds=0.7, paper="9")),
-        _ranks("memory, DDP", 15, 2, partial(peak, model="clip", batch=4, with_mosaic=False)),
-        _ranks("memory, Mosaic", 15, 2, partial(peak, model="clip", batch=4, with_mosaic=True)),
+        _ranks("four ranks", 20, 4, partial(equality, model="clip", batch=2, steps=3)),
     )
 
 

@@ -1,4 +1,4 @@
-"""Pictures of the study of ranks, drawn from its figures alone; measured and simulated never share one."""
+"""Pictures of the study of ranks, drawn from its figures alone; what we measured and simulated never share one."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _scale(axes: Any, figures: Sequence[Figure]) -> bool:
     )
     axes.set_xticks(sorted({gpus for points in ours.values() for gpus, _ in points}))
     if ours:
-        axes.legend(fontsize="x-small")
+        axes.legend(fontsize="x-small", loc="center left", bbox_to_anchor=(1.0, 0.5))
     return bool(ours)
 
 
@@ -84,7 +84,7 @@ def _memory(axes: Any, figures: Sequence[Figure]) -> bool:
 
 
 _PICTURES: dict[str, tuple[tuple[float, float], Callable[[Any, Sequence[Figure]], bool]]] = {
-    "scale": ((7, 4), _scale),
+    "scale": ((9, 4), _scale),
     "measured": ((8, 4), _measured),
     "memory": ((8, 4), _memory),
 }
