@@ -118,7 +118,7 @@ def full() -> tuple[StudyPart, ...]:
         for name in ("qwen-val-30b", "qwen-val-70b")
     ]
     paper = partial(scaling, name="ofasys", num_devices=(8, 16, 32), seconds=10.0, paper="14a")
-    return (*two, _simulated("Fig. 14a", 240, paper), *many, *large)
+    return (*two, _simulated("Fig. 14a", 900, paper), *many, *large)
 
 
 def main() -> None:
