@@ -33,7 +33,8 @@ def split_batch(subject: Subject, degree: int) -> Subject:
             return tensor
         return tensor.detach()[:share].clone().requires_grad_(tensor.requires_grad)
 
-    return dataclasses.replace(subject, args=map_tensors(cut, subject.args), kwargs=map_tensors(cut, subject.kwargs))
+    args, kwargs = map_tensors(cut, subject.args), map_tensors(cut, subject.kwargs)
+    return dataclasses.replace(subject, args=args, kwargs=kwargs, batch=subject.batch and share)
 
 
 def repeat_batch(subject: Subject, times: int) -> Subject:
@@ -52,7 +53,7 @@ def repeat_batch(subject: Subject, times: int) -> Subject:
         return tensor.detach().repeat(times, *[1] * (tensor.dim() - 1)).requires_grad_(tensor.requires_grad)
 
     args, kwargs = map_tensors(repeat, subject.args), map_tensors(repeat, subject.kwargs)
-    return dataclasses.replace(subject, args=args, kwargs=kwargs)
+    return dataclasses.replace(subject, args=args, kwargs=kwargs, batch=subject.batch and times * batch)
 
 
 def batch_of(subject: Subject, what: str) -> int:
@@ -61,6 +62,8 @@ def batch_of(subject: Subject, what: str) -> int:
     Raises:
         UnsupportedModelError: There is none; says that the module cannot be ``what``.
     """
+    if subject.batch is not None:
+        return subject.batch
     sizes = {len(tensor) for tensor in tensors_in((subject.args, subject.kwargs)) if tensor.dim() > 0}
     wide = sizes - {1} or sizes
     if len(wide) != 1:

@@ -27,6 +27,8 @@ class Subject:
     """Keyword arguments."""
     settings: Callable[[], Any] | None = None
     """Makes a context that gives the thread the caller's gradient mode and autocast; None for the defaults."""
+    batch: int | None = None
+    """Samples of its batch, where that was tried out; None for the leading dimension that all tensors have."""
 
     @property
     def gradient_bytes(self) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -46,6 +47,17 @@ def rows_of(model: nn.Module, subject: Subject) -> tuple[bool, ...]:
         f"return half of its results {made}; either one of them has no row for each sample, or rows depend on each "
         f"other; leave it where it is called: colocate(..., exclude=[{subject.name!r}])"
     )
+
+
+def with_batch(model: nn.Module, subject: Subject) -> Subject:
+    """Returns a module that knows how many samples its batch has.
+
+    Raises:
+        UnsupportedModelError: As ``rows_of``.
+    """
+    leaves = flatten((subject.args, subject.kwargs))[0]
+    rows = next(len(leaf) for leaf, cut in zip(leaves, rows_of(model, subject), strict=True) if cut)
+    return replace(subject, batch=rows)
 
 
 def _choices(leaves: Sequence[Any], whole: Sequence[Any]) -> Iterator[tuple[bool, ...]]:

@@ -19,6 +19,7 @@ from mosaic.plan import Plan
 from mosaic.profile import Profile
 from mosaic.profiler import ProfileSettings, Subject
 from mosaic.ranks.activate import Examined, activate, examine
+from mosaic.ranks.batched import with_batch
 from mosaic.ranks.handle import RankHandle
 from mosaic.ranks.planning import PlanRequest, plan_of_first
 from mosaic.ranks.progress import OUTSIDE
@@ -131,6 +132,7 @@ def found_for_ranks(
         finding = replace(finding, subjects=tuple(map(_cut, finding.subjects)))
         for subject in finding.subjects:
             _refuse(subject)
+        finding = replace(finding, subjects=tuple(with_batch(model, subject) for subject in finding.subjects))
     except Exception as error:  # of any kind, from the user's model: all ranks have to hear of it
         return None, error
     return finding, None
