@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from mosaic import _search
 from mosaic.solver.checker import check_plan
 from mosaic.solver.exact import _problem as full_problem
+from mosaic.solver.exact import _rows
 from mosaic.solver.generate import SHAPES, Recipe, generate
 from mosaic.solver.instance import Instance
 from mosaic.solver.instance_cost import TableCost
@@ -31,7 +32,8 @@ def disturbed_problem_of(instance: Instance) -> _search.Problem:
     )
     options = all_options(instance.graph, cost=cost, device=instance.device, num_devices=instance.num_devices)
     names = instance.graph.topological_order()
-    return full_problem(_search, instance.graph, names, options, cost=cost, machine=machine, objective="phases")
+    rows = _rows(_search, names, options, cost, {})
+    return full_problem(_search, instance.graph, names, options, rows, cost=cost, machine=machine, objective="phases")
 
 
 @bounded(200)
