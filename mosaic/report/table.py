@@ -66,7 +66,7 @@ def plan_table(plan: Plan, graph: ModuleGraph | None = None) -> Table:
         ("backward\nms", True),
     ]
     told = plan.communication_ms > 0
-    columns += [("routing\nms", True), ("summing\nms", True)] if told else []
+    columns += [("route\nms", True), ("sum\nms", True)] if told else []
     columns += [("waits for", False)] if graph else []
     many = f"{plan.num_devices} × " if plan.num_devices > 1 else ""
     title = f"Plan, predicted: {many}{plan.device.name}, {plan.device.num_slots} slots"
@@ -106,10 +106,8 @@ def _plan_caption(plan: Plan) -> str:
         return "no times are predicted in this plan"
     lines = [f"predicted step: {plan.predicted_ms:.2f} ms for the modules"]
     if plan.communication_ms > 0:
-        lines.append(
-            f"of all modules' times {plan.communication_ms:.2f} ms are communication: rows that travel between "
-            "devices (routing), gradients of parameters summed after a backward (summing)"
-        )
+        lines.append(f"of all modules' times {plan.communication_ms:.2f} ms are communication:")
+        lines.append("route: rows that travel between devices; sum: gradients summed after a backward")
     if plan.communication_sms:
         lines.append(f"{plan.communication_sms} SMs of each device are left to communication")
     if plan.sequential_ms > 0:
