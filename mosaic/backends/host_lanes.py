@@ -15,10 +15,12 @@ from typing import Any, Generic, Self, TypeVar
 
 import torch
 
-from mosaic.backends.base import Ticket
+from mosaic.backends.base import Lane, Ticket
 from mosaic.errors import MosaicError
 
 T = TypeVar("T")
+Key = tuple[int, ...] | str
+"""What tells lanes apart: their slots, or for one that holds none its name."""
 
 
 class HostTicket(Generic[T]):
@@ -90,8 +92,8 @@ class _Arbiter:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.at_rest = threading.Condition(self.lock)
-        self.wake: dict[tuple[int, ...], threading.Condition] = {}
-        self.queues: dict[tuple[int, ...], deque[HostTicket[Any]]] = {}
+        self.wake: dict[Key, threading.Condition] = {}
+        self.queues: dict[Key, deque[HostTicket[Any]]] = {}
         self.held: set[int] = set()
         self.num_submitted = 0
         self.num_running = 0
@@ -99,33 +101,37 @@ class _Arbiter:
         self.is_alone = False
         self.closing = False
 
-    def open(self, slots: tuple[int, ...]) -> None:
+    def open(self, key: Key) -> None:
         """Adds a lane."""
-        self.queues[slots] = deque()
-        self.wake[slots] = threading.Condition(self.lock)
+        with self.lock:
+            self.queues[key] = deque()
+            self.wake[key] = threading.Condition(self.lock)
 
-    def submit(self, slots: tuple[int, ...], work: Callable[[], T], after: Sequence[Ticket[object]]) -> HostTicket[T]:
+    def submit(
+        self, key: Key, slots: tuple[int, ...], work: Callable[[], T], after: Sequence[Ticket[object]]
+    ) -> HostTicket[T]:
         with self.lock:
             if self.closing:
                 raise MosaicError("this lane is closed; colocate the model again to open new ones")
             ticket = HostTicket(work, slots, after, self.num_submitted)
             self.num_submitted += 1
-            self.queues[slots].append(ticket)
+            self.queues[key].append(ticket)
             self._wake_ready()
         return ticket
 
-    def next(self, slots: tuple[int, ...]) -> HostTicket[Any] | None:
+    def next(self, key: Key) -> HostTicket[Any] | None:
         """Blocks a lane's thread until its next ticket may run; None when the lane should end."""
-        queue = self.queues[slots]
+        queue = self.queues[key]
         with self.lock:
             while True:
                 if queue and self._may_run(queue[0]):
-                    self.held.update(slots)
+                    ticket = queue.popleft()
+                    self.held.update(ticket.slots)
                     self.num_running += 1
-                    return queue.popleft()
+                    return ticket
                 if self.closing and not queue:
                     return None
-                self.wake[slots].wait()
+                self.wake[key].wait()
 
     def ended(self, ticket: HostTicket[Any]) -> None:
         with self.lock:
@@ -169,22 +175,23 @@ class _Arbiter:
         return not self.num_running and not self.num_pausing and not any(self.queues.values())
 
     def _wake_ready(self) -> None:
-        for slots, queue in self.queues.items():
+        for key, queue in self.queues.items():
             if queue and self._may_run(queue[0]):
-                self.wake[slots].notify()
+                self.wake[key].notify()
 
     def _may_run(self, ticket: HostTicket[Any]) -> bool:
         if self.num_pausing or self.is_alone or not ticket.ready or not self.held.isdisjoint(ticket.slots):
             return False
-        for slots, queue in self.queues.items():
-            if queue and queue[0].order < ticket.order and not set(slots).isdisjoint(ticket.slots) and queue[0].ready:
+        for queue in self.queues.values():
+            first = queue[0] if queue else ticket
+            if first.order < ticket.order and not set(first.slots).isdisjoint(ticket.slots) and first.ready:
                 return False
         return True
 
 
 def _serve(
     arbiter: _Arbiter,
-    slots: tuple[int, ...],
+    key: Key,
     cores: frozenset[int] | None,
     num_threads: int,
     started: threading.Semaphore,
@@ -195,7 +202,7 @@ def _serve(
     torch.get_num_threads()  # a thread's first use of torch takes over what any thread set last; have that behind us
     torch.set_num_threads(num_threads)  # per thread: every lane sets its own
     started.release()
-    while (ticket := arbiter.next(slots)) is not None:
+    while (ticket := arbiter.next(key)) is not None:
         ticket.run()
         arbiter.ended(ticket)
         del ticket  # or the tensors it holds live until the next one
@@ -214,10 +221,11 @@ class HostMark:
 
 
 class HostLane:
-    """Ordered work on one set of cores."""
+    """Ordered work on one set of cores, or on none (see ``HostLanes.aside``)."""
 
-    def __init__(self, arbiter: _Arbiter, slots: tuple[int, ...], num_threads: int) -> None:
+    def __init__(self, arbiter: _Arbiter, key: Key, slots: tuple[int, ...], num_threads: int) -> None:
         self._arbiter = arbiter
+        self._key = key
         self._slots = slots
         self._num_threads = num_threads
 
@@ -233,7 +241,7 @@ class HostLane:
 
     def submit(self, work: Callable[[], T], *, after: Sequence[Ticket[object]] = ()) -> HostTicket[T]:
         """Hands over work; see ``mosaic.backends.base.Lane``."""
-        return self._arbiter.submit(self._slots, work, after)
+        return self._arbiter.submit(self._key, self._slots, work, after)
 
     def alone(self) -> AbstractContextManager[None]:
         """Lets the work that calls it, on this lane's thread, go on while no other lane works.
@@ -255,25 +263,47 @@ class HostLanes:
     ) -> None:
         self._arbiter = _Arbiter()
         self._process = os.getpid()
-        self._lanes: dict[tuple[int, ...], HostLane] = {}
-        threads = []
-        started = threading.Semaphore(0)
-        for slots in dict.fromkeys(partitions):
+        self._cores = cores
+        self._lanes: dict[Key, HostLane] = {}
+        self._threads: list[threading.Thread] = []
+        wanted = list(dict.fromkeys(partitions))
+        for slots in wanted:
             self._arbiter.open(slots)
-            threads_here = num_threads or len(slots)
-            self._lanes[slots] = HostLane(self._arbiter, slots, threads_here)
-            pinned = frozenset(cores[slot] for slot in slots) if cores is not None else None
-            name = f"mosaic-lane-{'-'.join(map(str, slots))}"
-            work = (self._arbiter, slots, pinned, threads_here, started)
-            threads.append(threading.Thread(target=_serve, args=work, name=name, daemon=True))
+            self._lanes[slots] = HostLane(self._arbiter, slots, slots, num_threads or len(slots))
+        self._start(wanted)
+        # Threads hold the arbiter, not this object: lanes that nobody refers to any more end by themselves.
+        self._finalizer = weakref.finalize(self, _shut, self._arbiter, self._threads, self._process)
+
+    def aside(self, name: str) -> HostLane:
+        """Opens a lane that holds no slots, or returns it, for work that waits for other processes.
+
+        Its thread may run on all cores of these lanes, with one intra-op thread.
+        """
+        if name not in self._lanes:
+            self._arbiter.open(name)
+            self._lanes[name] = HostLane(self._arbiter, name, (), 1)
+            self._start([name])
+        return self._lanes[name]
+
+    def has(self, lane: Lane) -> bool:
+        """Whether a lane is one of these."""
+        return any(lane is own for own in self._lanes.values())
+
+    def _start(self, keys: Sequence[Key]) -> None:
+        """Starts the threads of lanes."""
+        started = threading.Semaphore(0)
         own_threads = torch.get_num_threads()
-        for thread in threads:
-            thread.start()
-        for _ in threads:
+        for key in keys:
+            lane, pinned = self._lanes[key], None
+            if self._cores is not None:
+                pinned = frozenset(self._cores[slot] for slot in lane.slots or self._cores)
+            name = f"mosaic-lane-{key if isinstance(key, str) else '-'.join(map(str, key))}"
+            work = (self._arbiter, key, pinned, lane.num_threads, started)
+            self._threads.append(threading.Thread(target=_serve, args=work, name=name, daemon=True))
+            self._threads[-1].start()
+        for _ in keys:
             started.acquire()
         torch.set_num_threads(own_threads)  # a thread that the user starts later takes over what was set last
-        # Threads hold the arbiter, not this object: lanes that nobody refers to any more end by themselves.
-        self._finalizer = weakref.finalize(self, _shut, self._arbiter, threads, self._process)
 
     @property
     def launches_inline(self) -> bool:

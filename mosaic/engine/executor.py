@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from mosaic.backends.host_lanes import HostLanes
 from mosaic.engine.attach import attach, detach, is_attached
 from mosaic.engine.backward import Backwards
 from mosaic.engine.batch import Batch
@@ -127,15 +128,19 @@ class Executor:
         arguments = Arguments.take(args, kwargs)
         result, made, signature = learn(lambda: run(*args, **kwargs), arguments, site.module, site.parted)
         site.signatures[key] = signature
-        for part in signature.drawing or ():
-            if not is_attached(part):
-                attach(part, draw_here)
-                self._drawing.append(part)
+        self.let_draw(signature.drawing or ())
         if site.signatures[key].obstacle is None:
             site.ran_in_place(self, made)
         else:
             self._ran_in_place(site, made)
         return result
+
+    def let_draw(self, parts: Iterable[torch.nn.Module]) -> None:
+        """Makes parts of modules draw their random numbers from the generator of the lane that they run on."""
+        for part in parts:
+            if not is_attached(part):
+                attach(part, draw_here)
+                self._drawing.append(part)
 
     def _wait_for_earlier(self, site: Site) -> None:
         """Lets earlier calls of a module end before one runs in place: they may write into its buffers."""
@@ -150,13 +155,17 @@ class Executor:
         signature: Signature,
         parameters: list[torch.nn.Parameter],
     ) -> Any:
-        generator = self._lane_generator(signature.draws)
-        inputs = arguments.differentiable
+        generator = self.lane_generator(signature.draws)
+        call = Call(self, site, run, arguments, signature, generator, origin=caller(), parameters=parameters)
+        return self.launch(site, call, arguments)
+
+    def launch(self, site: Site, call: Call, arguments: Arguments) -> Any:
+        """Hands a call of a known kind to its module's lane; returns what it will return."""
+        signature, inputs = call.signature, arguments.differentiable
         for leaf in inputs:
             if leaf.is_leaf:
                 self.gradients.expect(leaf)
         after = self.inputs_from(lane_tensors(arguments.leaves), site.lane)
-        call = Call(self, site, run, arguments, signature, generator, origin=caller(), parameters=parameters)
         self.num_launched += 1
         ticket = site.last_forward = self.submit(site, "forward", call.forward, after)
         self._forwards.note(ticket)
@@ -175,7 +184,7 @@ class Executor:
         return unflatten(leaves, signature.spec)
 
     @staticmethod
-    def _lane_generator(draws: int) -> tuple[torch.Generator, torch.Tensor] | None:
+    def lane_generator(draws: int) -> tuple[torch.Generator, torch.Tensor] | None:
         """Returns a generator for the lane and the state it must end in, and moves the default generator there."""
         if not draws:
             return None
@@ -208,6 +217,8 @@ class Executor:
 
     def has(self, lane: Lane) -> bool:
         """Whether a lane is one of this executor's."""
+        if isinstance(self.lanes, HostLanes):
+            return self.lanes.has(lane)
         try:
             return self.lanes.lane(lane.slots) is lane
         except KeyError:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import nn
@@ -13,6 +13,7 @@ from torch import nn
 from mosaic.backends.base import Backend
 from mosaic.engine.find import Finding, Sample
 from mosaic.engine.placing import PlacedPlan
+from mosaic.engine.signature import Arguments, Signature, learn
 from mosaic.engine.structure import flatten
 from mosaic.engine.users import users_of
 from mosaic.plan import Plan
@@ -37,8 +38,8 @@ class Examined:
     """Who uses which parameter or buffer."""
     batched: Mapping[str, tuple[bool, ...]]
     """For each module, which of its arguments have a row for each sample."""
-    templates: Mapping[str, Template]
-    """What each module returns."""
+    learned: Mapping[str, tuple[Template, Signature]]
+    """What each module returns, and what its call showed of it."""
 
 
 def examine(model: nn.Module, finding: Finding, sample: Sample) -> Examined:
@@ -50,7 +51,7 @@ def examine(model: nn.Module, finding: Finding, sample: Sample) -> Examined:
     return Examined(
         users=users_of(model, finding.subjects, sample),
         batched={subject.name: rows_of(model, subject) for subject in finding.subjects},
-        templates={subject.name: _template_of(model, subject) for subject in finding.subjects},
+        learned={subject.name: _learned(model, subject) for subject in finding.subjects},
     )
 
 
@@ -74,6 +75,9 @@ def activate(
         ranks = members[subject.name]
         group, own = world.group(everyone), world.group(ranks)
         waiting = partial(runs.progress.waiting, subject.name)
+        template, learned = examined.learned[subject.name]
+        if learned.obstacle is None and any(id(p) in tied for p in subject.module.parameters()):
+            learned = replace(learned, obstacle="it has parameters in common with others, which add to one gradient")
         trained = [p for p in subject.module.parameters() if p.requires_grad and id(p) not in tied]
         ranked[subject.name] = Ranked(
             subject.name,
@@ -81,7 +85,8 @@ def activate(
             members=ranks,
             group=group,
             sample=(subject.args, subject.kwargs),
-            template=examined.templates[subject.name],
+            template=template,
+            learned=learned,
             compute=marked(subject.name, runs.compute(subject.name, slots[subject.name])),
             reducer=GradientReducer(trained, own, waiting=waiting) if rank in ranks and trained else None,
             traffic=runs.traffic,
@@ -122,13 +127,14 @@ def _shared_reducers(
     """Returns what reduces this rank's part of all that is not one module's own, in the same order on all ranks."""
     reducers = []
     if holdings.loose:
-        reducers.append(GradientReducer(holdings.loose, world.group(range(world.size)), waiting=waiting))
+        reducers.append(
+            GradientReducer(holdings.loose, world.group(range(world.size)), overlaps=False, waiting=waiting)
+        )
     for holders, parameters in holdings.tied.items():
         group = world.group(holders)
         if world.rank in holders:
-            reducer = GradientReducer(parameters, group, waiting=waiting)
-            reducer.close()  # a part of a gradient is there when the first of its users is through; all are at the end
-            reducers.append(reducer)
+            # A part of a gradient is there when the first of its users is through; all are at the end.
+            reducers.append(GradientReducer(parameters, group, overlaps=False, waiting=waiting))
             for parameter in parameters:
                 even_out(parameter, holders, members)
     return reducers
@@ -144,13 +150,10 @@ def _notes(holdings: Holdings) -> list[str]:
     return notes
 
 
-def _template_of(model: nn.Module, subject: Subject) -> Template:
-    with preserved(model), torch.enable_grad():
-        return Template.of(_called(subject))
-
-
-def _called(subject: Subject) -> Any:
-    if subject.settings is None:
-        return subject.module(*subject.args, **subject.kwargs)
-    with subject.settings():
-        return subject.module(*subject.args, **subject.kwargs)
+def _learned(model: nn.Module, subject: Subject) -> tuple[Template, Signature]:
+    """Calls a module as in the sample's step; returns what it returns and what the call showed of it."""
+    settings = subject.settings if subject.settings is not None else nullcontext
+    with preserved(model), torch.enable_grad(), settings():
+        arguments = Arguments.take(subject.args, subject.kwargs)
+        result, _, signature = learn(lambda: subject.module(*subject.args, **subject.kwargs), arguments, subject.module)
+    return Template.of(result), signature

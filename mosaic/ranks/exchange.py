@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from mosaic.ranks import steps
 from mosaic.ranks.progress import Waiting, unwatched
 from mosaic.ranks.rows import RowRouting
+from mosaic.ranks.steps import Step
 from mosaic.ranks.traffic import Phase, Traffic
 
 
@@ -22,6 +25,7 @@ class Exchange:
         group: A group of all ranks that belongs to the module alone, so that its messages keep their order.
         name: The module, and
         traffic: where to count what is sent for it.
+        note: Told of each step that sends.
         waiting: Notes that a thread waits for other ranks.
     """
 
@@ -32,13 +36,20 @@ class Exchange:
         name: str = "",
         *,
         traffic: Traffic,
+        note: Callable[[Step], object] = lambda step: None,
         waiting: Waiting = unwatched,
     ) -> None:
         self.routing = routing
         self.group = group
         self.rank = dist.get_rank(group)
-        self._waiting = waiting
         self._count = partial(traffic.add, name)
+        self._note = note
+        self._waiting = waiting
+
+    def begin(self, step: Step) -> None:
+        """Notes that what follows is a step, unless nothing travels."""
+        if not self.routing.is_local:
+            self._note(step)
 
     def to_members(self, tensor: torch.Tensor, phase: Phase = "forward") -> torch.Tensor:
         """Returns this rank's part of the rows: none, on a rank that does not run the module."""
@@ -74,22 +85,29 @@ class ToMembers(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         """Moves the gradients back to the holders."""
+        ctx.exchange.begin(steps.TO_HOLDERS)
         return None, None, *(scaled(ctx.exchange.to_holders(grad, "backward"), 1 / ctx.scale) for grad in grads)
 
 
 class ToHolders(torch.autograd.Function):
-    """Results to the holders; their gradients, times ``scale``, back to the members."""
+    """Results to the holders; their gradients, times ``scale``, back to the members.
+
+    Besides the results it returns an empty tensor that nobody uses: a way into the backward for a rank whose loss is
+    made of something else.
+    """
 
     @staticmethod
     def forward(ctx: Any, exchange: Exchange, scale: float, *tensors: torch.Tensor) -> Any:
         """Moves the results to the holders."""
         ctx.exchange, ctx.scale = exchange, scale
-        return tuple(_fresh(tensor, exchange.to_holders(tensor)) for tensor in tensors)
+        return *(_fresh(tensor, exchange.to_holders(tensor)) for tensor in tensors), tensors[0].new_empty(0)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         """Moves their gradients to the members."""
-        return None, None, *(scaled(ctx.exchange.to_members(grad, "backward"), ctx.scale) for grad in grads)
+        ctx.exchange.begin(steps.TO_MEMBERS)
+        moved = (ctx.exchange.to_members(grad, "backward") for grad in grads[:-1])
+        return None, None, *(scaled(grad, ctx.scale) for grad in moved)
 
 
 class Shared(torch.autograd.Function):

@@ -2,13 +2,24 @@
 
 Every rank calls the module, in the same order as the other modules; a rank that does not run it takes part in the
 exchange all the same. A call is an ordinary differentiable function, so whatever runs a module (a lane, the caller's
-own thread) runs a ranked one too.
+own thread) runs a ranked one too. Its steps are data (``mosaic.ranks.steps``).
 
-Why it cannot deadlock. A module's messages go over a communicator of its own, from one thread at a time, in the order
-in which the program calls and backwards it, which is the same on all ranks. They wait for the program's earlier work
-on that module's inputs and for nothing later. Computing holds slots and waits for no message; sending and receiving
-waits for messages and holds no slots. So of all that has not ended, the piece that comes first in the program's order
-can always go on.
+Why it cannot deadlock, with calls on lanes. On each rank the loop's thread submits pieces of work (calls, their
+backwards, operations between modules), and each piece waits for pieces that were submitted before it, for the same
+piece on other ranks, and for slots; so does the loop's thread itself.
+
+1. *One order.* All ranks submit the calls of all modules in one order: the program's, with calls that a rank has
+   nothing for where the sample's step made them. They submit the backwards in the reverse of it: autograd runs, of all
+   that is ready, what was made last, and every call can be reached from the model's results (``Tied``).
+2. *Matching.* A module's messages go over a communicator of its own, from one thread, call after call, each by the
+   steps of one table. So the k-th message of a module on one rank meets the k-th on the others, whatever other modules
+   do. The reductions of its gradients do likewise over another one.
+3. *Slots.* What computes holds slots and waits for nothing; what waits for messages holds none.
+
+Take the first call, backward or reduction in that order which some rank has not ended. All before it have ended on all
+ranks, and so, by induction, has what was submitted on any rank before it. So each rank's thread comes to submit it,
+nothing on its lane is before it, its partners on the other ranks are in the same place, and its slots become free. So
+it ends.
 """
 
 from __future__ import annotations
@@ -21,15 +32,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils import _pytree as pytree
 
+from mosaic.engine.signature import Signature
 from mosaic.engine.structure import flatten, unflatten
-from mosaic.engine.thread_state import ThreadState
 from mosaic.errors import ModuleContractError, UnsupportedModelError
-from mosaic.ranks.agree import agree, trouble_of
-from mosaic.ranks.exchange import Exchange, Shared, ToHolders, ToMembers
+from mosaic.ranks import steps
+from mosaic.ranks.agree import trouble_of
+from mosaic.ranks.passing import ForwardPass
 from mosaic.ranks.progress import Waiting, unwatched
 from mosaic.ranks.reduce import GradientReducer
-from mosaic.ranks.rows import RowRouting
+from mosaic.ranks.steps import Step
 from mosaic.ranks.traffic import Phase, Traffic
 
 Compute = Callable[[Callable[[], Any], Phase], Any]
@@ -69,6 +82,10 @@ class Template:
             for leaf in self.leaves
         ]
 
+    def wanted_now(self) -> list[int]:
+        """Returns which leaves take a gradient in the calling thread's mode."""
+        return [index for index, flag in enumerate(self.differentiable) if flag] if torch.is_grad_enabled() else []
+
 
 class Ranked:
     """A module on ``members`` of the ranks.
@@ -84,7 +101,18 @@ class Ranked:
         reducer: Reduces its parameters' gradients over the members; None on other ranks, and where nothing trains.
         traffic: Where to count what is sent.
         waiting: Notes that a thread waits for other ranks.
+        control: All ranks, for what is agreed on in host memory; ``group`` where that can do it.
+        learned: What its call in the sample's step showed; None if nothing is known.
         batched: For each argument whether it has a row for each sample; by default those of one leading dimension.
+
+    Attributes:
+        batched: For each argument whether it has a row for each sample.
+        spec: How arguments nest.
+        sample_wants: For each argument whether it took a gradient in the sample's step.
+        anchor: An empty leaf that makes results differentiable where only its parameters are.
+        after_backward: Called once a backward has started all of its reduction; by default waits for it right there.
+        on_backward: Called when its backward is reached, in the thread that runs it.
+        on_step: Told of the steps of its calls, for tests.
 
     Raises:
         UnsupportedModelError: No argument has a batch.
@@ -103,24 +131,34 @@ class Ranked:
         reducer: GradientReducer | None = None,
         traffic: Traffic | None = None,
         waiting: Waiting = unwatched,
+        control: dist.ProcessGroup | None = None,
+        learned: Signature | None = None,
         batched: tuple[bool, ...] | None = None,
     ) -> None:
         self.name = name
+        self.module = module
         self.members = members
         self.group = group
+        self.control = control if control is not None else group
         self.template = template
         self.compute = compute
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
+        self.traffic = traffic if traffic is not None else Traffic()
+        self.waiting = waiting
+        self.learned = learned
+        self.after_backward: Callable[[Ranked], None] = Ranked.reduce
+        self.on_backward: Callable[[], None] = lambda: None
+        self.on_step: Callable[[str, Step], None] | None = None
         self._reducer = reducer
-        self._waiting = waiting
-        self._traffic = traffic if traffic is not None else Traffic()
-        self._plain = partial(nn.Module.__call__, module)
-        leaves, self._spec = flatten(sample)
-        self._batched = batched_leaves(name, leaves) if batched is None else batched
-        self._sample = [leaf.detach()[:0] if cut else leaf for leaf, cut in zip(leaves, self._batched, strict=True)]
-        self._anchor = torch.zeros(0, requires_grad=True)
-        self.backward_begins: Callable[[], None] = lambda: None
+        self.plain = partial(nn.Module.__call__, module)
+        leaves, self.spec = flatten(sample)
+        self.batched = batched_leaves(name, leaves) if batched is None else batched
+        self.sample_wants = [isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves]
+        self._sample = [
+            leaf.detach()[:0].clone() if cut else leaf for leaf, cut in zip(leaves, self.batched, strict=True)
+        ]
+        self.anchor = torch.zeros(0, requires_grad=True, device=template.device)
 
     def __call__(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Calls the module on this rank's rows and returns what became of these rows.
@@ -129,18 +167,55 @@ class Ranked:
             ModuleContractError: The arguments are not those of the sample's call.
         """
         leaves, spec = flatten((args, kwargs))
-        trouble = trouble_of(self.name, spec, leaves, self._batched, self._spec)
-        return self._call(run, leaves, is_there=True, trouble=trouble)
+        trouble = self.trouble_of(spec, leaves)
+        return self.result_of(ForwardPass(self, run, leaves, is_there=True, trouble=trouble).go().made)
 
-    def without_rows(self) -> Any:
-        """Takes part in a call for which this rank has no rows; returns results of none."""
-        return self._call(self._plain, list(self._sample), is_there=False)
+    def without_rows(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Returns arguments without rows, for taking part in a call that this rank has nothing for."""
+        args, kwargs = unflatten(list(self._sample), self.spec)
+        return args, kwargs
+
+    def trouble_of(self, spec: pytree.TreeSpec, leaves: Sequence[Any]) -> ModuleContractError | None:
+        """Returns why a call cannot be routed, or None; all ranks are told of it and raise."""
+        return trouble_of(self.name, spec, leaves, self.batched, self.spec)
+
+    def result_of(self, leaves: Sequence[Any]) -> Any:
+        """Returns a call's leaves as the module nests them."""
+        return unflatten(list(leaves), self.template.spec)
+
+    def rows_of(self, leaves: Sequence[Any]) -> int:
+        """Returns how many rows arguments have."""
+        return next(len(leaf) for leaf, cut in zip(leaves, self.batched, strict=True) if cut)
+
+    def note(self, step: Step) -> None:
+        """Tells whoever watches of a step that begins."""
+        if self.on_step is not None:
+            self.on_step(self.name, step)
+
+    def backward_begins(self) -> None:
+        """Tells of it, and ends the reduction of an earlier call's gradients before new ones are added to them."""
+        self.on_backward()
+        if self._reducer is not None and self._reducer.is_running:
+            self.reduce()
+
+    def backward_ends(self) -> None:
+        """Starts the reduction of what the backward has not started itself; on members."""
+        if self._reducer is not None:
+            self.note(steps.START_REDUCTION)
+            self._reducer.start_rest()
+            self.traffic.add(self.name, "reduce", self._reducer.num_bytes)
+        self.after_backward(self)
 
     def reduce(self) -> None:
         """Ends the reduction of its parameters' gradients; on members, after each backward."""
         if self._reducer is not None:
+            self.note(steps.END_REDUCTION)
             self._reducer.finish()
-            self._traffic.add(self.name, "reduce", self._reducer.num_bytes)
+
+    @property
+    def reduces(self) -> bool:
+        """Whether there are gradients to be reduced on this rank."""
+        return self._reducer is not None
 
     def close(self) -> None:
         """Takes its hooks off the parameters."""
@@ -151,100 +226,6 @@ class Ranked:
     def scale(self) -> float:
         """What gradients are multiplied with on members, so that their mean over the members is that over all ranks."""
         return len(self.members) / self.size
-
-    def _call(
-        self, run: Callable[..., Any], leaves: list[Any], *, is_there: bool, trouble: ModuleContractError | None = None
-    ) -> Any:
-        grad = torch.is_grad_enabled()
-        wants = [isinstance(leaf, torch.Tensor) and leaf.requires_grad and grad for leaf in leaves]
-        agreed = agree(
-            self.name,
-            self.group,
-            leaves,
-            self._batched,
-            is_there=is_there,
-            wants=wants,
-            trouble=trouble,
-            waiting=self._waiting,
-        )
-        held, there, wanted = agreed.held, agreed.there, agreed.wanted
-        if any(there) and not all(there):
-            self._share(leaves, there.index(True))
-        routing = RowRouting(held=held, members=self.members)
-        exchange = Exchange(routing, self.group, self.name, traffic=self._traffic, waiting=self._waiting)
-        part = self._part(leaves, wanted, exchange)
-        made = self._made(run, part, exchange)
-        return unflatten(self._home(made, exchange), self.template.spec)
-
-    def _share(self, leaves: list[Any], source: int) -> None:
-        """Gives ranks that do not call the module the arguments that are no part of the batch."""
-        for index, (leaf, cut) in enumerate(zip(leaves, self._batched, strict=True)):
-            if isinstance(leaf, torch.Tensor) and not cut:
-                given = leaf.detach().clone()
-                with self._waiting("forward"):
-                    dist.broadcast(given, src=dist.get_global_rank(self.group, source), group=self.group)
-                if self.rank != source and not leaf.requires_grad:
-                    leaves[index] = given
-
-    def _part(self, leaves: list[Any], wanted: Sequence[bool], exchange: Exchange) -> list[Any]:
-        """Routes the arguments: this rank's part of those that are batched, the others as they are."""
-        part = list(leaves)
-        routed = []
-        for index, (leaf, cut) in enumerate(zip(leaves, self._batched, strict=True)):
-            if cut and wanted[index]:
-                part[index] = leaf if leaf.requires_grad else leaf.detach().requires_grad_()
-                routed.append(index)
-            elif cut:
-                part[index] = exchange.to_members(leaf)
-            elif wanted[index]:
-                part[index] = Shared.apply(self.scale, leaf if leaf.requires_grad else leaf.detach().requires_grad_())
-        if routed:
-            moved = ToMembers.apply(exchange, self.scale, *(part[index] for index in routed))
-            for index, tensor in zip(routed, moved, strict=True):
-                part[index] = tensor
-        return part
-
-    def _home(self, made: list[Any], exchange: Exchange) -> list[Any]:
-        """Routes the results back to the ranks whose rows they are."""
-        home = list(made)
-        routed = [index for index, leaf in enumerate(made) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
-        if routed:
-            moved = ToHolders.apply(exchange, self.scale, *(made[index] for index in routed))
-            for index, tensor in zip(routed, moved, strict=True):
-                home[index] = tensor
-        for index, leaf in enumerate(made):
-            if isinstance(leaf, torch.Tensor) and index not in routed:
-                home[index] = exchange.to_holders(leaf)
-        return home
-
-    def _made(self, run: Callable[..., Any], part: list[Any], exchange: Exchange) -> list[Any]:
-        """Runs the module on this rank's part, or makes results of no rows."""
-        tensors = [leaf for leaf in part if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
-        rows = exchange.routing.parts[self.rank]
-        if rows:
-            made = Here.run(self, run, part, self._spec, tensors)
-            self._check(made, rows)
-            return made
-        empty = self.template.of_no_rows()
-        wanted = [index for index, flag in enumerate(self.template.differentiable) if flag]
-        if wanted and torch.is_grad_enabled():
-            stood_in = Absent.apply(self, [empty[index] for index in wanted], self._anchor, *tensors)
-            for index, tensor in zip(wanted, stood_in, strict=True):
-                empty[index] = tensor
-        return empty
-
-    def _check(self, made: list[Any], rows: int) -> None:
-        """Holds the module to its template, since ranks that do not run it rely on that."""
-        found = [(tuple(leaf.shape), leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf for leaf in made]
-        wanted = [
-            ((rows, *leaf.shape[1:]), leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf
-            for leaf in self.template.leaves
-        ]
-        if found != wanted:
-            raise ModuleContractError(
-                f"{self.name!r} returned {found} for {rows} rows where {wanted} was expected: each tensor needs a "
-                f"row for each row of the arguments, or it cannot be split: colocate(..., exclude=[{self.name!r}])"
-            )
 
 
 def batched_leaves(name: str, leaves: Sequence[Any]) -> tuple[bool, ...]:
@@ -265,80 +246,3 @@ def batched_leaves(name: str, leaves: Sequence[Any]) -> tuple[bool, ...]:
         )
     (batch,) = wide
     return tuple(isinstance(leaf, torch.Tensor) and leaf.dim() > 0 and len(leaf) == batch for leaf in leaves)
-
-
-class Absent(torch.autograd.Function):
-    """Stands on a rank that has no rows for a module: results and gradients of no rows."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, ranked: Ranked, results: list[torch.Tensor], _anchor: torch.Tensor, *inputs: torch.Tensor
-    ) -> Any:
-        """Returns results of no rows."""
-        ctx.ranked, ctx.inputs = ranked, [(tensor.shape, tensor.dtype) for tensor in inputs]
-        return tuple(results)
-
-    @staticmethod
-    def backward(ctx: Any, *_grads: Any) -> Any:
-        """Returns gradients of no rows."""
-        ctx.ranked.backward_begins()
-        ctx.ranked.reduce()  # as the other members do now
-        return None, None, None, *(torch.zeros(shape, dtype=dtype) for shape, dtype in ctx.inputs)
-
-
-class Here(torch.autograd.Function):
-    """The module's own work, in a graph of its own, so that its backward runs where its forward ran."""
-
-    @staticmethod
-    def run(
-        ranked: Ranked, run: Callable[..., Any], part: list[Any], spec: Any, tensors: list[torch.Tensor]
-    ) -> list[Any]:
-        """Runs the forward; returns the leaves of its result."""
-        state = ThreadState.capture()
-        inputs: list[torch.Tensor] = []
-
-        def alias(leaf: Any) -> Any:
-            if not isinstance(leaf, torch.Tensor) or not leaf.requires_grad:
-                return leaf
-            inputs.append(leaf.detach().requires_grad_())
-            return inputs[-1]
-
-        aliased = [alias(leaf) for leaf in part]
-
-        def forward() -> list[Any]:
-            with state.applied():
-                args, kwargs = unflatten(aliased, spec)
-                return flatten(run(*args, **kwargs))[0]
-
-        made: list[Any] = ranked.compute(forward, "forward")
-        roots = [leaf for leaf in made if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
-        if not roots:
-            return made
-        outside = iter(Here.apply(ranked, roots, inputs, ranked._anchor, *tensors))
-        return [next(outside) if isinstance(leaf, torch.Tensor) and leaf.requires_grad else leaf for leaf in made]
-
-    @staticmethod
-    def forward(
-        ctx: Any, ranked: Ranked, roots: list[torch.Tensor], inputs: list[torch.Tensor], *_outside: torch.Tensor
-    ) -> Any:
-        """Returns the results, cut from the graph inside."""
-        ctx.ranked, ctx.roots, ctx.inputs = ranked, roots, inputs
-        return tuple(root.detach() for root in roots)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        """Runs the backward inside, and has the parameters' gradients reduced."""
-        ranked, inputs = ctx.ranked, ctx.inputs
-        ranked.backward_begins()
-        keep = torch._C._autograd._get_current_graph_task_keep_graph()
-
-        def backward() -> list[torch.Tensor | None]:
-            torch.autograd.backward(ctx.roots, grads, retain_graph=keep)
-            found = [tensor.grad for tensor in inputs]
-            for tensor in inputs:
-                tensor.grad = None
-            return found
-
-        found = ranked.compute(backward, "backward")
-        ranked.reduce()
-        return None, None, None, None, *found

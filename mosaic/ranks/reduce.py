@@ -24,6 +24,8 @@ class GradientReducer:
         parameters: Those that train, in the order of the module; reduced in the reverse order.
         group: The ranks that hold them; a communicator of its own.
         bucket_bytes: Bytes of a bucket.
+        overlaps: Whether buckets start while the backward runs; otherwise they start at its end, which is right where
+            others have the gradients until then, as lanes have those of operations between modules.
         waiting: Notes that a thread waits for other ranks.
     """
 
@@ -33,6 +35,7 @@ class GradientReducer:
         group: dist.ProcessGroup,
         *,
         bucket_bytes: int = BUCKET_BYTES,
+        overlaps: bool = True,
         waiting: Waiting = unwatched,
     ) -> None:
         self._group = group
@@ -44,7 +47,8 @@ class GradientReducer:
         self._next = 0
         self._running: list[tuple[int, torch.Tensor, Any]] = []
         self._begin()
-        self._hooks = [p.register_post_accumulate_grad_hook(self._arrived) for b in self._buckets for p in b]
+        hooked = [p for bucket in self._buckets for p in bucket] if overlaps else []
+        self._hooks = [p.register_post_accumulate_grad_hook(self._arrived) for p in hooked]
 
     @property
     def num_bytes(self) -> int:
@@ -56,14 +60,23 @@ class GradientReducer:
         """What it reduces."""
         return [parameter for bucket in self._buckets for parameter in bucket]
 
+    @property
+    def is_running(self) -> bool:
+        """Whether a reduction was started and not ended."""
+        return bool(self._running)
+
+    def start_rest(self) -> None:
+        """Starts all buckets that have not been started, without waiting; ``finish`` has to follow."""
+        while self._next < len(self._buckets):
+            self._start(self._next)
+
     def finish(self) -> None:
         """Reduces what is left, and waits; to be called once on every rank of the group after each backward.
 
         A parameter without a gradient on this rank counts as one of zeros, and has a gradient afterwards if any rank
         had one.
         """
-        while self._next < len(self._buckets):
-            self._start(self._next)
+        self.start_rest()
         for index, flat, work in self._running:
             with self._waiting("reduce"):
                 work.wait()
@@ -88,9 +101,10 @@ class GradientReducer:
     def _start(self, index: int) -> None:
         bucket = self._buckets[index]
         # The last numbers say which gradients are there at all.
-        there = torch.tensor(
-            [float(p.grad is not None) for p in bucket], dtype=bucket[0].dtype, device=bucket[0].device
-        )
+        there = bucket[0].new_ones(len(bucket))
+        for place, parameter in enumerate(bucket):
+            if parameter.grad is None:
+                there[place] = 0
         grads = [p.grad.reshape(-1) if p.grad is not None else p.new_zeros(p.numel()) for p in bucket]
         flat = torch.cat([*grads, there])
         work = dist.all_reduce(flat, group=self._group, async_op=True)
@@ -99,7 +113,9 @@ class GradientReducer:
 
     def _hand_out(self, index: int, flat: torch.Tensor) -> None:
         bucket = self._buckets[index]
-        there = flat[-len(bucket) :].tolist()
+        # Looked at only where something is missing: on a GPU it makes the host wait.
+        is_whole = all(parameter.grad is not None for parameter in bucket)
+        there = [1.0] * len(bucket) if is_whole else flat[-len(bucket) :].tolist()
         start = 0
         for parameter, count in zip(bucket, there, strict=True):
             mean = flat[start : start + parameter.numel()].view_as(parameter).div_(self._size)

@@ -7,23 +7,25 @@ backward goes through all of these calls, whatever a rank's loss is made of.
 
 from __future__ import annotations
 
-import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from mosaic.backends.host_lanes import HostLanes
 from mosaic.engine.span_log import SpanLog
 from mosaic.engine.structure import map_tensors, tensors_in
+from mosaic.engine.thread_state import on_lane
 from mosaic.errors import ModuleContractError
+from mosaic.ranks.host_calls import HostCalls
 from mosaic.ranks.progress import Progress
-from mosaic.ranks.ranked import Ranked
+from mosaic.ranks.ranked import Compute, Ranked
 from mosaic.ranks.reduce import GradientReducer
 from mosaic.ranks.tied import running
-from mosaic.ranks.traffic import Phase, Traffic
+from mosaic.ranks.traffic import Traffic
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Lanes
@@ -32,16 +34,17 @@ if TYPE_CHECKING:
 
 
 class RankedRuns:
-    """The placed calls of one rank, each waited for where it is made.
+    """The placed calls of one rank.
 
     Args:
         lanes: This rank's lanes; a module computes on the one of its quota.
         progress: Notes where this rank is.
 
     Attributes:
-        in_place: Nothing: calls that are made are routed.
-        places: Nothing.
-        in_order: Nothing.
+        lanes: The same.
+        in_place: For each module and reason, how many of its calls were waited for where they were made.
+        places: For each module and reason, the line of the first such call.
+        in_order: Modules that keep to the order of the caller's stream, and why.
         closed: Whether the lanes were given back.
         traffic: What this rank sent to others.
         progress: Where this rank is.
@@ -49,12 +52,14 @@ class RankedRuns:
 
     def __init__(self, lanes: Lanes, progress: Progress) -> None:
         self.lanes = lanes
-        self.in_place: Counter[tuple[str, str]] = Counter()
-        self.places: dict[tuple[str, str], str] = {}
-        self.in_order: dict[str, str] = {}
         self.closed = False
         self.traffic = Traffic()
         self.progress = progress
+        assert isinstance(lanes, HostLanes)
+        self._calls = HostCalls(lanes, self.backward_begins, self._note_span, self.progress)
+        self.in_place = self._calls.executor.in_place
+        self.places = self._calls.executor.places
+        self.in_order = self._calls.executor.in_order
         self._ranked: dict[str, Ranked] = {}
         self._order: dict[str, int] = {}
         self._shared: tuple[GradientReducer, ...] = ()
@@ -71,16 +76,16 @@ class RankedRuns:
 
         Args:
             ranked: The modules, in the order in which the sample's step called them.
-            shared: Reduce the gradients of what does not belong to one placed module alone, in this order.
+            shared: Reduce the gradients of what does not belong to one placed module alone, in this order, once a
+                backward has ended.
         """
         self._ranked = dict(ranked)
         self._order = {name: index for index, name in enumerate(ranked)}
         self._shared = tuple(shared)
-        for each in ranked.values():
-            each.backward_begins = self.backward_begins
         for reducer in shared:
             for parameter in reducer.parameters:
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(self._arrived))
+        self._calls.begin(ranked)
 
     def call(self, site: Site, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls a placed module on this rank's rows, wherever it runs.
@@ -88,6 +93,8 @@ class RankedRuns:
         Raises:
             ModuleContractError: This rank calls modules in another order than the sample's step.
         """
+        if on_lane():
+            return run(*args, **kwargs)
         if site.name in self._passed_over:
             raise ModuleContractError(
                 f"{site.name!r} is called after a module that the sample's step called later, and the other ranks were "
@@ -96,20 +103,11 @@ class RankedRuns:
         self._take_part(self._order[site.name])
         if self._called is not None:
             self._called.add(site.name)
-        return self._noted(self._ranked[site.name](run, *args, **kwargs))
+        return self._noted(self._calls.call(self._ranked[site.name], run, args, kwargs, is_there=True))
 
-    def compute(self, site_name: str, slots: tuple[int, ...]) -> Callable[[Callable[[], Any], Phase], Any]:
+    def compute(self, site_name: str, slots: tuple[int, ...]) -> Compute:
         """Returns what runs a module's own work on the lane of its quota."""
-        lane = self.lanes.lane(slots)
-
-        def run(work: Callable[[], Any], phase: Phase) -> Any:
-            start = time.perf_counter_ns()
-            with self.progress.computing(site_name, phase):
-                result = lane.submit(work).wait()
-            self._log.note(site_name, phase, slots, self._num_backwards, start)
-            return result
-
-        return run
+        return self._calls.compute(site_name, slots)
 
     def whole(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the model's own call, and takes part in the calls of modules that this rank had nothing for."""
@@ -118,12 +116,16 @@ class RankedRuns:
         self._called, self._tokens = set(), []
         self.progress.calls += 1
         try:
-            result = run(*args, **kwargs)
-            self._take_part(len(self._order))
+            result = self._calls.executor.whole(partial(self._inside, run), args, kwargs)
             return self._with_all_backwards(result)
         finally:
             self._called, self._tokens = None, []
             self._passed_over = set()
+
+    def _inside(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        result = run(*args, **kwargs)
+        self._take_part(len(self._order))
+        return result
 
     def _take_part(self, until: int) -> None:
         """Takes part in calls that come before one, if this rank has left them out."""
@@ -133,10 +135,11 @@ class RankedRuns:
             if index < until and name not in self._called:
                 self._called.add(name)
                 self._passed_over.add(name)
-                self._noted(self._ranked[name].without_rows())
+                ranked = self._ranked[name]
+                self._noted(self._calls.call(ranked, ranked.plain, *ranked.without_rows(), is_there=False))
 
-    def _noted(self, result: Any) -> Any:
-        token = next((t for t in tensors_in(result) if t.requires_grad), None)
+    def _noted(self, found: tuple[Any, torch.Tensor | None]) -> Any:
+        result, token = found
         if token is not None and self._called is not None:
             self._tokens.append(token)
         return result
@@ -151,10 +154,11 @@ class RankedRuns:
         return map_tensors(lambda tensor: instead.get(id(tensor), tensor), result)
 
     def backward_begins(self) -> None:
-        """Called from within a backward: what is shared is reduced at its end."""
+        """Called from within a backward: what is shared is reduced at its end, when lanes have come to rest."""
         task = torch._C._current_graph_task_id()
         if task != self._task:
             self._task = task
+            self._calls.executor.backwards.current()  # its end comes first
             torch.autograd.Variable._execution_engine.queue_callback(self._backward_ends)  # type: ignore[attr-defined]
 
     def _arrived(self, _parameter: torch.Tensor) -> None:
@@ -170,22 +174,26 @@ class RankedRuns:
     # The rest of what a handle asks for.
 
     def watch(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Does nothing: gradients of what is shared have hooks of their own."""
+        """Prepares parameters that operations between modules use."""
+        self._calls.executor.watch(parameters)
 
     def settle(self) -> None:
-        """Does nothing: every call has been waited for."""
+        """Orders what the caller does next behind all that the lanes were given."""
+        self._calls.executor.settle()
 
     def pause(self) -> None:
-        """Does nothing: plans are not tried on several ranks."""
+        """Comes to rest; plans are not tried on several ranks."""
+        self._calls.executor.pause()
 
     def resume(self) -> None:
-        """Does nothing."""
+        """Undoes ``pause``."""
+        self._calls.executor.resume()
 
     def close(self) -> None:
         """Ends the lanes and takes the hooks off the parameters."""
         if not self.closed:
             self.closed = True
-            self.lanes.close()
+            self._calls.executor.close()
             for ranked in self._ranked.values():
                 ranked.close()
             for reducer in self._shared:
@@ -195,13 +203,13 @@ class RankedRuns:
 
     @property
     def is_in_flight(self) -> bool:
-        """Never: autograd's own graph has all of it."""
-        return False
+        """Whether something that it alone can do has yet to be done for a backward."""
+        return self._calls.executor.is_in_flight
 
     @property
     def num_failed(self) -> int:
-        """None is known to have failed."""
-        return 0
+        """How many backwards are known to have failed."""
+        return self._calls.executor.num_failed
 
     @property
     def num_backwards(self) -> int:
@@ -214,7 +222,7 @@ class RankedRuns:
         return self._log.origin_ns
 
     def spans(self, origin_ns: int) -> tuple[Span, ...]:
-        """Returns what ran on this rank, in milliseconds since ``origin_ns``."""
+        """Returns what ran on this rank's slots, in milliseconds since ``origin_ns``."""
         return self._log.spans(origin_ns)
 
     def clear_spans(self) -> None:
@@ -223,11 +231,14 @@ class RankedRuns:
         self.progress.clear_waits()
         self.traffic.clear()
 
+    def _note_span(self, module: str, phase: str, slots: tuple[int, ...], start_ns: int) -> None:
+        self._log.note(module, phase, slots, self._num_backwards, start_ns)
+
     @property
     def notes(self) -> tuple[str, ...]:
-        """Which modules run here."""
+        """Which modules run here, and what else is to be known."""
         here = [name for name, ranked in self._ranked.items() if ranked.rank in ranked.members]
-        return (f"this rank runs {', '.join(here) or 'no placed module'}",)
+        return (f"this rank runs {', '.join(here) or 'no placed module'}", *self._calls.executor.notes)
 
 
 class Tied(torch.autograd.Function):
@@ -237,13 +248,13 @@ class Tied(torch.autograd.Function):
     def forward(ctx: Any, runs: RankedRuns, num_tokens: int, *tensors: torch.Tensor) -> Any:
         """Returns the results."""
         ctx.runs = runs
-        ctx.tokens = [(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors[:num_tokens]]
+        ctx.tokens = [(tensor.dtype, tensor.device) for tensor in tensors[:num_tokens]]
         ctx.set_materialize_grads(False)
         return tuple(tensor.view_as(tensor) for tensor in tensors[num_tokens:])
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        """Hands gradients on, and zeros to the calls."""
+        """Hands gradients on, and empty ones to the calls."""
         ctx.runs.backward_begins()
-        zeros = (torch.zeros(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.tokens)
-        return None, None, *zeros, *grads
+        empty = (torch.zeros(0, dtype=dtype, device=device) for dtype, device in ctx.tokens)
+        return None, None, *empty, *grads

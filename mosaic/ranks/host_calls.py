@@ -1,0 +1,226 @@
+"""Routed calls on the host: each module's on a lane of its own, so that the loop and other modules go on meanwhile.
+
+Such a lane holds no slots. What waits for messages runs there; the module's own work is handed to the lane of its
+slots and awaited. A call's kind is known beforehand from its template and its rows, so no shapes have to be learnt.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+
+from mosaic.backends.host_lanes import HostLanes
+from mosaic.engine.caller import caller
+from mosaic.engine.executor import Executor, join_joined
+from mosaic.engine.lane_tensor import LaneTensor, join_all
+from mosaic.engine.random_numbers import count_draws, drawing_from
+from mosaic.engine.signature import Arguments
+from mosaic.engine.site import Site
+from mosaic.engine.structure import flatten
+from mosaic.engine.thread_state import as_lane, interception, on_lane
+from mosaic.errors import ModuleContractError
+from mosaic.ranks.passing import ForwardPass
+from mosaic.ranks.progress import Progress
+from mosaic.ranks.ranked import Compute, Ranked
+from mosaic.ranks.routed_call import RoutedCall, signature_of
+from mosaic.ranks.traffic import Phase
+
+_LOG = logging.getLogger("mosaic")
+
+
+class HostCalls:
+    """Runs routed calls over an ``Executor``.
+
+    Args:
+        lanes: This rank's lanes; lanes without slots are added to them.
+        backward_begins: Called in the caller's thread when the backward of a call is reached.
+        note_span: Told of each piece of a module's own work: module, phase, slots, start in nanoseconds.
+        progress: Where this rank is.
+
+    Attributes:
+        executor: The engine of one rank.
+    """
+
+    def __init__(
+        self,
+        lanes: HostLanes,
+        backward_begins: Callable[[], None],
+        note_span: Callable[[str, str, tuple[int, ...], int], None],
+        progress: Progress,
+    ) -> None:
+        self.executor = Executor(lanes)
+        self.backward_begins = backward_begins
+        self._lanes = lanes
+        self._note_span = note_span
+        self._progress = progress
+        self._sites: dict[str, Site] = {}
+        self._draws: dict[Hashable, int] = {}
+        self._modes: dict[str, tuple[bool, ...]] = {}
+        self._failure: BaseException | None = None
+
+    def begin(self, ranked: Mapping[str, Ranked]) -> None:
+        """Opens the lanes of modules."""
+        for name, one in ranked.items():
+            site = Site(name, one.module, self._lanes.aside(f"routing {name}"))
+            self._sites[name] = site
+            self._modes[name] = site.parts()[0]
+            one.after_backward = self._after_backward
+            if one.learned is not None and one.rank in one.members:
+                site.obstacle = one.learned.obstacle
+                self.executor.let_draw(one.learned.drawing or ())
+
+    def compute(self, name: str, slots: tuple[int, ...]) -> Compute:
+        """Returns what runs a module's own work on the lane of its slots; in place where its call is in place."""
+        lane = self._lanes.lane(slots)
+
+        def run(work: Callable[[], Any], phase: Phase) -> Any:
+            start = 0
+
+            def timed() -> Any:
+                nonlocal start
+                start = time.perf_counter_ns()
+                with as_lane(), self._progress.computing(name, phase):
+                    return work()
+
+            try:
+                if on_lane() and not self.executor.closed:
+                    return lane.submit(timed).wait()
+                start = time.perf_counter_ns()
+                with self._progress.computing(name, phase):
+                    return work()
+            finally:
+                self._note_span(name, phase, slots, start)
+
+        return run
+
+    def call(
+        self, ranked: Ranked, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, is_there: bool
+    ) -> tuple[Any, torch.Tensor | None]:
+        """Makes a call; returns its result and the token of its backward."""
+        arguments = Arguments.take(args, kwargs)
+        arguments.leaves[:] = map(join_joined, arguments.leaves)
+        trouble = ranked.trouble_of(arguments.spec, arguments.leaves)
+        reason = str(trouble) if trouble is not None else interception() or self._sites[ranked.name].obstacle
+        if reason is None and arguments.opaque is not None:
+            reason = f"it takes a {arguments.opaque}, which may hide tensors"
+        if reason is None and self.executor.closed:
+            reason = "its lanes are closed"
+        if reason is not None:
+            return self._run_here(ranked, run, arguments.leaves, reason, is_there=is_there, trouble=trouble)
+        return self._launch(ranked, run, arguments, is_there=is_there)
+
+    @contextmanager
+    def in_step(self) -> Iterator[None]:
+        """Around work that exchanges messages: once some of it has failed, none follows.
+
+        The other ranks' messages would meet those of another call.
+
+        Raises:
+            BaseException: What failed first.
+        """
+        if self._failure is not None:
+            raise self._failure
+        try:
+            yield
+        except BaseException as error:
+            if self._failure is None:
+                self._failure = error
+                error.add_note("this rank is out of step with the others since; start all of them again")
+            raise
+
+    # Parts.
+
+    def _launch(
+        self, ranked: Ranked, run: Callable[..., Any], arguments: Arguments, *, is_there: bool
+    ) -> tuple[Any, torch.Tensor | None]:
+        executor, site = self.executor, self._sites[ranked.name]
+        key, draws = self._draws_of(ranked, site, arguments)
+        if draws:
+            everywhere = ranked.learned is None or ranked.learned.drawing is None or ranked.learned.draws == 0
+            drawn_from = executor.lane_generator(draws)
+            assert drawn_from is not None
+            run = partial(_drawing, run, drawn_from[0], everywhere)
+        before = torch.get_rng_state()
+        signature = signature_of(ranked, arguments)
+        call = RoutedCall(self, ranked, site, run, arguments, signature, is_there=is_there)
+        made = executor.launch(site, call, arguments)
+        assert site.last_forward is not None
+        if draws is None:
+            executor.wait(site.last_forward)
+            found = count_draws(before, torch.get_rng_state())
+            self._draws[key] = found or 0
+            if found is None:
+                site.obstacle = "it draws random numbers in a way that cannot be foreseen"
+        token = made.pop() if len(made) > len(ranked.template.leaves) else None
+        return ranked.result_of(made), token
+
+    def _draws_of(self, ranked: Ranked, site: Site, arguments: Arguments) -> tuple[Hashable, int | None]:
+        """Returns a call's kind and how many random numbers calls of that kind draw here; None if that is not known.
+
+        A call that is known to draw gets a generator of its own, in the state of the default one, which is moved on as
+        if the call had been made here. The first call of each kind draws from the default one and is waited for. A
+        kind is one of this rank's rows: where every rank runs its own, what is drawn is what a plain loop draws.
+        """
+        if ranked.rank not in ranked.members:
+            return None, 0
+        modes, _ = site.parts()
+        if ranked.learned is None or (ranked.learned.draws == 0 and modes == self._modes[site.name]):
+            return None, 0
+        key = (site.name, arguments.key(modes, ()))
+        return key, self._draws.get(key)
+
+    def _run_here(
+        self,
+        ranked: Ranked,
+        run: Callable[..., Any],
+        leaves: list[Any],
+        reason: str,
+        *,
+        is_there: bool,
+        trouble: ModuleContractError | None,
+    ) -> tuple[Any, torch.Tensor | None]:
+        """Makes a call where it is made, in the caller's own graph, with nothing else of this rank running."""
+        self._note_place(ranked.name, reason)
+        self.executor.drain()
+        with self.in_step():
+            passed = ForwardPass(ranked, run, join_all(leaves), is_there=is_there, trouble=trouble).go()
+        self._expect_gradients(self._sites[ranked.name])
+
+        def arrived(grad: torch.Tensor) -> torch.Tensor:
+            self.backward_begins()
+            self.executor.drain()
+            return grad.value() if isinstance(grad, LaneTensor) else grad
+
+        for tensor in [*flatten(passed.made)[0], passed.token]:
+            if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+                tensor.register_hook(arrived)
+        return ranked.result_of(passed.made), passed.token
+
+    def _expect_gradients(self, site: Site) -> None:
+        """Prepares its parameters: operations between modules may use them too, and lanes have these gradients."""
+        for parameter in site.parts()[1]:
+            if not parameter.is_meta:
+                self.executor.gradients.expect(parameter)
+
+    def _note_place(self, name: str, reason: str) -> None:
+        executor = self.executor
+        executor.in_place[name, reason] += 1
+        if (name, reason) not in executor.places:
+            executor.places[name, reason] = caller()
+            _LOG.warning("%s runs in place at %s: %s", name, executor.places[name, reason], reason)
+
+    @staticmethod
+    def _after_backward(ranked: Ranked) -> None:
+        if not on_lane():  # on a lane it is a piece of work of its own behind the backward
+            ranked.reduce()
+
+
+def _drawing(run: Callable[..., Any], generator: torch.Generator, everywhere: bool, *args: Any, **kwargs: Any) -> Any:
+    with drawing_from(generator, everywhere=everywhere):
+        return run(*args, **kwargs)
