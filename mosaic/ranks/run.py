@@ -159,6 +159,9 @@ class RankedRuns:
         if task != self._task:
             self._task = task
             self._calls.executor.backwards.current()  # its end comes first
+            for reducer in self._shared:  # what comes from now on is added up before it is added to what was there
+                for parameter in reducer.parameters:
+                    self._calls.executor.gradients.set_aside(parameter)
             torch.autograd.Variable._execution_engine.queue_callback(self._backward_ends)  # type: ignore[attr-defined]
 
     def _arrived(self, _parameter: torch.Tensor) -> None:
