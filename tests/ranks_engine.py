@@ -11,6 +11,7 @@ from torch import nn
 
 from mosaic.backends.host import HostBackend
 from mosaic.engine import find_modules
+from mosaic.errors import MosaicError
 from mosaic.plan import Placement, Plan, SearchRecord, Stage
 from mosaic.ranks.colocate import colocate_ranks
 
@@ -163,7 +164,7 @@ def nobody_there(rank: int, size: int) -> bool:
 
 
 def failing(rank: int, size: int) -> str:
-    """A module's compute fails on rank 0 in the second step's backward; returns what the loop got, on rank 0."""
+    """A module's compute fails on rank 0 in the second step's backward; returns what the loop got."""
 
     class Fails(torch.autograd.Function):
         @staticmethod
@@ -203,7 +204,7 @@ def failing(rank: int, size: int) -> str:
     for _ in range(2):  # and once it has failed, nothing is sent any more
         try:
             model(torch.randn(3, 4)).sum().backward()
-        except (ArithmeticError, RuntimeError) as error:
+        except (ArithmeticError, RuntimeError, MosaicError) as error:
             said.append(f"{type(error).__name__}: {error} {' '.join(getattr(error, '__notes__', ()))}")
         if rank:
             break
