@@ -48,6 +48,7 @@ class Executor:
             before lanes begin.
         backwards: The caller's backwards.
         gradients: Leaves whose gradients lanes compute.
+        forwards: Those that nobody has seen end.
         second_tries: Calls for which there was no memory beside the others.
         num_launched: How many calls went to lanes.
         closed: Whether the lanes were given back.
@@ -62,7 +63,7 @@ class Executor:
         self.closed = False
         self.backwards = Backwards(self)
         self.gradients = LeafGradients(self.backwards.current)
-        self._forwards = Forwards(self.wait)
+        self.forwards = Forwards(self.wait)
         self.last_write: dict[Lane, Ticket[Any]] = {}
         self._operators = Operators(self)
         self._batches: dict[Lane, Batch] = {}
@@ -168,7 +169,7 @@ class Executor:
         after = self.inputs_from(lane_tensors(arguments.leaves), site.lane)
         self.num_launched += 1
         ticket = site.last_forward = self.submit(site, "forward", call.forward, after)
-        self._forwards.note(ticket)
+        self.forwards.note(ticket)
         made = [
             LaneTensor(info.like, self, site.lane, ticket, pick, site.name) for pick, info in enumerate(signature.made)
         ]
@@ -267,7 +268,7 @@ class Executor:
         except BaseException as error:
             if not on_lane():
                 self.drain()
-                self._forwards.told(error)
+                self.forwards.told(error)
             raise
 
     def drain(self) -> None:
@@ -284,7 +285,7 @@ class Executor:
 
     def check_forwards(self) -> None:
         """Waits for all forwards, those included whose results nobody used, and raises what they raised."""
-        self._forwards.check()
+        self.forwards.check()
 
     def _on_lane(self, module: str, phase: str, slots: tuple[int, ...], work: Callable[[], T]) -> Callable[[], T]:
         step = self.backwards.ended
@@ -301,7 +302,7 @@ class Executor:
 
     def begin(self) -> None:
         """Called before the model's own forward: forgets what an error cut short."""
-        self._forwards.forget()
+        self.forwards.forget()
         if torch._C._current_graph_task_id() == -1:
             self.backwards.forget_failed()
 

@@ -17,16 +17,20 @@ class Forwards:
 
     Args:
         wait: Waits for a ticket, and raises what its work raised.
+
+    Attributes:
+        looks_early: Whether what has failed is raised at the next call already, wherever the program is by then.
     """
 
     def __init__(self, wait: Callable[[Ticket[Any]], Any]) -> None:
+        self.looks_early = True
         self._wait = wait
         self._unseen: deque[Ticket[Any]] = deque()
 
     def note(self, ticket: Ticket[Any]) -> None:
         """Adds one, and looks at those that have ended."""
         self._unseen.append(ticket)
-        while self._unseen and (self._unseen[0].done or len(self._unseen) > _MOST):
+        while self._unseen and ((self.looks_early and self._unseen[0].done) or len(self._unseen) > _MOST):
             self._wait(self._unseen.popleft())
 
     def check(self) -> None:

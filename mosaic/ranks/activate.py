@@ -112,7 +112,7 @@ def _feed(subject: Subject, members: Members, examined: Examined) -> Feed:
         for leaf, cut in zip(leaves, examined.batched[subject.name], strict=True)
         if cut
     )
-    template = examined.templates[subject.name]
+    template = examined.learned[subject.name][0]
     made = sum(
         leaf.nbytes * (1 + trains)
         for leaf, trains in zip(template.leaves, template.differentiable, strict=True)

@@ -59,6 +59,8 @@ class HostCalls:
         self._lanes = lanes
         self._note_span = note_span
         self._progress = progress
+        self.executor.forwards.looks_early = False  # or ranks would stop at different calls, as it comes
+        self._ranked: dict[str, Ranked] = {}
         self._sites: dict[str, Site] = {}
         self._draws: dict[Hashable, int] = {}
         self._modes: dict[str, tuple[bool, ...]] = {}
@@ -66,6 +68,7 @@ class HostCalls:
 
     def begin(self, ranked: Mapping[str, Ranked]) -> None:
         """Opens the lanes of modules."""
+        self._ranked = dict(ranked)
         for name, one in ranked.items():
             site = Site(name, one.module, self._lanes.aside(f"routing {name}"))
             self._sites[name] = site
@@ -100,9 +103,25 @@ class HostCalls:
         return run
 
     def call(
-        self, ranked: Ranked, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, is_there: bool
+        self,
+        ranked: Ranked,
+        run: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        is_there: bool,
+        waits: bool,
     ) -> tuple[Any, torch.Tensor | None]:
-        """Makes a call; returns its result and the token of its backward."""
+        """Makes a call; returns its result and the token of its backward.
+
+        Args:
+            ranked: The module.
+            run: Makes the module's own call.
+            args: Its arguments.
+            kwargs: Its named arguments.
+            is_there: Whether this rank calls it, rather than taking part without rows.
+            waits: Whether to wait for its forward, so that what it raises comes out here.
+        """
         arguments = Arguments.take(args, kwargs)
         arguments.leaves[:] = map(join_joined, arguments.leaves)
         trouble = ranked.trouble_of(arguments.spec, arguments.leaves)
@@ -113,13 +132,18 @@ class HostCalls:
             reason = "its lanes are closed"
         if reason is not None:
             return self._run_here(ranked, run, arguments.leaves, reason, is_there=is_there, trouble=trouble)
-        return self._launch(ranked, run, arguments, is_there=is_there)
+        found = self._launch(ranked, run, arguments, is_there=is_there)
+        last = self._sites[ranked.name].last_forward
+        if waits and last is not None:
+            self.executor.wait(last)
+        return found
 
     @contextmanager
     def in_step(self) -> Iterator[None]:
         """Around work that exchanges messages: once some of it has failed, none follows.
 
-        The other ranks' messages would meet those of another call.
+        The other ranks' messages would meet those of another call. Where all ranks raised alike, before any rows moved,
+        they are together still.
 
         Raises:
             BaseException: What failed first.
@@ -129,10 +153,13 @@ class HostCalls:
         try:
             yield
         except BaseException as error:
-            if self._failure is None:
+            if self._failure is None and not self._is_refused(error):
                 self._failure = error
                 error.add_note("this rank is out of step with the others since; start all of them again")
             raise
+
+    def _is_refused(self, error: BaseException) -> bool:
+        return any(one.refused is not None and one.refused() is error for one in self._ranked.values())
 
     # Parts.
 

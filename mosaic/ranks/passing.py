@@ -6,6 +6,7 @@ module's own graph hangs below ``Here``: its backward runs where its forward ran
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -72,16 +73,20 @@ class ForwardPass:
         ranked.note(steps.AGREE)
         grad = torch.is_grad_enabled()
         wants = [isinstance(leaf, torch.Tensor) and leaf.requires_grad and grad for leaf in leaves]
-        agreed = agree(
-            ranked.name,
-            ranked.control,
-            leaves,
-            ranked.batched,
-            is_there=self._is_there,
-            wants=wants,
-            trouble=self._trouble,
-            waiting=ranked.waiting,
-        )
+        try:
+            agreed = agree(
+                ranked.name,
+                ranked.control,
+                leaves,
+                ranked.batched,
+                is_there=self._is_there,
+                wants=wants,
+                trouble=self._trouble,
+                waiting=ranked.waiting,
+            )
+        except ModuleContractError as error:
+            ranked.refused = weakref.ref(error)
+            raise
         self._there = agreed.there
         # What wanted one in the sample's step counts as wanting one, since the results' kind was learnt there.
         self._wanted = [a or (grad and b) for a, b in zip(agreed.wanted, ranked.sample_wants, strict=True)]

@@ -24,6 +24,7 @@ it ends.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -112,6 +113,7 @@ class Ranked:
         anchor: An empty leaf that makes results differentiable where only its parameters are.
         after_backward: Called once a backward has started all of its reduction; by default waits for it right there.
         on_backward: Called when its backward is reached, in the thread that runs it.
+        refused: What was raised on all ranks alike, before any rows moved, when last a call could not be routed.
         on_step: Told of the steps of its calls, for tests.
 
     Raises:
@@ -148,6 +150,7 @@ class Ranked:
         self.waiting = waiting
         self.learned = learned
         self.after_backward: Callable[[Ranked], None] = Ranked.reduce
+        self.refused: weakref.ref[BaseException] | None = None
         self.on_backward: Callable[[], None] = lambda: None
         self.on_step: Callable[[str, Step], None] | None = None
         self._reducer = reducer

@@ -103,7 +103,9 @@ class RankedRuns:
         self._take_part(self._order[site.name])
         if self._called is not None:
             self._called.add(site.name)
-        return self._noted(self._calls.call(self._ranked[site.name], run, args, kwargs, is_there=True))
+        # Outside of the model's own call nobody looks, at its end, for what was raised.
+        waits = self._called is None
+        return self._noted(self._calls.call(self._ranked[site.name], run, args, kwargs, is_there=True, waits=waits))
 
     def compute(self, site_name: str, slots: tuple[int, ...]) -> Compute:
         """Returns what runs a module's own work on the lane of its quota."""
@@ -136,7 +138,8 @@ class RankedRuns:
                 self._called.add(name)
                 self._passed_over.add(name)
                 ranked = self._ranked[name]
-                self._noted(self._calls.call(ranked, ranked.plain, *ranked.without_rows(), is_there=False))
+                args, kwargs = ranked.without_rows()
+                self._noted(self._calls.call(ranked, ranked.plain, args, kwargs, is_there=False, waits=False))
 
     def _noted(self, found: tuple[Any, torch.Tensor | None]) -> Any:
         result, token = found
