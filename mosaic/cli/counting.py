@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
+from torch import nn
 
 from mosaic.cli.workload import load_workload
 from mosaic.cost.analytic import count_degrees
@@ -41,7 +42,9 @@ def count_with_traffic(
     """
     meta = torch.device("meta")
     workload = load_workload(model, device=meta)
-    finding = find_modules(workload.model.to(meta), moved(workload.sample, meta))
+    # Over several ranks, what modules share with others is no obstacle.
+    several = max(degrees) > 1
+    finding = find_modules(_on_meta(workload.model), moved(workload.sample, meta), may_share=several)
     counts = {
         subject.name: count_degrees(
             subject.module, subject.args, subject.kwargs, degrees=tuple(degrees), target=kind, settings=subject.settings
@@ -56,3 +59,17 @@ def count_with_traffic(
             traffic[subject.name] = ModuleTraffic(parameter_gradients=subject.gradient_bytes)
             unknown.append(subject.name)
     return finding.graph, counts, traffic, tuple(unknown)
+
+
+def _on_meta(model: nn.Module) -> nn.Module:
+    """Moves a model to the meta device, where ``Module.to`` gives each module a copy of what several had in common."""
+    owners: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
+    for part in model.modules():
+        for name, parameter in part._parameters.items():
+            if parameter is not None:
+                owners.setdefault(parameter, []).append((part, name))
+    model.to(torch.device("meta"))
+    for (first, own), *others in owners.values():
+        for part, name in others:
+            part._parameters[name] = first._parameters[own]
+    return model

@@ -81,7 +81,11 @@ def measure(request: Request) -> Measured:
     quotas, degrees = parse_quotas(request.quotas), _numbers("--degrees", request.degrees)
     network = _links(request, max(degrees), backend.device) if max(degrees) > 1 else None
     with Progress() as progress, _counters(backend, wanted=request.counters) as counters:
-        finding = find_modules(workload.model.to(backend.torch_device), moved(workload.sample, backend.torch_device))
+        finding = find_modules(
+            workload.model.to(backend.torch_device),
+            moved(workload.sample, backend.torch_device),
+            may_share=max(degrees) > 1,  # over several ranks that is no obstacle
+        )
         profile = profile_modules(
             workload.model,
             finding.subjects,

@@ -43,6 +43,37 @@ def test_a_model_of_the_papers_size_is_planned_for_a_described_gpu_without_its_w
     assert {placement.module for placement in artifact.load(Plan, output).placements} == {"visual", "text"}
 
 
+_TIED = """
+import torch
+from torch import nn
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.reader = nn.Sequential(nn.Embedding(64, 32), nn.Linear(32, 32))
+        self.seer = nn.Linear(32, 32)
+        self.writer = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 64, bias=False))
+        self.writer[1].weight = self.reader[0].weight
+
+    def forward(self, ids, x):
+        return self.writer(self.reader(ids).mean(1) + self.seer(x))
+
+def make():
+    return Tied(), {"ids": torch.zeros(4, 3, dtype=torch.long), "x": torch.zeros(4, 32)}
+"""
+
+
+def test_a_plan_for_several_gpus_has_the_modules_that_ranks_place(tmp_path: Path):
+    from mosaic.cli.counting import count_workload
+
+    file = tmp_path / "tied.py"
+    file.write_text(_TIED)
+    alone, _ = count_workload(f"{file}:make", (1,), kind="cuda")
+    several, _ = count_workload(f"{file}:make", (1, 2), kind="cuda")
+    assert {module.name for module in alone.modules} == {"seer"}
+    assert {module.name for module in several.modules} == {"reader", "seer", "writer"}
+
+
 @pytest.mark.parametrize(
     ("where", "message"),
     [
