@@ -92,7 +92,7 @@ _IN_ORDER = (
         function="bench.roofline:measure_ceilings",
         seconds=5,
     ),
-    _question("overlap", "what part of a gain comes from quotas, and what from concurrency?", 30),
+    _question("overlap", "what part of a gain comes from quotas, and what from concurrency?", 27),
     _question("pool", "what does it cost to make contexts, and to lend them?", 15, grid=4),
     *_models(8, 22),
     _question("isolation", "does work stay in its partition?", 12, grid=4),
@@ -117,7 +117,7 @@ _IN_ORDER = (
         for count in (8, 32)
     ),
     _unknown("placements", "does it matter how unequal partitions are cut?", "measure_placements", 6),
-    _question("interference", "what do kernels cost each other?", 25, grid=4),
+    _question("interference", "what do kernels cost each other?", 22, grid=4),
     Measurement(
         name="ranks/one",
         asks="does a start as one rank cost anything over a plain one?",

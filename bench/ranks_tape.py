@@ -2,7 +2,9 @@
 
 While a tape records, the collectives of torch.distributed do what they do and leave what they were given. *Played*,
 they are made again, in the same order and with nothing in between: communication alone. *Left out*, a step finds in
-each call's tensors what it found there when it was recorded: compute alone, with the same numbers.
+each call's tensors what it found there when it was recorded: compute alone, with the same numbers. The engine's modules
+communicate from threads of their own, so only what went over one communicator has an order that all ranks share; what
+is played has a thread for each communicator too.
 """
 
 from __future__ import annotations
@@ -10,7 +12,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -98,12 +101,21 @@ class Tape:
 
     def play_ms(self) -> float:
         """Makes the collectives again and returns how long they took together, in milliseconds."""
+        of_group: dict[int, list[Call]] = defaultdict(list)
+        for call in self.calls:
+            of_group[id(call.group)].append(call)
         start = time.perf_counter()
-        pending = [getattr(dist, call.name)(*call.given, **call.more) for call in self.calls]
-        for work in pending:
-            if work is not None:
-                work.wait()
+        with ThreadPoolExecutor(max(1, len(of_group))) as threads:
+            for ended in [threads.submit(_play, calls) for calls in of_group.values()]:
+                ended.result()
         return (time.perf_counter() - start) * 1e3
+
+
+def _play(calls: Sequence[Call]) -> None:
+    pending = [getattr(dist, call.name)(*call.given, **call.more) for call in calls]
+    for work in pending:
+        if work is not None:
+            work.wait()
 
 
 def outputs_of(name: str, args: tuple[Any, ...]) -> list[torch.Tensor]:

@@ -48,7 +48,7 @@ class Makeup:
                 )
             changed = {name: what for name, what in changed.items() if name not in inside}
             before, now = self._kind_of(module, self._kinds), self._kind_of(module, kinds)
-            if before != now and before and now:
+            if before != now and now:
                 yield (f"{module} was {before} when it was colocated and is {now} now; its plan is of then: {_TODO}")
         outermost = [name for name in changed if name.rpartition(".")[0] not in changed]
         yield from (f"{name} was {changed[name]} after colocating; no plan knows of it" for name in outermost)
@@ -60,5 +60,4 @@ class Makeup:
 
 
 def _kinds(model: nn.Module) -> dict[str, tuple[torch.dtype, torch.device]]:
-    # What is on the meta device is on another rank.
-    return {name: (each.dtype, each.device) for name, each in model.named_parameters() if not each.is_meta}
+    return {name: (parameter.dtype, parameter.device) for name, parameter in model.named_parameters()}
