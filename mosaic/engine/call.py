@@ -81,6 +81,13 @@ class Call:
         self._roots = [t for t, o in zip(outputs, self.signature.outputs, strict=True) if o.same_input is None]
         return [tensor.detach() for tensor in self._roots]
 
+    def pending(self, ticket: Ticket[list[torch.Tensor]]) -> list[LaneTensor]:
+        """Returns what stands for the tensors that the module makes, before its forward, ``ticket``, has run."""
+        return [
+            LaneTensor(info.like, self.executor, self.site.lane, ticket, pick, self.site.name)
+            for pick, info in enumerate(self.signature.made)
+        ]
+
     def _run_with_memory(self, run: Callable[..., Any], arguments: Arguments) -> list[Any]:
         """Calls the module; if there is no memory for it beside the others, once more with all of them at rest.
 

@@ -170,9 +170,7 @@ class Executor:
         self.num_launched += 1
         ticket = site.last_forward = self.submit(site, "forward", call.forward, after)
         self.forwards.note(ticket)
-        made = [
-            LaneTensor(info.like, self, site.lane, ticket, pick, site.name) for pick, info in enumerate(signature.made)
-        ]
+        made = call.pending(ticket)
         if any(info.differentiable for info in signature.made):
             site.entered(call)
             edges = [inputs[index] for index in signature.edges]

@@ -13,6 +13,7 @@ from torch import nn
 
 from mosaic.engine.caller import caller
 from mosaic.engine.follow import follow
+from mosaic.engine.handovers import Handover
 from mosaic.engine.remarks import Remark
 from mosaic.engine.structure import tensors_in
 from mosaic.engine.work import ModuleWork
@@ -41,6 +42,7 @@ class Finding:
             model looks up before it calls its language model.
         remarks: What the user should know about modules that can be placed.
         places: For each module the line that calls it.
+        handovers: Results that go into another module as they are, and nowhere else.
     """
 
     graph: ModuleGraph
@@ -50,6 +52,7 @@ class Finding:
     parted: dict[str, frozenset[int]] = field(default_factory=dict)
     remarks: tuple[Remark, ...] = ()
     places: dict[str, str] = field(default_factory=dict)
+    handovers: tuple[Handover, ...] = ()
 
 
 def find_modules(
@@ -100,6 +103,7 @@ def find_modules(
         followed.parted,
         tuple(remark for remark in followed.remarks if remark.module in calls),
         followed.places,
+        followed.handovers,
     )
 
 

@@ -16,7 +16,8 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from mosaic.engine.caller import caller
-from mosaic.engine.lane_tensor import reads_metadata
+from mosaic.engine.handovers import Handover, Handovers
+from mosaic.engine.lane_tensor import HOOKS, operator_name, reads_metadata
 from mosaic.engine.remarks import Remark, Remarks
 from mosaic.engine.stream_beside import Beside
 from mosaic.engine.structure import flatten, is_opaque, tensors_in
@@ -34,12 +35,14 @@ class _Follower(TorchFunctionMode):
         obstacles: Candidates that reach others, or are reached, by more than arguments and results; with the reason.
         remarks: What the user should know about candidates that can be placed.
         beside: What the candidates exchange with the operations between them, other than by arguments and results.
+        handovers: What goes from one candidate into another as it is.
     """
 
     def __init__(self, candidates: Mapping[str, nn.Module]) -> None:
         super().__init__()
         self.obstacles: dict[str, str] = {}
         self.beside = Beside(candidates)
+        self.handovers = Handovers()
         self.remarks = Remarks(candidates)
         self._places: dict[int, str] = {}
         self._owners: dict[int, dict[str, str]] = {}
@@ -101,8 +104,11 @@ class _Follower(TorchFunctionMode):
         """Passes marks on from an operator's inputs to its results, and to what it writes into."""
         kwargs = kwargs or {}
         if reads_metadata(func):
+            if operator_name(func) in HOOKS:
+                self.handovers.used(tensors_in((args, kwargs)), None)
             return func(*args, **kwargs)
         inputs, here = tensors_in((args, kwargs)), self._running[-1] if self._running else None
+        self.handovers.used(inputs, here)
         ran = self.remarks.watching(here, args, inputs, self.sources((args, kwargs)))
         result = func(*args, **kwargs)
         ran(func, kwargs)
@@ -157,6 +163,8 @@ class Followed:
     """What the user should know about who can be placed."""
     places: dict[str, str]
     """For each candidate the line that calls it."""
+    handovers: tuple[Handover, ...]
+    """What goes from one candidate into another as it is, and nowhere else."""
 
 
 def follow(
@@ -185,6 +193,7 @@ def follow(
                 edges.setdefault((source, name), Edge(source=source, target=name))
             places[name] = caller()
             calls[name] = Subject(name, module, args, kwargs, ThreadState.capture().applied)
+            follower.handovers.enter(name, args, kwargs)  # first: what follows reads tensors itself
             follower.enter(name, tensors_in((args, kwargs)))
 
         return hook
@@ -192,11 +201,12 @@ def follow(
     def after(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, result: Any) -> None:
             follower.leave(name, result)
+            follower.handovers.leave(name, result)
 
         return hook
 
     with _hooked(candidates, before, after), follower:
-        run()
+        end = run()
     parted = follower.parted(shared or {}, may_share=may_share)
     obstacles = {name: reason for name, call in calls.items() if (reason := _obstacle(call)) is not None}
     return Followed(
@@ -207,6 +217,7 @@ def follow(
         parted,
         follower.remarks.found,
         places,
+        follower.handovers.found(end),
     )
 
 

@@ -47,6 +47,8 @@ _METADATA = _words(
     get_device ndimension __len__ __hash__ register_hook retain_grad is_inference has_names _is_view
     """
 )
+HOOKS = _words("register_hook retain_grad __get__:grad")
+"""Of what reads no value, what reads a gradient."""
 _VALUES = _words(
     """
     numpy tolist item __array__ data_ptr untyped_storage storage __dlpack__ __dlpack_device__ __repr__ __str__

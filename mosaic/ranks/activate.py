@@ -12,6 +12,7 @@ from torch import nn
 
 from mosaic.backends.base import Backend
 from mosaic.engine.find import Finding, Sample
+from mosaic.engine.handovers import Handover
 from mosaic.engine.placing import PlacedPlan
 from mosaic.engine.signature import Arguments, Signature, learn
 from mosaic.engine.structure import flatten
@@ -19,6 +20,7 @@ from mosaic.engine.users import users_of
 from mosaic.plan import Plan
 from mosaic.profiler import Subject, preserved
 from mosaic.ranks.batched import rows_of
+from mosaic.ranks.handing import hand_over, handed_straight, stops_of
 from mosaic.ranks.handle import RankHandle
 from mosaic.ranks.ownership import GivenUp, give_up
 from mosaic.ranks.progress import OUTSIDE, Waiting
@@ -27,6 +29,7 @@ from mosaic.ranks.reduce import GradientReducer
 from mosaic.ranks.run import RankedRuns
 from mosaic.ranks.sampler import Feed
 from mosaic.ranks.tied import Holdings, Members, even_out, holdings_of, marked
+from mosaic.ranks.ways import Ways
 from mosaic.ranks.world import World
 
 
@@ -56,9 +59,26 @@ def examine(model: nn.Module, finding: Finding, sample: Sample) -> Examined:
 
 
 def activate(
-    model: nn.Module, finding: Finding, plan: Plan, world: World, backend: Backend, examined: Examined
+    model: nn.Module,
+    finding: Finding,
+    plan: Plan,
+    world: World,
+    backend: Backend,
+    examined: Examined,
+    *,
+    direct: bool = True,
 ) -> RankHandle:
-    """Gives the modules to their ranks; all ranks call it alike."""
+    """Gives the modules to their ranks; all ranks call it alike.
+
+    Args:
+        model: The model.
+        finding: Its modules.
+        plan: Where they run.
+        world: The ranks.
+        backend: Where this rank runs.
+        examined: What the sample showed beyond the modules.
+        direct: Whether results may go from one module's ranks straight to another's.
+    """
     rank, everyone = world.rank, range(world.size)
     torch.clear_autocast_cache()  # it refers to the parameters that are given up
     members = {placed.module: tuple(sorted(placed.devices)) for placed in plan.placements}
@@ -95,30 +115,43 @@ def activate(
         )
         if rank not in ranks:
             give_up(subject.module, keep=held, told=GivenUp(subject.name, ranks))
+    handed, ways = _handed(finding, members, examined, world) if direct else ((), Ways({}))
+    hand_over(ranked, handed, ways)
     runs.begin(ranked, _shared_reducers(holdings, members, world, partial(runs.progress.waiting, OUTSIDE)))
     placed = PlacedPlan(plan, finding, runs)
-    notes = (*_notes(holdings), *backend.notes)
-    feeds = tuple(_feed(subject, members[subject.name], examined) for subject in finding.subjects)
+    straight = (f"results of {one.source} go straight to the ranks of {one.target}, not home" for one in handed)
+    notes = (*_notes(holdings), *dict.fromkeys(straight), *backend.notes)
+    feeds = tuple(_feed(subject, ranked[subject.name], examined) for subject in finding.subjects)
     return RankHandle(
         model, finding, plan, profile=None, notes=notes, placed=placed, world=world, holdings=holdings, feeds=feeds
     )
 
 
-def _feed(subject: Subject, members: Members, examined: Examined) -> Feed:
-    """Returns what a module's rows weigh; those of what takes a gradient go both ways."""
+def _handed(
+    finding: Finding, members: Mapping[str, Members], examined: Examined, world: World
+) -> tuple[tuple[Handover, ...], Ways]:
+    """Returns which results go straight on, and the ways of all rows then."""
+    templates = {name: template for name, (template, _) in examined.learned.items()}
+    known = (finding.subjects, members, examined.batched, templates)
+    handed = handed_straight(finding.handovers, *known, world)
+    return handed, Ways(stops_of(handed, *known))
+
+
+def _feed(subject: Subject, ranked: Ranked, examined: Examined) -> Feed:
+    """Returns what a module's rows weigh that come from home or go there; those that take a gradient go both ways."""
     leaves = flatten((subject.args, subject.kwargs))[0]
     given = sum(
         leaf.nbytes * (1 + leaf.requires_grad)
-        for leaf, cut in zip(leaves, examined.batched[subject.name], strict=True)
-        if cut
+        for index, (leaf, cut) in enumerate(zip(leaves, examined.batched[subject.name], strict=True))
+        if cut and index not in ranked.taken
     )
     template = examined.learned[subject.name][0]
     made = sum(
         leaf.nbytes * (1 + trains)
-        for leaf, trains in zip(template.leaves, template.differentiable, strict=True)
-        if isinstance(leaf, torch.Tensor)
+        for index, (leaf, trains) in enumerate(zip(template.leaves, template.differentiable, strict=True))
+        if isinstance(leaf, torch.Tensor) and index not in ranked.given
     )
-    return Feed(members=members, step_bytes=float(given + made))
+    return Feed(members=ranked.members, step_bytes=float(given + made))
 
 
 def _shared_reducers(

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from mosaic.errors import ModuleContractError
 from mosaic.ranks.progress import Waiting, unwatched
 
-_FACTS = 5
+_FACTS = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +39,8 @@ def agree(
     *,
     is_there: bool,
     wants: Sequence[bool],
+    rows: int | None = None,
+    is_straight: bool = False,
     trouble: ModuleContractError | None = None,
     waiting: Waiting = unwatched,
 ) -> Agreement:
@@ -51,16 +53,19 @@ def agree(
         batched: For each argument of the sample's call, whether it has a row for each sample.
         is_there: Whether this rank calls the module.
         wants: For each argument, whether it wants a gradient here.
+        rows: Rows that this rank holds; by default as many as the arguments have.
+        is_straight: Whether rows come from other modules' ranks, or go there, rather than home.
         trouble: Why this rank's call cannot be routed.
         waiting: Notes that a thread waits for other ranks.
 
     Raises:
         ModuleContractError: A rank's call cannot be routed, or calls differ in what has to be the same; on all ranks.
     """
-    told = [0, is_there, True, 0, 0] + [0] * len(batched)
+    told = [0, is_there, True, 0, 0, is_straight] + [0] * len(batched)
     if trouble is None:
         cut = [leaf for leaf, has_rows in zip(leaves, batched, strict=True) if has_rows]
-        told = [len(cut[0]), is_there, False, _said(leaves), _shapes(cut), *wants]
+        held = len(cut[0]) if rows is None else rows
+        told = [held, is_there, False, _said(leaves), _shapes(cut), is_straight, *wants]
     mine = torch.tensor(told, dtype=torch.int64)
     found = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
     with waiting("forward"):
@@ -108,6 +113,11 @@ def _check(name: str, table: torch.Tensor) -> None:
     if failed:
         ranks = ", ".join(map(str, failed))
         raise ModuleContractError(f"{name!r} could not be called on rank {ranks}, which says why")
+    if len(table[:, 5].unique()) > 1:
+        raise ModuleContractError(
+            f"{name!r} is called within the model's own call on some ranks and outside of it on others, so that they "
+            "do not agree on which way its rows go; call it in one place on all ranks, or colocate(..., direct=False)"
+        )
     calling = table[table[:, 1].bool()]
     for column, what in (
         (3, "other arguments that are no tensors (numbers, flags, strings), which have to be the same"),

@@ -43,6 +43,7 @@ def colocate_ranks(
     timeout_s: float = TIMEOUT_S,
     watch: WatchSettings | None = None,
     communication_slots: CommunicationSlots = 0,
+    direct: bool = True,
 ) -> RankHandle:
     """Colocates a model over all ranks that torchrun started; every rank calls it with its own batch.
 
@@ -74,6 +75,8 @@ def colocate_ranks(
         communication_slots: Where no plan is given: slots of each device that no module gets, so that collectives do
             not take theirs, or ``remainder``: the SMs that are no slot's. NCCL is held to as many CTAs; a plan that is
             given says itself what it reserves.
+        direct: Let a result that goes into another module as it is, and nowhere else in the sample's step, go straight
+            to that module's ranks where this sends less. A loop that uses it otherwise later on gets an error.
 
     Raises:
         BackendUnavailableError: The ranks differ in device, versions or model; names them. Or the model is on a GPU.
@@ -111,7 +114,7 @@ def colocate_ranks(
             world.all_or_none(error)
         world.check_same_plan(plan.fingerprint, plan.num_devices)
         world.max_ctas = plan.communication_sms or None
-        return activate(model, finding, plan, world, backend, examined)
+        return activate(model, finding, plan, world, backend, examined, direct=direct)
 
 
 def cores_of_rank() -> tuple[int, ...]:

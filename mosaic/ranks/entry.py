@@ -24,6 +24,7 @@ _ON_SEVERAL = {
     "timeout_s",
     "watch",
     "communication_slots",
+    "direct",
 }
 
 
@@ -31,7 +32,8 @@ _ON_SEVERAL = {
 def colocate(model: nn.Module, **options: Any) -> Handle:
     """Colocates a model on this process's device, or over all ranks that torchrun started."""
     if not World.is_there():
-        options.pop("communication_slots", None)  # nobody to communicate with
+        for name in ("communication_slots", "direct"):  # nobody to communicate with
+            options.pop(name, None)
         return on_one_rank(model, **options)
     refused = sorted(set(options) - _ON_SEVERAL)
     if refused:

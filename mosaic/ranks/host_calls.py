@@ -18,7 +18,7 @@ import torch
 from mosaic.backends.host_lanes import HostLanes
 from mosaic.engine.caller import caller
 from mosaic.engine.executor import Executor, join_joined
-from mosaic.engine.lane_tensor import LaneTensor, join_all
+from mosaic.engine.lane_tensor import LaneTensor, Ready, join_all
 from mosaic.engine.random_numbers import count_draws, drawing_from
 from mosaic.engine.signature import Arguments
 from mosaic.engine.site import Site
@@ -29,6 +29,7 @@ from mosaic.ranks.passing import ForwardPass
 from mosaic.ranks.progress import Progress
 from mosaic.ranks.ranked import Compute, Ranked
 from mosaic.ranks.routed_call import RoutedCall, signature_of
+from mosaic.ranks.straight import Kept, opened, standing_for
 from mosaic.ranks.traffic import Phase
 
 _LOG = logging.getLogger("mosaic")
@@ -124,15 +125,18 @@ class HostCalls:
         """
         arguments = Arguments.take(args, kwargs)
         arguments.leaves[:] = map(join_joined, arguments.leaves)
-        trouble = ranked.trouble_of(arguments.spec, arguments.leaves)
+        straight = ranked.goes_straight(inside=not waits)
+        trouble = ranked.trouble_of(arguments.spec, arguments.leaves, straight=straight)
         reason = str(trouble) if trouble is not None else interception() or self._sites[ranked.name].obstacle
         if reason is None and arguments.opaque is not None:
             reason = f"it takes a {arguments.opaque}, which may hide tensors"
         if reason is None and self.executor.closed:
             reason = "its lanes are closed"
         if reason is not None:
-            return self._run_here(ranked, run, arguments.leaves, reason, is_there=is_there, trouble=trouble)
-        found = self._launch(ranked, run, arguments, is_there=is_there)
+            return self._run_here(
+                ranked, run, arguments.leaves, reason, is_there=is_there, trouble=trouble, straight=straight
+            )
+        found = self._launch(ranked, run, arguments, is_there=is_there, straight=straight)
         last = self._sites[ranked.name].last_forward
         if waits and last is not None:
             self.executor.wait(last)
@@ -164,7 +168,7 @@ class HostCalls:
     # Parts.
 
     def _launch(
-        self, ranked: Ranked, run: Callable[..., Any], arguments: Arguments, *, is_there: bool
+        self, ranked: Ranked, run: Callable[..., Any], arguments: Arguments, *, is_there: bool, straight: bool
     ) -> tuple[Any, torch.Tensor | None]:
         executor, site = self.executor, self._sites[ranked.name]
         key, draws = self._draws_of(ranked, site, arguments)
@@ -175,7 +179,7 @@ class HostCalls:
             run = partial(_drawing, run, drawn_from[0], everywhere)
         before = torch.get_rng_state()
         signature = signature_of(ranked, arguments)
-        call = RoutedCall(self, ranked, site, run, arguments, signature, is_there=is_there)
+        call = RoutedCall(self, ranked, site, run, arguments, signature, is_there=is_there, straight=straight)
         made = executor.launch(site, call, arguments)
         assert site.last_forward is not None
         if draws is None:
@@ -185,7 +189,14 @@ class HostCalls:
             if found is None:
                 site.obstacle = "it draws random numbers in a way that cannot be foreseen"
         token = made.pop() if len(made) > len(ranked.template.leaves) else None
+        self._note_passed(ranked, made, straight=straight)
         return ranked.result_of(made), token
+
+    @staticmethod
+    def _note_passed(ranked: Ranked, made: list[Any], *, straight: bool) -> None:
+        """Keeps what stands for results that go straight on: a rank that leaves out their taker takes part with it."""
+        if straight:
+            ranked.passed.update({(target, index): made[index] for index, target in ranked.given.items()})
 
     def _draws_of(self, ranked: Ranked, site: Site, arguments: Arguments) -> tuple[Hashable, int | None]:
         """Returns a call's kind and how many random numbers calls of that kind draw here; None if that is not known.
@@ -211,13 +222,20 @@ class HostCalls:
         *,
         is_there: bool,
         trouble: ModuleContractError | None,
+        straight: bool,
     ) -> tuple[Any, torch.Tensor | None]:
         """Makes a call where it is made, in the caller's own graph, with nothing else of this rank running."""
         self._note_place(ranked.name, reason)
         self.executor.drain()
+        rows = None
+        if trouble is None:  # else nobody reads them
+            rows, leaves = ranked.rows_of(leaves), join_all([opened(leaf) for leaf in leaves])
         with self.in_step():
-            passed = ForwardPass(ranked, run, join_all(leaves), is_there=is_there, trouble=trouble).go()
-        self._expect_gradients(self._sites[ranked.name])
+            passed = ForwardPass(
+                ranked, run, leaves, is_there=is_there, trouble=trouble, rows=rows, straight=straight
+            ).go()
+        site = self._sites[ranked.name]
+        self._expect_gradients(site)
 
         def arrived(grad: torch.Tensor) -> torch.Tensor:
             self.backward_begins()
@@ -227,7 +245,17 @@ class HostCalls:
         for tensor in [*flatten(passed.made)[0], passed.token]:
             if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
                 tensor.register_hook(arrived)
+        assert rows is not None
+        for index, target in ranked.given.items() if straight else ():
+            stand = partial(self._standing, site, rows, target)
+            passed.made[index] = Kept.apply(stand, passed.made[index])
+        self._note_passed(ranked, passed.made, straight=straight)
         return ranked.result_of(passed.made), passed.token
+
+    def _standing(self, site: Site, rows: int, target: str, value: torch.Tensor) -> Any:
+        """Returns what stands for a result that is there already, with the shape of this rank's rows."""
+        like = torch.empty((rows, *value.shape[1:]), dtype=value.dtype, device="meta")
+        return standing_for(like, self.executor, site.lane, Ready([value]), 0, (site.name, target))
 
     def _expect_gradients(self, site: Site) -> None:
         """Prepares its parameters: operations between modules may use them too, and lanes have these gradients."""

@@ -18,7 +18,7 @@ from mosaic.engine.thread_state import ThreadState
 from mosaic.errors import ModuleContractError
 from mosaic.ranks import steps
 from mosaic.ranks.agree import agree
-from mosaic.ranks.exchange import Exchange, Shared, ToHolders, ToMembers
+from mosaic.ranks.exchange import Exchange, Shared, ToHolders, ToMembers, Way
 from mosaic.ranks.rows import RowRouting
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ class ForwardPass:
         leaves: Its arguments.
         is_there: Whether this rank calls it, rather than taking part without rows.
         trouble: Why the call cannot be routed: all ranks are told and raise.
+        rows: Rows that this rank holds, where its arguments may have come straight from another module's members.
+        straight: Whether rows come and go straight where the module's ways say so.
 
     Attributes:
         made: The leaves of the result: each tensor one that nobody else has.
@@ -49,6 +51,8 @@ class ForwardPass:
         *,
         is_there: bool,
         trouble: ModuleContractError | None = None,
+        rows: int | None = None,
+        straight: bool = False,
     ) -> None:
         self.made: list[Any] = []
         self.token: torch.Tensor | None = None
@@ -57,9 +61,13 @@ class ForwardPass:
         self._leaves = list(leaves)
         self._is_there = is_there
         self._trouble = trouble
+        self._rows = rows
+        self._straight = straight
         self._there: tuple[bool, ...] = ()
         self._wanted: list[bool] = []
         self._exchange: Exchange
+        self._home: Way
+        self._held: tuple[int, ...] = ()
 
     def go(self) -> ForwardPass:
         """Takes all steps; returns itself."""
@@ -81,6 +89,8 @@ class ForwardPass:
                 ranked.batched,
                 is_there=self._is_there,
                 wants=wants,
+                rows=self._rows,
+                is_straight=self._straight,
                 trouble=self._trouble,
                 waiting=ranked.waiting,
             )
@@ -90,9 +100,13 @@ class ForwardPass:
         self._there = agreed.there
         # What wanted one in the sample's step counts as wanting one, since the results' kind was learnt there.
         self._wanted = [a or (grad and b) for a, b in zip(agreed.wanted, ranked.sample_wants, strict=True)]
-        routing = RowRouting(held=agreed.held, members=ranked.members)
+        self._held = agreed.held
+        if self._straight:
+            self._home = ranked.ways.transfer(None, ranked.name, agreed.held)
+        else:
+            self._home = RowRouting(held=agreed.held, members=ranked.members)
         self._exchange = Exchange(
-            routing, ranked.group, ranked.name, traffic=ranked.traffic, note=ranked.note, waiting=ranked.waiting
+            ranked.group, ranked.name, traffic=ranked.traffic, note=ranked.note, waiting=ranked.waiting
         )
 
     def share(self) -> None:
@@ -114,17 +128,19 @@ class ForwardPass:
         """Routes the arguments: this rank's part of those that are batched, the others as they are."""
         leaves, scale = self._leaves, self._ranked.scale
         routed = []
-        self._exchange.begin(steps.TO_MEMBERS)
+        ways = {index: self._way_of(index) for index, cut in enumerate(self._ranked.batched) if cut}
+        self._exchange.begin(steps.TO_MEMBERS, ways.values())
         for index, (leaf, cut) in enumerate(zip(leaves, self._ranked.batched, strict=True)):
             if cut and self._wanted[index]:
                 leaves[index] = leaf if leaf.requires_grad else leaf.detach().requires_grad_()
                 routed.append(index)
             elif cut:
-                leaves[index] = self._exchange.to_members(leaf)
+                leaves[index] = self._exchange.move(leaf, ways[index])
             elif self._wanted[index]:
                 leaves[index] = Shared.apply(scale, leaf if leaf.requires_grad else leaf.detach().requires_grad_())
         if routed:
-            moved = ToMembers.apply(self._exchange, scale, *(leaves[index] for index in routed))
+            along = [ways[index] for index in routed]
+            moved = ToMembers.apply(self._exchange, scale, along, *(leaves[index] for index in routed))
             for index, tensor in zip(routed, moved, strict=True):
                 leaves[index] = tensor
 
@@ -132,7 +148,7 @@ class ForwardPass:
         """Runs the module on this rank's part, or makes results of no rows."""
         ranked = self._ranked
         tensors = [leaf for leaf in self._leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
-        rows = self._exchange.routing.parts[ranked.rank]
+        rows = sum(self._home.receives(ranked.rank))
         if rows:
             self.made = Here.run(ranked, self._run, self._leaves, tensors)
             self._check(rows)
@@ -145,19 +161,29 @@ class ForwardPass:
                 self.made[index] = tensor
 
     def to_holders(self) -> None:
-        """Routes the results back to the ranks whose rows they are."""
-        made, exchange = self.made, self._exchange
-        routed = self._ranked.template.wanted_now()
+        """Routes the results back to the ranks whose rows they are, but for those that go straight on."""
+        ranked, made, exchange = self._ranked, self.made, self._exchange
+        routed = ranked.template.wanted_now()
         home = list(made)
-        exchange.begin(steps.TO_HOLDERS)
+        stays = ranked.given if self._straight else {}
+        back = self._home.back
+        goes = [isinstance(leaf, torch.Tensor) and index not in stays for index, leaf in enumerate(made)]
+        exchange.begin(steps.TO_HOLDERS, [back] if any(goes) else [])
         if routed:
-            *moved, self.token = ToHolders.apply(exchange, self._ranked.scale, *(made[index] for index in routed))
+            along = [back if goes[index] else None for index in routed]
+            *moved, self.token = ToHolders.apply(exchange, ranked.scale, along, *(made[index] for index in routed))
             for index, tensor in zip(routed, moved, strict=True):
                 home[index] = tensor
         for index, leaf in enumerate(made):
             if isinstance(leaf, torch.Tensor) and index not in routed:
-                home[index] = exchange.to_holders(leaf).detach()
+                home[index] = (exchange.move(leaf, back) if goes[index] else leaf).detach()
         self.made = home
+
+    def _way_of(self, argument: int) -> Way:
+        source = self._ranked.taken.get(argument) if self._straight else None
+        if source is None:
+            return self._home
+        return self._ranked.ways.transfer(source.name, self._ranked.name, self._held)
 
     def _check(self, rows: int) -> None:
         """Holds the module to its template, since ranks that do not run it rely on that."""

@@ -85,6 +85,48 @@ class RowRouting:
         """Rows that a rank gets from each rank."""
         return tuple(row[rank] for row in self.moves)
 
+    @property
+    def back(self) -> Back:
+        """The way of the results."""
+        return Back(self)
+
+    def send_order(self, rank: int) -> None:
+        """Rows are sent as they lie."""
+
+    def receive_order(self, rank: int) -> None:
+        """Rows stay as they come."""
+
+
+@dataclass(frozen=True)
+class Back:
+    """A routing, the other way round."""
+
+    there: RowRouting
+
+    @property
+    def back(self) -> RowRouting:
+        """The routing itself."""
+        return self.there
+
+    @property
+    def is_local(self) -> bool:
+        """Whether every row stays where it is."""
+        return self.there.is_local
+
+    def sends(self, rank: int) -> tuple[int, ...]:
+        """Rows that a rank gives back to each rank."""
+        return self.there.receives(rank)
+
+    def receives(self, rank: int) -> tuple[int, ...]:
+        """Rows that a rank gets back from each rank."""
+        return self.there.sends(rank)
+
+    def send_order(self, rank: int) -> None:
+        """Rows are sent as they lie."""
+
+    def receive_order(self, rank: int) -> None:
+        """Rows stay as they come."""
+
 
 def slice_of(num_rows: int, num_ranks: int, rank: int) -> range:
     """Returns the rows of a global batch that a rank holds: contiguous, and as equal as can be."""
