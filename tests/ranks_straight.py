@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from typing import Any
 
@@ -88,18 +89,22 @@ def train(model: nn.Module, rows: list[int], rank: int, silent: tuple[int, ...])
 
 def case(seed: int, rank: int, size: int) -> dict[str, Any]:
     """One random layout: how far the loop is from DistributedDataParallel, and what it sends either way."""
+    kind = KINDS[seed % len(KINDS)]
     draw = random.Random(seed)
     rows = [draw.randint(1, 5) for _ in range(size)]
     odd = draw.randrange(size)
     silent = (odd,) if seed % 2 else ()
-    members = subsets(KINDS[seed % len(KINDS)], NAMES, size, draw)
+    members = subsets(kind, NAMES, size, draw)
     frozen, tied = draw.random() < 0.3, seed % 3 == 2
-    found: dict[str, Any] = {"kind": KINDS[seed % len(KINDS)], "members": members, "tied": tied}
+    found: dict[str, Any] = {"kind": kind, "members": members, "tied": tied}
+    plain, wrapped = twins(lambda: Relay(frozen, tied), seed)
+    wrapped.module.does = "half" if rank == odd and seed % 2 == 0 else ""
+    theirs = train(wrapped, rows, rank, silent)
     for direct in (True, False):
-        model, wrapped = twins(lambda: Relay(frozen, tied), seed)
+        model = copy.deepcopy(plain)
         handle = colocated(model, batch(0, [3] * size, rank), members, size, direct=direct)
-        model.does = wrapped.module.does = "half" if rank == odd and seed % 2 == 0 else ""
-        ours, theirs = train(model, rows, rank, silent), train(wrapped, rows, rank, silent)
+        model.does = wrapped.module.does
+        ours = train(model, rows, rank, silent)
         metrics = {name: n for name, n in handle.metrics().items() if name.startswith("sent_bytes/")}
         sent = sum(n for name, n in metrics.items() if "/reduce/" not in name)
         found |= {
@@ -113,13 +118,9 @@ def case(seed: int, rank: int, size: int) -> dict[str, Any]:
     return found
 
 
-def random_layouts(rank: int, size: int, seeds: tuple[int, ...]) -> list[dict[str, Any]]:
-    return [case(seed, rank, size) for seed in seeds]
-
-
 def observed(rank: int, size: int) -> dict[str, Any]:
     """One start of the ranks serves all of it."""
-    return {"cases": random_layouts(rank, size, (0,)), "misused": misused(rank, size)}
+    return {"cases": [case(seed, rank, size) for seed in (2, 3)], "misused": misused(rank, size)}
 
 
 def misused(rank: int, size: int) -> dict[str, str]:
