@@ -97,11 +97,13 @@ def case(seed: int, rank: int, size: int) -> dict[str, Any]:
     members = subsets(kind, NAMES, size, draw)
     frozen, tied = draw.random() < 0.3, seed % 3 == 2
     found: dict[str, Any] = {"kind": kind, "members": members, "tied": tied}
-    plain, wrapped = twins(lambda: Relay(frozen, tied), seed)
+    model, wrapped = twins(lambda: Relay(frozen, tied), seed)
+    start = copy.deepcopy(model.state_dict())
     wrapped.module.does = "half" if rank == odd and seed % 2 == 0 else ""
     theirs = train(wrapped, rows, rank, silent)
     for direct in (True, False):
-        model = copy.deepcopy(plain)
+        model.load_state_dict(start)  # the same one again: nothing of its first handle is left
+        model.does = ""
         handle = colocated(model, batch(0, [3] * size, rank), members, size, direct=direct)
         model.does = wrapped.module.does
         ours = train(model, rows, rank, silent)

@@ -117,7 +117,13 @@ def activate(
             give_up(subject.module, keep=held, told=GivenUp(subject.name, ranks))
     handed, ways = _handed(finding, members, examined, world) if direct else ((), Ways({}))
     hand_over(ranked, handed, ways)
-    runs.begin(ranked, _shared_reducers(holdings, members, world, partial(runs.progress.waiting, OUTSIDE)))
+    hooks = [
+        even_out(parameter, holders, members)
+        for holders, parameters in holdings.tied.items()
+        if rank in holders
+        for parameter in parameters
+    ]
+    runs.begin(ranked, _shared_reducers(holdings, world, partial(runs.progress.waiting, OUTSIDE)), hooks)
     placed = PlacedPlan(plan, finding, runs)
     straight = (f"results of {one.source} go straight to the ranks of {one.target}, not home" for one in handed)
     notes = (*_notes(holdings), *dict.fromkeys(straight), *backend.notes)
@@ -154,9 +160,7 @@ def _feed(subject: Subject, ranked: Ranked, examined: Examined) -> Feed:
     return Feed(members=ranked.members, step_bytes=float(given + made))
 
 
-def _shared_reducers(
-    holdings: Holdings, members: Mapping[str, Members], world: World, waiting: Waiting
-) -> list[GradientReducer]:
+def _shared_reducers(holdings: Holdings, world: World, waiting: Waiting) -> list[GradientReducer]:
     """Returns what reduces this rank's part of all that is not one module's own, in the same order on all ranks."""
     reducers = []
     if holdings.loose:
@@ -168,8 +172,6 @@ def _shared_reducers(
         if world.rank in holders:
             # A part of a gradient is there when the first of its users is through; all are at the end.
             reducers.append(GradientReducer(parameters, group, overlaps=False, waiting=waiting))
-            for parameter in parameters:
-                even_out(parameter, holders, members)
     return reducers
 
 

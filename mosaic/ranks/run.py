@@ -71,14 +71,18 @@ class RankedRuns:
         self._task = -1
         self._num_backwards = 0
 
-    def begin(self, ranked: Mapping[str, Ranked], shared: Sequence[GradientReducer]) -> None:
+    def begin(
+        self, ranked: Mapping[str, Ranked], shared: Sequence[GradientReducer], hooks: Iterable[RemovableHandle] = ()
+    ) -> None:
         """Takes what it runs.
 
         Args:
             ranked: The modules, in the order in which the sample's step called them.
             shared: Reduce the gradients of what does not belong to one placed module alone, in this order, once a
                 backward has ended.
+            hooks: On parameters, to be taken off at the end.
         """
+        self._hooks.extend(hooks)
         self._ranked = dict(ranked)
         self._order = {name: index for index, name in enumerate(ranked)}
         self._shared = tuple(shared)
