@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +31,7 @@ from mosaic.profile import Profile
 from mosaic.profiler import (
     ProfileCache,
     ProfileSettings,
+    Subject,
     environment_of,
     open_cache,
     preserved,
@@ -176,7 +177,7 @@ class _Opening:
         lanes = self.backend.open_lanes(placement.slots for placement in plan.placements)
         try:
             if isinstance(lanes, StreamLanes) and not self._is_warm:
-                _warm_up(self._model, self._finding, lanes)
+                warm_up(self._model, self._finding.subjects, lanes)
                 self._is_warm = True
             executor = _executor(lanes, self._finding, graphs=graphs)
             return PlacedPlan(plan, self._finding, executor, adopts_shapes=adopts_shapes)
@@ -220,11 +221,11 @@ def _clock_of(backend: Backend) -> StepClock:
     return HostClock() if api is None else EventClock(api)
 
 
-def _warm_up(model: nn.Module, finding: Finding, lanes: StreamLanes) -> None:
+def warm_up(model: nn.Module, subjects: Iterable[Subject], lanes: StreamLanes) -> None:
     """Lets libraries make their first calls (plans, autotuning) off the lanes, where these have failed for others."""
 
     def once() -> None:
-        for subject in finding.subjects:
+        for subject in subjects:
             subject.backward(subject.forward())
 
     with preserved(model):

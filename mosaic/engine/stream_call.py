@@ -39,8 +39,8 @@ class PlacedCall:
         self._args = replace(args, self._take)
         self._kwargs = replace(kwargs, self._take)
 
-    def launch(self, run: Callable[..., Any], timeline: StreamTimeline) -> Any:
-        """Launches the module and returns its result, its tensors tagged with the lane."""
+    def launch(self, run: Callable[..., Any], timeline: StreamTimeline | None) -> Any:
+        """Launches the module and returns its result, its tensors tagged with the lane; noted in a timeline, if any."""
         order, home = self._order, self._order.home
         plains = [given for given in self._owners.values() if type(given) is not StreamTensor]
         order.enter(ready=not self._in_order and all(home.is_ready(plain) for plain in plains))
@@ -57,8 +57,9 @@ class PlacedCall:
             point.event.record(order.stream)
             raise
         point.event = ticket.end
-        timeline.note_forward(self._site, ticket)
-        timeline.watch_backward(self._site, result, self._inputs)
+        if timeline is not None:
+            timeline.note_forward(self._site, ticket)
+            timeline.watch_backward(self._site, result, self._inputs)
         for plain in plains:
             home.api.record_use(plain, order.stream)
             order.note_read(plain, point, repr(self._site.name))

@@ -100,6 +100,18 @@ class StreamExecutor:
             del call  # and with the error go the tensors of what failed, before it is tried again
         return self._run_with_less(site, plain, args, kwargs)
 
+    def launch(self, site: Site, run: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Runs ``run`` on a module's lane, once whatever it raises, and times nothing: it may talk to other ranks.
+
+        In the middle of a backward it runs in the order of autograd's stream.
+        """
+        if not on_user_stream():
+            return self._run_again(site, run, args, {})
+        self._num_launched += 1
+        self._take_turn(_lane_of(site))
+        order = self._orders.of(_lane_of(site))
+        return PlacedCall(order, site, args, {}, in_order=site.name in self.in_order).launch(run, None)
+
     def whole(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the model's own call: nothing that a lane is still computing leaves it unordered."""
         if self.closed or not on_user_stream() or _obstacle() is not None:
@@ -242,6 +254,11 @@ class StreamExecutor:
     def origin_ns(self) -> int:
         """When the oldest recorded piece of work started."""
         return self._timeline.origin_ns
+
+    @property
+    def timeline(self) -> StreamTimeline:
+        """When modules ran."""
+        return self._timeline
 
     def clear_spans(self) -> None:
         """Forgets what ran so far."""

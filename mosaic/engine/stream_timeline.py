@@ -57,6 +57,11 @@ class StreamTimeline:
         self._note(site, "forward", self.num_backwards, _Interval(site.lane.origin, start, end))
         return end
 
+    def note_work(self, site: Site, phase: str, step: int, start: StreamMark) -> None:
+        """Notes a piece of a module's work of a step, launched on the current stream from ``start`` to now."""
+        assert isinstance(site.lane, StreamLane)
+        self._note(site, phase, step, _Interval(site.lane.origin, start, self.mark()))
+
     def watch_backward(self, site: Site, result: Any, inputs: Sequence[torch.Tensor]) -> None:
         """Prepares to see the backward of a call, if it will have one."""
         if not torch.is_grad_enabled():

@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 from mosaic.backends.base import Backend
+from mosaic.backends.cuda_lanes import StreamLanes
+from mosaic.engine.colocate import warm_up
 from mosaic.engine.find import Finding, Sample
 from mosaic.engine.handovers import Handover
 from mosaic.engine.placing import PlacedPlan
@@ -77,7 +79,7 @@ def activate(
         world: The ranks.
         backend: Where this rank runs.
         examined: What the sample showed beyond the modules.
-        direct: Whether results may go from one module's ranks straight to another's.
+        direct: Whether results may go from one module's ranks straight to another's; on streams none do so far.
     """
     rank, everyone = world.rank, range(world.size)
     torch.clear_autocast_cache()  # it refers to the parameters that are given up
@@ -89,7 +91,10 @@ def activate(
         placed.module: placed.slots_on(rank) if rank in placed.devices else placed.slots for placed in plan.placements
     }
     lanes = backend.open_lanes([*slots.values(), *(placed.slots for placed in plan.placements)])
-    runs = RankedRuns(lanes, world.progress)
+    runs = RankedRuns(lanes, world.progress, in_order=finding.in_order)
+    on_streams = isinstance(lanes, StreamLanes)
+    if isinstance(lanes, StreamLanes):
+        warm_up(model, [subject for subject in finding.subjects if rank in members[subject.name]], lanes)
     ranked: dict[str, Ranked] = {}
     for subject in finding.subjects:
         ranks = members[subject.name]
@@ -108,14 +113,19 @@ def activate(
             template=template,
             learned=learned,
             compute=marked(subject.name, runs.compute(subject.name, slots[subject.name])),
-            reducer=GradientReducer(trained, own, waiting=waiting) if rank in ranks and trained else None,
+            reducer=(
+                GradientReducer(trained, own, waiting=waiting, place=runs.place(slots[subject.name]))
+                if rank in ranks and trained
+                else None
+            ),
             traffic=runs.traffic,
             waiting=waiting,
+            control=world.agreements if on_streams else None,
             batched=examined.batched[subject.name],
         )
         if rank not in ranks:
             give_up(subject.module, keep=held, told=GivenUp(subject.name, ranks))
-    handed, ways = _handed(finding, members, examined, world) if direct else ((), Ways({}))
+    handed, ways = _handed(finding, members, examined, world) if direct and not on_streams else ((), Ways({}))
     hand_over(ranked, handed, ways)
     hooks = [
         even_out(parameter, holders, members)
@@ -126,7 +136,7 @@ def activate(
     runs.begin(ranked, _shared_reducers(holdings, world, partial(runs.progress.waiting, OUTSIDE)), hooks)
     placed = PlacedPlan(plan, finding, runs)
     straight = (f"results of {one.source} go straight to the ranks of {one.target}, not home" for one in handed)
-    notes = (*_notes(holdings), *dict.fromkeys(straight), *backend.notes)
+    notes = (*_notes(holdings, on_streams=on_streams), *dict.fromkeys(straight), *backend.notes)
     feeds = tuple(_feed(subject, ranked[subject.name], examined) for subject in finding.subjects)
     return RankHandle(
         model, finding, plan, profile=None, notes=notes, placed=placed, world=world, holdings=holdings, feeds=feeds
@@ -175,8 +185,13 @@ def _shared_reducers(holdings: Holdings, world: World, waiting: Waiting) -> list
     return reducers
 
 
-def _notes(holdings: Holdings) -> list[str]:
+def _notes(holdings: Holdings, *, on_streams: bool) -> list[str]:
     notes = ["on several ranks no plan is tried: the one that was given or solved for runs"]
+    if on_streams:
+        notes.append(
+            "GPUs over several ranks were tested on a stand-in for CUDA, with gloo for NCCL; this has not run on "
+            "several GPUs"
+        )
     if holdings.names_of_tied:
         notes.append(
             f"{', '.join(holdings.names_of_tied)}: used by more than one module, or between modules too; on every "

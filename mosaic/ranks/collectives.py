@@ -1,9 +1,10 @@
-"""How many SMs a communicator's collectives may take."""
+"""Communicators: which one carries a tensor, how many SMs its collectives may take, and their first messages."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 
@@ -26,3 +27,30 @@ def group_options(backend: str, max_ctas: int | None) -> Any:
     options.config.min_ctas = 1
     options.config.max_ctas = max_ctas
     return options
+
+
+def carrier_of(tensor: torch.Tensor, group: dist.ProcessGroup, control: dist.ProcessGroup) -> dist.ProcessGroup:
+    """Returns which of two groups of the same ranks moves a tensor: NCCL's take none that is in host memory."""
+    is_nccl = dist.get_backend(group) == dist.Backend.NCCL
+    return control if is_nccl and tensor.device.type == "cpu" else group
+
+
+def wait_for(work: dist.Work | None) -> None:
+    """Waits for a collective that was begun with ``async_op=True``.
+
+    NCCL's runs on a stream of its own, of the whole device, whatever SMs the current stream is confined to; the current
+    stream is made to wait for it, and the thread goes on. Gloo's blocks the thread.
+    """
+    if work is not None:
+        work.wait()
+
+
+def warm_up(group: dist.ProcessGroup, device: torch.device) -> None:
+    """Has an NCCL communicator make its connections now; all its ranks call it, each group in one order.
+
+    Its first collective makes the communicator, and its first exchange the connections between each two ranks.
+    """
+    dist.all_reduce(torch.ones(1, device=device), group=group)
+    rows = torch.ones(dist.get_world_size(group), device=device)
+    dist.all_to_all_single(torch.empty_like(rows), rows, group=group)
+    torch.cuda.synchronize(device)

@@ -14,12 +14,13 @@ from mosaic.backends.base import Backend
 from mosaic.backends.host import HostBackend, available_cores
 from mosaic.engine.find import Finding, Sample, find_modules
 from mosaic.engine.structure import map_tensors
-from mosaic.errors import BackendUnavailableError, InvalidPlanError, UnsupportedModelError
+from mosaic.errors import InvalidPlanError, UnsupportedModelError
 from mosaic.plan import Plan
 from mosaic.profile import Profile
 from mosaic.profiler import ProfileSettings, Subject
 from mosaic.ranks.activate import Examined, activate, examine
 from mosaic.ranks.batched import with_batch
+from mosaic.ranks.devices import check_place, device_of, own_gpu
 from mosaic.ranks.handle import RankHandle
 from mosaic.ranks.planning import PlanRequest, plan_of_first
 from mosaic.ranks.progress import OUTSIDE
@@ -69,7 +70,8 @@ def colocate_ranks(
         method: Who plans where no plan is given: a solver, or a planner that Mosaic is compared with (``RUNNABLE``).
         profile: Measurements for rank 0 to plan from, of the batch of all ranks together.
         settings: How carefully rank 0 profiles.
-        backend: Where this rank runs; by default its share of the host's cores.
+        backend: Where this rank runs; by default the GPU that is this rank's (``LOCAL_RANK``) where the model is on
+            one, which is made the current one, and else its share of the host's cores.
         timeout_s: How long a rank waits for the others in a step, and for them to come at the start.
         watch: How ranks watch each other for one that is killed, fails or leaves.
         communication_slots: Where no plan is given: slots of each device that no module gets, so that collectives do
@@ -79,21 +81,20 @@ def colocate_ranks(
             to that module's ranks where this sends less. A loop that uses it otherwise later on gets an error.
 
     Raises:
-        BackendUnavailableError: The ranks differ in device, versions or model; names them. Or the model is on a GPU.
+        BackendUnavailableError: The ranks differ in device, versions or model; names them. Or a rank's model is not
+            where that rank runs.
         InvalidPlanError: The ranks have different plans, or one for another number of ranks.
         ValueError: A plan and a method were given, or there is no such method.
         UnsupportedModelError: A module cannot be split over ranks; says why and what to do.
         RankFailedError: Another rank has failed; names it.
     """
     check_method(method, plan)
-    elsewhere = next((p.device for p in model.parameters() if p.device.type != "cpu"), None)
-    if elsewhere is not None:
-        raise BackendUnavailableError(
-            "several ranks are routed on CPUs only so far", found=f"a model on {elsewhere}", needed="a model on the CPU"
-        )
-    backend = backend or HostBackend(cores=cores_of_rank())
-    world = World.join(backend.torch_device, timeout_s=timeout_s, watch=watch or WatchSettings())
+    device = backend.torch_device if backend is not None else device_of(model)
+    world = World.join(device, timeout_s=timeout_s, watch=watch or WatchSettings())
     with world.opening():
+        backend, error = _backend_of(model, backend, device)
+        world.all_or_none(error)
+        assert backend is not None
         finding, error = found_for_ranks(model, sample, modules, exclude)
         world.all_or_none(error)
         assert finding is not None
@@ -103,7 +104,7 @@ def colocate_ranks(
         world.check_alike(RankFacts.of(backend.device, finding.graph.fingerprint))
         for tensor in (*model.parameters(), *model.buffers()):
             with world.progress.waiting(OUTSIDE, "agreement"):
-                dist.broadcast(tensor.detach(), src=0)
+                dist.broadcast(tensor.detach(), src=0, group=world.carrier_of(tensor))
         if plan is None:
             request = PlanRequest(
                 method=method, profile=profile, settings=settings, communication_slots=communication_slots
@@ -139,6 +140,23 @@ def found_for_ranks(
     except Exception as error:  # of any kind, from the user's model: all ranks have to hear of it
         return None, error
     return finding, None
+
+
+def _backend_of(
+    model: nn.Module, backend: Backend | None, device: torch.device
+) -> tuple[Backend | None, BaseException | None]:
+    """Returns where this rank runs, once its model is seen to be there; or why it cannot, for all ranks to hear."""
+    try:
+        if backend is None and device.type == "cuda":
+            from mosaic.backends.cuda import CudaBackend
+
+            backend = CudaBackend(own_gpu())
+            torch.cuda.set_device(backend.torch_device)
+        backend = backend or HostBackend(cores=cores_of_rank())
+        check_place(model, backend.torch_device)
+    except Exception as error:  # of any kind: all ranks have to hear of it
+        return None, error
+    return backend, None
 
 
 def _examined(model: nn.Module, finding: Finding, sample: Sample) -> tuple[Examined | None, BaseException | None]:

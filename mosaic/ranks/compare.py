@@ -157,7 +157,7 @@ def _plans(
     world: World, trained: Trained, methods: Sequence[str], backend: Backend, settings: ProfileSettings | None
 ) -> dict[str, Plan | str]:
     """Has rank 0 plan by each method; a plan, or why there is none."""
-    ring = measure_ring(backend.torch_device)
+    ring = measure_ring(backend.torch_device, group=world.everyone)
     finding, error = found_for_ranks(trained.model, trained.sample)
     world.all_or_none(error)
     assert finding is not None
@@ -234,7 +234,7 @@ def _measured(
 def slowest(world: World, times_ms: list[float]) -> list[float]:
     """Returns for each step the time of the rank that took longest; every rank calls it."""
     found = torch.tensor(times_ms, dtype=torch.float64)
-    dist.all_reduce(found, dist.ReduceOp.MAX, group=world.everyone)
+    dist.all_reduce(found, dist.ReduceOp.MAX, group=world.carrier_of(found))
     times: list[float] = found.tolist()
     return times
 

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from mosaic.ranks import steps
+from mosaic.ranks.collectives import carrier_of, wait_for
 from mosaic.ranks.progress import Waiting, unwatched
 from mosaic.ranks.steps import Step
 from mosaic.ranks.traffic import Phase, Traffic
@@ -49,6 +50,7 @@ class Exchange:
         traffic: where to count what is sent for it.
         note: Told of each step that sends.
         waiting: Notes that a thread waits for other ranks.
+        control: All ranks, for tensors that ``group`` cannot carry; none by default.
     """
 
     def __init__(
@@ -59,8 +61,10 @@ class Exchange:
         traffic: Traffic,
         note: Callable[[Step], object] = lambda step: None,
         waiting: Waiting = unwatched,
+        control: dist.ProcessGroup | None = None,
     ) -> None:
         self.group = group
+        self._control = group if control is None else control
         self.rank = dist.get_rank(group)
         self._count = partial(traffic.add, name)
         self._note = note
@@ -79,7 +83,8 @@ class Exchange:
         made = tensor.new_empty((sum(receives), *tensor.shape[1:]))
         given = _in_order(tensor.contiguous(), way.send_order(self.rank))
         with self._waiting(phase):
-            dist.all_to_all_single(made, given, list(receives), list(sends), group=self.group)
+            group = carrier_of(given, self.group, self._control)
+            wait_for(dist.all_to_all_single(made, given, list(receives), list(sends), group=group, async_op=True))
         if num_rows := sum(sends) - sends[self.rank]:
             self._count(phase, num_rows * math.prod(tensor.shape[1:]) * tensor.element_size())
         return _in_order(made, way.receive_order(self.rank))

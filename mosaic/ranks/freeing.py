@@ -14,11 +14,14 @@ _TAG = 0x6D6F73  # of messages that nobody sends
 def free(group: dist.ProcessGroup) -> None:
     """Has every call that is blocked in a group raise an error; the group is of no use afterwards.
 
-    NCCL's groups are aborted. Gloo's ``abort`` does not reach calls that are blocked (torch 2.13), but a receive that
-    times out closes all connections of its group at once, and that ends them: so one is made to.
+    NCCL's groups are aborted, and NCCL's part of groups that have one for each kind of device. Gloo's ``abort`` does
+    not reach calls that are blocked (torch 2.13), but a receive that times out closes all connections of its group at
+    once, and that ends them: so one is made to.
     """
-    if dist.get_backend(group) == dist.Backend.NCCL:
+    backend = dist.get_backend(group)
+    if "nccl" in backend:
         group.abort()
+    if backend == dist.Backend.NCCL:
         return
     for peer in range(group.size()):
         if peer == group.rank():

@@ -212,7 +212,8 @@ class RankHandle(Handle):
 
     def _whole(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Returns a copy of a tensor, with its values on the first rank that holds it."""
-        whole = torch.empty_like(tensor, device="cpu") if tensor.is_meta else tensor.detach().clone()
+        device = self.holdings.devices.get(name, self.world.device)
+        whole = torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.detach().clone()
         with self.world.progress.waiting(OUTSIDE, "agreement"):
-            dist.broadcast(whole, src=self._source_of(name), group=self.world.everyone)
+            dist.broadcast(whole, src=self._source_of(name), group=self.world.carrier_of(whole))
         return whole

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -22,27 +22,31 @@ from mosaic.engine.lane_tensor import LaneTensor, Ready, join_all
 from mosaic.engine.random_numbers import count_draws, drawing_from
 from mosaic.engine.signature import Arguments
 from mosaic.engine.site import Site
+from mosaic.engine.span_log import SpanLog
 from mosaic.engine.structure import flatten
 from mosaic.engine.thread_state import as_lane, interception, on_lane
 from mosaic.errors import ModuleContractError
+from mosaic.ranks.in_step import InStep
 from mosaic.ranks.passing import ForwardPass
 from mosaic.ranks.progress import Progress
 from mosaic.ranks.ranked import Compute, Ranked
+from mosaic.ranks.reduce import Anywhere, GradientReducer
 from mosaic.ranks.routed_call import RoutedCall, signature_of
 from mosaic.ranks.straight import Kept, opened, standing_for
 from mosaic.ranks.traffic import Phase
+from mosaic.timeline import Span
 
 _LOG = logging.getLogger("mosaic")
 
 
-class HostCalls:
+class HostCalls(InStep):
     """Runs routed calls over an ``Executor``.
 
     Args:
         lanes: This rank's lanes; lanes without slots are added to them.
         backward_begins: Called in the caller's thread when the backward of a call is reached.
-        note_span: Told of each piece of a module's own work: module, phase, slots, start in nanoseconds.
         progress: Where this rank is.
+        num_backwards: Returns how many backwards have ended.
 
     Attributes:
         executor: The engine of one rank.
@@ -52,24 +56,24 @@ class HostCalls:
         self,
         lanes: HostLanes,
         backward_begins: Callable[[], None],
-        note_span: Callable[[str, str, tuple[int, ...], int], None],
         progress: Progress,
+        num_backwards: Callable[[], int],
     ) -> None:
+        super().__init__()
         self.executor = Executor(lanes)
         self.backward_begins = backward_begins
         self._lanes = lanes
-        self._note_span = note_span
         self._progress = progress
+        self._num_backwards = num_backwards
+        self._log = SpanLog()
         self.executor.forwards.looks_early = False  # or ranks would stop at different calls, as it comes
-        self._ranked: dict[str, Ranked] = {}
         self._sites: dict[str, Site] = {}
         self._draws: dict[Hashable, int] = {}
         self._modes: dict[str, tuple[bool, ...]] = {}
-        self._failure: BaseException | None = None
 
     def begin(self, ranked: Mapping[str, Ranked]) -> None:
         """Opens the lanes of modules."""
-        self._ranked = dict(ranked)
+        self.ranked = dict(ranked)
         for name, one in ranked.items():
             site = Site(name, one.module, self._lanes.aside(f"routing {name}"))
             self._sites[name] = site
@@ -99,7 +103,7 @@ class HostCalls:
                 with self._progress.computing(name, phase):
                     return work()
             finally:
-                self._note_span(name, phase, slots, start)
+                self._log.note(name, phase, slots, self._num_backwards(), start)
 
         return run
 
@@ -142,28 +146,36 @@ class HostCalls:
             self.executor.wait(last)
         return found
 
-    @contextmanager
-    def in_step(self) -> Iterator[None]:
-        """Around work that exchanges messages: once some of it has failed, none follows.
+    def place(self, slots: tuple[int, ...]) -> Anywhere:
+        """Returns where a module's gradients are summed up: on the lane that does it."""
+        return Anywhere()
 
-        The other ranks' messages would meet those of another call. Where all ranks raised alike, before any rows moved,
-        they are together still.
+    def whole_call(self) -> AbstractContextManager[None]:
+        """Around the model's own call; of no effect: one thread runs all of a backward's nodes, the last ones first."""
+        return nullcontext()
 
-        Raises:
-            BaseException: What failed first.
-        """
-        if self._failure is not None:
-            raise self._failure
-        try:
-            yield
-        except BaseException as error:
-            if self._failure is None and not self._is_refused(error):
-                self._failure = error
-                error.add_note("this rank is out of step with the others since; start all of them again")
-            raise
+    def begin_backward(self, shared: Sequence[GradientReducer]) -> None:
+        """Sees to it that the lanes' work of this backward is awaited at its end, before anything is reduced there."""
+        self.executor.backwards.current()
+        for reducer in shared:  # what comes from now on is added up before it is added to what was there
+            for parameter in reducer.parameters:
+                self.executor.gradients.set_aside(parameter)
 
-    def _is_refused(self, error: BaseException) -> bool:
-        return any(one.refused is not None and one.refused() is error for one in self._ranked.values())
+    def end_backward(self) -> None:
+        """Does nothing: the lanes' work was awaited before."""
+
+    def spans(self, origin_ns: int) -> tuple[Span, ...]:
+        """Returns what ran on this rank's slots, in milliseconds since ``origin_ns``."""
+        return self._log.spans(origin_ns)
+
+    @property
+    def origin_ns(self) -> int:
+        """When the oldest recorded piece of work started."""
+        return self._log.origin_ns
+
+    def clear_spans(self) -> None:
+        """Forgets what ran so far."""
+        self._log.clear()
 
     # Parts.
 

@@ -96,7 +96,7 @@ class _Unscale(_Instead):
         found = found or {found_inf.device: found_inf}  # a rank may have no gradients at all
         worst = torch.stack([flag.reshape(()) for flag in found.values()]).max()
         with handle.world.progress.waiting(OUTSIDE, "agreement"):
-            dist.all_reduce(worst, op=dist.ReduceOp.MAX, group=handle.world.everyone)
+            dist.all_reduce(worst, op=dist.ReduceOp.MAX, group=handle.world.carrier_of(worst))
         for flag in found.values():
             flag.fill_(worst)
         return found
@@ -128,24 +128,26 @@ def leave(handle: RankHandle) -> None:
 def _norm_over_ranks(handle: RankHandle, parameters: Sequence[torch.Tensor], order: float) -> torch.Tensor:
     """Returns the norm of all ranks' gradients, each counted once; of what is not the model's, this rank's."""
     counted = handle.counted_here
-    own = _powers((p for p in parameters if counted.get(id(p), False)), order)
-    others = _powers((p for p in parameters if id(p) not in counted), order)
+    device = handle.world.device
+    own = _powers((p for p in parameters if counted.get(id(p), False)), order, device)
+    others = _powers((p for p in parameters if id(p) not in counted), order, device)
     at_most = order == math.inf
     with handle.world.progress.waiting(OUTSIDE, "agreement"):
-        dist.all_reduce(own, op=dist.ReduceOp.MAX if at_most else dist.ReduceOp.SUM, group=handle.world.everyone)
+        op = dist.ReduceOp.MAX if at_most else dist.ReduceOp.SUM
+        dist.all_reduce(own, op=op, group=handle.world.carrier_of(own))
     total = torch.maximum(own, others) if at_most else (own + others) ** (1 / order)
     return total.float()
 
 
-def _powers(parameters: Iterator[torch.Tensor], order: float) -> torch.Tensor:
-    """Returns the sum of the powers of all gradients' elements, or their largest; a scalar of double precision."""
+def _powers(parameters: Iterator[torch.Tensor], order: float, device: torch.device) -> torch.Tensor:
+    """Returns the sum of the powers of all gradients' elements, or their largest; a double on the ranks' device."""
     norms = [
-        torch.linalg.vector_norm(p.grad.detach(), order, dtype=torch.float32).double()
+        torch.linalg.vector_norm(p.grad.detach(), order, dtype=torch.float32).double().to(device)
         for p in parameters
         if p.grad is not None
     ]
     if not norms:
-        return torch.zeros((), dtype=torch.float64)
+        return torch.zeros((), dtype=torch.float64, device=device)
     stacked = torch.stack(norms)
     return stacked.max() if order == math.inf else (stacked**order).sum()
 

@@ -18,6 +18,7 @@ from mosaic.engine.thread_state import ThreadState
 from mosaic.errors import ModuleContractError
 from mosaic.ranks import steps
 from mosaic.ranks.agree import agree
+from mosaic.ranks.collectives import carrier_of, wait_for
 from mosaic.ranks.exchange import Exchange, Shared, ToHolders, ToMembers, Way
 from mosaic.ranks.rows import RowRouting
 
@@ -36,6 +37,8 @@ class ForwardPass:
         trouble: Why the call cannot be routed: all ranks are told and raise.
         rows: Rows that this rank holds, where its arguments may have come straight from another module's members.
         straight: Whether rows come and go straight where the module's ways say so.
+        anchor: An empty tensor that hangs below the call in the graph, so that its backward is reached after the
+            call's; by default a leaf.
 
     Attributes:
         made: The leaves of the result: each tensor one that nobody else has.
@@ -53,7 +56,9 @@ class ForwardPass:
         trouble: ModuleContractError | None = None,
         rows: int | None = None,
         straight: bool = False,
+        anchor: torch.Tensor | None = None,
     ) -> None:
+        self._anchor = ranked.anchor if anchor is None else anchor
         self.made: list[Any] = []
         self.token: torch.Tensor | None = None
         self._ranked = ranked
@@ -106,7 +111,12 @@ class ForwardPass:
         else:
             self._home = RowRouting(held=agreed.held, members=ranked.members)
         self._exchange = Exchange(
-            ranked.group, ranked.name, traffic=ranked.traffic, note=ranked.note, waiting=ranked.waiting
+            ranked.group,
+            ranked.name,
+            traffic=ranked.traffic,
+            note=ranked.note,
+            waiting=ranked.waiting,
+            control=ranked.control,
         )
 
     def share(self) -> None:
@@ -120,7 +130,9 @@ class ForwardPass:
             if isinstance(leaf, torch.Tensor) and not cut:
                 given = leaf.detach().clone()
                 with ranked.waiting("forward"):
-                    dist.broadcast(given, src=dist.get_global_rank(ranked.group, source), group=ranked.group)
+                    group = carrier_of(given, ranked.group, ranked.control)
+                    source_rank = dist.get_global_rank(group, source)
+                    wait_for(dist.broadcast(given, src=source_rank, group=group, async_op=True))
                 if ranked.rank != source and not leaf.requires_grad:
                     self._leaves[index] = given
 
@@ -150,13 +162,13 @@ class ForwardPass:
         tensors = [leaf for leaf in self._leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
         rows = sum(self._home.receives(ranked.rank))
         if rows:
-            self.made = Here.run(ranked, self._run, self._leaves, tensors)
+            self.made = Here.run(ranked, self._run, self._leaves, [self._anchor, *tensors])
             self._check(rows)
             return
         self.made = ranked.template.of_no_rows()
         wanted = ranked.template.wanted_now()
         if wanted:
-            stood_in = Absent.apply(ranked, [self.made[index] for index in wanted], ranked.anchor, *tensors)
+            stood_in = Absent.apply(ranked, [self.made[index] for index in wanted], self._anchor, *tensors)
             for index, tensor in zip(wanted, stood_in, strict=True):
                 self.made[index] = tensor
 
@@ -229,8 +241,8 @@ class Here(torch.autograd.Function):
     """The module's own work, in a graph of its own, so that its backward runs where its forward ran."""
 
     @staticmethod
-    def run(ranked: Ranked, run: Callable[..., Any], part: list[Any], tensors: list[torch.Tensor]) -> list[Any]:
-        """Runs the forward; returns the leaves of its result."""
+    def run(ranked: Ranked, run: Callable[..., Any], part: list[Any], outside: list[torch.Tensor]) -> list[Any]:
+        """Runs the forward; returns the leaves of its result. ``outside`` are its anchor and what takes a gradient."""
         state = ThreadState.capture()
         inputs: list[torch.Tensor] = []
 
@@ -252,8 +264,8 @@ class Here(torch.autograd.Function):
         roots = [leaf for leaf in made if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
         if not roots:
             return made
-        outside = iter(Here.apply(ranked, roots, inputs, ranked.anchor, *tensors))
-        return [next(outside) if isinstance(leaf, torch.Tensor) and leaf.requires_grad else leaf for leaf in made]
+        found = iter(Here.apply(ranked, roots, inputs, *outside))
+        return [next(found) if isinstance(leaf, torch.Tensor) and leaf.requires_grad else leaf for leaf in made]
 
     @staticmethod
     def forward(

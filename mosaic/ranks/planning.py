@@ -38,7 +38,7 @@ def plan_of_first(world: World, model: nn.Module, finding: Finding, backend: Bac
     """Has rank 0 profile and solve; returns its plan on all ranks, or raises its error on all."""
     text, error = "", None
     is_measured = world.first_says(request.profile is None)
-    ring = measure_ring(backend.torch_device) if is_measured else None
+    ring = measure_ring(backend.torch_device, group=world.everyone) if is_measured else None
     if world.rank == 0:
         try:
             profile = request.profile

@@ -243,7 +243,7 @@ class Ranked:
     def backward_begins(self) -> None:
         """Tells of it, and ends the reduction of an earlier call's gradients before new ones are added to them."""
         self.on_backward()
-        if self._reducer is not None and self._reducer.is_running:
+        if self.is_reducing:
             self.reduce()
 
     def backward_ends(self) -> None:
@@ -259,6 +259,11 @@ class Ranked:
         if self._reducer is not None:
             self.note(steps.END_REDUCTION)
             self._reducer.finish()
+
+    @property
+    def is_reducing(self) -> bool:
+        """Whether a reduction was started and not ended."""
+        return self._reducer is not None and self._reducer.is_running
 
     @property
     def reduces(self) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -12,6 +13,33 @@ from mosaic.ranks.progress import Waiting, unwatched
 
 BUCKET_BYTES = 25 * 2**20
 """Bytes of gradients that are reduced together; as in DDP."""
+
+
+class Place(Protocol):
+    """Where gradients are summed up."""
+
+    def follow(self) -> None:
+        """Orders the place behind what the calling thread does now."""
+
+    def entered(self) -> AbstractContextManager[Any]:
+        """A block whose work is done at the place."""
+
+    def gave(self, grad: torch.Tensor) -> None:
+        """Told of a gradient that was made at the place and is used elsewhere."""
+
+
+class Anywhere:
+    """The place where the calling thread is."""
+
+    def follow(self) -> None:
+        """Does nothing."""
+
+    def entered(self) -> AbstractContextManager[Any]:
+        """Returns a block of no effect."""
+        return nullcontext()
+
+    def gave(self, grad: torch.Tensor) -> None:
+        """Does nothing."""
 
 
 class GradientReducer:
@@ -27,6 +55,7 @@ class GradientReducer:
         overlaps: Whether buckets start while the backward runs; otherwise they start at its end, which is right where
             others have the gradients until then, as lanes have those of operations between modules.
         waiting: Notes that a thread waits for other ranks.
+        place: Where sums are made; on streams, whose they are.
     """
 
     def __init__(
@@ -37,8 +66,10 @@ class GradientReducer:
         bucket_bytes: int = BUCKET_BYTES,
         overlaps: bool = True,
         waiting: Waiting = unwatched,
+        place: Place | None = None,
     ) -> None:
         self._group = group
+        self._place = place or Anywhere()
         self._waiting = waiting
         self._size = dist.get_world_size(group)
         self._buckets = _buckets(list(parameters), bucket_bytes)
@@ -67,6 +98,8 @@ class GradientReducer:
 
     def start_rest(self) -> None:
         """Starts all buckets that have not been started, without waiting; ``finish`` has to follow."""
+        if self._next < len(self._buckets):
+            self._place.follow()
         while self._next < len(self._buckets):
             self._start(self._next)
 
@@ -78,9 +111,10 @@ class GradientReducer:
         """
         self.start_rest()
         for index, flat, work in self._running:
-            with self._waiting("reduce"):
-                work.wait()
-            self._hand_out(index, flat)
+            with self._place.entered():
+                with self._waiting("reduce"):
+                    work.wait()
+                self._hand_out(index, flat)
         self._begin()
 
     def close(self) -> None:
@@ -94,11 +128,16 @@ class GradientReducer:
         self._running = []
 
     def _arrived(self, parameter: torch.nn.Parameter) -> None:
+        self._place.follow()
         self._missing[self._bucket_of[id(parameter)]].discard(id(parameter))
         while self._next < len(self._buckets) and not self._missing[self._next]:
             self._start(self._next)
 
     def _start(self, index: int) -> None:
+        with self._place.entered():
+            self._start_here(index)
+
+    def _start_here(self, index: int) -> None:
         bucket = self._buckets[index]
         # The last numbers say which gradients are there at all.
         there = bucket[0].new_ones(len(bucket))
@@ -124,6 +163,7 @@ class GradientReducer:
                 parameter.grad.copy_(mean)
             elif count:
                 parameter.grad = mean.clone()
+                self._place.gave(parameter.grad)
 
 
 def _buckets(parameters: Sequence[torch.nn.Parameter], bucket_bytes: int) -> list[list[torch.nn.Parameter]]:

@@ -15,15 +15,16 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from mosaic.backends.cuda_lanes import StreamLanes
 from mosaic.backends.host_lanes import HostLanes
-from mosaic.engine.span_log import SpanLog
 from mosaic.engine.structure import map_tensors, tensors_in
 from mosaic.engine.thread_state import on_lane
-from mosaic.errors import ModuleContractError
+from mosaic.errors import BackendUnavailableError, ModuleContractError
 from mosaic.ranks.host_calls import HostCalls
 from mosaic.ranks.progress import Progress
 from mosaic.ranks.ranked import Compute, Ranked
-from mosaic.ranks.reduce import GradientReducer
+from mosaic.ranks.reduce import GradientReducer, Place
+from mosaic.ranks.stream_calls import StreamCalls
 from mosaic.ranks.tied import running
 from mosaic.ranks.traffic import Traffic
 
@@ -39,6 +40,7 @@ class RankedRuns:
     Args:
         lanes: This rank's lanes; a module computes on the one of its quota.
         progress: Notes where this rank is.
+        in_order: On streams, modules that keep to the order of the caller's stream, and why.
 
     Attributes:
         lanes: The same.
@@ -50,13 +52,12 @@ class RankedRuns:
         progress: Where this rank is.
     """
 
-    def __init__(self, lanes: Lanes, progress: Progress) -> None:
+    def __init__(self, lanes: Lanes, progress: Progress, *, in_order: Mapping[str, str] | None = None) -> None:
         self.lanes = lanes
         self.closed = False
         self.traffic = Traffic()
         self.progress = progress
-        assert isinstance(lanes, HostLanes)
-        self._calls = HostCalls(lanes, self.backward_begins, self._note_span, self.progress)
+        self._calls = self._calls_on(lanes, in_order or {})
         self.in_place = self._calls.executor.in_place
         self.places = self._calls.executor.places
         self.in_order = self._calls.executor.in_order
@@ -64,7 +65,6 @@ class RankedRuns:
         self._order: dict[str, int] = {}
         self._shared: tuple[GradientReducer, ...] = ()
         self._hooks: list[RemovableHandle] = []
-        self._log = SpanLog()
         self._called: set[str] | None = None
         self._passed_over: set[str] = set()
         self._tokens: list[torch.Tensor] = []
@@ -111,6 +111,22 @@ class RankedRuns:
         waits = self._called is None
         return self._noted(self._calls.call(self._ranked[site.name], run, args, kwargs, is_there=True, waits=waits))
 
+    def _calls_on(self, lanes: Lanes, in_order: Mapping[str, str]) -> HostCalls | StreamCalls:
+        def num_backwards() -> int:
+            return self._num_backwards
+
+        if isinstance(lanes, StreamLanes):
+            return StreamCalls(lanes, self.backward_begins, self.progress, num_backwards, in_order=in_order)
+        if isinstance(lanes, HostLanes):
+            return HostCalls(lanes, self.backward_begins, self.progress, num_backwards)
+        raise BackendUnavailableError(
+            "several ranks run on lanes of the host or on streams", found=type(lanes).__name__, needed="one of these"
+        )
+
+    def place(self, slots: tuple[int, ...]) -> Place:
+        """Returns where the gradients of a module with these slots are summed up."""
+        return self._calls.place(slots)
+
     def compute(self, site_name: str, slots: tuple[int, ...]) -> Compute:
         """Returns what runs a module's own work on the lane of its quota."""
         return self._calls.compute(site_name, slots)
@@ -122,7 +138,8 @@ class RankedRuns:
         self._called, self._tokens = set(), []
         self.progress.calls += 1
         try:
-            result = self._calls.executor.whole(partial(self._inside, run), args, kwargs)
+            with self._calls.whole_call():
+                result = self._calls.executor.whole(partial(self._inside, run), args, kwargs)
             return self._with_all_backwards(result)
         finally:
             self._called, self._tokens = None, []
@@ -167,10 +184,7 @@ class RankedRuns:
         task = torch._C._current_graph_task_id()
         if task != self._task:
             self._task = task
-            self._calls.executor.backwards.current()  # its end comes first
-            for reducer in self._shared:  # what comes from now on is added up before it is added to what was there
-                for parameter in reducer.parameters:
-                    self._calls.executor.gradients.set_aside(parameter)
+            self._calls.begin_backward(self._shared)
             torch.autograd.Variable._execution_engine.queue_callback(self._backward_ends)  # type: ignore[attr-defined]
 
     def _arrived(self, _parameter: torch.Tensor) -> None:
@@ -178,6 +192,7 @@ class RankedRuns:
             self.backward_begins()
 
     def _backward_ends(self) -> None:
+        self._calls.end_backward()
         for reducer in self._shared:
             reducer.finish()
         self._num_backwards += 1
@@ -231,20 +246,17 @@ class RankedRuns:
     @property
     def origin_ns(self) -> int:
         """When the oldest recorded piece of work started."""
-        return self._log.origin_ns
+        return self._calls.origin_ns
 
     def spans(self, origin_ns: int) -> tuple[Span, ...]:
         """Returns what ran on this rank's slots, in milliseconds since ``origin_ns``."""
-        return self._log.spans(origin_ns)
+        return self._calls.spans(origin_ns)
 
     def clear_spans(self) -> None:
         """Forgets what ran, what was waited for and what was sent so far."""
-        self._log.clear()
+        self._calls.clear_spans()
         self.progress.clear_waits()
         self.traffic.clear()
-
-    def _note_span(self, module: str, phase: str, slots: tuple[int, ...], start_ns: int) -> None:
-        self._log.note(module, phase, slots, self._num_backwards, start_ns)
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -60,6 +60,8 @@ class Holdings:
     """Parameters that train and are used between modules only; all ranks hold them."""
     names_of_tied: tuple[str, ...]
     """One name for each of ``tied``."""
+    devices: Mapping[str, torch.device]
+    """For each name of a parameter or buffer, where it is on ranks that hold it."""
 
     def held_by(self, rank: int) -> frozenset[int]:
         """Returns the ids of what a rank holds."""
@@ -113,6 +115,7 @@ def holdings_of(
         tied={group: tuple(found) for group, found in sorted(tied.items())},
         loose=tuple(loose),
         names_of_tied=tuple(sorted(first.values())),
+        devices={name: tensor.device for name, tensor in named.items()},
     )
 
 

@@ -16,7 +16,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from mosaic.device import Device
 from mosaic.errors import BackendUnavailableError, InvalidPlanError, MosaicError
 from mosaic.ranks.clocks import ClockOffset, measure_clock
-from mosaic.ranks.collectives import group_options
+from mosaic.ranks.collectives import carrier_of, group_options, warm_up
 from mosaic.ranks.progress import OUTSIDE, Progress
 from mosaic.ranks.roll import Identity, call_roll, default_store, is_launched, meet
 from mosaic.ranks.watch import Watch, WatchSettings
@@ -43,6 +43,10 @@ class RankFacts:
     """SMs of a slot; 1 on the host."""
     graph: str
     """Fingerprint of the modules that the rank found in its model."""
+    remainder_sms: int = 0
+    """SMs that are no slot's."""
+    nccl: str = ""
+    """Version of NCCL, on GPUs."""
 
     @staticmethod
     def of(device: Device, graph: str) -> RankFacts:
@@ -56,6 +60,8 @@ class RankFacts:
             num_slots=device.num_slots,
             sms_per_slot=device.sms_per_slot,
             graph=graph,
+            remainder_sms=device.remainder_sms,
+            nccl=".".join(map(str, torch.cuda.nccl.version())) if device.kind == "cuda" and _has_nccl() else "",
         )
 
 
@@ -65,11 +71,14 @@ class World:
     Args:
         timeout_s: How long an exchange may take before it is an error, and how long ranks may take to come.
         watch: How ranks watch each other; None: they do not.
+        device: Where this rank's tensors are; by default the CPU.
 
     Attributes:
         rank: This one.
         size: How many there are.
-        everyone: A group of all of them.
+        everyone: A group of all of them that moves tensors of ``device``.
+        agreements: One that moves tensors in host memory.
+        device: Where this rank's tensors are.
         me: This rank's process.
         run: A text that all ranks have in common, and no other run has.
         progress: Where this one is.
@@ -77,10 +86,17 @@ class World:
         max_ctas: SMs that collectives of groups made from now on may take; None for as many as they like.
 
     Raises:
-        BackendUnavailableError: There is no process group, or some rank has not come; names those.
+        BackendUnavailableError: There is no process group, or some rank has not come; names those. Or some are on GPUs
+            and others are not, or two are on one; names those.
     """
 
-    def __init__(self, *, timeout_s: float = TIMEOUT_S, watch: WatchSettings | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        watch: WatchSettings | None = None,
+        device: torch.device | None = None,
+    ) -> None:
         if not dist.is_initialized():
             raise BackendUnavailableError(
                 "there is no process group", found="no torch.distributed", needed="a start by torchrun"
@@ -91,6 +107,9 @@ class World:
         self.progress = Progress()
         self.watch: Watch | None = None
         self.max_ctas: int | None = None
+        self.device = device = device or torch.device("cpu")
+        if device.type == "cuda":  # read by NCCL at its first call; see mosaic.ranks.stream_calls
+            os.environ.setdefault("NCCL_LAUNCH_ORDER_IMPLICIT", "1")
         me = Identity.of_this_process(self.rank, self.size)
         roll = call_roll(default_store(), me, timeout_s=timeout_s)
         self.me, self.run = me, roll.name
@@ -102,8 +121,10 @@ class World:
         self._patient = max(self.timeout, datetime.timedelta(seconds=PATIENCE_S))
         self._background: dist.ProcessGroup | None = None
         with self.opening():
-            self.everyone = self.group(range(self.size))
             self._control = self._covered(dist.new_group(timeout=self._patient, backend="gloo"))
+            self.check_devices((device.type, _gpu_of(device, me)))
+            self.everyone = self.group(range(self.size))
+            self.agreements = self.group(range(self.size), backend="gloo") if device.type == "cuda" else self.everyone
             if self.watch is not None:
                 self._covered(dist.group.WORLD)
                 self.watch.stand_in(dist.new_group(timeout=self.timeout, backend="gloo"))
@@ -112,7 +133,7 @@ class World:
     def join(cls, device: torch.device, *, timeout_s: float = TIMEOUT_S, watch: WatchSettings | None = None) -> Self:
         """Returns the ranks that torchrun started; makes the default process group unless the loop has made it."""
         if not dist.is_initialized():
-            backend = "nccl" if device.type == "cuda" else "gloo"
+            backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
             store, rank, size = meet(timeout_s)
             dist.init_process_group(
                 backend,
@@ -121,7 +142,7 @@ class World:
                 world_size=size,
                 timeout=datetime.timedelta(seconds=timeout_s),
             )
-        return cls(timeout_s=timeout_s, watch=watch)
+        return cls(timeout_s=timeout_s, watch=watch, device=device)
 
     @staticmethod
     def is_there() -> bool:
@@ -154,10 +175,22 @@ class World:
             self.watch.stop(error)
 
     def group(self, ranks: Sequence[int], *, backend: str | None = None) -> dist.ProcessGroup:
-        """Makes a communicator; all ranks have to ask for the same ones in the same order."""
-        options = group_options(backend or dist.get_backend(), self.max_ctas)
+        """Makes a communicator, by default one that moves tensors of this rank's device, and warms it up.
+
+        All ranks have to ask for the same ones in the same order.
+        """
+        backend = backend or ("nccl" if self.device.type == "cuda" else "gloo")
+        options = group_options(backend, self.max_ctas)
         with self.progress.waiting(OUTSIDE, "agreement"):
-            return self._covered(dist.new_group(list(ranks), timeout=self.timeout, backend=backend, pg_options=options))
+            made = dist.new_group(list(ranks), timeout=self.timeout, backend=backend, pg_options=options)
+            group = self._covered(made)
+            if backend == "nccl" and self.rank in ranks:
+                warm_up(group, self.device)
+        return group
+
+    def carrier_of(self, tensor: torch.Tensor) -> dist.ProcessGroup:
+        """Returns the group of all ranks that moves a tensor."""
+        return carrier_of(tensor, self.everyone, self.agreements)
 
     def _covered(self, group: Any) -> dist.ProcessGroup:
         """Takes a group whose calls are to be freed when a rank has failed; one that this rank is in."""
@@ -185,6 +218,31 @@ class World:
         with self.progress.waiting(OUTSIDE, "agreement"):
             dist.broadcast_object_list(found, src=0, group=self._control)
         return found[0]
+
+    def check_devices(self, mine: tuple[str, str]) -> None:
+        """Raises BackendUnavailableError, on all ranks, if some are on GPUs and others are not, or two are on one.
+
+        Args:
+            mine: This rank's kind of device, and a text that no other device has; empty for none in particular.
+        """
+        told = [tuple(each) for each in self.tell(mine)]
+        others = [f"rank {rank} on {kind}" for rank, (kind, _) in enumerate(told) if kind != told[0][0]]
+        if others:
+            raise BackendUnavailableError(
+                "all ranks have to be on GPUs, or none; move the model to cuda:$LOCAL_RANK on every rank",
+                found="; ".join(others),
+                needed=f"{told[0][0]} as on rank 0",
+            )
+        first = {name: rank for rank, (_, name) in reversed(list(enumerate(told)))}
+        shared = [
+            f"rank {rank} is on that of rank {first[n]}" for rank, (_, n) in enumerate(told) if n and first[n] != rank
+        ]
+        if shared:
+            raise BackendUnavailableError(
+                "each rank needs a GPU of its own; move the model to cuda:$LOCAL_RANK on every rank",
+                found="; ".join(shared),
+                needed=f"{self.size} GPUs",
+            )
 
     def check_alike(self, facts: RankFacts) -> None:
         """Raises BackendUnavailableError, on all ranks, naming those that differ from rank 0 and in what."""
@@ -222,6 +280,18 @@ class World:
         failed = [f"rank {rank}: {text}" for rank, text in enumerate(told) if text is not None]
         if failed:
             raise MosaicError("; ".join(failed))
+
+
+def _has_nccl() -> bool:
+    return dist.is_nccl_available() and torch.cuda.is_available()
+
+
+def _gpu_of(device: torch.device, me: Identity) -> str:
+    """Returns a text that names a GPU among all machines; empty where torch does not tell, or there is none."""
+    if device.type != "cuda":
+        return ""
+    found = getattr(torch.cuda.get_device_properties(device), "uuid", None)
+    return "" if found is None else f"{me.host} {found}"
 
 
 def _holder_of(ranks: Sequence[Identity], environ: Mapping[str, str] = os.environ) -> Identity | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from fake_streams.clocks import Launch
+from fake_streams.clocks import Clock, Launch, merge
 
 
 class RaceError(AssertionError):
@@ -48,11 +48,16 @@ class Memory:
     def declare(self, tensor: torch.Tensor, stream: int) -> None:
         self._block(tensor, stream).declared.add(stream)
 
-    def check_freed(self, home_clocks: dict[int, dict[int, int]]) -> None:
-        """Raises if freed memory may be given out again while another stream still uses it."""
+    def check_freed(self, clocks: dict[int, dict[int, int]]) -> None:
+        """Raises if freed memory may be given out again while another stream still uses it.
+
+        The allocator waits for what declared streams were given by then, and so for what these wait for.
+        """
         for key in [key for key, block in self._blocks.items() if block.alive.expired()]:
             block = self._blocks.pop(key)
-            known = home_clocks.get(block.home, {})
+            known: Clock = {}
+            for stream in (block.home, *block.declared):
+                merge(known, clocks.get(stream, {}))
             for use in [*block.reads, *([block.write] if block.write is not None else [])]:
                 told = use.stream == block.home or use.stream in block.declared
                 if not told and known.get(use.stream, 0) < use.number:

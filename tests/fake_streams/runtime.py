@@ -26,8 +26,9 @@ TOTAL_BYTES = 80 << 30
 class FakeStream:
     """A stream; the one with handle 0 is the user's."""
 
-    def __init__(self, handle: int, priority: int = 0) -> None:
+    def __init__(self, handle: int, priority: int = 0, *, aside: bool = False) -> None:
         self.handle = handle
+        self.aside = aside  # autograd knows nothing of it: in a backward, too, only waits order others behind it
         self.priority = priority
         self.clock: Clock = {}
         self.capture: Recording | None = None
@@ -117,6 +118,7 @@ class FakeStreams:
         self.memory = Memory()
         self.main = FakeStream(0)
         self._streams: dict[int, FakeStream] = {0: self.main}
+        self._asides: list[FakeStream] = []
         self._current = threading.local()
         self._fresh = 1 << 62
         self._holds: list[Hold] = []
@@ -133,6 +135,12 @@ class FakeStreams:
         self._fresh += 1
         stream = self._streams[self._fresh] = FakeStream(self._fresh, priority)
         return stream
+
+    def new_aside(self) -> FakeStream:
+        """Makes a stream that autograd does not know of, such as a communicator's."""
+        self._fresh += 1
+        self._asides.append(FakeStream(self._fresh, aside=True))
+        return self._asides[-1]
 
     def current_stream(self) -> FakeStream:
         return getattr(self._current, "stream", self.main)
@@ -156,7 +164,7 @@ class FakeStreams:
         self.refuse_in_capture("synchronize")
         for hold in self._holds:
             hold.wait()
-        for stream in self._streams.values():
+        for stream in (*self._streams.values(), *self._asides):
             merge(self.host, stream.clock)
         for stream in self._streams.values():  # whatever comes now is launched after all of it
             merge(stream.clock, self.host)
@@ -218,10 +226,15 @@ class FakeStreams:
         handle = stream if isinstance(stream, int) else stream.handle
         return [launch for launch in self.launches if launch.stream == handle]
 
+    @staticmethod
+    def in_backward() -> bool:
+        """Whether autograd is running a node: what it calls once all have run, it calls on the loop's own stream."""
+        return torch._C._current_graph_task_id() != -1 and torch._C._current_autograd_node() is not None
+
     def launch(self, name: str, reads: list[torch.Tensor], writes: list[torch.Tensor]) -> None:
         """Notes one operator on the current stream."""
         stream = self.current_stream()
-        if torch._C._current_graph_task_id() != -1:
+        if self.in_backward():
             for other in self._streams.values():
                 merge(stream.clock, other.clock)
         merge(stream.clock, self.host)
@@ -231,7 +244,8 @@ class FakeStreams:
             self._with_workspace.add(stream.handle)
         launch = Launch(name, stream.handle, number, dict(stream.clock))
         self.launches.append(launch)
-        if torch._C._current_graph_task_id() != -1:  # autograd would have launched it on its forward's stream
+        # autograd would have launched it on its forward's stream
+        if self.in_backward() and not stream.aside:
             for other in self._streams.values():
                 merge(other.clock, stream.clock)
         for tensor in reads:
@@ -248,6 +262,8 @@ class _Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func.namespace == "c10d":  # what moves and when is for who stands in for NCCL to say
+            return func(*args, **kwargs)
         recording = self._runtime.current_stream().capture
         written = _written(func, args, kwargs)
         if recording is not None:
