@@ -24,7 +24,7 @@ backward of the first for that of the second, as a plain argument would have it.
 Take the first call, backward or reduction in that order which some rank has not ended. All before it have ended on all
 ranks, and so, by induction, has what was submitted on any rank before it. So each rank's thread comes to submit it,
 nothing on its lane is before it, its partners on the other ranks are in the same place, and its slots become free. So
-it ends.
+it ends. Calls on streams have one launching thread, and an argument of their own (``mosaic.ranks.stream_calls``).
 """
 
 from __future__ import annotations
