@@ -196,7 +196,7 @@ def failing(rank: int, size: int) -> str:
         plan=plan,
         backend=HostBackend(1),
         modules=list(members),
-        timeout_s=20,
+        timeout_s=6,
     )
     model(torch.randn(3, 4)).sum().backward()
     fail_now = True
