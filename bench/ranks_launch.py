@@ -88,7 +88,7 @@ def _run(work: Work, rank: int, size: int, store: Path, sending: Connection) -> 
             if rank == 0:
                 sending.send(figure)
         dist.barrier()
-    except Exception as error:
+    except Exception as error:  # of any kind: it becomes the reason of figures that are missing
         sending.send(one_line(error))
     else:
         sending.send(None)

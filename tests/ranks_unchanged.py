@@ -10,56 +10,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from ranks_clip import MEMBERS, Clip, batch_of, mean_loss
 from ranks_graphs import colocated, difference, twins
+from ranks_refused import refusals, unfrozen, unsplittable
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_  # a name of our own, from before any model is colocated
 
-from mosaic.errors import ModuleContractError, MosaicError, UnsupportedModelError
-
-ROWS = (3, 2)
-MEMBERS = {"image": (0,), "text": (0, 1), "audio": (1,), "head": (0, 1)}
-
-
-class Clip(nn.Module):
-    """Three towers, a head on what they make, and parameters between them; audio may be missing."""
-
-    def __init__(self, dropout: float = 0.0, frozen: tuple[str, ...] = ()) -> None:
-        super().__init__()
-        self.image = nn.Sequential(nn.Linear(6, 12), nn.GELU(), nn.Dropout(dropout), nn.Linear(12, 8))
-        self.text = nn.Sequential(nn.Embedding(11, 8), nn.Flatten(), nn.Linear(24, 8))
-        self.audio = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8))
-        self.head = nn.Linear(8, 3)
-        self.logit_scale = nn.Parameter(torch.tensor(1.0))
-        for name, parameter in self.named_parameters():
-            parameter.requires_grad_(not name.startswith(frozen) if frozen else True)
-
-    def forward(
-        self, image: torch.Tensor, text: torch.Tensor, audio: torch.Tensor | None = None
-    ) -> dict[str, torch.Tensor]:
-        seen, read = self.image(image), self.text(text)
-        heard = torch.zeros_like(seen) if audio is None else self.audio(audio)
-        return {
-            "image": functional.normalize(seen, dim=-1),
-            "text": functional.normalize(read, dim=-1),
-            "audio": heard,
-            "logits": self.head(seen + read + heard),
-            "scale": self.logit_scale.exp(),
-        }
-
-
-def batch_of(step: int, rank: int, rows: tuple[int, ...] = ROWS) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(step)
-    total, part = sum(rows), slice(sum(rows[:rank]), sum(rows[: rank + 1]))
-    return {
-        "image": torch.randn(total, 6, generator=generator)[part],
-        "text": torch.randint(0, 11, (total, 3), generator=generator)[part],
-        "audio": torch.randn(total, 4, generator=generator)[part],
-    }
-
-
-def mean_loss(out: dict[str, torch.Tensor]) -> torch.Tensor:
-    return out["logits"].square().mean() + (out["image"] * out["text"]).sum(-1).mean() * out["scale"]
+from mosaic.errors import MosaicError
 
 
 def optimizer_for(model: nn.Module) -> torch.optim.Optimizer:
@@ -70,10 +28,23 @@ def optimizer_for(model: nn.Module) -> torch.optim.Optimizer:
 Loop = Callable[[nn.Module, int], list[float]]
 
 
-def compare(loop: Loop, rank: int, **options: Any) -> tuple[float, float]:
+def under_autocast(model: nn.Module, batch: dict[str, torch.Tensor]) -> Callable[[], object]:
+    """Runs the model as a loop under autocast does."""
+
+    def run() -> object:
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(**batch)
+
+    return run
+
+
+def compare(
+    loop: Loop, rank: int, sample: Callable[[nn.Module, dict[str, torch.Tensor]], Any] | None = None, **options: Any
+) -> tuple[float, float]:
     """Runs a loop under both; returns how far losses and parameters are apart."""
     model, wrapped = twins(lambda: Clip(**options), 3)
-    handle = colocated(model, batch_of(0, rank, (3, 3)), MEMBERS, 2)
+    batch = batch_of(0, rank, (3, 3))
+    handle = colocated(model, batch if sample is None else sample(model, batch), MEMBERS, 2)
     ours, theirs = loop(model, rank), loop(wrapped, rank)
     apart = difference(handle, wrapped)
     handle.remove()
@@ -274,86 +245,6 @@ def averaged(rank: int) -> float:
     return max((found[name] - wanted[name]).abs().max().item() for name in wanted)
 
 
-# What is told.
-
-
-def told(attempt: Callable[[], object], kind: type[Exception] = ModuleContractError) -> str:
-    try:
-        attempt()
-    except kind as error:
-        return str(error)
-    return "nothing"
-
-
-def refusals(rank: int) -> dict[str, str]:
-    """What cannot be done while the model is colocated; each ends on both ranks."""
-    torch.manual_seed(0)
-    model = Clip()
-    plain_clip = clip_grad_norm_.__closure__[0].cell_contents
-    handle = colocated(model, batch_of(0, rank, (3, 3)), MEMBERS, 2)
-    batch = batch_of(0, rank)
-    missing = model.image if rank else model.audio
-    said = {
-        "copy": told(lambda: copy.deepcopy(missing)(torch.randn(2, 6 if rank else 4))),
-        "part": told(lambda: missing[0](torch.randn(2, 6 if rank else 4))),
-        "disabled": told(lambda: handle.disabled().__enter__()),
-        "wrapped": told(lambda: nn.parallel.DistributedDataParallel(model), UnsupportedModelError),
-    }
-    mean_loss(model(**batch)).backward()
-    said["norm"] = told(lambda: nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None]))
-    assert clip_grad_norm_.__closure__[0].cell_contents is not plain_clip
-    handle.remove()
-    assert clip_grad_norm_.__closure__[0].cell_contents is plain_clip
-    assert not hasattr(torch.amp.GradScaler._unscale_grads_, "_mosaic_instead")
-    with handle.disabled():
-        said["whole"] = str(tuple(model(**batch)["logits"].shape))
-    attempts: dict[str, Callable[[Clip], object]] = {
-        "padding": lambda model: mean_loss(model(**{**batch, "text": batch["text"][:, : 3 - rank]})).item(),
-        "keyword": lambda model: model.image(input=batch["image"]).sum().item(),
-        "kinds": lambda model: model.image("a photo"),
-        "one rank": lambda model: model.image(*((batch["image"],) if rank else (batch["image"], 1))).sum().item(),
-    }
-    for name, attempt in attempts.items():  # none of these ranks can go on after one
-        model = Clip()
-        handle = colocated(model, batch_of(0, rank, (3, 3)), MEMBERS, 2)
-        said[name] = told(lambda attempt=attempt, model=model: attempt(model))
-        handle.remove()
-    return said
-
-
-class Mixing(nn.Module):
-    """Its rows depend on each other, or it has none."""
-
-    def __init__(self, how: str) -> None:
-        super().__init__()
-        self.how = how
-        self.part = _Centred(how)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.part(x).sum()
-
-
-class _Centred(nn.Module):
-    def __init__(self, how: str) -> None:
-        super().__init__()
-        self.how = how
-        self.net = nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.net(x)
-        if self.how == "mean":
-            return x - x.mean(0)
-        return x.sum(0) if self.how == "sum" else x.square().mean()
-
-
-def unsplittable(rank: int) -> list[str]:
-    sample = torch.randn(4, 4)
-    return [
-        told(lambda how=how: colocated(Mixing(how), sample, {"part": (0,)}, 2), UnsupportedModelError)
-        for how in ("mean", "sum", "scalar")
-    ]
-
-
 def everything(rank: int, size: int) -> dict[str, Any]:
     """Runs all of it; returns what each came to, by name."""
     del size
@@ -363,7 +254,7 @@ def everything(rank: int, size: int) -> dict[str, Any]:
         "own put back": compare(contrastive(by_own_put_back, local=False), rank),
         "own put back, local loss": compare(contrastive(by_own_put_back, local=True), rank),
         "whole batch": whole_batch_gradients(rank),
-        # "autocast": compare(autocast, rank),
+        "autocast": compare(autocast, rank, sample=under_autocast),
         "scaled": compare(scaled, rank),
         "accumulated": compare(accumulated, rank),
         "frozen": compare(accumulated, rank, frozen=("image", "text.0")),
@@ -376,20 +267,6 @@ def everything(rank: int, size: int) -> dict[str, Any]:
         "unsplittable": unsplittable(rank),
         "unfrozen": unfrozen(rank),
     }
-
-
-def unfrozen(rank: int) -> str:
-    """Returns what is said of parameters that train only since the model was colocated, or do not any more."""
-    torch.manual_seed(0)
-    model = Clip(frozen=("image",))
-    handle = colocated(model, batch_of(0, rank, (3, 3)), {**MEMBERS, "image": (0, 1)}, 2)
-    model.image.requires_grad_(True)
-    said = told(lambda: model(**batch_of(0, rank)))
-    model.image.requires_grad_(False)
-    model.head.bias.requires_grad_(False)
-    said += "; " + told(lambda: model(**batch_of(0, rank)))
-    handle.remove()
-    return said
 
 
 def uneven(rank: int, size: int) -> tuple[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from mosaic.checkpoint.saving import Saver
 
 
-class KeepsCheckpoints:
+class KeepsCheckpoints(ABC):
     """Checkpoints of a handle's model; on several ranks, all of them make the same calls.
 
     A handle says what its model is (``_model``), what plan runs (``_plan_name()``), and how to wait for what is being
@@ -176,8 +177,10 @@ class KeepsCheckpoints:
     def _make_ranks(self) -> Ranks:
         return OneRank()
 
+    @abstractmethod
     def _plan_name(self) -> str:
-        raise NotImplementedError
+        """Names the plan that runs."""
 
+    @abstractmethod
     def _settle(self) -> None:
-        raise NotImplementedError
+        """Waits for what is being computed."""

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 from mosaic.cost.interference import Beside, Interference
 from mosaic.cost.model import Cost
+from mosaic.cost.retimed import RetimedCost
 from mosaic.hardware import Cluster, Link
 from mosaic.profile import Phase
 
@@ -144,7 +145,7 @@ def links_of(cluster: Cluster) -> Callable[[int], Link]:
     return reached
 
 
-class RankedCost:
+class RankedCost(RetimedCost):
     """A cost model for several ranks: another one's times with the communication of the engine beside them.
 
     Args:
@@ -177,9 +178,8 @@ class RankedCost:
     ) -> None:
         if num_ranks < 1:
             raise ValueError(f"num_ranks={num_ranks}; there is at least one rank")
-        self.base = base
+        super().__init__(base)
         self.num_ranks = num_ranks
-        self.profile_fingerprint = base.profile_fingerprint
         self._traffic = dict(traffic)
         self._link = link
         self._included_ms = included_ms
@@ -188,7 +188,6 @@ class RankedCost:
         self._bucket_bytes = bucket_bytes
         self._known: dict[tuple[str, int, int], Communication] = {}
         self._longest: dict[tuple[str, Phase], float] = {}
-        self.interference: Interference = base.interference
         if self._lost > 0 and num_ranks > 1:
             self.interference = CollectiveInterference(base.interference, self._lost, self.longest_ms)
 
@@ -222,38 +221,6 @@ class RankedCost:
         found = self.communication(module, degree, quota)
         taken = found.hidden_ms * self._lost if phase is Phase.BACKWARD else 0.0
         return self.compute_ms(module, phase, degree, quota) + found.of(phase) + taken
-
-    def degrees(self, module: str) -> tuple[int, ...]:
-        """Returns the base's degrees."""
-        return self.base.degrees(module)
-
-    def quotas(self, module: str, degree: int = 1) -> tuple[int, ...]:
-        """Returns the base's quotas."""
-        return self.base.quotas(module, degree)
-
-    def memory_bytes(self, module: str, degree: int) -> int:
-        """Returns the base's bytes."""
-        return self.base.memory_bytes(module, degree)
-
-    def kept_bytes(self, module: str, degree: int) -> int:
-        """Returns the base's bytes."""
-        return self.base.kept_bytes(module, degree)
-
-    def bandwidth(self, module: str, phase: Phase, degree: int, quota: int) -> float:
-        """Returns the base's share."""
-        return self.base.bandwidth(module, phase, degree, quota)
-
-    def interference_ms(self, module: str, phase: Phase, degree: int, quota: int, *, beside: Beside) -> float:
-        """Returns what neighbours on one device add; communication is taken to be disturbed as compute is."""
-        if not beside:
-            return 0.0
-        alone_ms = self.time_ms(module, phase, degree, quota)
-        return self.interference.extra_ms(module, phase, quota=quota, alone_ms=alone_ms, beside=beside)
-
-    def placed_ms(self, module: str, phase: Phase, degree: int, quota: int, *, beside: Beside = ()) -> float:
-        """Returns the time beside neighbours on one device, in milliseconds."""
-        extra_ms = self.interference_ms(module, phase, degree, quota, beside=beside)
-        return self.time_ms(module, phase, degree, quota) + extra_ms
 
     def _communication(self, module: str, degree: int, quota: int) -> Communication:
         own = self._traffic.get(module, ModuleTraffic())

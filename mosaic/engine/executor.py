@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -15,11 +14,11 @@ from mosaic.engine.attach import attach, detach, is_attached
 from mosaic.engine.backward import Backwards
 from mosaic.engine.batch import Batch
 from mosaic.engine.call import Call, CallFunction
-from mosaic.engine.caller import caller
+from mosaic.engine.caller import caller, note_in_place
 from mosaic.engine.direct import DirectCalls
 from mosaic.engine.forwards import Forwards
 from mosaic.engine.gradients import LeafGradients
-from mosaic.engine.lane_tensor import LaneTensor, Ready, lane_tensors
+from mosaic.engine.lane_tensor import LaneTensor, Ready, join_joined, joined, lane_tensors
 from mosaic.engine.operators import Operators
 from mosaic.engine.out_of_memory import SecondTries
 from mosaic.engine.random_numbers import advance_default, draw_here
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from mosaic.timeline import Span
 
 T = TypeVar("T")
-_LOG = logging.getLogger("mosaic")
 
 
 class Executor:
@@ -108,12 +106,9 @@ class Executor:
         return self._launch(site, run, arguments, signature, parameters)
 
     def _run_here(self, site: Site, run: Callable[..., Any], args: Any, kwargs: Any, reason: str) -> Any:
-        self.in_place[site.name, reason] += 1
-        if (site.name, reason) not in self.places:
-            self.places[site.name, reason] = caller()
-            _LOG.warning("%s runs in place at %s: %s", site.name, self.places[site.name, reason], reason)
+        note_in_place(self, site.name, reason)
         self._wait_for_earlier(site)
-        result = run(*map_tensors(_joined, args), **map_tensors(_joined, kwargs))
+        result = run(*map_tensors(joined, args), **map_tensors(joined, kwargs))
         came = {id(tensor) for tensor in tensors_in((args, kwargs))}
         self._ran_in_place(site, [tensor for tensor in tensors_in(result) if id(tensor) not in came])
         return result
@@ -124,7 +119,7 @@ class Executor:
             self.gradients.expect(parameter)
 
     def _learn(self, site: Site, run: Callable[..., Any], args: Any, kwargs: Any, key: Any) -> Any:
-        args, kwargs = map_tensors(_joined, args), map_tensors(_joined, kwargs)
+        args, kwargs = map_tensors(joined, args), map_tensors(joined, kwargs)
         self._wait_for_earlier(site)
         arguments = Arguments.take(args, kwargs)
         result, made, signature = learn(lambda: run(*args, **kwargs), arguments, site.module, site.parted)
@@ -312,7 +307,7 @@ class Executor:
             result = run(*args, **kwargs)
             if not self.num_launched:
                 return result
-            result = map_tensors(_joined, result)
+            result = map_tensors(joined, result)
             self.check_forwards()
             self.drain()  # what nobody used may still read parameters and modes
             return result
@@ -397,12 +392,3 @@ class Executor:
     def clear_spans(self) -> None:
         """Forgets what ran so far."""
         self._log.clear()
-
-
-def join_joined(leaf: Any) -> Any:
-    """Returns what a lane tensor that was joined before joined to, and anything else as it is."""
-    return leaf.join() if isinstance(leaf, LaneTensor) and leaf._joined is not None else leaf
-
-
-def _joined(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.join() if isinstance(tensor, LaneTensor) else tensor

@@ -316,3 +316,13 @@ def _check_thread(found: list[LaneTensor]) -> None:
 def _is_one_branch(found: list[LaneTensor]) -> bool:
     lane = found[0]._lane
     return all(tensor._lane is lane and tensor._joined is None for tensor in found)
+
+
+def join_joined(leaf: Any) -> Any:
+    """Returns what a lane tensor that was joined before joined to, and anything else as it is."""
+    return leaf.join() if isinstance(leaf, LaneTensor) and leaf._joined is not None else leaf
+
+
+def joined(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns what a lane tensor joins to, and any other tensor as it is."""
+    return tensor.join() if isinstance(tensor, LaneTensor) else tensor

@@ -6,7 +6,6 @@ at the end of a backward it makes the caller's stream wait for the streams on wh
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -16,7 +15,7 @@ import torch
 
 from mosaic.backends.cuda_lanes import StreamLane
 from mosaic.backends.sm_target import sm_target
-from mosaic.engine.caller import caller
+from mosaic.engine.caller import note_in_place
 from mosaic.engine.stage_graph import Branch, Eager, StageGraphs
 from mosaic.engine.stream_call import PlacedCall
 from mosaic.engine.stream_kinds import all_tensors, replace
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
     from mosaic.backends.cuda_lanes import StreamLanes, StreamMark
     from mosaic.engine.site import Site
     from mosaic.timeline import Span
-
-_LOG = logging.getLogger("mosaic")
 
 
 class StreamExecutor:
@@ -174,10 +171,7 @@ class StreamExecutor:
         return self._run_here(site, run, args, kwargs, reason)
 
     def _run_here(self, site: Site, run: Callable[..., Any], args: Any, kwargs: Any, reason: str) -> Any:
-        self.in_place[site.name, reason] += 1
-        if (site.name, reason) not in self.places:
-            self.places[site.name, reason] = caller()
-            _LOG.warning("%s runs in place at %s: %s", site.name, self.places[site.name, reason], reason)
+        note_in_place(self, site.name, reason)
         return run(*replace(args, join_tensor), **replace(kwargs, join_tensor))
 
     def _run_again(self, site: Site, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -6,7 +6,6 @@ slots and awaited. A call's kind is known beforehand from its template and its r
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -16,9 +15,9 @@ from typing import Any
 import torch
 
 from mosaic.backends.host_lanes import HostLanes
-from mosaic.engine.caller import caller
-from mosaic.engine.executor import Executor, join_joined
-from mosaic.engine.lane_tensor import LaneTensor, Ready, join_all
+from mosaic.engine.caller import note_in_place
+from mosaic.engine.executor import Executor
+from mosaic.engine.lane_tensor import LaneTensor, Ready, join_all, join_joined
 from mosaic.engine.random_numbers import count_draws, drawing_from
 from mosaic.engine.signature import Arguments
 from mosaic.engine.site import Site
@@ -35,8 +34,6 @@ from mosaic.ranks.routed_call import RoutedCall, signature_of
 from mosaic.ranks.straight import Kept, opened, standing_for
 from mosaic.ranks.traffic import Phase
 from mosaic.timeline import Span
-
-_LOG = logging.getLogger("mosaic")
 
 
 class HostCalls(InStep):
@@ -237,7 +234,7 @@ class HostCalls(InStep):
         straight: bool,
     ) -> tuple[Any, torch.Tensor | None]:
         """Makes a call where it is made, in the caller's own graph, with nothing else of this rank running."""
-        self._note_place(ranked.name, reason)
+        note_in_place(self.executor, ranked.name, reason)
         self.executor.drain()
         rows = None
         if trouble is None:  # else nobody reads them
@@ -274,13 +271,6 @@ class HostCalls(InStep):
         for parameter in site.parts()[1]:
             if not parameter.is_meta:
                 self.executor.gradients.expect(parameter)
-
-    def _note_place(self, name: str, reason: str) -> None:
-        executor = self.executor
-        executor.in_place[name, reason] += 1
-        if (name, reason) not in executor.places:
-            executor.places[name, reason] = caller()
-            _LOG.warning("%s runs in place at %s: %s", name, executor.places[name, reason], reason)
 
     @staticmethod
     def _after_backward(ranked: Ranked) -> None:

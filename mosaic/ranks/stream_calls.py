@@ -31,7 +31,6 @@ It has not run on several GPUs.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -40,7 +39,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mosaic.backends.cuda_lanes import StreamLane, StreamLanes
-from mosaic.engine.caller import caller
+from mosaic.engine.caller import note_in_place
 from mosaic.engine.site import Site
 from mosaic.engine.stream_executor import StreamExecutor
 from mosaic.engine.stream_kinds import replace
@@ -58,8 +57,6 @@ from mosaic.timeline import Span
 
 if TYPE_CHECKING:
     from mosaic.backends.stream_api import StreamApi
-
-_LOG = logging.getLogger("mosaic")
 
 
 class StreamCalls(InStep):
@@ -157,7 +154,7 @@ class StreamCalls(InStep):
             reason = "its lanes are closed"
         with self.in_step():
             if reason is not None:
-                self._note_place(ranked.name, reason)
+                note_in_place(self.executor, ranked.name, reason)
                 *made, token = passing(*replace(leaves, join_tensor))
             else:
                 *made, token = self.executor.launch(self._sites[ranked.name], passing, tuple(leaves))
@@ -209,13 +206,6 @@ class StreamCalls(InStep):
                 "part in a whole backward; call backward() and read .grad"
             )
         self._begins()
-
-    def _note_place(self, name: str, reason: str) -> None:
-        executor = self.executor
-        executor.in_place[name, reason] += 1
-        if (name, reason) not in executor.places:
-            executor.places[name, reason] = caller()
-            _LOG.warning("%s runs in place at %s: %s", name, executor.places[name, reason], reason)
 
 
 class LanePlace:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from mosaic.cost import Cost
-from mosaic.cost.interference import Beside, Interference
+from mosaic.cost.retimed import RetimedCost
 from mosaic.device import Device
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan
@@ -25,7 +25,7 @@ _Point = tuple[int, int]
 """Degree and quota."""
 
 
-class CorrectedCost:
+class CorrectedCost(RetimedCost):
     """A cost model with its times multiplied by what measured times were to predicted ones.
 
     At a measured degree and quota the whole ratio holds; away from it, its logarithm shrinks by e for every
@@ -35,55 +35,13 @@ class CorrectedCost:
 
     def __init__(self, cost: Cost, ratios: Mapping[tuple[str, Phase], Mapping[_Point, float]], *, reach: float) -> None:
         """Takes measured over predicted time by module, phase, and (degree, quota)."""
-        self.base = cost
+        super().__init__(cost)
         self.ratios = {key: dict(points) for key, points in ratios.items()}
         self.reach = reach
-
-    @property
-    def profile_fingerprint(self) -> str | None:
-        """Names the profile behind the model that is corrected."""
-        return self.base.profile_fingerprint
-
-    @property
-    def interference(self) -> Interference:
-        """That of the model that is corrected."""
-        return self.base.interference
-
-    def degrees(self, module: str) -> tuple[int, ...]:
-        """Returns the degrees that may be asked for, rising."""
-        return self.base.degrees(module)
-
-    def quotas(self, module: str, degree: int = 1) -> tuple[int, ...]:
-        """Returns the quotas in slots that may be asked for, rising."""
-        return self.base.quotas(module, degree)
-
-    def memory_bytes(self, module: str, degree: int) -> int:
-        """Returns the bytes on each of its devices."""
-        return self.base.memory_bytes(module, degree)
-
-    def kept_bytes(self, module: str, degree: int) -> int:
-        """Returns the bytes that it keeps on each of its devices while other stages run."""
-        return self.base.kept_bytes(module, degree)
-
-    def bandwidth(self, module: str, phase: Phase, degree: int, quota: int) -> float:
-        """Returns the share of a device's memory bandwidth that it uses alone, 0 to 1."""
-        return self.base.bandwidth(module, phase, degree, quota)
 
     def time_ms(self, module: str, phase: Phase, degree: int, quota: int) -> float:
         """Returns the corrected time alone, in milliseconds."""
         return self.base.time_ms(module, phase, degree, quota) * self.ratio(module, phase, degree, quota)
-
-    def interference_ms(self, module: str, phase: Phase, degree: int, quota: int, *, beside: Beside) -> float:
-        """Returns what neighbours on one device add to the corrected time, in milliseconds."""
-        if not beside:
-            return 0.0
-        alone_ms = self.time_ms(module, phase, degree, quota)
-        return self.interference.extra_ms(module, phase, quota=quota, alone_ms=alone_ms, beside=beside)
-
-    def placed_ms(self, module: str, phase: Phase, degree: int, quota: int, *, beside: Beside = ()) -> float:
-        """Returns the corrected time beside neighbours on one device, in milliseconds."""
-        alone_ms = self.time_ms(module, phase, degree, quota)
-        return alone_ms + self.interference_ms(module, phase, degree, quota, beside=beside)
 
     def ratio(self, module: str, phase: Phase, degree: int, quota: int) -> float:
         """Returns what a time is multiplied by; points far from every measured one keep 1."""

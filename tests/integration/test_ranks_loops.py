@@ -35,6 +35,13 @@ def test_a_loop_has_the_losses_and_parameters_of_distributed_data_parallel(told:
         assert parameters < 1e-4
 
 
+def test_a_loop_under_autocast_is_that_of_distributed_data_parallel_within_bfloat16(told: list[dict[str, Any]]):
+    for rank in told:
+        losses, parameters = rank["autocast"]
+        assert losses < 0.04  # five steps of bfloat16; gradients are rounded over other rows
+        assert parameters < 0.04
+
+
 def test_gathering_with_gradients_gives_those_of_the_loss_over_the_whole_batch(told: list[dict[str, Any]]):
     assert max(rank["whole batch"] for rank in told) < 1e-6
 
