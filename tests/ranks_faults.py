@@ -323,7 +323,7 @@ def slow_rank(rank: int, size: int, place: Path) -> None:
     )
     if rank == 1:
         heavy = torch.randn(400, 400)
-        model.audio.register_forward_hook(lambda *_: [heavy @ heavy for _ in range(10)] and None)
+        model.audio.register_forward_hook(lambda *_: [heavy @ heavy for _ in range(20)] and None)
     train(model, steps=6)
     handle.write_trace(place)
 

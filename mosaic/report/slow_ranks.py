@@ -1,7 +1,8 @@
 """Which of several ranks is slow: its own computing takes longer than that of the same modules on other ranks.
 
 Waiting is told apart from computing. A rank that waits is not slow, and where one is slow the others wait. Modules are
-compared by the medians of their steps, the first one left out, where a step or more are left.
+compared by the medians of their steps, the first one left out, where a step or more are left. A rank that something
+else held up for a step or two is not slow either: it takes longer in most steps.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from mosaic.rank_trace import RankSpan, RankTrace
 
 RATIO = 1.25
 """How much longer than elsewhere a module has to take: rows of ranks may differ by one, machines by some percent."""
+MOST = 0.75
+"""Share of the steps in which it has to take that much longer: a machine that is now and then busy is not slow."""
 SHARE = 0.03
 """Of the time of a step: less than this is not worth a word."""
 
@@ -105,7 +108,7 @@ def compare_ranks(traces: Sequence[RankTrace]) -> RankComparison:
     if not common:
         raise InvalidFileError("the traces have no step in common; write them at the same time on all ranks")
     steps = common - {min(common)} or common
-    tables = {trace.rank: _medians(_of_kind(trace.spans, "compute", steps)) for trace in traces}
+    tables = {trace.rank: _by_step(_of_kind(trace.spans, "compute", steps)) for trace in traces}
     return RankComparison(
         ranks=tuple(_summary(trace, tables, steps) for trace in traces),
         missing=tuple(sorted(set(range(traces[0].num_ranks)) - {trace.rank for trace in traces})),
@@ -133,27 +136,30 @@ def _of_kind(spans: Iterable[RankSpan], kind: str, steps: set[int]) -> list[Rank
     return [span for span in spans if span.kind == kind and span.step in steps]
 
 
-def _medians(spans: Iterable[RankSpan]) -> dict[tuple[str, str], float]:
-    """Returns for each module and phase the median over steps of its time in a step."""
-    times: dict[tuple[str, str], dict[int, float]] = {}
+_Table = dict[tuple[str, str], dict[int, float]]
+"""For each module and phase its time in each step."""
+
+
+def _by_step(spans: Iterable[RankSpan]) -> _Table:
+    times: _Table = {}
     for span in spans:
-        by_step = times.setdefault((span.module, span.phase), {})
-        by_step[span.step] = by_step.get(span.step, 0.0) + span.duration_ms
-    return {key: statistics.median(by_step.values()) for key, by_step in times.items()}
+        of_module = times.setdefault((span.module, span.phase), {})
+        of_module[span.step] = of_module.get(span.step, 0.0) + span.duration_ms
+    return times
 
 
-def _summary(trace: RankTrace, tables: Mapping[int, Mapping[tuple[str, str], float]], steps: set[int]) -> RankSummary:
-    own = tables[trace.rank]
+def _summary(trace: RankTrace, tables: Mapping[int, _Table], steps: set[int]) -> RankSummary:
     found, compared = [], 0
-    for (module, phase), here in own.items():
+    for (module, phase), here in tables[trace.rank].items():
         others = [
             table[module, phase] for rank, table in tables.items() if rank != trace.rank and (module, phase) in table
         ]
         if others:
             compared += 1
-            elsewhere = statistics.median(others)
-            if elsewhere > 0 and here >= RATIO * elsewhere:
-                found.append(SlowModule(module=module, phase=phase, here_ms=here, elsewhere_ms=elsewhere))
+            here_ms = statistics.median(here.values())
+            elsewhere_ms = statistics.median(statistics.median(other.values()) for other in others)
+            if elsewhere_ms > 0 and here_ms >= RATIO * elsewhere_ms and _mostly_longer(here, others):
+                found.append(SlowModule(module=module, phase=phase, here_ms=here_ms, elsewhere_ms=elsewhere_ms))
     compute = _per_step(_of_kind(trace.spans, "compute", steps), steps)
     wait = _per_step(_of_kind(trace.spans, "wait", steps), steps)
     lost = sum(each.here_ms - each.elsewhere_ms for each in found)
@@ -166,6 +172,16 @@ def _summary(trace: RankTrace, tables: Mapping[int, Mapping[tuple[str, str], flo
         num_compared=compared,
         slow=tuple(found) if lost > SHARE * (compute + wait) else (),
     )
+
+
+def _mostly_longer(here: Mapping[int, float], others: Sequence[Mapping[int, float]]) -> bool:
+    """Says whether a module takes longer than elsewhere in most of the steps in which others run it, too."""
+    longer = []
+    for step, time_ms in here.items():
+        elsewhere = [other[step] for other in others if step in other]
+        if elsewhere:
+            longer.append(time_ms >= RATIO * statistics.median(elsewhere))
+    return sum(longer) >= MOST * len(longer)
 
 
 def _per_step(spans: Iterable[RankSpan], steps: set[int]) -> float:

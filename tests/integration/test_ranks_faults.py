@@ -268,6 +268,7 @@ def test_the_doctor_names_the_slow_rank_of_a_run(outcomes: dict[str, list[Ended]
     for trace in traces:  # both are on one machine, which has one clock
         assert abs(trace.clock_offset_us) <= trace.clock_error_us
     found = compare_ranks(traces)
-    assert [one.rank for one in found.slow] == [1], found
-    assert {slow.module for slow in found.slow[0].slow[:1]} == {"audio"}
-    assert found.ranks[0].wait_ms > found.slow[0].lost_ms / 2, "the other rank waits for it"
+    slowest = found.slow[0]  # other processes of the machine may hold the other rank up, but not by as much
+    assert (slowest.rank, slowest.slow[0].module) == (1, "audio"), found
+    assert slowest.slow[0].ratio > 5, found
+    assert found.ranks[0].wait_ms > found.ranks[1].wait_ms, "the other rank waits for it"

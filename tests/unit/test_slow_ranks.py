@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,22 @@ def test_a_rank_that_waits_is_not_slow():
 
 def test_a_module_that_costs_next_to_nothing_makes_no_rank_slow():
     assert compare_ranks([trace(0, {"image": 5.0, "glue": 0.01}), trace(1, {"image": 5.0, "glue": 0.05})]).slow == ()
+
+
+def test_a_rank_that_was_held_up_for_two_steps_of_five_is_not_slow():
+    def steps(rank: int, times_ms: list[float]) -> RankTrace:
+        spans = [
+            replace(span, step=step, end_us=span.start_us + 1e3 * time_ms)
+            for step, time_ms in enumerate([1.0, *times_ms])
+            for span in trace(rank, {"image": 1.0}).spans[:1]
+        ]
+        return replace(trace(rank, {"image": 1.0}), spans=tuple(spans))
+
+    assert compare_ranks([steps(0, [5, 5, 9, 5, 9]), steps(1, [5, 5, 5, 5, 5])]).slow == ()
+    # Each has a median above the other's typical step, in other steps: nothing that lasts.
+    assert compare_ranks([steps(0, [7, 7, 7, 5, 5]), steps(1, [5, 5, 5, 7, 7])]).slow == ()
+    (slow,) = compare_ranks([steps(0, [7, 7, 7, 7, 5]), steps(1, [5, 5, 5, 5, 7])]).slow
+    assert slow.rank == 0
 
 
 def test_ranks_without_a_module_in_common_are_not_compared():
