@@ -1,13 +1,14 @@
-"""A process that has loaded torch and forks ranks from itself, so that a case costs no start-up of its own.
+"""A process that has loaded torch and forks ranks from itself, so that no rank costs a start-up of its own.
 
-Run as ``ranks_nursery.py FOLDER CASE...`` with cases ``module:function:size:seconds``; leaves ``FOLDER/outcomes.json``.
-A rank ends as any program does: by an error, a signal, or at the end of its function. One that has not ended after the
-case's seconds is killed and is said to hang.
+Run as ``ranks_nursery.py``: each line of its input asks for programs on some ranks each, which run at the same time,
+and is answered with a line that says how these ended. A rank ends as any program does: by an error, a signal, or at the
+end of its function. One that has not ended after the program's seconds is killed and is said to hang.
 """
 
 from __future__ import annotations
 
 import atexit
+import functools
 import importlib
 import json
 import os
@@ -15,9 +16,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -32,53 +34,110 @@ class Ended:
     """How long it ran."""
 
 
-def run_cases(cases: dict[str, tuple[int, float]], folder: Path) -> dict[str, list[Ended]]:
-    """Runs ``module:function`` on so many ranks within so many seconds, one case after the other."""
-    folder.mkdir(exist_ok=True)
-    asked = [f"{name}:{size}:{seconds}" for name, (size, seconds) in cases.items()]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    bound = 60 + sum(seconds for _, seconds in cases.values())
-    done = subprocess.run(
-        [sys.executable, __file__, str(folder), *asked], env=environment, capture_output=True, text=True, timeout=bound
-    )
-    assert done.returncode == 0, done.stderr
-    outcomes = json.loads((folder / "outcomes.json").read_text())
-    return {name: [Ended(**rank) for rank in ranks] for name, ranks in outcomes.items()}
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """What ranks run."""
+
+    function: str
+    """``module:function``, called with rank, number of ranks and folder."""
+    size: int
+    """Ranks."""
+    seconds: float
+    """When those that are left are killed."""
+    folder: str
+    """Where they meet and leave their files; it is made."""
+    environment: dict[str, str]
+    """Variables of the environment."""
 
 
-def main(folder: Path, asked: list[str]) -> None:
+def run_program(function: str, size: int, folder: Path, *, seconds: float) -> list[Ended]:
+    """Runs one program on ranks forked from this process's nursery, and returns how they ended."""
+    return run_programs([(function, size, folder)], seconds=seconds)[0]
+
+
+def run_programs(asked: Sequence[tuple[str, int, Path]], *, seconds: float) -> list[list[Ended]]:
+    """Runs programs at the same time, each on ranks of its own; returns for each how its ranks ended."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    programs = [
+        Program(function=function, size=size, seconds=seconds, folder=str(folder), environment=environment)
+        for function, size, folder in asked
+    ]
+    return _nursery().run(programs)
+
+
+class Nursery:
+    """The other side of the process: one for each process that tests."""
+
+    def __init__(self) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+        self._process = subprocess.Popen(
+            [sys.executable, __file__], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def run(self, programs: Sequence[Program]) -> list[list[Ended]]:
+        """Runs programs to the end of the last."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps([asdict(program) for program in programs]) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        assert line, f"the nursery has ended with exit code {self._process.wait()}"
+        return [[Ended(**rank) for rank in ranks] for ranks in json.loads(line)]
+
+    def close(self) -> None:
+        """Ends the process, which ends when nothing more can be asked."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
+        self._process.wait()
+
+
+@functools.cache
+def _nursery() -> Nursery:
+    nursery = Nursery()
+    atexit.register(nursery.close)
+    return nursery
+
+
+def main() -> Callable[[], Any] | None:
+    """Serves; in a process that was forked for a rank returns what this is to run."""
     import torch
     import torch._dynamo  # loaded at a model's first call otherwise, by every rank
 
     torch.set_num_threads(1)
-    for module in {case.partition(":")[0] for case in asked}:
-        importlib.import_module(module)
-    outcomes = {}
-    for case in asked:
-        name, size, seconds = case.rsplit(":", 2)
-        place = folder / name.partition(":")[2]
-        place.mkdir()
-        pids = []
-        for rank in range(int(size)):
-            pid = os.fork()
-            if pid == 0:
-                become(place, rank, int(size), name)()
-                return
-            pids.append(pid)
-        outcomes[name] = [asdict(one) for one in collect(pids, place, float(seconds))]
-    (folder / "outcomes.json").write_text(json.dumps(outcomes))
+    for line in iter(sys.stdin.readline, ""):
+        running = []
+        for program in [Program(**asked) for asked in json.loads(line)]:
+            importlib.import_module(program.function.partition(":")[0])
+            assert len(list(Path("/proc/self/task").iterdir())) == 1, "a process with threads cannot be forked"
+            Path(program.folder).mkdir(exist_ok=True)
+            running.append(Running(program))
+            for rank in range(program.size):
+                pid = os.fork()
+                if pid == 0:
+                    return become(program, rank)
+                running[-1].pids.append(pid)
+        while [each for each in running if not each.has_ended()]:
+            time.sleep(0.02)
+        print(json.dumps([[asdict(rank) for rank in each.ended()] for each in running]), flush=True)
+    return None
 
 
-def become(place: Path, rank: int, size: int, name: str) -> Callable[[], object]:
+def become(program: Program, rank: int) -> Callable[[], Any]:
     """Makes this process a rank: its output goes to a file, and it finds the others in another."""
+    place = Path(program.folder)
     output = os.open(place / f"said{rank}", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    module, function = name.split(":")
-    found = getattr(importlib.import_module(module), function)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.environ.clear()
+    os.environ.update(program.environment)
+    module, function = program.function.split(":")
     if function not in getattr(sys.modules[module], "WHOLE_EXITS", ()):
         leave_early()
-    return lambda: found(rank, size, place)
+    found = getattr(sys.modules[module], function)
+    return lambda: found(rank, program.size, place)
 
 
 def leave_early() -> None:
@@ -99,29 +158,38 @@ def leave_early() -> None:
     atexit.register(leave)
 
 
-def collect(pids: list[int], place: Path, seconds: float) -> list[Ended]:
-    """Waits for ranks; kills those that are there when time is over, or that are stopped when all others have ended."""
-    start = time.monotonic()
-    codes: dict[int, int] = {}
-    times: dict[int, float] = {}
-    while len(codes) < len(pids) and time.monotonic() - start < seconds:
-        left = [pid for pid in pids if pid not in codes]
-        for pid in left:
+class Running:
+    """A program that runs; its ranks are killed when its time is over, or when all that are left were stopped."""
+
+    def __init__(self, program: Program) -> None:
+        self.pids: list[int] = []
+        self._program = program
+        self._start = time.monotonic()
+        self._ended: dict[int, tuple[int | None, float]] = {}
+
+    def has_ended(self) -> bool:
+        """Looks whether ranks have ended; says whether all have."""
+        now = time.monotonic() - self._start
+        for pid in self._left():
             if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
-                codes[pid] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-                times[pid] = time.monotonic() - start
-        left = [pid for pid in left if pid not in codes]
-        if left and all(is_stopped(pid) for pid in left):
-            break
-        time.sleep(0.02)
-    for pid in pids:
-        if pid not in codes:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-    return [
-        Ended(codes.get(pid), (place / f"said{rank}").read_text(), times.get(pid, seconds))
-        for rank, pid in enumerate(pids)
-    ]
+                self._ended[pid] = (os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), now)
+        left = self._left()
+        if now >= self._program.seconds or all(is_stopped(pid) for pid in left):
+            for pid in left:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                self._ended[pid] = (None, self._program.seconds)
+        return not self._left()
+
+    def ended(self) -> list[Ended]:
+        """Returns how its ranks ended."""
+        said = [(Path(self._program.folder) / f"said{rank}").read_text() for rank in range(len(self.pids))]
+        return [
+            Ended(self._ended[pid][0], what, self._ended[pid][1]) for pid, what in zip(self.pids, said, strict=True)
+        ]
+
+    def _left(self) -> list[int]:
+        return [pid for pid in self.pids if pid not in self._ended]
 
 
 def is_stopped(pid: int) -> bool:
@@ -130,4 +198,6 @@ def is_stopped(pid: int) -> bool:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    run = main()
+    if run is not None:
+        run()

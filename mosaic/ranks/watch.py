@@ -105,6 +105,7 @@ class Watch:
         self._judged = threading.Event()
         self._threads: list[threading.Thread] = []
         self._hook_before = sys.excepthook
+        self._is_failing = False
 
     # Its life.
 
@@ -335,7 +336,8 @@ class Watch:
             if self.verdict is not None or self._stopping.is_set():
                 return
             self.verdict = found
-        _print(f"mosaic: {self._me} cannot go on: {found.text}")
+        if not (self._is_failing and self._me.rank in found.ranks):  # its own traceback says more
+            _print(f"mosaic: {self._me} cannot go on: {found.text}")
         self._judged.set()
         self._begin(self._see_to_the_end)
         free_all(self._groups)
@@ -357,6 +359,7 @@ class Watch:
         if found is None and is_of_messages(error):
             found = self._awaited_verdict()  # of a rank that broke a connection: this one is not at fault
         if found is None and not isinstance(error, RankFailedError):
+            self._is_failing = True
             where = self._progress.now
             is_interrupt = isinstance(error, KeyboardInterrupt)
             text = f"{kind.__name__}: {error}"
