@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from pybind11.setup_helpers import Pybind11Extension, build_ext
+from pybind11.setup_helpers import ParallelCompile, Pybind11Extension, build_ext
 from setuptools import setup
 
 HERE = Path(__file__).parent
@@ -80,6 +80,8 @@ def extension(
 # Where a processor can multiply and add in one step, compilers do so unless told not to. That rounds once in place of
 # twice, and a search that compares such sums would choose another plan there.
 SAME_ON_ANY_MACHINE = ["-ffp-contract=off"]
+
+ParallelCompile("MOSAIC_BUILD_JOBS").install()  # one compiler a core unless the variable says how many
 
 setup(
     ext_modules=[

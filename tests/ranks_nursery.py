@@ -21,6 +21,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+LOADED = ("torch._dynamo", "torch.distributed.checkpoint", "mosaic.ranks.colocate", "mosaic.checkpoint.methods")
+"""What every rank would load for itself otherwise, some of it at a model's first call."""
+
 
 @dataclass(frozen=True)
 class Ended:
@@ -102,9 +105,10 @@ def _nursery() -> Nursery:
 def main() -> Callable[[], Any] | None:
     """Serves; in a process that was forked for a rank returns what this is to run."""
     import torch
-    import torch._dynamo  # loaded at a model's first call otherwise, by every rank
 
     torch.set_num_threads(1)
+    for module in LOADED:
+        importlib.import_module(module)
     for line in iter(sys.stdin.readline, ""):
         running = []
         for program in [Program(**asked) for asked in json.loads(line)]:
