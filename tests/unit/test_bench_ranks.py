@@ -19,6 +19,7 @@ from bench.ranks_measured import moved, one, peak
 from bench.ranks_simulated import ModelCost, large_cluster, scaling
 from bench.ranks_tape import Tape
 from bench.record import Figure, Study
+from bench.study_parts import StudyPart
 from mosaic.artifact import load
 from mosaic.cost.communication import ModuleTraffic
 from mosaic.graph import Edge, ModuleGraph, ModuleNode
@@ -164,13 +165,11 @@ def test_kept_profiles_are_whole_and_fall_with_slots():
 def test_the_study_writes_what_it_could_not_have_with_the_reason(tmp_path: Path):
     path = tmp_path / "study.json"
     parts = [
-        bench_ranks._simulated(
-            "simulated", 30, partial(scaling, name="ofasys", num_devices=(8,), seconds=2, paper="14a")
-        ),
-        bench_ranks._simulated("absent", 30, partial(scaling, name="none", num_devices=(8,), seconds=2, paper="9")),
+        StudyPart.alone("simulated", 30, partial(scaling, name="ofasys", num_devices=(8,), seconds=2, paper="14a")),
+        StudyPart.alone("absent", 30, partial(scaling, name="none", num_devices=(8,), seconds=2, paper="9")),
         bench_ranks._ranks("failing", 30, 2, one_that_fails),
     ]
-    made = bench_ranks.study(parts, path=path)
+    made = bench_ranks.STUDY.run(parts, path=path)
     assert load(Study, path) == made
     by_name = {figure.name: figure for figure in made.figures}
     assert all(by_name[name].value is None and by_name[name].reason for name in bench_ranks.NEEDS_GPU)

@@ -21,6 +21,7 @@ from bench import (
 )
 from bench.record import Study
 from bench.solver_runs import figure, search
+from bench.study_parts import StudyPart
 from mosaic.artifact import load
 from mosaic.solver.generate import Recipe, generate
 
@@ -69,14 +70,14 @@ def test_the_study_names_every_figure_and_goes_on_after_a_part_that_fails(tmp_pa
     path = tmp_path / "solver.json"
 
     def part(name, make):
-        return bench_solver.StudyPart(name=name, make=make, seconds=60)
+        return StudyPart.alone(name, 60, make)
 
     parts = (
         part("Fig. 13", lambda: solver_paper.figure_13(sizes=(3,), seconds=5)),
         part("broken", fails),
         part("Fig. 14b", lambda: solver_paper.figure_14b(num_modules=3, seconds=1)),
     )
-    bench_solver.study(parts, path=path)
+    bench_solver.STUDY.run(parts, path=path)
     study = load(Study, path)
     names = [one.name for one in study.figures]
     assert len(set(names)) == len(names)

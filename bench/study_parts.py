@@ -1,0 +1,92 @@
+"""A study that consists of parts, each of which ends in time: its command line, and how its parts run."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.bounded import Make, PartFailedError, within
+from bench.harness import finish, study_of
+from bench.record import Figure, Study, missing_figure
+from mosaic.artifact import save
+from mosaic.profiler import ForeignLoad
+
+Bounded = Callable[[float], Iterator[Figure]]
+"""Makes figures, and ends after the given seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyPart:
+    """One part of a study."""
+
+    name: str
+    """What it is about."""
+    make: Bounded
+    """Makes its figures."""
+    seconds: float
+    """When it is ended."""
+
+    @classmethod
+    def alone(cls, name: str, seconds: float, make: Make) -> StudyPart:
+        """Describes a part that runs in one process of its own."""
+        return cls(name=name, make=lambda left: within(make, left), seconds=seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartedStudy:
+    """A study of parts, of which there are few and small ones, or all."""
+
+    name: str
+    """Of its module and its result files."""
+    quick: Callable[[], Sequence[StudyPart]]
+    """Makes the parts of the quick form, what matters most first."""
+    quick_seconds: float
+    """After this a quick study ends whatever runs and starts nothing."""
+    full: Callable[[], Sequence[StudyPart]]
+    """Makes all parts."""
+    known: Sequence[Figure] = ()
+    """Figures that no part makes, with their reasons."""
+    complete: Callable[[Sequence[Figure]], Sequence[Figure]] = list
+    """Adds what is missing once all parts have run."""
+
+    def main(self, description: str | None, quick_help: str, draw: Callable[[Study, Path], object]) -> Study:
+        """Runs what the command line asks for."""
+        parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+        parser.add_argument("--quick", action="store_true", help=quick_help)
+        parser.add_argument("--json", type=Path, help="write the result here")
+        parser.add_argument("--pictures", type=Path, help="draw the figures into this folder")
+        given = parser.parse_args()
+        parts = self.quick() if given.quick else self.full()
+        longest = min(sum(part.seconds for part in parts), self.quick_seconds if given.quick else math.inf)
+        print(f"{len(parts)} parts: ended after {longest:.0f} s at the latest", flush=True)
+        made = self.run(parts, path=given.json, seconds=longest)
+        if given.pictures is not None:
+            draw(made, given.pictures)
+        return made
+
+    def run(self, parts: Iterable[StudyPart], *, path: Path | None, seconds: float = math.inf) -> Study:
+        """Measures and reports; a part that fails becomes a figure with the reason and ends nothing else.
+
+        Args:
+            parts: What to measure, what matters most first.
+            path: The result file, written anew after each part; None writes none.
+            seconds: For all parts together; those for which there is no time left are figures with that reason.
+        """
+        load = ForeignLoad()
+        ends = time.perf_counter() + seconds
+        figures = list(self.known)
+        for part in parts:
+            began = time.perf_counter()
+            try:
+                for figure in part.make(min(part.seconds, ends - began)):  # one by one: those before an error stay
+                    figures.append(figure)
+            except PartFailedError as error:
+                figures.append(missing_figure(f"{part.name}: what is missing of it", error))
+            print(f"[{part.name}: {time.perf_counter() - began:.1f} s]", flush=True)
+            if path is not None:
+                save(study_of(self.name, figures, load), path)
+        return finish(self.name, self.complete(figures), load, path)
