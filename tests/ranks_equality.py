@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from functools import partial
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from ranks_graphs import Drawn, Shape, batch_of, colocated, difference, loss_of, subsets, twins
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 STEPS = 20
 KINDS = ("equal", "disjoint", "nested", "overlapping", "any", "any", "all", "any")
@@ -68,14 +70,20 @@ def random_graphs(rank: int, size: int) -> list[dict[str, Any]]:
 
 
 def bit_for_bit(rank: int, size: int) -> list[bool]:
-    """Every module on all of two ranks, none scaled: every sum has two parts, so that its order is one."""
+    """Every module on all of two ranks, none scaled: every sum has two parts, so that its order is one.
+
+    Once with the device to itself, where nothing is routed, and else on one slot of two.
+    """
     found = []
-    for seed in (0, 1, 4):
+    for seed, num_slots in ((0, 1), (1, 1), (1, 2), (4, 2)):
         shape = Shape.draw(random.Random(seed))
         rows = [3, 2] if seed else [4, 4]  # parts of a global batch of 5 are 3 and 2, so that nothing moves
         model, wrapped = twins(partial(Drawn, shape), seed)
         sample = batch_of(shape, 0, [3] * size, rank)
-        handle = colocated(model, sample, subsets("all", model.placed, size, random.Random(0)), size)
+        handle = colocated(
+            model, sample, subsets("all", model.placed, size, random.Random(0)), size, num_slots=num_slots
+        )
+        assert ("nothing is routed" in handle.describe()) == (num_slots == 1)
         ours, theirs = unclipped(model, shape, rows, rank), unclipped(wrapped, shape, rows, rank)
         state = wrapped.module.state_dict()
         same = all(torch.equal(tensor, state[name]) for name, tensor in handle.full_state_dict().items())
@@ -95,3 +103,28 @@ def unclipped(model: nn.Module, shape: Shape, rows: list[int], rank: int) -> lis
         optimizer.zero_grad()
         losses.append(loss.item())
     return losses
+
+
+def checkpointed(rank: int, size: int) -> bool:
+    """A part that is used twice is computed again in backwards within the backward; returns whether sums are right."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tower = nn.Linear(4, 4)
+            self.head = nn.Linear(4, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for _ in range(2):
+                x = checkpoint(self.tower, x, use_reentrant=True)
+            return self.head(x)
+
+    torch.manual_seed(0)
+    model = Twice()
+    twin = copy.deepcopy(model)
+    x = [torch.randn(3, 4, requires_grad=True) for _ in range(size)]
+    for part in x:
+        (twin(part).sum() / size).backward()
+    colocated(model, x[rank], dict.fromkeys(("tower", "head"), tuple(range(size))), size)
+    model(x[rank]).sum().backward()
+    return all(torch.allclose(p.grad, q.grad) for p, q in zip(model.parameters(), twin.parameters(), strict=True))

@@ -155,14 +155,15 @@ def subsets(kind: str, names: list[str], size: int, draw: random.Random) -> dict
 
 
 def plan_for(model: nn.Module, sample: Any, members: dict[str, tuple[int, ...]], size: int, **options: Any) -> Plan:
-    """Returns a plan that puts modules on ranks, each on the one core of a tiny backend."""
+    """Returns a plan that puts modules on ranks, each on the first slot of its device."""
+    backend = options.pop("backend", HostBackend(1))
     graph = find_modules(model, sample, include=list(members), may_share=True, **options).graph
     stages = [
         Stage(placements=(Placement(module=name, slots=(0,), devices=members[name]),))
         for name in graph.topological_order()
     ]
     return Plan(
-        device=HostBackend(1).device,
+        device=backend.device,
         num_devices=size,
         stages=tuple(stages),
         graph=graph.fingerprint,
@@ -171,11 +172,18 @@ def plan_for(model: nn.Module, sample: Any, members: dict[str, tuple[int, ...]],
 
 
 def colocated(
-    model: nn.Module, sample: Any, members: dict[str, tuple[int, ...]], size: int, **options: Any
+    model: nn.Module,
+    sample: Any,
+    members: dict[str, tuple[int, ...]],
+    size: int,
+    *,
+    num_slots: int = 1,
+    **options: Any,
 ) -> RankHandle:
-    """Colocates a model with its modules on these ranks."""
-    plan = plan_for(model, sample, members, size)
-    return colocate_ranks(model, sample=sample, modules=list(members), plan=plan, backend=HostBackend(1), **options)
+    """Colocates a model with its modules on these ranks, each on the first slot of its device."""
+    backend = HostBackend(num_slots)
+    plan = plan_for(model, sample, members, size, backend=backend)
+    return colocate_ranks(model, sample=sample, modules=list(members), plan=plan, backend=backend, **options)
 
 
 def twins(make: Callable[[], nn.Module], seed: int) -> tuple[nn.Module, nn.Module]:

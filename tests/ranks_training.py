@@ -81,14 +81,14 @@ def plain_training(model: Model, rows: list[int], deaf: list[int], accumulate: i
     return losses
 
 
-def draw_plan(model: Model, size: int, draw: random.Random) -> Plan:
+def draw_plan(model: Model, size: int, draw: random.Random, *, least: int = 1) -> Plan:
     """Draws subsets of ranks: equal, disjoint, nested or partly overlapping, as it comes."""
     backend = HostBackend(1)
     graph = find_modules(model, batch(0, 3)).graph
     stages = [
         Stage(
             placements=(
-                Placement(module=name, slots=(0,), devices=tuple(draw.sample(range(size), draw.randint(1, size)))),
+                Placement(module=name, slots=(0,), devices=tuple(draw.sample(range(size), draw.randint(least, size)))),
             )
         )
         for name in graph.topological_order()
@@ -110,15 +110,19 @@ def random_training(rank: int, size: int) -> list[Any]:
         rows = [draw.randint(1, 4) for _ in range(size)]
         deaf = [r for r in range(size) if seed % 2 and draw.random() < 0.5][: size - 1]
         accumulate, clip = draw.choice([1, 2]), draw.choice([0.0, 0.05])
+        everywhere = seed == 3  # where nothing is routed
+        if everywhere:
+            deaf, accumulate, clip = [1], 2, 0.05
         torch.manual_seed(seed + 10 * rank)  # rank 0's weights become those of all
         model = Model()
         torch.manual_seed(seed)
         twin = Model()
         expected = plain_training(twin, rows, deaf, accumulate, clip)
-        plan = draw_plan(model, size, draw)
+        plan = draw_plan(model, size, draw, least=size if everywhere else 1)
         layouts.append([list(placed.devices) for placed in plan.placements])
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         handle = colocate_ranks(model, sample=batch(0, 3), plan=plan, backend=HostBackend(1))
+        assert ("nothing is routed" in handle.describe()) == everywhere
         losses = []
         for step in range(STEPS):
             for micro in range(accumulate):
@@ -135,6 +139,10 @@ def random_training(rank: int, size: int) -> list[Any]:
         found = handle.full_state_dict()
         for name, tensor in twin.state_dict().items():
             assert torch.allclose(found[name], tensor, atol=1e-4, rtol=1e-3), (seed, name)
+        sent = {name for name in handle.metrics() if name.startswith("sent_bytes")}
+        assert not everywhere or sent == {
+            f"sent_bytes/reduce/{name}" for name in (placed.module for placed in plan.placements)
+        }
         copy.deepcopy(twin).load_state_dict(found)
         here = {placed.module for placed in plan.placements if rank in placed.devices}
         for name, parameter in model.named_parameters():

@@ -57,7 +57,7 @@ class Executor:
         self.in_place: Counter[tuple[str, str]] = Counter()
         self.places: dict[tuple[str, str], str] = {}
         self.in_order: dict[str, str] = {}
-        self._log = SpanLog()
+        self.log = SpanLog()
         self.closed = False
         self.backwards = Backwards(self)
         self.gradients = LeafGradients(self.backwards.current)
@@ -79,7 +79,7 @@ class Executor:
         if on_lane():
             return run(*args, **kwargs)
         if site.is_alone and torch.get_num_threads() == getattr(site.lane, "num_threads", 0):
-            return self._direct.run(site, run, args, kwargs)
+            return self.run_alone(site, run, args, kwargs)
         reason = site.obstacle or interception()
         if reason is not None:
             return self._run_here(site, run, args, kwargs, reason)
@@ -104,6 +104,10 @@ class Executor:
         if reason is not None:
             return self._run_here(site, run, args, kwargs, reason)
         return self._launch(site, run, arguments, signature, parameters)
+
+    def run_alone(self, site: Site, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls a module that has the whole device to itself: in the caller's own thread, behind all lanes."""
+        return self._direct.run(site, run, args, kwargs)
 
     def _run_here(self, site: Site, run: Callable[..., Any], args: Any, kwargs: Any, reason: str) -> Any:
         note_in_place(self, site.name, reason)
@@ -289,7 +293,7 @@ class Executor:
                 with as_lane():
                     return work()
             finally:
-                self._log.note(module, phase, slots, step, start)
+                self.log.note(module, phase, slots, step, start)
 
         return run
 
@@ -378,17 +382,17 @@ class Executor:
 
     def record(self, site: Site, phase: str, start_ns: int) -> None:
         """Notes work of a module's that ran in the caller's thread and ends now."""
-        self._log.note(site.name, phase, site.lane.slots, self.backwards.ended, start_ns)
+        self.log.note(site.name, phase, site.lane.slots, self.backwards.ended, start_ns)
 
     def spans(self, origin_ns: int) -> tuple[Span, ...]:
         """Returns what ran, in milliseconds since ``origin_ns`` on the lanes' clock."""
-        return self._log.spans(origin_ns)
+        return self.log.spans(origin_ns)
 
     @property
     def origin_ns(self) -> int:
         """When the oldest recorded piece of work started."""
-        return self._log.origin_ns
+        return self.log.origin_ns
 
     def clear_spans(self) -> None:
         """Forgets what ran so far."""
-        self._log.clear()
+        self.log.clear()

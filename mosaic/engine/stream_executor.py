@@ -82,7 +82,7 @@ class StreamExecutor:
         if not on_user_stream():
             return self._run_again(site, run, args, kwargs)
         if site.is_alone and self.graphs is None:
-            return self._run_alone(site, run, args, kwargs)
+            return self.run_alone(site, run, args, kwargs)
         self._num_launched += 1
         self._take_turn(_lane_of(site))
         plain = run
@@ -128,7 +128,7 @@ class StreamExecutor:
             self._orders.join()
         return result
 
-    def _run_alone(self, site: Site, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def run_alone(self, site: Site, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Runs a module that has the whole device to itself on the user's own stream, behind all lanes.
 
         A lane would gain nothing. What lanes are given later takes its turn behind it (``_take_turn``).

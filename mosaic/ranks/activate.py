@@ -81,12 +81,10 @@ def activate(
         examined: What the sample showed beyond the modules.
         direct: Whether results may go from one module's ranks straight to another's; on streams none do so far.
     """
-    rank, everyone = world.rank, range(world.size)
+    rank = world.rank
     torch.clear_autocast_cache()  # it refers to the parameters that are given up
     members = {placed.module: tuple(sorted(placed.devices)) for placed in plan.placements}
     holdings = holdings_of(model, finding.subjects, members, examined.users, world.size)
-    held = holdings.held_by(rank)
-    tied = {id(parameter) for group in holdings.tied.values() for parameter in group}
     slots = {
         placed.module: placed.slots_on(rank) if rank in placed.devices else placed.slots for placed in plan.placements
     }
@@ -95,6 +93,70 @@ def activate(
     on_streams = isinstance(lanes, StreamLanes)
     if isinstance(lanes, StreamLanes):
         warm_up(model, [subject for subject in finding.subjects if rank in members[subject.name]], lanes)
+    if is_data_parallel(plan):
+        _begin_alike(model, finding, world, runs)
+        feeds: tuple[Feed, ...] = ()
+        notes = [*_notes(holdings, on_streams=on_streams), "all modules run on all ranks: nothing is routed"]
+    else:
+        ranked = _ranked_modules(finding, world, runs, examined, holdings, members, slots)
+        handed, ways = _handed(finding, members, examined, world) if direct and not on_streams else ((), Ways({}))
+        hand_over(ranked, handed, ways)
+        hooks = [
+            even_out(parameter, holders, members)
+            for holders, parameters in holdings.tied.items()
+            if rank in holders
+            for parameter in parameters
+        ]
+        runs.begin(ranked, _shared_reducers(holdings, world, partial(runs.progress.waiting, OUTSIDE)), hooks)
+        feeds = tuple(_feed(subject, ranked[subject.name], examined) for subject in finding.subjects)
+        straight = (f"results of {one.source} go straight to the ranks of {one.target}, not home" for one in handed)
+        notes = [*_notes(holdings, on_streams=on_streams), *dict.fromkeys(straight)]
+    return RankHandle(
+        model,
+        finding,
+        plan,
+        profile=None,
+        notes=(*notes, *backend.notes),
+        placed=PlacedPlan(plan, finding, runs),
+        world=world,
+        holdings=holdings,
+        feeds=feeds,
+    )
+
+
+def is_data_parallel(plan: Plan) -> bool:
+    """Whether all modules run on all devices, each with these to itself: then no rows have to move."""
+    return all(
+        len(placed.devices) == plan.num_devices and plan.is_alone(placed.module, num_slots=plan.device.num_slots)
+        for placed in plan.placements
+    )
+
+
+def _begin_alike(model: nn.Module, finding: Finding, world: World, runs: RankedRuns) -> None:
+    """Has every rank run all modules on its own rows, and sums up the gradients of the whole model."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    waiting = partial(runs.progress.waiting, OUTSIDE)
+    reducer = GradientReducer(trained, world.group(range(world.size)), waiting=waiting)
+    reduced = {
+        subject.name: sum(p.nbytes for p in subject.module.parameters() if p.requires_grad and world.size > 1)
+        for subject in finding.subjects
+    }
+    runs.begin_alike(reducer, reduced)
+
+
+def _ranked_modules(
+    finding: Finding,
+    world: World,
+    runs: RankedRuns,
+    examined: Examined,
+    holdings: Holdings,
+    members: Mapping[str, Members],
+    slots: Mapping[str, tuple[int, ...]],
+) -> dict[str, Ranked]:
+    """Returns the modules with their communicators, and gives up what this rank does not run."""
+    rank, everyone = world.rank, range(world.size)
+    held = holdings.held_by(rank)
+    tied = {id(parameter) for group in holdings.tied.values() for parameter in group}
     ranked: dict[str, Ranked] = {}
     for subject in finding.subjects:
         ranks = members[subject.name]
@@ -120,27 +182,12 @@ def activate(
             ),
             traffic=runs.traffic,
             waiting=waiting,
-            control=world.agreements if on_streams else None,
+            control=world.agreements if isinstance(runs.lanes, StreamLanes) else None,
             batched=examined.batched[subject.name],
         )
         if rank not in ranks:
             give_up(subject.module, keep=held, told=GivenUp(subject.name, ranks))
-    handed, ways = _handed(finding, members, examined, world) if direct and not on_streams else ((), Ways({}))
-    hand_over(ranked, handed, ways)
-    hooks = [
-        even_out(parameter, holders, members)
-        for holders, parameters in holdings.tied.items()
-        if rank in holders
-        for parameter in parameters
-    ]
-    runs.begin(ranked, _shared_reducers(holdings, world, partial(runs.progress.waiting, OUTSIDE)), hooks)
-    placed = PlacedPlan(plan, finding, runs)
-    straight = (f"results of {one.source} go straight to the ranks of {one.target}, not home" for one in handed)
-    notes = (*_notes(holdings, on_streams=on_streams), *dict.fromkeys(straight), *backend.notes)
-    feeds = tuple(_feed(subject, ranked[subject.name], examined) for subject in finding.subjects)
-    return RankHandle(
-        model, finding, plan, profile=None, notes=notes, placed=placed, world=world, holdings=holdings, feeds=feeds
-    )
+    return ranked
 
 
 def _handed(

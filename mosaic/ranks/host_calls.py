@@ -163,16 +163,20 @@ class HostCalls(InStep):
 
     def spans(self, origin_ns: int) -> tuple[Span, ...]:
         """Returns what ran on this rank's slots, in milliseconds since ``origin_ns``."""
-        return self._log.spans(origin_ns)
+        return self._record.spans(origin_ns)
+
+    @property
+    def _record(self) -> SpanLog:
+        return self._log if self.ranked else self.executor.log  # without routed calls nothing but the engine's own
 
     @property
     def origin_ns(self) -> int:
         """When the oldest recorded piece of work started."""
-        return self._log.origin_ns
+        return self._record.origin_ns
 
     def clear_spans(self) -> None:
         """Forgets what ran so far."""
-        self._log.clear()
+        self._record.clear()
 
     # Parts.
 

@@ -1,5 +1,8 @@
 """Runs a model's placed calls on several ranks: every rank calls every module, and takes part where it does not.
 
+Where all modules run on all ranks, each with the devices to itself, there is nothing to route: calls are plain ones,
+and gradients are summed up in buckets while the backward runs, as in DistributedDataParallel.
+
 A rank whose batch lacks a modality does not call that modality's module. Others wait for it there, so it takes part
 with no rows before its next call in the order of the sample's step, or at the end of the model's call; and every
 backward goes through all of these calls, whatever a rank's loss is made of.
@@ -68,6 +71,7 @@ class RankedRuns:
         self._called: set[str] | None = None
         self._passed_over: set[str] = set()
         self._tokens: list[torch.Tensor] = []
+        self._reduced: dict[str, int] = {}
         self._task = -1
         self._num_backwards = 0
 
@@ -91,6 +95,16 @@ class RankedRuns:
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(self._arrived))
         self._calls.begin(ranked)
 
+    def begin_alike(self, reducer: GradientReducer, reduced: Mapping[str, int]) -> None:
+        """Takes modules that all run on all ranks, one after the other: data-parallel training, without any routing.
+
+        Args:
+            reducer: Reduces the gradients of the whole model.
+            reduced: For each module, how many bytes of gradients that takes.
+        """
+        self._reduced = dict(reduced)
+        self.begin({}, [reducer])
+
     def call(self, site: Site, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls a placed module on this rank's rows, wherever it runs.
 
@@ -99,6 +113,9 @@ class RankedRuns:
         """
         if on_lane():
             return run(*args, **kwargs)
+        if not self._ranked:
+            with self.progress.computing(site.name, "forward"):
+                return self._calls.executor.run_alone(site, run, args, kwargs)
         if site.name in self._passed_over:
             raise ModuleContractError(
                 f"{site.name!r} is called after a module that the sample's step called later, and the other ranks were "
@@ -184,7 +201,7 @@ class RankedRuns:
         task = torch._C._current_graph_task_id()
         if task != self._task:
             self._task = task
-            self._calls.begin_backward(self._shared)
+            self._calls.begin_backward(self._shared if self._ranked else ())
             torch.autograd.Variable._execution_engine.queue_callback(self._backward_ends)  # type: ignore[attr-defined]
 
     def _arrived(self, _parameter: torch.Tensor) -> None:
@@ -195,6 +212,8 @@ class RankedRuns:
         self._calls.end_backward()
         for reducer in self._shared:
             reducer.finish()
+        for name, num_bytes in self._reduced.items():
+            self.traffic.add(name, "reduce", num_bytes)
         self._num_backwards += 1
         self.progress.step = self._num_backwards
 

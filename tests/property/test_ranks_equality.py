@@ -23,4 +23,8 @@ def test_random_graphs_under_random_layouts_train_as_under_distributed_data_para
 
 
 def test_two_ranks_that_both_run_every_module_compute_the_same_bits(tmp_path: Path):
-    assert run_ranks("ranks_equality:bit_for_bit", 2, tmp_path) == [[True] * 3] * 2
+    assert run_ranks("ranks_equality:bit_for_bit", 2, tmp_path) == [[True] * 4] * 2
+
+
+def test_activation_checkpointing_of_a_part_that_is_used_twice_has_right_gradients(tmp_path: Path):
+    assert run_ranks("ranks_equality:checkpointed", 2, tmp_path) == [True, True]
