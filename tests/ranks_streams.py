@@ -21,6 +21,7 @@ from torch import nn
 
 from mosaic.engine import find_modules
 from mosaic.errors import MosaicError
+from mosaic.graph import ModuleGraph
 from mosaic.plan import Placement, Plan, SearchRecord, Stage
 from mosaic.ranks import RankHandle
 from mosaic.ranks.colocate import colocate_ranks
@@ -37,15 +38,28 @@ def draw_members(draw: random.Random, size: int) -> dict[str, tuple[int, ...]]:
     }
 
 
-def plan_of(model: nn.Module, backend: FakeBackend, members: dict[str, tuple[int, ...]], size: int) -> Plan:
-    """Encoders side by side on slots of their own, then the backbone and the head on three of them."""
+def plan_of(
+    model: nn.Module, backend: FakeBackend, members: dict[str, tuple[int, ...]], size: int, *, alone: bool = False
+) -> Plan:
+    """Encoders side by side on slots of their own, then the backbone and the head on three of them.
+
+    Or each alone on all four slots of all ranks.
+    """
     graph = find_modules(model, batch(0, 3)).graph
+    if alone:
+        whole = [Placement(module=name, slots=(0, 1, 2, 3), devices=tuple(range(size))) for name in members]
+        return _plan(graph, backend, [Stage(placements=(each,)) for each in whole], size)
     first = [Placement(module=name, slots=slots, devices=members[name]) for name, slots in SIDE_BY_SIDE.items()]
     last = [Placement(module=name, slots=(0, 1, 2), devices=members[name]) for name in ("backbone", "head")]
+    stages = [Stage(placements=tuple(first)), *(Stage(placements=(each,)) for each in last)]
+    return _plan(graph, backend, stages, size)
+
+
+def _plan(graph: ModuleGraph, backend: FakeBackend, stages: list[Stage], size: int) -> Plan:
     return Plan(
         device=backend.device,
         num_devices=size,
-        stages=(Stage(placements=tuple(first)), *(Stage(placements=(each,)) for each in last)),
+        stages=tuple(stages),
         graph=graph.fingerprint,
         search=SearchRecord(method="manual"),
     )
@@ -53,11 +67,11 @@ def plan_of(model: nn.Module, backend: FakeBackend, members: dict[str, tuple[int
 
 @contextmanager
 def colocated(
-    model: nn.Module, members: dict[str, tuple[int, ...]], size: int
+    model: nn.Module, members: dict[str, tuple[int, ...]], size: int, *, alone: bool = False
 ) -> Iterator[tuple[RankHandle, FakeBackend, FakeNccl]]:
     backend = FakeBackend(num_slots=4)
     nccl = FakeNccl(backend.api)
-    plan = plan_of(model, backend, members, size)
+    plan = plan_of(model, backend, members, size, alone=alone)
     with backend.api.watching(), nccl.standing_in():
         handle = colocate_ranks(model, sample=batch(0, 3), plan=plan, backend=backend, timeout_s=20)
         assert isinstance(handle._executor._calls, StreamCalls)  # type: ignore[union-attr]
@@ -69,6 +83,7 @@ def observed(rank: int, size: int) -> dict[str, Any]:
     """Runs all of it; one start of the ranks serves."""
     return {
         "layouts": [trained(seed, rank, size) for seed in range(3)],
+        "everywhere": trained(3, rank, size, everywhere=True),
         "tied": tied(rank, size),
         "order": order_of_launches(rank, size),
         "race": race_without_waiting(rank, size),
@@ -76,7 +91,7 @@ def observed(rank: int, size: int) -> dict[str, Any]:
     }
 
 
-def trained(seed: int, rank: int, size: int) -> dict[str, tuple[int, ...]]:
+def trained(seed: int, rank: int, size: int, *, everywhere: bool = False) -> dict[str, tuple[int, ...]]:
     """Trains under a random layout, some ranks without audio, and holds it to data-parallel training."""
     ranks_training.STEPS = STEPS
     draw = random.Random(seed)
@@ -89,9 +104,11 @@ def trained(seed: int, rank: int, size: int) -> dict[str, tuple[int, ...]]:
     twin = Model()
     expected = plain_training(twin, rows, deaf, accumulate, clip)[rank::size]
     members = draw_members(draw, size)
+    if everywhere:
+        members = dict.fromkeys(members, tuple(range(size)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     losses = []
-    with colocated(model, members, size) as (handle, _, _):
+    with colocated(model, members, size, alone=everywhere) as (handle, _, _):
         for step in range(STEPS):
             for micro in range(accumulate):
                 whole = batch(100 * step + micro, sum(rows))
@@ -103,6 +120,7 @@ def trained(seed: int, rank: int, size: int) -> dict[str, tuple[int, ...]]:
             optimizer.step()
             optimizer.zero_grad()
         found = handle.full_state_dict()
+        assert ("nothing is routed" in handle.describe()) == everywhere
         assert handle.timeline().spans
         assert {span.module for span in handle.timeline().spans} <= {n for n, m in members.items() if rank in m}
     assert torch.allclose(torch.tensor(losses), torch.tensor(expected), atol=1e-4, rtol=1e-3), (seed, losses, expected)

@@ -19,6 +19,10 @@ def test_random_layouts_on_streams_train_as_data_parallel_training(observed: lis
     assert len({members for layout in layouts[0] for members in layout.values()}) == 3
 
 
+def test_all_modules_on_all_ranks_train_as_data_parallel_training_without_routing(observed: list[dict[str, Any]]):
+    assert {members for found in observed for members in found["everywhere"].values()} == {(0, 1)}
+
+
 def test_shared_parameters_on_streams_train_as_data_parallel_training(observed: list[dict[str, Any]]):
     assert max(found["tied"] for found in observed) < 1e-4
 
