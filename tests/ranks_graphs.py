@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mosaic.backends.host import HostBackend
 from mosaic.engine import find_modules
+from mosaic.graph import ModuleGraph
 from mosaic.plan import Placement, Plan, SearchRecord, Stage
 from mosaic.ranks import RankHandle
 from mosaic.ranks.colocate import colocate_ranks
@@ -154,16 +155,32 @@ def subsets(kind: str, names: list[str], size: int, draw: random.Random) -> dict
     return {name: tuple(sorted(draw.sample(everyone, draw.randint(1, size)))) for name in names}
 
 
+def in_part(names: Sequence[str], size: int) -> dict[str, tuple[int, ...]]:
+    """Returns ranks for each module: of three, sets that overlap in part, one alone and all; of two, all or one."""
+    counts = (size - 1, size - 1, 1, size) if size > 2 else (size, 1, 1)
+    return {
+        name: tuple(sorted((index + step) % size for step in range(counts[index % len(counts)])))
+        for index, name in enumerate(names)
+    }
+
+
 def plan_for(model: nn.Module, sample: Any, members: dict[str, tuple[int, ...]], size: int, **options: Any) -> Plan:
     """Returns a plan that puts modules on ranks, each on the first slot of its device."""
     backend = options.pop("backend", HostBackend(1))
     graph = find_modules(model, sample, include=list(members), may_share=True, **options).graph
+    return plan_of(graph, members, size, backend)
+
+
+def plan_of(
+    graph: ModuleGraph, members: dict[str, tuple[int, ...]], size: int, backend: HostBackend | None = None
+) -> Plan:
+    """Returns a plan that puts the modules of a graph on ranks, each on the first slot of its device."""
     stages = [
         Stage(placements=(Placement(module=name, slots=(0,), devices=members[name]),))
         for name in graph.topological_order()
     ]
     return Plan(
-        device=backend.device,
+        device=(backend or HostBackend(1)).device,
         num_devices=size,
         stages=tuple(stages),
         graph=graph.fingerprint,

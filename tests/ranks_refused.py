@@ -22,11 +22,12 @@ def refusals(rank: int) -> dict[str, str]:
     handle = colocated(model, batch_of(0, rank, (3, 3)), MEMBERS, 2)
     batch = batch_of(0, rank)
     missing = model.image if rank else model.audio
+    others = nn.ModuleDict({"model": model, "extra": nn.Linear(2, 2)})
     said = {
         "copy": told(lambda: copy.deepcopy(missing)(torch.randn(2, 6 if rank else 4))),
         "part": told(lambda: missing[0](torch.randn(2, 6 if rank else 4))),
         "disabled": told(lambda: handle.disabled().__enter__()),
-        "wrapped": told(lambda: nn.parallel.DistributedDataParallel(model), UnsupportedModelError),
+        "wrapped": told(lambda: nn.parallel.DistributedDataParallel(others), UnsupportedModelError),
     }
     mean_loss(model(**batch)).backward()
     said["norm"] = told(lambda: nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None]))

@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from ranks_clip import MEMBERS, Clip, batch_of, mean_loss
+from ranks_clip import MEMBERS, Clip, batch_of, mean_loss, told
 from ranks_graphs import colocated, difference, twins
 from ranks_refused import refusals, unfrozen, unsplittable
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_  # a name of our own, from before any model is colocated
 
-from mosaic.errors import MosaicError
+from mosaic.errors import MosaicError, UnsupportedModelError
 
 
 def optimizer_for(model: nn.Module) -> torch.optim.Optimizer:
@@ -192,6 +192,54 @@ def empty(model: nn.Module, rank: int) -> list[float]:
     return losses
 
 
+class Named(nn.parallel.DistributedDataParallel):
+    """A wrapper of one's own."""
+
+    def forward(self, **batch: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {**super().forward(**batch), "own": torch.ones(())}
+
+
+def wrapped_by_the_loop(model: nn.Module, rank: int) -> list[float]:
+    """The loop moves the model, wraps it, accumulates without reducing in between, and keeps a copy."""
+    inside = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+    model = Named(inside.to("cpu"), find_unused_parameters=True)
+    assert isinstance(copy.deepcopy(model), nn.parallel.DistributedDataParallel)
+    assert set(model.state_dict()) == {f"module.{name}" for name in inside.state_dict()}
+    optimizer, losses = optimizer_for(model), []
+    for step in range(4):
+        with model.no_sync():
+            mean_loss(model(**batch_of(2 * step, rank))).backward()
+        out = model.train()(**batch_of(2 * step + 1, rank))
+        assert "own" in out
+        loss = mean_loss(out)
+        loss.backward()
+        losses.append(loss.item())
+        losses.append(float(clip_grad_norm_(model.parameters(), 0.1)))
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
+def wrappers(rank: int) -> dict[str, str]:
+    """Returns what is said where a wrapper would have done more, or is used when its model is a plain one again."""
+    kind = nn.parallel.DistributedDataParallel
+    model = Clip()
+    handle = colocated(model, batch_of(0, rank, (3, 3)), MEMBERS, 2)
+    wrapper = kind(model, static_graph=True)
+    said = {
+        "join": told(wrapper.join, UnsupportedModelError),
+        "hook": told(lambda: wrapper.register_comm_hook(None, print), UnsupportedModelError),
+        "mixed": told(lambda: kind(model, mixed_precision=object()), UnsupportedModelError),
+    }
+    half = model.half().image[0].weight  # on the rank without it, too
+    assert (half.dtype, half.is_meta) == (torch.float16, rank == 1)
+    model.float()
+    handle.remove()
+    said["removed"] = told(lambda: wrapper(**batch_of(0, rank)))
+    assert type(kind(model)) is kind
+    return said
+
+
 def frozen_traffic(rank: int) -> dict[str, float]:
     """Returns what one step sends where the image tower is frozen and the text tower trains in its last layer only."""
     torch.manual_seed(0)
@@ -260,6 +308,8 @@ def everything(rank: int, size: int) -> dict[str, Any]:
         "frozen": compare(accumulated, rank, frozen=("image", "text.0")),
         "evaluated": compare(evaluated, rank, dropout=0.5),
         "empty": compare(empty, rank),
+        "wrapped by the loop": compare(wrapped_by_the_loop, rank),
+        "wrappers": wrappers(rank),
         "frozen traffic": frozen_traffic(rank),
         "loaded": loaded(rank),
         "averaged": averaged(rank),

@@ -17,6 +17,8 @@ from mosaic.errors import ModuleContractError
 from mosaic.ranks.progress import Waiting, unwatched
 
 _FACTS = 6
+_ADDED = 2
+"""Stands for a call with arguments that the sample's step had not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,7 @@ def agree(
     *,
     is_there: bool,
     wants: Sequence[bool],
+    added: str = "",
     rows: int | None = None,
     is_straight: bool = False,
     trouble: ModuleContractError | None = None,
@@ -53,6 +56,7 @@ def agree(
         batched: For each argument of the sample's call, whether it has a row for each sample.
         is_there: Whether this rank calls the module.
         wants: For each argument, whether it wants a gradient here.
+        added: Says what goes along here that the sample's step had not; empty for nothing.
         rows: Rows that this rank holds; by default as many as the arguments have.
         is_straight: Whether rows come from other modules' ranks, or go there, rather than home.
         trouble: Why this rank's call cannot be routed.
@@ -65,7 +69,8 @@ def agree(
     if trouble is None:
         cut = [leaf for leaf, has_rows in zip(leaves, batched, strict=True) if has_rows]
         held = len(cut[0]) if rows is None else rows
-        told = [held, is_there, False, _said(leaves), _shapes(cut), is_straight, *wants]
+        there = _ADDED if added else int(is_there)
+        told = [held, there, False, _said(leaves, added), _shapes(cut), is_straight, *wants]
     mine = torch.tensor(told, dtype=torch.int64)
     found = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
     with waiting("forward"):
@@ -118,6 +123,11 @@ def _check(name: str, table: torch.Tensor) -> None:
             f"{name!r} is called within the model's own call on some ranks and outside of it on others, so that they "
             "do not agree on which way its rows go; call it in one place on all ranks, or colocate(..., direct=False)"
         )
+    if (table[:, 1] == _ADDED).any() and not table[:, 1].all():
+        raise ModuleContractError(
+            f"{name!r} is called with arguments that the sample's step had not, and some ranks do not call it, which "
+            "may have to run it for others; colocate with a sample whose step has these arguments"
+        )
     calling = table[table[:, 1].bool()]
     for column, what in (
         (3, "other arguments that are no tensors (numbers, flags, strings), which have to be the same"),
@@ -127,9 +137,9 @@ def _check(name: str, table: torch.Tensor) -> None:
             raise ModuleContractError(f"{name!r} is called on different ranks with {what}")
 
 
-def _said(leaves: Sequence[Any]) -> int:
+def _said(leaves: Sequence[Any], added: str = "") -> int:
     """Returns a number for all arguments that are no tensors."""
-    return zlib.crc32(repr([leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]).encode())
+    return zlib.crc32((repr([leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]) + added).encode())
 
 
 def _shapes(cut: Sequence[torch.Tensor]) -> int:

@@ -157,7 +157,7 @@ def scaled(grad: torch.Tensor, factor: float) -> torch.Tensor:
 
 
 def _fresh(given: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
-    return made.view_as(made) if made is given else made
+    return made.detach() if made is given else made  # a view could not be changed in place
 
 
 def _in_order(tensor: torch.Tensor, order: Sequence[int] | None) -> torch.Tensor:

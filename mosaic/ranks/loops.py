@@ -5,7 +5,8 @@ As long as a model is colocated over ranks, and for its parameters only:
 * ``torch.nn.utils.clip_grad_norm_`` takes the norm over all ranks, whoever calls it and however it was imported;
   ``get_total_norm``, which is given no parameters to know whose gradients are missing, raises;
 * ``torch.amp.GradScaler`` skips a step on all ranks if one of them has found an infinite gradient;
-* wrapping the model in ``DistributedDataParallel`` raises: its gradients are reduced already.
+* wrapping the model in ``DistributedDataParallel`` gives a wrapper that reduces nothing: that is done already;
+* ``model.to(device)`` leaves what this rank has given up as it is.
 
 What is replaced is the function inside of torch's own, so that names that were imported before mean it too. It is put
 back when the last such model is given back by ``handle.remove()``, or is gone.
@@ -13,6 +14,7 @@ back when the last such model is given back by ``handle.remove()``, or is gone.
 
 from __future__ import annotations
 
+import inspect
 import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,7 +28,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
-from mosaic.errors import ModuleContractError, UnsupportedModelError
+from mosaic.errors import ModuleContractError
+from mosaic.ranks.frameworks import hand_on, kept_away
 from mosaic.ranks.progress import OUTSIDE
 
 if TYPE_CHECKING:
@@ -104,13 +107,18 @@ class _Unscale(_Instead):
 
 class _Wrap(_Instead):
     def __call__(self, wrapper: nn.Module, module: nn.Module, *args: Any, **kwargs: Any) -> None:
-        if self.handle_of(module.parameters()) is not None:
-            raise UnsupportedModelError(
-                "the model is colocated over several ranks, which reduces its gradients already; leave "
-                "DistributedDataParallel out. With accelerate: accelerator.prepare(optimizer, loader), without the "
-                "model, or accelerator.prepare_model(model, evaluation_mode=True)"
-            )
-        self.plain(wrapper, module, *args, **kwargs)
+        handle = self.handle_of(module.parameters())
+        if handle is None:
+            self.plain(wrapper, module, *args, **kwargs)
+            return
+        given = inspect.signature(self.plain).bind(wrapper, module, *args, **kwargs).arguments
+        options = {name: value for name, value in list(given.items())[2:] if name != "kwargs"}
+        hand_on(wrapper, module, handle, {**options, **given.get("kwargs", {})})
+
+
+class _Convert(_Instead):
+    def __call__(self, module: nn.Module, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return self.plain(module, kept_away(module, fn), *args, **kwargs)
 
 
 def enter(handle: RankHandle) -> None:
@@ -210,4 +218,5 @@ _PLACES = (
     _Inside(get_total_norm, _Norm),
     _Method(GradScaler, "_unscale_grads_", _Unscale),
     _Method(DistributedDataParallel, "__init__", _Wrap),
+    _Method(nn.Module, "_apply", _Convert),
 )

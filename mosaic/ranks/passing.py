@@ -17,6 +17,7 @@ from mosaic.engine.structure import flatten, unflatten
 from mosaic.engine.thread_state import ThreadState
 from mosaic.errors import ModuleContractError
 from mosaic.ranks import steps
+from mosaic.ranks.added import said_by
 from mosaic.ranks.agree import agree
 from mosaic.ranks.collectives import carrier_of, wait_for
 from mosaic.ranks.exchange import Exchange, Shared, ToHolders, ToMembers, Way
@@ -94,6 +95,7 @@ class ForwardPass:
                 ranked.batched,
                 is_there=self._is_there,
                 wants=wants,
+                added=said_by(self._run),
                 rows=self._rows,
                 is_straight=self._straight,
                 trouble=self._trouble,

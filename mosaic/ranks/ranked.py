@@ -116,6 +116,7 @@ class Ranked:
     Attributes:
         batched: For each argument whether it has a row for each sample.
         spec: How arguments nest.
+        keywords: Names of keyword arguments in the sample's step.
         sample_wants: For each argument whether it took a gradient in the sample's step.
         anchor: An empty leaf that makes results differentiable where only its parameters are.
         after_backward: Called once a backward has started all of its reduction; by default waits for it right there.
@@ -171,6 +172,7 @@ class Ranked:
         self.passed: dict[tuple[str, int], Any] = {}
         self._reducer = reducer
         self.plain = partial(nn.Module.__call__, module)
+        self.keywords = frozenset(sample[1])
         leaves, self.spec = flatten(sample)
         self.batched = batched_leaves(name, leaves) if batched is None else batched
         self.sample_wants = [isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves]

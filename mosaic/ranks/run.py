@@ -23,6 +23,7 @@ from mosaic.backends.host_lanes import HostLanes
 from mosaic.engine.structure import map_tensors, tensors_in
 from mosaic.engine.thread_state import on_lane
 from mosaic.errors import BackendUnavailableError, ModuleContractError
+from mosaic.ranks.added import put_aside
 from mosaic.ranks.host_calls import HostCalls
 from mosaic.ranks.progress import Progress
 from mosaic.ranks.ranked import Compute, Ranked
@@ -126,7 +127,9 @@ class RankedRuns:
             self._called.add(site.name)
         # Outside of the model's own call nobody looks, at its end, for what was raised.
         waits = self._called is None
-        return self._noted(self._calls.call(self._ranked[site.name], run, args, kwargs, is_there=True, waits=waits))
+        ranked = self._ranked[site.name]
+        run, kwargs = put_aside(run, kwargs, ranked.keywords)
+        return self._noted(self._calls.call(ranked, run, args, kwargs, is_there=True, waits=waits))
 
     def _calls_on(self, lanes: Lanes, in_order: Mapping[str, str]) -> HostCalls | StreamCalls:
         def num_backwards() -> int:
@@ -293,7 +296,7 @@ class Tied(torch.autograd.Function):
         ctx.runs = runs
         ctx.tokens = [(tensor.dtype, tensor.device) for tensor in tensors[:num_tokens]]
         ctx.set_materialize_grads(False)
-        return tuple(tensor.view_as(tensor) for tensor in tensors[num_tokens:])
+        return tuple(tensor.detach() for tensor in tensors[num_tokens:])  # views could not be changed in place
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:

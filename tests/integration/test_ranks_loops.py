@@ -18,6 +18,7 @@ EQUAL = (
     "frozen",
     "evaluated",
     "empty",
+    "wrapped by the loop",
 )
 
 
@@ -72,9 +73,19 @@ def test_what_needs_all_parameters_says_where_they_are(told: list[dict[str, Any]
         assert missing in said["copy"]
         assert missing in said["part"]
         assert "handle.remove()" in said["disabled"]
-        assert "leave DistributedDataParallel out" in said["wrapped"]
+        assert "around extra.weight and 1 more" in said["wrapped"]
+        assert "colocate the module that holds both" in said["wrapped"]
         assert "cannot know of those on other ranks" in said["norm"]
         assert said["whole"].endswith(", 3)")
+
+
+def test_a_wrapper_says_what_it_cannot_do(told: list[dict[str, Any]]):
+    for rank in told:
+        said = rank["wrappers"]
+        assert "a rank that has nothing left calls it with a batch of no rows" in said["join"]
+        assert "leave the hook out" in said["hook"]
+        assert "DistributedDataParallel(..., mixed_precision=...)" in said["mixed"]
+        assert "after handle.remove() wrap the plain model again" in said["removed"]
 
 
 def test_calls_that_differ_between_ranks_raise_on_all_of_them(told: list[dict[str, Any]]):
