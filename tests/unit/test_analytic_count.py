@@ -297,6 +297,16 @@ def test_each_degree_is_counted_at_its_part_of_the_batch():
     assert by_degree[2].memory.parameter_bytes == by_degree[1].memory.parameter_bytes
 
 
+def test_the_batch_is_what_results_have_rows_for_not_what_most_arguments_are_as_long_as():
+    class Rotated(nn.Module):
+        def forward(self, x, cosine, sine):
+            return x * cosine + x * sine
+
+    positions, x = torch.randn(7, 4), torch.randn(6, 7, 4)
+    by_degree = count_degrees(Rotated(), (x, positions, positions), degrees=(1, 2))
+    assert {degree: counts.batch for degree, counts in by_degree.items()} == {1: 6, 2: 3}
+
+
 def test_a_degree_at_which_the_module_fails_is_left_out_with_a_warning(caplog):
     class Fixed(nn.Module):
         def forward(self, x):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
@@ -38,6 +38,7 @@ def count_module(
     target: Literal["cuda", "host"] = "cuda",
     settings: Settings | None = None,
     batch: int | None = None,
+    rows: int | None = None,
 ) -> ModuleCounts:
     """Counts operators, bytes and memory of one forward and backward of a module.
 
@@ -57,8 +58,9 @@ def count_module(
         target: Whose choice of kernels to follow where torch has several: fused attention and cuDNN's recurrent
             layers on ``cuda``.
         settings: Context of the forward; on these tensors autocast is the CPU's.
-        batch: Samples to count instead of those in the arguments: every tensor whose first dimension is the most
-            frequent one gets so many.
+        batch: Samples to count instead of those in the arguments: every tensor with ``rows`` rows gets so many.
+        rows: Samples in the arguments; by default the most frequent first dimension of arguments, of those that results
+            have too.
 
     Raises:
         UnsupportedModelError: The call fails on tensors without data: what it does depends on values, or an
@@ -66,8 +68,8 @@ def count_module(
     """
     given = (tuple(args), dict(kwargs or {}))
     sizes = leading_sizes(given)
-    found = max(sizes, key=lambda size: sizes[size]) if sizes else 0
-    resize = _resizing(found, batch) if batch is not None and found else None
+    likely = (max(sizes, key=lambda size: sizes[size]) if sizes else 0) if rows is None else rows
+    resize = _resizing(likely, batch) if batch is not None and likely else None
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     fake, (fake_args, fake_kwargs) = fake_copy(module, mode), fake_copy(given, mode, resize)
     on_gpu = target == "cuda"
@@ -82,7 +84,7 @@ def count_module(
             f"{_first_line(error)}; profile it instead, or leave it out"
         ) from error
     return ModuleCounts(
-        batch=batch if resize is not None and batch is not None else found,
+        batch=batch if resize is not None and batch is not None else _rows(sizes, run.result_sizes, likely),
         forward=forward,
         backward=backward,
         memory=count_memory(fake, memory, training=training, optimizer=optimizer, master_weights=master_weights),
@@ -105,7 +107,7 @@ def count_degrees(
 
     Args:
         module: See ``count_module``.
-        args: See ``count_module``; the batch is the first dimension of every tensor that has the most frequent one.
+        args: See ``count_module``; the batch is the most frequent first dimension, of those that results have too.
         kwargs: See ``count_module``.
         degrees: Degrees to count; the whole batch (degree 1) always is.
         options: See ``count_module``.
@@ -119,14 +121,20 @@ def count_degrees(
         if not 1 <= degree <= whole.batch:
             continue
         try:
-            counted[degree] = count_module(module, args, kwargs, batch=-(-whole.batch // degree), **options)
+            counted[degree] = count_module(
+                module, args, kwargs, batch=-(-whole.batch // degree), rows=whole.batch, **options
+            )
         except UnsupportedModelError as error:
             _log.warning("degree %d is left out: %s", degree, error)
     return counted
 
 
 class _Run:
-    """One forward and backward of a module of fake tensors."""
+    """One forward and backward of a module of fake tensors.
+
+    Attributes:
+        result_sizes: The first dimensions of what the forward returned.
+    """
 
     def __init__(
         self,
@@ -146,6 +154,7 @@ class _Run:
         self._memory = LiveMemory((*module.parameters(), *module.buffers()))
         self._saved: dict[int, int] = {}
         self._resident = {id(t.untyped_storage()) for t in (*module.parameters(), *module.buffers())}
+        self.result_sizes: set[int] = set()
 
     def count(self) -> tuple[PhaseCounts, PhaseCounts, MemoryCounts, tuple[str, ...]]:
         """Returns the operators of both phases, what they keep, and which of them are not known."""
@@ -161,8 +170,10 @@ class _Run:
         for parameter in self._module.parameters():
             if parameter.requires_grad and self._training:
                 parameter.register_post_accumulate_grad_hook(self._release_gradient)
-        wanted = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
-        outputs = None
+        made = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
+        self.result_sizes = {len(leaf) for leaf in made if leaf.dim()}
+        wanted = [leaf for leaf in made if leaf.requires_grad]
+        outputs, made = None, []
         if wanted and self._training:
             gradients = [torch.empty_like(output) for output in wanted]
             with seen, backward_trace:
@@ -195,6 +206,12 @@ class _Run:
     def _release_gradient(self, parameter: torch.Tensor) -> None:
         if parameter.grad is not None:
             self._memory.release(parameter.grad)
+
+
+def _rows(sizes: Mapping[int, int], results: Collection[int], likely: int) -> int:
+    """Returns the samples in arguments: tables of a position each may be more, but no result has a row for each."""
+    both = {size: count for size, count in sizes.items() if size in results}
+    return likely if likely in both or not both else max(both, key=lambda size: both[size])
 
 
 def _resizing(found: int, wanted: int) -> Resize:
