@@ -25,6 +25,9 @@ Take the first call, backward or reduction in that order which some rank has not
 ranks, and so, by induction, has what was submitted on any rank before it. So each rank's thread comes to submit it,
 nothing on its lane is before it, its partners on the other ranks are in the same place, and its slots become free. So
 it ends. Calls on streams have one launching thread, and an argument of their own (``mosaic.ranks.stream_calls``).
+Where every module runs on all ranks and alone, there are no routed calls (``RankedRuns.begin_alike``): the sums of
+gradients are all that ranks exchange, bucket after bucket in one order over one communicator, and awaited at the
+backward's end.
 """
 
 from __future__ import annotations
