@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include "search/interference.h"
+#include "search/pair_search.h"
 #include "search/plan_search.h"
 
 namespace py = pybind11;
@@ -171,12 +172,34 @@ void bind_plan(py::module_& module) {
         .def_readonly("seconds", &Plan::seconds);
 }
 
+// Single steps of the search, which tests and studies ask on their own.
+void bind_steps(py::module_& module) {
+    module.def(
+        "together", [](const Problem& problem, Mask modules) { return StageAreas(problem).together(modules); },
+        py::arg("problem"), py::arg("modules"), py::call_guard<py::gil_scoped_release>(),
+        "The least that modules take side by side as far as their area tells.");
+    module.def(
+        "improve_by_pairs",
+        [](const Problem& problem, const std::vector<Mask>& start, int kicks, std::uint64_t seed, double seconds) {
+            Limits limits;
+            limits.kicks = kicks;
+            limits.seed = seed;
+            limits.seconds = seconds;
+            const Partition best = improve_by_pairs(problem, limits, start);
+            return std::make_pair(best.stages, best.cost);
+        },
+        py::arg("problem"), py::arg("start"), py::kw_only(), py::arg("kicks") = Limits{}.kicks, py::arg("seed") = 0,
+        py::arg("seconds") = 10.0, py::call_guard<py::gil_scoped_release>(),
+        "A partition with pairs of its stages planned anew, and what it takes.");
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_search, module) {
     module.doc() = "Planning's hot loops: the exact search over stages, and the heuristic that it starts from.";
     bind_problem(module);
     bind_plan(module);
+    bind_steps(module);
     module.def(
         "plan",
         [](const Problem& problem, double seconds, std::int64_t max_nodes, std::int64_t max_edges, int kicks,

@@ -141,3 +141,14 @@ def plan(
     of ``forbidden`` as a stage, and takes from ``known`` what holds here too: ``places`` has the index that each
     module had there, or -1. ``patterns``: few modules are searched as many are, by prices and patterns first.
     """
+
+def together(problem: Problem, modules: int) -> int:
+    """The least that a set of modules takes side by side as far as area tells; INT64_MAX // 4 where it does not fit."""
+
+def improve_by_pairs(
+    problem: Problem, start: Sequence[int], *, kicks: int = 30, seed: int = 0, seconds: float = 10.0
+) -> tuple[list[int], int]:
+    """Plans pairs of stages of a partition anew until ``kicks`` in a row bring nothing.
+
+    Returns the stages, as bitmasks in no order, and what they take in nanoseconds.
+    """

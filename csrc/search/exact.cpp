@@ -5,6 +5,7 @@
 #include <unordered_map>
 
 #include "lazy_search.h"
+#include "pair_search.h"
 #include "pattern_plan.h"
 #include "plan_search.h"
 #include "window_search.h"
@@ -18,15 +19,19 @@ constexpr std::int64_t kHeuristicNodes = 5000;
 constexpr double kHeuristicShare = 0.1;
 // Of what is left then, for windows before anything else: what they find helps prices, too.
 constexpr double kWindowShare = 0.15;
-constexpr double kWindowShareOfMany = 0.45;
+constexpr double kWindowShareOfMany = 0.25;
+// Of what is left then, for pairs of stages, where there are many modules: few end in the same plan without.
+constexpr double kPairShare = 0.45;
 constexpr int kManyModules = 24;
 // Of what is left then, for prices and patterns: what they do not settle by then, they rarely do later.
 constexpr double kPatternShare = 0.75;
-// Of what is left then, for more windows.
+// Of what is left then, for more pairs; and of what is left then, for more windows.
+constexpr double kLastPairShare = 0.5;
 constexpr double kLastWindowShare = 0.8;
 // Windows in a row that bring nothing, by stage, before and after patterns.
 constexpr int kFewInVain = 10;
 constexpr int kManyInVain = 200;
+constexpr int kFewKicks = 30;  // of pairs, in a row and in vain
 
 struct Edge {
     Ns bound;  // of the stage and of what is left after it
@@ -268,8 +273,12 @@ Partition search_large(StageSearch& search, const Limits& limits, const Clock& c
         WindowSearch windows(search, limits);
         const double share = is_many ? kWindowShareOfMany : kWindowShare;
         windows.run(Clock(clock.seconds_left() * share), kFewInVain, best);
+        const StageAreas areas(search.problem());
+        PairSearch pairs(search, areas, limits.seed);
+        if (is_many) pairs.run(Clock(clock.seconds_left() * kPairShare), kFewKicks, best);
         improve_by_patterns(search, limits, Clock(clock.seconds_left() * kPatternShare), best, made.bound);
         if (made.bound < best.cost) {
+            if (is_many) pairs.run(Clock(clock.seconds_left() * kLastPairShare), kFewKicks, best);
             windows.run(Clock(clock.seconds_left() * kLastWindowShare), kManyInVain, best);
         }
     }

@@ -28,6 +28,9 @@ class StageAreas {
     // The least that a module takes alone; kNever where it fits on no device.
     Ns alone(int module) const { return alone_[static_cast<std::size_t>(module)]; }
 
+    // Modules that one waits for, directly or not.
+    Mask earlier(int module) const { return earlier_[static_cast<std::size_t>(module)]; }
+
     // Modules that cannot share a stage with one, since one waits for the other, directly or not.
     Mask apart(int module) const { return apart_[static_cast<std::size_t>(module)]; }
 

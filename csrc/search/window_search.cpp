@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "lazy_search.h"
+#include "stage_order.h"
 
 namespace mosaic::search {
 namespace {
@@ -24,7 +25,6 @@ WindowSearch::WindowSearch(StageSearch& search, const Limits& limits)
     : search_(search), limits_(limits), random_(limits.seed) {
     limits_.max_nodes = std::min(limits.max_nodes, kNodes);
     limits_.seconds = 0;  // the clock alone ends a window: none of the time is kept back
-    for (const Module& module : search.problem().modules) earlier_.push_back(module.before);
 }
 
 void WindowSearch::run(const Clock& clock, int most_in_vain, Partition& best) {
@@ -36,24 +36,8 @@ void WindowSearch::run(const Clock& clock, int most_in_vain, Partition& best) {
     }
 }
 
-// Stages that nothing orders are put in an order of chance, so that each may be the neighbour of each.
 std::vector<std::size_t> WindowSearch::draw_window(const std::vector<Mask>& stages) {
-    std::vector<std::size_t> left(stages.size());
-    for (std::size_t i = 0; i < left.size(); ++i) left[i] = i;
-    std::vector<std::size_t> order;
-    Mask waiting = search_.problem().all();
-    while (!left.empty()) {
-        std::vector<std::size_t> ready;
-        for (const std::size_t i : left) {
-            Mask before = 0;
-            each(stages[i], [&](int m) { before |= earlier_[static_cast<std::size_t>(m)]; });
-            if ((before & waiting) == 0) ready.push_back(i);
-        }
-        const std::size_t next = ready[draw(ready.size())];
-        order.push_back(next);
-        waiting &= ~stages[next];
-        left.erase(std::find(left.begin(), left.end(), next));
-    }
+    const std::vector<std::size_t> order = draw_order(search_.problem(), stages, random_);
     const std::size_t most = std::min(order.size(), kMostStages);
     const std::size_t size = 2 + draw(most - 1);
     const std::size_t start = draw(order.size() - size + 1);

@@ -1,0 +1,107 @@
+"""Single steps of the search: what a stage takes by area, and pairs of stages planned anew."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from mosaic import _search
+from mosaic.solver.generate import SHAPES, Recipe, generate
+from tests.property.test_pattern_laws import disturbed_problem_of
+
+NEVER = (2**63 - 1) // 4
+Row = tuple[int, int, int, int, int]
+
+
+def rows_of(draw: random.Random, num_modules: int) -> list[list[Row]]:
+    """Options of modules on four devices of five slots; more area is not always less time."""
+    return [
+        [
+            (degree, quota, draw.randint(1, 30), draw.randint(1, 30), draw.randint(0, 12))
+            for degree in (1, 2, 4)
+            for quota in (1, 2, 5)
+        ]
+        for _ in range(num_modules)
+    ]
+
+
+def least_by_area(rows: list[list[Row]], memory: int) -> int:
+    """Every choice of options, one by one."""
+    fitting = [[row for row in options if row[4] <= memory] for options in rows]
+    return min(
+        (
+            max(row[2] for row in chosen) + max(row[3] for row in chosen)
+            for chosen in itertools.product(*fitting)
+            if sum(row[0] * row[1] for row in chosen) <= 4 * 5
+        ),
+        default=NEVER,
+    )
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_what_modules_take_together_by_area_is_the_least_over_all_choices_of_options(seed):
+    draw = random.Random(seed)
+    rows = rows_of(draw, draw.randint(1, 4))
+    memory = draw.choice([4, 8, 12])
+    made = _search.Problem(
+        [_search.Module.of(each, []) for each in rows], num_devices=4, num_slots=5, memory_bytes=memory
+    )
+    assert _search.together(made, (1 << len(rows)) - 1) == least_by_area(rows, memory)
+    assert _search.together(made, 1) == least_by_area(rows[:1], memory)
+
+
+def test_modules_that_fit_on_no_area_never_run_together():
+    made = _search.Problem([_search.Module.of([(1, 6, 5, 5, 0)], [])] * 2, num_devices=1, num_slots=10)
+    assert _search.together(made, 0b01) == 10
+    assert _search.together(made, 0b11) == NEVER
+
+
+def test_the_papers_sum_takes_the_slowest_module_and_not_the_slowest_phases():
+    rows = [[(1, 1, 9, 1, 0)], [(1, 1, 1, 8, 0)]]
+    for objective, least in (("phases", 17), ("sum", 10)):
+        modules = [_search.Module.of(each, []) for each in rows]
+        made = _search.Problem(modules, num_devices=1, num_slots=10, objective=objective)
+        assert _search.together(made, 0b11) == least
+
+
+def test_two_stages_that_mix_long_and_short_modules_are_sorted_by_length():
+    """Four long and four short modules of four slots each; two fit side by side on a device of ten."""
+    rows = [[(1, 5, 100, 200, 0)]] * 2 + [[(1, 5, 1, 2, 0)]] * 2
+    made = _search.Problem([_search.Module.of(each, []) for each in rows], num_devices=1, num_slots=10)
+    stages, cost = _search.improve_by_pairs(made, [0b0101, 0b1010])
+    assert sorted(stages) == [0b0011, 0b1100]
+    assert cost == 303
+
+
+@pytest.mark.parametrize("disturbed", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_pairs_keep_a_partition_in_order_and_never_make_it_worse(shape, disturbed):
+    instance = generate(Recipe(shape=shape, num_modules=9, num_devices=4, disturbed=disturbed, seed=2))
+    problem = disturbed_problem_of(instance)
+    names = instance.graph.topological_order()
+    singles = [1 << index for index in range(len(names))]
+    sequential = _search.plan(problem, seconds=0.0, exact=False).cost_ns
+    best = _search.plan(problem, seconds=30.0)
+    stages, cost = _search.improve_by_pairs(problem, singles, kicks=2, seconds=60.0)
+    assert sum(stages) == (1 << len(names)) - 1
+    assert sum(stage.bit_count() for stage in stages) == len(names)
+    assert best.cost_ns <= cost <= sequential
+    again = _search.plan(problem, start=stages, exact=False, kicks=0, seconds=30.0)  # refuses what is not in order
+    assert again.cost_ns <= cost
+
+
+def test_pairs_give_the_same_stages_for_the_same_seed():
+    problem = disturbed_problem_of(generate(Recipe(shape="align", num_modules=16, seed=1)))
+    singles = [1 << index for index in range(16)]
+    first, second = (_search.improve_by_pairs(problem, singles, kicks=1, seed=5, seconds=60.0) for _ in range(2))
+    assert first == second
+    assert first[1] < _search.plan(problem, seconds=0.0, exact=False).cost_ns
+
+
+def test_pairs_refuse_stages_that_are_no_partition():
+    problem = disturbed_problem_of(generate(Recipe(shape="chain", num_modules=3, seed=1)))
+    for start in ([0b001, 0b010], [0b011, 0b110], [0b111]):
+        with pytest.raises(ValueError, match="start"):
+            _search.improve_by_pairs(problem, start)
