@@ -11,6 +11,7 @@ from mosaic.plan import Plan
 from mosaic.profiler import ProfileSettings
 from mosaic.ranks.compare import MeasuredMethod, Rounds, compare_launched
 from mosaic.ranks.world import World
+from mosaic.report.frame import empty_table, plain
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -55,23 +56,10 @@ def is_launched() -> bool:
 
 def measured_table(found: Sequence[MeasuredMethod]) -> Table:
     """Returns one row for each planner; measured and predicted times in columns of their own."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(
-        title=Text("Plans measured on these ranks, in turn with data-parallel training", style="bold"),
-        caption=Text(_caption(found) + "\n"),
-        box=box.SIMPLE_HEAD,
-        title_justify="left",
-        caption_justify="left",
-        pad_edge=False,
-        collapse_padding=True,
-    )
-    for heading, numeric in _COLUMNS:
-        table.add_column(heading, justify="right" if numeric else "left", no_wrap=True, overflow="fold")
+    title = "Plans measured on these ranks, in turn with data-parallel training"
+    table = empty_table(title, _caption(found), _COLUMNS)
     for one in found:
-        table.add_row(*(Text(cell) for cell in _cells(one)))
+        table.add_row(*plain(_cells(one)))
     return table
 
 

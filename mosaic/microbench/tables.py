@@ -6,41 +6,21 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mosaic.microbench.result import Result, Spread
+from mosaic.report.frame import Column, empty_table, plain
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-Column = tuple[str, bool]
-"""Heading, and whether it holds numbers."""
 
 
 def table_of(
     title: str, result: Result, columns: Sequence[Column], rows: Sequence[Sequence[str]], *, summary: Sequence[str] = ()
 ) -> Table:
     """Returns a table with one line for each thing that is absent or left out, and where it was measured."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(
-        title=Text(f"{title}: {result.origin.device.name}", style="bold"),
-        caption=Text("\n".join([*summary, *_caption(result)]) + "\n"),
-        box=box.SIMPLE_HEAD,
-        title_justify="left",
-        caption_justify="left",
-        pad_edge=False,
-        collapse_padding=True,
-    )
-    for heading, numeric in columns:
-        table.add_column(
-            heading,
-            justify="right" if numeric else "left",
-            min_width=None if numeric else min(12, max((len(row[len(table.columns)]) for row in rows), default=4)),
-            no_wrap=numeric,
-            overflow="fold",
-        )
+    least = [min(12, max((len(row[index]) for row in rows), default=4)) for index in range(len(columns))]
+    caption = "\n".join([*summary, *_caption(result)])
+    table = empty_table(f"{title}: {result.origin.device.name}", caption, columns, least=least)
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*plain(row))
     return table
 
 

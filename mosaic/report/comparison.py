@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from mosaic.report.frame import empty_table, plain
 from mosaic.solver.compare import Comparison
 
 if TYPE_CHECKING:
@@ -26,24 +27,10 @@ def comparison_table(compared: Sequence[Comparison]) -> Table:
 
     A planner that could not plan has its reason for a note.
     """
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(
-        title=Text("Planners compared, predicted by one cost model", style="bold"),
-        caption=Text(_caption(compared) + "\n"),
-        box=box.SIMPLE_HEAD,
-        title_justify="left",
-        caption_justify="left",
-        pad_edge=False,
-        collapse_padding=True,
-    )
-    for heading, numeric in _COLUMNS:
-        table.add_column(heading, justify="right" if numeric else "left", no_wrap=numeric, overflow="fold")
+    table = empty_table("Planners compared, predicted by one cost model", _caption(compared), _COLUMNS)
     for one in compared:
         style = "bold" if one.ratio is not None and one.ratio <= 1 else ""
-        table.add_row(*(Text(cell, style=style) for cell in _cells(one)))
+        table.add_row(*plain(_cells(one), style))
     return table
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mosaic.report.frame import empty_table, plain
 from mosaic.solver.explain import Change, Explanation, ModuleReason
 
 if TYPE_CHECKING:
@@ -20,24 +21,11 @@ _LIMITS = {
 
 def explanation_table(explanation: Explanation) -> Table:
     """Returns one row for each module: what binds it, and why it has no more."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(
-        title=Text("Why each module has its quota", style="bold"),
-        caption=Text(changes_text(explanation) + "\n"),
-        box=box.SIMPLE_HEAD,
-        title_justify="left",
-        caption_justify="left",
-        pad_edge=False,
-        collapse_padding=True,
-    )
-    for heading, numeric in (("stage", True), ("module", False), ("slots", True), ("why not more", False)):
-        table.add_column(heading, justify="right" if numeric else "left", no_wrap=numeric, overflow="fold")
+    columns = (("stage", True), ("module", False), ("slots", True), ("why not more", False))
+    table = empty_table("Why each module has its quota", changes_text(explanation), columns)
     for reason in explanation.modules:
         cells = (str(reason.stage), reason.module, str(reason.quota), reason_text(reason))
-        table.add_row(*(Text(cell, style="bold" if reason.decides else "") for cell in cells))
+        table.add_row(*plain(cells, "bold" if reason.decides else ""))
     return table
 
 

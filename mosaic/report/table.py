@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Placement, Plan, Stage
 from mosaic.profile import Phase, Profile, Sample
 from mosaic.report.bars import bars_of_plan, ms_text, rows_of_slots, slots_text
+from mosaic.report.frame import Column, empty_table, plain
 from mosaic.report.palette import colors_of, ink_on, lighter
 
 if TYPE_CHECKING:
@@ -19,34 +20,8 @@ if TYPE_CHECKING:
 _NOTHING = "-"
 
 
-def _table(title: str, caption: str, columns: Sequence[tuple[str, bool]]) -> Table:
-    """An empty table; each column has a heading and whether it holds numbers."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(
-        title=Text(title, style="bold"),
-        caption=Text(caption + "\n"),
-        box=box.SIMPLE_HEAD,
-        title_justify="left",
-        caption_justify="left",
-        pad_edge=False,
-        collapse_padding=True,
-    )
-    for heading, numeric in columns:
-        least = None if numeric else 8
-        table.add_column(
-            heading, justify="right" if numeric else "left", min_width=least, no_wrap=numeric, overflow="fold"
-        )
-    return table
-
-
-def _plain(cells: Sequence[str], style: str = "") -> Iterator[Text]:
-    """Cells as they are: a module's name such as ``layers[0]`` is no markup."""
-    from rich.text import Text
-
-    return (Text(cell, style=style) for cell in cells)
+def _table(title: str, caption: str, columns: Sequence[Column]) -> Table:
+    return empty_table(title, caption, columns, least=[8] * len(columns))
 
 
 def plan_table(plan: Plan, graph: ModuleGraph | None = None) -> Table:
@@ -86,9 +61,9 @@ def plan_table(plan: Plan, graph: ModuleGraph | None = None) -> Table:
                 routing_ms = placement.route_forward_ms + placement.route_backward_ms
                 cells += [f"{routing_ms:.2f}", f"{placement.reduce_ms:.2f}"]
             cells += [", ".join(graph.predecessors(placement.module)) or _NOTHING] if graph else []
-            table.add_row(*_plain(cells), end_section=len(stage.placements) == 1)
+            table.add_row(*plain(cells), end_section=len(stage.placements) == 1)
         if len(stage.placements) > 1:
-            table.add_row(*_plain(_maxima(stage), style="bold"), end_section=True)
+            table.add_row(*plain(_maxima(stage), style="bold"), end_section=True)
     return table
 
 
@@ -143,7 +118,7 @@ def profile_table(profile: Profile) -> Table:
             cells.append(_bytes(kept.get(name, 0)) if row == 0 else "")
             if degrees != [1]:
                 cells.insert(1, str(degree))
-            table.add_row(*_plain(cells), end_section=row == len(keys) - 1)
+            table.add_row(*plain(cells), end_section=row == len(keys) - 1)
     return table
 
 
@@ -198,7 +173,7 @@ def graph_table(graph: ModuleGraph) -> Table:
             ", ".join(graph.predecessors(node.name)) or "the batch",
             "all others" if everything else ", ".join(beside) or _NOTHING,
         )
-        table.add_row(*_plain(cells))
+        table.add_row(*plain(cells))
     return table
 
 
