@@ -19,7 +19,12 @@ def preserved(model: nn.Module) -> Iterator[None]:
     """
     parameters = list(model.parameters())
     gradients = [parameter.grad for parameter in parameters]
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    buffers = [
+        (part, name, buffer, buffer.detach().clone())
+        for part in model.modules()
+        for name, buffer in part._buffers.items()
+        if buffer is not None
+    ]
     random_state = torch.get_rng_state()
     gpus = sorted(
         {tensor.device for tensor in (*parameters, *model.buffers()) if tensor.device.type == "cuda"}, key=str
@@ -34,7 +39,8 @@ def preserved(model: nn.Module) -> Iterator[None]:
         for gpu, state in zip(gpus, gpu_states, strict=True):
             torch.cuda.set_rng_state(state, gpu)
         with torch.no_grad():
-            for buffer, before in buffers:
+            for part, name, buffer, before in buffers:
+                part._buffers[name] = buffer  # a forward may have put another one there
                 buffer.copy_(before)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient

@@ -210,13 +210,14 @@ def _setup(
         cost=cost,
         open=opening,
         opens_ahead=backend.device.kind != "host",
-        clock=settings.clock if settings.clock is not None else _clock_of(backend),
+        clock=settings.clock if settings.clock is not None else clock_of(backend),
         turn=turn_of_process(),
         tenants=tenants,
     )
 
 
-def _clock_of(backend: Backend) -> StepClock:
+def clock_of(backend: Backend) -> StepClock:
+    """Returns what tells the time of steps on a backend."""
     api = getattr(backend, "api", None)
     return HostClock() if api is None else EventClock(api)
 

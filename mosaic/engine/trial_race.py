@@ -115,17 +115,18 @@ class Race:
 
     Args:
         settings: Bounds.
+        baseline: What the first entry is called: what others have to beat.
 
     Attributes:
-        entries: The plain loop, then the others.
+        entries: The plain loop, or what stands in its place; then the others.
         num_steps: Steps taken so far.
         num_rounds: Rounds begun so far.
         lost_ms: Time lost so far; see ``TrialSettings``.
     """
 
-    def __init__(self, settings: TrialSettings) -> None:
+    def __init__(self, settings: TrialSettings, baseline: str = PLAIN) -> None:
         self.settings = settings
-        self.entries = [Entry(PLAIN)]
+        self.entries = [Entry(baseline)]
         self.num_steps = 0
         self.num_rounds = 0
         self.lost_ms = 0.0
@@ -212,7 +213,7 @@ class Race:
             limit = _SURELY_SLOWER * max(plain.samples, default=math.inf)
             self._slow = self._slow + 1 if step_ms > limit else 0
             if self._slow == _SLOW_IN_A_ROW and entry.dropped is None:
-                entry.dropped = f"{self._slow} steps in a row took more than {_SURELY_SLOWER:g} times the plain loop's"
+                entry.dropped = f"{self._slow} steps in a row took more than {_SURELY_SLOWER:g} times {plain.name}'s"
 
     @property
     def is_cut(self) -> bool:
@@ -271,8 +272,8 @@ class Race:
         if best:
             gain = plain.median_ms / entry.median_ms
             return Verdict(
-                winner=best, reason=f"{entry.name} is measured {gain:.2f} times as fast as the plain loop{why}"
+                winner=best, reason=f"{entry.name} is measured {gain:.2f} times as fast as {plain.name}{why}"
             )
         tried = sum(bool(other.num_visits) for other in self.entries[1:])
         found = "of the plans that were tried none is" if tried else "no plan was tried that is"
-        return Verdict(winner=0, reason=f"{found} faster than the plain loop beyond the noise{why}")
+        return Verdict(winner=0, reason=f"{found} faster than {plain.name} beyond the noise{why}")

@@ -31,6 +31,7 @@ from mosaic.ranks.reduce import GradientReducer
 from mosaic.ranks.run import RankedRuns
 from mosaic.ranks.sampler import Feed
 from mosaic.ranks.tied import Holdings, Members, even_out, holdings_of, marked
+from mosaic.ranks.tried import Tried
 from mosaic.ranks.ways import Ways
 from mosaic.ranks.world import World
 
@@ -60,17 +61,39 @@ def examine(model: nn.Module, finding: Finding, sample: Sample) -> Examined:
     )
 
 
-def activate(
-    model: nn.Module,
-    finding: Finding,
-    plan: Plan,
-    world: World,
-    backend: Backend,
-    examined: Examined,
-    *,
-    direct: bool = True,
-) -> RankHandle:
-    """Gives the modules to their ranks; all ranks call it alike.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """What a plan needs of this rank alone."""
+
+    runs: RankedRuns
+    """Its lanes."""
+    slots: Mapping[str, tuple[int, ...]]
+    """Those of each module here; where it does not run, those that it has on the ranks where it does."""
+
+    @property
+    def on_streams(self) -> bool:
+        """Whether its lanes are a GPU's."""
+        return isinstance(self.runs.lanes, StreamLanes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activated:
+    """A plan that is ready to run on all ranks."""
+
+    placed: PlacedPlan
+    """This rank's part of it."""
+    holdings: Holdings
+    """Which ranks hold which tensors of the model."""
+    notes: tuple[str, ...]
+    """What ``describe()`` says of it."""
+    feeds: tuple[Feed, ...]
+    """What modules' rows weigh."""
+
+
+def open_runs(
+    model: nn.Module, finding: Finding, plan: Plan, world: World, backend: Backend, *, is_warm: bool = False
+) -> Opened:
+    """Opens this rank's lanes, which may fail on one rank alone; asks no other rank for anything.
 
     Args:
         model: The model.
@@ -78,28 +101,59 @@ def activate(
         plan: Where they run.
         world: The ranks.
         backend: Where this rank runs.
-        examined: What the sample showed beyond the modules.
-        direct: Whether results may go from one module's ranks straight to another's; on streams none do so far.
+        is_warm: Whether the modules have run on this rank's lanes before.
     """
-    rank = world.rank
     torch.clear_autocast_cache()  # it refers to the parameters that are given up
-    members = {placed.module: tuple(sorted(placed.devices)) for placed in plan.placements}
-    holdings = holdings_of(model, finding.subjects, members, examined.users, world.size)
     slots = {
-        placed.module: placed.slots_on(rank) if rank in placed.devices else placed.slots for placed in plan.placements
+        placed.module: placed.slots_on(world.rank) if world.rank in placed.devices else placed.slots
+        for placed in plan.placements
     }
     lanes = backend.open_lanes([*slots.values(), *(placed.slots for placed in plan.placements)])
-    runs = RankedRuns(lanes, world.progress, in_order=finding.in_order)
-    on_streams = isinstance(lanes, StreamLanes)
-    if isinstance(lanes, StreamLanes):
-        warm_up(model, [subject for subject in finding.subjects if rank in members[subject.name]], lanes)
+    try:
+        if isinstance(lanes, StreamLanes) and not is_warm:
+            members = {placed.module: placed.devices for placed in plan.placements}
+            warm_up(model, [subject for subject in finding.subjects if world.rank in members[subject.name]], lanes)
+        return Opened(runs=RankedRuns(lanes, world.progress, in_order=finding.in_order), slots=slots)
+    except BaseException:
+        lanes.close()
+        raise
+
+
+def place(
+    model: nn.Module,
+    finding: Finding,
+    plan: Plan,
+    world: World,
+    examined: Examined,
+    opened: Opened,
+    *,
+    direct: bool = True,
+    gives_up: bool = True,
+) -> Activated:
+    """Gives the modules to their ranks; all ranks call it alike.
+
+    Args:
+        model: The model.
+        finding: Its modules.
+        plan: Where they run.
+        world: The ranks.
+        examined: What the sample showed beyond the modules.
+        opened: This rank's lanes for the plan.
+        direct: Whether results may go from one module's ranks straight to another's; on streams none do so far.
+        gives_up: Whether to free what this rank does not need; not where the plan is only tried.
+    """
+    rank, runs = world.rank, opened.runs
+    members = {placed.module: tuple(sorted(placed.devices)) for placed in plan.placements}
+    holdings = holdings_of(model, finding.subjects, members, examined.users, world.size)
+    notes = _notes(holdings, on_streams=opened.on_streams)
     if is_data_parallel(plan):
         _begin_alike(model, finding, world, runs)
         feeds: tuple[Feed, ...] = ()
-        notes = [*_notes(holdings, on_streams=on_streams), "all modules run on all ranks: nothing is routed"]
+        notes.append("all modules run on all ranks: nothing is routed")
     else:
-        ranked = _ranked_modules(finding, world, runs, examined, holdings, members, slots)
-        handed, ways = _handed(finding, members, examined, world) if direct and not on_streams else ((), Ways({}))
+        ranked = _ranked_modules(finding, world, runs, examined, holdings, members, opened.slots, gives_up=gives_up)
+        is_straight = direct and not opened.on_streams
+        handed, ways = _handed(finding, members, examined, world) if is_straight else ((), Ways({}))
         hand_over(ranked, handed, ways)
         hooks = [
             even_out(parameter, holders, members)
@@ -110,17 +164,47 @@ def activate(
         runs.begin(ranked, _shared_reducers(holdings, world, partial(runs.progress.waiting, OUTSIDE)), hooks)
         feeds = tuple(_feed(subject, ranked[subject.name], examined) for subject in finding.subjects)
         straight = (f"results of {one.source} go straight to the ranks of {one.target}, not home" for one in handed)
-        notes = [*_notes(holdings, on_streams=on_streams), *dict.fromkeys(straight)]
+        notes += dict.fromkeys(straight)
+    return Activated(placed=PlacedPlan(plan, finding, runs), holdings=holdings, notes=tuple(notes), feeds=feeds)
+
+
+def activate(
+    model: nn.Module,
+    finding: Finding,
+    plan: Plan,
+    world: World,
+    backend: Backend,
+    examined: Examined,
+    *,
+    direct: bool = True,
+    tried: Tried,
+) -> RankHandle:
+    """Runs a model under a plan from now on; all ranks call it alike. See ``place``.
+
+    Args:
+        model: The model.
+        finding: Its modules.
+        plan: Where they run.
+        world: The ranks.
+        backend: Where this rank runs.
+        examined: What the sample showed beyond the modules.
+        direct: Whether results may go straight.
+        tried: What was tried before this plan was chosen.
+    """
+    opened = open_runs(model, finding, plan, world, backend, is_warm=tried.ran)
+    found = place(model, finding, plan, world, examined, opened, direct=direct)
+    world.groups.destroy_spare()
     return RankHandle(
         model,
         finding,
         plan,
         profile=None,
-        notes=(*notes, *backend.notes),
-        placed=PlacedPlan(plan, finding, runs),
+        notes=(*found.notes, *backend.notes),
+        placed=found.placed,
         world=world,
-        holdings=holdings,
-        feeds=feeds,
+        holdings=found.holdings,
+        feeds=found.feeds,
+        tried=tried,
     )
 
 
@@ -152,6 +236,8 @@ def _ranked_modules(
     holdings: Holdings,
     members: Mapping[str, Members],
     slots: Mapping[str, tuple[int, ...]],
+    *,
+    gives_up: bool,
 ) -> dict[str, Ranked]:
     """Returns the modules with their communicators, and gives up what this rank does not run."""
     rank, everyone = world.rank, range(world.size)
@@ -185,7 +271,7 @@ def _ranked_modules(
             control=world.agreements if isinstance(runs.lanes, StreamLanes) else None,
             batched=examined.batched[subject.name],
         )
-        if rank not in ranks:
+        if rank not in ranks and gives_up:
             give_up(subject.module, keep=held, told=GivenUp(subject.name, ranks))
     return ranked
 
@@ -233,7 +319,7 @@ def _shared_reducers(holdings: Holdings, world: World, waiting: Waiting) -> list
 
 
 def _notes(holdings: Holdings, *, on_streams: bool) -> list[str]:
-    notes = ["on several ranks no plan is tried: the one that was given or solved for runs"]
+    notes = []
     if on_streams:
         notes.append(
             "GPUs over several ranks were tested on a stand-in for CUDA, with gloo for NCCL; this has not run on "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -14,16 +15,20 @@ from mosaic.backends.base import Backend
 from mosaic.backends.host import HostBackend, available_cores
 from mosaic.engine.find import Finding, Sample, find_modules
 from mosaic.engine.structure import map_tensors
+from mosaic.engine.trial_settings import TrialSettings
 from mosaic.errors import InvalidPlanError, UnsupportedModelError
 from mosaic.plan import Plan
 from mosaic.profile import Profile
 from mosaic.profiler import ProfileSettings, Subject
 from mosaic.ranks.activate import Examined, activate, examine
 from mosaic.ranks.batched import with_batch
+from mosaic.ranks.candidates import RANK_TRIAL, Candidates, plans_to_try
 from mosaic.ranks.devices import check_place, device_of, own_gpu
 from mosaic.ranks.handle import RankHandle
-from mosaic.ranks.planning import PlanRequest, plan_of_first
+from mosaic.ranks.planning import PlanRequest, plans_of_first
 from mosaic.ranks.progress import OUTSIDE
+from mosaic.ranks.rank_trial import TrialSubject, try_plans
+from mosaic.ranks.tried import Tried
 from mosaic.ranks.watch import WatchSettings
 from mosaic.ranks.world import TIMEOUT_S, RankFacts, World
 from mosaic.solver.reserve import CommunicationSlots
@@ -45,6 +50,7 @@ def colocate_ranks(
     watch: WatchSettings | None = None,
     communication_slots: CommunicationSlots = 0,
     direct: bool = True,
+    trial: TrialSettings | Literal["auto"] | None = "auto",
 ) -> RankHandle:
     """Colocates a model over all ranks that torchrun started; every rank calls it with its own batch.
 
@@ -60,6 +66,14 @@ def colocate_ranks(
     loop, and the same in each run with the same seeds, plan and slices.
 
     Rank 0's weights become those of all ranks. Without a plan, rank 0 profiles and solves, and tells the others.
+
+    A plan that Mosaic solved for is tried before it is kept, here, before the loop begins: it and the plan of every
+    module on all ranks, which is data-parallel training on this engine, take turns at the sample's step, forward and
+    backward, and a third plan if there is time for it. The slowest rank's time counts. The fastest runs, and
+    data-parallel training if none beats it beyond the noise; without any trial where none is predicted to gain 2 %.
+    No step of it trains: gradients, buffers and random numbers are as before. It ends when its steps have taken as
+    long as 20 steps of data-parallel training; making the communicators of each plan once comes on top of that. A plan
+    that some rank cannot run loses, and ``describe()`` says why.
 
     Args:
         model: The same model on every rank.
@@ -79,6 +93,8 @@ def colocate_ranks(
             given says itself what it reserves.
         direct: Let a result that goes into another module as it is, and nowhere else in the sample's step, go straight
             to that module's ranks where this sends less. A loop that uses it otherwise later on gets an error.
+        trial: How to try plans; ``auto`` is ``RANK_TRIAL`` where Mosaic solves the plan, and None, for no trial, where
+            it is given or made by a method that is named. With settings those are tried, too.
 
     Raises:
         BackendUnavailableError: The ranks differ in device, versions or model; names them. Or a rank's model is not
@@ -105,17 +121,43 @@ def colocate_ranks(
         for tensor in (*model.parameters(), *model.buffers()):
             with world.progress.waiting(OUTSIDE, "agreement"):
                 dist.broadcast(tensor.detach(), src=0, group=world.carrier_of(tensor))
+        settled = _settled(trial, solves=plan is None and method == "auto")
         if plan is None:
             request = PlanRequest(
-                method=method, profile=profile, settings=settings, communication_slots=communication_slots
+                method=method,
+                profile=profile,
+                settings=settings,
+                communication_slots=communication_slots,
+                trial=settled,
             )
-            plan = plan_of_first(world, model, finding, backend, request)
+            candidates = plans_of_first(world, model, finding, backend, request)
         else:
             error = _mismatch(plan, finding, backend)
             world.all_or_none(error)
+            world.check_same_plan(plan.fingerprint, plan.num_devices)
+            candidates = _with_given(plan, finding, settled)
+        plan, tried = candidates.plans[0], Tried(candidates.sentences)
+        if settled is not None and len(candidates.plans) > 1:
+            subject = TrialSubject(model=model, sample=sample, finding=finding, examined=examined, direct=direct)
+            plan, measured = try_plans(subject, candidates.plans, settled, world, backend)
+            tried = replace(measured, sentences=(*measured.sentences, *candidates.sentences))
         world.check_same_plan(plan.fingerprint, plan.num_devices)
         world.max_ctas = plan.communication_sms or None
-        return activate(model, finding, plan, world, backend, examined, direct=direct)
+        return activate(model, finding, plan, world, backend, examined, direct=direct, tried=tried)
+
+
+def _settled(trial: TrialSettings | Literal["auto"] | None, *, solves: bool) -> TrialSettings | None:
+    if isinstance(trial, TrialSettings):
+        return trial
+    return RANK_TRIAL if trial == "auto" and solves else None
+
+
+def _with_given(plan: Plan, finding: Finding, trial: TrialSettings | None) -> Candidates:
+    """Returns what is tried of a plan that was given: on every rank the same."""
+    if trial is None:
+        return Candidates(plans=(plan,), sentences=("no plan is tried: the one that was given runs",))
+    slots: CommunicationSlots = plan.communication_slots or ("remainder" if plan.communication_sms else 0)
+    return plans_to_try(plan, finding.graph, trial, communication_slots=slots)
 
 
 def cores_of_rank() -> tuple[int, ...]:

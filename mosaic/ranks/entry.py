@@ -25,6 +25,7 @@ _ON_SEVERAL = {
     "watch",
     "communication_slots",
     "direct",
+    "trial",
 }
 
 

@@ -25,6 +25,7 @@ from mosaic.ranks.run import RankedRuns
 from mosaic.ranks.sampler import Feed, RankSampler, rows_to_load
 from mosaic.ranks.tied import Holdings, Members
 from mosaic.ranks.trace import trace_of
+from mosaic.ranks.tried import Tried
 from mosaic.ranks.world import World
 
 
@@ -37,6 +38,7 @@ class RankHandle(Handle):
     Attributes:
         world: The ranks.
         holdings: Which ranks hold which tensors of the model.
+        tried: What was tried before this plan was chosen.
     """
 
     def __init__(
@@ -51,12 +53,15 @@ class RankHandle(Handle):
         world: World,
         holdings: Holdings,
         feeds: tuple[Feed, ...] = (),
+        tried: Tried,
     ) -> None:
         self.world = world
         self.holdings = holdings
+        self.tried = tried
         self._feeds = feeds
         self._trains = [(name, p, p.requires_grad) for name, p in model.named_parameters()]
         self._is_whole = True
+        notes = (*tried.sentences, *notes)
         super().__init__(model, finding, plan, profile=profile, notes=notes, placed=placed)
         self._is_whole = False
         loops.enter(self)
@@ -66,9 +71,12 @@ class RankHandle(Handle):
 
         ``sent_bytes/forward/NAME`` are rows of a module's arguments and results, ``sent_bytes/backward/NAME`` their
         gradients, and ``sent_bytes/reduce/NAME`` the gradients of its parameters that were reduced over its ranks.
+        Where plans were tried at the start: ``trials``, ``trial_steps``, ``trial_lost_ms``, and the median step of each
+        plan in ``trial_ms/PLAN``, measured on the slowest rank; there the optimizer has no part.
         """
         executor = self._executor
-        return {**super().metrics(), **(executor.traffic.metrics() if isinstance(executor, RankedRuns) else {})}
+        sent = executor.traffic.metrics() if isinstance(executor, RankedRuns) else {}
+        return {**super().metrics(), **self.tried.metrics, **sent}
 
     def write_trace(self, folder: str | Path) -> Path:
         """Writes what this rank computed and waited for since ``clear_timeline()``; every rank calls it.

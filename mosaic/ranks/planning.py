@@ -8,13 +8,15 @@ from torch import nn
 
 from mosaic.artifact import parse, to_json
 from mosaic.backends.base import Backend
-from mosaic.cost import CostModel
+from mosaic.cost import Cost, CostModel
 from mosaic.cost.communication import RankedCost
 from mosaic.engine.find import Finding
+from mosaic.engine.trial_settings import TrialSettings
 from mosaic.hardware import Link
 from mosaic.plan import Plan
 from mosaic.profile import Profile
 from mosaic.profiler import ProfileSettings, Ring, measure_ring, preserved, profile_modules, repeat_batch, traffic_of
+from mosaic.ranks.candidates import Candidates, plans_to_try
 from mosaic.ranks.world import World
 from mosaic.solver.reserve import CommunicationSlots
 from mosaic.solver.runnable import plan_to_run
@@ -32,11 +34,15 @@ class PlanRequest:
     """How carefully to measure."""
     communication_slots: CommunicationSlots = 0
     """Slots that no module gets, or ``remainder``."""
+    trial: TrialSettings | None = None
+    """How plans are to be tried; None: the one that is planned runs."""
 
 
-def plan_of_first(world: World, model: nn.Module, finding: Finding, backend: Backend, request: PlanRequest) -> Plan:
-    """Has rank 0 profile and solve; returns its plan on all ranks, or raises its error on all."""
-    text, error = "", None
+def plans_of_first(
+    world: World, model: nn.Module, finding: Finding, backend: Backend, request: PlanRequest
+) -> Candidates:
+    """Has rank 0 profile and solve; returns on all ranks what it wants to be tried, or raises its error on all."""
+    found, error = Candidates(plans=()), None
     is_measured = world.first_says(request.profile is None)
     ring = measure_ring(backend.torch_device, group=world.everyone) if is_measured else None
     if world.rank == 0:
@@ -46,19 +52,23 @@ def plan_of_first(world: World, model: nn.Module, finding: Finding, backend: Bac
                 profile = profile_of_all(model, finding, backend, world.size, ring, request.settings)
             assert profile is not None
             cost = cost_of_ranks(model, finding, profile, ring, world.size)
-            plan = plan_to_run(
-                request.method,
-                finding.graph,
-                cost,
-                backend.device,
-                num_devices=world.size,
-                communication_slots=request.communication_slots,
-            )
-            text = to_json(plan)
+            found = _planned(finding, cost, backend, world.size, request)
         except Exception as failure:  # whatever it is, the other ranks wait for an answer
             error = failure
     world.all_or_none(error)
-    return parse(Plan, world.first_says(text), source="rank 0")
+    texts, sentences = world.first_says(([to_json(plan) for plan in found.plans], found.sentences))
+    plans = tuple(parse(Plan, text, source="rank 0") for text in texts)
+    return Candidates(plans=plans, sentences=tuple(sentences))
+
+
+def _planned(finding: Finding, cost: Cost, backend: Backend, num_ranks: int, request: PlanRequest) -> Candidates:
+    slots = request.communication_slots
+    plan = plan_to_run(
+        request.method, finding.graph, cost, backend.device, num_devices=num_ranks, communication_slots=slots
+    )
+    if request.trial is None:
+        return Candidates(plans=(plan,), sentences=("no plan is tried: the one that was planned runs",))
+    return plans_to_try(plan, finding.graph, request.trial, cost=cost, communication_slots=slots)
 
 
 def cost_of_ranks(

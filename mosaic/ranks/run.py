@@ -231,7 +231,7 @@ class RankedRuns:
         self._calls.executor.settle()
 
     def pause(self) -> None:
-        """Comes to rest; plans are not tried on several ranks."""
+        """Comes to rest; on several ranks plans are tried before the loop begins, and never change later."""
         self._calls.executor.pause()
 
     def resume(self) -> None:

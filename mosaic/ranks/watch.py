@@ -131,6 +131,10 @@ class Watch:
         """Takes a group whose calls are freed when a rank has failed."""
         self._groups.append(group)
 
+    def uncover(self, group: dist.ProcessGroup) -> None:
+        """Forgets a group that is to be destroyed."""
+        self._groups = [one for one in self._groups if one is not group]
+
     def stop(self, error: BaseException | None = None) -> None:
         """Says goodbye and ends; calling it again does nothing.
 

@@ -17,6 +17,7 @@ from mosaic.device import Device
 from mosaic.errors import BackendUnavailableError, InvalidPlanError, MosaicError
 from mosaic.ranks.clocks import ClockOffset, measure_clock
 from mosaic.ranks.collectives import carrier_of, group_options, warm_up
+from mosaic.ranks.group_pool import GroupKey, GroupPool
 from mosaic.ranks.progress import OUTSIDE, Progress
 from mosaic.ranks.roll import Identity, call_roll, default_store, is_launched, meet
 from mosaic.ranks.watch import Watch, WatchSettings
@@ -83,6 +84,8 @@ class World:
         run: A text that all ranks have in common, and no other run has.
         progress: Where this one is.
         watch: Watches the others; None where nobody does.
+        store: Shared by all ranks of this run, and by nobody else.
+        groups: Communicators that were made and are free.
         max_ctas: SMs that collectives of groups made from now on may take; None for as many as they like.
 
     Raises:
@@ -112,7 +115,8 @@ class World:
             os.environ.setdefault("NCCL_LAUNCH_ORDER_IMPLICIT", "1")
         me = Identity.of_this_process(self.rank, self.size)
         roll = call_roll(default_store(), me, timeout_s=timeout_s)
-        self.me, self.run = me, roll.name
+        self.me, self.run, self.store = me, roll.name, roll.store
+        self.groups = GroupPool(self._made, self._forget)
         if watch is not None and self.size > 1:
             holder = _holder_of(roll.ranks)
             self.watch = Watch(roll.store, roll.ranks, me, self.progress, watch, timeout_s=timeout_s, holder=holder)
@@ -175,16 +179,21 @@ class World:
             self.watch.stop(error)
 
     def group(self, ranks: Sequence[int], *, backend: str | None = None) -> dist.ProcessGroup:
-        """Makes a communicator, by default one that moves tensors of this rank's device, and warms it up.
+        """Returns a communicator that nobody has, by default one that moves tensors of this rank's device.
 
         All ranks have to ask for the same ones in the same order.
         """
         backend = backend or ("nccl" if self.device.type == "cuda" else "gloo")
-        options = group_options(backend, self.max_ctas)
+        group: dist.ProcessGroup = self.groups.take(GroupKey(tuple(ranks), backend, self.max_ctas))
+        return group
+
+    def _made(self, key: GroupKey) -> Any:
+        """Makes a communicator and warms it up."""
+        options = group_options(key.backend, key.max_ctas)
         with self.progress.waiting(OUTSIDE, "agreement"):
-            made = dist.new_group(list(ranks), timeout=self.timeout, backend=backend, pg_options=options)
+            made = dist.new_group(list(key.ranks), timeout=self.timeout, backend=key.backend, pg_options=options)
             group = self._covered(made)
-            if backend == "nccl" and self.rank in ranks:
+            if key.backend == "nccl" and self.rank in key.ranks:
                 warm_up(group, self.device)
         return group
 
@@ -197,6 +206,11 @@ class World:
         if self.watch is not None and isinstance(group, dist.ProcessGroup):
             self.watch.cover(group)
         return group  # type: ignore[no-any-return]
+
+    def _forget(self, group: dist.ProcessGroup) -> None:
+        """Takes back what ``_covered`` did."""
+        if self.watch is not None:
+            self.watch.uncover(group)
 
     def background_group(self) -> dist.ProcessGroup:
         """Returns the group of all ranks, on CPUs, in which checkpoints are written; all ranks have to ask for it."""

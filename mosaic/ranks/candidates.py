@@ -1,0 +1,180 @@
+"""Which plans for several ranks are tried: the one that was planned, data-parallel training, and perhaps one more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from mosaic.cost import Cost
+from mosaic.device import Device
+from mosaic.engine.trial_settings import TrialSettings
+from mosaic.errors import InfeasibleError, UndecidedError
+from mosaic.graph import ModuleGraph
+from mosaic.plan import Placement, Plan, SearchRecord, Stage
+from mosaic.solver.reserve import CommunicationSlots, Reserved
+from mosaic.solver.runnable import plan_to_run
+
+DATA_PARALLEL = "data-parallel"
+"""Every module on all ranks, one after the other: what DistributedDataParallel does, on this engine."""
+RANK_TRIAL = TrialSettings(max_steps=48, max_lost_steps=20, steps_per_visit=4, warm_steps=1, max_plans=2, max_replans=0)
+"""How plans are tried by default: two turns each for two plans are as long as 20 steps."""
+
+_CHEAP = ("sequential", "distmm")
+"""Planners that answer at once, for a third plan."""
+_TURNS = 2
+"""That a plan needs to win."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidates:
+    """What to try."""
+
+    plans: tuple[Plan, ...]
+    """The one to beat first; a single one runs untried."""
+    sentences: tuple[str, ...] = ()
+    """What to know of the choice: predicted times, or why there is nothing to try."""
+
+
+def data_parallel_plan(
+    graph: ModuleGraph,
+    device: Device,
+    num_devices: int,
+    *,
+    cost: Cost | None = None,
+    communication_slots: CommunicationSlots = 0,
+) -> Plan:
+    """Returns the plan of every module on all slots of all devices, in turn.
+
+    It predicts times where the cost model knows all modules at that degree: a profile has powers of two.
+
+    Raises:
+        InfeasibleError: Devices do not hold it, as far as memory is known.
+        UndecidedError: See ``plan_to_run``.
+    """
+    record = SearchRecord(method=DATA_PARALLEL)
+    if cost is not None and all(num_devices in cost.degrees(name) for name in graph.names):
+        found = plan_to_run(
+            "megatron", graph, cost, device, num_devices=num_devices, communication_slots=communication_slots
+        )
+        narrow = [placed.module for placed in found.placements if placed.degree < num_devices]
+        if narrow:
+            reasons = [f"{name} does not fit on all of them" for name in narrow]
+            raise InfeasibleError(f"{num_devices} devices do not hold all modules", reasons=reasons)
+        return replace(found, search=record)
+    reserved = Reserved.of(device, communication_slots)
+    slots = tuple(range(reserved.left_of(device).num_slots))
+    stages = tuple(
+        Stage(placements=(Placement(module=name, slots=slots, devices=tuple(range(num_devices))),))
+        for name in graph.topological_order()
+    )
+    plan = Plan(device=device, num_devices=num_devices, stages=stages, graph=graph.fingerprint, search=record)
+    return reserved.told(plan, device)
+
+
+def plans_to_try(
+    best: Plan,
+    graph: ModuleGraph,
+    settings: TrialSettings,
+    *,
+    cost: Cost | None = None,
+    communication_slots: CommunicationSlots = 0,
+    told: Callable[[Plan], Plan] = lambda plan: plan,
+) -> Candidates:
+    """Returns the plans to try against data-parallel training.
+
+    Args:
+        best: What was planned or given.
+        graph: What it places.
+        settings: Bounds of the trial.
+        cost: What it was planned with; None where nobody knows.
+        communication_slots: What is reserved.
+        told: Makes of a planner's plan one that predicts its times in full; ``best`` is one.
+    """
+
+    def in_turn() -> Plan:
+        return data_parallel_plan(
+            graph, best.device, best.num_devices, cost=cost, communication_slots=communication_slots
+        )
+
+    try:
+        plain = told(in_turn())
+    except (InfeasibleError, UndecidedError) as error:
+        why = str(error).replace("\n  -", ":")
+        return Candidates(plans=(best,), sentences=(f"nothing is tried: {DATA_PARALLEL} training cannot run: {why}",))
+    if _shape_of(plain) == _shape_of(best):
+        return Candidates(plans=(best,), sentences=(f"nothing is tried: the plan is {DATA_PARALLEL} training",))
+    is_known = cost is not None and best.predicted_ms > 0 and plain.predicted_ms > 0
+    predicted = f"predicted for modules and what they send: {_predicted(plain)}, {_predicted(best)}"
+    gain = plain.predicted_ms / best.predicted_ms if is_known else None
+    if gain is not None and gain < settings.smallest_gain:
+        why = f"nothing is tried: below {settings.smallest_gain:g} times as fast, {DATA_PARALLEL} training runs"
+        return Candidates(plans=(plain,), sentences=(why, predicted))
+    if cost is None or gain is None:
+        return Candidates(plans=(plain, best), sentences=(_layout(best),))
+    third = _third(best, plain, graph, cost, settings, communication_slots, told)
+    if third is None:
+        return Candidates(plans=(plain, best), sentences=(predicted, _layout(best)))
+    sentences = (f"{predicted}, {_predicted(third)}", _layout(best), _layout(third))
+    return Candidates(plans=(plain, best, third), sentences=sentences)
+
+
+def _third(
+    best: Plan,
+    plain: Plan,
+    graph: ModuleGraph,
+    cost: Cost,
+    settings: TrialSettings,
+    communication_slots: CommunicationSlots,
+    told: Callable[[Plan], Plan],
+) -> Plan | None:
+    """Returns one more plan that is predicted to gain, if there is time for two turns of each."""
+    found: list[Plan] = []
+    for method in _CHEAP if settings.max_plans > 1 else ():
+        with suppress(InfeasibleError, UndecidedError):  # one fewer to try
+            plan = plan_to_run(
+                method,
+                graph,
+                cost,
+                best.device,
+                num_devices=best.num_devices,
+                communication_slots=communication_slots,
+            )
+            found.append(told(plan))
+    known = (_shape_of(best), _shape_of(plain))
+    steps = _TURNS * (settings.steps_per_visit + settings.warm_steps)
+    for plan in sorted(found, key=lambda one: one.predicted_ms):
+        shares = 1 + (best.predicted_ms + plan.predicted_ms) / plain.predicted_ms
+        gains = plan.predicted_ms * settings.smallest_gain <= plain.predicted_ms
+        if gains and _shape_of(plan) not in known and steps * shares <= settings.max_lost_steps:
+            return plan
+    return None
+
+
+def _shape_of(plan: Plan) -> Hashable:
+    """Returns what makes a difference: what runs beside what, on how many slots, and which devices modules share.
+
+    Which device is which makes none, since ranks are alike; nor does the order of stages: the loop's own order counts.
+    """
+    numbers: dict[int, int] = {}
+    for placed in sorted(plan.placements, key=lambda one: one.module):
+        for device in sorted(placed.devices):
+            numbers.setdefault(device, len(numbers))
+    return frozenset(
+        frozenset(
+            (one.module, one.quota, frozenset(numbers[device] for device in one.devices)) for one in stage.placements
+        )
+        for stage in plan.stages
+    )
+
+
+def _predicted(plan: Plan) -> str:
+    return f"{plan.search.method} {plan.predicted_ms:.2f} ms"
+
+
+def _layout(plan: Plan) -> str:
+    stages = (
+        " + ".join(f"{one.module}:{one.quota} on {','.join(map(str, one.devices))}" for one in stage.placements)
+        for stage in plan.stages
+    )
+    return f"the plan of {plan.search.method}: {' | '.join(stages)}"
