@@ -11,6 +11,9 @@ from ranks_graphs import colocated, difference, subsets, twins
 from torch import nn
 
 from mosaic.errors import ModuleContractError, RankFailedError
+from mosaic.ranks.activate import examine
+from mosaic.ranks.colocate import found_for_ranks
+from mosaic.ranks.routed import Routes, sent_bytes
 
 WIDTH = 5
 STEPS = 2
@@ -122,7 +125,33 @@ def case(seed: int, rank: int, size: int) -> dict[str, Any]:
 
 def observed(rank: int, size: int) -> dict[str, Any]:
     """One start of the ranks serves all of it."""
-    return {"cases": [case(seed, rank, size) for seed in (2, 3)], "misused": misused(rank, size)}
+    return {
+        "cases": [case(seed, rank, size) for seed in (2, 3)],
+        "predicted": [predicted(kind, direct, rank, size) for kind, direct in PREDICTED],
+        "misused": misused(rank, size),
+    }
+
+
+PREDICTED = (("equal", True), ("disjoint", True), ("overlapping", True), ("any", True), ("overlapping", False))
+
+
+def predicted(kind: str, direct: bool, rank: int, size: int) -> tuple[dict[str, float], dict[str, float]]:
+    """Returns what is predicted to be sent in a step, and what all ranks together have sent in one."""
+    torch.manual_seed(0)
+    model = Relay(frozen=kind == "any")
+    members = subsets(kind, NAMES, size, random.Random(5))
+    sample = batch(0, [5] * size, rank)
+    finding, _ = found_for_ranks(model, sample, NAMES)
+    assert finding is not None
+    examined = examine(model, finding, sample)
+    handle = colocated(model, sample, members, size, direct=direct)
+    routes = Routes.agreed(finding, examined, handle.world, direct=direct)
+    wanted = {f"sent_bytes/{phase}/{name}": n for (name, phase), n in sent_bytes(routes.of(handle.plan)).items()}
+    loss_of(model(*sample)).backward()
+    told = handle.world.tell({name: n for name, n in handle.metrics().items() if name.startswith("sent_bytes/")})
+    handle.remove()
+    names = {name for one in told for name in one if "/reduce/" not in name}
+    return wanted, {name: sum(one.get(name, 0) for one in told) for name in names}
 
 
 def misused(rank: int, size: int) -> dict[str, str]:

@@ -82,7 +82,8 @@ def colocate_ranks(
         exclude: Names or patterns of modules to leave where they are.
         plan: A plan for as many devices as there are ranks: device i is rank i.
         method: Who plans where no plan is given: a solver, or a planner that Mosaic is compared with (``RUNNABLE``).
-        profile: Measurements for rank 0 to plan from, of the batch of all ranks together.
+        profile: Measurements for rank 0 to plan from, of the batch of all ranks together. The links between ranks are
+            measured in any case; sums of gradients take as long as it says.
         settings: How carefully rank 0 profiles.
         backend: Where this rank runs; by default the GPU that is this rank's (``LOCAL_RANK``) where the model is on
             one, which is made the current one, and else its share of the host's cores.
@@ -114,7 +115,7 @@ def colocate_ranks(
         finding, error = found_for_ranks(model, sample, modules, exclude)
         world.all_or_none(error)
         assert finding is not None
-        examined, error = _examined(model, finding, sample)
+        examined, error = examined_for_ranks(model, finding, sample)
         world.all_or_none(error)
         assert examined is not None
         world.check_alike(RankFacts.of(backend.device, finding.graph.fingerprint))
@@ -129,8 +130,9 @@ def colocate_ranks(
                 settings=settings,
                 communication_slots=communication_slots,
                 trial=settled,
+                direct=direct,
             )
-            candidates = plans_of_first(world, model, finding, backend, request)
+            candidates = plans_of_first(world, model, finding, examined, backend, request)
         else:
             error = _mismatch(plan, finding, backend)
             world.all_or_none(error)
@@ -201,7 +203,9 @@ def _backend_of(
     return backend, None
 
 
-def _examined(model: nn.Module, finding: Finding, sample: Sample) -> tuple[Examined | None, BaseException | None]:
+def examined_for_ranks(
+    model: nn.Module, finding: Finding, sample: Sample
+) -> tuple[Examined | None, BaseException | None]:
     try:
         return examine(model, finding, sample), None
     except Exception as error:  # as above

@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -25,8 +26,9 @@ from mosaic.engine.find import Finding
 from mosaic.errors import InfeasibleError
 from mosaic.plan import Plan
 from mosaic.profiler import ProfileSettings, measure_ring
-from mosaic.ranks.colocate import colocate_ranks, cores_of_rank, found_for_ranks
-from mosaic.ranks.planning import cost_of_ranks, profile_of_all
+from mosaic.ranks.colocate import colocate_ranks, cores_of_rank, examined_for_ranks, found_for_ranks
+from mosaic.ranks.planning import cost_of_ranks, link_of, profile_of_all
+from mosaic.ranks.routed import Routes
 from mosaic.ranks.world import World
 from mosaic.solver.runnable import plan_to_run
 
@@ -161,12 +163,17 @@ def _plans(
     finding, error = found_for_ranks(trained.model, trained.sample)
     world.all_or_none(error)
     assert finding is not None
+    examined, error = examined_for_ranks(trained.model, finding, trained.sample)
+    world.all_or_none(error)
+    assert examined is not None
+    routes = Routes.agreed(finding, examined, world, direct=backend.device.kind == "host")
     found: dict[str, Plan | str] = {}
     if world.rank == 0:
         try:
             profile = profile_of_all(trained.model, finding, backend, world.size, ring, settings)
             cost = cost_of_ranks(trained.model, finding, profile, ring, world.size)
-            found = _planned(methods, finding, cost, backend, world.size)
+            told = partial(routes.told, link=link_of(ring))
+            found = _planned(methods, finding, cost, told, backend, world.size)
         except Exception as failure:  # whatever it is, the other ranks wait for an answer
             error = failure
     world.all_or_none(error)
@@ -175,12 +182,17 @@ def _plans(
 
 
 def _planned(
-    methods: Sequence[str], finding: Finding, cost: Cost, backend: Backend, num_ranks: int
+    methods: Sequence[str],
+    finding: Finding,
+    cost: Cost,
+    told: Callable[[Plan], Plan],
+    backend: Backend,
+    num_ranks: int,
 ) -> dict[str, Plan | str]:
     found: dict[str, Plan | str] = {}
     for method in methods:
         try:
-            found[method] = plan_to_run(method, finding.graph, cost, backend.device, num_devices=num_ranks)
+            found[method] = told(plan_to_run(method, finding.graph, cost, backend.device, num_devices=num_ranks))
         except (InfeasibleError, ValueError) as reason:  # the others may have one
             found[method] = str(reason)
     return found

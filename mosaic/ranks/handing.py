@@ -37,10 +37,29 @@ def handed_straight(
         templates: What each module returns.
         world: The ranks.
     """
+    alike = alike_on_all(handovers, world)
+    chosen = chosen_straight(alike, subjects, members, batched, templates, world.size)
+    found: Sequence[tuple[str, int, str, int]] = world.first_says([tuple(asdict(one).values()) for one in chosen])
+    return tuple(Handover(source=s, result=r, target=t, argument=a) for s, r, t, a in found)
+
+
+def alike_on_all(handovers: Sequence[Handover], world: World) -> tuple[Handover, ...]:
+    """Returns those that every rank's sample showed; every rank calls it."""
     told = world.tell([tuple(asdict(one).values()) for one in handovers])
-    alike = [one for one in handovers if all(tuple(asdict(one).values()) in theirs for theirs in told)]
+    return tuple(one for one in handovers if all(tuple(asdict(one).values()) in theirs for theirs in told))
+
+
+def chosen_straight(
+    alike: Sequence[Handover],
+    subjects: Sequence[Subject],
+    members: Mapping[str, tuple[int, ...]],
+    batched: Mapping[str, Sequence[bool]],
+    templates: Mapping[str, Template],
+    size: int,
+) -> tuple[Handover, ...]:
+    """Returns which of these results go straight on since that sends less; asks no other rank. ``size``: ranks."""
     chosen = [one for one in alike if batched[one.target][one.argument]]
-    held = (_NOMINAL_ROWS,) * world.size
+    held = (_NOMINAL_ROWS,) * size
 
     def num_bytes(handed: Sequence[Handover]) -> float:
         ways = Ways(stops_of(handed, subjects, members, batched, templates))
@@ -50,8 +69,7 @@ def handed_straight(
         without = [other for other in chosen if other is not one]
         if num_bytes(without) <= num_bytes(chosen):
             chosen = without
-    found: Sequence[tuple[str, int, str, int]] = world.first_says([tuple(asdict(one).values()) for one in chosen])
-    return tuple(Handover(source=s, result=r, target=t, argument=a) for s, r, t, a in found)
+    return tuple(chosen)
 
 
 def stops_of(

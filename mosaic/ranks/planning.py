@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from torch import nn
 
@@ -16,7 +18,9 @@ from mosaic.hardware import Link
 from mosaic.plan import Plan
 from mosaic.profile import Profile
 from mosaic.profiler import ProfileSettings, Ring, measure_ring, preserved, profile_modules, repeat_batch, traffic_of
+from mosaic.ranks.activate import Examined
 from mosaic.ranks.candidates import Candidates, plans_to_try
+from mosaic.ranks.routed import Routes
 from mosaic.ranks.world import World
 from mosaic.solver.reserve import CommunicationSlots
 from mosaic.solver.runnable import plan_to_run
@@ -36,23 +40,28 @@ class PlanRequest:
     """Slots that no module gets, or ``remainder``."""
     trial: TrialSettings | None = None
     """How plans are to be tried; None: the one that is planned runs."""
+    direct: bool = True
+    """Whether results may go straight, which they do on the host so far."""
 
 
 def plans_of_first(
-    world: World, model: nn.Module, finding: Finding, backend: Backend, request: PlanRequest
+    world: World, model: nn.Module, finding: Finding, examined: Examined, backend: Backend, request: PlanRequest
 ) -> Candidates:
-    """Has rank 0 profile and solve; returns on all ranks what it wants to be tried, or raises its error on all."""
+    """Has rank 0 profile and solve; returns on all ranks what it wants to be tried, or raises its error on all.
+
+    The links are measured in any case, which takes a fraction of a second: a profile that is given has none.
+    """
     found, error = Candidates(plans=()), None
-    is_measured = world.first_says(request.profile is None)
-    ring = measure_ring(backend.torch_device, group=world.everyone) if is_measured else None
+    ring = measure_ring(backend.torch_device, group=world.everyone)
+    routes = Routes.agreed(finding, examined, world, direct=request.direct and backend.device.kind == "host")
     if world.rank == 0:
         try:
             profile = request.profile
-            if ring is not None:
+            if profile is None:
                 profile = profile_of_all(model, finding, backend, world.size, ring, request.settings)
-            assert profile is not None
-            cost = cost_of_ranks(model, finding, profile, ring, world.size)
-            found = _planned(finding, cost, backend, world.size, request)
+            has_sums = request.profile is None
+            cost = cost_of_ranks(model, finding, profile, ring, world.size, sums_over_ring=has_sums)
+            found = _planned(finding, cost, partial(routes.told, link=link_of(ring)), backend, world.size, request)
         except Exception as failure:  # whatever it is, the other ranks wait for an answer
             error = failure
     world.all_or_none(error)
@@ -61,41 +70,62 @@ def plans_of_first(
     return Candidates(plans=plans, sentences=tuple(sentences))
 
 
-def _planned(finding: Finding, cost: Cost, backend: Backend, num_ranks: int, request: PlanRequest) -> Candidates:
+def _planned(
+    finding: Finding,
+    cost: Cost,
+    told: Callable[[Plan], Plan],
+    backend: Backend,
+    num_ranks: int,
+    request: PlanRequest,
+) -> Candidates:
     slots = request.communication_slots
-    plan = plan_to_run(
-        request.method, finding.graph, cost, backend.device, num_devices=num_ranks, communication_slots=slots
+    plan = told(
+        plan_to_run(
+            request.method, finding.graph, cost, backend.device, num_devices=num_ranks, communication_slots=slots
+        )
     )
     if request.trial is None:
         return Candidates(plans=(plan,), sentences=("no plan is tried: the one that was planned runs",))
-    return plans_to_try(plan, finding.graph, request.trial, cost=cost, communication_slots=slots)
+    return plans_to_try(plan, finding.graph, request.trial, cost=cost, communication_slots=slots, told=told)
 
 
 def cost_of_ranks(
-    model: nn.Module, finding: Finding, profile: Profile, ring: Ring | None, num_ranks: int
-) -> CostModel | RankedCost:
-    """Returns the cost model of a profile with what ranks tell each other; without it where no link was measured.
+    model: nn.Module, finding: Finding, profile: Profile, ring: Ring, num_ranks: int, *, sums_over_ring: bool = True
+) -> RankedCost:
+    """Returns the cost model of a profile with what ranks tell each other.
+
+    Every result is taken to go home, which is an upper bound; ``Routes.told`` corrects a plan once it is there.
 
     Args:
         model: The model.
         finding: Its modules with the inputs of one rank's batch.
-        profile: Of the batch of all ranks; its backwards have the sum of the gradients over ``ring``.
-        ring: The links between ranks; None where the profile was given, and with it whatever its times have.
+        profile: Of the batch of all ranks.
+        ring: The links between ranks.
         num_ranks: Ranks.
+        sums_over_ring: Whether the profile's backwards have the sum of the gradients over ``ring``, so that the part
+            of it that a backward hides can be taken out. A profile that is given has it over links of which nobody
+            knows; its times stay as they are, and rows that travel are added.
     """
-    cost = CostModel.from_profile(profile)
-    if ring is None:
-        return cost
     with preserved(model):
         traffic = {s.name: traffic_of(repeat_batch(s, num_ranks)) for s in finding.subjects}
-    link = Link(gb_per_s=ring.gb_per_s, latency_us=ring.latency_us)
+    link = link_of(ring)
+
+    def included_ms(module: str, degree: int) -> float:
+        return ring.all_reduce_ms(traffic[module].parameter_gradients, degree) if sums_over_ring else 0.0
+
     return RankedCost(
-        cost,
+        CostModel.from_profile(profile),
         traffic,
         lambda degree: link,
         num_ranks,
-        included_ms=lambda module, degree: ring.all_reduce_ms(traffic[module].parameter_gradients, degree),
+        included_ms=included_ms,
+        with_reduction=sums_over_ring,
     )
+
+
+def link_of(ring: Ring) -> Link:
+    """Returns one of a ring's links."""
+    return Link(gb_per_s=ring.gb_per_s, latency_us=ring.latency_us)
 
 
 def profile_of_all(

@@ -30,6 +30,16 @@ def test_less_is_sent_where_results_go_straight(observed: list[dict[str, Any]]):
         assert sum(case["sent True"]) < sum(case["sent False"]), case
 
 
+def test_what_is_predicted_to_be_sent_is_what_is_sent(observed: list[dict[str, Any]]):
+    for told in observed:
+        for predicted, sent in told["predicted"]:
+            assert predicted == sent
+    totals = [sum(sent.values()) for _, sent in observed[0]["predicted"]]
+    assert all(totals)
+    straight, home = totals[2], totals[4]  # the same layout
+    assert straight < home
+
+
 def test_a_use_that_the_sample_did_not_make_is_an_error_and_no_hang(observed: list[dict[str, Any]]):
     for rank, told in enumerate(observed):
         found = told["misused"]
