@@ -206,6 +206,7 @@ def _backend_of(
 def examined_for_ranks(
     model: nn.Module, finding: Finding, sample: Sample
 ) -> tuple[Examined | None, BaseException | None]:
+    """Returns what ``examine`` does, or its error, for all ranks to hear of it."""
     try:
         return examine(model, finding, sample), None
     except Exception as error:  # as above
