@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from ranks_nursery import Ended, run_cases
+from ranks_nursery import Ended, run_programs
 
 CASES = ("nothing_left", "slowest_counts", "fails", "killed", "untried")
 
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Ended]]:
-    cases = {f"ranks_trial:{name}": (2, 60.0) for name in CASES}
-    found = run_cases(cases, tmp_path_factory.mktemp("trial") / "ranks")
-    return {name.partition(":")[2]: ranks for name, ranks in found.items()}
+    place = tmp_path_factory.mktemp("trial")
+    asked = [(f"ranks_trial:{name}", 2, place / name) for name in CASES]
+    return dict(zip(CASES, run_programs(asked, seconds=60.0), strict=True))
 
 
 def check(ranks: list[Ended]) -> None:
