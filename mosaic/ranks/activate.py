@@ -165,6 +165,7 @@ def place(
         feeds = tuple(_feed(subject, ranked[subject.name], examined) for subject in finding.subjects)
         straight = (f"results of {one.source} go straight to the ranks of {one.target}, not home" for one in handed)
         notes += dict.fromkeys(straight)
+        notes += _homeward(finding) if direct and opened.on_streams else ()
     return Activated(placed=PlacedPlan(plan, finding, runs), holdings=holdings, notes=tuple(notes), feeds=feeds)
 
 
@@ -316,6 +317,13 @@ def _shared_reducers(holdings: Holdings, world: World, waiting: Waiting) -> list
             # A part of a gradient is there when the first of its users is through; all are at the end.
             reducers.append(GradientReducer(parameters, group, overlaps=False, waiting=waiting))
     return reducers
+
+
+def _homeward(finding: Finding) -> tuple[str, ...]:
+    """Says what ``direct`` does not do on GPUs."""
+    pairs = dict.fromkeys(f"{one.source} to {one.target}" for one in finding.handovers)
+    why = "on GPUs results go home between modules so far, although they could go straight"
+    return (f"{why} ({', '.join(pairs)})",) if pairs else ()
 
 
 def _notes(holdings: Holdings, *, on_streams: bool) -> list[str]:

@@ -18,7 +18,7 @@ from mosaic.solver.runnable import plan_to_run
 DATA_PARALLEL = "data-parallel"
 """Every module on all ranks, one after the other: what DistributedDataParallel does, on this engine."""
 RANK_TRIAL = TrialSettings(max_steps=48, max_lost_steps=20, steps_per_visit=4, warm_steps=1, max_plans=2, max_replans=0)
-"""How plans are tried by default: two turns each for two plans are as long as 20 steps."""
+"""How plans are tried by default: there is time for two turns of two plans, and for more of faster ones."""
 
 _CHEAP = ("sequential", "distmm")
 """Planners that answer at once, for a third plan."""

@@ -71,9 +71,9 @@ def colocate_ranks(
     module on all ranks, which is data-parallel training on this engine, take turns at the sample's step, forward and
     backward, and a third plan if there is time for it. The slowest rank's time counts. The fastest runs, and
     data-parallel training if none beats it beyond the noise; without any trial where none is predicted to gain 2 %.
-    No step of it trains: gradients, buffers and random numbers are as before. It ends when its steps have taken as
-    long as 20 steps of data-parallel training; making the communicators of each plan once comes on top of that. A plan
-    that some rank cannot run loses, and ``describe()`` says why.
+    No step of it trains: gradients, buffers and random numbers are as before. It ends when the steps that
+    count have taken as long as 20 of data-parallel training; one step before each turn's, and making the communicators
+    of each plan once, come on top of that. A plan that some rank cannot run loses, and ``describe()`` says why.
 
     Args:
         model: The same model on every rank.
@@ -93,7 +93,8 @@ def colocate_ranks(
             not take theirs, or ``remainder``: the SMs that are no slot's. NCCL is held to as many CTAs; a plan that is
             given says itself what it reserves.
         direct: Let a result that goes into another module as it is, and nowhere else in the sample's step, go straight
-            to that module's ranks where this sends less. A loop that uses it otherwise later on gets an error.
+            to that module's ranks where this sends less. A loop that uses it otherwise later on gets an error. On GPUs
+            all results go home so far, and ``describe()`` says which could go straight.
         trial: How to try plans; ``auto`` is ``RANK_TRIAL`` where Mosaic solves the plan, and None, for no trial, where
             it is given or made by a method that is named. With settings those are tried, too.
 

@@ -1,9 +1,10 @@
 """Which plan for all ranks is fastest: decided from the times of steps alone. No clock, no torch, no chance.
 
 The race is that of one rank's trial (``mosaic.engine.trial_race``) with the first plan, data-parallel training, in the
-place of the plain loop: it runs unless another is surely faster. Here no step trains anything, so all of them are time
-lost, and the first can fail as any other can; then the next one takes its place. The last one that is left runs, tried
-or not: what fails in it fails in the loop.
+place of the plain loop: it runs unless another is surely faster. Here no step trains anything, so all that count are
+time lost (and those before them, of which each turn has one or two, have no bound but their number). The first can
+fail as any other can; then the next one takes its place. The last one that is left runs, tried or not: what fails in it
+fails in the loop.
 
 Every rank holds a contest of its own and is told the same times, so all know whose turn it is without asking.
 """
@@ -26,6 +27,8 @@ class Turn:
     """Of those that began."""
     num_steps: int
     """Steps to take, those included that do not count."""
+    num_warm: int
+    """Steps that do not count; the first ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +60,8 @@ class Contest:
         self._settings = settings
         self._live = list(range(len(names)))
         self._failed: list[Measured] = []
-        self._before_steps, self._before_ms = 0, 0.0
+        self._num_steps, self._took_ms = 0, 0.0
+        self._noted = 0
         self._turn: Turn | None = None
         self._race = self._begun()
 
@@ -69,14 +73,22 @@ class Contest:
         found = self._race.next_visit()
         if isinstance(found, Verdict):
             return self._outcome(self._live[found.winner], found.reason, self._race.report(found))
-        self._turn = Turn(plan=self._live[found.entry], num_steps=found.num_steps)
+        self._turn, self._noted = (
+            Turn(plan=self._live[found.entry], num_steps=found.num_steps, num_warm=found.num_warm),
+            0,
+        )
         return self._turn
 
     def note(self, times_ms: Sequence[float]) -> None:
         """Takes the time of a step on each rank; the slowest one's counts."""
+        assert self._turn is not None, "nobody has a turn"
         step_ms, lost_ms = max(times_ms), self._race.lost_ms
+        is_warm = self._noted < self._turn.num_warm
+        self._noted += 1
+        self._num_steps += 1
+        self._took_ms += step_ms
         self._race.note(step_ms)
-        self._race.lose(step_ms - (self._race.lost_ms - lost_ms))
+        self._race.lose((0.0 if is_warm else step_ms) - (self._race.lost_ms - lost_ms))
 
     @property
     def is_cut(self) -> bool:
@@ -97,8 +109,6 @@ class Contest:
                 failed[number] = other.dropped
         self._failed += [_unmeasured(self._names[number], why) for number, why in failed.items()]
         self._live = [number for number in self._live if number not in failed]
-        self._before_steps += self._race.num_steps
-        self._before_ms += self._race.lost_ms
         self._race = self._begun()
 
     def _begun(self) -> Race:
@@ -118,8 +128,8 @@ class Contest:
             winner=winner,
             reason=reason,
             measured=(*measured, *self._failed),
-            num_steps=self._before_steps + self._race.num_steps,
-            lost_ms=self._before_ms + self._race.lost_ms,
+            num_steps=self._num_steps,
+            lost_ms=self._took_ms,
         )
 
 

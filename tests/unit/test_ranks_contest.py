@@ -53,7 +53,8 @@ def test_a_trial_ends_when_its_steps_have_taken_what_a_trial_may_take():
     for times in (((10,), (9.9,)), ((10,), (14,)), ((10,), (40,))):
         found = decided(NAMES[:2], *times)
         longest = max(ms for rank in times for ms in rank)
-        assert found.lost_ms < RANK_TRIAL.max_lost_steps * 10 + longest, times
+        turns = found.num_steps / (RANK_TRIAL.steps_per_visit + RANK_TRIAL.warm_steps)
+        assert found.lost_ms < RANK_TRIAL.max_lost_steps * 10 + longest * (1 + turns), times
         assert found.num_steps <= RANK_TRIAL.max_steps
     assert decided(NAMES[:2], (10,), (40,)).num_steps < 10  # steps that are far slower end a turn
 
@@ -61,7 +62,16 @@ def test_a_trial_ends_when_its_steps_have_taken_what_a_trial_may_take():
 def test_of_three_plans_the_fastest_runs():
     found = decided(NAMES, (10,), (5,), (4,))
     assert found.winner == 2
-    assert found.lost_ms <= RANK_TRIAL.max_lost_steps * 10
+    assert found.lost_ms <= (RANK_TRIAL.max_lost_steps + 4) * 10
+
+
+def test_slow_first_steps_of_turns_leave_time_for_the_turns_that_a_plan_needs_to_win():
+    contest = Contest(NAMES[:2], RANK_TRIAL)
+    while isinstance(found := contest.next(), Turn):
+        for step in range(found.num_steps):
+            contest.note([100 if step < found.num_warm else (10, 8)[found.plan]])
+    assert found.winner == 1
+    assert found.lost_ms == 4 * 100 + 8 * 10 + 8 * 8
 
 
 def test_a_plan_that_fails_loses_with_its_reason():
