@@ -283,7 +283,7 @@ class RankedRuns:
     @property
     def notes(self) -> tuple[str, ...]:
         """Which modules run here, and what else is to be known."""
-        here = [name for name, ranked in self._ranked.items() if ranked.rank in ranked.members]
+        here = [name for name, ranked in self._ranked.items() if ranked.rank in ranked.members] or list(self._reduced)
         return (f"this rank runs {', '.join(here) or 'no placed module'}", *self._calls.executor.notes)
 
 
