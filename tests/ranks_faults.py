@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from engine_cases import FAST
 from ranks_begun import ROWS, SHORT_S, STEPS, WATCH, at_step, begin, halves, join, kill_this_process, train
+from ranks_graphs import colocated
 from ranks_training import Model, batch, loss_of
 from torch import nn
 
@@ -284,15 +284,8 @@ def nothing_on_one(rank: int, size: int, place: Path) -> None:
     twin.load_state_dict(model.state_dict())
     join(rank, size, place)
     x = torch.arange(12.0).view(4, 3) / 10
-    colocate_ranks(
-        model,
-        sample={"image": x, "text": x},
-        modules=["image", "text"],
-        backend=HostBackend(1),
-        settings=FAST,
-        watch=WATCH,
-        timeout_s=20.0,
-    )
+    members = {"image": (0,), "text": (0, 1)}
+    colocated(model, {"image": x, "text": x}, members, size, watch=WATCH, timeout_s=20.0)
     has = {(0, 0): (x, x), (0, 1): (None, None), (1, 0): (x, None), (1, 1): (None, x), (2, 0): (None, None)}
     for micro in range(3):
         model(*has.get((micro, rank), (None, None))).backward()
