@@ -42,11 +42,11 @@ class Tower(nn.Module):
         self.at: dict[int, Any] = {}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if len(x) in self.at and type(self) is not Tower:
-            self.at[len(x)]()
         self.calls += 1
         self.last = self.calls * 2
-        return self.drop(torch.tanh(self.net(x)))
+        made = self.drop(torch.tanh(self.net(x)))
+        act = self.at.get(len(x)) if type(self) is not Tower else None
+        return made if act is None else act(made)
 
 
 class Towers(nn.Module):
@@ -180,19 +180,30 @@ def slowest_counts(rank: int, size: int, place: Path) -> None:
     print("done")
 
 
-def fails(rank: int, size: int, place: Path) -> None:
-    """One plan, then the other, runs out of memory on one rank alone, while the other rank waits for it."""
+def no_memory(*_: Any) -> None:
+    raise torch.OutOfMemoryError("no memory is left")
 
-    def no_memory() -> None:
-        raise torch.OutOfMemoryError("no memory is left")
+
+class Late(torch.autograd.Function):
+    """Runs out of memory in its backward."""
+
+    @staticmethod
+    def forward(ctx: Any, made: torch.Tensor) -> torch.Tensor:
+        return made.clone()
+
+    backward = staticmethod(no_memory)
+
+
+def fails(rank: int, size: int, place: Path) -> None:
+    """One plan in a forward, then the other in a backward, runs out of memory on one rank, while the other waits."""
 
     join(rank, size, place)
-    outcomes = (({2 * ROWS}, "data-parallel", "exact"), ({ROWS}, "exact", "data-parallel"))
-    for rows, winner, loser in outcomes:
+    outcomes = ((2 * ROWS, no_memory, "data-parallel", "exact"), (ROWS, Late.apply, "exact", "data-parallel"))
+    for rows, act, winner, loser in outcomes:
         torch.manual_seed(7)
         model = Towers()
         if rank == 1:
-            model.right.at = dict.fromkeys(rows, no_memory)
+            model.right.at = {rows: act}
         handle = tried(model, 10, 10, 10, 10)
         said = handle.describe()
         assert handle.plan.search.method == winner, said
@@ -209,7 +220,7 @@ def killed(rank: int, size: int, place: Path) -> None:
     join(rank, size, place)
     model = Towers()
     if rank == 1:
-        model.right.at = {2 * ROWS: kill_this_process}
+        model.right.at = {2 * ROWS: lambda made: kill_this_process()}
     tried(model, 10, 10, 10, 10)
 
 
