@@ -46,16 +46,10 @@ bool LazySearch::prepare() {
     const std::size_t size = groups_.size();
     if (size > kMostModules) return false;
     all_ = (Mask{1} << size) - 1;
-    later_.assign(size, 0);
-    earlier_.assign(size, 0);
-    for (std::size_t round = 0; round < size; ++round) {  // as many rounds as the longest chain can have
-        for (std::size_t m = 0; m < size; ++m) {
-            each(before_[m], [&](int n) { later_[static_cast<std::size_t>(n)] |= Mask{1} << m | later_[m]; });
-        }
-    }
-    stages_.assign(all_ + 1, -1);
-    rests_.assign(all_ + 1, -1);
-    nexts_.assign(all_ + 1, 0);
+    order();
+    stages_.assign(index_.size(), -1);
+    rests_.assign(index_.size(), -1);
+    nexts_.assign(index_.size(), 0);
     std::int64_t num_pairs = 0;
     ideals_.assign(1, make_ideal(0));
     rests_[0] = 0;
@@ -63,42 +57,54 @@ bool LazySearch::prepare() {
         const Ideal ideal = ideals_[i];
         num_pairs += std::int64_t{1} << __builtin_popcountll(ideal.rest);
         if (num_pairs > kMostPairs || clock_.seconds_left() < limits_.seconds * kLeastLeft) return false;
-        each_stage(ideal, [&](Mask stage) {
-            const Mask next = ideal.done | stage;
-            if (stage_bound(stage) >= best_ || rests_[next] >= 0) return;
+        each_stage(ideal, [&](Mask stage, std::size_t number, std::size_t next) {
+            if (stage_bound(stage, number) >= best_ || rests_[next] >= 0) return;
             rests_[next] = 0;
-            if (next != all_) ideals_.push_back(make_ideal(next));
+            if ((ideal.done | stage) != all_) ideals_.push_back(make_ideal(ideal.done | stage));
         });
     }
     std::stable_sort(ideals_.begin(), ideals_.end(), [](const Ideal& a, const Ideal& b) {
         return __builtin_popcountll(a.done) > __builtin_popcountll(b.done);
     });
     std::fill(rests_.begin(), rests_.end(), kNever);
-    rests_[all_] = 0;
+    rests_[index_.of_ideal(all_)] = 0;
     if (groups_.size() == static_cast<std::size_t>(problem_.size())) take_known();
     return true;
+}
+
+void LazySearch::order() {
+    const std::size_t size = groups_.size();
+    const std::vector<Mask> earlier = all_earlier(before_);
+    later_.assign(size, 0);
+    for (std::size_t m = 0; m < size; ++m) {
+        each(earlier[m], [&](int n) { later_[static_cast<std::size_t>(n)] |= Mask{1} << m; });
+    }
+    apart_ = earlier;
+    for (std::size_t m = 0; m < size; ++m) apart_[m] |= later_[m] | Mask{1} << m;
+    index_ = ChainIndex(earlier);
 }
 
 // Bounds of an earlier search, for the same sets and for all larger ones: from each of them, or over all sets at once
 // where that is less. Here groups are modules.
 void LazySearch::take_known() {
     std::vector<std::pair<Mask, Ns>> known;
-    std::int64_t num_larger = 0;
+    std::size_t num_larger = 0;
     search_.carried().each_bound([&](Mask set, Ns bound) {
+        if (!may_be_stage(set)) return;  // modules may depend on each other that did not before
         known.emplace_back(set, bound);
-        num_larger += std::int64_t{1} << __builtin_popcountll(independent_of(set));
+        num_larger += std::size_t{1} << __builtin_popcountll(independent_of(set));
     });
-    if (num_larger <= static_cast<std::int64_t>(problem_.all()) * problem_.size() / 2) {
-        for (const auto& [set, bound] : known) raise(set, std::max(stages_[set], bound));
+    if (num_larger <= index_.size() * groups_.size() / 2) {
+        for (const auto& [set, bound] : known) raise(set, std::max(stage_bound(set), bound));
         return;
     }
-    for (const auto& [set, bound] : known) stages_[set] = std::max(stages_[set], bound);
-    for (Mask set = 1; set <= problem_.all(); ++set) {
-        each(set, [&](int m) {
-            const Ns smaller = stages_[set & ~(Mask{1} << m)];
-            if (smaller > stages_[set]) stages_[set] = smaller;
-        });
+    for (const auto& [set, bound] : known) {
+        Ns& own = stages_[index_.of_stage(set)];
+        own = std::max(own, bound);
     }
+    index_.each_smaller([&](std::size_t number, std::size_t smaller) {
+        if (stages_[smaller] > stages_[number]) stages_[number] = stages_[smaller];
+    });
 }
 
 LazySearch::Ideal LazySearch::make_ideal(Mask done) {
@@ -110,27 +116,46 @@ LazySearch::Ideal LazySearch::make_ideal(Mask done) {
     });
     // A module's stage may as well come first where everything that could share it is ready. Of several the one that
     // takes longest, so that bounds are high early.
-    Mask first = 0;
+    int first = -1;
+    const auto alone = [&](int m) { return stage_bound(Mask{1} << m, index_.in_stage(m)); };
     each(ready, [&](int m) {
-        const Mask bit = Mask{1} << m;
         const bool may_be_first = (waiting & ~later_[static_cast<std::size_t>(m)]) == 0;
-        if (may_be_first && (first == 0 || stage_bound(bit) > stage_bound(first))) first = bit;
+        if (may_be_first && (first < 0 || alone(m) > alone(first))) first = m;
     });
-    return {done, first, ready & ~first};
+    const Mask bit = first < 0 ? 0 : Mask{1} << first;
+    return {done, bit, ready & ~bit};
 }
 
-Ns& LazySearch::stage_bound(Mask stage) {
-    Ns& bound = stages_[stage];
+Ns& LazySearch::stage_bound(Mask stage, std::size_t number) {
+    Ns& bound = stages_[number];
     if (bound < 0) bound = search_.known_bound(to_modules(stage));
     return bound;
 }
 
+// Calls `visit(stage, its number, the number of all that is done then)`.
 template <typename Visit>
 void LazySearch::each_stage(const Ideal& ideal, Visit visit) {
+    // Modules of the rest are counted down in binary, so that the numbers change by what one place adds to them.
+    std::size_t stage_steps[kMostModules];
+    std::size_t ideal_steps[kMostModules];
+    std::size_t number = 0;
+    std::size_t next = 0;
+    std::size_t count = 0;
+    each(ideal.rest, [&](int m) {
+        stage_steps[count] = number - index_.in_stage(m);
+        ideal_steps[count++] = next - index_.in_ideal(m);
+        number += index_.in_stage(m);
+        next += index_.in_ideal(m);
+    });
+    number += index_.of_stage(ideal.first);
+    next += index_.of_ideal(ideal.done | ideal.first);
     Mask others = ideal.rest;
-    while (true) {
-        if ((others | ideal.first) != 0) visit(others | ideal.first);
-        if (others == 0) return;
+    for (Mask left = (Mask{1} << count) - 1;; --left) {
+        if ((others | ideal.first) != 0) visit(others | ideal.first, number, next);
+        if (left == 0) return;
+        const int place = __builtin_ctzll(left);
+        number += stage_steps[place];
+        next += ideal_steps[place];
         others = (others - 1) & ideal.rest;
     }
 }
@@ -155,27 +180,29 @@ std::vector<Mask> LazySearch::run() {
 
 // The least time of what is left after each set, by the bounds of stages.
 void LazySearch::sweep() {
-    for (const Ideal& ideal : ideals_) {
+    for (std::size_t i = 0; i < ideals_.size(); ++i) {
+        Ideal& ideal = ideals_[i];
+        const std::size_t own = index_.of_ideal(ideal.done);
         // Bounds only rise: where the best stage's has not, it still is the best.
-        const Mask known = nexts_[ideal.done];
-        if (known != 0 && stages_[known] + rests_[ideal.done | known] == rests_[ideal.done]) continue;
+        if (nexts_[own] != 0 && stages_[ideal.next_stage] + rests_[ideal.next_ideal] == rests_[own]) continue;
         Ns least = kNever;
-        Mask next = 0;
-        each_stage(ideal, [&](Mask stage) {
-            const Ns time = stages_[stage] + rests_[ideal.done | stage];
-            if (time < least) {
-                least = time;
-                next = stage;
-            }
+        Mask best = 0;
+        each_stage(ideal, [&](Mask stage, std::size_t number, std::size_t next) {
+            const Ns time = stages_[number] + rests_[next];
+            if (time >= least) return;
+            least = time;
+            best = stage;
+            ideal.next_stage = number;
+            ideal.next_ideal = next;
         });
-        rests_[ideal.done] = least;
-        nexts_[ideal.done] = next;
+        rests_[own] = least;
+        nexts_[own] = best;
     }
 }
 
 std::vector<Mask> LazySearch::lead() const {
     std::vector<Mask> stages;
-    for (Mask done = 0; done != all_; done |= stages.back()) stages.push_back(nexts_[done]);
+    for (Mask done = 0; done != all_; done |= stages.back()) stages.push_back(nexts_[index_.of_ideal(done)]);
     return stages;
 }
 
@@ -186,7 +213,7 @@ bool LazySearch::work_out(const std::vector<Mask>& stages) {
     bool has_learnt = false;
     if (problem_.is_disturbed()) {  // what rules a plan out without disturbance is found much sooner
         for (const Mask stage : stages) {
-            const Ns before = stages_[stage];
+            const Ns before = stage_bound(stage);
             const Ns bound = search_.calm_bound(to_modules(stage), best_ - (total - before));
             if (bound <= before) continue;
             raise(stage, bound);
@@ -202,7 +229,7 @@ bool LazySearch::work_out(const std::vector<Mask>& stages) {
         if (has_learnt && __builtin_popcountll(stage) >= kLarge) return true;
         // No plan with this stage takes less than this one does by bounds, so only a stage that saves on the best by
         // that measure is of use.
-        const Ns before = stages_[stage];
+        const Ns before = stage_bound(stage);
         const Ns cutoff = best_ - (total - before);
         const Mask modules = to_modules(stage);
         search_.raise_bound(modules, before);
@@ -224,21 +251,35 @@ bool LazySearch::work_out(const std::vector<Mask>& stages) {
 
 // A larger stage never takes less.
 void LazySearch::raise(Mask stage, Ns bound) {
-    stages_[stage] = bound;
-    if (search_.is_forbidden(to_modules(stage))) return;
-    const Mask others = independent_of(stage);
-    for (Mask more = others; more != 0; more = (more - 1) & others) {
-        Ns& larger = stages_[stage | more];
-        if (larger >= 0) larger = std::max(larger, bound);
+    const std::size_t number = index_.of_stage(stage);
+    stages_[number] = bound;
+    if (!search_.is_forbidden(to_modules(stage))) raise_larger(number, independent_of(stage), bound);
+}
+
+// Where a larger one is no lower already, all that hold it are not either.
+void LazySearch::raise_larger(std::size_t number, Mask others, Ns bound) {
+    while (others != 0) {
+        const int m = __builtin_ctzll(others);
+        others &= others - 1;
+        const std::size_t with = number + index_.in_stage(m);
+        Ns& larger = stages_[with];
+        if (larger >= bound) continue;
+        if (larger >= 0) larger = bound;
+        raise_larger(with, others & ~apart_[static_cast<std::size_t>(m)], bound);
     }
 }
 
 // Modules that may be in a stage with all of these.
 Mask LazySearch::independent_of(Mask stage) const {
-    Mask others = all_ & ~stage;
-    each(stage,
-         [&](int m) { others &= ~(earlier_[static_cast<std::size_t>(m)] | later_[static_cast<std::size_t>(m)]); });
+    Mask others = all_;
+    each(stage, [&](int m) { others &= ~apart_[static_cast<std::size_t>(m)]; });
     return others;
+}
+
+bool LazySearch::may_be_stage(Mask set) const {
+    bool is_free = true;
+    each(set, [&](int m) { is_free = is_free && (apart_[static_cast<std::size_t>(m)] & set) == Mask{1} << m; });
+    return is_free;
 }
 
 }  // namespace mosaic::search

@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "chains.h"
 #include "clock.h"
 #include "plan_search.h"
 
@@ -37,18 +38,25 @@ class LazySearch {
         Mask done;
         Mask first;  // its next stage holds this module; 0: any
         Mask rest;   // others that may be in it
+        // Of the best stage so far: its number, and that of all that is done then.
+        std::size_t next_stage = 0;
+        std::size_t next_ideal = 0;
     };
 
+    void order();
     Ideal make_ideal(Mask done);
     void take_known();
-    Ns& stage_bound(Mask stage);
+    Ns& stage_bound(Mask stage, std::size_t number);
     template <typename Visit>
     void each_stage(const Ideal& ideal, Visit visit);
     void sweep();
     std::vector<Mask> lead() const;
     bool work_out(const std::vector<Mask>& stages);
     void raise(Mask stage, Ns bound);
+    void raise_larger(std::size_t number, Mask others, Ns bound);
     Mask independent_of(Mask stage) const;
+    bool may_be_stage(Mask set) const;
+    Ns stage_bound(Mask stage) const { return stages_[index_.of_stage(stage)]; }
 
     StageSearch& search_;
     const Problem& problem_;
@@ -61,12 +69,13 @@ class LazySearch {
     std::vector<Mask> found_;
     std::vector<Mask> before_;  // what comes before each group
     Mask all_ = 0;
-    std::vector<Mask> earlier_;  // the same, directly or not
-    std::vector<Mask> later_;
+    std::vector<Mask> later_;    // what comes after each, directly or not
+    std::vector<Mask> apart_;    // what cannot be in a stage with each: itself, and what is before or after it
+    ChainIndex index_;           // of groups
     std::vector<Ideal> ideals_;  // larger ones first
-    std::vector<Ns> stages_;     // bound by mask; -1: not asked for yet
-    std::vector<Ns> rests_;      // by mask: what is left after it takes at least this
-    std::vector<Mask> nexts_;    // by mask: the stage with which it does
+    std::vector<Ns> stages_;     // bound by number; -1: not asked for yet
+    std::vector<Ns> rests_;      // by number: what is left after an ideal takes at least this
+    std::vector<Mask> nexts_;    // by number: the stage with which it does
 };
 
 }  // namespace mosaic::search

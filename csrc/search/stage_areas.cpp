@@ -4,45 +4,9 @@
 #include <set>
 #include <tuple>
 
+#include "chains.h"
+
 namespace mosaic::search {
-namespace {
-
-// Finds a successor for `from` in a largest matching of modules with later ones (Kuhn's augmenting paths).
-class ChainMatching {
-  public:
-    ChainMatching(const std::vector<Mask>& earlier, Mask set)
-        : earlier_(earlier), set_(set), before_(earlier.size(), -1), after_(earlier.size(), -1) {
-        each(set, [&](int m) {
-            seen_ = 0;
-            extend(m);
-        });
-    }
-    int before(int module) const { return before_[static_cast<std::size_t>(module)]; }
-    int after(int module) const { return after_[static_cast<std::size_t>(module)]; }
-
-  private:
-    bool extend(int from) {
-        for (Mask rest = set_; rest != 0; rest &= rest - 1) {
-            const int to = __builtin_ctzll(rest);
-            if ((earlier_[static_cast<std::size_t>(to)] >> from & 1) == 0 || (seen_ >> to & 1) != 0) continue;
-            seen_ |= Mask{1} << to;
-            if (before(to) >= 0 && !extend(before(to))) continue;
-            before_[static_cast<std::size_t>(to)] = from;
-            after_[static_cast<std::size_t>(from)] = to;
-            return true;
-        }
-        return false;
-    }
-
-    const std::vector<Mask>& earlier_;
-    Mask set_;
-    Mask seen_ = 0;
-    std::vector<int> before_;
-    std::vector<int> after_;
-};
-
-}  // namespace
-
 StageAreas::StageAreas(const Problem& problem)
     : room_(std::int64_t{problem.machine.num_devices} * problem.machine.num_slots) {
     std::set<Ns> firsts;
@@ -196,15 +160,6 @@ std::vector<Mask> StageAreas::parts() const {
     return found;
 }
 
-std::vector<std::vector<int>> StageAreas::chains(Mask set) const {
-    const ChainMatching matching(earlier_, set);
-    std::vector<std::vector<int>> found;
-    each(set, [&](int m) {
-        if (matching.before(m) >= 0) return;
-        found.emplace_back();
-        for (int at = m; at >= 0; at = matching.after(at)) found.back().push_back(at);
-    });
-    return found;
-}
+std::vector<std::vector<int>> StageAreas::chains(Mask set) const { return split_into_chains(earlier_, set); }
 
 }  // namespace mosaic::search
