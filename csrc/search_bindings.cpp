@@ -11,7 +11,7 @@ using namespace mosaic::search;
 
 namespace {
 
-Module make_module(const std::vector<Option>& options, const std::vector<int>& before) {
+Module make_module(const Options& options, const std::vector<int>& before) {
     Module module{options, 0};
     for (const int other : before) {
         if (other < 0 || other >= kMaxModules) {
@@ -71,7 +71,10 @@ void bind_problem(py::module_& module) {
              py::arg("memory_bytes") = 0, py::arg("forward_bandwidth") = 0.0, py::arg("backward_bandwidth") = 0.0,
              py::arg("idle") = std::array<double, 2>{0, 0}, py::arg("cap") = std::array<double, 2>{0, 0});
     py::class_<Module>(module, "Module", "A module's options, and the modules that must be in an earlier stage.")
-        .def(py::init(&make_module), py::arg("options"), py::arg("before"))
+        .def(py::init([](const std::vector<Option>& options, const std::vector<int>& before) {
+                 return make_module(options, before);
+             }),
+             py::arg("options"), py::arg("before"))
         .def_static("of", &make_module_of, py::arg("rows"), py::arg("before"),
                     "From (degree, quota, forward_ns, backward_ns, memory_bytes): many options at once.")
         .def(

@@ -42,8 +42,14 @@ class Edge:
     """Module that consumes."""
 
 
+class _WorkedOut:
+    """Room for what follows from a graph's fields: no field itself, so neither compared nor saved nor pickled."""
+
+    __slots__ = ("_fingerprint", "_order")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModuleGraph:
+class ModuleGraph(_WorkedOut):
     """A directed acyclic graph of modules, in the order in which the model calls them.
 
     Raises:
@@ -72,7 +78,7 @@ class ModuleGraph:
                         f"edge {edge.source} -> {edge.target} names {end!r}, which is not a module of this "
                         f"graph; the modules are {', '.join(self.names)}"
                     )
-        self._sorted()
+        self.topological_order()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -82,7 +88,12 @@ class ModuleGraph:
     @property
     def fingerprint(self) -> str:
         """16 hexadecimal digits that name this graph, its sizes and its input shapes."""
-        return fingerprint(self)
+        try:
+            known: str = self._fingerprint
+        except AttributeError:
+            known = fingerprint(self)
+            object.__setattr__(self, "_fingerprint", known)
+        return known
 
     def index(self, name: str) -> int:
         """Returns the position of a module; its bit in a bitmask of modules.
@@ -107,7 +118,12 @@ class ModuleGraph:
 
     def topological_order(self) -> tuple[str, ...]:
         """Returns the names so that producers come first; call order where there is a choice."""
-        return self._sorted()
+        try:
+            known: tuple[str, ...] = self._order
+        except AttributeError:
+            known = self._sorted()
+            object.__setattr__(self, "_order", known)
+        return known
 
     def ancestors(self, name: str) -> frozenset[str]:
         """Returns every module that ``name`` depends on, directly or not."""

@@ -152,13 +152,24 @@ class Plan:
                 if placement.module in placed:
                     raise InvalidPlanError(f"module {placement.module!r} is placed twice; place it once")
                 placed.add(placement.module)
-                self._check_placement(placement)
+                if not self._is_one_run(placement):
+                    self._check_placement(placement)
                 everywhere = placement.slots_by_device or (placement.slots,) * placement.degree
                 for device, slots in zip(placement.devices, everywhere, strict=True):
                     bits = _bits(slots)
                     if taken[device] & bits:
                         raise _shared(stage, placement)
                     taken[device] |= bits
+
+    def _is_one_run(self, placement: Placement) -> bool:
+        """Whether it has one run of slots on all of its devices, and all are there: what most have, seen at once."""
+        slots, devices = placement.slots, placement.devices
+        if not slots or not devices or placement.slots_by_device:
+            return False
+        first, end = slots[0], slots[0] + len(slots)
+        is_there = 0 <= first and end <= self.device.num_slots - self.communication_slots
+        are_there = 0 <= min(devices) and max(devices) < self.num_devices and len(set(devices)) == len(devices)
+        return is_there and are_there and slots == tuple(range(first, end))
 
     def _check_placement(self, placement: Placement) -> None:
         of = f"module {placement.module!r}"

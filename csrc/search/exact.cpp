@@ -247,12 +247,6 @@ class IdealSearch {
     bool is_stopped_ = false;
 };
 
-Ns cost_of(StageSearch& search, const std::vector<Mask>& stages) {
-    Ns sum = 0;
-    for (const Mask stage : stages) sum = std::min(kNever, sum + search.evaluate(stage).cost);
-    return sum;
-}
-
 // The heuristic, and a bound where no time is left for better.
 Partition search_roughly(StageSearch& search, const Limits& limits, const Clock& clock, const std::vector<Mask>& start,
                          Plan& made) {
@@ -296,7 +290,10 @@ Partition search_large(StageSearch& search, const Limits& limits, const Clock& c
 Partition search_exactly(StageSearch& search, const Limits& limits, const Clock& clock, const std::vector<Mask>& start,
                          Plan& made) {
     Partition best = improve(search, limits, Clock(0), start);  // checks the start; one module after the other
-    if (!start.empty() && cost_of(search, start) < best.cost) best = {start, cost_of(search, start)};
+    if (!start.empty()) {
+        const Partition given = insert_new(search, start);
+        if (given.cost < best.cost) best = given;
+    }
     std::vector<Mask> singles;
     each(search.problem().all(), [&](int m) { singles.push_back(Mask{1} << m); });
     LazySearch exact(search, limits, clock, singles, std::min(best.cost, kNever));

@@ -14,6 +14,7 @@ bool is_same(const Option& first, const Option& second) {
 }
 
 bool is_same(const Module& first, const Module& second) {
+    if (first.options.is_shared_with(second.options)) return true;
     return std::equal(first.options.begin(), first.options.end(), second.options.begin(), second.options.end(),
                       [](const Option& a, const Option& b) { return is_same(a, b); });
 }
@@ -87,6 +88,14 @@ Carried::Carried(const Known* known, const Problem& problem, const std::vector<i
     before_ = places;
     now_ = find_now(*known, problem, before_);
     if (is_comparable(known->problem, problem) && disturbs_alike(*known, problem, before_)) known_ = known;
+}
+
+Mask Carried::strange() const {
+    Mask found = 0;
+    for (std::size_t m = 0; m < before_.size(); ++m) {
+        if (known_ == nullptr || before_[m] < 0) found |= Mask{1} << m;
+    }
+    return found;
 }
 
 std::optional<Mask> Carried::set_now(Mask earlier) const {

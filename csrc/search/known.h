@@ -36,6 +36,9 @@ class Carried {
     // does not fit the problems. `known` may be null, and must outlive this.
     Carried(const Known* known, const Problem& problem, const std::vector<int>& places);
 
+    // Modules of which nothing is known, since they are new or not the same any more.
+    Mask strange() const;
+
     // What was known of a set; nothing is known of most.
     std::optional<StageValue> find(Mask set) const;
 

@@ -63,13 +63,24 @@ bool LazySearch::prepare() {
             if ((ideal.done | stage) != all_) ideals_.push_back(make_ideal(ideal.done | stage));
         });
     }
-    std::stable_sort(ideals_.begin(), ideals_.end(), [](const Ideal& a, const Ideal& b) {
-        return __builtin_popcountll(a.done) > __builtin_popcountll(b.done);
-    });
+    sort_ideals();
     std::fill(rests_.begin(), rests_.end(), kNever);
     rests_[index_.of_ideal(all_)] = 0;
     if (groups_.size() == static_cast<std::size_t>(problem_.size())) take_known();
     return true;
+}
+
+// Larger ones first, and else as they were found.
+void LazySearch::sort_ideals() {
+    std::vector<std::size_t> ends(kMostModules + 2, 0);
+    const auto place = [](const Ideal& ideal) {
+        return kMostModules - static_cast<std::size_t>(__builtin_popcountll(ideal.done));
+    };
+    for (const Ideal& ideal : ideals_) ++ends[place(ideal) + 1];
+    for (std::size_t i = 1; i < ends.size(); ++i) ends[i] += ends[i - 1];
+    std::vector<Ideal> sorted(ideals_.size());
+    for (const Ideal& ideal : ideals_) sorted[ends[place(ideal)]++] = ideal;
+    ideals_ = std::move(sorted);
 }
 
 void LazySearch::order() {
@@ -123,7 +134,7 @@ LazySearch::Ideal LazySearch::make_ideal(Mask done) {
         if (may_be_first && (first < 0 || alone(m) > alone(first))) first = m;
     });
     const Mask bit = first < 0 ? 0 : Mask{1} << first;
-    return {done, bit, ready & ~bit};
+    return {done, bit, ready & ~bit, index_.of_ideal(done), 0, 0};
 }
 
 Ns& LazySearch::stage_bound(Mask stage, std::size_t number) {
@@ -148,7 +159,7 @@ void LazySearch::each_stage(const Ideal& ideal, Visit visit) {
         next += index_.in_ideal(m);
     });
     number += index_.of_stage(ideal.first);
-    next += index_.of_ideal(ideal.done | ideal.first);
+    next += ideal.number + index_.of_ideal(ideal.first);
     Mask others = ideal.rest;
     for (Mask left = (Mask{1} << count) - 1;; --left) {
         if ((others | ideal.first) != 0) visit(others | ideal.first, number, next);
@@ -180,9 +191,8 @@ std::vector<Mask> LazySearch::run() {
 
 // The least time of what is left after each set, by the bounds of stages.
 void LazySearch::sweep() {
-    for (std::size_t i = 0; i < ideals_.size(); ++i) {
-        Ideal& ideal = ideals_[i];
-        const std::size_t own = index_.of_ideal(ideal.done);
+    for (Ideal& ideal : ideals_) {
+        const std::size_t own = ideal.number;
         // Bounds only rise: where the best stage's has not, it still is the best.
         if (nexts_[own] != 0 && stages_[ideal.next_stage] + rests_[ideal.next_ideal] == rests_[own]) continue;
         Ns least = kNever;

@@ -38,12 +38,14 @@ class LazySearch {
         Mask done;
         Mask first;  // its next stage holds this module; 0: any
         Mask rest;   // others that may be in it
+        std::size_t number;
         // Of the best stage so far: its number, and that of all that is done then.
         std::size_t next_stage = 0;
         std::size_t next_ideal = 0;
     };
 
     void order();
+    void sort_ideals();
     Ideal make_ideal(Mask done);
     void take_known();
     Ns& stage_bound(Mask stage, std::size_t number);

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace mosaic::search {
@@ -32,8 +34,25 @@ struct Option {
     int area() const { return degree * quota; }
 };
 
+// The ways to deploy a module. Problems that have the module share them: they are many, and never change.
+class Options {
+  public:
+    Options() : Options(std::vector<Option>{}) {}
+    Options(std::vector<Option> options) : all_(std::make_shared<const std::vector<Option>>(std::move(options))) {}
+
+    auto begin() const { return all_->begin(); }
+    auto end() const { return all_->end(); }
+    std::size_t size() const { return all_->size(); }
+    bool empty() const { return all_->empty(); }
+    const Option& operator[](std::size_t index) const { return (*all_)[index]; }
+    bool is_shared_with(const Options& other) const { return all_ == other.all_; }
+
+  private:
+    std::shared_ptr<const std::vector<Option>> all_;
+};
+
 struct Module {
-    std::vector<Option> options;
+    Options options;
     Mask before = 0;  // modules that must be in an earlier stage
 };
 

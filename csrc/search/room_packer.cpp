@@ -15,7 +15,7 @@ bool beats(const Option& first, const Option& second) {
 }
 
 // Without neighbours' disturbance an option that is beaten in everything is never needed.
-std::vector<int> worthwhile(const std::vector<Option>& options, const Machine& machine) {
+std::vector<int> worthwhile(const Options& options, const Machine& machine) {
     std::vector<int> sorted;
     for (int i = 0; i < static_cast<int>(options.size()); ++i) {
         if (machine.memory == 0 || options[static_cast<std::size_t>(i)].memory <= machine.memory) sorted.push_back(i);

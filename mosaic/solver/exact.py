@@ -123,7 +123,8 @@ def search_exactly(
     limits = limits or SearchLimits()
     hint = hint or SearchHint()
     names = graph.topological_order()
-    place = {name: index for index, name in enumerate(hint.known.names)} if hint.known else {}
+    place = {name: index for index, name in enumerate(names)}
+    earlier = {name: index for index, name in enumerate(hint.known.names)} if hint.known else {}
     rows = _rows(search, names, options, cost, hint.known.rows if hint.known else {})
     found: _search.Plan = search.plan(
         _problem(search, graph, names, options, rows, cost=cost, machine=machine, objective=objective),
@@ -131,10 +132,10 @@ def search_exactly(
         kicks=limits.kicks,
         seed=limits.seed,
         exact=limits.exact,
-        start=_masks(hint.start, names),
-        forbidden=_masks(hint.forbidden, names),
+        start=_masks(hint.start, place),
+        forbidden=_masks(hint.forbidden, place),
         known=hint.known.values if hint.known else None,
-        places=[place.get(name, -1) for name in names] if hint.known else (),
+        places=[earlier.get(name, -1) for name in names] if hint.known else (),
     )
     if not found.stages:
         sets = "; ".join(", ".join(sorted(members)) for members in hint.forbidden)
@@ -152,8 +153,8 @@ def search_exactly(
     )
 
 
-def _masks(sets: Sequence[Collection[str]], names: Sequence[str]) -> list[int]:
-    return [sum(1 << names.index(name) for name in members) for members in sets]
+def _masks(sets: Sequence[Collection[str]], place: Mapping[str, int]) -> list[int]:
+    return [sum([1 << place[name] for name in members]) for members in sets]
 
 
 def why_not_exact(graph: ModuleGraph, cost: Cost) -> str | None:

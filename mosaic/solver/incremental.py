@@ -22,8 +22,8 @@ from mosaic.solver.solve import SearchOptions, solve_with_hint
 
 WARM_SHARE = 0.08
 """Share of the earlier search's time that a re-plan's search may take."""
-LEAST_SECONDS = 0.03
-"""What it may always take: a tenth of a cold search that is quicker than this would not even look at the start."""
+LEAST_SECONDS = 0.25
+"""What it may always take: where cores are busy, a tenth of a quick cold search is over before a proof is."""
 
 
 def resolve(
@@ -74,22 +74,19 @@ def start_from(previous: Plan, graph: ModuleGraph) -> tuple[tuple[str, ...], ...
 
     Where the new dependencies contradict the old stages, a module moves to a later stage.
     """
-    old = {name: index for index, stage in enumerate(previous.stages) for name in stage.names}
+    old = {p.module: 2 * index + 1 for index, stage in enumerate(previous.stages) for p in stage.placements}
     order = graph.topological_order()
     before: dict[str, list[str]] = {name: [] for name in order}
     for edge in graph.edges:
         before[edge.target].append(edge.source)
-    level: dict[str, tuple[int, str]] = {}
-    for name in order:
-        after = max((level[other][0] for other in before[name]), default=-1)
-        if name in old:
-            level[name] = (max(2 * old[name] + 1, after + 1), "")
-        else:
-            level[name] = (after + 1, name)  # alone, just after what feeds it
+    level: dict[str, int] = {}
     groups: dict[tuple[int, str], list[str]] = {}
     for name in order:
-        groups.setdefault(level[name], []).append(name)
-    return tuple(tuple(members) for _, members in sorted(groups.items()))
+        after = max([level[other] for other in before[name]], default=-1) + 1
+        own = level[name] = max(old.get(name, 0), after)
+        alone = "" if name in old else name  # just after what feeds it
+        groups.setdefault((own, alone), []).append(name)
+    return tuple([tuple(groups[key]) for key in sorted(groups)])
 
 
 @dataclass

@@ -14,7 +14,7 @@ So a plan from here is the plan that a first solve would make of the same stages
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -22,7 +22,8 @@ from mosaic.cost import Cost
 from mosaic.device import Device
 from mosaic.errors import InfeasibleError
 from mosaic.graph import ModuleGraph
-from mosaic.plan import Stage
+from mosaic.plan import SearchRecord, Stage
+from mosaic.solver.exact import Knowledge
 from mosaic.solver.options import DeploymentOption, QuotaGrid, all_options
 from mosaic.solver.placement import Machine
 from mosaic.solver.predict import PlacedTimes, build_stage
@@ -32,6 +33,10 @@ from mosaic.solver.stagger import Stagger
 
 MOST_STAGES = 4096
 """Stages that are kept; beyond, all are let go."""
+MOST_ANSWERS = 16
+"""Problems whose proven answer is kept; beyond, the one that was asked for longest ago is let go."""
+MOST_MODULES = 256
+"""Modules that are kept; beyond, those that are gone are let go."""
 
 
 @runtime_checkable
@@ -71,6 +76,18 @@ class _KnownStage:
 _Basis = tuple[Device, int, QuotaGrid]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a search proved to be best."""
+
+    stages: tuple[StageResult, ...]
+    """As found, before anything else is done to them."""
+    record: SearchRecord
+    """Of the search that found them."""
+    known: Knowledge | None
+    """What it found out about sets of modules."""
+
+
 class Remembered:
     """Kept by whoever plans again and again; a solve without one makes its own.
 
@@ -89,6 +106,8 @@ class Remembered:
         self._is_alone = True
         self._modules: dict[str, KnownModule] = {}
         self._stages: dict[tuple[object, ...], _KnownStage] = {}
+        self._answers: dict[Hashable, Answer] = {}
+        self._entries: dict[int, tuple[StageResult, _KnownStage]] = {}  # of this solve, by identity
         self._stagger: Stagger | None = None
 
     def begin(
@@ -99,45 +118,58 @@ class Remembered:
         Raises:
             InfeasibleError, ValueError: As ``all_options``.
         """
-        basis = (device, num_devices, grid)
+        basis, names = (device, num_devices, grid), graph.names
         if basis != self._basis:
             self._forget()
         is_same = cost is self._cost and cost.interference is self._interference
         if not is_same:
             if self._cost is not None and not (cost.interference.is_zero and self._is_alone):
                 self._stages.clear()
+                self._answers.clear()
             self._times = PlacedTimes(cost)
             self._is_alone = cost.interference.is_zero
         if len(self._stages) > MOST_STAGES:
             self._stages.clear()
-        facts_of = cost.facts if isinstance(cost, SaysWhatItKnows) else None
-        facts = {} if is_same or facts_of is None else {name: facts_of(name) for name in graph.names}
-        stale = [name for name in graph.names if not self._holds(name, is_same, facts.get(name))]
+        # What ``SaysWhatItKnows`` asks for; to look a protocol up takes longer than all facts do.
+        facts_of: Callable[[str], Hashable] | None = getattr(cost, "facts", None)
+        facts = {} if is_same or facts_of is None else {name: facts_of(name) for name in names}
+        stale = [name for name in names if not self._holds(name, is_same, facts.get(name))]
         try:
-            self._list(stale, graph, cost, basis)
+            self._list(stale, cost, basis, facts_of)
         except InfeasibleError:
             self._forget()
             raise
         self._basis, self._cost, self._interference = basis, cost, cost.interference
         self._machine = Machine(num_devices=num_devices, num_slots=device.num_slots, memory_bytes=device.memory_bytes)
-        if not is_same:  # what is gone would have to be compared with later cost models, too
-            self._modules = {name: self._modules[name] for name in graph.names}
-        self._options = {name: self._modules[name].options for name in graph.names}
+        if not is_same:
+            self._drop_incomparable(names)
+        self._options = {name: self._modules[name].options for name in names}
+        self._entries.clear()
         return self._options
 
     def _forget(self) -> None:
         self._modules.clear()
         self._stages.clear()
+        self._answers.clear()
         self._stagger = None
         self._cost = None
+
+    def _drop_incomparable(self, names: Sequence[str]) -> None:
+        """A module that is gone is known when it comes back only where its facts can be compared then."""
+        is_full = len(self._modules) > MOST_MODULES
+        gone = self._modules.keys() - set(names)
+        for name in gone:
+            if is_full or self._modules[name].facts is None:
+                del self._modules[name]
 
     def _holds(self, name: str, is_same: bool, facts: Hashable) -> bool:
         known = self._modules.get(name)
         return known is not None and (is_same or (facts is not None and known.facts == facts))
 
-    def _list(self, names: Sequence[str], graph: ModuleGraph, cost: Cost, basis: _Basis) -> None:
+    def _list(
+        self, names: Sequence[str], cost: Cost, basis: _Basis, facts_of: Callable[[str], Hashable] | None
+    ) -> None:
         device, num_devices, grid = basis
-        facts_of = cost.facts if isinstance(cost, SaysWhatItKnows) else None
         listed = all_options(names, cost=cost, device=device, num_devices=num_devices, grid=grid)
         for name, options in listed.items():
             self.num_listed += 1
@@ -150,6 +182,31 @@ class Remembered:
                 keeps=any(option.kept_bytes for option in options),
                 facts=facts_of(name) if facts_of else None,
             )
+
+    def ask(self, graph: ModuleGraph, how: Hashable) -> tuple[Hashable, Answer | None]:
+        """Returns the answer to a problem that was solved before; None if it was not, or not proven.
+
+        Args:
+            graph: Of the latest ``begin``.
+            how: All that decides what is best beside modules, machine and what neighbours cost.
+
+        Returns:
+            The key to ``keep`` an answer by, and the answer.
+        """
+        numbers = tuple([(name, self._modules[name].number) for name in graph.topological_order()])
+        key = numbers, graph.edges, how
+        answer = self._answers.pop(key, None)
+        if answer is not None:
+            self._answers[key] = answer  # the latest
+        return key, answer
+
+    def keep(self, key: Hashable, answer: Answer) -> None:
+        """Takes the answer to a problem, if it is proven."""
+        if answer.record.status != "optimal":
+            return
+        self._answers[key] = answer
+        if len(self._answers) > MOST_ANSWERS:
+            del self._answers[next(iter(self._answers))]
 
     @property
     def machine(self) -> Machine:
@@ -201,12 +258,19 @@ class Remembered:
         return self._stagger.place(stages)
 
     def _entry(self, stage: StageResult) -> _KnownStage:
+        seen = self._entries.get(id(stage))
+        if seen is not None:
+            return seen[1]
+        modules, starts = self._modules, stage.starts
         key = tuple(
-            (name, self._modules[name].number, option.degree, option.quota, devices, stage.starts[name])
-            for name, (option, devices) in stage.choices.items()
+            [
+                (name, modules[name].number, option.degree, option.quota, devices, starts[name])
+                for name, (option, devices) in stage.choices.items()
+            ]
         )
         entry = self._stages.get(key)
         if entry is None:
             self.num_finished += 1
             entry = self._stages[key] = _KnownStage(stage)
+        self._entries[id(stage)] = stage, entry  # which keeps the stage, and so its identity
         return entry

@@ -27,7 +27,7 @@ from mosaic.solver.held_search import search_within_memory
 from mosaic.solver.holding import fits, place_anew, swap_labels
 from mosaic.solver.options import DeploymentOption, QuotaGrid
 from mosaic.solver.placement import Machine
-from mosaic.solver.remembered import Remembered
+from mosaic.solver.remembered import Answer, Remembered
 from mosaic.solver.stage_eval import StageEvaluator, StageResult
 
 METHODS = ("auto", "exact", "gahc", "sequential", "brute_force")
@@ -185,10 +185,16 @@ def _search(problem: _Problem, method: str, search: SearchOptions, hint: SearchH
         enumerate_all = enumerate_held_plans if problem.is_held else enumerate_plans
         every = enumerate_all(graph, options, cost=cost, machine=machine)
         return every.stages, SearchRecord(method=method, num_evaluations=every.num_evaluations), None
+    key, answer = problem.memo.ask(graph, (search.objective, problem.is_held))
+    if answer is not None and not (hint and hint.forbidden):
+        return answer.stages, replace(answer.record, num_evaluations=0), answer.known
     ask = search_within_memory if problem.is_held else search_exactly
     found = ask(graph, options, cost=cost, machine=machine, objective=search.objective, limits=search.limits, hint=hint)
     is_proof = search.objective == "phases"  # the least sum is a bound for the phases too, but no proof
-    return found.stages, found.record if is_proof else replace(found.record, status="feasible"), found.known
+    record = found.record if is_proof else replace(found.record, status="feasible")
+    if not (hint and hint.forbidden):
+        problem.memo.keep(key, Answer(stages=found.stages, record=record, known=found.known))
+    return found.stages, record, found.known
 
 
 def _finish(

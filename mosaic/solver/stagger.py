@@ -64,8 +64,11 @@ def _place(stage: Stage, load: Load, num_slots: int) -> Stage | None:
         starts = [start for start in range(num_slots - quota + 1) if not held & run << start]
         if not starts:
             return None
-        busy = load[devices[0]] if len(devices) == 1 else list(map(max, *(load[device] for device in devices)))
-        _, start = min((max(busy[first : first + quota]), first) for first in starts)
+        start = starts[0]
+        if len(starts) > 1:
+            busy = load[devices[0]] if len(devices) == 1 else list(map(max, *[load[device] for device in devices]))
+            waits = [max(busy[first : first + quota]) for first in starts]
+            start = starts[waits.index(min(waits))]
         slots = tuple(range(start, start + quota))
         is_there = slots == placement.slots and not placement.slots_by_device
         chosen[placement.module] = placement if is_there else replace(placement, slots=slots, slots_by_device=())
