@@ -167,8 +167,8 @@ class Plan:
         if not slots or not devices or placement.slots_by_device:
             return False
         first, end = slots[0], slots[0] + len(slots)
-        is_there = 0 <= first and end <= self.device.num_slots - self.communication_slots
-        are_there = 0 <= min(devices) and max(devices) < self.num_devices and len(set(devices)) == len(devices)
+        is_there = first >= 0 and end <= self.device.num_slots - self.communication_slots
+        are_there = min(devices) >= 0 and max(devices) < self.num_devices and len(set(devices)) == len(devices)
         return is_there and are_there and slots == tuple(range(first, end))
 
     def _check_placement(self, placement: Placement) -> None:

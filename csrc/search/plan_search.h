@@ -60,8 +60,8 @@ Partition one_by_one(StageSearch& search);
 // `start` instead where it is given and fits. Throws std::invalid_argument if it is no partition in order.
 Partition improve(StageSearch& search, const Limits& limits, const Clock& clock, const std::vector<Mask>& start);
 
-// Stages of an earlier plan with those modules that the search knows nothing of put where they cost least: beside others,
-// or left in the stage of their own that they have. Costs kNever where a stage cannot be.
+// Stages of an earlier plan with those modules that the search knows nothing of put where they cost least: beside
+// others, or left in the stage of their own that they have. Costs kNever where a stage cannot be.
 Partition insert_new(StageSearch& search, std::vector<Mask> stages);
 
 // What is left to do after some modules takes at least this long.

@@ -2,9 +2,31 @@
 
 #include <algorithm>
 #include <cmath>
+#include <tuple>
 
 namespace mosaic::search {
 namespace {
+
+bool beats(const Option& first, const Option& second) {
+    return first.degree <= second.degree && first.quota <= second.quota && first.forward <= second.forward &&
+           first.backward <= second.backward && first.memory <= second.memory;
+}
+
+std::vector<int> find_worthwhile(const std::vector<Option>& options) {
+    std::vector<int> sorted;
+    for (int i = 0; i < static_cast<int>(options.size()); ++i) sorted.push_back(i);
+    const auto at = [&](int i) -> const Option& { return options[static_cast<std::size_t>(i)]; };
+    std::stable_sort(sorted.begin(), sorted.end(), [&](int a, int b) {
+        return std::tie(at(a).degree, at(a).quota) < std::tie(at(b).degree, at(b).quota);
+    });
+    std::vector<int> kept;
+    for (const int i : sorted) {
+        if (std::none_of(kept.begin(), kept.end(), [&](int other) { return beats(at(other), at(i)); })) {
+            kept.push_back(i);
+        }
+    }
+    return kept;
+}
 
 [[noreturn]] void refuse(const std::string& what) { throw std::invalid_argument(what); }
 
@@ -114,6 +136,11 @@ void check_interference(const Problem& problem) {
 }
 
 }  // namespace
+
+Options::Options(std::vector<Option> options) {
+    std::vector<int> worthwhile = find_worthwhile(options);
+    table_ = std::make_shared<const Table>(Table{std::move(options), std::move(worthwhile)});
+}
 
 void check(const Problem& problem) {
     if (problem.modules.empty()) refuse("there is no module to plan; give at least one");

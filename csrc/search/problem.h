@@ -38,17 +38,25 @@ struct Option {
 class Options {
   public:
     Options() : Options(std::vector<Option>{}) {}
-    Options(std::vector<Option> options) : all_(std::make_shared<const std::vector<Option>>(std::move(options))) {}
+    Options(std::vector<Option> options);
 
-    auto begin() const { return all_->begin(); }
-    auto end() const { return all_->end(); }
-    std::size_t size() const { return all_->size(); }
-    bool empty() const { return all_->empty(); }
-    const Option& operator[](std::size_t index) const { return (*all_)[index]; }
-    bool is_shared_with(const Options& other) const { return all_ == other.all_; }
+    auto begin() const { return table_->all.begin(); }
+    auto end() const { return table_->all.end(); }
+    std::size_t size() const { return table_->all.size(); }
+    bool empty() const { return table_->all.empty(); }
+    const Option& operator[](std::size_t index) const { return table_->all[index]; }
+    bool is_shared_with(const Options& other) const { return table_ == other.table_; }
+
+    // Indices of those that no other one beats in everything, by rising degree, then quota: without neighbours'
+    // disturbance no other is ever needed, however much memory there is.
+    const std::vector<int>& worthwhile() const { return table_->worthwhile; }
 
   private:
-    std::shared_ptr<const std::vector<Option>> all_;
+    struct Table {
+        std::vector<Option> all;
+        std::vector<int> worthwhile;
+    };
+    std::shared_ptr<const Table> table_;
 };
 
 struct Module {

@@ -9,26 +9,11 @@ namespace {
 // A failure found sooner than this is found again sooner than it is looked up.
 constexpr std::int64_t kWorthRemembering = 6;
 
-bool beats(const Option& first, const Option& second) {
-    return first.degree <= second.degree && first.quota <= second.quota && first.forward <= second.forward &&
-           first.backward <= second.backward && first.memory <= second.memory;
-}
-
-// Without neighbours' disturbance an option that is beaten in everything is never needed.
+// Those that fit: what beats one of them fits, too.
 std::vector<int> worthwhile(const Options& options, const Machine& machine) {
-    std::vector<int> sorted;
-    for (int i = 0; i < static_cast<int>(options.size()); ++i) {
-        if (machine.memory == 0 || options[static_cast<std::size_t>(i)].memory <= machine.memory) sorted.push_back(i);
-    }
-    const auto at = [&](int i) -> const Option& { return options[static_cast<std::size_t>(i)]; };
-    std::stable_sort(sorted.begin(), sorted.end(), [&](int a, int b) {
-        return std::tie(at(a).degree, at(a).quota) < std::tie(at(b).degree, at(b).quota);
-    });
     std::vector<int> kept;
-    for (const int i : sorted) {
-        if (std::none_of(kept.begin(), kept.end(), [&](int other) { return beats(at(other), at(i)); })) {
-            kept.push_back(i);
-        }
+    for (const int i : options.worthwhile()) {
+        if (machine.memory == 0 || options[static_cast<std::size_t>(i)].memory <= machine.memory) kept.push_back(i);
     }
     return kept;
 }
@@ -221,6 +206,8 @@ void RoomPacker::trace(std::vector<Placed>& placed) const {
         const Pick& pick = *chosen_[depth];
         std::vector<int> left = taken_[depth];
         Placed one{items_[order_[depth]].module, pick.option, {}, {}};
+        one.devices.reserve(static_cast<std::size_t>(pick.degree));
+        one.starts.reserve(static_cast<std::size_t>(pick.degree));
         for (std::size_t device = 0; device < num_devices; ++device) {
             Room& own = devices[device];
             bool is_taken = false;

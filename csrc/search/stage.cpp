@@ -16,7 +16,9 @@ void time_stage(const Problem& problem, Stage& stage) {
         const Option& option =
             problem.modules[static_cast<std::size_t>(own.module)].options[static_cast<std::size_t>(own.option)];
         Extras worst;
-        for (const int device : own.devices) {
+        const std::size_t num_met = problem.is_disturbed() ? own.devices.size() : 0;  // devices with neighbours
+        for (std::size_t i = 0; i < num_met; ++i) {
+            const int device = own.devices[i];
             Resident others[kMaxModules];
             int count = 0;
             for (const Placed& other : stage.placed) {

@@ -19,7 +19,8 @@ StageBound::StageBound(const Problem& problem)
         Ns forward = kNever;
         Ns backward = kNever;
         Ns latency = kNever;
-        for (const Option& option : module.options) {
+        for (const int index : module.options.worthwhile()) {  // others change nothing
+            const Option& option = module.options[static_cast<std::size_t>(index)];
             if (!fits(option)) continue;
             forward = std::min(forward, option.forward);
             backward = std::min(backward, option.backward);
@@ -34,7 +35,8 @@ StageBound::StageBound(const Problem& problem)
     times_.erase(std::unique(times_.begin(), times_.end()), times_.end());
     for (const Module& module : problem.modules) {
         std::vector<std::int32_t> area(times_.size(), kNoArea);
-        for (const Option& option : module.options) {
+        for (const int index : module.options.worthwhile()) {
+            const Option& option = module.options[static_cast<std::size_t>(index)];
             if (!fits(option)) continue;
             const auto place = std::lower_bound(times_.begin(), times_.end(), option.latency()) - times_.begin();
             std::int32_t& least = area[static_cast<std::size_t>(place)];

@@ -1,3 +1,7 @@
+import copy
+import pickle
+from dataclasses import replace
+
 import pytest
 
 from mosaic.errors import InvalidGraphError
@@ -70,3 +74,17 @@ def test_fingerprints_tell_shapes_apart():
     small = ModuleGraph(modules=(ModuleNode(name="a", inputs=("8x3 float32",)),))
     large = ModuleGraph(modules=(ModuleNode(name="a", inputs=("16x3 float32",)),))
     assert small.fingerprint != large.fingerprint
+
+
+def test_what_was_worked_out_of_a_graph_changes_neither_it_nor_its_copies():
+    graph = ModuleGraph(modules=(ModuleNode(name="b"), ModuleNode(name="a")), edges=(Edge(source="a", target="b"),))
+    fresh = replace(graph)
+    named = graph.fingerprint
+    assert graph == fresh
+    assert hash(graph) == hash(fresh)
+    for copied in (pickle.loads(pickle.dumps(graph)), copy.deepcopy(graph), fresh):
+        assert copied == graph
+        assert copied.topological_order() == ("a", "b")
+        assert copied.fingerprint == named
+    assert replace(graph, edges=()).topological_order() == ("b", "a")
+    assert replace(graph, edges=()).fingerprint != named

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 from planning_cases import device_of, flat, graph_of, linear, profile_of
 
+from bench.solver_parts import without
 from mosaic.cost import CostModel
 from mosaic.errors import InfeasibleError
 from mosaic.plan import plan_from_quotas
 from mosaic.profile import ModuleMemory
 from mosaic.solver import QuotaGrid, SearchOptions, solve
+from mosaic.solver.checker import check_plan
 from mosaic.solver.exact import SearchHint, SearchLimits, search_exactly
 from mosaic.solver.generate import Recipe, generate
 from mosaic.solver.incremental import LEAST_SECONDS, Replanner, resolve, start_from, warm_limits
-from mosaic.solver.instance import Pin
+from mosaic.solver.instance import Disturbance, Instance, Pin
 from mosaic.solver.instance_cost import TableCost
 from mosaic.solver.options import all_options
 from mosaic.solver.placement import Machine
@@ -182,3 +185,83 @@ def test_slots_are_the_same_whether_stages_are_known_or_not() -> None:
     lists = [stages, stages[:2], (*stages[:1], *stages[2:]), stages[1:], stages]
     memo = Stagger(num_devices=8, num_slots=6)
     assert [memo.place(one) for one in lists] == [stagger(one, num_devices=8, num_slots=6) for one in lists]
+
+
+def test_a_problem_that_was_proven_before_is_answered_without_a_search() -> None:
+    whole = generate(Recipe(shape="star", num_modules=8, num_slots=6, seed=1))
+    less = without(whole, whole.modules[3].name)
+    planner = Replanner(device=whole.device, num_devices=whole.num_devices)
+    first = planner.update(whole.graph, TableCost(whole))
+    gone = planner.update(less.graph, TableCost(less))
+    back = planner.update(whole.graph, TableCost(whole))
+    assert min(first.search.num_evaluations, gone.search.num_evaluations) > 0
+    assert (back.search.num_evaluations, back.search.status) == (0, "optimal")
+    assert back.stages == first.stages
+    assert planner.update(less.graph, TableCost(less)).stages == gone.stages
+
+
+def slowed(instance: Instance) -> Instance:
+    """The same with a first module that takes longer."""
+    first, *others = instance.modules
+    options = tuple(replace(one, forward_ms=2 * one.forward_ms + 1) for one in first.options)
+    return replace(instance, modules=(replace(first, options=options), *others))
+
+
+def pinned(instance: Instance) -> Instance:
+    """The same with a first module that may have one degree only."""
+    first, *others = instance.modules
+    return replace(instance, modules=(replace(first, pin=Pin(degrees=(1,))), *others))
+
+
+def ordered(instance: Instance) -> Instance:
+    """The same with modules that wait for the first one, which nobody waited for."""
+    first, second, third, *others = instance.modules
+    waiting = [replace(one, after=(first.name,)) for one in (second, third)]
+    return replace(instance, modules=(first, *waiting, *others))
+
+
+def disturbed(instance: Instance) -> Instance:
+    """The same with two modules that slow each other down."""
+    first, second = (module.name for module in instance.modules[:2])
+    both = [Disturbance(module=a, beside=b, forward=3.0, backward=3.0) for a, b in ((first, second), (second, first))]
+    return replace(instance, disturbances=tuple(both))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        slowed,
+        pinned,
+        ordered,
+        disturbed,
+        lambda one: replace(one, num_devices=8),
+        lambda one: replace(one, memory_bytes=2 * one.memory_bytes),
+    ],
+    ids=["time", "pin", "order", "neighbours", "devices", "memory"],
+)
+def test_what_was_proven_is_not_the_answer_once_anything_changed(change: Callable[[Instance], Instance]) -> None:
+    before = generate(Recipe(shape="align", num_modules=6, num_devices=4, num_slots=6, seed=3, tight_memory=True))
+    after = change(before)
+    planner = Replanner(device=before.device, num_devices=before.num_devices)
+    for now in (before, after, before, after):
+        plan = planner.update(now.graph, TableCost(now), device=now.device, num_devices=now.num_devices)
+        cold = solve(now.graph, TableCost(now), now.device, num_devices=now.num_devices, method="exact")
+        assert (plan.search.status, cold.search.status) == ("optimal", "optimal")
+        assert plan.predicted_ms == pytest.approx(cold.predicted_ms, rel=1e-6)
+        assert check_plan(now, plan).is_valid
+
+
+def test_answers_hold_for_one_grid_and_one_objective() -> None:
+    one = generate(Recipe(shape="layered", num_modules=6, num_devices=4, num_slots=6, seed=3))
+    memo = Remembered()
+    given = {"device": one.device, "num_devices": one.num_devices}
+    for search in (
+        SearchOptions(),
+        SearchOptions(grid=QuotaGrid(step_slots=3)),
+        SearchOptions(),
+        SearchOptions(objective="sum"),
+    ):
+        plan, _ = solve_with_hint(one.graph, TableCost(one), **given, search=search, remembered=memo)
+        cold = solve(one.graph, TableCost(one), one.device, num_devices=one.num_devices, method="exact", search=search)
+        assert plan.predicted_ms == pytest.approx(cold.predicted_ms)
+        assert plan.search.status == cold.search.status
