@@ -47,6 +47,9 @@ class _WorkedOut:
 
     __slots__ = ("_fingerprint", "_order")
 
+    _fingerprint: str
+    _order: tuple[str, ...]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleGraph(_WorkedOut):
