@@ -191,3 +191,24 @@ def refusals(rank: int, size: int) -> list[str]:
         other.backbone = nn.Linear(16, 8)
     attempt(other)
     return said
+
+
+def meeting_places(rank: int, size: int) -> list[int]:
+    """Colocates twice; returns for each time how many groups met where those of another run would look."""
+    plain, found = dist.new_group, []
+
+    def noting(*args: Any, **options: Any) -> Any:
+        store = dist.distributed_c10d._get_default_store()
+        store.set(f"seen {rank}", "")
+        found[-1] += own.check([f"seen {rank}"])
+        return plain(*args, **options)
+
+    own = dist.distributed_c10d._get_default_store()
+    dist.new_group = noting  # type: ignore[assignment]
+    for _ in range(2):
+        found.append(0)
+        model = Model()
+        plan = draw_plan(model, size, random.Random(3))
+        colocate_ranks(model, sample=batch(0, 3), backend=HostBackend(1), plan=plan).remove()
+    assert dist.distributed_c10d._get_default_store() is own
+    return found

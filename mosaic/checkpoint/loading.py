@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import load as read_distributed
 from torch.optim import Optimizer
 
+from mosaic.checkpoint.alone import load_alone
 from mosaic.checkpoint.dtypes import entry_of
 from mosaic.checkpoint.folder import Checkpoint, choose, damage_of
 from mosaic.checkpoint.manifest import MODEL, STATE, Manifest, TensorEntry
@@ -143,15 +143,13 @@ class _Opened:
         """Copies what was saved into the room that is there."""
         from mosaic.checkpoint.storage import Reader
 
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+        reader, planner = Reader(self.path, self.manifest), DefaultLoadPlanner(flatten_state_dict=False)
         try:
-            read_distributed(
-                self.into,
-                storage_reader=Reader(self.path, self.manifest),
-                planner=DefaultLoadPlanner(flatten_state_dict=False),
-                process_group=ranks.background_group(),
-                no_dist=ranks.size == 1,
-            )
+            if ranks.size == 1:
+                load_alone(self.into, reader, planner)
+            else:
+                group = ranks.background_group()
+                read_distributed(self.into, storage_reader=reader, planner=planner, process_group=group)
         except CheckpointException as error:
             reasons = "; ".join(f"{cause} (rank {rank})" for rank, (cause, _) in error.failures.items())
             raise InvalidCheckpointError(f"{self.path} could not be read: {reasons}") from error

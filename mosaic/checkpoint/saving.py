@@ -6,7 +6,6 @@ import hashlib
 import json
 import logging
 import threading
-import warnings
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.optim import Optimizer
 
+from mosaic.checkpoint.alone import save_alone
 from mosaic.checkpoint.dtypes import entry_of
 from mosaic.checkpoint.folder import Place
 from mosaic.checkpoint.manifest import MODEL, Manifest
@@ -274,14 +274,14 @@ class Saver:
         return Place(aside=Path(aside), final=Path(final))
 
     def _begin(self, tensors: dict[str, torch.Tensor], place: Place, contents: Contents | None) -> _Running:
-        # torch warns of a process that saves alone each time, from its own thread.
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+        copies, writer = _Copies(), Writer(place, contents)
+        if self._ranks.size == 1:
+            return _Running(save_alone(copies.stage(_by_kind(tensors)), writer), place, is_first=True)
         future = async_save(
             _by_kind(tensors),
-            storage_writer=Writer(place, contents),
+            storage_writer=writer,
             process_group=self._ranks.background_group(),
-            async_stager=_Copies(),  # type: ignore[arg-type]  # a protocol with more than is called
-            no_dist=self._ranks.size == 1,
+            async_stager=copies,  # type: ignore[arg-type]  # a protocol with more than is called
         )
         assert isinstance(future, Future)
         return _Running(future, place, is_first=self._ranks.rank == 0)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 
 def group_options(backend: str, max_ctas: int | None) -> Any:
@@ -27,6 +30,26 @@ def group_options(backend: str, max_ctas: int | None) -> Any:
     options.config.min_ctas = 1
     options.config.max_ctas = max_ctas
     return options
+
+
+@contextmanager
+def meeting_under(name: str) -> Iterator[None]:
+    """A block whose new groups meet under keys of their own in the default group's store.
+
+    torchrun's agent may keep that store when it restarts the ranks (its c10d rendezvous does). torch numbers groups
+    alike in each process, so that new ranks would read where the dead ones could be reached, and fail to connect.
+
+    Args:
+        name: Differs from that of any other run, and is the same on all ranks.
+    """
+    groups, default = distributed_c10d._world.pg_map, dist.group.WORLD
+    assert default is not None
+    backend, store = groups[default]
+    groups[default] = (backend, distributed_c10d.PrefixStore(f"mosaic groups {name}", store))
+    try:
+        yield
+    finally:
+        groups[default] = (backend, store)
 
 
 def carrier_of(tensor: torch.Tensor, group: dist.ProcessGroup, control: dist.ProcessGroup) -> dist.ProcessGroup:

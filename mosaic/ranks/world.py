@@ -16,7 +16,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from mosaic.device import Device
 from mosaic.errors import BackendUnavailableError, InvalidPlanError, MosaicError
 from mosaic.ranks.clocks import ClockOffset, measure_clock
-from mosaic.ranks.collectives import carrier_of, group_options, warm_up
+from mosaic.ranks.collectives import carrier_of, group_options, meeting_under, warm_up
 from mosaic.ranks.group_pool import GroupKey, GroupPool
 from mosaic.ranks.progress import OUTSIDE, Progress
 from mosaic.ranks.roll import Identity, call_roll, default_store, is_launched, meet
@@ -125,13 +125,13 @@ class World:
         self._patient = max(self.timeout, datetime.timedelta(seconds=PATIENCE_S))
         self._background: dist.ProcessGroup | None = None
         with self.opening():
-            self._control = self._covered(dist.new_group(timeout=self._patient, backend="gloo"))
+            self._control = self._covered(self._new_group(self._patient))
             self.check_devices((device.type, _gpu_of(device, me)))
             self.everyone = self.group(range(self.size))
             self.agreements = self.group(range(self.size), backend="gloo") if device.type == "cuda" else self.everyone
             if self.watch is not None:
                 self._covered(dist.group.WORLD)
-                self.watch.stand_in(dist.new_group(timeout=self.timeout, backend="gloo"))
+                self.watch.stand_in(self._new_group(self.timeout))
 
     @classmethod
     def join(cls, device: torch.device, *, timeout_s: float = TIMEOUT_S, watch: WatchSettings | None = None) -> Self:
@@ -191,11 +191,15 @@ class World:
         """Makes a communicator and warms it up."""
         options = group_options(key.backend, key.max_ctas)
         with self.progress.waiting(OUTSIDE, "agreement"):
-            made = dist.new_group(list(key.ranks), timeout=self.timeout, backend=key.backend, pg_options=options)
+            made = self._new_group(self.timeout, ranks=list(key.ranks), backend=key.backend, pg_options=options)
             group = self._covered(made)
             if key.backend == "nccl" and self.rank in key.ranks:
                 warm_up(group, self.device)
         return group
+
+    def _new_group(self, timeout: datetime.timedelta, *, backend: str = "gloo", **options: Any) -> Any:
+        with meeting_under(self.run):
+            return dist.new_group(timeout=timeout, backend=backend, **options)
 
     def carrier_of(self, tensor: torch.Tensor) -> dist.ProcessGroup:
         """Returns the group of all ranks that moves a tensor."""
@@ -216,7 +220,7 @@ class World:
         """Returns the group of all ranks, on CPUs, in which checkpoints are written; all ranks have to ask for it."""
         if self._background is None:
             with self.progress.waiting(OUTSIDE, "agreement"):
-                self._background = self._covered(dist.new_group(timeout=self._patient, backend="gloo"))
+                self._background = self._covered(self._new_group(self._patient))
         return self._background
 
     def tell(self, value: Any) -> list[Any]:

@@ -9,6 +9,7 @@ import resource
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -156,6 +157,15 @@ def test_training_from_a_checkpoint_is_training_that_did_not_end(kind: str, tmp_
     trained(other, again, range(3, 6))
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, other.state_dict()[name]), name
+
+
+def test_saving_and_loading_warn_of_nothing_and_leave_the_filters_of_warnings_alone(tmp_path: Path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        before = list(warnings.filters)
+        saved(Tied(), tmp_path, 3)
+        assert load(request(Tied(), tmp_path), OneRank()).step == 3
+        assert warnings.filters == before
 
 
 def test_a_full_disk_is_told_and_leaves_nothing_half_written(tmp_path: Path, caplog: pytest.LogCaptureFixture):

@@ -66,3 +66,8 @@ def test_what_cannot_run_on_these_ranks_is_refused_on_all_of_them(tmp_path: Path
         assert "BatchNorm1d" in said[2]
         assert said[3] == "graphs cannot be given on several ranks; leave it out"
         assert "rank 1 has graph=" in said[4]
+
+
+def test_groups_meet_where_those_of_a_run_before_a_restart_did_not(tmp_path: Path):
+    # torchrun may keep the store, and torch numbers groups alike in each process: the dead ones' addresses are there.
+    assert run_ranks("ranks_training:meeting_places", 2, tmp_path) == [[0, 0], [0, 0]]
