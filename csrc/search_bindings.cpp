@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include "search/interference.h"
+#include "search/order_branching.h"
 #include "search/pair_search.h"
 #include "search/plan_search.h"
 
@@ -194,6 +195,14 @@ void bind_steps(py::module_& module) {
         py::arg("problem"), py::arg("start"), py::kw_only(), py::arg("kicks") = Limits{}.kicks, py::arg("seed") = 0,
         py::arg("seconds") = 10.0, py::call_guard<py::gil_scoped_release>(),
         "A partition with pairs of its stages planned anew, and what it takes.");
+    module.def(
+        "bound_by_order",
+        [](const Problem& problem, Ns incumbent, double seconds) {
+            const OrderBounds bounds = bound_by_order(problem, incumbent, Clock(seconds));
+            return std::make_pair(bounds.by_prices, bounds.by_order);
+        },
+        py::arg("problem"), py::kw_only(), py::arg("incumbent") = kNever, py::arg("seconds") = 10.0,
+        py::call_guard<py::gil_scoped_release>(), "What no plan is below, by prices and by the order of stages.");
 }
 
 }  // namespace

@@ -27,6 +27,14 @@ class CoveringLp {
     // What the mix costs.
     double value() const;
 
+    // Calls `visit(rows, amount)` for the columns of the mix.
+    template <typename Visit>
+    void each_used(Visit visit) const {
+        for (std::size_t i = 0; i < size_; ++i) {
+            if (basis_[i].sign > 0 && amount_[i] > 0) visit(basis_[i].rows, amount_[i]);
+        }
+    }
+
   private:
     struct Column {
         Mask rows;

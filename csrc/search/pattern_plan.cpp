@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <deque>
 
+#include "order_branching.h"
+
 namespace mosaic::search {
 namespace {
 
@@ -10,13 +12,16 @@ constexpr double kPricingShare = 0.7;  // of the time
 constexpr double kDiveShare = 0.6;     // of what is left
 // Parts with more modules get a plan by a dive before all patterns are searched.
 constexpr int kManyModules = 24;
+constexpr double kOrderShare = 0.8;       // of what is left then, for the order of stages of such parts
 constexpr std::int64_t kDiveNodes = 100;  // of one question about one stage
 constexpr std::size_t kMostKnown = 1000;  // stages to start prices from
 constexpr std::size_t kMostTried = 30;    // stages, each time
 
 struct PartOfPlan {
     PartOfPlan(const StageAreas& areas, Mask members, const std::vector<Pattern>& start, const Clock& clock)
-        : members(members), pricer(areas, members), prices(find_prices(areas, pricer, members, start, clock)) {}
+        : members(members),
+          pricer(areas, members),
+          prices(find_prices(areas, pricer, members, {start, nullptr, kNever}, clock)) {}
 
     Mask members;
     PatternPricer pricer;
@@ -119,7 +124,8 @@ void dive(StageSearch& search, const StageAreas& areas, const PartOfPlan& part, 
         rest &= ~stages.back();
         if (rest == 0) break;
         PatternPricer pricer(areas, rest);
-        prices = find_prices(areas, pricer, rest, prices.patterns, Clock(clock.seconds_left() * kPricingShare));
+        prices = find_prices(areas, pricer, rest, {prices.patterns, &prices, kNever},
+                             Clock(clock.seconds_left() * kPricingShare));
     }
     if (rest == 0 && cost_of(search, stages, ~Mask{0}) < cost_of(search, best.stages, part.members)) {
         replace(search, best, part.members, std::move(stages));
@@ -129,7 +135,7 @@ void dive(StageSearch& search, const StageAreas& areas, const PartOfPlan& part, 
 }  // namespace
 
 void improve_by_patterns(StageSearch& search, const Limits& limits, const Clock& clock, Partition& best, Ns& bound) {
-    const StageAreas areas(search.problem());
+    StageAreas areas(search.problem());
     std::deque<PartOfPlan> parts;
     // Small parts are settled soon; what is left of the time is for the large ones.
     std::vector<Mask> sets = areas.parts();
@@ -143,9 +149,14 @@ void improve_by_patterns(StageSearch& search, const Limits& limits, const Clock&
         if (__builtin_popcountll(part.members) > kManyModules)
             dive(search, areas, part, Clock(clock.seconds_left() * kDiveShare), best);
         const Ns incumbent = cost_of(search, best.stages, part.members);
+        Ns by_order = 0;  // few modules are settled without
+        if (__builtin_popcountll(part.members) > kManyModules) {
+            OrderBranching cases(areas, part.pricer, part.members, part.prices);
+            by_order = cases.run(incumbent, Clock(clock.seconds_left() * kOrderShare));
+        }
         PatternSearch patterns(search, areas, part.pricer, part.prices, part.members, clock);
         const Found found = patterns.run(incumbent, limits.max_nodes);
-        total = std::min(kNever, total + found.bound);
+        total = std::min(kNever, total + std::max(found.bound, by_order));
         if (!found.stages.empty()) replace(search, best, part.members, found.stages);
     }
     bound = std::max(bound, std::min(total, best.cost));

@@ -105,18 +105,18 @@ class PatternPricer::Knapsack {
 };
 
 PatternPricer::PatternPricer(const StageAreas& areas, Mask members)
-    : areas_(areas), room_(static_cast<double>(areas.room())) {
-    std::vector<int> place(kMaxModules, 0);
-    each(members, [&](int m) {
-        place[static_cast<std::size_t>(m)] = static_cast<int>(modules_.size());
-        modules_.push_back(m);
-    });
-    chains_ = areas.chains(members);
-    for (auto& chain : chains_) {
-        for (int& m : chain) m = place[static_cast<std::size_t>(m)];
-    }
+    : areas_(areas), members_(members), room_(static_cast<double>(areas.room())) {
+    each(members, [&](int m) { modules_.push_back(m); });
+    take_order();
     append({0, static_cast<std::int32_t>(areas.firsts().size()) - 1, 0,
             static_cast<std::int32_t>(areas.seconds().size()) - 1, 0});
+}
+
+void PatternPricer::take_order() {
+    chains_ = areas_.chains(members_);
+    for (auto& chain : chains_) {
+        for (int& m : chain) m = __builtin_popcountll(members_ & ((Mask{1} << m) - 1));
+    }
 }
 
 void PatternPricer::append(Rectangle rectangle) {

@@ -26,6 +26,9 @@ class PatternPricer {
   public:
     PatternPricer(const StageAreas& areas, Mask members);
 
+    // To be called when the order of the areas was changed; all else must be as it was.
+    void take_order();
+
     // Returns a bound on worth over cost of all patterns, which is `stop` or the best there is if that is more, and
     // adds patterns of a ratio above `stop`. Ends early with a higher bound once there are `enough` or time is over.
     double best_ratio(const std::vector<double>& prices, double stop, std::size_t enough, const Clock& clock,
@@ -62,6 +65,7 @@ class PatternPricer {
     void add_hull(std::size_t index, const std::vector<int>& chain, const std::vector<double>& prices);
 
     const StageAreas& areas_;
+    Mask members_;
     std::vector<int> modules_;
     std::vector<std::vector<int>> chains_;  // of places in modules_
     std::vector<Rectangle> rectangles_;

@@ -23,7 +23,7 @@ constexpr int kMostRounds = 2000;
 
 class ColumnGeneration {
   public:
-    ColumnGeneration(const StageAreas& areas, PatternPricer& pricer, Mask members, const std::vector<Pattern>& start,
+    ColumnGeneration(const StageAreas& areas, PatternPricer& pricer, Mask members, const Pricing& pricing,
                      const Clock& clock)
         : pricer_(pricer), clock_(clock) {
         each(members, [&](int m) { modules_.push_back(m); });
@@ -31,7 +31,13 @@ class ColumnGeneration {
         for (const int m : modules_) alone.push_back(static_cast<double>(areas.alone(m) + 1));
         lp_ = std::make_unique<CoveringLp>(alone);
         best_.assign(modules_.size(), 0);
-        for (const Pattern& pattern : start) {
+        if (pricing.known != nullptr) {
+            for (std::size_t i = 0; i < modules_.size(); ++i) {
+                best_[i] = static_cast<double>(pricing.known->of[static_cast<std::size_t>(modules_[i])]);
+            }
+            best_sum_ = std::accumulate(best_.begin(), best_.end(), 0.0);
+        }
+        for (const Pattern& pattern : pricing.start) {
             const Mask stage = pattern.stage & members;
             if ((stage & (stage - 1)) != 0) patterns_.push_back({stage, pattern.cost});
         }
@@ -43,11 +49,12 @@ class ColumnGeneration {
         for (const Pattern& pattern : patterns_) add(pattern);
     }
 
-    Prices run(std::size_t num_modules) {
+    Prices run(std::size_t num_modules, Ns enough) {
         const double close_enough = modules_.size() > kManyModules ? kCloseEnoughOfMany : kCloseEnough;
         for (int round = 0; round < kMostRounds && !clock_.is_over(); ++round) {
             lp_->solve();
             if (best_sum_ >= lp_->value() * (1 - close_enough)) break;
+            if (best_sum_ * kRoundedDown > static_cast<double>(enough) + static_cast<double>(2 * kMaxModules)) break;
             // Smoothed prices first; where they bring no pattern that the mix wants, its own.
             if (!ask(best_sum_ > 0 ? kSmoothing : 0) && !ask(0)) break;
         }
@@ -59,6 +66,11 @@ class ColumnGeneration {
                 std::max<Ns>(0, static_cast<Ns>(best_[i] * kRoundedDown) - 1);
         }
         prices.patterns = std::move(patterns_);
+        lp_->each_used([&](Mask rows, double amount) {
+            Mask stage = 0;
+            each(rows, [&](int row) { stage |= Mask{1} << modules_[static_cast<std::size_t>(row)]; });
+            prices.mix.push_back({stage, amount});
+        });
         return prices;
     }
 
@@ -106,9 +118,9 @@ class ColumnGeneration {
 
 }  // namespace
 
-Prices find_prices(const StageAreas& areas, PatternPricer& pricer, Mask members, const std::vector<Pattern>& start,
+Prices find_prices(const StageAreas& areas, PatternPricer& pricer, Mask members, const Pricing& pricing,
                    const Clock& clock) {
-    return ColumnGeneration(areas, pricer, members, start, clock).run(kMaxModules);
+    return ColumnGeneration(areas, pricer, members, pricing, clock).run(kMaxModules, pricing.enough);
 }
 
 }  // namespace mosaic::search

@@ -39,7 +39,7 @@ StageAreas::StageAreas(const Problem& problem)
     firsts_.assign(firsts.begin(), firsts.end());
     seconds_.assign(seconds.begin(), seconds.end());
     find_places();
-    order(problem);
+    find_order(problem);
 }
 
 void StageAreas::find_places() {
@@ -57,16 +57,23 @@ void StageAreas::find_places() {
     }
 }
 
-void StageAreas::order(const Problem& problem) {
+void StageAreas::find_order(const Problem& problem) {
     const auto size = static_cast<std::size_t>(problem.size());
-    for (const Module& module : problem.modules) earlier_.push_back(module.before);
+    std::vector<Mask> all;
+    for (const Module& module : problem.modules) all.push_back(module.before);
     for (std::size_t round = 0; round < size; ++round) {  // as many rounds as the longest chain can have
-        for (Mask& earlier : earlier_) {
-            each(earlier, [&](int other) { earlier |= earlier_[static_cast<std::size_t>(other)]; });
+        for (Mask& earlier : all) {
+            each(earlier, [&](int other) { earlier |= all[static_cast<std::size_t>(other)]; });
         }
     }
+    set_order(std::move(all));
+}
+
+void StageAreas::set_order(std::vector<Mask> earlier) {
+    earlier_ = std::move(earlier);
+    earlier_.resize(needs_.size());
     apart_ = earlier_;
-    for (std::size_t m = 0; m < size; ++m) {
+    for (std::size_t m = 0; m < apart_.size(); ++m) {
         each(earlier_[m], [&](int other) { apart_[static_cast<std::size_t>(other)] |= Mask{1} << m; });
     }
 }

@@ -34,6 +34,12 @@ class StageAreas {
     // Modules that cannot share a stage with one, since one waits for the other, directly or not.
     Mask apart(int module) const { return apart_[static_cast<std::size_t>(module)]; }
 
+    // All of `earlier`, by module.
+    const std::vector<Mask>& order() const { return earlier_; }
+
+    // Makes modules wait for others than they do; `earlier` holds all that each waits for, directly or not.
+    void set_order(std::vector<Mask> earlier);
+
     // Splits all modules into sets such that modules of different sets never share a stage. Every module of a set is
     // before or after all of another set, so each can be planned on its own.
     std::vector<Mask> parts() const;
@@ -51,7 +57,7 @@ class StageAreas {
 
     using Places = std::vector<std::uint64_t>;  // bits: which of the times that there are
 
-    void order(const Problem& problem);
+    void find_order(const Problem& problem);
     void find_places();
 
     std::int64_t room_;

@@ -1,4 +1,4 @@
-"""Single steps of the search: what a stage takes by area, and pairs of stages planned anew."""
+"""Single steps of the search: stages by area, pairs of stages planned anew, bounds by the order of stages."""
 
 from __future__ import annotations
 
@@ -105,3 +105,36 @@ def test_pairs_refuse_stages_that_are_no_partition():
     for start in ([0b001, 0b010], [0b011, 0b110], [0b111]):
         with pytest.raises(ValueError, match="start"):
             _search.improve_by_pairs(problem, start)
+
+
+def crossing() -> _search.Problem:
+    """Two chains, a then x and b then y, of which only a and y, and b and x, fit side by side."""
+    wide, narrow = [(1, 6, 10, 20, 0)], [(1, 4, 10, 20, 0)]
+    a, b = _search.Module.of(wide, []), _search.Module.of(wide, [])
+    return _search.Problem(
+        [a, b, _search.Module.of(narrow, [0]), _search.Module.of(narrow, [1])], num_devices=1, num_slots=10
+    )
+
+
+def test_the_order_of_stages_rules_out_two_that_wait_for_each_other():
+    """Prices hold two stages to be enough: a beside y, which waits for b, and b beside x, which waits for a."""
+    by_prices, by_order = _search.bound_by_order(crossing())
+    assert 55 <= by_prices <= 60
+    assert 85 <= by_order <= _search.plan(crossing()).cost_ns == 90
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("shape", ["layered", "multi"])
+def test_a_bound_by_order_is_between_that_by_prices_and_the_best_plan(shape, seed):
+    problem = disturbed_problem_of(generate(Recipe(shape=shape, num_modules=9, num_devices=4, seed=seed)))
+    best = _search.plan(problem, seconds=60.0)
+    by_prices, by_order = _search.bound_by_order(problem, seconds=60.0)
+    assert best.status == "optimal"
+    assert by_prices <= by_order <= best.cost_ns
+    assert _search.bound_by_order(problem, seconds=60.0) == (by_prices, by_order)
+    cut_off = _search.bound_by_order(problem, seconds=0.0)
+    assert cut_off[0] <= cut_off[1] <= best.cost_ns
+
+
+def test_a_bound_by_order_is_no_higher_than_what_it_is_told_to_reach():
+    assert _search.bound_by_order(crossing(), incumbent=70)[1] == 70
