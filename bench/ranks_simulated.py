@@ -135,7 +135,13 @@ def simulated_steps(
 
 
 def scaling(
-    *, name: str, num_devices: Sequence[int], seconds: float, paper: str, methods: Sequence[str] = METHODS
+    *,
+    name: str,
+    num_devices: Sequence[int],
+    seconds: float,
+    paper: str,
+    methods: Sequence[str] = METHODS,
+    with_memory: bool = True,
 ) -> Iterator[Figure]:
     """A model on 8, 16, 32 GPUs: simulated steps, and others' over the exact plan's.
 
@@ -145,11 +151,12 @@ def scaling(
         seconds: When an exact search ends.
         paper: ``14a`` or ``9``: whose numbers stand beside.
         methods: Who plans; others are figures without a number.
+        with_memory: Whether plans have to fit into memory; if not, names say so.
     """
     for count in num_devices:
-        of = f"{name}, {count} GPUs"
-        steps = simulated_steps(name, count, seconds=seconds, methods=methods)
-        steps |= {method: "left out of the quick form" for method in METHODS if method not in methods}
+        of = f"{name}, {count} GPUs" + ("" if with_memory else " of any memory")
+        steps = simulated_steps(name, count, seconds=seconds, methods=methods, with_memory=with_memory)
+        steps |= {method: "left out: takes too long here" for method in METHODS if method not in methods}
         yield from _figures(steps, of, {m: _paper(paper, m, count) for m in steps}, over="exact", faster=False)
 
 

@@ -48,6 +48,8 @@ class PartedStudy:
     """After this a quick study ends whatever runs and starts nothing."""
     full: Callable[[], Sequence[StudyPart]]
     """Makes all parts."""
+    full_seconds: float = math.inf
+    """The same for the full form."""
     known: Sequence[Figure] = ()
     """Figures that no part makes, with their reasons."""
     complete: Callable[[Sequence[Figure]], Sequence[Figure]] = list
@@ -61,7 +63,7 @@ class PartedStudy:
         parser.add_argument("--pictures", type=Path, help="draw the figures into this folder")
         given = parser.parse_args()
         parts = self.quick() if given.quick else self.full()
-        longest = min(sum(part.seconds for part in parts), self.quick_seconds if given.quick else math.inf)
+        longest = min(sum(part.seconds for part in parts), self.quick_seconds if given.quick else self.full_seconds)
         print(f"{len(parts)} parts: ended after {longest:.0f} s at the latest", flush=True)
         made = self.run(parts, path=given.json, seconds=longest)
         if given.pictures is not None:

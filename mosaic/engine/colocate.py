@@ -96,7 +96,8 @@ def colocate(
         plan: A plan to run instead of solving for one.
         method: Who plans: a solver, or a planner that Mosaic is compared with (``mosaic.solver.runnable.RUNNABLE``).
             The plan of a method that is named runs as it is, like one that is given; ``auto`` is tried first.
-        profile: Measurements to plan from instead of taking them.
+        profile: Measurements to plan from instead of taking them. No profile knows the optimizer: a plan leaves room
+            for AdamW's two moments in 32 bits, 8 bytes for each parameter that trains.
         cache: Measurements of earlier runs: what is there is not taken again, and what is taken is kept. By default in
             the user's cache folder (``~/.cache/mosaic/profiles``, or under ``$XDG_CACHE_HOME``); None for none.
         backend: Where to run; by default the GPU that holds the model's parameters, or the host.

@@ -20,6 +20,7 @@ from bench.ranks_simulated import ModelCost, large_cluster, scaling
 from bench.ranks_tape import Tape
 from bench.record import Figure, Study
 from bench.study_parts import StudyPart
+from mosaic import models
 from mosaic.artifact import load
 from mosaic.cost.communication import ModuleTraffic
 from mosaic.graph import Edge, ModuleGraph, ModuleNode
@@ -159,6 +160,17 @@ def test_kept_profiles_are_whole_and_fall_with_slots():
             for row in (*module.forward_ms, *module.backward_ms):
                 assert len(row) == 16
                 assert all(later <= earlier for earlier, later in itertools.pairwise(row))
+
+
+def test_a_kept_table_is_what_the_code_counts_today():
+    kept = ranks_tables.load_table("clip")
+    config = models.config_of("clip", "paper")
+    made = ranks_tables.count("clip", config, kept.batch, kept.degrees[-1:], kept.model)
+    assert made.graph == kept.graph
+    for ours, theirs in zip(made.modules, kept.modules, strict=True):
+        assert (ours.module, ours.traffic) == (theirs.module, theirs.traffic)
+        for name in ("forward_ms", "backward_ms", "memory_bytes", "kept_bytes"):
+            assert getattr(ours, name) == getattr(theirs, name)[-1:], name
 
 
 @pytest.mark.usefixtures("made_up_table")
