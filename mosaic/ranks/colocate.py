@@ -83,7 +83,8 @@ def colocate_ranks(
         plan: A plan for as many devices as there are ranks: device i is rank i.
         method: Who plans where no plan is given: a solver, or a planner that Mosaic is compared with (``RUNNABLE``).
         profile: Measurements for rank 0 to plan from, of the batch of all ranks together. The links between ranks are
-            measured in any case; sums of gradients take as long as it says.
+            measured in any case; sums of gradients take as long as it says. It knows no optimizer: a plan leaves room
+            for AdamW's two moments in 32 bits, 8 bytes for each parameter that trains, on each of a module's ranks.
         settings: How carefully rank 0 profiles.
         backend: Where this rank runs; by default the GPU that is this rank's (``LOCAL_RANK``) where the model is on
             one, which is made the current one, and else its share of the host's cores.
