@@ -180,5 +180,5 @@ def examples(rank: int, size: int) -> dict[str, Any]:
     found = {}
     for run in RUNS[size]:
         if all(HAS[package] for package in needs(run)):
-            found[" ".join(run)] = compare(run[0], [*run[1:], "--steps", "3"], rank, size)
+            found[" ".join(run)] = compare(run[0], [*run[1:], "--steps", str(size)], rank, size)
     return found
