@@ -264,7 +264,7 @@ PLAIN = Recipe(
 )
 @example(recipe=dataclasses.replace(PLAIN, forwards=3, accumulate=2, again=True, kinds=("repeat", "norm", "dropout")))
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True, print_blob=False
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True, print_blob=False
 )
 def test_colocated_training_is_equal_to_plain_training(recipe: Recipe):
     include = ["encoders.*", "backbone", "heads.*"]

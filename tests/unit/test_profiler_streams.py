@@ -95,7 +95,7 @@ def test_a_gpus_random_numbers_are_given_back_as_they_were(monkeypatch: pytest.M
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: states[device].clone())
     monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: states.update({device: state}))
     parameter = SimpleNamespace(grad=None, device=gpu)
-    model = SimpleNamespace(parameters=lambda: [parameter], buffers=lambda: [])
+    model = SimpleNamespace(parameters=lambda: [parameter], buffers=lambda: [], modules=lambda: [])
     with preserved(model):  # type: ignore[arg-type]
         states[gpu] = torch.zeros(3)
     assert torch.equal(states[gpu], torch.arange(3))
