@@ -2,6 +2,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "search/cheapest_partition.h"
 #include "search/interference.h"
 #include "search/order_branching.h"
 #include "search/pair_search.h"
@@ -11,6 +12,8 @@ namespace py = pybind11;
 using namespace mosaic::search;
 
 namespace {
+
+constexpr double kNoLimit = 1e9;  // seconds
 
 Module make_module(const Options& options, const std::vector<int>& before) {
     Module module{options, 0};
@@ -176,6 +179,43 @@ void bind_plan(py::module_& module) {
         .def_readonly("seconds", &Plan::seconds);
 }
 
+void bind_patterns(py::module_& module) {
+    module.def(
+        "list_patterns",
+        [](const Problem& problem, Ns slack, std::size_t most) {
+            const StageAreas areas(problem);
+            const Clock clock(kNoLimit);
+            PatternPricer pricer(areas, problem.all());
+            const Prices prices = find_prices(areas, pricer, problem.all(), {}, clock);
+            std::unordered_map<Mask, Ns> found;
+            const std::vector<double> asked(prices.of.begin(), prices.of.end());
+            const bool is_whole = pricer.list(asked, static_cast<double>(slack), most, clock, found);
+            return std::make_tuple(prices.of, found, is_whole);
+        },
+        py::arg("problem"), py::arg("slack"), py::kw_only(), py::arg("most") = 300000,
+        py::call_guard<py::gil_scoped_release>(), "Prices, and sets that take little more than their modules' worth.");
+    module.def(
+        "cheapest_partitions",
+        [](const Problem& problem, const std::unordered_map<Mask, Ns>& columns, Ns slack,
+           const std::vector<std::pair<Mask, Ns>>& raises) {
+            const StageAreas areas(problem);
+            const Clock clock(kNoLimit);
+            std::vector<Column> listed;
+            for (const auto& [stage, excess] : columns) listed.push_back({stage, excess});
+            CheapestPartition cheapest(areas, problem.all(), std::move(listed), slack, INT64_MAX);
+            std::vector<std::pair<Ns, std::vector<Mask>>> found;
+            for (std::size_t i = 0; i <= raises.size(); ++i) {
+                if (i > 0) cheapest.raise(raises[i - 1].first, raises[i - 1].second);
+                std::vector<Mask> stages = cheapest.find(slack, clock);
+                found.emplace_back(cheapest.least(), std::move(stages));
+            }
+            return found;
+        },
+        py::arg("problem"), py::arg("columns"), py::arg("slack"),
+        py::arg("raises") = std::vector<std::pair<Mask, Ns>>{}, py::call_guard<py::gil_scoped_release>(),
+        "The cheapest partition into these stages, and again after each of the raises.");
+}
+
 // Single steps of the search, which tests and studies ask on their own.
 void bind_steps(py::module_& module) {
     module.def(
@@ -203,6 +243,7 @@ void bind_steps(py::module_& module) {
         },
         py::arg("problem"), py::kw_only(), py::arg("incumbent") = kNever, py::arg("seconds") = 10.0,
         py::call_guard<py::gil_scoped_release>(), "What no plan is below, by prices and by the order of stages.");
+    bind_patterns(module);
 }
 
 }  // namespace

@@ -4,7 +4,7 @@ Plain C++, no CUDA, the GIL released; the same input and seed give the same answ
 search. Times are nanoseconds. ``ValueError`` for what no search can work on.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 class Option:
     """One way to deploy a module; times in nanoseconds."""
@@ -157,4 +157,21 @@ def bound_by_order(problem: Problem, *, incumbent: int = ..., seconds: float = 1
     """What no plan takes less than, in nanoseconds: by prices of modules alone, and with the order of stages.
 
     The second is no more than ``incumbent``; without a limit of time that counts, both are the same each time.
+    """
+
+def list_patterns(problem: Problem, slack: int, *, most: int = 300000) -> tuple[list[int], dict[int, int], bool]:
+    """Prices of modules; and sets, as bitmasks, that take by area less than ``slack`` above what theirs add up to.
+
+    Returns the prices, what each of those sets takes at least (all in nanoseconds), and whether all are listed: not
+    where there are more than ``most``.
+    """
+
+def cheapest_partitions(
+    problem: Problem, columns: Mapping[int, int], slack: int, raises: Sequence[tuple[int, int]] = ()
+) -> list[tuple[int, list[int]]]:
+    """The cheapest partition of all modules into stages of ``columns``, if it costs less than ``slack``.
+
+    ``columns`` has the cost of each stage, a bitmask. It is asked again after each of ``raises``, each of which makes a
+    stage dearer. Returns for each question what no partition is below (``slack`` at most), and the stages in an order
+    that keeps dependencies, or none.
     """

@@ -10,6 +10,7 @@ constexpr std::int64_t kMostSearched = 20000000;  // nodes of one search
 constexpr Ns kFirstShare = 2000;                  // the first slack is this part of the bound
 constexpr std::int64_t kFirstNodes = 500;         // of one question about one stage
 constexpr std::int64_t kMoreNodes = 10;
+constexpr std::int64_t kMostWork = 200000000;  // columns looked at for one partition
 
 }  // namespace
 
@@ -23,28 +24,38 @@ Found PatternSearch::run(Ns incumbent, std::int64_t max_nodes) {
     found.bound = std::min(floor, incumbent);
     found.cost = incumbent;
     // Stages that are hard to settle are left open at first; a good plan is often found without them.
-    for (std::int64_t nodes = std::min(max_nodes, kFirstNodes); found.bound < found.cost; nodes *= kMoreNodes) {
-        search_.set_max_nodes(std::min(nodes, max_nodes));
-        if (!widen(floor, found) || nodes >= max_nodes) break;
+    Way way = Way::leading_stages;
+    for (std::int64_t nodes = std::min(max_nodes, kFirstNodes); found.bound < found.cost;) {
+        search_.set_max_nodes(nodes);
+        const bool is_whole = widen(floor, way, found);
+        if (clock_.is_over() || (!is_whole && way == Way::all_stages)) break;
+        if (!is_whole) {  // too many to find the best of them
+            way = Way::all_stages;
+            continue;
+        }
+        if (nodes >= max_nodes) break;
+        nodes = std::min(max_nodes, nodes * kMoreNodes);
     }
     return found;
 }
 
 // From little slack to as much as the best plan has; returns whether all of it was looked at.
-bool PatternSearch::widen(Ns floor, Found& found) {
-    for (Ns slack = floor / kFirstShare + 1; found.bound < found.cost; slack += slack / 2 + 1) {
-        const Ns most = found.cost - floor;
-        limit_ = std::min(slack, most);
+bool PatternSearch::widen(Ns floor, Way way, Found& found) {
+    const bool is_leading = way == Way::leading_stages;
+    const Ns first = is_leading ? found.bound - floor + 1 : 0;
+    most_ = found.cost - floor;
+    for (Ns slack = std::max(first, floor / kFirstShare + 1); found.bound < found.cost; slack += slack / 2 + 1) {
+        limit_ = std::min(slack, most_);
         if (!list(limit_)) return false;
-        const bool is_whole = search();
+        const bool is_whole = is_leading ? search_leading() : search();
         if (!best_.empty()) {
             found.stages = std::move(best_);
             best_.clear();
-            found.cost = floor + limit_;
+            found.cost = floor + most_;
         }
+        if (is_whole || is_leading) found.bound = std::max(found.bound, floor + std::min(limit_, least_open_));
         if (!is_whole) return false;
-        found.bound = std::max(found.bound, floor + std::min(limit_, least_open_));
-        if (slack >= most || found.cost == floor + limit_) return true;
+        if (limit_ >= most_) return true;
     }
     return true;
 }
@@ -56,7 +67,8 @@ bool PatternSearch::list(Ns slack) {
     candidates_.clear();
     for (const auto& [stage, cost] : patterns) {
         const Ns worth = prices_.sum(stage);
-        candidates_.push_back({stage, worth, std::max<Ns>(0, std::max(cost, search_.bound(stage)) - worth), false});
+        candidates_.push_back(
+            {stage, worth, std::max<Ns>(0, std::max(cost, search_.known_bound(stage)) - worth), false});
     }
     std::sort(candidates_.begin(), candidates_.end(), [](const Candidate& a, const Candidate& b) {
         return a.excess != b.excess ? a.excess < b.excess : a.stage < b.stage;
@@ -80,6 +92,78 @@ bool PatternSearch::search() {
     path_.clear();
     extend(0, 0);
     return !is_stopped_;
+}
+
+bool PatternSearch::search_leading() {
+    std::vector<Column> columns;
+    for (const int index : all_) {
+        const Candidate& candidate = candidates_[static_cast<std::size_t>(index)];
+        columns.push_back({candidate.stage, candidate.excess});
+    }
+    CheapestPartition cheapest(areas_, members_, std::move(columns), limit_, kMostWork);
+    least_open_ = kNever;
+    Ns lead = 0;  // no partition has less
+    while (true) {
+        std::vector<Mask> stages = cheapest.find(limit_, clock_);
+        if (!cheapest.is_stopped()) lead = cheapest.least();
+        if (cheapest.is_stopped() || clock_.is_over()) {
+            least_open_ = std::min(least_open_, lead);
+            return false;
+        }
+        if (stages.empty()) return true;
+        if (!work_out(std::move(stages), cheapest)) least_open_ = std::min(least_open_, lead);
+    }
+}
+
+// Returns whether anything was learnt of them. If not, those that stay open are left out from here on.
+bool PatternSearch::work_out(std::vector<Mask> stages, CheapestPartition& cheapest) {
+    if (search_.problem().is_disturbed() && raise_calmly(stages, cheapest)) return true;
+    std::stable_sort(stages.begin(), stages.end(), [](Mask a, Mask b) {  // small ones are soon settled
+        return __builtin_popcountll(a) < __builtin_popcountll(b);
+    });
+    Ns total = cheapest.least();
+    Ns cost = 0;
+    bool has_learnt = false;
+    std::vector<Mask> open;
+    for (const Mask stage : stages) {
+        const Ns worth = prices_.sum(stage);
+        const Ns before = cheapest.excess(stage);
+        search_.raise_bound(stage, worth + before);
+        const StageValue& value = search_.evaluate(stage, worth + before + most_ - total);
+        cost = std::min(kNever, cost + std::max<Ns>(0, value.cost - worth));
+        if (value.bound - worth > before) {
+            cheapest.raise(stage, value.bound - worth);
+            total += value.bound - worth - before;
+            has_learnt = true;
+        }
+        if (total >= most_) return true;
+        if (!value.is_exact()) open.push_back(stage);
+    }
+    if (cost < most_) {
+        most_ = cost;
+        limit_ = std::min(limit_, most_);
+        best_ = std::move(stages);
+    }
+    if (has_learnt || open.empty()) return true;
+    for (const Mask stage : open) cheapest.raise(stage, kNever);
+    return false;
+}
+
+// What rules a partition out without disturbance is found much sooner.
+bool PatternSearch::raise_calmly(const std::vector<Mask>& stages, CheapestPartition& cheapest) {
+    Ns total = cheapest.least();
+    bool has_learnt = false;
+    for (const Mask stage : stages) {
+        const Ns worth = prices_.sum(stage);
+        const Ns before = cheapest.excess(stage);
+        search_.raise_bound(stage, worth + before);
+        const Ns excess = search_.calm_bound(stage, worth + before + most_ - total) - worth;
+        if (excess <= before) continue;
+        cheapest.raise(stage, excess);
+        total += excess - before;
+        has_learnt = true;
+    }
+    return has_learnt;
 }
 
 Mask PatternSearch::ready(Mask done) const {
@@ -108,6 +192,7 @@ int PatternSearch::find_first(Mask ready, Mask waiting) const {
 void PatternSearch::extend(Mask done, Ns spent) {
     if (done == members_) {
         limit_ = spent;
+        most_ = spent;
         best_ = path_;
         return;
     }

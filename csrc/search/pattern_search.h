@@ -5,6 +5,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "cheapest_partition.h"
 #include "pattern_prices.h"
 #include "stage_search.h"
 
@@ -21,6 +22,10 @@ struct Found {
 // at most `slack` above the sum of all prices has no stage with an excess of more than that. So all patterns of a small
 // excess are listed, and plans made of them are searched: first with little slack, then with more, until there is a
 // plan, which is the best then, or the patterns are too many.
+//
+// Every stage on the way is worked out at first, with little effort, which finds plans. Then only those are that the
+// best partition by bounds leads to, with more and more effort: what cannot be settled keeps its bound, and what no
+// partition is below by bounds no plan is below.
 class PatternSearch {
   public:
     PatternSearch(StageSearch& search, const StageAreas& areas, PatternPricer& pricer, const Prices& prices,
@@ -37,12 +42,18 @@ class PatternSearch {
         bool is_open = false;  // its cost is not settled
     };
 
-    bool widen(Ns floor, Found& found);
+    enum class Way { all_stages, leading_stages };
+
+    bool widen(Ns floor, Way way, Found& found);
     bool list(Ns slack);
     // Looks for a plan within the limit; returns whether everything was looked at.
     bool search();
     void extend(Mask done, Ns spent);
     void extend(Mask done, Ns spent, Candidate& candidate);
+    // The same, where only stages of the best partition by bounds are worked out.
+    bool search_leading();
+    bool work_out(std::vector<Mask> stages, CheapestPartition& cheapest);
+    bool raise_calmly(const std::vector<Mask>& stages, CheapestPartition& cheapest);
     Mask ready(Mask done) const;
     int find_first(Mask ready, Mask waiting) const;
     void look_up(Mask others, Mask fixed, std::vector<int>& found) const;
@@ -61,6 +72,7 @@ class PatternSearch {
     std::vector<Mask> path_;
     std::vector<Mask> best_;
     Ns limit_ = 0;  // only plans with less excess count
+    Ns most_ = 0;   // excess of the best plan known
     Ns least_open_ = kNever;
     std::int64_t num_nodes_ = 0;
     bool is_stopped_ = false;
