@@ -13,6 +13,9 @@ constexpr Ns kFirstStep = 32;
 constexpr Ns kNear = 48;
 // Of one set, for which placements are also looked for greedily: that is not counted in nodes.
 constexpr int kGreedyQuestions = 40;
+// Of one question: how often a range of times is cut that took all nodes, and the part of the nodes that each cut has.
+constexpr int kMostCuts = 100;
+constexpr std::int64_t kCutShare = 4;
 
 }  // namespace
 
@@ -125,10 +128,6 @@ bool StageSearch::close(Mask set, StageValue& value, Ns cutoff, bool is_whole) {
 // Whether a set can be placed for less than `below`. With phases of their own, the forward time is split into ranges,
 // and a range is done with where its longest forward and the backward that is left beside its shortest cannot be met.
 Answer StageSearch::ask(Mask set, StageValue& value, Ns below, std::int64_t nodes) {
-    struct Range {
-        Ns low;
-        Ns high;
-    };
     Effort effort{nodes, effort_.clock};
     Stage stage;
     if (problem_.objective == Objective::sum) {
@@ -136,13 +135,19 @@ Answer StageSearch::ask(Mask set, StageValue& value, Ns below, std::int64_t node
         if (answer == Answer::yes) keep(value, stage, cost_of(problem_, stage));
         return answer;
     }
+    int num_cuts = 0;
     std::vector<Range> ranges{{bound_.least_forward(set), below - 1 - bound_.least_backward(set)}};
     while (!ranges.empty()) {
         const Range range = ranges.back();
         ranges.pop_back();
         if (range.low > range.high) continue;
         const Answer answer = pack(set, {range.high, below - 1 - range.low, below - 1}, effort, stage);
-        if (answer == Answer::open) return Answer::open;
+        if (answer == Answer::open) {
+            const bool is_late = effort.clock != nullptr && effort.clock->is_over();
+            if (is_late || nodes <= kQuickNodes || ++num_cuts > kMostCuts || !cut(set, range, ranges)) return answer;
+            effort.nodes_left = nodes / kCutShare;
+            continue;
+        }
         if (answer == Answer::no) continue;
         const Ns forward = stage.forward;
         const Ns cost = cost_of(problem_, stage);
@@ -153,6 +158,30 @@ Answer StageSearch::ask(Mask set, StageValue& value, Ns below, std::int64_t node
         ranges.push_back({range.low, forward - 1});
     }
     return Answer::no;
+}
+
+// What is hard to tell of a range is often easy to tell of its parts, where both times are closer to what they can be.
+// Returns whether there are any smaller ones; neighbours make times that no option has.
+bool StageSearch::cut(Mask set, const Range& range, std::vector<Range>& ranges) const {
+    if (beside_) return false;
+    std::vector<Ns> times;
+    each(set, [&](int m) {
+        for (const Option& option : problem_.modules[static_cast<std::size_t>(m)].options) {
+            if (option.forward >= range.low && option.forward <= range.high) times.push_back(option.forward);
+        }
+    });
+    std::sort(times.begin(), times.end());
+    times.erase(std::unique(times.begin(), times.end()), times.end());
+    if (times.empty()) return true;  // no stage is in there
+    if (times.size() == 1) {
+        if (range.low == range.high) return false;
+        ranges.push_back({times[0], times[0]});
+        return true;
+    }
+    const std::size_t half = times.size() / 2;
+    ranges.push_back({times[half], times.back()});
+    ranges.push_back({times[0], times[half - 1]});
+    return true;
 }
 
 Answer StageSearch::pack(Mask set, const Target& target, Effort& effort, Stage& stage) {

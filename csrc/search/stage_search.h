@@ -66,12 +66,18 @@ class StageSearch {
     std::int64_t num_open() const { return num_open_; }
 
   private:
+    struct Range {  // of forward times
+        Ns low;
+        Ns high;
+    };
+
     // What is known of a set so far, from elsewhere too.
     StageValue& value_of(Mask set);
     const StageValue& settle(Mask set, Ns cutoff, bool is_whole);
     // Returns whether the number of nodes ran out.
     bool close(Mask set, StageValue& value, Ns cutoff, bool is_whole);
     Answer ask(Mask set, StageValue& value, Ns below, std::int64_t nodes);
+    bool cut(Mask set, const Range& range, std::vector<Range>& ranges) const;
     Answer pack(Mask set, const Target& target, Effort& effort, Stage& stage);
     void take_undisturbed(Mask set, StageValue& value, Ns cutoff);
     static void keep(StageValue& value, Stage& stage, Ns cost);

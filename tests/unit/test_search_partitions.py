@@ -122,3 +122,10 @@ def test_twenty_parallel_modules_on_many_devices_are_proven_by_partitions_and_th
     assert first.status == second.status == "optimal"
     assert first.bound_ns == first.cost_ns == second.cost_ns
     assert [stage.rows for stage in first.stages] == [stage.rows for stage in second.stages]
+
+
+def test_stages_that_nothing_is_told_of_as_a_whole_are_settled_by_ranges_of_their_times():
+    problem = disturbed_problem_of(generate(Recipe(shape="align", num_modules=20, num_devices=32, seed=2)))
+    found = _search.plan(problem, kicks=0, seconds=20.0)
+    assert found.status == "optimal"
+    assert found.cost_ns == found.bound_ns
