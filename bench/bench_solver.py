@@ -35,7 +35,7 @@ QUICK: tuple[StudyPart, ...] = (
     StudyPart.alone("re-planning", 10, lambda: replanning(sizes=(14,), seeds=1, seconds=1)),
     StudyPart.alone("64 modules", 15, lambda: sixty_four_modules(seeds=1, limits=(2.0,))),
     StudyPart.alone("gains", 25, lambda: gains(seeds=2, num_modules=5, seconds=1)),
-    StudyPart.alone("the six models", 30, lambda: gains_of_models(size="tiny", batch=8, num_devices=(8,), seconds=1)),
+    StudyPart.alone("the six models", 30, lambda: gains_of_models(size="tiny", batch=8, num_devices=(4,), seconds=1)),
 )
 FULL: tuple[StudyPart, ...] = (
     StudyPart.alone("10 modules", 120, lambda: ten_modules(seeds=20, seconds=10, disturbed=False)),
