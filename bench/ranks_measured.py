@@ -24,6 +24,7 @@ from mosaic.cost.communication import ModuleTraffic, route_ms
 from mosaic.graph import ModuleGraph
 from mosaic.hardware import Link
 from mosaic.models import build, loss_of, make_batch
+from mosaic.models.block import DropPath
 from mosaic.plan import Placement, Plan, SearchRecord, Stage
 from mosaic.profiler import ProfileSettings, measure_ring, repeat_batch, traffic_of
 from mosaic.ranks.colocate import colocate_ranks, cores_of_rank, found_for_ranks
@@ -253,10 +254,15 @@ def peak(rank: int, size: int, *, model: str, batch: int, with_mosaic: bool) -> 
 
 
 def equality(rank: int, size: int, *, model: str, batch: int, steps: int) -> Iterator[Figure]:
-    """Trains under a plan with partly overlapping ranks, and as DDP does, and says how far they are apart."""
+    """Trains under a plan with partly overlapping ranks, without dropout, and as DDP does: how far are they apart?"""
     finding, error = found_for_ranks(Zoo.make(model, batch).model, Zoo.make(model, batch).sample)
     assert finding is not None, error
     ours = Zoo.make(model, batch, seed=rank)
+    for part in ours.model.modules():  # what a rank draws is its own
+        if isinstance(part, nn.Dropout):
+            part.p = 0.0
+        elif isinstance(part, DropPath):
+            part.probability = 0.0
     theirs = Zoo(copy.deepcopy(ours.model), ours.sample, ours.loss)
     plan = overlapping_plan(finding.graph, size)
     handle = colocate_ranks(ours.model, sample=ours.sample, plan=plan)
