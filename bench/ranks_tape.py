@@ -53,6 +53,32 @@ class Done:
         return True
 
 
+class Taped:
+    """Work whose outcome goes on the tape when it is waited for, and not before: who begins it may hold slots.
+
+    Args:
+        work: What was begun.
+        call: Its place on the tape.
+        outputs: What it writes.
+    """
+
+    def __init__(self, work: Any, call: Call, outputs: Sequence[torch.Tensor]) -> None:
+        self._work = work
+        self._call = call
+        self._outputs = outputs
+
+    def wait(self, *args: Any) -> Any:
+        """Waits for it."""
+        found = self._work.wait(*args)
+        if not self._call.made:
+            self._call.made.extend(tensor.detach().clone() for tensor in self._outputs)
+        return found
+
+    def is_completed(self) -> bool:
+        """Whether it has ended."""
+        return bool(self._work.is_completed())
+
+
 class Tape:
     """What one step of this rank communicated."""
 
@@ -62,17 +88,17 @@ class Tape:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Records the collectives inside the block; each is waited for where it is made."""
+        """Records the collectives inside the block."""
 
         def instead(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
             def call(*args: Any, **kwargs: Any) -> Any:
-                given, is_async = _copied(args), bool(kwargs.get("async_op"))
-                work = real(*args, **kwargs)
-                if is_async:
-                    work.wait()
-                made = [tensor.detach().clone() for tensor in outputs_of(name, args)]
+                noted, outputs = Call(name, kwargs.get("group"), _copied(args), kwargs, []), outputs_of(name, args)
                 with self._lock:
-                    self.calls.append(Call(name, kwargs.get("group"), given, kwargs, made))
+                    self.calls.append(noted)
+                work = real(*args, **kwargs)
+                if kwargs.get("async_op"):
+                    return Taped(work, noted, outputs)
+                noted.made.extend(tensor.detach().clone() for tensor in outputs)
                 return work
 
             return call
