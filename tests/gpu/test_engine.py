@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,10 +14,9 @@ from torch import nn
 
 import mosaic
 from mosaic.backends.base import Backend
+from mosaic.backends.cuda import CudaBackend
 from mosaic.engine import Handle, find_modules
 from mosaic.engine.stream_tensor import StreamTensor
-from mosaic.errors import BackendUnavailableError
-from mosaic.microbench.devices import open_backend
 from mosaic.plan import plan_from_quotas
 
 pytestmark = [
@@ -32,13 +30,8 @@ ROWS = 256
 
 
 @pytest.fixture(scope="module")
-def backend() -> Backend:
-    try:
-        return open_backend("cuda")
-    except BackendUnavailableError as error:
-        if os.environ.get("MOSAIC_REQUIRE_GPU") == "1":
-            raise
-        pytest.skip(str(error))
+def backend(cuda_backend: CudaBackend) -> Backend:
+    return cuda_backend
 
 
 class Block(nn.Module):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,9 +13,8 @@ from ranks_training import Model, batch, loss_of
 from torch import nn
 
 from mosaic.backends.base import Backend
+from mosaic.backends.cuda import CudaBackend
 from mosaic.engine import find_modules
-from mosaic.errors import BackendUnavailableError
-from mosaic.microbench.devices import open_backend
 from mosaic.plan import Placement, Plan, SearchRecord, Stage
 from mosaic.ranks.colocate import colocate_ranks
 
@@ -25,19 +23,13 @@ FIRST = ("image", "text", "audio")
 
 
 @pytest.fixture(scope="module")
-def backend() -> Backend:
-    try:
-        return open_backend("cuda")
-    except BackendUnavailableError as error:
-        if os.environ.get("MOSAIC_REQUIRE_GPU") == "1":
-            raise
-        pytest.skip(str(error))
+def backend(cuda_backend: CudaBackend) -> Backend:
+    return cuda_backend
 
 
 @pytest.fixture
 def alone(tmp_path: Path) -> Iterator[None]:
-    if not dist.is_nccl_available():
-        pytest.skip("this torch has no NCCL")
+    assert dist.is_nccl_available(), "torch for this GPU was built without NCCL, which several ranks need"
     dist.init_process_group(
         "cpu:gloo,cuda:nccl", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1
     )

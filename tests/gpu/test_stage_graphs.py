@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,10 +10,9 @@ import pytest
 import torch
 from torch import nn
 
+from mosaic.backends.cuda import CudaBackend
 from mosaic.backends.cuda_lanes import StreamLanes
 from mosaic.engine.stage_graph import Branch, Eager, StageGraphs
-from mosaic.errors import BackendUnavailableError
-from mosaic.microbench.devices import open_backend
 
 pytestmark = pytest.mark.gpu
 
@@ -32,15 +30,9 @@ extern "C" __global__ void note_sm(int *seen) {
 
 
 @pytest.fixture(scope="module")
-def lanes() -> Iterator[StreamLanes]:
-    try:
-        backend = open_backend("cuda")
-    except BackendUnavailableError as error:
-        if os.environ.get("MOSAIC_REQUIRE_GPU") == "1":
-            raise
-        pytest.skip(str(error))
-    half = backend.device.num_slots // 2
-    opened = backend.open_lanes([tuple(range(half)), tuple(range(half, 2 * half))])
+def lanes(cuda_backend: CudaBackend) -> Iterator[StreamLanes]:
+    half = cuda_backend.device.num_slots // 2
+    opened = cuda_backend.open_lanes([tuple(range(half)), tuple(range(half, 2 * half))])
     assert isinstance(opened, StreamLanes)
     with opened:
         yield opened
