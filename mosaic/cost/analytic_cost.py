@@ -7,7 +7,8 @@ from functools import cache
 
 from mosaic.artifact import fingerprint
 from mosaic.cost.counts import ModuleCounts
-from mosaic.cost.interference import Beside, Interference, NoInterference
+from mosaic.cost.interference import Interference, NoInterference
+from mosaic.cost.model import TimedBeside
 from mosaic.cost.roofline import phase_bandwidth, phase_ms
 from mosaic.errors import InvalidProfileError
 from mosaic.hardware import Cluster, Hardware, Link
@@ -17,7 +18,7 @@ SOURCE = "predicted"
 """Kind of every number that comes from here; never in one column with measured ones."""
 
 
-class AnalyticCost:
+class AnalyticCost(TimedBeside):
     """Predicted time and memory of the modules of one graph; takes the place of a measured ``CostModel``.
 
     A module of degree d > 1 adds a ring all-reduce of its gradients to its backward, as if nothing of it were hidden
@@ -111,19 +112,6 @@ class AnalyticCost:
         """Returns the share of the memory's bandwidth that a phase draws, 0 to 1: the paper's B(m, a) of Eq. 8."""
         counts = self._at(module, degree).phase(phase)
         return phase_bandwidth(counts, self.hardware, self._sms(quota), network_gb_per_s=self._network(degree))
-
-    def interference_ms(self, module: str, phase: Phase, degree: int, quota: int, *, beside: Beside) -> float:
-        """Returns what the neighbours on one device add to a phase, in milliseconds."""
-        if not beside:
-            return 0.0
-        alone_ms = self.time_ms(module, phase, degree, quota)
-        return self.interference.extra_ms(module, phase, quota=quota, alone_ms=alone_ms, beside=beside)
-
-    def placed_ms(self, module: str, phase: Phase, degree: int, quota: int, *, beside: Beside = ()) -> float:
-        """Returns the time of one phase beside the given (module, quota) neighbours, in milliseconds."""
-        return self.time_ms(module, phase, degree, quota) + self.interference_ms(
-            module, phase, degree, quota, beside=beside
-        )
 
     def _phase_ms(self, module: str, phase: Phase, degree: int, quota: int) -> float:
         counts = self._at(module, degree)

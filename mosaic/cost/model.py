@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol, get_args
 
@@ -58,7 +59,41 @@ class Cost(Protocol):
         """Returns the time beside neighbours on one device, in milliseconds."""
 
 
-class CostModel:
+class TimedBeside(ABC):
+    """Times beside neighbours, for cost models that know times alone and a form of interference.
+
+    Attributes:
+        interference: How neighbours on a device slow each other down.
+    """
+
+    interference: Interference
+
+    @abstractmethod
+    def time_ms(self, module: str, phase: Phase, degree: int, quota: int) -> float:
+        """Returns the time alone on the device, in milliseconds."""
+
+    def interference_ms(self, module: str, phase: Phase, degree: int, quota: int, *, beside: Beside) -> float:
+        """Returns what the neighbours on one device add to a phase, in milliseconds (paper Eq. 7's delta)."""
+        if not beside:
+            return 0.0
+        alone_ms = self.time_ms(module, phase, degree, quota)
+        return self.interference.extra_ms(module, phase, quota=quota, alone_ms=alone_ms, beside=beside)
+
+    def placed_ms(self, module: str, phase: Phase, degree: int, quota: int, *, beside: Beside = ()) -> float:
+        """Returns the time of one phase beside the given (module, quota) neighbours, in milliseconds.
+
+        A module on several devices with different neighbours takes the longest of them (paper Eq. 7).
+
+        Raises:
+            InvalidProfileError: The module is not known.
+            ValueError: ``degree`` or ``quota`` lies outside what is known.
+        """
+        return self.time_ms(module, phase, degree, quota) + self.interference_ms(
+            module, phase, degree, quota, beside=beside
+        )
+
+
+class CostModel(TimedBeside):
     """Measured time, memory and interference of the modules of one graph."""
 
     def __init__(
@@ -205,26 +240,6 @@ class CostModel:
         """
         kept = self._memory.get(module)
         return self._resident(module, kept) + -(-kept.activation_bytes // degree) if kept else 0
-
-    def interference_ms(self, module: str, phase: Phase, degree: int, quota: int, *, beside: Beside) -> float:
-        """Returns what the neighbours on one device add to a phase, in milliseconds (paper Eq. 7's delta)."""
-        if not beside:
-            return 0.0
-        alone_ms = self.time_ms(module, phase, degree, quota)
-        return self.interference.extra_ms(module, phase, quota=quota, alone_ms=alone_ms, beside=beside)
-
-    def placed_ms(self, module: str, phase: Phase, degree: int, quota: int, *, beside: Beside = ()) -> float:
-        """Returns the time of one phase beside the given (module, quota) neighbours, in milliseconds.
-
-        A module on several devices with different neighbours takes the longest of them (paper Eq. 7).
-
-        Raises:
-            InvalidProfileError: The module was not profiled.
-            ValueError: ``degree`` or ``quota`` lies outside what was sampled.
-        """
-        return self.time_ms(module, phase, degree, quota) + self.interference_ms(
-            module, phase, degree, quota, beside=beside
-        )
 
     def _resident(self, module: str, kept: ModuleMemory) -> int:
         return kept.resident_bytes + kept.lane_bytes + self._optimizer_bytes.get(module, 0)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-
-from mosaic.cost.interference import Beside, Interference
-from mosaic.cost.model import Cost
+from mosaic.cost.interference import Interference
+from mosaic.cost.model import Cost, TimedBeside
 from mosaic.profile import Phase
 
 
-class RetimedCost(ABC):
+class RetimedCost(TimedBeside):
     """Times alone of its own over a base's degrees, quotas, memory and bandwidth.
 
     Neighbours disturb the new times by the form that the base has, unless another one is set.
@@ -27,10 +25,6 @@ class RetimedCost(ABC):
     def profile_fingerprint(self) -> str | None:
         """Names the profile behind the base."""
         return self.base.profile_fingerprint
-
-    @abstractmethod
-    def time_ms(self, module: str, phase: Phase, degree: int, quota: int) -> float:
-        """Returns the time alone on its devices, in milliseconds."""
 
     def degrees(self, module: str) -> tuple[int, ...]:
         """Returns the degrees that may be asked for, rising."""
@@ -51,15 +45,3 @@ class RetimedCost(ABC):
     def bandwidth(self, module: str, phase: Phase, degree: int, quota: int) -> float:
         """Returns the share of a device's memory bandwidth that it uses alone, 0 to 1."""
         return self.base.bandwidth(module, phase, degree, quota)
-
-    def interference_ms(self, module: str, phase: Phase, degree: int, quota: int, *, beside: Beside) -> float:
-        """Returns what neighbours on one device add to the time alone, in milliseconds."""
-        if not beside:
-            return 0.0
-        alone_ms = self.time_ms(module, phase, degree, quota)
-        return self.interference.extra_ms(module, phase, quota=quota, alone_ms=alone_ms, beside=beside)
-
-    def placed_ms(self, module: str, phase: Phase, degree: int, quota: int, *, beside: Beside = ()) -> float:
-        """Returns the time beside neighbours on one device, in milliseconds."""
-        alone_ms = self.time_ms(module, phase, degree, quota)
-        return alone_ms + self.interference_ms(module, phase, degree, quota, beside=beside)
