@@ -112,6 +112,9 @@ def main(top: Path) -> None:
     for step in (1, 2):  # here, so that forks find everything imported
         save(start, step)
         assert loaded_step(start) == step
+    for thread in threading.enumerate():
+        if thread is not threading.main_thread():
+            thread.join(10)  # what wrote is about to end; a fork must not find it
     assert threading.active_count() == 1, threading.enumerate()
     for instant in range(1, 200):
         folder = top / f"killed{instant}"
