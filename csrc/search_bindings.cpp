@@ -7,6 +7,7 @@
 #include "search/order_branching.h"
 #include "search/pair_search.h"
 #include "search/plan_search.h"
+#include "search/quota_packer.h"
 
 namespace py = pybind11;
 using namespace mosaic::search;
@@ -48,6 +49,22 @@ std::vector<PairShares> shares_of(const std::vector<ShareRows>& given) {
     std::vector<PairShares> shares;
     for (const auto& [module, beside, rows] : given) shares.push_back({module, beside, rows});
     return shares;
+}
+
+// Python notes a signal, and raises what follows from it when it is asked: KeyboardInterrupt, for Ctrl-C.
+bool is_signalled() {
+    const py::gil_scoped_acquire gil;
+    return PyErr_CheckSignals() != 0;
+}
+
+Plan plan_until_signalled(const Problem& problem, const Limits& limits, const Hint& hint) {
+    try {
+        const Watch watch(&is_signalled);
+        return plan(problem, limits, hint);
+    } catch (const Interrupted&) {
+        const py::gil_scoped_acquire gil;
+        throw py::error_already_set();
+    }
 }
 
 Objective objective_of(const std::string& name) {
@@ -243,6 +260,22 @@ void bind_steps(py::module_& module) {
         },
         py::arg("problem"), py::kw_only(), py::arg("incumbent") = kNever, py::arg("seconds") = 10.0,
         py::call_guard<py::gil_scoped_release>(), "What no plan is below, by prices and by the order of stages.");
+    module.def(
+        "pack_by_quota",
+        [](const Problem& problem, Mask modules, Ns forward, Ns backward, Ns latency, std::int64_t max_nodes) {
+            check(problem);
+            std::vector<Placed> placed;
+            Effort effort{max_nodes, nullptr};
+            const Answer answer = QuotaPacker(problem).pack(modules, {forward, backward, latency}, effort, placed);
+            if (answer != Answer::yes) placed.clear();
+            std::vector<std::tuple<int, int, std::vector<int>, std::vector<int>>> rows;
+            for (const Placed& one : placed) rows.emplace_back(one.module, one.option, one.devices, one.starts);
+            const char* name = answer == Answer::yes ? "yes" : answer == Answer::no ? "no" : "open";
+            return std::make_tuple(std::string(name), rows, max_nodes - effort.nodes_left);
+        },
+        py::arg("problem"), py::arg("modules"), py::kw_only(), py::arg("forward") = kNever,
+        py::arg("backward") = kNever, py::arg("latency") = kNever, py::arg("max_nodes") = Limits{}.max_nodes,
+        py::call_guard<py::gil_scoped_release>(), "Whether modules fit side by side, by quotas; how, and nodes taken.");
     bind_patterns(module);
 }
 
@@ -258,8 +291,8 @@ PYBIND11_MODULE(_search, module) {
         [](const Problem& problem, double seconds, std::int64_t max_nodes, std::int64_t max_edges, int kicks,
            std::uint64_t seed, bool exact, bool patterns, const std::vector<Mask>& start,
            const std::vector<Mask>& forbidden, const std::shared_ptr<Known>& known, const std::vector<int>& places) {
-            return plan(problem, {seconds, max_nodes, max_edges, kicks, seed, exact, patterns},
-                        {start, forbidden, known, places});
+            return plan_until_signalled(problem, {seconds, max_nodes, max_edges, kicks, seed, exact, patterns},
+                                        {start, forbidden, known, places});
         },
         py::arg("problem"), py::kw_only(), py::arg("seconds") = 10.0, py::arg("max_nodes") = Limits{}.max_nodes,
         py::arg("max_edges") = Limits{}.max_edges, py::arg("kicks") = Limits{}.kicks, py::arg("seed") = 0,

@@ -159,6 +159,22 @@ def bound_by_order(problem: Problem, *, incumbent: int = ..., seconds: float = 1
     The second is no more than ``incumbent``; without a limit of time that counts, both are the same each time.
     """
 
+def pack_by_quota(
+    problem: Problem,
+    modules: int,
+    *,
+    forward: int = ...,
+    backward: int = ...,
+    latency: int = ...,
+    max_nodes: int = ...,
+) -> tuple[str, list[tuple[int, int, list[int], list[int]]], int]:
+    """Whether a set of modules (a bitmask) fits side by side with options that meet these times, in nanoseconds.
+
+    Looks at one quota after the other; disturbance is left out. Returns ``yes``, ``no``, or ``open`` where nodes ran
+    out or memory ruled out what was found; for ``yes`` each module with its option, devices and first slots on them;
+    and how many nodes it took.
+    """
+
 def list_patterns(problem: Problem, slack: int, *, most: int = 300000) -> tuple[list[int], dict[int, int], bool]:
     """Prices of modules; and sets, as bitmasks, that take by area less than ``slack`` above what theirs add up to.
 

@@ -51,6 +51,20 @@ std::vector<Mask> all_earlier(std::vector<Mask> before) {
     return before;
 }
 
+std::vector<Mask> all_apart(const std::vector<Mask>& earlier) {
+    std::vector<Mask> apart = earlier;
+    for (std::size_t m = 0; m < earlier.size(); ++m) {
+        each(earlier[m], [&](int other) { apart[static_cast<std::size_t>(other)] |= Mask{1} << m; });
+    }
+    return apart;
+}
+
+bool may_be_stage(Mask set, const std::vector<Mask>& apart) {
+    Mask others = 0;
+    each(set, [&](int m) { others |= apart[static_cast<std::size_t>(m)]; });
+    return (others & set) == 0;
+}
+
 std::vector<std::vector<int>> split_into_chains(const std::vector<Mask>& earlier, Mask set) {
     const ChainMatching matching(earlier, set);
     std::vector<std::vector<int>> found;

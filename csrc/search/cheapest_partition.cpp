@@ -4,6 +4,12 @@
 #include <utility>
 
 namespace mosaic::search {
+namespace {
+
+// Columns of problems with no more modules are found in a table of all sets.
+constexpr int kModulesOfTable = 22;
+
+}  // namespace
 
 CheapestPartition::CheapestPartition(const StageAreas& areas, Mask members, std::vector<Column> columns, Ns slack,
                                      std::int64_t most_work)
@@ -12,17 +18,22 @@ CheapestPartition::CheapestPartition(const StageAreas& areas, Mask members, std:
         return a.excess != b.excess ? a.excess < b.excess : a.stage < b.stage;
     });
     with_.resize(kMaxModules);
+    if (members_ >> kModulesOfTable == 0) table_.assign(std::size_t{2} << (63 - __builtin_clzll(members_ | 1)), -1);
     for (std::size_t i = 0; i < columns_.size(); ++i) {
         const int index = static_cast<int>(i);
         excess_.push_back(columns_[i].excess);
         all_.push_back(index);
-        index_.emplace(columns_[i].stage, index);
+        if (table_.empty()) {
+            index_.emplace(columns_[i].stage, index);
+        } else {
+            table_[static_cast<std::size_t>(columns_[i].stage)] = index;
+        }
         each(columns_[i].stage, [&](int m) { with_[static_cast<std::size_t>(m)].push_back(index); });
     }
 }
 
 void CheapestPartition::raise(Mask stage, Ns excess) {
-    Ns& own = excess_[static_cast<std::size_t>(index_.at(stage))];
+    Ns& own = excess_[static_cast<std::size_t>(index_of(stage))];
     own = std::max(own, excess);
 }
 
@@ -39,6 +50,13 @@ std::vector<Mask> CheapestPartition::find(Ns limit, const Clock& clock) {
         stages.push_back(columns_[static_cast<std::size_t>(rests_.at(done).choice)].stage);
     }
     return stages;
+}
+
+// -1: it is no column.
+int CheapestPartition::index_of(Mask stage) const {
+    if (!table_.empty()) return table_[static_cast<std::size_t>(stage)];
+    const auto place = index_.find(stage);
+    return place == index_.end() ? -1 : place->second;
 }
 
 bool CheapestPartition::spend() {
@@ -97,8 +115,8 @@ std::vector<int> CheapestPartition::choices(Mask done, Ns limit) {
     const int size = __builtin_popcountll(others);
     if (size < 60 && Mask{1} << size < listed.size()) {  // fewer sets than columns
         for (Mask part = others;; part = (part - 1) & others) {
-            const auto place = index_.find(part | fixed);
-            if (place != index_.end()) found.push_back(place->second);
+            const int index = index_of(part | fixed);
+            if (index >= 0) found.push_back(index);
             if (part == 0) break;
         }
         std::sort(found.begin(), found.end());

@@ -34,7 +34,7 @@ class CheapestPartition {
 
     // Makes a column dearer.
     void raise(Mask stage, Ns excess);
-    Ns excess(Mask stage) const { return excess_[static_cast<std::size_t>(index_.at(stage))]; }
+    Ns excess(Mask stage) const { return excess_[static_cast<std::size_t>(index_of(stage))]; }
 
   private:
     struct Rest {
@@ -48,6 +48,7 @@ class CheapestPartition {
     std::vector<int> choices(Mask done, Ns limit);
     Mask ready(Mask done) const;
     int find_first(Mask ready, Mask waiting) const;
+    int index_of(Mask stage) const;
     bool spend();
 
     const StageAreas& areas_;
@@ -59,6 +60,7 @@ class CheapestPartition {
     std::vector<std::vector<int>> with_;  // columns with each module
     std::vector<int> all_;
     std::unordered_map<Mask, int> index_;  // by stage
+    std::vector<int> table_;               // the same where modules are few; -1: no column
     std::unordered_map<Mask, Rest> rests_;
     std::int64_t round_ = 0;
     std::int64_t work_ = 0;

@@ -27,6 +27,13 @@ CoveringLp::CoveringLp(const std::vector<double>& alone) : size_(alone.size()), 
 
 double CoveringLp::value() const { return std::accumulate(prices_.begin(), prices_.end(), 0.0); }
 
+void CoveringLp::raise(std::size_t column, double cost) {
+    columns_[column].cost = cost;
+    for (Column& used : basis_) {
+        if (used.sign > 0 && used.rows == columns_[column].rows) used.cost = cost;
+    }
+}
+
 void CoveringLp::find_prices() {
     std::fill(prices_.begin(), prices_.end(), 0);
     for (std::size_t i = 0; i < size_; ++i) {

@@ -18,6 +18,9 @@ class CoveringLp {
     // Adds a column by its set of rows, which are bits below the number of rows.
     void add(Mask rows, double cost) { columns_.push_back({rows, cost, 1}); }
 
+    // A column costs more than was said when it was added; `column` counts from 0, the rows' own columns first.
+    void raise(std::size_t column, double cost);
+
     // Goes on from where it was, until no column known is worth more than it costs.
     void solve();
 

@@ -8,6 +8,7 @@
 #include "pair_search.h"
 #include "pattern_plan.h"
 #include "plan_search.h"
+#include "pool_search.h"
 #include "window_search.h"
 
 namespace mosaic::search {
@@ -23,11 +24,20 @@ constexpr double kWindowShareOfMany = 0.25;
 // Of what is left then, for pairs of stages, where there are many modules: few end in the same plan without.
 constexpr double kPairShare = 0.45;
 constexpr int kManyModules = 24;
-// Of what is left then, for prices and patterns: what they do not settle by then, they rarely do later.
-constexpr double kPatternShare = 0.75;
+// Of what is left then, for prices and patterns: of many modules, what they do not settle by then they rarely do later.
+constexpr double kPatternShare = 0.95;
+constexpr double kPatternShareOfMany = 0.75;
 // Of what is left then, for more pairs; and of what is left then, for more windows.
 constexpr double kLastPairShare = 0.5;
 constexpr double kLastWindowShare = 0.8;
+// Of the time, what a list of all stages must leave: of more use to a plan that is given than proofs are other plans.
+constexpr double kLeastLeft = 0.4;
+constexpr double kLeastLeftOfStart = 0.8;
+// Of what is left, where there are few modules: for a proof, first where a plan is given to start from, and then; and
+// in between for plans from what an earlier search knew.
+constexpr double kSoonShare = 0.3;
+constexpr double kPoolShare = 0.5;
+constexpr double kLateShare = 0.7;
 // Windows in a row that bring nothing, by stage, before and after patterns.
 constexpr int kFewInVain = 10;
 constexpr int kManyInVain = 200;
@@ -247,6 +257,17 @@ class IdealSearch {
     bool is_stopped_ = false;
 };
 
+// The better of the stages to start from, if there are any, and of one module after the other.
+Partition take_over(StageSearch& search, const Limits& limits, const std::vector<Mask>& start) {
+    Partition best = improve(search, limits, Clock(0), start);  // checks the start
+    if (!start.empty()) {
+        Partition given = insert_new(search, start);
+        if (given.cost < best.cost) best = std::move(given);
+    }
+    best.cost = std::min(best.cost, kNever);  // a forbidden module alone adds more than that
+    return best;
+}
+
 // The heuristic, and a bound where no time is left for better.
 Partition search_roughly(StageSearch& search, const Limits& limits, const Clock& clock, const std::vector<Mask>& start,
                          Plan& made) {
@@ -270,7 +291,8 @@ Partition search_large(StageSearch& search, const Limits& limits, const Clock& c
         const StageAreas areas(search.problem());
         PairSearch pairs(search, areas, limits.seed);
         if (is_many) pairs.run(Clock(clock.seconds_left() * kPairShare), kFewKicks, best);
-        improve_by_patterns(search, limits, Clock(clock.seconds_left() * kPatternShare), best, made.bound);
+        const double pattern_share = is_many ? kPatternShareOfMany : kPatternShare;
+        improve_by_patterns(search, limits, Clock(clock.seconds_left() * pattern_share), best, made.bound);
         if (made.bound < best.cost) {
             if (is_many) pairs.run(Clock(clock.seconds_left() * kLastPairShare), kFewKicks, best);
             windows.run(Clock(clock.seconds_left() * kLastWindowShare), kManyInVain, best);
@@ -286,23 +308,30 @@ Partition search_large(StageSearch& search, const Limits& limits, const Clock& c
     return {std::move(better), exact.cost()};
 }
 
-// Small problems need no heuristic: bounds lead to better plans sooner than descents do.
+// Small problems need no heuristic: bounds lead to better plans sooner than descents do. Where a proof is not had soon,
+// what an earlier search knew is asked for a better plan to go on from, and windows where it is not had late either.
 Partition search_exactly(StageSearch& search, const Limits& limits, const Clock& clock, const std::vector<Mask>& start,
                          Plan& made) {
-    Partition best = improve(search, limits, Clock(0), start);  // checks the start; one module after the other
-    if (!start.empty()) {
-        const Partition given = insert_new(search, start);
-        if (given.cost < best.cost) best = given;
-    }
+    Partition best = take_over(search, limits, start);
     std::vector<Mask> singles;
     each(search.problem().all(), [&](int m) { singles.push_back(Mask{1} << m); });
-    LazySearch exact(search, limits, clock, singles, std::min(best.cost, kNever));
-    if (limits.patterns || !exact.prepare()) return search_large(search, limits, clock, start, made);
-    std::vector<Mask> better = exact.run();
-    made.bound = exact.bound();
-    made.num_expanded = exact.num_rounds();
-    if (better.empty()) return best;
-    return {std::move(better), exact.cost()};
+    LazySearch exact(search, limits, clock, singles, best.cost);
+    const bool is_small = !limits.patterns && exact.prepare(start.empty() ? kLeastLeft : kLeastLeftOfStart);
+    const auto prove = [&](double share) {
+        std::vector<Mask> better = exact.run(Clock(clock.seconds_left() * share));
+        if (!better.empty()) best = {std::move(better), exact.cost()};
+        made.bound = exact.bound();
+        made.num_expanded = exact.num_rounds();
+        return made.bound >= best.cost;
+    };
+    if (!start.empty()) {
+        if (is_small && prove(kSoonShare)) return best;
+        PoolSearch(search).run(Clock(clock.seconds_left() * kPoolShare), best);
+        exact.beat(best.cost);
+    }
+    if (!is_small) return search_large(search, limits, clock, start.empty() ? start : best.stages, made);
+    if (!prove(kLateShare) && best.cost < kNever) WindowSearch(search, limits).run(clock, kManyInVain, best);
+    return best;
 }
 
 }  // namespace
@@ -314,8 +343,14 @@ Plan plan(const Problem& problem, const Limits& limits, const Hint& hint) {
     if (hint.known) search.adopt(Carried(hint.known.get(), problem, hint.places));
     for (const Mask set : hint.forbidden) search.forbid(set);
     Plan made;
+    const auto search_without_proof = [&] {
+        if (hint.start.empty()) return search_roughly(search, limits, clock, hint.start, made);
+        Partition given = take_over(search, limits, hint.start);
+        PoolSearch(search).run(Clock(clock.seconds_left() * kPoolShare), given);
+        return search_roughly(search, limits, clock, given.stages, made);
+    };
     const Partition best = limits.exact && !clock.is_over() ? search_exactly(search, limits, clock, hint.start, made)
-                                                            : search_roughly(search, limits, clock, hint.start, made);
+                                                            : search_without_proof();
     made.cost = std::min(best.cost, kNever);  // a forbidden module alone may have added to it
     if (made.cost < kNever) {
         const auto ordered = in_order(problem, best.stages);

@@ -34,10 +34,7 @@ void insert(StageSearch& search, std::vector<Mask>& stages, std::size_t own, con
 Partition insert_new(StageSearch& search, std::vector<Mask> stages) {
     std::vector<Mask> before;
     for (const Module& module : search.problem().modules) before.push_back(module.before);
-    std::vector<Mask> apart = all_earlier(before);
-    for (std::size_t m = 0; m < before.size(); ++m) {
-        each(apart[m], [&](int other) { apart[static_cast<std::size_t>(other)] |= Mask{1} << m; });
-    }
+    const std::vector<Mask> apart = all_apart(all_earlier(before));
     each(search.carried().strange(), [&](int m) {
         const auto own = std::find(stages.begin(), stages.end(), Mask{1} << m);
         if (own != stages.end()) insert(search, stages, static_cast<std::size_t>(own - stages.begin()), apart);

@@ -5,6 +5,9 @@
 namespace mosaic::search {
 namespace {
 
+// Sets that are handed on from search to search; beyond, only those that the latest one asked for.
+constexpr std::size_t kMostKept = 200'000;
+
 bool is_same(const Option& first, const Option& second) {
     return first.degree == second.degree && first.quota == second.quota && first.forward == second.forward &&
            first.backward == second.backward && first.memory == second.memory &&
@@ -98,6 +101,15 @@ Mask Carried::strange() const {
     return found;
 }
 
+Mask Carried::part_now(Mask earlier) const {
+    Mask now = 0;
+    each(earlier, [&](int m) {
+        const int index = now_[static_cast<std::size_t>(m)];
+        if (index >= 0) now |= Mask{1} << index;
+    });
+    return now;
+}
+
 std::optional<Mask> Carried::set_now(Mask earlier) const {
     Mask now = 0;
     bool is_there = true;
@@ -121,9 +133,23 @@ std::optional<StageValue> Carried::find(Mask set) const {
     if (!is_there) return std::nullopt;
     const auto found = known_->values.find(earlier);
     if (found == known_->values.end() || found->second.gave_up) return std::nullopt;
-    StageValue value = found->second;
+    return value_now(found->second);
+}
+
+StageValue Carried::value_now(const StageValue& earlier) const {
+    StageValue value = earlier;
     for (Placed& placed : value.stage.placed) placed.module = now_[static_cast<std::size_t>(placed.module)];
     return value;
+}
+
+void Carried::add_to(StageValues& values) const {
+    if (known_ == nullptr || known_->values.size() + values.size() > kMostKept) return;
+    for (const auto& [earlier, value] : known_->values) {
+        const auto set = set_now(earlier);
+        if (!set) continue;
+        const auto [place, is_new] = values.try_emplace(*set);
+        if (is_new) place->second = value_now(value);
+    }
 }
 
 }  // namespace mosaic::search

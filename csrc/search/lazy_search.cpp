@@ -9,8 +9,6 @@ namespace {
 constexpr std::size_t kMostModules = 20;
 // Pairs of a set of finished modules and a stage after it; each round looks at all of them.
 constexpr std::int64_t kMostPairs = 30'000'000;
-// Of the time, after the list of pairs: with less, a descent gets further than a list that is never used.
-constexpr double kLeastLeft = 0.4;
 // Of one question about one stage, at first.
 constexpr std::int64_t kFirstNodes = 20'000;
 // Modules of a stage that is not looked at while there is news of smaller ones.
@@ -42,7 +40,7 @@ Mask LazySearch::to_modules(Mask stage) const {
     return modules;
 }
 
-bool LazySearch::prepare() {
+bool LazySearch::prepare(double least_left) {
     const std::size_t size = groups_.size();
     if (size > kMostModules) return false;
     all_ = (Mask{1} << size) - 1;
@@ -51,17 +49,20 @@ bool LazySearch::prepare() {
     rests_.assign(index_.size(), -1);
     nexts_.assign(index_.size(), 0);
     std::int64_t num_pairs = 0;
+    bool is_late = false;
     ideals_.assign(1, make_ideal(0));
     rests_[0] = 0;
     for (std::size_t i = 0; i < ideals_.size(); ++i) {
         const Ideal ideal = ideals_[i];
-        num_pairs += std::int64_t{1} << __builtin_popcountll(ideal.rest);
-        if (num_pairs > kMostPairs || clock_.seconds_left() < limits_.seconds * kLeastLeft) return false;
+        if (num_pairs + (std::int64_t{1} << __builtin_popcountll(ideal.rest)) > kMostPairs) return false;
         each_stage(ideal, [&](Mask stage, std::size_t number, std::size_t next) {
-            if (stage_bound(stage, number) >= best_ || rests_[next] >= 0) return;
+            // Of a single ideal there may be as many stages as take a tenth of a second.
+            if (++num_pairs % 1024 == 0) is_late = clock_.seconds_left() < limits_.seconds * least_left;
+            if (is_late || stage_bound(stage, number) >= best_ || rests_[next] >= 0) return;
             rests_[next] = 0;
             if ((ideal.done | stage) != all_) ideals_.push_back(make_ideal(ideal.done | stage));
         });
+        if (is_late) return false;
     }
     sort_ideals();
     std::fill(rests_.begin(), rests_.end(), kNever);
@@ -90,8 +91,7 @@ void LazySearch::order() {
     for (std::size_t m = 0; m < size; ++m) {
         each(earlier[m], [&](int n) { later_[static_cast<std::size_t>(n)] |= Mask{1} << m; });
     }
-    apart_ = earlier;
-    for (std::size_t m = 0; m < size; ++m) apart_[m] |= later_[m] | Mask{1} << m;
+    apart_ = all_apart(earlier);
     index_ = ChainIndex(earlier);
 }
 
@@ -101,7 +101,7 @@ void LazySearch::take_known() {
     std::vector<std::pair<Mask, Ns>> known;
     std::size_t num_larger = 0;
     search_.carried().each_bound([&](Mask set, Ns bound) {
-        if (!may_be_stage(set)) return;  // modules may depend on each other that did not before
+        if (!may_be_stage(set, apart_)) return;  // modules may depend on each other that did not before
         known.emplace_back(set, bound);
         num_larger += std::size_t{1} << __builtin_popcountll(independent_of(set));
     });
@@ -171,14 +171,15 @@ void LazySearch::each_stage(const Ideal& ideal, Visit visit) {
     }
 }
 
-std::vector<Mask> LazySearch::run() {
+std::vector<Mask> LazySearch::run(const Clock& clock) {
+    found_.clear();
     std::int64_t nodes = std::min(limits_.max_nodes, kFirstNodes);
     search_.set_max_nodes(nodes);
     while (true) {
         ++num_rounds_;
         sweep();
         bound_ = std::max(bound_, std::min(best_, rests_[0]));
-        if (bound_ >= best_ || clock_.is_over()) break;
+        if (bound_ >= best_ || clock.is_over()) break;
         if (work_out(lead())) continue;
         if (nodes >= limits_.max_nodes) break;
         nodes = std::min(limits_.max_nodes, 8 * nodes);
@@ -281,15 +282,9 @@ void LazySearch::raise_larger(std::size_t number, Mask others, Ns bound) {
 
 // Modules that may be in a stage with all of these.
 Mask LazySearch::independent_of(Mask stage) const {
-    Mask others = all_;
+    Mask others = all_ & ~stage;
     each(stage, [&](int m) { others &= ~apart_[static_cast<std::size_t>(m)]; });
     return others;
-}
-
-bool LazySearch::may_be_stage(Mask set) const {
-    bool is_free = true;
-    each(set, [&](int m) { is_free = is_free && (apart_[static_cast<std::size_t>(m)] & set) == Mask{1} << m; });
-    return is_free;
 }
 
 }  // namespace mosaic::search

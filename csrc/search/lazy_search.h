@@ -19,11 +19,16 @@ class LazySearch {
     // between two of theirs. `incumbent` is what is to be beaten.
     LazySearch(StageSearch& search, const Limits& limits, const Clock& clock, std::vector<Mask> groups, Ns incumbent);
 
-    // Lists what may come after what; false where that is too much to hold, and nothing else can be asked then.
-    bool prepare();
+    // Lists what may come after what; false where that is too much to hold, or leaves less than a part of the limits'
+    // time. Nothing else can be asked then.
+    bool prepare(double least_left);
 
-    // Returns the stages of a plan better than the incumbent, if there is one.
-    std::vector<Mask> run();
+    // Returns the stages of a plan better than the incumbent, if there is one. Where time ended this, it goes on when
+    // it is called again.
+    std::vector<Mask> run(const Clock& clock);
+
+    // There is a better incumbent than before.
+    void beat(Ns incumbent) { best_ = std::min(best_, incumbent); }
 
     Ns cost() const { return best_; }
     Ns bound() const { return bound_; }
@@ -57,7 +62,6 @@ class LazySearch {
     void raise(Mask stage, Ns bound);
     void raise_larger(std::size_t number, Mask others, Ns bound);
     Mask independent_of(Mask stage) const;
-    bool may_be_stage(Mask set) const;
     Ns stage_bound(Mask stage) const { return stages_[index_.of_stage(stage)]; }
 
     StageSearch& search_;
@@ -72,7 +76,7 @@ class LazySearch {
     std::vector<Mask> before_;  // what comes before each group
     Mask all_ = 0;
     std::vector<Mask> later_;    // what comes after each, directly or not
-    std::vector<Mask> apart_;    // what cannot be in a stage with each: itself, and what is before or after it
+    std::vector<Mask> apart_;    // what can be in no stage with each
     ChainIndex index_;           // of groups
     std::vector<Ideal> ideals_;  // larger ones first
     std::vector<Ns> stages_;     // bound by number; -1: not asked for yet

@@ -42,11 +42,16 @@ class PatternPricer::Knapsack {
         return best_;
     }
 
-    // Calls `visit` with every non-empty set of at least this worth until it returns false or nodes or time are over.
+    // Calls `visit` with every set of at least this worth that has a module of each of two sets, until it returns false
+    // or nodes or time are over.
     template <typename Visit>
-    bool every(double floor, std::int64_t nodes, const Clock& clock, Visit& visit) {
+    bool every(double floor, Mask one_of, Mask another_of, std::int64_t nodes, const Clock& clock, Visit& visit) {
         nodes_left_ = nodes;
         clock_ = &clock;
+        one_of_ = one_of;
+        another_of_ = another_of;
+        rest_.assign(items_.size() + 1, 0);
+        for (std::size_t i = items_.size(); i-- > 0;) rest_[i] = rest_[i + 1] | Mask{1} << items_[i].module;
         return every(0, 0, 0, 0, room_, floor, visit);
     }
 
@@ -87,7 +92,9 @@ class PatternPricer::Knapsack {
     template <typename Visit>
     bool every(std::size_t i, Mask set, Mask apart, double worth, std::int64_t room, double floor, Visit& visit) {
         while (i < items_.size() && ((apart >> items_[i].module & 1) != 0 || items_[i].area > room)) ++i;
-        if (i == items_.size()) return set == 0 || worth < floor || visit(set);
+        const Mask most = set | (rest_[i] & ~apart);
+        if ((most & one_of_) == 0 || (most & another_of_) == 0) return true;
+        if (i == items_.size()) return worth < floor || visit(set);
         if (bound(i, apart, worth, room) < floor) return true;
         if (--nodes_left_ < 0 || (nodes_left_ % 1024 == 0 && clock_->is_over())) return false;
         const Item& item = items_[i];
@@ -102,6 +109,9 @@ class PatternPricer::Knapsack {
     Mask set_ = 0;
     std::int64_t nodes_left_ = 0;
     const Clock* clock_ = nullptr;
+    Mask one_of_ = 0;
+    Mask another_of_ = 0;
+    std::vector<Mask> rest_;  // modules of all items from each on
 };
 
 PatternPricer::PatternPricer(const StageAreas& areas, Mask members)
@@ -271,7 +281,13 @@ bool PatternPricer::list(const std::vector<double>& prices, double slack, std::s
         sets.clear();
         const bool is_whole = is_point(rectangles_[index]) || is_full();
         const std::int64_t nodes = is_whole ? INT64_MAX : kFewNodes;
-        if (Knapsack(*this, areas_of(index), prices).every(floor, nodes, clock, keep)) {
+        // What a set takes at least are times of its own options: elsewhere it would only be found again.
+        const Rectangle at = rectangles_[index];
+        const auto place = [](std::int32_t of) { return static_cast<std::size_t>(of); };
+        const Mask by_first = areas_.with_first(members_, place(at.first_low), place(at.first_high));
+        const Mask by_second = areas_.with_second(members_, place(at.second_low), place(at.second_high));
+        Knapsack knapsack(*this, areas_of(index), prices);
+        if (knapsack.every(floor, by_first, by_second, nodes, clock, keep)) {
             for (const Mask set : sets) {
                 double worth = 0;
                 each(set, [&](int m) { worth += prices[static_cast<std::size_t>(m)]; });

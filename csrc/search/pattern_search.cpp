@@ -8,7 +8,8 @@ namespace {
 constexpr std::size_t kMostPatterns = 300000;
 constexpr std::int64_t kMostSearched = 20000000;  // nodes of one search
 constexpr Ns kFirstShare = 2000;                  // the first slack is this part of the bound
-constexpr std::int64_t kFirstNodes = 500;         // of one question about one stage
+constexpr Ns kLastShare = 3;                 // what is within this part of the most slack takes as long as the most
+constexpr std::int64_t kFirstNodes = 20000;  // of one question about one stage
 constexpr std::int64_t kMoreNodes = 10;
 constexpr std::int64_t kMostWork = 200000000;  // columns looked at for one partition
 
@@ -45,7 +46,7 @@ bool PatternSearch::widen(Ns floor, Way way, Found& found) {
     const Ns first = is_leading ? found.bound - floor + 1 : 0;
     most_ = found.cost - floor;
     for (Ns slack = std::max(first, floor / kFirstShare + 1); found.bound < found.cost; slack += slack / 2 + 1) {
-        limit_ = std::min(slack, most_);
+        limit_ = slack < most_ - most_ / kLastShare ? slack : most_;
         if (!list(limit_)) return false;
         const bool is_whole = is_leading ? search_leading() : search();
         if (!best_.empty()) {
@@ -68,7 +69,7 @@ bool PatternSearch::list(Ns slack) {
     for (const auto& [stage, cost] : patterns) {
         const Ns worth = prices_.sum(stage);
         candidates_.push_back(
-            {stage, worth, std::max<Ns>(0, std::max(cost, search_.known_bound(stage)) - worth), false});
+            {stage, worth, std::max<Ns>(0, std::max(cost, search_.found_bound(stage)) - worth), false});
     }
     std::sort(candidates_.begin(), candidates_.end(), [](const Candidate& a, const Candidate& b) {
         return a.excess != b.excess ? a.excess < b.excess : a.stage < b.stage;

@@ -43,18 +43,35 @@ StageAreas::StageAreas(const Problem& problem)
 }
 
 void StageAreas::find_places() {
-    const auto mark = [](const std::vector<Ns>& times, Ns time, Places& places) {
+    const auto mark = [](const std::vector<Ns>& times, Ns time, Places& places, std::size_t& least) {
         const auto at = static_cast<std::size_t>(std::lower_bound(times.begin(), times.end(), time) - times.begin());
         places[at / 64] |= std::uint64_t{1} << at % 64;
+        least = std::min(least, at);
     };
+    least_first_.assign(needs_.size(), firsts_.size());
+    least_second_.assign(needs_.size(), seconds_.size());
     first_places_.assign(needs_.size(), Places(firsts_.size() / 64 + 1, 0));
     second_places_.assign(needs_.size(), Places(seconds_.size() / 64 + 1, 0));
     for (std::size_t m = 0; m < needs_.size(); ++m) {
         for (const Need& need : needs_[m]) {
-            mark(firsts_, need.first, first_places_[m]);
-            mark(seconds_, need.second, second_places_[m]);
+            mark(firsts_, need.first, first_places_[m], least_first_[m]);
+            mark(seconds_, need.second, second_places_[m], least_second_[m]);
         }
     }
+}
+
+Mask StageAreas::with(const std::vector<Places>& places, Mask set, std::size_t low, std::size_t high) {
+    Mask found = 0;
+    each(set, [&](int m) {
+        const Places& own = places[static_cast<std::size_t>(m)];
+        for (std::size_t word = low / 64; word <= high / 64; ++word) {
+            std::uint64_t bits = own[word];
+            if (word == low / 64) bits &= ~std::uint64_t{0} << low % 64;
+            if (word == high / 64) bits &= ~std::uint64_t{0} >> (63 - high % 64);
+            if (bits != 0) found |= Mask{1} << m;
+        }
+    });
+    return found;
 }
 
 void StageAreas::find_order(const Problem& problem) {
@@ -91,16 +108,17 @@ class StageAreas::Frontier {
   public:
     Frontier(const StageAreas& areas, Mask set) : areas_(areas) {
         each(set, [&](int m) { members_.push_back({m, 0}); });
-        list(areas.firsts_, areas.first_places_, firsts_);
-        list(areas.seconds_, areas.second_places_, seconds_);
+        list(areas.firsts_, areas.first_places_, areas.least_first_, firsts_);
+        list(areas.seconds_, areas.second_places_, areas.least_second_, seconds_);
     }
 
     Ns least() {
-        if (firsts_.empty()) return kNever;
+        if (firsts_.empty() || seconds_.empty()) return kNever;
+        find_start();
         Ns best = kNever;
-        std::size_t second = seconds_.size() - 1;
-        for (Member& member : members_) take(member, firsts_[0], seconds_[second]);
+        std::size_t second = start_;
         for (std::size_t first = 0; first < firsts_.size(); ++first) {
+            if (time(firsts_[first], seconds_[0]) >= best) return best;
             if (first > 0) step(areas_.first_places_, firsts_[first], firsts_[first], seconds_[second]);
             while (total_ <= areas_.room_) {
                 best = std::min(best, time(firsts_[first], seconds_[second]));
@@ -118,13 +136,37 @@ class StageAreas::Frontier {
         std::int64_t area;
     };
 
-    // Places of all times that any member has, rising.
-    void list(const std::vector<Ns>& times, const std::vector<Places>& places, std::vector<std::size_t>& found) const {
-        for (std::size_t word = 0; word <= times.size() / 64; ++word) {
+    // Places of all times that any member has, rising; without those that are too short for some member.
+    void list(const std::vector<Ns>& times, const std::vector<Places>& places, const std::vector<std::size_t>& least,
+              std::vector<std::size_t>& found) const {
+        std::size_t from = 0;
+        for (const Member& member : members_) from = std::max(from, least[static_cast<std::size_t>(member.module)]);
+        for (std::size_t word = from / 64; word <= times.size() / 64; ++word) {
             std::uint64_t bits = 0;
             for (const Member& member : members_) bits |= places[static_cast<std::size_t>(member.module)][word];
+            if (word == from / 64) bits &= ~std::uint64_t{0} << from % 64;
             each(bits, [&](int bit) { found.push_back(word * 64 + static_cast<std::size_t>(bit)); });
         }
+    }
+
+    // The least second time that leaves enough room beside the shortest first, or the longest where none does.
+    void find_start() {
+        const auto judge = [&](std::size_t first, std::size_t second) {
+            for (Member& member : members_) take(member, firsts_[first], seconds_[second]);
+            return total_ <= areas_.room_;
+        };
+        start_ = seconds_.size() - 1;
+        if (!judge(0, start_)) return;
+        std::size_t low = 0;
+        while (low < start_) {
+            const std::size_t middle = low + (start_ - low) / 2;
+            if (judge(0, middle)) {
+                start_ = middle;
+            } else {
+                low = middle + 1;
+            }
+        }
+        judge(0, start_);
     }
 
     Ns time(std::size_t first, std::size_t second) const { return areas_.firsts_[first] + areas_.seconds_[second]; }
@@ -147,6 +189,7 @@ class StageAreas::Frontier {
     std::vector<Member> members_;
     std::vector<std::size_t> firsts_;  // places
     std::vector<std::size_t> seconds_;
+    std::size_t start_ = 0;  // among the second times
     std::int64_t total_ = 0;
 };
 

@@ -19,6 +19,11 @@ class StageAreas {
     const std::vector<Ns>& firsts() const { return firsts_; }
     const std::vector<Ns>& seconds() const { return seconds_; }
 
+    // Modules of a set with an option of one of these first (second) times, given by the places of the least and the
+    // largest.
+    Mask with_first(Mask set, std::size_t low, std::size_t high) const { return with(first_places_, set, low, high); }
+    Mask with_second(Mask set, std::size_t low, std::size_t high) const { return with(second_places_, set, low, high); }
+
     // The least area with which a module meets both times; more than the room where it cannot.
     std::int64_t area(int module, Ns first, Ns second) const;
 
@@ -59,6 +64,7 @@ class StageAreas {
 
     void find_order(const Problem& problem);
     void find_places();
+    static Mask with(const std::vector<Places>& places, Mask set, std::size_t low, std::size_t high);
 
     std::int64_t room_;
     std::vector<std::vector<Need>> needs_;  // by module, rising area, none of them dominated
@@ -66,6 +72,8 @@ class StageAreas {
     std::vector<Ns> seconds_;
     std::vector<Places> first_places_;  // by module: where its area may change
     std::vector<Places> second_places_;
+    std::vector<std::size_t> least_first_;  // by module: place of its shortest time
+    std::vector<std::size_t> least_second_;
     std::vector<Ns> alone_;
     std::vector<Mask> earlier_;
     std::vector<Mask> apart_;

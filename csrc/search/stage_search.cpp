@@ -11,16 +11,27 @@ constexpr std::int64_t kQuickNodes = 2000;
 constexpr Ns kFirstStep = 32;
 // A best and a bound that are no further apart than this part are settled by one question just below the best.
 constexpr Ns kNear = 48;
+// Of one question about a placement: what is looked at module by module before anything else, and quota by quota then.
+constexpr std::int64_t kRoomNodes = 200;
+constexpr std::int64_t kQuotaNodes = 50000;
+constexpr std::int64_t kQuotaShare = 4;  // of what effort there is, since many modules take many nodes for nothing
 // Of one set, for which placements are also looked for greedily: that is not counted in nodes.
 constexpr int kGreedyQuestions = 40;
 // Of one question: how often a range of times is cut that took all nodes, and the part of the nodes that each cut has.
 constexpr int kMostCuts = 100;
 constexpr std::int64_t kCutShare = 4;
 
+bool is_over(const Effort& effort) { return effort.clock != nullptr && effort.clock->is_over(); }
+
 }  // namespace
 
 StageSearch::StageSearch(const Problem& problem, const Effort& effort)
-    : problem_((check(problem), problem)), effort_(effort), bound_(problem), rooms_(problem), greedy_(problem) {
+    : problem_((check(problem), problem)),
+      effort_(effort),
+      bound_(problem),
+      rooms_(problem),
+      quotas_(problem),
+      greedy_(problem) {
     if (!problem.is_disturbed()) return;
     beside_ = std::make_unique<BesidePacker>(problem);
     calm_ = std::make_unique<Problem>(Problem{problem.modules, problem.machine, problem.objective, {}});
@@ -38,6 +49,11 @@ Ns StageSearch::known_bound(Mask set) const {
     return known == values_.end() || is_forbidden(set) ? bound_(set) : known->second.bound;
 }
 
+Ns StageSearch::found_bound(Mask set) const {
+    const auto known = values_.find(set);
+    return known == values_.end() || is_forbidden(set) ? 0 : known->second.bound;
+}
+
 void StageSearch::forbid(Mask set) {
     forbidden_.push_back(set);
     values_[set] = StageValue{kNever, kNever, {}, false};
@@ -49,6 +65,7 @@ bool StageSearch::is_forbidden(Mask set) const {
 
 StageValues StageSearch::take_values() {
     for (const Mask set : forbidden_) values_.erase(set);
+    carried_.add_to(values_);
     return std::move(values_);
 }
 
@@ -143,8 +160,8 @@ Answer StageSearch::ask(Mask set, StageValue& value, Ns below, std::int64_t node
         if (range.low > range.high) continue;
         const Answer answer = pack(set, {range.high, below - 1 - range.low, below - 1}, effort, stage);
         if (answer == Answer::open) {
-            const bool is_late = effort.clock != nullptr && effort.clock->is_over();
-            if (is_late || nodes <= kQuickNodes || ++num_cuts > kMostCuts || !cut(set, range, ranges)) return answer;
+            if (is_over(effort) || nodes <= kQuickNodes || ++num_cuts > kMostCuts || !cut(set, range, ranges))
+                return answer;
             effort.nodes_left = nodes / kCutShare;
             continue;
         }
@@ -185,11 +202,7 @@ bool StageSearch::cut(Mask set, const Range& range, std::vector<Range>& ranges) 
 }
 
 Answer StageSearch::pack(Mask set, const Target& target, Effort& effort, Stage& stage) {
-    Answer calm = rooms_.pack(set, target, effort, stage.placed);
-    const bool is_late = effort_.clock != nullptr && effort_.clock->is_over();
-    if (calm == Answer::open && !is_late && --greedy_left_ >= 0 && greedy_.pack(set, target, stage.placed)) {
-        calm = Answer::yes;
-    }
+    const Answer calm = pack_calmly(set, target, effort, stage.placed);
     if (calm != Answer::yes) return calm;
     time_stage(problem_, stage);
     const auto is_met = [&] { return target.is_met(stage.forward, stage.backward, stage.latency); };
@@ -197,6 +210,23 @@ Answer StageSearch::pack(Mask set, const Target& target, Effort& effort, Stage& 
     const Answer answer = beside_->pack(set, target, effort, stage.placed);
     if (answer == Answer::yes) time_stage(problem_, stage);
     return answer;
+}
+
+// Most questions are settled module by module at once; of the others most are quota by quota, and what memory leaves
+// open then is looked at module by module as long as there is effort.
+Answer StageSearch::pack_calmly(Mask set, const Target& target, Effort& effort, std::vector<Placed>& placed) {
+    const auto spend = [&](auto& packer, std::int64_t most) {
+        Effort part{std::min(most, effort.nodes_left), effort.clock};
+        const std::int64_t before = part.nodes_left;
+        const Answer answer = packer.pack(set, target, part, placed);
+        effort.nodes_left -= before - part.nodes_left;
+        return answer;
+    };
+    Answer answer = spend(rooms_, kRoomNodes);
+    if (answer != Answer::open || is_over(effort)) return answer;
+    if (--greedy_left_ >= 0 && greedy_.pack(set, target, placed)) return Answer::yes;
+    answer = spend(quotas_, std::min(kQuotaNodes, effort.nodes_left / kQuotaShare));
+    return answer == Answer::open ? spend(rooms_, effort.nodes_left) : answer;
 }
 
 void StageSearch::keep(StageValue& value, Stage& stage, Ns cost) {

@@ -8,6 +8,7 @@
 #include "beside_packer.h"
 #include "greedy_packer.h"
 #include "known.h"
+#include "quota_packer.h"
 #include "room_packer.h"
 #include "stage_bound.h"
 
@@ -25,6 +26,9 @@ class StageSearch {
 
     // The same with what was found out about the set; nothing is kept.
     Ns known_bound(Mask set) const;
+
+    // What was found out about the set alone; 0: nothing.
+    Ns found_bound(Mask set) const;
 
     // Finds the optimum of a set if it is below `cutoff`; otherwise proves that it is not. Where the number of nodes
     // runs out, the value stays open: its bound is below its cost.
@@ -56,7 +60,8 @@ class StageSearch {
         for (const auto& [set, value] : values_) visit(set, value);
     }
 
-    // Everything found out, without what was forbidden. The search is not usable afterwards.
+    // Everything found out, here and by the search before, without what was forbidden. The search is not usable
+    // afterwards.
     StageValues take_values();
 
     // Nodes for each question from here on; what stayed open with fewer is tried again when it is asked for.
@@ -79,6 +84,7 @@ class StageSearch {
     Answer ask(Mask set, StageValue& value, Ns below, std::int64_t nodes);
     bool cut(Mask set, const Range& range, std::vector<Range>& ranges) const;
     Answer pack(Mask set, const Target& target, Effort& effort, Stage& stage);
+    Answer pack_calmly(Mask set, const Target& target, Effort& effort, std::vector<Placed>& placed);
     void take_undisturbed(Mask set, StageValue& value, Ns cutoff);
     static void keep(StageValue& value, Stage& stage, Ns cost);
 
@@ -86,6 +92,7 @@ class StageSearch {
     Effort effort_;
     StageBound bound_;
     RoomPacker rooms_;
+    QuotaPacker quotas_;
     GreedyPacker greedy_;
     int greedy_left_ = 0;                       // questions
     std::unique_ptr<BesidePacker> beside_;      // where modules disturb each other

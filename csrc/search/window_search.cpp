@@ -69,8 +69,8 @@ bool WindowSearch::replan(const Clock& clock, Partition& best) {
     Ns cost = 0;
     for (const std::size_t i : window) cost += search_.evaluate(best.stages[i]).cost;
     LazySearch exact(search_, limits_, clock, draw_groups(best.stages, window), cost);
-    if (!exact.prepare()) return false;
-    std::vector<Mask> stages = exact.run();
+    if (!exact.prepare(0)) return false;
+    std::vector<Mask> stages = exact.run(clock);
     if (stages.empty()) return false;
     const Mask opened = united(best.stages, window);
     for (const Mask stage : best.stages) {

@@ -14,7 +14,7 @@ _LIMITS = {
     "all slots": "it has the largest quota there is",
     "no gain": "more slots would not make it faster",
     "slots": "the others of its stage hold the slots",
-    "memory": "more devices would make it faster; its memory does not fit beside the others",
+    "memory": "it would be faster on another number of devices; its memory does not fit there beside the others",
     "neighbours": "there is room, but neighbours would lose what it gains",
 }
 

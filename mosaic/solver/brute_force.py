@@ -71,7 +71,7 @@ def check_size(graph: ModuleGraph, machine: Machine) -> None:
     if len(graph.names) > MAX_MODULES or machine.num_devices > MAX_DEVICES:
         raise ValueError(
             f"{len(graph.names)} modules on {machine.num_devices} devices; brute force takes at most {MAX_MODULES} "
-            f"modules on {MAX_DEVICES} devices: use method='gahc'"
+            f"modules on {MAX_DEVICES} devices: use method='exact'"
         )
 
 

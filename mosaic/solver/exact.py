@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 Objective = Literal["phases", "sum"]
 MAX_MODULES = 64
+_MOST_KICKS, _MOST_SEED = 2**31 - 1, 2**63 - 1  # what the extension's whole numbers hold
 _NEVER_FULL = 1e9  # a capacity that nobody meets: a phase that is not disturbed
 Options = Mapping[str, Sequence[DeploymentOption]]
 _ROW = operator.attrgetter("degree", "quota", "forward_ns", "backward_ns", "memory_bytes")
@@ -47,9 +48,11 @@ class SearchLimits:
     """Whether to prove the plan best; otherwise the heuristic's plan is returned."""
 
     def __post_init__(self) -> None:
-        if not self.seconds >= 0 or self.kicks < 0 or self.seed < 0:
+        is_sound = self.seconds >= 0 and 0 <= self.kicks <= _MOST_KICKS and 0 <= self.seed <= _MOST_SEED
+        if not is_sound:
             raise ValueError(
-                f"seconds={self.seconds}, kicks={self.kicks}, seed={self.seed}; use finite values of 0 or more"
+                f"seconds={self.seconds}, kicks={self.kicks}, seed={self.seed}; use values of 0 or more, at most "
+                f"{_MOST_KICKS} kicks and seed {_MOST_SEED}"
             )
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Protocol, runtime_checkable
 
 from mosaic.cost import Cost
 from mosaic.errors import InfeasibleError, UndecidedError
@@ -24,6 +25,14 @@ Limit = Literal["all slots", "no gain", "slots", "memory", "neighbours"]
 _CLOSE = 1e-9
 
 
+@runtime_checkable
+class KnowsSlots(Protocol):
+    """A cost model in which what neighbours cost depends on the slots that a device has."""
+
+    def with_slots(self, num_slots: int) -> Cost:
+        """Returns the same modules on devices of so many slots."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleReason:
     """What binds one module of a plan."""
@@ -41,9 +50,9 @@ class ModuleReason:
     next_quota: int | None
     """Next larger quota of its degree; None if there is none."""
     limit: Limit
-    """Why it has not got that: there is none (``all slots``); it takes no less time at it (``no gain``); the stage's
+    """Why it has no more: there is none (``all slots``); it takes no less time at any (``no gain``); the stage's
     other modules hold the slots (``slots``); or, with room, neighbours would lose more than it gains (``neighbours``).
-    ``memory``: a larger degree would be faster and does not fit beside the others."""
+    ``memory``: another degree would be faster, has the slots, and its memory does not fit beside the others."""
     waits_for: tuple[str, ...]
     """Modules that it depends on in the stage before: why it is not in an earlier one; empty if nothing holds it."""
 
@@ -111,7 +120,9 @@ class _Asker:
         """Solves again with a little more of everything."""
         device, count = self.plan.device, self.plan.num_devices
         wider = replace(device, num_slots=device.num_slots + 1)
-        changes = [self._solved("one more slot on each device", replace(self.plan, device=wider))]
+        cost = self.cost.with_slots(wider.num_slots) if isinstance(self.cost, KnowsSlots) else self.cost
+        of_wider = replace(self, cost=cost)
+        changes = [of_wider._solved("one more slot on each device", replace(self.plan, device=wider))]
         changes.append(self._solved("one more device", replace(self.plan, num_devices=count + 1)))
         if device.memory_bytes:
             larger = replace(device, memory_bytes=2 * device.memory_bytes)
@@ -172,23 +183,24 @@ def _reason(placement: Placement, index: int, plan: Plan, graph: ModuleGraph, co
         decides=tuple(phase for phase, left in slack.items() if left <= step),
         slack_ms=max(0.0, min(slack.values())),
         next_quota=min(larger) if larger else None,
-        limit=_limit(placement, stage, min(larger) if larger else None, plan, cost),
+        limit=_limit(placement, stage, larger, plan, cost),
         waits_for=tuple(name for name in graph.predecessors(placement.module) if name in before),
     )
 
 
-def _limit(placement: Placement, stage: Stage, wider: int | None, plan: Plan, cost: Cost) -> Limit:
+def _limit(placement: Placement, stage: Stage, larger: Sequence[int], plan: Plan, cost: Cost) -> Limit:
     if _lacks_memory(placement, stage, plan, cost):
         return "memory"
-    if wider is None:
+    if not larger:
         return "all slots"
-    if _alone_ms(cost, placement, placement.degree, wider) >= _alone_ms(
-        cost, placement, placement.degree, placement.quota
-    ):
+    own_ms = _alone_ms(cost, placement, placement.degree, placement.quota)
+    # Work comes in waves: the next quota may be no faster, and one beyond it is.
+    faster = [quota for quota in larger if _alone_ms(cost, placement, placement.degree, quota) < own_ms]
+    if not faster:
         return "no gain"
     held = {d: sum(p.quota for p in stage.placements if d in p.devices) for d in placement.devices}
     room = min(plan.device.num_slots - taken for taken in held.values())
-    return "slots" if wider - placement.quota > room else "neighbours"
+    return "slots" if min(faster) - placement.quota > room else "neighbours"
 
 
 def _lacks_memory(placement: Placement, stage: Stage, plan: Plan, cost: Cost) -> bool:
@@ -196,17 +208,18 @@ def _lacks_memory(placement: Placement, stage: Stage, plan: Plan, cost: Cost) ->
     limit = plan.device.memory_bytes
     if not limit:
         return False
-    used = [
-        sum(
-            cost.memory_bytes(p.module, p.degree)
-            for p in stage.placements
-            if device in p.devices and p.module != placement.module
-        )
+    others = [
+        [p for p in stage.placements if device in p.devices and p.module != placement.module]
         for device in range(plan.num_devices)
+    ]
+    used = [  # where there are slots for it
+        sum(cost.memory_bytes(p.module, p.degree) for p in beside)
+        for beside in others
+        if sum(p.quota for p in beside) + placement.quota <= plan.device.num_slots
     ]
     own_ms = _alone_ms(cost, placement, placement.degree, placement.quota)
     for degree in cost.degrees(placement.module):
-        if degree > plan.num_devices or placement.quota not in cost.quotas(placement.module, degree):
+        if degree > len(used) or placement.quota not in cost.quotas(placement.module, degree):
             continue
         fits = sum(taken + cost.memory_bytes(placement.module, degree) <= limit for taken in used) >= degree
         if not fits and _alone_ms(cost, placement, degree, placement.quota) < own_ms:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from mosaic.errors import InfeasibleError, UndecidedError
 from mosaic.graph import ModuleGraph
-from mosaic.solver.holding import Stages, assign_alone, place_anew, swap_labels
+from mosaic.solver.holding import Stages, assign_alone
 from mosaic.solver.options import DeploymentOption
 from mosaic.solver.placement import Machine
 from mosaic.solver.slots import lay_out
@@ -16,6 +16,9 @@ Options = Mapping[str, Sequence[DeploymentOption]]
 
 ALONE_NODES = 200_000
 """Places that are tried before it stays open whether there is any plan."""
+
+STEP_NODES = 300
+"""Places that are tried for one choice of degrees before the next is."""
 
 
 def alone_within_memory(graph: ModuleGraph, options: Options, machine: Machine) -> Stages:
@@ -28,11 +31,11 @@ def alone_within_memory(graph: ModuleGraph, options: Options, machine: Machine) 
     fastest = {name: fastest_by_degree(own) for name, own in options.items()}
     now = {name: own[0] for name, own in fastest.items()}
     while True:
-        stages = tuple(_alone(name, now[name], tuple(range(now[name].degree)), machine) for name in now)
-        found = swap_labels(stages, machine) or place_anew(stages, machine)
-        if found is not None:
-            by_name = {next(iter(stage.choices)): stage for stage in found}
-            return tuple(by_name[name] for name in graph.topological_order())
+        if sum(map(on_all_devices, now.values())) <= machine.num_devices * machine.memory_bytes:
+            single = {name: (option,) for name, option in now.items()}
+            placed, _ = assign_alone(single, machine, most_nodes=STEP_NODES)
+            if placed is not None:
+                return tuple(_alone(name, *placed[name], machine) for name in graph.topological_order())
         step = _cheapest_step(now, fastest)
         if step is None:
             break

@@ -16,7 +16,6 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
 from typing import Any
 
 from mosaic.solver.options import DeploymentOption
@@ -84,17 +83,39 @@ def swap_labels(stages: Stages, machine: Machine) -> Stages | None:
 def _swapped(stages: list[StageResult], held: tuple[int, ...], machine: Machine) -> list[StageResult] | None:
     """The best swap of the fullest device with another one in one stage; None where none helps."""
     fullest = held.index(max(held))
-    best: tuple[tuple[int, ...], list[StageResult]] | None = None
-    for index, stage in enumerate(stages):
-        for other in range(machine.num_devices):
+    count = machine.num_devices
+    kept = [_kept(stage, count) for stage in stages]
+    working = [_working(stage, count) for stage in stages]
+    keeps = [sum(column) for column in zip(*kept, strict=True)]
+    best: tuple[tuple[int, ...], int, int] | None = None
+    for index in range(len(stages)):
+        rest = [0] * count  # the most that any other stage works with
+        for own in (*working[:index], *working[index + 1 :]):
+            rest = list(map(max, rest, own))
+        for other in range(count):
             if other == fullest:
                 continue
-            changed = list(stages)
-            changed[index] = _renamed(stage, {fullest: other, other: fullest}, machine)
-            value = tuple(sorted(held_bytes(changed, machine.num_devices), reverse=True))
+            changed = list(held)
+            for device, new in ((fullest, other), (other, fullest)):
+                stays = keeps[device] - kept[index][device] + kept[index][new]
+                changed[device] = stays + max(rest[device], working[index][new])
+            value = tuple(sorted(changed, reverse=True))
             if best is None or value < best[0]:
-                best = value, changed
-    return best[1] if best is not None and best[0] < tuple(sorted(held, reverse=True)) else None
+                best = value, index, other
+    if best is None or best[0] >= tuple(sorted(held, reverse=True)):
+        return None
+    _, index, other = best
+    swapped = list(stages)
+    swapped[index] = _renamed(stages[index], {fullest: other, other: fullest}, machine)
+    return swapped
+
+
+def _working(stage: StageResult, num_devices: int) -> list[int]:
+    working = [0] * num_devices
+    for option, devices in stage.choices.values():
+        for device in devices:
+            working[device] += option.working_bytes
+    return working
 
 
 def _kept(stage: StageResult, num_devices: int) -> list[int]:
@@ -222,12 +243,34 @@ def state_sets(states: Sequence[Any], degree: int) -> Iterator[tuple[int, ...]]:
         if state is not None:
             alike.setdefault(state, []).append(device)
     groups = [alike[state] for state in sorted(alike)]
-    # As many as can be from the first group, then fewer; the counts of later groups follow.
-    for counts in product(*(range(min(len(group), degree), -1, -1) for group in groups[:-1])):
-        rest = degree - sum(counts)
-        if groups and 0 <= rest <= len(groups[-1]):
-            taken = [group[:count] for group, count in zip(groups, (*counts, rest), strict=True)]
-            yield tuple(sorted(device for group in taken for device in group))
+    for counts in _shares_of(degree, [len(group) for group in groups]):
+        yield tuple(sorted(device for group, count in zip(groups, counts, strict=True) for device in group[:count]))
+
+
+def _shares_of(total: int, sizes: Sequence[int]) -> Iterator[list[int]]:
+    """All ways to take ``total`` from groups of these sizes: as many as can be from the first group, then fewer.
+
+    Each way follows from the one before, since most choices of counts add up to something else.
+    """
+    room = [sum(sizes[index:]) for index in range(len(sizes) + 1)]
+    if total > room[0]:
+        return
+    counts: list[int] = []
+    left = total
+    while True:
+        while len(counts) < len(sizes):
+            counts.append(min(sizes[len(counts)], left))
+            left -= counts[-1]
+        yield counts
+        while counts:  # the last group that can give up one to those behind it
+            count = counts.pop()
+            left += count
+            if count and left - (count - 1) <= room[len(counts) + 1]:
+                counts.append(count - 1)
+                left -= count - 1
+                break
+        else:
+            return
 
 
 def assign_alone(

@@ -5,7 +5,6 @@ It needs no profile and no model, so that anybody can feed the solver; ``README.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +13,16 @@ from typing import ClassVar
 
 from mosaic.device import FORBID_EXTRA, Device
 from mosaic.graph import Edge, ModuleGraph, ModuleNode
+from mosaic.solver.options import MOST_MS
+
+MOST_DEVICES = 4096
+"""Devices of an instance; the searches walk through them one by one."""
+MOST_SLOTS = 1024
+"""Slots of a device: more than any GPU has SMs."""
+MOST_BYTES = 2**53
+"""Bytes of a device or module: 9 PB. All modules' bytes are added up in 64 bits."""
+MOST_SHARE = 1000.0
+"""What one neighbour may cost, as a share of the time alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,11 +132,7 @@ class Instance:
     """Pairs of modules that slow each other down; pairs that are not listed do not."""
 
     def __post_init__(self) -> None:
-        if self.num_devices < 1 or self.num_slots < 1 or self.memory_bytes < 0:
-            raise ValueError(
-                f"num_devices={self.num_devices}, num_slots={self.num_slots}, memory_bytes={self.memory_bytes}; "
-                "a machine has at least one device of one slot, and no negative memory"
-            )
+        self._check_machine()
         if not self.modules:
             raise ValueError("modules is empty; give at least one module")
         twice = [name for name, count in Counter(module.name for module in self.modules).items() if count > 1]
@@ -138,6 +143,16 @@ class Instance:
         self._check_disturbances()
         _ = self.graph  # raises for unknown modules and cycles
 
+    def _check_machine(self) -> None:
+        found = f"num_devices={self.num_devices}, num_slots={self.num_slots}, memory_bytes={self.memory_bytes}"
+        if self.num_devices < 1 or self.num_slots < 1 or self.memory_bytes < 0:
+            raise ValueError(f"{found}; a machine has at least one device of one slot, and no negative memory")
+        if self.num_devices > MOST_DEVICES or self.num_slots > MOST_SLOTS or self.memory_bytes > MOST_BYTES:
+            raise ValueError(
+                f"{found}; an instance has at most {MOST_DEVICES:,} devices of {MOST_SLOTS:,} slots and "
+                f"{MOST_BYTES:,} bytes: take several slots as one, and 0 bytes for no limit"
+            )
+
     def _check_disturbances(self) -> None:
         names = {module.name for module in self.modules}
         seen: set[tuple[str, str]] = set()
@@ -145,10 +160,10 @@ class Instance:
             pair = (one.module, one.beside)
             if not set(pair) <= names or one.module == one.beside or pair in seen:
                 raise ValueError(f"the disturbance of {pair[0]!r} by {pair[1]!r}: list two different modules once")
-            if not all(0 <= share < math.inf for share in (one.forward, one.backward)):
+            if not all(0 <= share <= MOST_SHARE for share in (one.forward, one.backward)):
                 raise ValueError(
                     f"the disturbance of {pair[0]!r} by {pair[1]!r} has shares {one.forward} and {one.backward}; "
-                    "neighbours cost 0 or more, and a finite time"
+                    f"neighbours cost 0 or more, and at most {MOST_SHARE:.0f} times the time alone"
                 )
             seen.add(pair)
 
@@ -174,15 +189,20 @@ def _check_options(module: InstanceModule) -> None:
     for option in module.options:
         times = (option.forward_ms, option.backward_ms)
         own = (option.memory_bytes, option.resident_bytes, option.activation_bytes)
-        if option.degree < 1 or option.quota < 1 or min(own) < 0:
-            raise ValueError(f"{of} has {option}; degree and quota are at least 1, bytes at least 0")
+        if option.degree < 1 or option.quota < 1 or min(own) < 0 or own[0] > MOST_BYTES:
+            raise ValueError(
+                f"{of} has {option}; degree and quota are at least 1, bytes at least 0 and at most {MOST_BYTES:,}"
+            )
         if own[1] + own[2] > own[0]:
             raise ValueError(
                 f"{of} keeps {own[1]} resident_bytes and {own[2]} activation_bytes at {_where(option)}, of "
                 f"memory_bytes={own[0]}; both are parts of memory_bytes: give at least their sum"
             )
-        if not all(0 <= time < math.inf for time in times):
-            raise ValueError(f"{of} has the times {times} at {_where(option)}; a time is finite and not negative")
+        if not all(0 <= time <= MOST_MS for time in times):
+            raise ValueError(
+                f"{of} has the times {times} at {_where(option)}; a time is finite and not negative, and at most "
+                f"{MOST_MS:.0f} ms"
+            )
         if memory.setdefault(option.degree, own) != own:
             raise ValueError(
                 f"{of} needs (memory, resident, activation) {memory[option.degree]} and {own} bytes on {option.degree} "

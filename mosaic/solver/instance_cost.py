@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from copy import copy
 
 from mosaic.artifact import fingerprint
 from mosaic.cost.interference import Beside
@@ -16,9 +17,9 @@ class TableInterference:
 
     is_pairwise = True
 
-    def __init__(self, instance: Instance) -> None:
-        """Takes the pairs of an instance."""
-        self._num_slots = instance.num_slots
+    def __init__(self, instance: Instance, num_slots: int | None = None) -> None:
+        """Takes the pairs of an instance; on devices of other slots than its own where a number is given."""
+        self._num_slots = num_slots or instance.num_slots
         self._shares: Mapping[tuple[str, str, Phase], float] = {
             (one.module, one.beside, phase): share
             for one in instance.disturbances
@@ -59,6 +60,7 @@ class TableCost:
         if reasons:
             raise InfeasibleError("pins leave nothing to choose from", reasons=reasons)
         self.profile_fingerprint: str | None = fingerprint(instance)
+        self._instance = instance
         self.interference = TableInterference(instance)
         self._facts = {module.name: (module.options, module.pin) for module in instance.modules}
         self._tables: dict[str, dict[int, dict[int, InstanceOption]]] = {}
@@ -70,6 +72,12 @@ class TableCost:
     def facts(self, module: str) -> Hashable:
         """Returns a module's options and pin: where another instance has the same, it answers the same."""
         return self._facts[module]
+
+    def with_slots(self, num_slots: int) -> TableCost:
+        """Returns the same tables on devices of so many slots: neighbours then hold other shares of a device."""
+        other = copy(self)
+        other.interference = TableInterference(self._instance, num_slots)
+        return other
 
     def degrees(self, module: str) -> tuple[int, ...]:
         """Returns the degrees of its table, rising."""

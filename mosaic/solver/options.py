@@ -17,6 +17,8 @@ from mosaic.graph import ModuleGraph
 from mosaic.profile import Phase
 
 NS_PER_MS = 1_000_000
+MOST_MS = 1e7
+"""What a phase of a module may take: three hours. Those of 64 modules, slowed down, are added up in 64 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -67,6 +69,13 @@ class QuotaGrid:
         if self.percents is not None and (not self.percents or not all(0 < p <= 100 for p in self.percents)):
             raise ValueError(f"percents={self.percents}; give at least one share, each above 0 and at most 100")
 
+    @classmethod
+    def of_percent(cls, step: float) -> QuotaGrid:
+        """Returns multiples of a share of the device, in percent, and the whole device."""
+        if not 0 < step <= 100:
+            raise ValueError(f"granularity={step}; use a share of the device above 0 and at most 100 percent")
+        return cls(percents=(*(step * count for count in range(1, math.ceil(100 / step))), 100.0))
+
     def choose(self, available: Sequence[int], num_slots: int) -> tuple[int, ...]:
         """Returns the quotas of ``available`` that are on the grid, and always the greatest of them."""
         fitting = sorted(quota for quota in available if quota <= num_slots)
@@ -84,7 +93,7 @@ def deployment_options(
 
     Raises:
         InfeasibleError: None fits; says what the module needs and what there is.
-        ValueError: The cost model gives a time that is negative or not finite.
+        ValueError: The cost model gives a time that is negative, above ``MOST_MS`` or not a number.
     """
     grid = grid or QuotaGrid()
     time_ms, forward, backward = cost.time_ms, Phase.FORWARD, Phase.BACKWARD
@@ -102,7 +111,7 @@ def deployment_options(
             # Thousands of times a solve, and most of an easy one.
             forward_ms = time_ms(module, forward, degree, quota)
             backward_ms = time_ms(module, backward, degree, quota)
-            if not (0 <= forward_ms < math.inf and 0 <= backward_ms < math.inf):  # also catches NaN
+            if not (0 <= forward_ms <= MOST_MS and 0 <= backward_ms <= MOST_MS):  # also catches NaN
                 raise _no_time(module, degree, quota, forward_ms, backward_ms)
             options.append(
                 DeploymentOption(
@@ -177,11 +186,11 @@ def _is_no_worse(first: DeploymentOption, second: DeploymentOption) -> bool:
 
 
 def _no_time(module: str, degree: int, quota: int, forward_ms: float, backward_ms: float) -> ValueError:
-    is_forward = not 0 <= forward_ms < math.inf
+    is_forward = not 0 <= forward_ms <= MOST_MS
     phase, time_ms = (Phase.FORWARD, forward_ms) if is_forward else (Phase.BACKWARD, backward_ms)
     return ValueError(
         f"the cost model gives {module!r} {phase} a time of {time_ms} ms at degree {degree}, quota {quota}; "
-        "a time is finite and not negative"
+        f"a time is finite and not negative, and at most {MOST_MS:.0f} ms"
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from planning_cases import flat, linear, pair, profile_of
 
@@ -10,6 +12,9 @@ from mosaic.profile import ModuleMemory, Phase, Profile
 from mosaic.report.explanation import changes_text, explanation_table, reason_text
 from mosaic.solver import solve
 from mosaic.solver.explain import Explanation, explain
+from mosaic.solver.generate import Recipe, generate
+from mosaic.solver.instance_cost import TableCost
+from mosaic.solver.problem_file import solve_instance
 
 ENCODERS = {"image": linear(6), "text": flat(4), "head": linear(8)}
 
@@ -62,6 +67,42 @@ def test_memory_that_forbids_more_devices_is_named() -> None:
     assert explanation.plan.is_colocated
     assert next(reason for reason in explanation.modules if reason.module == "big").limit == "memory"
     assert "twice the memory" in changes_text(explanation)
+
+
+def test_memory_is_not_named_where_slots_forbid_more_devices_anyway() -> None:
+    """As above, on devices of one slot: with all memory there is, both would still have a device each."""
+    memory = [
+        ModuleMemory(module="big", resident_bytes=60, activation_bytes=0),
+        ModuleMemory(module="fixed", resident_bytes=60, activation_bytes=0),
+    ]
+    times = {"big": lambda d, q: 8.0 / d, "fixed": lambda d, q: 9.0}
+    explanation = explained(
+        profile_of(times, num_slots=1, degrees=(1, 2), memory=memory, memory_bytes=100), num_devices=2
+    )
+    assert explanation.plan.is_colocated
+    assert next(reason for reason in explanation.modules if reason.module == "big").limit == "all slots"
+    twice = next(change for change in explanation.changes if change.what == "twice the memory")
+    assert twice.saves_ms == 0
+
+
+def test_a_quota_beyond_the_next_one_that_would_be_faster_is_not_called_no_gain() -> None:
+    """Work in waves: three slots are as fast as two, four are faster, and the other module holds them."""
+    steps = {1: 12.0, 2: 6.0, 3: 6.0, 4: 4.0}
+    times = {"waves": lambda d, q: steps[q], "other": lambda d, q: 12.0 / q}
+    explanation = explained(profile_of(times, num_slots=4))
+    assert explanation.plan.is_colocated
+    reason = next(reason for reason in explanation.modules if reason.module == "waves")
+    assert (reason.quota, reason.next_quota, reason.limit) == (2, 3, "slots")
+
+
+@pytest.mark.parametrize("shape", ["layered", "align"])
+def test_what_more_would_bring_is_what_a_larger_machine_is_solved_for(shape) -> None:
+    made = generate(Recipe(shape=shape, num_modules=5, num_devices=2, seed=4, disturbed=True))
+    answer, _ = solve_instance(made)
+    slot, device, _ = explain(answer.plan, made.graph, TableCost(made)).changes
+    assert made.disturbances
+    for change, larger in ((slot, replace(made, num_slots=11)), (device, replace(made, num_devices=3))):
+        assert change.predicted_ms == pytest.approx(solve_instance(larger)[0].objective_ms), change.what
 
 
 def test_more_hardware_and_the_next_best_plan_are_priced() -> None:

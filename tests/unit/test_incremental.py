@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -265,3 +266,81 @@ def test_answers_hold_for_one_grid_and_one_objective() -> None:
         cold = solve(one.graph, TableCost(one), one.device, num_devices=one.num_devices, method="exact", search=search)
         assert plan.predicted_ms == pytest.approx(cold.predicted_ms)
         assert plan.search.status == cold.search.status
+
+
+def best_without_proof(instance: Instance, hint: SearchHint) -> float:
+    """What the heuristic finds, in milliseconds, without restarts and so without chance."""
+    limits = SearchLimits(seconds=60, kicks=0, exact=False)
+    plan, _ = solve_with_hint(
+        instance.graph,
+        TableCost(instance),
+        instance.device,
+        num_devices=instance.num_devices,
+        search=SearchOptions(limits=limits),
+        hint=hint,
+    )
+    assert check_plan(instance, plan).is_valid
+    assert plan.search.bound_ms <= plan.predicted_ms
+    return plan.predicted_ms
+
+
+def test_stages_that_were_known_make_the_plan_after_a_change_a_better_one() -> None:
+    over: dict[bool, list[float]] = {True: [], False: []}
+    for shape, seed in itertools.product(("star", "layered", "align"), range(3)):
+        whole = generate(Recipe(shape=shape, num_modules=13, num_slots=16, seed=seed))
+        less = without(whole, whole.modules[5].name)
+        for before, after in ((whole, less), (less, whole)):
+            plan, known = solve_with_hint(
+                before.graph, TableCost(before), before.device, num_devices=before.num_devices
+            )
+            best = solve(after.graph, TableCost(after), after.device, num_devices=after.num_devices, method="exact")
+            for is_known, found in over.items():
+                hint = SearchHint(start=start_from(plan, after.graph), known=known if is_known else None)
+                found.append(best_without_proof(after, hint) / best.predicted_ms - 1)
+    assert min(over[True]) >= -1e-9
+    assert sum(over[True]) < 0.6 * sum(over[False])
+
+
+def test_a_plan_without_proof_is_proven_later() -> None:
+    whole = generate(Recipe(shape="align", num_modules=9, num_slots=16, seed=0))
+    less = without(whole, whole.modules[4].name)
+    planner = Replanner(device=whole.device, num_devices=whole.num_devices)
+    with pytest.raises(ValueError, match="update"):
+        planner.prove()
+    planner.update(whole.graph, TableCost(whole))
+    rough = planner.update(less.graph, TableCost(less), limits=SearchLimits(seconds=60, exact=False, kicks=0))
+    assert rough.search.status == "feasible"
+    assert planner.plan is rough
+    proven = planner.prove()
+    cold = solve(less.graph, TableCost(less), less.device, num_devices=less.num_devices, method="exact")
+    assert (proven.search.status, planner.plan) == ("optimal", proven)
+    assert rough.search.bound_ms <= proven.predicted_ms == pytest.approx(cold.predicted_ms)
+    assert planner.prove() is proven
+
+
+def test_what_was_known_is_handed_on_over_short_searches() -> None:
+    whole = generate(Recipe(shape="align", num_modules=9, num_slots=16, seed=0))
+    less = without(whole, whole.modules[4].name)
+    lesser = without(less, less.modules[0].name)
+    planner = Replanner(device=whole.device, num_devices=whole.num_devices)
+    for one in (whole, less):
+        planner.update(one.graph, TableCost(one), limits=SearchLimits(seconds=60))
+    planner.update(lesser.graph, TableCost(lesser), limits=SearchLimits(seconds=0))
+    known = planner._known
+    assert known is not None
+    found = search_exactly(
+        lesser.graph,
+        all_options(
+            lesser.graph.names,
+            cost=TableCost(lesser),
+            device=lesser.device,
+            num_devices=lesser.num_devices,
+            grid=QuotaGrid(),
+        ),
+        cost=TableCost(lesser),
+        machine=Machine(num_devices=lesser.num_devices, num_slots=16, memory_bytes=lesser.device.memory_bytes),
+        hint=SearchHint(known=known),
+    )
+    cold = solve(lesser.graph, TableCost(lesser), lesser.device, num_devices=lesser.num_devices, method="exact")
+    assert found.record.status == "optimal"
+    assert found.record.num_evaluations < cold.search.num_evaluations / 2

@@ -44,6 +44,14 @@ def test_a_machine_without_devices_or_slots_is_refused(fields):
         instance(module("a"), **fields)
 
 
+@pytest.mark.parametrize(
+    "fields", [{"num_devices": 4097}, {"num_slots": 10**12}, {"memory_bytes": 10**30}], ids=lambda one: next(iter(one))
+)
+def test_a_machine_that_a_search_could_not_walk_through_or_count_is_refused(fields):
+    with pytest.raises(ValueError, match=r"at most 4,096 devices of 1,024 slots and 9,007,199,254,740,992 bytes"):
+        instance(module("a"), **fields)
+
+
 def test_no_modules_are_refused():
     with pytest.raises(ValueError, match="at least one module"):
         instance()
@@ -73,6 +81,9 @@ def test_an_empty_option_table_is_refused():
         option(forward_ms=-1.0),
         option(backward_ms=float("nan")),
         option(forward_ms=float("inf")),
+        option(forward_ms=1e308),
+        option(backward_ms=1e12),
+        option(memory_bytes=10**30),
     ],
 )
 def test_options_out_of_range_are_refused_by_name(bad):
@@ -97,11 +108,42 @@ def test_memory_that_depends_on_the_quota_is_refused():
         Disturbance(module="a", beside="ghost"),
         Disturbance(module="a", beside="b", forward=-0.1),
         Disturbance(module="a", beside="b", backward=float("inf")),
+        Disturbance(module="a", beside="b", forward=1e300),
     ],
 )
 def test_disturbances_that_make_no_sense_are_refused(bad):
     with pytest.raises(ValueError, match="disturbance"):
         instance(module("a"), module("b"), disturbances=(bad,))
+
+
+def test_the_largest_numbers_that_are_allowed_do_not_overflow():
+    """The plan is that of the same instance with times a millionth of them, and takes a million times as long."""
+
+    def made(scale: float) -> Instance:
+        names = [f"m{index}" for index in range(12)]
+        rows = [
+            (option(1, 1, scale, scale, 2**53), option(1, 2, scale * (1 + i) / 24, scale / 2, 2**53))
+            for i in range(len(names))
+        ]
+        disturbed = tuple(Disturbance(module=a, beside=b, forward=1000.0) for a in names[:3] for b in names if a != b)
+        modules = tuple(module(name, *row) for name, row in zip(names, rows, strict=True))
+        return instance(*modules, disturbances=disturbed, memory_bytes=2**53)
+
+    large, _ = solve_instance(made(1e7))
+    small, _ = solve_instance(made(10.0))
+    assert large.status == small.status == "optimal"
+    assert large.objective_ms == pytest.approx(1e6 * small.objective_ms)
+    assert max(len(stage.placements) for stage in large.plan.stages) == 2  # one on each device, for memory
+
+
+def test_a_plan_of_no_time_is_proven_best_and_its_bound_is_0():
+    answer, _ = solve_instance(instance(module("a", option(1, 1, 0.0, 0.0)), module("b", option(1, 1, 0.0, 0.0))))
+    assert (answer.status, answer.objective_ms, answer.bound_ms) == ("optimal", 0.0, 0.0)
+
+
+def test_a_seed_that_the_search_cannot_hold_is_refused():
+    with pytest.raises(ValueError, match="seed=1180591620717411303424"):
+        solve_instance(instance(module("a")), seed=2**70)
 
 
 def test_unknown_fields_are_refused_with_their_line():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 import pytest
 from planning_cases import flat, linear, profile_of
 
@@ -80,6 +82,34 @@ def test_runs_move_to_devices_that_hold_them_and_take_as_long() -> None:
     assert [wave.forward_ms for wave in moved] == [wave.forward_ms for wave in waves]
     roomy = Machine(num_devices=2, num_slots=2, memory_bytes=120)
     assert within_memory("made by hand", waves, options, roomy) == waves
+
+
+def test_runs_of_several_waves_that_are_placed_anew_each_get_devices_of_their_own() -> None:
+    """By hand: 11 + 7 and 10 + 8 bytes are the only pairs of two devices; swaps of numbers do not come to it."""
+    kept = {"a": 11, "b": 10, "c": 8, "d": 7}
+    profile = made(kept, 18, degrees=(1,))
+    for order in permutations(kept):
+        waves = tuple(
+            Wave(runs=(Run(parts=(Part(module=name, forward_ms=1.0),), devices=(0,), quota=2),)) for name in order
+        )
+        cost, device = CostModel.from_profile(profile), profile.device
+        options = all_options(profile.graph, cost=cost, device=device, num_devices=2)
+        machine = Machine(num_devices=2, num_slots=device.num_slots, memory_bytes=18)
+        found = within_memory("spindle", waves, options, machine)
+        on = {run.parts[0].module: run.devices for wave in found for run in wave.runs}
+        assert on["a"] == on["d"] != on["b"] == on["c"], order
+
+
+def test_runs_that_leave_slots_free_still_have_their_devices_to_themselves() -> None:
+    """One device has room for both runs of the first wave, and the other then for the module that keeps most."""
+    profile = made({"a": 3, "b": 3, "c": 9}, 9, degrees=(1,))
+    runs = [Run(parts=(Part(module=name, forward_ms=1.0),), devices=(d,), quota=1) for name, d in (("a", 0), ("b", 1))]
+    last = Run(parts=(Part(module="c", forward_ms=1.0),), devices=(0,), quota=2)
+    cost, device = CostModel.from_profile(profile), profile.device
+    options = all_options(profile.graph, cost=cost, device=device, num_devices=2)
+    machine = Machine(num_devices=2, num_slots=device.num_slots, memory_bytes=9)
+    with pytest.raises(InfeasibleError, match="what distmm plans does not fit"):
+        within_memory("distmm", (Wave(runs=tuple(runs)), Wave(runs=(last,))), options, machine)
 
 
 def test_a_slice_keeps_its_share() -> None:

@@ -26,28 +26,46 @@ def within_memory(planner: str, waves: tuple[Wave, ...], options: Options, machi
     Raises:
         InfeasibleError: No devices were found that hold what the planner chose.
     """
-    stages = tuple(_as_stage(wave, options) for wave in waves)
+    stages = tuple(_as_stage(number, wave, options, machine) for number, wave in enumerate(waves))
     if fits(stages, machine):
         return waves
     found = swap_labels(stages, machine) or place_anew(stages, machine)
     if found is None:
         raise _refusal(planner, stages, machine)
     return tuple(
-        replace(wave, runs=tuple(replace(run, devices=stage.choices[str(i)][1]) for i, run in enumerate(wave.runs)))
-        for wave, stage in zip(waves, found, strict=True)
+        replace(
+            wave,
+            runs=tuple(
+                replace(run, devices=devices)
+                for run, (_, devices) in zip(wave.runs, _in_order(number, stage), strict=True)
+            ),
+        )
+        for number, (wave, stage) in enumerate(zip(waves, found, strict=True))
     )
 
 
-def _as_stage(wave: Wave, options: Options) -> StageResult:
+def _name(wave: int, run: int) -> str:
+    """Of a run, as what is placed: unlike any other of the schedule."""
+    return f"{wave}.{run}"
+
+
+def _in_order(number: int, stage: StageResult) -> list[Choice]:
+    return [stage.choices[_name(number, index)] for index in range(len(stage.choices))]
+
+
+def _as_stage(number: int, wave: Wave, options: Options, machine: Machine) -> StageResult:
     choices: dict[str, Choice] = {
-        str(index): (_memory_of(run, options), run.devices) for index, run in enumerate(wave.runs)
+        _name(number, index): (_memory_of(run, options, machine), run.devices) for index, run in enumerate(wave.runs)
     }
     starts = {name: (0,) * len(devices) for name, (_, devices) in choices.items()}
     return StageResult(latency_ns=0, choices=choices, starts=starts)
 
 
-def _memory_of(run: Run, options: Options) -> DeploymentOption:
-    """A run as one option: what all of its parts keep, and the most that one of them works with."""
+def _memory_of(run: Run, options: Options, machine: Machine) -> DeploymentOption:
+    """A run as one option: what all of its parts keep, and the most that one of them works with.
+
+    It holds all slots, whatever its quota: runs of a wave share no device.
+    """
     kept = working = 0
     for part in run.parts:
         own = next(o for o in options[part.module] if (o.degree, o.quota) == (len(run.devices), run.quota))
@@ -55,7 +73,7 @@ def _memory_of(run: Run, options: Options) -> DeploymentOption:
         working = max(working, own.working_bytes)
     return DeploymentOption(
         degree=len(run.devices),
-        quota=run.quota,
+        quota=machine.num_slots,
         forward_ns=0,
         backward_ns=0,
         memory_bytes=kept + working,
