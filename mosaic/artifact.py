@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import tempfile
+from collections import Counter
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -60,12 +61,18 @@ def write_text(text: str, path: Path) -> None:
 def write_bytes(content: bytes, path: Path) -> None:
     """Writes ``content`` aside, flushes it to the disk, then renames it to ``path``.
 
+    A link stays a link, to a new file; a device or a pipe is written to, and stays what it is.
+
     Raises:
         MosaicError: The folder cannot be made or written, or the disk is full. A file that was at ``path``
             before is left as it was.
     """
     aside: str | None = None
     try:
+        path = path.resolve() if path.is_symlink() else path
+        if path.exists() and not path.is_file() and not path.is_dir():
+            path.write_bytes(content)
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, aside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         with os.fdopen(handle, "wb") as file:
@@ -102,9 +109,13 @@ def parse(kind: type[T], text: str, *, source: str) -> T:
     from pydantic import ValidationError
 
     if not text.strip():
-        raise InvalidFileError(f"{source} is empty; a {kind.__name__.lower()} in JSON was expected")
+        raise InvalidFileError(f"{source} is empty; {_a(kind)} in JSON was expected")
     try:
-        raw = json.loads(text)
+        raw = json.loads(text, object_pairs_hook=_each_once)
+    except RecursionError as error:
+        raise InvalidFileError(f"{source}: lists in lists without end; this is not {_a(kind)}") from error
+    except _GivenTwiceError as error:
+        raise InvalidFileError(f"{source}: {error}; give each field once") from error
     except json.JSONDecodeError as error:
         raise InvalidFileError(
             f"{source}, line {error.lineno}: not valid JSON ({error.msg}); the file may have been cut short"
@@ -119,11 +130,34 @@ def parse(kind: type[T], text: str, *, source: str) -> T:
         more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
         raise InvalidFileError(
             f"{source}, line {_line_of(text, location)}: {'.'.join(map(str, location)) or 'the whole file'}: "
-            f"{first['msg']}{more}"
+            f"{_said(first)}{more}"
         ) from error
     except MosaicError as error:  # a rule of the dataclass itself
         raise type(error)(f"{source}: {error}") from error
     return value
+
+
+class _GivenTwiceError(ValueError):
+    """An object has one name twice: JSON says nothing about which value counts."""
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        raise _GivenTwiceError(f"the field {twice!r} is there twice in one object")
+    return found
+
+
+def _a(kind: type[Any]) -> str:
+    name = kind.__name__.lower()
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+
+
+def _said(error: Any) -> str:
+    """A rule's own words, where a rule of the dataclass was broken."""
+    own = error.get("ctx", {}).get("error")
+    return str(own) if isinstance(own, ValueError) else str(error["msg"])
 
 
 def _check_schema(kind: type[Any], raw: object, source: str) -> None:
@@ -140,7 +174,7 @@ def _check_schema(kind: type[Any], raw: object, source: str) -> None:
         )
     if found != known:
         raise InvalidFileError(
-            f"{source}: schema_version={found!r} is not {known}; this is not a {kind.__name__.lower()} "
+            f"{source}: schema_version={found!r} is not {known}; this is not {_a(kind)} "
             "of this version of Mosaic: make the file again"
         )
 

@@ -6,9 +6,11 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import mosaic.solver
 from mosaic import artifact
 from mosaic.cli.main import run
 from mosaic.plan import Plan
@@ -111,6 +113,128 @@ def test_solving_an_instance_loads_neither_torch_nor_ortools(file):
         "assert 'torch' not in sys.modules and 'ortools' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+PLANNERS = ["megatron", "distmm", "distmm-waves", "spindle", "spindle-optimus"]
+
+
+@pytest.mark.parametrize("method", PLANNERS)
+def test_a_planner_to_compare_with_answers_with_a_plan_that_the_checker_accepts(file, tmp_path, capsys, method):
+    answer = tmp_path / "answer.json"
+    assert run(["solve", str(file), "--method", method, "--json", str(answer)]) == 0
+    found = json.loads(answer.read_text())
+    assert (found["method"], found["status"], found["bound_ms"]) == (method, "feasible", None)
+    capsys.readouterr()
+    assert run(["solve", str(file), "--check", str(answer)]) == 0
+    assert f"{found['objective_ms']:.6f} ms" in capsys.readouterr().out
+
+
+def test_planning_starts_from_the_answer_for_an_earlier_instance(tmp_path, capsys):
+    path, earlier = tmp_path / "instance.json", tmp_path / "earlier.json"
+    made = generate(Recipe(shape="align", num_modules=22, num_devices=8, seed=1))
+    artifact.save(made, path)
+
+    def solved(*more: str) -> dict:
+        capsys.readouterr()
+        assert run(["solve", str(path), "--json", "-", *more]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    earlier.write_text(json.dumps(solved("--time-limit", "30")))
+    best_ms = json.loads(earlier.read_text())["objective_ms"]
+    assert solved("--method", "heuristic")["objective_ms"] > best_ms
+    assert solved("--method", "heuristic", "--from", str(earlier))["objective_ms"] == pytest.approx(best_ms)
+
+    def change(raw):  # a module goes, one comes, and half of the devices are left
+        raw["modules"][3]["name"] = "new"
+        raw["num_devices"] = 4
+
+    changed(path, change)
+    placed = {p["module"] for stage in solved("--from", str(earlier))["plan"]["stages"] for p in stage["placements"]}
+    assert placed == {module.name for module in made.modules} - {made.modules[3].name} | {"new"}
+
+
+def test_a_method_that_cannot_start_from_a_plan_says_so(file, tmp_path, capsys):
+    answer = tmp_path / "answer.json"
+    run(["solve", str(file), "--json", str(answer)])
+    assert run(["solve", str(file), "--method", "gahc", "--from", str(answer)]) == 1
+    assert "does not start from an earlier plan" in capsys.readouterr().err
+
+
+def test_granularity_and_ablations_of_algorithm_1_can_be_chosen(file, tmp_path, capsys):
+    def solved(*more: str) -> dict:
+        capsys.readouterr()
+        assert run(["solve", str(file), "--method", "gahc", "--json", "-", *more]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    every = solved()
+    plain = solved("--no-prune", "--no-cache")
+    assert plain["plan"]["stages"] == every["plan"]["stages"]
+    assert plain["plan"]["search"]["num_pruned"] == plain["plan"]["search"]["num_cache_hits"] == 0
+    assert every["plan"]["search"]["num_pruned"] + every["plan"]["search"]["num_cache_hits"] > 0
+    coarse = solved("--granularity", "30")
+    quotas = {len(one["slots"]) for stage in coarse["plan"]["stages"] for one in stage["placements"]}
+    assert quotas <= {3, 6, 9, 10}
+    assert run(["solve", str(file), "--granularity", "30"]) == 1  # a bound would not be one of the instance
+    assert run(["solve", str(file), "--method", "gahc", "--granularity", "0"]) == 1
+    assert "granularity=0.0" in capsys.readouterr().err
+
+
+def test_planners_side_by_side_and_an_explanation_are_shown_on_request(file, capsys):
+    assert run(["solve", str(file), "--compare", "--explain"]) == 0
+    shown = capsys.readouterr().out
+    for said in (
+        *PLANNERS,
+        "sequential",
+        "gahc",
+        "exact",
+        "one more slot on each device",
+        "one more device",
+        "slowest",
+    ):
+        assert said in shown
+
+
+def test_the_answer_does_not_replace_the_instance_and_a_folder_is_refused_before_the_search(file, tmp_path, capsys):
+    before = file.read_text()
+    assert run(["solve", str(file), "--json", str(file)]) == 1
+    assert "name another file" in capsys.readouterr().err
+    assert file.read_text() == before
+    assert run(["solve", str(file), "--json", str(tmp_path)]) == 1
+    assert "optimal" not in capsys.readouterr().out
+
+
+def test_a_file_that_is_neither_plan_nor_answer_is_not_checked(file, capsys):
+    assert run(["solve", str(file), "--check", str(file)]) == 1
+    assert "neither a plan nor an answer" in capsys.readouterr().err
+
+
+def test_what_the_format_s_description_shows_can_be_run_as_it_is(tmp_path, monkeypatch):
+    text = Path(mosaic.solver.__file__).with_name("README.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    Path("instance.json").write_text(re.search(r"```json\n(.*?)```", text, re.DOTALL).group(1))
+    exec(re.search(r"```python\n(.*?)```", text, re.DOTALL).group(1), {})
+    commands = re.search(r"```sh\n(.*?)```", text, re.DOTALL).group(1).splitlines()
+    assert len(commands) == 5
+    for file in ("instance.json", "star.json"):
+        for command in commands:
+            arguments = command.split("#")[0].split()[1:]
+            with_names = {"FILE": file, "ANSWER": "answer.json", "PLAN": "answer.json"}
+            assert run([with_names.get(one, one) for one in arguments]) == 0, command
+
+
+def test_an_interrupted_search_ends_at_once_and_leaves_nothing_behind(tmp_path):
+    path, answer = tmp_path / "large.json", tmp_path / "out" / "answer.json"
+    artifact.save(generate(Recipe(shape="multi", num_modules=64, num_devices=32)), path)
+    arguments = ["solve", str(path), "--time-limit", "3600", "--json", str(answer)]
+    code = (  # as Ctrl-C does, a second from now
+        "import signal, sys; from mosaic.cli.main import run; "
+        "signal.signal(signal.SIGALRM, signal.default_int_handler); signal.setitimer(signal.ITIMER_REAL, 1.0); "
+        f"sys.exit(run({arguments!r}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], timeout=60, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (130, "")
+    assert "interrupted" in done.stderr
+    assert [one.name for one in tmp_path.rglob("*") if one.is_file()] == ["large.json"]
 
 
 def test_an_instance_is_loaded_as_it_was_written(file):

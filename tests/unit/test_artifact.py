@@ -95,6 +95,30 @@ def test_an_unwritable_folder_is_an_error_that_names_it(tmp_path):
         artifact.save(PLAN, blocker / "plan.json")
 
 
+def test_a_field_that_is_there_twice_is_refused():
+    refused(TEXT.replace('"num_devices"', '"num_devices": 7,\n  "num_devices"', 1), "'num_devices' is there twice")
+
+
+def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        artifact.write_text("whole", path)
+        assert os.read(reader, 100) == b"whole"
+    finally:
+        os.close(reader)
+    assert path.is_fifo()
+
+
+def test_a_link_stays_a_link_to_what_was_written(tmp_path):
+    target, link = tmp_path / "target", tmp_path / "link"
+    link.symlink_to(target)
+    artifact.write_text("new", link)
+    assert link.is_symlink()
+    assert target.read_text() == "new"
+
+
 def test_a_full_disk_leaves_the_old_file_whole(tmp_path, monkeypatch):
     path = tmp_path / "plan.json"
     path.write_text("the old one")
