@@ -29,7 +29,7 @@ from mosaic.plan import Placement, Plan, SearchRecord, Stage
 from mosaic.profiler import ProfileSettings, measure_ring, repeat_batch, traffic_of
 from mosaic.ranks.colocate import colocate_ranks, cores_of_rank, found_for_ranks
 from mosaic.ranks.compare import COMPARED, MeasuredMethod, Rounds, Steps, compare_plans
-from mosaic.ranks.rows import RowRouting, least_moved
+from mosaic.ranks.rows.routing import RowRouting, least_moved
 
 SETTINGS = ProfileSettings(sample_seconds=0.1, min_repeats=2, max_repeats=5, refuse_share=2.0, foreign_share=2.0)
 MB = 1e6

@@ -76,13 +76,13 @@ def killed_after_a_step(rank: int, size: int, place: Path) -> None:
 
 def killed_while_it_profiles(rank: int, size: int, place: Path) -> None:
     if rank == 0:
-        planning = sys.modules["mosaic.ranks.planning"]
+        planning = sys.modules["mosaic.ranks.choosing.planning"]
         planning.profile_of_all = lambda *args, **options: kill_this_process()  # type: ignore[attr-defined]
     begin(rank, size, place, plan=None, timeout_s=60.0)
 
 
 def killed_before_there_are_groups(rank: int, size: int, place: Path) -> None:
-    from mosaic.ranks.world import World
+    from mosaic.ranks.meeting.world import World
 
     if rank == 1:
         World.group = lambda *args, **options: kill_this_process()  # type: ignore[assignment]
@@ -190,7 +190,7 @@ def never_comes(rank: int, size: int, place: Path) -> None:
 
 def never_starts(rank: int, size: int, place: Path) -> None:
     """Ranks as torchrun would start them, of which one does not come; and one without a store to come to."""
-    from mosaic.ranks.world import World
+    from mosaic.ranks.meeting.world import World
 
     port = place.parent / "port"
     if rank == 2:
@@ -209,7 +209,7 @@ def never_starts(rank: int, size: int, place: Path) -> None:
 
 
 def no_store(rank: int, size: int, place: Path) -> None:
-    from mosaic.ranks.world import World
+    from mosaic.ranks.meeting.world import World
 
     with socket.socket() as found:
         found.bind(("localhost", 0))
@@ -234,7 +234,7 @@ def a_plan_that_is_no_json(rank: int, size: int, place: Path) -> None:
 def unlike(rank: int, size: int, place: Path) -> None:
     """Rank 1 has another torch, then another device, then another model; all ranks are told each time."""
     from mosaic.errors import MosaicError
-    from mosaic.ranks.world import RankFacts
+    from mosaic.ranks.meeting.world import RankFacts
 
     join(rank, size, place)
     plain = RankFacts.of

@@ -12,10 +12,10 @@ from torch import nn
 
 from mosaic.device import Device
 from mosaic.errors import MosaicError
-from mosaic.ranks.ownership import give_up, is_given_up
-from mosaic.ranks.ranked import Ranked, Template
-from mosaic.ranks.reduce import GradientReducer
-from mosaic.ranks.world import RankFacts, World
+from mosaic.ranks.calls.ranked import Ranked, Template
+from mosaic.ranks.meeting.world import RankFacts, World
+from mosaic.ranks.parameters.ownership import give_up, is_given_up
+from mosaic.ranks.parameters.reduce import GradientReducer
 
 SAMPLE = (torch.randn(2, 4), torch.zeros(2, dtype=torch.int64)), {"scale": torch.ones(())}
 

@@ -1,7 +1,8 @@
 """A model of ranks that run routed calls, and a search through all of its interleavings for one that blocks.
 
 A *thread* is the loop's thread of a rank or the lane of a module on a rank. It has a fixed list of operations; what
-may differ from run to run is which thread goes on next. The lists are made of the tables of ``mosaic.ranks.steps``.
+may differ from run to run is which thread goes on next. The lists are made of the tables of
+``mosaic.ranks.calls.steps``.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from mosaic.ranks import steps
-from mosaic.ranks.steps import Step, WaitsFor
+from mosaic.ranks.calls import steps
+from mosaic.ranks.calls.steps import Step, WaitsFor
 
 
 @dataclass(frozen=True)

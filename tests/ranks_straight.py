@@ -11,9 +11,9 @@ from ranks_graphs import colocated, difference, subsets, twins
 from torch import nn
 
 from mosaic.errors import ModuleContractError, RankFailedError
-from mosaic.ranks.activate import examine
+from mosaic.ranks.choosing.routed import Routes, sent_bytes
 from mosaic.ranks.colocate import found_for_ranks
-from mosaic.ranks.routed import Routes, sent_bytes
+from mosaic.ranks.running.activate import examine
 
 WIDTH = 5
 STEPS = 2

@@ -7,7 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+from engine_cases import FAST
 from planning_cases import flat, profile_of
 from ranks_begun import join, kill_this_process
 from ranks_graphs import difference
@@ -15,12 +17,15 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mosaic.backends.host import HostBackend
+from mosaic.errors import MosaicError, UnstableMeasurementError
 from mosaic.profile import Profile
 from mosaic.profiler import Ring
-from mosaic.ranks import RankHandle, planning
-from mosaic.ranks.candidates import RANK_TRIAL
+from mosaic.profiler import measure as measuring
+from mosaic.ranks import RankHandle
+from mosaic.ranks.choosing import planning
+from mosaic.ranks.choosing.candidates import RANK_TRIAL
 from mosaic.ranks.colocate import colocate_ranks
-from mosaic.ranks.watch import WatchSettings
+from mosaic.ranks.watching.watch import WatchSettings
 
 ROWS = 2
 WIDTH = 5
@@ -253,5 +258,36 @@ def untried(rank: int, size: int, place: Path) -> None:
     assert handle.plan.search.method in ("data-parallel", "exact")
     assert [placed.degree for placed in handle.plan.placements] == [2, 2]
     assert "nothing is tried: " in handle.describe(), handle.describe()
+    handle.remove()
+    print("done")
+
+
+class BusyLoad:
+    """Says that others take more of the machine than FAST allows."""
+
+    share = 3.0
+
+
+def busy(rank: int, size: int, place: Path) -> None:
+    """Rank 0 alone is too busy to profile: all train data-parallel and say why; a planner that is named is refused."""
+    join(rank, size, place)
+    if rank == 0:
+        measuring.ForeignLoad = BusyLoad  # type: ignore[assignment,misc]
+    given = {"sample": torch.ones(ROWS, WIDTH), "modules": [LEFT, RIGHT], "backend": HostBackend(1), "settings": FAST}
+    for options in ({"method": "exact"}, {"if_busy": "raise"}):
+        with pytest.raises(MosaicError, match="other processes took 300%") as raised:
+            colocate_ranks(Towers(), **given, **options)
+        assert raised.errisinstance(UnstableMeasurementError) == (rank == 0), raised.value
+    torch.manual_seed(7)
+    model = Towers()
+    handle = colocate_ranks(model, **given)
+    assert handle.plan.search.method == "data-parallel"
+    assert [placed.devices for placed in handle.plan.placements] == [(0, 1), (0, 1)]
+    said = handle.describe()
+    assert "rank 0 (" in said, said
+    assert "did not profile, so each module runs on all ranks, as in data-parallel training, until" in said, said
+    assert "nothing is routed" in said, said
+    assert "trials" not in handle.metrics()
+    assert is_as_data_parallel(handle, model, rank, size)
     handle.remove()
     print("done")

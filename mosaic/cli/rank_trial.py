@@ -10,7 +10,7 @@ from mosaic.cli.workload import load_workload
 from mosaic.plan import Plan
 from mosaic.profiler import ProfileSettings
 from mosaic.ranks.compare import MeasuredMethod, Rounds, compare_launched
-from mosaic.ranks.world import World
+from mosaic.ranks.meeting.world import World
 from mosaic.report.frame import empty_table, plain
 
 if TYPE_CHECKING:

@@ -71,6 +71,7 @@ def run_in_turn(
         plan=plan,
         method=method,
         settings=settings,
+        if_busy="raise",  # what is measured here is what was asked for
         progress=progress.follow("profiling the modules"),
     )
     loop = Loop(workload)

@@ -2,7 +2,7 @@
 
 Each of W ranks holds 1/W of a batch's rows. A module on d of them runs on 1/d on each; a member keeps what it holds and
 is short of 1/d - 1/W, and a rank that runs nothing of it sends all that it holds. So the busiest link carries
-max(1/d - 1/W, 1/W) of what travels, nothing where d = W (``mosaic.ranks.rows.RowRouting`` with equal slices). There
+max(1/d - 1/W, 1/W) of what travels, nothing where d = W (``mosaic.ranks.RowRouting`` with equal slices). There
 are four ways: arguments to the members and results home, then the gradients of results and those of arguments. Nothing
 is taken to hide what travels: an upper bound.
 

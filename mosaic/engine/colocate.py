@@ -25,7 +25,8 @@ from mosaic.engine.trial_plans import plans_to_try
 from mosaic.engine.trial_settings import StepClock, TrialSettings
 from mosaic.engine.trial_setup import TrialSetup
 from mosaic.engine.trial_turn import turn_of_process
-from mosaic.errors import BackendUnavailableError, UnsupportedModelError
+from mosaic.engine.unprofiled import IfBusy, falls_back, plan_in_turn, warn_of_busy
+from mosaic.errors import BackendUnavailableError, UnstableMeasurementError, UnsupportedModelError
 from mosaic.plan import Plan
 from mosaic.profile import Profile
 from mosaic.profiler import (
@@ -68,6 +69,7 @@ def colocate(
     graphs: bool = False,
     trial: TrialSettings | Literal["auto"] | None = "auto",
     settings: ProfileSettings | None = None,
+    if_busy: IfBusy = "plain",
     progress: ProgressCallback | None = None,
 ) -> Handle:
     """Makes a model's own training loop run its modules side by side; changes nothing else about it.
@@ -106,17 +108,23 @@ def colocate(
         trial: How to try plans; ``auto`` is ``TrialSettings()`` where Mosaic solves the plan, and None where it is
             given. None runs the plan, unless it was solved for and its predicted speed-up is under 2 %.
         settings: How carefully to profile.
+        if_busy: What to do where other processes take so much of the machine that measuring means nothing (60 % of
+            its CPU time, ``ProfileSettings.refuse_share``): ``plain`` logs a warning and runs the model as it was,
+            with the reason in ``describe()``; ``raise`` raises. What the cache has needs no measuring. A method that
+            is named raises in any case, since nothing else was asked for.
         progress: Told what is being profiled, how much is done, and how much there is.
 
     Raises:
         UnsupportedModelError: No module can be placed, or the model is wrapped in something that cannot be colocated.
         InvalidPlanError: The plan is for another model or device.
         InvalidProfileError: The profile is of another model or device.
-        UnstableMeasurementError: The machine is too busy to profile.
+        UnstableMeasurementError: The machine is too busy to profile, and ``if_busy`` or a named method forbids to go
+            on without.
         BackendUnavailableError: The model is on a device that the backend does not run.
         ValueError: A plan and a method were given, or there is no such method.
     """
     check_method(method, plan)
+    may_fall_back = falls_back(if_busy, method)
     kept = open_cache(cache)
     backend = backend or _backend_for(model)
     _refuse(model, backend)
@@ -140,9 +148,16 @@ def colocate(
         setup = _setup(opening, (plan,), known, trial, graphs=graphs)
         return _handle(model, finding, plan, profile, backend, trial=setup)
     if profile is None:
-        profile = profile_modules(
-            model, finding.subjects, finding.graph, backend, cache=kept, settings=settings, progress=progress
-        )
+        try:
+            profile = profile_modules(
+                model, finding.subjects, finding.graph, backend, cache=kept, settings=settings, progress=progress
+            )
+        except UnstableMeasurementError as error:
+            if not may_fall_back:
+                raise
+            note = warn_of_busy("the modules were not profiled", "the model runs as it was", error)
+            plan = plan_in_turn(finding.graph, backend.device)
+            return Handle(model, finding, plan, profile=None, notes=(note, *backend.notes))
     cost = CostModel.from_profile(profile)
     plan = plan_to_run(method, finding.graph, cost, backend.device)
     opening = _Opening(model, finding, backend)

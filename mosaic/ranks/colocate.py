@@ -16,21 +16,22 @@ from mosaic.backends.host import HostBackend, available_cores
 from mosaic.engine.find import Finding, Sample, find_modules
 from mosaic.engine.structure import map_tensors
 from mosaic.engine.trial_settings import TrialSettings
+from mosaic.engine.unprofiled import IfBusy, falls_back
 from mosaic.errors import InvalidPlanError, UnsupportedModelError
 from mosaic.plan import Plan
 from mosaic.profile import Profile
 from mosaic.profiler import ProfileSettings, Subject
-from mosaic.ranks.activate import Examined, activate, examine
-from mosaic.ranks.batched import with_batch
-from mosaic.ranks.candidates import RANK_TRIAL, Candidates, plans_to_try
-from mosaic.ranks.devices import check_place, device_of, own_gpu
-from mosaic.ranks.handle import RankHandle
-from mosaic.ranks.planning import PlanRequest, plans_of_first
-from mosaic.ranks.progress import OUTSIDE
-from mosaic.ranks.rank_trial import TrialSubject, try_plans
-from mosaic.ranks.tried import Tried
-from mosaic.ranks.watch import WatchSettings
-from mosaic.ranks.world import TIMEOUT_S, RankFacts, World
+from mosaic.ranks.choosing.candidates import RANK_TRIAL, Candidates, plans_to_try
+from mosaic.ranks.choosing.planning import PlanRequest, plans_of_first
+from mosaic.ranks.choosing.rank_trial import TrialSubject, try_plans
+from mosaic.ranks.meeting.devices import check_place, device_of, own_gpu
+from mosaic.ranks.meeting.world import TIMEOUT_S, RankFacts, World
+from mosaic.ranks.rows.batched import with_batch
+from mosaic.ranks.running.activate import Examined, activate, examine
+from mosaic.ranks.running.handle import RankHandle
+from mosaic.ranks.running.tried import Tried
+from mosaic.ranks.watching.progress import OUTSIDE
+from mosaic.ranks.watching.watch import WatchSettings
 from mosaic.solver.reserve import CommunicationSlots
 from mosaic.solver.runnable import check_method
 
@@ -45,6 +46,7 @@ def colocate_ranks(
     method: str = "auto",
     profile: Profile | None = None,
     settings: ProfileSettings | None = None,
+    if_busy: IfBusy = "plain",
     backend: Backend | None = None,
     timeout_s: float = TIMEOUT_S,
     watch: WatchSettings | None = None,
@@ -86,6 +88,9 @@ def colocate_ranks(
             measured in any case; sums of gradients take as long as it says. It knows no optimizer: a plan leaves room
             for AdamW's two moments in 32 bits, 8 bytes for each parameter that trains, on each of a module's ranks.
         settings: How carefully rank 0 profiles.
+        if_busy: What to do where rank 0's machine is too busy to profile on: ``plain`` logs a warning there and trains
+            data-parallel on all ranks, with the reason in ``describe()`` on each; ``raise`` raises on all. A method
+            that is named raises in any case.
         backend: Where this rank runs; by default the GPU that is this rank's (``LOCAL_RANK``) where the model is on
             one, which is made the current one, and else its share of the host's cores.
         timeout_s: How long a rank waits for the others in a step, and for them to come at the start.
@@ -105,9 +110,12 @@ def colocate_ranks(
         InvalidPlanError: The ranks have different plans, or one for another number of ranks.
         ValueError: A plan and a method were given, or there is no such method.
         UnsupportedModelError: A module cannot be split over ranks; says why and what to do.
+        UnstableMeasurementError: Rank 0 is too busy to profile, and ``if_busy`` or a named method forbids to go on
+            without; on other ranks a MosaicError that names it.
         RankFailedError: Another rank has failed; names it.
     """
     check_method(method, plan)
+    may_fall_back = falls_back(if_busy, method)
     device = backend.torch_device if backend is not None else device_of(model)
     world = World.join(device, timeout_s=timeout_s, watch=watch or WatchSettings())
     with world.opening():
@@ -133,6 +141,7 @@ def colocate_ranks(
                 communication_slots=communication_slots,
                 trial=settled,
                 direct=direct,
+                may_fall_back=may_fall_back,
             )
             candidates = plans_of_first(world, model, finding, examined, backend, request)
         else:

@@ -26,10 +26,10 @@ from mosaic.engine.find import Finding
 from mosaic.errors import InfeasibleError
 from mosaic.plan import Plan
 from mosaic.profiler import ProfileSettings, measure_ring
+from mosaic.ranks.choosing.planning import cost_of_ranks, link_of, profile_of_all
+from mosaic.ranks.choosing.routed import Routes
 from mosaic.ranks.colocate import colocate_ranks, cores_of_rank, examined_for_ranks, found_for_ranks
-from mosaic.ranks.planning import cost_of_ranks, link_of, profile_of_all
-from mosaic.ranks.routed import Routes
-from mosaic.ranks.world import World
+from mosaic.ranks.meeting.world import World
 from mosaic.solver.runnable import plan_to_run
 
 COMPARED = ("exact", "gahc", "sequential", "megatron", "distmm", "spindle", "spindle-optimus")

@@ -10,7 +10,7 @@ from torch import nn
 from mosaic.engine.colocate import colocate as on_one_rank
 from mosaic.engine.handle import Handle
 from mosaic.ranks.colocate import colocate_ranks
-from mosaic.ranks.world import World
+from mosaic.ranks.meeting.world import World
 
 _ON_SEVERAL = {
     "sample",
@@ -20,6 +20,7 @@ _ON_SEVERAL = {
     "method",
     "profile",
     "settings",
+    "if_busy",
     "backend",
     "timeout_s",
     "watch",

@@ -8,7 +8,7 @@ import torch
 from ranks_cases import run_ranks
 from torch import nn
 
-from mosaic.ranks.ownership import give_up, is_given_up
+from mosaic.ranks.parameters.ownership import give_up, is_given_up
 
 
 def test_gradients_of_random_layouts_are_those_of_the_whole_model(tmp_path: Path):

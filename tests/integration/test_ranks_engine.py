@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from ranks_cases import run_ranks
 
-from mosaic.ranks import steps
+from mosaic.ranks.calls import steps
 
 ROWS, IN, OUT = 3, 6 * 4, 8 * 4
 """Rows of a rank, and bytes of a row of the image tower's argument and result."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from ranks_nursery import Ended, run_programs
 
-CASES = ("nothing_left", "slowest_counts", "fails", "killed", "untried")
+CASES = ("nothing_left", "slowest_counts", "fails", "killed", "untried", "busy")
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +34,14 @@ def test_a_plan_that_one_rank_has_no_memory_for_loses_and_is_named_on_all(ended:
 
 def test_nothing_is_tried_where_there_is_no_choice(ended: dict[str, list[Ended]]):
     check(ended["untried"])
+
+
+def test_all_ranks_train_data_parallel_where_the_first_is_too_busy_to_profile_and_say_why(
+    ended: dict[str, list[Ended]],
+):
+    check(ended["busy"])
+    warned = [one.said.count("did not profile, so each module runs on all ranks") for one in ended["busy"]]
+    assert warned == [1, 0]
 
 
 def test_a_rank_that_is_killed_while_plans_are_tried_is_named(ended: dict[str, list[Ended]]):

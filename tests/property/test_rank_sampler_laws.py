@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, SequentialSampler
 
 from mosaic.ranks import RankSampler, RowRouting
-from mosaic.ranks.sampler import Feed, rows_to_load
+from mosaic.ranks.rows.sampler import Feed, rows_to_load
 
 BOUNDED = settings(max_examples=60, deadline=None, derandomize=True)
 SHARES = st.lists(st.integers(0, 5), min_size=1, max_size=4).filter(any)

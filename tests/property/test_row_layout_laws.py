@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mosaic.ranks.layout import Layout, Transfer
-from mosaic.ranks.rows import RowRouting, least_moved
-from mosaic.ranks.ways import Stop, Ways
+from mosaic.ranks.rows.layout import Layout, Transfer
+from mosaic.ranks.rows.routing import RowRouting, least_moved
+from mosaic.ranks.rows.ways import Stop, Ways
 
 HELD = st.lists(st.integers(0, 6), min_size=1, max_size=4).map(tuple)
 

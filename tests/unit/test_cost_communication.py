@@ -20,7 +20,7 @@ from mosaic.cost.communication import (
 )
 from mosaic.hardware import Link
 from mosaic.profile import Phase
-from mosaic.ranks.rows import RowRouting
+from mosaic.ranks.rows.routing import RowRouting
 from mosaic.solver.runnable import RUNNABLE, plan_to_run
 
 LINK = Link(gb_per_s=1.0, latency_us=100.0)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,6 +32,17 @@ LAYERS = [
 ]
 """Packages of one line never import each other; a package may import from any line above its own here."""
 
+RANK_LAYERS = [
+    {"rows", "watching"},
+    {"meeting", "parameters"},
+    {"calls"},
+    {"lanes"},
+    {"running"},
+    {"choosing"},
+    {"__init__", "colocate", "compare", "entry"},
+]
+"""The same for the packages of ``mosaic.ranks``, but for its last line, which is what people import."""
+
 HOMES = {
     "torch": {
         *("backends", "checkpoint", "engine", "ranks", "profiler", "train", "models", "demo", "microbench"),
@@ -54,6 +67,7 @@ def sources() -> Iterator[tuple[str, Path]]:
         yield "profiler/" + path.relative_to(ROOT / "profiler").as_posix(), path
 
 
+@functools.cache
 def imports(path: Path) -> set[str]:
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -83,9 +97,24 @@ def test_imports_point_down(place: str, path: Path):
     assert not upward, f"{place} imports {sorted(upward)} from its own line or above"
 
 
+def test_imports_of_packages_of_ranks_point_down():
+    line_of = {package: number for number, line in enumerate(RANK_LAYERS) for package in line}
+    for path in sorted((ROOT / "mosaic" / "ranks").rglob("*.py")):
+        own = path.relative_to(ROOT / "mosaic" / "ranks").parts[0].removesuffix(".py")
+        others = {name.split(".")[2] for name in imports(path) if name.startswith("mosaic.ranks.")} - {own}
+        upward = {other for other in others & set(line_of) if line_of[other] >= line_of[own]}
+        assert not upward or line_of[own] == len(RANK_LAYERS) - 1, f"{path} imports {sorted(upward)}"
+
+
 def test_every_package_has_a_place_in_the_layers():
     found = {package_of(place) for place, _ in sources()} - {"__init__"}
     assert found <= set().union(*LAYERS)
+
+
+def test_wheels_hold_every_package():
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"]
+    found = {Path("mosaic", place).parent.as_posix().replace("/", ".") for place, _ in sources()}
+    assert set(listed) == found
 
 
 @pytest.mark.parametrize("library", sorted(HOMES))

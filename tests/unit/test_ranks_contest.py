@@ -11,8 +11,8 @@ from planning_cases import flat, linear, profile_of
 
 from mosaic.cost import CostModel
 from mosaic.plan import Plan
-from mosaic.ranks.candidates import RANK_TRIAL, Candidates, data_parallel_plan, plans_to_try
-from mosaic.ranks.contest import Contest, Outcome, Turn
+from mosaic.ranks.choosing.candidates import RANK_TRIAL, Candidates, data_parallel_plan, plans_to_try
+from mosaic.ranks.choosing.contest import Contest, Outcome, Turn
 from mosaic.solver import solve
 
 NAMES = ("data-parallel", "exact", "distmm")

@@ -15,10 +15,10 @@ from mosaic.engine.find import Finding
 from mosaic.plan import Placement, Plan, Stage
 from mosaic.profile import Phase
 from mosaic.profiler import Ring
-from mosaic.ranks.activate import Examined, examine
+from mosaic.ranks.choosing.planning import cost_of_ranks, link_of
+from mosaic.ranks.choosing.routed import Routes
 from mosaic.ranks.colocate import found_for_ranks
-from mosaic.ranks.planning import cost_of_ranks, link_of
-from mosaic.ranks.routed import Routes
+from mosaic.ranks.running.activate import Examined, examine
 from mosaic.solver.runnable import with_communication
 
 SIZE = 4

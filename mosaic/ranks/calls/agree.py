@@ -1,0 +1,146 @@
+"""What the ranks tell each other before a module's rows move: how many there are, and that the calls are alike.
+
+A rank whose call cannot be routed says so here, so that all of them raise and none waits for rows that never come.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from mosaic.errors import ModuleContractError
+from mosaic.ranks.watching.progress import Waiting, unwatched
+
+_FACTS = 6
+_ADDED = 2
+"""Stands for a call with arguments that the sample's step had not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """What all ranks know of a call."""
+
+    held: tuple[int, ...]
+    """Rows that each rank holds."""
+    there: tuple[bool, ...]
+    """Which ranks call the module; the others take part in the exchange."""
+    wanted: tuple[bool, ...]
+    """For each argument, whether it wants a gradient on any rank."""
+
+
+def agree(
+    name: str,
+    group: dist.ProcessGroup,
+    leaves: Sequence[Any],
+    batched: Sequence[bool],
+    *,
+    is_there: bool,
+    wants: Sequence[bool],
+    added: str = "",
+    rows: int | None = None,
+    is_straight: bool = False,
+    trouble: ModuleContractError | None = None,
+    waiting: Waiting = unwatched,
+) -> Agreement:
+    """Tells all ranks of this one's call.
+
+    Args:
+        name: Name of the module.
+        group: All ranks.
+        leaves: The arguments; of no use where there is trouble.
+        batched: For each argument of the sample's call, whether it has a row for each sample.
+        is_there: Whether this rank calls the module.
+        wants: For each argument, whether it wants a gradient here.
+        added: Says what goes along here that the sample's step had not; empty for nothing.
+        rows: Rows that this rank holds; by default as many as the arguments have.
+        is_straight: Whether rows come from other modules' ranks, or go there, rather than home.
+        trouble: Why this rank's call cannot be routed.
+        waiting: Notes that a thread waits for other ranks.
+
+    Raises:
+        ModuleContractError: A rank's call cannot be routed, or calls differ in what has to be the same; on all ranks.
+    """
+    told = [0, is_there, True, 0, 0, is_straight] + [0] * len(batched)
+    if trouble is None:
+        cut = [leaf for leaf, has_rows in zip(leaves, batched, strict=True) if has_rows]
+        held = len(cut[0]) if rows is None else rows
+        there = _ADDED if added else int(is_there)
+        told = [held, there, False, _said(leaves, added), _shapes(cut), is_straight, *wants]
+    mine = torch.tensor(told, dtype=torch.int64)
+    found = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    with waiting("forward"):
+        dist.all_gather(found, mine, group=group)
+    table = torch.stack(found)
+    if trouble is not None:
+        raise trouble
+    _check(name, table)
+    return Agreement(
+        held=tuple(table[:, 0].tolist()),
+        there=tuple(table[:, 1].bool().tolist()),
+        wanted=tuple(table[:, _FACTS:].any(0).tolist()),
+    )
+
+
+def trouble_of(
+    name: str, spec: Any, leaves: Sequence[Any], batched: Sequence[bool], known: Any
+) -> ModuleContractError | None:
+    """Returns why a call cannot be routed, or None.
+
+    Args:
+        name: Name of the module.
+        spec: How the call's arguments nest.
+        leaves: The arguments.
+        batched: For each argument of the sample's call, whether it has a row for each sample.
+        known: How the arguments of the sample's call nest.
+    """
+    way_out = f"on several ranks all calls have to be alike: colocate(..., exclude=[{name!r}])"
+    if spec != known:
+        return ModuleContractError(f"{name!r} is called with other arguments than in the sample's step; {way_out}")
+    cut = [leaf for leaf, has_rows in zip(leaves, batched, strict=True) if has_rows]
+    if not all(isinstance(leaf, torch.Tensor) and leaf.dim() for leaf in cut):
+        kinds = ", ".join(type(leaf).__name__ for leaf in cut)
+        return ModuleContractError(f"{name!r} is called with {kinds} where the sample's step had tensors; {way_out}")
+    if len({len(leaf) for leaf in cut}) > 1:
+        shapes = ", ".join(str(tuple(leaf.shape)) for leaf in cut)
+        return ModuleContractError(
+            f"{name!r} is called with {shapes}, which had one leading dimension in the sample's step; {way_out}"
+        )
+    return None
+
+
+def _check(name: str, table: torch.Tensor) -> None:
+    failed = table[:, 2].nonzero().flatten().tolist()
+    if failed:
+        ranks = ", ".join(map(str, failed))
+        raise ModuleContractError(f"{name!r} could not be called on rank {ranks}, which says why")
+    if len(table[:, 5].unique()) > 1:
+        raise ModuleContractError(
+            f"{name!r} is called within the model's own call on some ranks and outside of it on others, so that they "
+            "do not agree on which way its rows go; call it in one place on all ranks, or colocate(..., direct=False)"
+        )
+    if (table[:, 1] == _ADDED).any() and not table[:, 1].all():
+        raise ModuleContractError(
+            f"{name!r} is called with arguments that the sample's step had not, and some ranks do not call it, which "
+            "may have to run it for others; colocate with a sample whose step has these arguments"
+        )
+    calling = table[table[:, 1].bool()]
+    for column, what in (
+        (3, "other arguments that are no tensors (numbers, flags, strings), which have to be the same"),
+        (4, "other shapes (but for the number of rows) or types; pad to one length on all ranks"),
+    ):
+        if len(calling[:, column].unique()) > 1:
+            raise ModuleContractError(f"{name!r} is called on different ranks with {what}")
+
+
+def _said(leaves: Sequence[Any], added: str = "") -> int:
+    """Returns a number for all arguments that are no tensors."""
+    return zlib.crc32((repr([leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]) + added).encode())
+
+
+def _shapes(cut: Sequence[torch.Tensor]) -> int:
+    return zlib.crc32(repr([(tuple(leaf.shape[1:]), leaf.dtype) for leaf in cut]).encode())

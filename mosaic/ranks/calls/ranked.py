@@ -1,0 +1,306 @@
+"""One module on some of the ranks: inputs to its members, its own work there, results back, and gradients likewise.
+
+Every rank calls the module, in the same order as the other modules; a rank that does not run it takes part in the
+exchange all the same. A call is an ordinary differentiable function, so whatever runs a module (a lane, the caller's
+own thread) runs a ranked one too. Its steps are data (``mosaic.ranks.calls.steps``).
+
+Why it cannot deadlock, with calls on lanes. On each rank the loop's thread submits pieces of work (calls, their
+backwards, operations between modules), and each piece waits for pieces that were submitted before it, for the same
+piece on other ranks, and for slots; so does the loop's thread itself.
+
+1. *One order.* All ranks submit the calls of all modules in one order: the program's, with calls that a rank has
+   nothing for where the sample's step made them. They submit the backwards in the reverse of it: autograd runs, of all
+   that is ready, what was made last, and every call can be reached from the model's results (``Tied``).
+2. *Matching.* A module's messages go over a communicator of its own, from one thread, call after call, each by the
+   steps of one table. So the k-th message of a module on one rank meets the k-th on the others, whatever other modules
+   do. The reductions of its gradients do likewise over another one.
+3. *Slots.* What computes holds slots and waits for nothing; what waits for messages holds none.
+
+A result that goes straight to another module's ranks is moved by that module's call, over its communicator: the call
+that made it sends nothing then. All ranks leave that out alike, since they agreed on what goes straight, and a rank
+that is missing both calls takes part in both. The second call waits for the first on each rank, and so does the
+backward of the first for that of the second, as a plain argument would have it.
+
+Take the first call, backward or reduction in that order which some rank has not ended. All before it have ended on all
+ranks, and so, by induction, has what was submitted on any rank before it. So each rank's thread comes to submit it,
+nothing on its lane is before it, its partners on the other ranks are in the same place, and its slots become free. So
+it ends. Calls on streams have one launching thread, and an argument of their own (``mosaic.ranks.lanes.stream_calls``).
+Where every module runs on all ranks and alone, there are no routed calls (``RankedRuns.begin_alike``): the sums of
+gradients are all that ranks exchange, bucket after bucket in one order over one communicator, and awaited at the
+backward's end.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from mosaic.engine.signature import Signature
+from mosaic.engine.structure import flatten, unflatten
+from mosaic.errors import ModuleContractError, UnsupportedModelError
+from mosaic.ranks.calls import steps
+from mosaic.ranks.calls.agree import trouble_of
+from mosaic.ranks.calls.passing import ForwardPass
+from mosaic.ranks.calls.steps import Step
+from mosaic.ranks.calls.straight import StraightTensor
+from mosaic.ranks.parameters.reduce import GradientReducer
+from mosaic.ranks.rows.ways import Ways
+from mosaic.ranks.watching.progress import Waiting, unwatched
+from mosaic.ranks.watching.traffic import Phase, Traffic
+
+Compute = Callable[[Callable[[], Any], Phase], Any]
+"""Runs work of a phase where the module's quota is, and returns its result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """What a call returns, but for the number of rows: for ranks that do not run the module."""
+
+    spec: Any
+    """How results nest."""
+    leaves: tuple[Any, ...]
+    """A tensor on the meta device for each tensor, anything else as it is."""
+    differentiable: tuple[bool, ...]
+    """For each leaf, whether it wants a gradient when the module trains."""
+    device: torch.device
+    """Where its tensors are."""
+
+    @staticmethod
+    def of(result: Any) -> Template:
+        """Returns the template of what a module returned for a sample; keeps nothing of its graph."""
+        leaves, spec = flatten(result)
+        return Template(
+            spec,
+            tuple(torch.empty_like(leaf, device="meta") if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves),
+            tuple(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves),
+            next((leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor)), torch.device("cpu")),
+        )
+
+    def of_no_rows(self) -> list[Any]:
+        """Returns the leaves of a result of no rows."""
+        return [
+            torch.empty((0, *leaf.shape[1:]), dtype=leaf.dtype, device=self.device)
+            if isinstance(leaf, torch.Tensor)
+            else leaf
+            for leaf in self.leaves
+        ]
+
+    def wanted_now(self) -> list[int]:
+        """Returns which leaves take a gradient in the calling thread's mode."""
+        return [index for index, flag in enumerate(self.differentiable) if flag] if torch.is_grad_enabled() else []
+
+
+class Ranked:
+    """A module on ``members`` of the ranks.
+
+    Args:
+        name: Its name in the graph.
+        module: The module; its parameters may have been given up on ranks that are no members.
+        members: Ranks that run it.
+        group: All ranks; its own communicator.
+        sample: The arguments of a call, with the batch in their leading dimensions.
+        template: What it returns.
+        compute: Runs its forward and its backward.
+        reducer: Reduces its parameters' gradients over the members; None on other ranks, and where nothing trains.
+        traffic: Where to count what is sent.
+        waiting: Notes that a thread waits for other ranks.
+        control: All ranks, for what is agreed on in host memory; ``group`` where that can do it.
+        learned: What its call in the sample's step showed; None if nothing is known.
+        batched: For each argument whether it has a row for each sample; by default those of one leading dimension.
+
+    Attributes:
+        batched: For each argument whether it has a row for each sample.
+        spec: How arguments nest.
+        keywords: Names of keyword arguments in the sample's step.
+        sample_wants: For each argument whether it took a gradient in the sample's step.
+        anchor: An empty leaf that makes results differentiable where only its parameters are.
+        after_backward: Called once a backward has started all of its reduction; by default waits for it right there.
+        on_backward: Called when its backward is reached, in the thread that runs it.
+        refused: What was raised on all ranks alike, before any rows moved, when last a call could not be routed.
+        on_step: Told of the steps of its calls, for tests.
+        ways: The layouts of all modules' rows; of use where some go straight to or from this one.
+        taken: For each argument that comes straight from another module, within the model's own call, that module.
+        given: For each leaf of its result that goes straight to another module the name of that.
+        passed: What stands for such results in the model's call that is running.
+
+    Raises:
+        UnsupportedModelError: No argument has a batch.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        module: nn.Module,
+        *,
+        members: tuple[int, ...],
+        group: dist.ProcessGroup,
+        sample: tuple[tuple[Any, ...], dict[str, Any]],
+        template: Template,
+        compute: Compute,
+        reducer: GradientReducer | None = None,
+        traffic: Traffic | None = None,
+        waiting: Waiting = unwatched,
+        control: dist.ProcessGroup | None = None,
+        learned: Signature | None = None,
+        batched: tuple[bool, ...] | None = None,
+    ) -> None:
+        self.name = name
+        self.module = module
+        self.members = members
+        self.group = group
+        self.control = control if control is not None else group
+        self.template = template
+        self.compute = compute
+        self.rank = dist.get_rank(group)
+        self.size = dist.get_world_size(group)
+        self.traffic = traffic if traffic is not None else Traffic()
+        self.waiting = waiting
+        self.learned = learned
+        self.after_backward: Callable[[Ranked], None] = Ranked.reduce
+        self.refused: weakref.ref[BaseException] | None = None
+        self.on_backward: Callable[[], None] = lambda: None
+        self.on_step: Callable[[str, Step], None] | None = None
+        self.ways = Ways({})
+        self.taken: dict[int, Ranked] = {}
+        self._taken_results: dict[int, int] = {}
+        self.given: dict[int, str] = {}
+        self.passed: dict[tuple[str, int], Any] = {}
+        self._reducer = reducer
+        self.plain = partial(nn.Module.__call__, module)
+        self.keywords = frozenset(sample[1])
+        leaves, self.spec = flatten(sample)
+        self.batched = batched_leaves(name, leaves) if batched is None else batched
+        self.sample_wants = [isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves]
+        self._sample = [
+            leaf.detach()[:0].clone() if cut else leaf for leaf, cut in zip(leaves, self.batched, strict=True)
+        ]
+        self.anchor = torch.zeros(0, requires_grad=True, device=template.device)
+
+    def __call__(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Calls the module on this rank's rows and returns what became of these rows.
+
+        Raises:
+            ModuleContractError: The arguments are not those of the sample's call.
+        """
+        leaves, spec = flatten((args, kwargs))
+        trouble = self.trouble_of(spec, leaves)
+        return self.result_of(ForwardPass(self, run, leaves, is_there=True, trouble=trouble).go().made)
+
+    def without_rows(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Returns arguments without rows, for taking part in a call that this rank has nothing for."""
+        leaves = list(self._sample)
+        for index, source in self.taken.items():
+            leaves[index] = source.passed.get((self.name, self._taken_results[index]), leaves[index])
+        args, kwargs = unflatten(leaves, self.spec)
+        return args, kwargs
+
+    def take_straight(self, source: Ranked, result: int, argument: int) -> None:
+        """Has a leaf of another module's result come straight to an argument of this one."""
+        self.taken[argument] = source
+        self._taken_results[argument] = result
+        source.given[result] = self.name
+
+    def goes_straight(self, *, inside: bool) -> bool:
+        """Whether rows of a call go straight to other modules or come so: within the model's own call."""
+        return inside and bool(self.taken or self.given)
+
+    def trouble_of(
+        self, spec: pytree.TreeSpec, leaves: Sequence[Any], *, straight: bool = False
+    ) -> ModuleContractError | None:
+        """Returns why a call cannot be routed, or None; all ranks are told of it and raise."""
+        trouble = trouble_of(self.name, spec, leaves, self.batched, self.spec)
+        return trouble if trouble is not None else self._straight_trouble(leaves, self.taken if straight else {})
+
+    def _straight_trouble(self, leaves: Sequence[Any], taken: Mapping[int, Ranked]) -> ModuleContractError | None:
+        for index, leaf in enumerate(leaves):
+            source = taken.get(index)
+            if isinstance(leaf, StraightTensor) and (source is None or not leaf.goes(source.name, self.name)):
+                return leaf.refusal(f"module {self.name!r}")
+            if source is not None and not isinstance(leaf, StraightTensor):
+                return ModuleContractError(
+                    f"{self.name!r} is called with something else than the result of {source.name!r}, which went "
+                    f"straight to its ranks, as in the sample's step; colocate(..., direct=False), or leave it where "
+                    f"it is called: colocate(..., exclude=[{self.name!r}])"
+                )
+        return None
+
+    def result_of(self, leaves: Sequence[Any]) -> Any:
+        """Returns a call's leaves as the module nests them."""
+        return unflatten(list(leaves), self.template.spec)
+
+    def rows_of(self, leaves: Sequence[Any]) -> int:
+        """Returns how many rows arguments have."""
+        return next(len(leaf) for leaf, cut in zip(leaves, self.batched, strict=True) if cut)
+
+    def note(self, step: Step) -> None:
+        """Tells whoever watches of a step that begins."""
+        if self.on_step is not None:
+            self.on_step(self.name, step)
+
+    def backward_begins(self) -> None:
+        """Tells of it, and ends the reduction of an earlier call's gradients before new ones are added to them."""
+        self.on_backward()
+        if self.is_reducing:
+            self.reduce()
+
+    def backward_ends(self) -> None:
+        """Starts the reduction of what the backward has not started itself; on members."""
+        if self._reducer is not None:
+            self.note(steps.START_REDUCTION)
+            self._reducer.start_rest()
+            self.traffic.add(self.name, "reduce", self._reducer.num_bytes)
+        self.after_backward(self)
+
+    def reduce(self) -> None:
+        """Ends the reduction of its parameters' gradients; on members, after each backward."""
+        if self._reducer is not None:
+            self.note(steps.END_REDUCTION)
+            self._reducer.finish()
+
+    @property
+    def is_reducing(self) -> bool:
+        """Whether a reduction was started and not ended."""
+        return self._reducer is not None and self._reducer.is_running
+
+    @property
+    def reduces(self) -> bool:
+        """Whether there are gradients to be reduced on this rank."""
+        return self._reducer is not None
+
+    def close(self) -> None:
+        """Takes its hooks off the parameters."""
+        if self._reducer is not None:
+            self._reducer.close()
+
+    @property
+    def scale(self) -> float:
+        """What gradients are multiplied with on members, so that their mean over the members is that over all ranks."""
+        return len(self.members) / self.size
+
+
+def batched_leaves(name: str, leaves: Sequence[Any]) -> tuple[bool, ...]:
+    """Returns for each argument whether its leading dimension is the batch: the one that all have in common.
+
+    One of size 1 where others have more is taken to be the same for all samples, as are scalars.
+
+    Raises:
+        UnsupportedModelError: The tensors have no leading dimension in common, or there are none.
+    """
+    sizes = {len(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()}
+    wide = sizes - {1} or sizes
+    if len(wide) != 1:
+        shapes = ", ".join(str(tuple(leaf.shape)) for leaf in leaves if isinstance(leaf, torch.Tensor)) or "no tensors"
+        raise UnsupportedModelError(
+            f"{name!r} cannot be split over ranks: its arguments ({shapes}) share no leading dimension that is "
+            f"the batch; leave it where it is called: colocate(..., exclude=[{name!r}])"
+        )
+    (batch,) = wide
+    return tuple(isinstance(leaf, torch.Tensor) and leaf.dim() > 0 and len(leaf) == batch for leaf in leaves)

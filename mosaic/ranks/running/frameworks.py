@@ -1,0 +1,157 @@
+"""What frameworks do with any model, and what becomes of it where the model is colocated over ranks.
+
+* They wrap it: accelerate, transformers' Trainer and loops of one's own put it into ``DistributedDataParallel`` when
+  torchrun has started several processes. The wrapper then hands calls on and reduces nothing, since Mosaic does.
+* They move it: Lightning and accelerate call ``model.to(device)``. What this rank has given up stays without memory.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from mosaic.engine.structure import map_tensors
+from mosaic.errors import ModuleContractError, UnsupportedModelError
+from mosaic.ranks.parameters.ownership import GivenUp
+
+if TYPE_CHECKING:
+    from mosaic.ranks.running.handle import RankHandle
+
+_HARMLESS = {
+    "device_ids",
+    "output_device",
+    "dim",
+    "broadcast_buffers",
+    "init_sync",
+    "process_group",
+    "bucket_cap_mb",
+    "find_unused_parameters",
+    "check_reduction",
+    "gradient_as_bucket_view",
+    "static_graph",
+}
+"""Options of the wrapper that say how it reduces; others change what is computed."""
+
+
+class HandsOn(DistributedDataParallel):
+    """A wrapper around a model whose gradients are reduced already: it is there for those who look for it."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the model; inputs go to ``device_ids`` first, as with any such wrapper.
+
+        Raises:
+            ModuleContractError: The model is a plain one again, whose gradients nobody reduces.
+        """
+        handle = self.__dict__.get("_mosaic_handle")
+        if handle is not None and (handle() is None or not handle().active):
+            raise ModuleContractError(
+                "DistributedDataParallel was made around a model that was colocated over ranks, and reduces nothing; "
+                "after handle.remove() wrap the plain model again"
+            )
+        if self.device_ids:
+            device = self.device_ids[0]
+            args, kwargs = map_tensors(lambda tensor: tensor.to(device, non_blocking=True), (args, kwargs))
+        return self.module(*args, **kwargs)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Changes nothing: gradients are reduced after every backward, and their sum is the same."""
+        yield
+
+    def join(self, *args: Any, **kwargs: Any) -> Any:
+        """Raises UnsupportedModelError."""
+        raise UnsupportedModelError(
+            "join() lets ranks have fewer batches; a model that is colocated over ranks is called equally often on "
+            "all of them: a rank that has nothing left calls it with a batch of no rows"
+        )
+
+    def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
+        """Raises UnsupportedModelError."""
+        raise UnsupportedModelError(
+            "a communication hook changes how DistributedDataParallel reduces gradients, and Mosaic reduces those of "
+            "a model that is colocated over ranks; leave the hook out"
+        )
+
+    def train(self, mode: bool = True) -> HandsOn:
+        """Sets the mode of the model, as any module does."""
+        nn.Module.train(self, mode)
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy runs its own weights in the plain way, where it has them."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("_mosaic_handle", "process_group")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """As any module does; the ranks are those of the process that reads it."""
+        nn.Module.__setstate__(self, state)
+        self.__dict__["process_group"] = dist.group.WORLD
+
+
+def hand_on(wrapper: Any, module: nn.Module, handle: RankHandle, options: Mapping[str, Any]) -> None:
+    """Makes a wrapper that is being constructed one that hands calls on.
+
+    Args:
+        wrapper: The wrapper, of ``DistributedDataParallel`` or a class made from it.
+        module: What it wraps: the colocated model, or a module that holds nothing else that trains.
+        handle: The model's.
+        options: What the wrapper was given, by name.
+
+    Raises:
+        UnsupportedModelError: The wrapper would have done more than reducing, or reduced more than the model's.
+    """
+    changing = sorted(name for name, value in options.items() if name not in _HARMLESS and value)
+    if changing:
+        raise UnsupportedModelError(
+            f"DistributedDataParallel(..., {', '.join(changing)}=...) around a model that is colocated over ranks, "
+            "which reduces its gradients itself; leave that out"
+        )
+    group = options.get("process_group")
+    if group is not None and dist.get_world_size(group) != handle.world.size:
+        raise UnsupportedModelError(
+            f"DistributedDataParallel over {dist.get_world_size(group)} of the {handle.world.size} ranks that the "
+            "model is colocated over; leave process_group out"
+        )
+    own = handle.counted_here
+    others = [name for name, p in module.named_parameters() if p.requires_grad and id(p) not in own]
+    if others:
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        raise UnsupportedModelError(
+            f"DistributedDataParallel around {others[0]}{more} and a model that is colocated over ranks, whose "
+            "gradients are reduced already: colocate the module that holds both, or wrap the others only"
+        )
+    nn.Module.__init__(wrapper)
+    kind = type(wrapper)
+    wrapper.__class__ = HandsOn if kind is DistributedDataParallel else type(kind.__name__, (kind, HandsOn), {})
+    given = options.get("device_ids")
+    wrapper.module = module
+    wrapper.device_ids = [torch.device("cuda", one) if isinstance(one, int) else one for one in given or ()] or None
+    wrapper.output_device = options.get("output_device")
+    wrapper.dim = options.get("dim", 0)
+    wrapper.device = handle.world.device
+    wrapper.device_type = handle.world.device.type
+    wrapper.process_group = group if group is not None else dist.group.WORLD
+    wrapper.require_backward_grad_sync = True
+    wrapper.__dict__["_mosaic_handle"] = weakref.ref(handle)
+
+
+def kept_away(module: nn.Module, convert: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Returns what converts a module's tensors, as ``model.to`` does, but for those that this rank has given up.
+
+    These stay on the meta device, and take the type that they would have got.
+    """
+    if not any(isinstance(hook, GivenUp) for hook in module._forward_pre_hooks.values()):
+        return convert
+
+    def converted(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_meta:
+            return convert(tensor)
+        return tensor.to(convert(torch.empty(0, dtype=tensor.dtype)).dtype)
+
+    return converted

@@ -1,0 +1,222 @@
+"""What an unchanged loop calls of torch with one rank's gradients, and means those of all ranks.
+
+As long as a model is colocated over ranks, and for its parameters only:
+
+* ``torch.nn.utils.clip_grad_norm_`` takes the norm over all ranks, whoever calls it and however it was imported;
+  ``get_total_norm``, which is given no parameters to know whose gradients are missing, raises;
+* ``torch.amp.GradScaler`` skips a step on all ranks if one of them has found an infinite gradient;
+* wrapping the model in ``DistributedDataParallel`` gives a wrapper that reduces nothing: that is done already;
+* ``model.to(device)`` leaves what this rank has given up as it is.
+
+What is replaced is the function inside of torch's own, so that names that were imported before mean it too. It is put
+back when the last such model is given back by ``handle.remove()``, or is gone.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_norm
+from torch.optim import Optimizer
+
+from mosaic.errors import ModuleContractError
+from mosaic.ranks.running.frameworks import hand_on, kept_away
+from mosaic.ranks.watching.progress import OUTSIDE
+
+if TYPE_CHECKING:
+    from mosaic.ranks.running.handle import RankHandle
+
+
+class _Instead:
+    """Stands for a function of torch while there are colocated models."""
+
+    def __init__(self, plain: Callable[..., Any]) -> None:
+        self.plain = plain
+        self.handles: weakref.WeakSet[RankHandle] = weakref.WeakSet()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Does what the function does, for all ranks where it is about a colocated model."""
+        return self.plain(*args, **kwargs)
+
+    def handle_of(self, parameters: Iterable[Any]) -> RankHandle | None:
+        """Returns the handle of the model that any of these parameters belongs to."""
+        asked = {id(parameter) for parameter in parameters}
+        return next((handle for handle in self.handles if asked & handle.counted_here.keys()), None)
+
+
+class _Clip(_Instead):
+    def __call__(
+        self,
+        parameters: torch.Tensor | Iterable[torch.Tensor],
+        max_norm: float,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+        foreach: bool | None = None,
+    ) -> Any:
+        given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        handle = self.handle_of(given)
+        if handle is None:
+            return self.plain(given, max_norm, norm_type, error_if_nonfinite, foreach)
+        norm = _norm_over_ranks(handle, given, float(norm_type))
+        if error_if_nonfinite and not norm.isfinite():
+            raise RuntimeError(
+                f"The total norm of order {norm_type} for gradients of all ranks is non-finite, so it cannot be clipped"
+            )
+        clip_grads_with_norm_(given, max_norm, norm, foreach)
+        return norm
+
+
+class _Norm(_Instead):
+    def __call__(self, tensors: torch.Tensor | Iterable[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
+        given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        asked = {id(tensor) for tensor in given}
+        for handle in self.handles:
+            if any(id(parameter.grad) in asked for parameter in handle.parameters()):
+                raise ModuleContractError(
+                    "get_total_norm was given gradients of a model that is colocated over several ranks, and cannot "
+                    "know of those on other ranks; call torch.nn.utils.clip_grad_norm_(model.parameters(), ...)"
+                )
+        return self.plain(given, *args, **kwargs)
+
+
+class _Unscale(_Instead):
+    def __call__(
+        self, scaler: GradScaler, optimizer: Optimizer, inv_scale: torch.Tensor, found_inf: torch.Tensor, fp16: bool
+    ) -> dict[torch.device, torch.Tensor]:
+        found: dict[torch.device, torch.Tensor] = self.plain(scaler, optimizer, inv_scale, found_inf, fp16)
+        handle = self.handle_of(parameter for group in optimizer.param_groups for parameter in group["params"])
+        if handle is None:
+            return found
+        found = found or {found_inf.device: found_inf}  # a rank may have no gradients at all
+        worst = torch.stack([flag.reshape(()) for flag in found.values()]).max()
+        with handle.world.progress.waiting(OUTSIDE, "agreement"):
+            dist.all_reduce(worst, op=dist.ReduceOp.MAX, group=handle.world.carrier_of(worst))
+        for flag in found.values():
+            flag.fill_(worst)
+        return found
+
+
+class _Wrap(_Instead):
+    def __call__(self, wrapper: nn.Module, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        handle = self.handle_of(module.parameters())
+        if handle is None:
+            self.plain(wrapper, module, *args, **kwargs)
+            return
+        given = inspect.signature(self.plain).bind(wrapper, module, *args, **kwargs).arguments
+        options = {name: value for name, value in list(given.items())[2:] if name != "kwargs"}
+        hand_on(wrapper, module, handle, {**options, **given.get("kwargs", {})})
+
+
+class _Convert(_Instead):
+    def __call__(self, module: nn.Module, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return self.plain(module, kept_away(module, fn), *args, **kwargs)
+
+
+def enter(handle: RankHandle) -> None:
+    """Makes torch's functions know of a model."""
+    for place in _PLACES:
+        place.get().handles.add(handle)
+
+
+def leave(handle: RankHandle) -> None:
+    """Undoes ``enter``; does nothing where that has not been done."""
+    for place in _PLACES:
+        place.drop(handle)
+
+
+def _norm_over_ranks(handle: RankHandle, parameters: Sequence[torch.Tensor], order: float) -> torch.Tensor:
+    """Returns the norm of all ranks' gradients, each counted once; of what is not the model's, this rank's."""
+    counted = handle.counted_here
+    device = handle.world.device
+    own = _powers((p for p in parameters if counted.get(id(p), False)), order, device)
+    others = _powers((p for p in parameters if id(p) not in counted), order, device)
+    at_most = order == math.inf
+    with handle.world.progress.waiting(OUTSIDE, "agreement"):
+        op = dist.ReduceOp.MAX if at_most else dist.ReduceOp.SUM
+        dist.all_reduce(own, op=op, group=handle.world.carrier_of(own))
+    total = torch.maximum(own, others) if at_most else (own + others) ** (1 / order)
+    return total.float()
+
+
+def _powers(parameters: Iterator[torch.Tensor], order: float, device: torch.device) -> torch.Tensor:
+    """Returns the sum of the powers of all gradients' elements, or their largest; a double on the ranks' device."""
+    norms = [
+        torch.linalg.vector_norm(p.grad.detach(), order, dtype=torch.float32).double().to(device)
+        for p in parameters
+        if p.grad is not None
+    ]
+    if not norms:
+        return torch.zeros((), dtype=torch.float64, device=device)
+    stacked = torch.stack(norms)
+    return stacked.max() if order == math.inf else (stacked**order).sum()
+
+
+class _Inside:
+    """The function that one of torch's decorated functions calls, kept in its closure."""
+
+    def __init__(self, function: Callable[..., Any], kind: type[_Instead]) -> None:
+        (self._cell,) = function.__closure__ or ()  # of the decorator _no_grad in torch.nn.utils.clip_grad
+        self._kind = kind
+
+    def get(self) -> _Instead:
+        """Returns what stands there instead; puts it there if need be."""
+        found = self._cell.cell_contents
+        if not isinstance(found, _Instead):
+            found = self._cell.cell_contents = self._kind(found)
+        return found
+
+    def drop(self, handle: RankHandle) -> None:
+        """Takes a handle off, and puts the plain function back after the last."""
+        found = self._cell.cell_contents
+        if isinstance(found, _Instead):
+            found.handles.discard(handle)
+            if not found.handles:
+                self._cell.cell_contents = found.plain
+
+
+class _Method:
+    """A method of one of torch's classes."""
+
+    def __init__(self, owner: type, name: str, kind: type[_Instead]) -> None:
+        self._owner, self._name, self._kind = owner, name, kind
+
+    def get(self) -> _Instead:
+        """Returns what stands there instead; puts it there if need be."""
+        found = getattr(self._owner, self._name)
+        instead = getattr(found, "_mosaic_instead", None)
+        if instead is None:
+            instead = self._kind(found)
+
+            def method(this: Any, *args: Any, **kwargs: Any) -> Any:
+                return instead(this, *args, **kwargs)
+
+            method._mosaic_instead = instead  # type: ignore[attr-defined]
+            setattr(self._owner, self._name, method)
+        kept: _Instead = instead
+        return kept
+
+    def drop(self, handle: RankHandle) -> None:
+        """Takes a handle off, and puts the plain method back after the last."""
+        instead = getattr(getattr(self._owner, self._name), "_mosaic_instead", None)
+        if instead is not None:
+            instead.handles.discard(handle)
+            if not instead.handles:
+                setattr(self._owner, self._name, instead.plain)
+
+
+_PLACES = (
+    _Inside(clip_grad_norm_, _Clip),
+    _Inside(get_total_norm, _Norm),
+    _Method(GradScaler, "_unscale_grads_", _Unscale),
+    _Method(DistributedDataParallel, "__init__", _Wrap),
+    _Method(nn.Module, "_apply", _Convert),
+)
