@@ -14,7 +14,7 @@ from bench.solver_gains import gains
 from bench.solver_goals import table, with_missing
 from bench.solver_models import gains_of_models
 from bench.solver_paper import figure_13, figure_14a, figure_14b
-from bench.solver_parts import feedback, fine_slots, held_memory, replanning, worth_of_parts
+from bench.solver_parts import SHAPES, feedback, fine_slots, held_memory, many_changes, replanning, worth_of_parts
 from bench.solver_pictures import draw
 from bench.solver_proofs import sixty_four_modules, ten_modules, twenty_modules
 from bench.study_parts import PartedStudy, StudyPart
@@ -32,7 +32,8 @@ QUICK: tuple[StudyPart, ...] = (
     StudyPart.alone("slots of 2 SMs", 10, lambda: fine_slots(seeds=1, num_modules=5, seconds=1)),
     StudyPart.alone("feedback", 10, lambda: feedback(seeds=1, num_modules=5, sigma=0.1)),
     StudyPart.alone("memory across stages", 10, lambda: held_memory(seeds=1, num_modules=6, seconds=1)),
-    StudyPart.alone("re-planning", 10, lambda: replanning(sizes=(14,), seeds=1, seconds=1)),
+    StudyPart.alone("re-planning", 10, lambda: replanning(problems=((14, 8),), seeds=1, seconds=1)),
+    StudyPart.alone("re-planning of many", 15, lambda: many_changes(("star", "multi"), is_whole=False, seconds=0.5)),
     StudyPart.alone("64 modules", 15, lambda: sixty_four_modules(seeds=1, limits=(2.0,))),
     StudyPart.alone("gains", 25, lambda: gains(seeds=2, num_modules=5, seconds=1)),
     StudyPart.alone("the six models", 30, lambda: gains_of_models(size="tiny", batch=8, num_devices=(4,), seconds=1)),
@@ -48,8 +49,11 @@ FULL: tuple[StudyPart, ...] = (
     StudyPart.alone("slots of 2 SMs", 120, lambda: fine_slots(seeds=3, num_modules=8, seconds=5)),
     StudyPart.alone("feedback", 60, lambda: feedback(seeds=5, num_modules=9, sigma=0.1)),
     StudyPart.alone("memory across stages", 120, lambda: held_memory(seeds=3, num_modules=10, seconds=5)),
-    StudyPart.alone("re-planning", 150, lambda: replanning(sizes=(16, 20), seeds=1, seconds=5)),
-    StudyPart.alone("64 modules", 300, lambda: sixty_four_modules(seeds=2, limits=(3.0, 10.0, 60.0))),
+    StudyPart.alone("re-planning", 150, lambda: replanning(problems=((14, 8), (20, 8)), seeds=1, seconds=5)),
+    StudyPart.alone("re-planning of many", 400, lambda: many_changes(SHAPES, is_whole=True, seconds=5)),
+    StudyPart.alone(
+        "64 modules", 400, lambda: sixty_four_modules(seeds=2, limits=(2.0, 4.0, 6.0, 8.0, 10.0, 20.0, 60.0))
+    ),
     StudyPart.alone("gains", 240, lambda: gains(seeds=8, num_modules=10, seconds=5)),
     StudyPart.alone(
         "the six models", 300, lambda: gains_of_models(size="paper", batch=32, num_devices=(2, 4, 8), seconds=5)

@@ -27,8 +27,8 @@ TELLING = ("CUDA_", "CUBLAS", "NCCL_", "NVIDIA_TF32", "OMP_", "MKL_", "PYTORCH_"
 """Prefixes of environment variables that can change what is measured; values that are paths are left out."""
 SMALLEST_S = 4.0
 """Time left under which no measurement is started."""
-DRY_SECONDS = 8.0
-"""Soft bound of a measurement in a dry run."""
+DRY_SECONDS = 20.0
+"""Soft bound of a measurement in a dry run: wide, since others may run, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

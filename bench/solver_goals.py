@@ -49,7 +49,7 @@ GOALS = (
     *(_twenty(n, "purely parallel", 3.0) for n in (8, 32)),
     Goal(figure=re.escape(SIXTY_FOUR), most=10.0, name=SIXTY_FOUR),
     Goal(
-        figure=r"one of \d+ modules comes or goes, 8 GPUs: re-plan over cold solve, median",
+        figure=r"one of \d+ modules comes or goes, \d+ GPUs: re-plan over cold solve, median",
         most=0.1,
         name="one module comes or goes: re-plan over cold solve, median",
     ),

@@ -72,21 +72,30 @@ def _gaps_of(found: Sequence[Searched], shape: str) -> list[float]:
 
 
 def sixty_four_modules(*, seeds: int, limits: Sequence[float]) -> list[Figure]:
-    """Sixty-four modules on 32 GPUs: the first of rising time limits at which the gap is within 2 %."""
+    """Sixty-four modules on 32 GPUs: the first of rising time limits at which the gap is within 2 %.
+
+    An instance that is not there at the last limit counts with that, which leaves the median what it is as long as
+    these are fewer than half.
+    """
     recipes = [
         Recipe(shape=shape, num_modules=64, num_devices=32, seed=seed)
         for shape in (*WITH_BACKBONE, "align")
         for seed in range(seeds)
     ]
     found = two_at_a_time(lambda recipe: _first_near(recipe, limits), recipes)
-    times = [seconds for seconds, _ in found if seconds is not None]
+    times = [last.seconds for _, last in found]
     gaps = [last.gap * 100 for _, last in found]
-    missed = len(found) - len(times)
+    missed = sum(seconds is None for seconds, _ in found)
     reason = ""
     if 2 * missed >= len(found):
         reason = f"{missed} of {len(found)} instances were not within 2 % of the bound after {limits[-1]:g} s"
     return [
-        figure("64 modules, 32 GPUs: time to within 2 % of the bound, median, s", times, "measured", reason=reason),
+        figure(
+            "64 modules, 32 GPUs: time to within 2 % of the bound, median, s",
+            [] if reason else times,
+            "measured",
+            reason=reason,
+        ),
         figure(f"64 modules, 32 GPUs: gap after at most {limits[-1]:g} s, median, %", gaps, "simulated"),
         figure(
             f"64 modules, 32 GPUs: within 2 % of the bound after {limits[-1]:g} s, share of instances",

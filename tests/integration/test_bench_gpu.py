@@ -29,9 +29,17 @@ def environment() -> dict[str, str]:
     return {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}
 
 
+REHEARSED = tuple(
+    name
+    for name, measurement in MEASUREMENTS.items()
+    if measurement.in_dry_run and (not name.startswith("models/") or name in ("models/clip/2", "models/ctvlm/2"))
+)
+"""What a dry run takes, but for models between the simplest and the last: these are the same code once more."""
+
+
 def test_a_dry_run_takes_every_code_path_and_says_of_each_figure_that_it_is_one(tmp_path: Path):
     done = subprocess.run(
-        command("--out", str(tmp_path), "--dry-run"),
+        command("--out", str(tmp_path), "--dry-run", *(word for name in REHEARSED for word in ("--only", name))),
         cwd=tables.TOP, env=environment(), capture_output=True, text=True, timeout=240,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -43,7 +51,7 @@ def test_a_dry_run_takes_every_code_path_and_says_of_each_figure_that_it_is_one(
     assert study.figures
     assert all(figure.dry_run for figure in study.figures)
     assert all(figure.value is not None or figure.reason for figure in study.figures)
-    wanted = ["tests", *(name for name, measurement in MEASUREMENTS.items() if measurement.in_dry_run)]
+    wanted = ["tests", *REHEARSED]
     assert [part.name for part in study.parts] == wanted
     went_wrong = {part.name: part.reason for part in study.parts if part.status not in ("done", "cut short")}
     assert not went_wrong
