@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 SOURCES := $(wildcard csrc/*.cpp csrc/driver/* csrc/search/*)
+INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
+# pip compiles to bytecode on one core, one package after the other, and their own tests too; this on all cores.
+COMPILE := $(BIN)/python -m compileall -qq -j 0 -x 'site-packages/.*/tests/'
 
 .PHONY: demo test lint types unit tables tools clean
 
@@ -26,8 +29,10 @@ types: $(STAMP)
 	cd build/types && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml
 
 # Whole files to each of two workers, in the order of their names: the long ones, under integration/, come first.
+# Plain loops in processes of their own are at their best with threads that spin; here these would take the other
+# worker's core, and no test asks how fast they are.
 unit: $(STAMP)
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+	OMP_WAIT_POLICY=PASSIVE GOMP_SPINCOUNT=0 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 # The README's tables and the pictures of kept results; no number is typed by hand.
 tables: $(STAMP)
@@ -42,8 +47,10 @@ tools:
 
 $(STAMP): pyproject.toml setup.py constraints.txt $(SOURCES) | tools
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	MOSAIC_WERROR=1 $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(INSTALL) torch
+	$(COMPILE) $(VENV)/lib/python*/site-packages/torch $(VENV)/lib/python*/site-packages/sympy & \
+	MOSAIC_WERROR=1 $(INSTALL) -e '.[dev]'; installed=$$?; wait; exit $$installed
+	$(COMPILE) $(VENV)/lib || true  # some files are no Python, or that of another version
 	touch $@
 
 clean:

@@ -20,11 +20,11 @@ def triples(tmp_path_factory: pytest.TempPathFactory) -> DigitTriples:
     return load(tmp_path_factory.mktemp("demo"))
 
 
-def test_a_hundred_steps_retrieve_unseen_samples_well_above_chance(triples: DigitTriples) -> None:
+def test_sixty_steps_retrieve_unseen_samples_well_above_chance(triples: DigitTriples) -> None:
     torch.manual_seed(0)
     model = TriModal()
     untrained = retrieval(model, triples.test)
-    losses = train(model, batches(triples.train, 96, 0, 100), torch.optim.AdamW(model.parameters(), 1e-3))
+    losses = train(model, batches(triples.train, 64, 0, 60), torch.optim.AdamW(model.parameters(), 2e-3))
     trained = retrieval(model, triples.test)
     assert trained["chance"] == 0.005
     assert untrained["image->text"] < 0.05
