@@ -17,16 +17,16 @@ namespace {
 // A stage that takes more to settle is no stage for the heuristic.
 constexpr std::int64_t kHeuristicNodes = 5000;
 // Of the time, where the heuristic would take all of it and leave none for a proof.
-constexpr double kHeuristicShare = 0.1;
+constexpr double kHeuristicShare = 0.05;
 // Of what is left then, for windows before anything else: what they find helps prices, too.
 constexpr double kWindowShare = 0.15;
-constexpr double kWindowShareOfMany = 0.25;
+constexpr double kWindowShareOfMany = 0.1;
 // Of what is left then, for pairs of stages, where there are many modules: few end in the same plan without.
-constexpr double kPairShare = 0.45;
+constexpr double kPairShare = 0.35;
 constexpr int kManyModules = 24;
 // Of what is left then, for prices and patterns: of many modules, what they do not settle by then they rarely do later.
 constexpr double kPatternShare = 0.95;
-constexpr double kPatternShareOfMany = 0.75;
+constexpr double kPatternShareOfMany = 0.85;
 // Of what is left then, for more pairs; and of what is left then, for more windows.
 constexpr double kLastPairShare = 0.5;
 constexpr double kLastWindowShare = 0.8;

@@ -17,10 +17,13 @@ bool MemoryExchange::settle(std::vector<Placed>& placed) {
     const auto num_devices = static_cast<std::size_t>(problem_.machine.num_devices);
     held_.assign(num_devices, 0);
     used_.assign(num_devices, 0);
+    free_.assign(num_devices, problem_.machine.num_slots);
     for (std::size_t i = 0; i < placed.size(); ++i) {
         for (const int device : placed[i].devices) {
-            held_[static_cast<std::size_t>(device)] |= Mask{1} << i;
-            used_[static_cast<std::size_t>(device)] += option_of(i, placed).memory;
+            const auto at = static_cast<std::size_t>(device);
+            held_[at] |= Mask{1} << i;
+            used_[at] += option_of(i, placed).memory;
+            free_[at] -= option_of(i, placed).quota;
         }
     }
     for (std::size_t device = 0; problem_.machine.memory != 0 && device < num_devices; ++device) {
@@ -37,8 +40,8 @@ bool MemoryExchange::relieve(std::size_t device, const std::vector<Placed>& plac
     list(device, placed, own_);
     std::int64_t most = 0;
     std::size_t best = device;
-    Mask given = 0;
-    Mask taken = 0;
+    Group given;
+    Group taken;
     for (std::size_t other = 0; other < held_.size(); ++other) {
         if (other == device) continue;
         const std::int64_t before = lack(used_[device]) + lack(used_[other]);
@@ -46,46 +49,41 @@ bool MemoryExchange::relieve(std::size_t device, const std::vector<Placed>& plac
         for (const Group& own : own_) {
             if ((own.items & held_[other]) != 0) continue;
             for (const Group& its : others_) {
-                if (its.slots != own.slots || (its.items & held_[device]) != 0) continue;
+                const int more = its.slots - own.slots;
+                if (more > free_[device] || -more > free_[other] || (its.items & held_[device]) != 0) continue;
                 const std::int64_t moved = own.memory - its.memory;
                 const std::int64_t gain = before - lack(used_[device] - moved) - lack(used_[other] + moved);
                 if (gain <= most) continue;
                 most = gain;
                 best = other;
-                given = own.items;
-                taken = its.items;
+                given = own;
+                taken = its;
             }
         }
     }
     if (most == 0) return false;
-    held_[device] ^= given | taken;
-    held_[best] ^= given | taken;
-    used_[device] = used_[best] = 0;
-    for (const std::size_t at : {device, best}) {
-        each(held_[at], [&](int i) { used_[at] += option_of(static_cast<std::size_t>(i), placed).memory; });
-    }
+    const auto exchange = [&](std::size_t at, const Group& out, const Group& in) {
+        held_[at] ^= out.items | in.items;
+        used_[at] += in.memory - out.memory;
+        free_[at] += out.slots - in.slots;
+    };
+    exchange(device, given, taken);
+    exchange(best, taken, given);
     return true;
 }
 
-// All groups of few modules of a device, the empty one with them: it stands for free slots.
+// All groups of few modules of a device, the empty one with them.
 void MemoryExchange::list(std::size_t device, const std::vector<Placed>& placed, std::vector<Group>& groups) const {
     groups.assign(1, {});
-    int free = problem_.machine.num_slots;
     int num_items = 0;
     each(held_[device], [&](int i) {
-        const Option& option = option_of(static_cast<std::size_t>(i), placed);
-        free -= option.quota;
         if (++num_items > kMostExchanged) return;
+        const Option& option = option_of(static_cast<std::size_t>(i), placed);
         for (std::size_t g = 0, size = groups.size(); g < size; ++g) {
             groups.push_back(
                 {groups[g].items | Mask{1} << i, groups[g].slots + option.quota, groups[g].memory + option.memory});
         }
     });
-    for (std::size_t g = 0, size = groups.size(); g < size; ++g) {
-        for (int extra = 1; extra <= free; ++extra) {
-            groups.push_back({groups[g].items, groups[g].slots + extra, groups[g].memory});
-        }
-    }
 }
 
 void MemoryExchange::write(std::vector<Placed>& placed) const {

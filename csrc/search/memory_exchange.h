@@ -7,8 +7,8 @@
 
 namespace mosaic::search {
 
-// Two devices may exchange modules for others of as many slots. That is done for as long as it takes something off what
-// devices lack of memory.
+// Two devices may exchange modules for others that both have slots for. That is done for as long as it takes something
+// off what devices lack of memory.
 class MemoryExchange {
   public:
     explicit MemoryExchange(const Problem& problem) : problem_(problem) {}
@@ -35,6 +35,7 @@ class MemoryExchange {
     const Problem& problem_;
     std::vector<Mask> held_;          // by device: places in `placed`
     std::vector<std::int64_t> used_;  // bytes, by device
+    std::vector<int> free_;           // slots, by device
     std::vector<Group> own_;          // scratch
     std::vector<Group> others_;
 };

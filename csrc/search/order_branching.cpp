@@ -18,7 +18,7 @@ OrderBranching::OrderBranching(StageAreas& areas, PatternPricer& pricer, Mask me
     Order order(kMaxModules, 0);
     each(members, [&](int m) { order[static_cast<std::size_t>(m)] = areas.earlier(m) & members; });
     pool(prices);
-    open_.push_back({prices.sum(members), 0, std::move(order), prices});
+    open_.push_back({prices.sum(members), 0, std::move(order), {}, prices});
 }
 
 // Stages that one case found may be of use to others.
@@ -79,8 +79,8 @@ bool OrderBranching::choose(const Case& from, Pair& pair) const {
         each(from.order[static_cast<std::size_t>(m)],
              [&](int n) { later[static_cast<std::size_t>(n)] |= Mask{1} << m; });
     });
-    const auto until = [&](int m) { return from.order[static_cast<std::size_t>(m)] | Mask{1} << m; };
-    const auto since = [&](int m) { return later[static_cast<std::size_t>(m)] | Mask{1} << m; };
+    const auto until = [&](int m) { return from.order[static_cast<std::size_t>(m)] | from.with(m); };
+    const auto since = [&](int m) { return later[static_cast<std::size_t>(m)] | from.with(m); };
     const double least = kLeastRuledOut * static_cast<double>(from.bound);
     double most = -1;
     each(members_, [&](int b) {
@@ -108,41 +108,54 @@ double OrderBranching::kept_apart(const Case& from, const Order& later, Mask ear
 }
 
 void OrderBranching::split(const Case& from, Pair pair, Ns incumbent, const Clock& clock) {
-    add(from, one_first(from.order, pair.first, pair.second), incumbent, clock);
-    add(from, one_first(from.order, pair.second, pair.first), incumbent, clock);
-    const Mask both = Mask{1} << pair.first | Mask{1} << pair.second;
-    if (areas_.together(both) < kNever) add(from, both_at_once(from.order, pair), incumbent, clock);
+    const Mask first = from.with(pair.first);
+    const Mask second = from.with(pair.second);
+    add(from, one_first(from.order, first, second), from.together, incumbent, clock);
+    add(from, one_first(from.order, second, first), from.together, incumbent, clock);
+    if (areas_.together(first | second) >= kNever) return;
+    std::vector<Mask> together{first | second};
+    for (const Mask set : from.together) {
+        if ((set & together[0]) == 0) together.push_back(set);
+    }
+    add(from, both_at_once(from.order, first | second), std::move(together), incumbent, clock);
 }
 
 // Where time is over on the way, prices are lower, but never lower than before.
-void OrderBranching::add(const Case& from, Order order, Ns incumbent, const Clock& clock) {
+void OrderBranching::add(const Case& from, Order order, std::vector<Mask> together, Ns incumbent, const Clock& clock) {
     areas_.set_order(order);
-    pricer_.take_order();
+    pricer_.take_order(together);
     Pricing pricing{{}, &from.prices, incumbent};
     for (const Pattern& pattern : pool_) {
         Mask apart = 0;
         each(pattern.stage, [&](int m) { apart |= areas_.apart(m); });
-        if ((apart & pattern.stage) == 0) pricing.start.push_back(pattern);
+        const auto is_cut = [&](Mask set) { return (pattern.stage & set) != 0 && (~pattern.stage & set) != 0; };
+        if ((apart & pattern.stage) == 0 && std::none_of(together.begin(), together.end(), is_cut)) {
+            pricing.start.push_back(pattern);
+        }
     }
     Prices prices = find_prices(areas_, pricer_, members_, pricing, clock);
     const Ns bound = std::max(from.bound, prices.sum(members_));
     pool(prices);
     ++num_cases_;
-    if (bound < incumbent) open_.push_back({bound, num_cases_, std::move(order), std::move(prices)});
+    if (bound < incumbent) {
+        open_.push_back({bound, num_cases_, std::move(order), std::move(together), std::move(prices)});
+    }
 }
 
-OrderBranching::Order OrderBranching::one_first(Order order, int first, int second) const {
-    const Mask early = order[static_cast<std::size_t>(first)] | Mask{1} << first;
+// All of the first set before all of the second.
+OrderBranching::Order OrderBranching::one_first(Order order, Mask first, Mask second) const {
+    Mask early = first;
+    each(first, [&](int m) { early |= order[static_cast<std::size_t>(m)]; });
     each(members_, [&](int m) {
         Mask& own = order[static_cast<std::size_t>(m)];
-        if (m == second || (own >> second & 1) != 0) own |= early;
+        if (((own | Mask{1} << m) & second) != 0) own |= early;
     });
     return order;
 }
 
-OrderBranching::Order OrderBranching::both_at_once(Order order, Pair pair) const {
-    const Mask both = Mask{1} << pair.first | Mask{1} << pair.second;
-    const Mask early = order[static_cast<std::size_t>(pair.first)] | order[static_cast<std::size_t>(pair.second)];
+OrderBranching::Order OrderBranching::both_at_once(Order order, Mask both) const {
+    Mask early = 0;
+    each(both, [&](int m) { early |= order[static_cast<std::size_t>(m)]; });
     each(members_, [&](int m) {
         Mask& own = order[static_cast<std::size_t>(m)];
         if ((own & both) != 0) own |= both;

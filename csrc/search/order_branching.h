@@ -10,8 +10,9 @@ namespace mosaic::search {
 
 // Prices know which modules wait for each other, not that stages have an order: the mix that they come from may run a
 // beside what follows b, and b beside what follows a. Of two modules of which neither waits for the other one's stage
-// is the first, or they share it. Each of the three makes other modules wait, which rules out stages and raises prices;
-// the least of the three is a bound. The case with the least bound is split again, until time is over.
+// is the first, or they share it. Each of the three rules out stages, which raises prices: modules wait for more of the
+// others, and two that share a stage are in none without each other. The least of the three is a bound. The case with
+// the least bound is split again, until time is over.
 class OrderBranching {
   public:
     // `areas` and `pricer` are of the members; both are changed by run(), and as they were after it.
@@ -29,7 +30,16 @@ class OrderBranching {
         Ns bound;
         std::size_t number;
         Order order;
+        std::vector<Mask> together;  // sets of modules that share a stage
         Prices prices;
+
+        // Those that share a stage with this one, itself among them.
+        Mask with(int module) const {
+            for (const Mask set : together) {
+                if ((set >> module & 1) != 0) return set;
+            }
+            return Mask{1} << module;
+        }
     };
     struct Pair {
         int first;
@@ -41,9 +51,9 @@ class OrderBranching {
     double kept_apart(const Case& from, const Order& later, Mask early, Mask late) const;
     double ruled_out(const Case& from, Mask early, Mask late) const;
     void split(const Case& from, Pair pair, Ns incumbent, const Clock& clock);
-    void add(const Case& from, Order order, Ns incumbent, const Clock& clock);
-    Order one_first(Order order, int first, int second) const;
-    Order both_at_once(Order order, Pair pair) const;
+    void add(const Case& from, Order order, std::vector<Mask> together, Ns incumbent, const Clock& clock);
+    Order one_first(Order order, Mask first, Mask second) const;
+    Order both_at_once(Order order, Mask both) const;
 
     StageAreas& areas_;
     PatternPricer& pricer_;

@@ -27,12 +27,16 @@ struct Effort {
     std::int64_t nodes_left = 0;
     const Clock* clock = nullptr;  // may be null
 
-    // Takes a node off; false where none is left, or no time.
-    bool spend() {
-        --nodes_left;
-        if (nodes_left % 1024 == 1023 && clock != nullptr && clock->is_over()) nodes_left = -1;
+    // Takes nodes off; false where none is left, or no time.
+    bool spend(std::int64_t nodes = 1) {
+        const std::int64_t before = nodes_left;
+        nodes_left -= nodes;
+        if (before / kNodesALook != nodes_left / kNodesALook && clock != nullptr && clock->is_over()) nodes_left = -1;
         return nodes_left >= 0;
     }
+
+  private:
+    static constexpr std::int64_t kNodesALook = 1024;
 };
 
 }  // namespace mosaic::search

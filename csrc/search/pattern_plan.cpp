@@ -9,13 +9,10 @@ namespace mosaic::search {
 namespace {
 
 constexpr double kPricingShare = 0.7;  // of the time
-constexpr double kDiveShare = 0.6;     // of what is left
-// Parts with more modules get a plan by a dive before all patterns are searched.
+// Parts with more modules are bound by the order of stages before all patterns are searched.
 constexpr int kManyModules = 24;
-constexpr double kOrderShare = 0.8;       // of what is left then, for the order of stages of such parts
-constexpr std::int64_t kDiveNodes = 100;  // of one question about one stage
-constexpr std::size_t kMostKnown = 1000;  // stages to start prices from
-constexpr std::size_t kMostTried = 30;    // stages, each time
+constexpr double kOrderShare = 0.8;      // of what is left then
+constexpr std::size_t kMostKnown = 200;  // stages to start prices from
 
 struct PartOfPlan {
     PartOfPlan(const StageAreas& areas, Mask members, const std::vector<Pattern>& start, const Clock& clock)
@@ -44,42 +41,6 @@ void replace(StageSearch& search, Partition& best, Mask members, std::vector<Mas
     }
     best.stages = std::move(stages);
     best.cost = cost_of(search, best.stages, ~Mask{0});
-}
-
-// Modules of a set all of whose predecessors in the set are done: none of them waits for another.
-Mask ready(const Problem& problem, Mask set) {
-    Mask found = 0;
-    each(set, [&](int m) {
-        if ((problem.modules[static_cast<std::size_t>(m)].before & set) == 0) found |= Mask{1} << m;
-    });
-    return found;
-}
-
-// Of the patterns that prices came from, the stage that takes least above its worth for what it is worth.
-Mask best_stage(StageSearch& search, const Prices& prices, Mask now) {
-    std::vector<Pattern> patterns;
-    for (const Pattern& pattern : prices.patterns) {
-        if ((pattern.stage & ~now) == 0) patterns.push_back(pattern);
-    }
-    const auto ratio = [&](Mask stage, Ns cost) {
-        return static_cast<double>(cost) / static_cast<double>(prices.sum(stage) + 1);
-    };
-    std::sort(patterns.begin(), patterns.end(), [&](const Pattern& a, const Pattern& b) {
-        const double first = ratio(a.stage, a.cost);
-        const double second = ratio(b.stage, b.cost);
-        return first != second ? first < second : a.stage < b.stage;
-    });
-    if (patterns.size() > kMostTried) patterns.resize(kMostTried);
-    Mask best = now & -now;
-    double least = ratio(best, search.evaluate(best).cost);
-    for (const Pattern& pattern : patterns) {
-        const double own = ratio(pattern.stage, search.evaluate(pattern.stage).cost);
-        if (own < least) {
-            least = own;
-            best = pattern.stage;
-        }
-    }
-    return best;
 }
 
 // What the search has worked out already: of stages that run much work for the time they take, not too many. Sets in
@@ -114,24 +75,6 @@ std::vector<Pattern> known_stages(const StageSearch& search, const StageAreas& a
     return stages;
 }
 
-// Fixes one stage after the other, with prices for what is left each time.
-void dive(StageSearch& search, const StageAreas& areas, const PartOfPlan& part, const Clock& clock, Partition& best) {
-    search.set_max_nodes(kDiveNodes);
-    std::vector<Mask> stages;
-    Mask rest = part.members;
-    for (Prices prices = part.prices; rest != 0 && !clock.is_over();) {
-        stages.push_back(best_stage(search, prices, ready(search.problem(), rest)));
-        rest &= ~stages.back();
-        if (rest == 0) break;
-        PatternPricer pricer(areas, rest);
-        prices = find_prices(areas, pricer, rest, {prices.patterns, &prices, kNever},
-                             Clock(clock.seconds_left() * kPricingShare));
-    }
-    if (rest == 0 && cost_of(search, stages, ~Mask{0}) < cost_of(search, best.stages, part.members)) {
-        replace(search, best, part.members, std::move(stages));
-    }
-}
-
 }  // namespace
 
 void improve_by_patterns(StageSearch& search, const Limits& limits, const Clock& clock, Partition& best, Ns& bound) {
@@ -146,8 +89,6 @@ void improve_by_patterns(StageSearch& search, const Limits& limits, const Clock&
     for (const Mask members : sets) parts.emplace_back(areas, members, start, pricing);
     Ns total = 0;
     for (PartOfPlan& part : parts) {
-        if (__builtin_popcountll(part.members) > kManyModules)
-            dive(search, areas, part, Clock(clock.seconds_left() * kDiveShare), best);
         const Ns incumbent = cost_of(search, best.stages, part.members);
         Ns by_order = 0;  // few modules are settled without
         if (__builtin_popcountll(part.members) > kManyModules) {

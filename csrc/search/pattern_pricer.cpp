@@ -11,6 +11,8 @@ constexpr std::size_t kMostAreas = 24000000;
 // Of one knapsack; what is not settled by then counts with its bound. A rectangle is cut in two where few do not do.
 constexpr std::int64_t kMostNodes = 20000;
 constexpr std::int64_t kFewNodes = 300;
+// So many modules to a chain, in the mean, and what chains rule out is worth another look at each node.
+constexpr double kFewChains = 4.0 / 3;
 constexpr std::size_t kMostRemembered = 1000000;  // costs of sets
 
 }  // namespace
@@ -20,15 +22,20 @@ class PatternPricer::Knapsack {
   public:
     Knapsack(const PatternPricer& pricer, const std::int32_t* areas, const std::vector<double>& prices)
         : room_(static_cast<std::int64_t>(pricer.room_)) {
-        for (std::size_t i = 0; i < pricer.modules_.size(); ++i) {
-            const int m = pricer.modules_[i];
-            if (areas[i] > room_) continue;
-            items_.push_back({m, areas[i], prices[static_cast<std::size_t>(m)], pricer.areas_.apart(m)});
+        for (std::size_t c = 0; c < pricer.chains_.size(); ++c) {
+            for (const int place : pricer.chains_[c]) {
+                const Unit& unit = pricer.units_[static_cast<std::size_t>(place)];
+                const std::int64_t area = pricer.area_of(unit, areas);
+                if (area <= room_)
+                    items_.push_back({unit.modules, c, area, worth_of(unit.modules, prices), unit.apart});
+            }
         }
+        has_chains_ =
+            kFewChains * static_cast<double>(pricer.chains_.size()) <= static_cast<double>(pricer.units_.size());
         std::sort(items_.begin(), items_.end(), [](const Item& a, const Item& b) {
             const double left = a.worth * static_cast<double>(b.area);
             const double right = b.worth * static_cast<double>(a.area);
-            return left != right ? left > right : a.module < b.module;
+            return left != right ? left > right : a.modules < b.modules;
         });
     }
 
@@ -51,7 +58,7 @@ class PatternPricer::Knapsack {
         one_of_ = one_of;
         another_of_ = another_of;
         rest_.assign(items_.size() + 1, 0);
-        for (std::size_t i = items_.size(); i-- > 0;) rest_[i] = rest_[i + 1] | Mask{1} << items_[i].module;
+        for (std::size_t i = items_.size(); i-- > 0;) rest_[i] = rest_[i + 1] | items_[i].modules;
         return every(0, 0, 0, 0, room_, floor, visit);
     }
 
@@ -59,22 +66,49 @@ class PatternPricer::Knapsack {
 
   private:
     struct Item {
-        int module;
+        Mask modules;
+        std::size_t chain;
         std::int64_t area;
         double worth;
         Mask apart;
     };
 
-    double bound(std::size_t i, Mask apart, double worth, std::int64_t room) const {
+    // At most so much is worth what still fits; `price` is what room is worth at the end.
+    double bound(std::size_t i, Mask apart, double worth, std::int64_t room, double& price) const {
         for (; i < items_.size(); ++i) {
             const Item& item = items_[i];
-            if ((apart >> item.module & 1) != 0) continue;
-            if (item.area > room)
-                return worth + item.worth * static_cast<double>(room) / static_cast<double>(item.area);
+            if ((apart & item.modules) != 0) continue;
+            if (item.area > room) {
+                price = item.worth / static_cast<double>(item.area);
+                return worth + price * static_cast<double>(room);
+            }
             room -= item.area;
             worth += item.worth;
         }
+        price = 0;
         return worth;
+    }
+
+    // The same where of each chain one item counts at most: all gain what they are worth beyond the price of their
+    // room, and there is as much room as anyone pays for.
+    double bound_by_chains(std::size_t i, Mask apart, double worth, std::int64_t room, double price) const {
+        worth += price * static_cast<double>(room);
+        double most[kMaxModules] = {};
+        for (; i < items_.size(); ++i) {
+            const Item& item = items_[i];
+            const double gain = item.worth - price * static_cast<double>(item.area);
+            if (gain <= most[item.chain] || (apart & item.modules) != 0) continue;
+            worth += gain - most[item.chain];
+            most[item.chain] = gain;
+        }
+        return worth;
+    }
+
+    // Whether the items from `i` on may bring the worth above `floor`.
+    bool may_exceed(double floor, std::size_t i, Mask apart, double worth, std::int64_t room) const {
+        double price = 0;
+        if (bound(i, apart, worth, room, price) <= floor) return false;
+        return !has_chains_ || bound_by_chains(i, apart, worth, room, price) > floor;
     }
 
     void search(std::size_t i, Mask set, Mask apart, double worth, std::int64_t room) {
@@ -82,29 +116,31 @@ class PatternPricer::Knapsack {
             best_ = worth;
             set_ = set;
         }
-        while (i < items_.size() && ((apart >> items_[i].module & 1) != 0 || items_[i].area > room)) ++i;
-        if (i == items_.size() || --nodes_left_ < 0 || bound(i, apart, worth, room) <= best_) return;
+        while (i < items_.size() && ((apart & items_[i].modules) != 0 || items_[i].area > room)) ++i;
+        if (i == items_.size() || --nodes_left_ < 0 || !may_exceed(best_, i, apart, worth, room)) return;
         const Item& item = items_[i];
-        search(i + 1, set | Mask{1} << item.module, apart | item.apart, worth + item.worth, room - item.area);
+        search(i + 1, set | item.modules, apart | item.apart, worth + item.worth, room - item.area);
         search(i + 1, set, apart, worth, room);
     }
 
     template <typename Visit>
     bool every(std::size_t i, Mask set, Mask apart, double worth, std::int64_t room, double floor, Visit& visit) {
-        while (i < items_.size() && ((apart >> items_[i].module & 1) != 0 || items_[i].area > room)) ++i;
+        while (i < items_.size() && ((apart & items_[i].modules) != 0 || items_[i].area > room)) ++i;
         const Mask most = set | (rest_[i] & ~apart);
         if ((most & one_of_) == 0 || (most & another_of_) == 0) return true;
         if (i == items_.size()) return worth < floor || visit(set);
-        if (bound(i, apart, worth, room) < floor) return true;
+        double price = 0;
+        if (bound(i, apart, worth, room, price) < floor) return true;
         if (--nodes_left_ < 0 || (nodes_left_ % 1024 == 0 && clock_->is_over())) return false;
         const Item& item = items_[i];
-        return every(i + 1, set | Mask{1} << item.module, apart | item.apart, worth + item.worth, room - item.area,
-                     floor, visit) &&
+        return every(i + 1, set | item.modules, apart | item.apart, worth + item.worth, room - item.area, floor,
+                     visit) &&
                every(i + 1, set, apart, worth, room, floor, visit);
     }
 
     std::int64_t room_;
     std::vector<Item> items_;
+    bool has_chains_ = false;
     double best_ = 0;
     Mask set_ = 0;
     std::int64_t nodes_left_ = 0;
@@ -122,11 +158,44 @@ PatternPricer::PatternPricer(const StageAreas& areas, Mask members)
             static_cast<std::int32_t>(areas.seconds().size()) - 1, 0});
 }
 
-void PatternPricer::take_order() {
-    chains_ = areas_.chains(members_);
-    for (auto& chain : chains_) {
-        for (int& m : chain) m = __builtin_popcountll(members_ & ((Mask{1} << m) - 1));
+void PatternPricer::take_order(const std::vector<Mask>& together) {
+    units_.clear();
+    std::vector<int> place_of(kMaxModules, -1);
+    Mask first_ones = 0;
+    for (const int m : modules_) {
+        Mask modules = Mask{1} << m;
+        for (const Mask set : together) modules |= (set >> m & 1) != 0 ? set : 0;
+        if (m != __builtin_ctzll(modules)) continue;
+        Unit unit{modules, 0, 0};
+        each(modules, [&](int one) {
+            unit.places |= Mask{1} << __builtin_popcountll(members_ & ((Mask{1} << one) - 1));
+            unit.apart |= areas_.apart(one);
+        });
+        place_of[static_cast<std::size_t>(m)] = static_cast<int>(units_.size());
+        first_ones |= Mask{1} << m;
+        units_.push_back(unit);
     }
+    chains_ = areas_.chains(first_ones);
+    for (auto& chain : chains_) {
+        for (int& m : chain) m = place_of[static_cast<std::size_t>(m)];
+    }
+}
+
+Mask PatternPricer::with(int module) const {
+    const auto holds = [&](const Unit& unit) { return (unit.modules >> module & 1) != 0; };
+    return std::find_if(units_.begin(), units_.end(), holds)->modules;
+}
+
+std::int64_t PatternPricer::area_of(const Unit& unit, const std::int32_t* areas) const {
+    std::int64_t area = 0;
+    each(unit.places, [&](int place) { area += areas[place]; });
+    return area;
+}
+
+double PatternPricer::worth_of(Mask modules, const std::vector<double>& prices) {
+    double worth = 0;
+    each(modules, [&](int m) { worth += prices[static_cast<std::size_t>(m)]; });
+    return worth;
 }
 
 void PatternPricer::append(Rectangle rectangle) {
@@ -176,8 +245,9 @@ void PatternPricer::add_hull(std::size_t index, const std::vector<int>& chain, c
     const std::int32_t* areas = areas_of(index);
     points_.clear();
     for (const int place : chain) {
-        const auto area = static_cast<double>(areas[place]);
-        const double worth = prices[static_cast<std::size_t>(modules_[static_cast<std::size_t>(place)])];
+        const Unit& unit = units_[static_cast<std::size_t>(place)];
+        const auto area = static_cast<double>(area_of(unit, areas));
+        const double worth = worth_of(unit.modules, prices);
         if (area <= room_ && worth > 0) points_.push_back({area, worth});
     }
     std::sort(points_.begin(), points_.end(), [](const Part& a, const Part& b) { return a.area < b.area; });
@@ -255,8 +325,7 @@ double PatternPricer::best_ratio(const std::vector<double>& prices, double stop,
 double PatternPricer::take(Mask set, const std::vector<double>& prices, double stop, std::size_t before,
                            std::vector<Pattern>& found) {
     const Ns own = cost(set);
-    double worth = 0;
-    each(set, [&](int m) { worth += prices[static_cast<std::size_t>(m)]; });
+    const double worth = worth_of(set, prices);
     const double ratio = worth / static_cast<double>(own + 1);
     const bool is_new = ratio > stop && std::none_of(found.begin() + static_cast<std::ptrdiff_t>(before), found.end(),
                                                      [&](const Pattern& other) { return other.stage == set; });
@@ -289,8 +358,7 @@ bool PatternPricer::list(const std::vector<double>& prices, double slack, std::s
         Knapsack knapsack(*this, areas_of(index), prices);
         if (knapsack.every(floor, by_first, by_second, nodes, clock, keep)) {
             for (const Mask set : sets) {
-                double worth = 0;
-                each(set, [&](int m) { worth += prices[static_cast<std::size_t>(m)]; });
+                const double worth = worth_of(set, prices);
                 const Ns own = cost(set);
                 if (static_cast<double>(own) <= worth + slack) found.emplace(set, own);
             }

@@ -26,8 +26,12 @@ class PatternPricer {
   public:
     PatternPricer(const StageAreas& areas, Mask members);
 
-    // To be called when the order of the areas was changed; all else must be as it was.
-    void take_order();
+    // To be called when the order of the areas was changed; all else must be as it was. A pattern holds all modules of
+    // a set of `together`, or none of them; no two of these sets have a module in common.
+    void take_order(const std::vector<Mask>& together = {});
+
+    // Those that a pattern has with this one, itself among them.
+    Mask with(int module) const;
 
     // Returns a bound on worth over cost of all patterns, which is `stop` or the best there is if that is more, and
     // adds patterns of a ratio above `stop`. Ends early with a higher bound once there are `enough` or time is over.
@@ -49,6 +53,11 @@ class PatternPricer {
         double area;
         double worth;
     };
+    struct Unit {  // modules that are in no pattern without each other
+        Mask modules;
+        Mask places;  // in modules_
+        Mask apart;
+    };
     class Knapsack;
 
     Ns cost(Mask set);
@@ -61,13 +70,16 @@ class PatternPricer {
     bool cut(std::size_t index);
     void append(Rectangle rectangle);
     const std::int32_t* areas_of(std::size_t index) const { return &area_[index * modules_.size()]; }
+    std::int64_t area_of(const Unit& unit, const std::int32_t* areas) const;
+    static double worth_of(Mask modules, const std::vector<double>& prices);
     double most_worth(std::size_t index, const std::vector<double>& prices);
     void add_hull(std::size_t index, const std::vector<int>& chain, const std::vector<double>& prices);
 
     const StageAreas& areas_;
     Mask members_;
     std::vector<int> modules_;
-    std::vector<std::vector<int>> chains_;  // of places in modules_
+    std::vector<Unit> units_;
+    std::vector<std::vector<int>> chains_;  // of places in units_
     std::vector<Rectangle> rectangles_;
     std::vector<std::int32_t> area_;  // by rectangle and place of the module, at the far corner
     double room_;

@@ -10,8 +10,8 @@ namespace mosaic::search {
 namespace {
 
 // How much of the best prices so far is in those that are asked next: without it prices swing.
-constexpr double kSmoothing = 0.5;
-constexpr std::size_t kEnough = 5;  // patterns from one question
+constexpr double kSmoothing = 0.7;
+constexpr std::size_t kEnough = 20;  // patterns from one question
 // Of what the mix costs; parts with more modules are further from a proof than that, and have better uses for the time.
 constexpr double kCloseEnough = 1e-5;
 constexpr double kCloseEnoughOfMany = 5e-4;
@@ -28,7 +28,11 @@ class ColumnGeneration {
         : pricer_(pricer), clock_(clock) {
         each(members, [&](int m) { modules_.push_back(m); });
         std::vector<double> alone;
-        for (const int m : modules_) alone.push_back(static_cast<double>(areas.alone(m) + 1));
+        for (const int m : modules_) {
+            const Mask with = pricer.with(m);
+            const bool is_alone = (with & (with - 1)) == 0;
+            alone.push_back(static_cast<double>((is_alone ? areas.alone(m) : areas.together(with)) + 1));
+        }
         lp_ = std::make_unique<CoveringLp>(alone);
         best_.assign(modules_.size(), 0);
         if (pricing.known != nullptr) {

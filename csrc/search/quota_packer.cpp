@@ -5,6 +5,8 @@
 namespace mosaic::search {
 namespace {
 
+// What an exchange in vain counts for: as much as so many nodes.
+constexpr std::int64_t kExchangeNodes = 50;
 constexpr int kTooMuch = INT32_MAX / 128;
 
 constexpr Mask bit(std::size_t index) { return Mask{1} << index; }
@@ -91,6 +93,7 @@ bool QuotaPacker::is_held() {
     trace(placed_);
     const bool is_held = exchange_.settle(placed_);
     is_too_large_ = is_too_large_ || !is_held;
+    if (!is_held && !effort_->spend(kExchangeNodes)) is_open_ = true;
     return is_held;
 }
 

@@ -38,40 +38,32 @@ StageAreas::StageAreas(const Problem& problem)
     }
     firsts_.assign(firsts.begin(), firsts.end());
     seconds_.assign(seconds.begin(), seconds.end());
-    find_places();
+    find_owners();
     find_order(problem);
 }
 
-void StageAreas::find_places() {
-    const auto mark = [](const std::vector<Ns>& times, Ns time, Places& places, std::size_t& least) {
+void StageAreas::find_owners() {
+    const auto mark = [](const std::vector<Ns>& times, Ns time, std::size_t m, std::vector<Mask>& owners) {
         const auto at = static_cast<std::size_t>(std::lower_bound(times.begin(), times.end(), time) - times.begin());
-        places[at / 64] |= std::uint64_t{1} << at % 64;
-        least = std::min(least, at);
+        owners[at] |= Mask{1} << m;
+        return at;
     };
     least_first_.assign(needs_.size(), firsts_.size());
     least_second_.assign(needs_.size(), seconds_.size());
-    first_places_.assign(needs_.size(), Places(firsts_.size() / 64 + 1, 0));
-    second_places_.assign(needs_.size(), Places(seconds_.size() / 64 + 1, 0));
+    first_owners_.assign(firsts_.size(), 0);
+    second_owners_.assign(seconds_.size(), 0);
     for (std::size_t m = 0; m < needs_.size(); ++m) {
         for (const Need& need : needs_[m]) {
-            mark(firsts_, need.first, first_places_[m], least_first_[m]);
-            mark(seconds_, need.second, second_places_[m], least_second_[m]);
+            least_first_[m] = std::min(least_first_[m], mark(firsts_, need.first, m, first_owners_));
+            least_second_[m] = std::min(least_second_[m], mark(seconds_, need.second, m, second_owners_));
         }
     }
 }
 
-Mask StageAreas::with(const std::vector<Places>& places, Mask set, std::size_t low, std::size_t high) {
+Mask StageAreas::with(const std::vector<Mask>& owners, Mask set, std::size_t low, std::size_t high) {
     Mask found = 0;
-    each(set, [&](int m) {
-        const Places& own = places[static_cast<std::size_t>(m)];
-        for (std::size_t word = low / 64; word <= high / 64; ++word) {
-            std::uint64_t bits = own[word];
-            if (word == low / 64) bits &= ~std::uint64_t{0} << low % 64;
-            if (word == high / 64) bits &= ~std::uint64_t{0} >> (63 - high % 64);
-            if (bits != 0) found |= Mask{1} << m;
-        }
-    });
-    return found;
+    for (std::size_t place = low; place <= high && (set & ~found) != 0; ++place) found |= owners[place];
+    return found & set;
 }
 
 void StageAreas::find_order(const Problem& problem) {
@@ -106,90 +98,76 @@ std::int64_t StageAreas::area(int module, Ns first, Ns second) const {
 // step of one time changes the areas of the few modules that have an option of that time.
 class StageAreas::Frontier {
   public:
-    Frontier(const StageAreas& areas, Mask set) : areas_(areas) {
-        each(set, [&](int m) { members_.push_back({m, 0}); });
-        list(areas.firsts_, areas.first_places_, areas.least_first_, firsts_);
-        list(areas.seconds_, areas.second_places_, areas.least_second_, seconds_);
+    Frontier(const StageAreas& areas, Mask set) : areas_(areas), set_(set) {
+        list(areas.firsts_, areas.first_owners_, areas.least_first_, firsts_);
+        list(areas.seconds_, areas.second_owners_, areas.least_second_, seconds_);
     }
 
     Ns least() {
         if (firsts_.empty() || seconds_.empty()) return kNever;
-        find_start();
+        std::size_t second = start();
         Ns best = kNever;
-        std::size_t second = start_;
         for (std::size_t first = 0; first < firsts_.size(); ++first) {
-            if (time(firsts_[first], seconds_[0]) >= best) return best;
-            if (first > 0) step(areas_.first_places_, firsts_[first], firsts_[first], seconds_[second]);
+            if (time(first, 0) >= best) return best;
+            if (first > 0) take(areas_.first_owners_[firsts_[first]], first, second);
             while (total_ <= areas_.room_) {
-                best = std::min(best, time(firsts_[first], seconds_[second]));
+                best = std::min(best, time(first, second));
                 if (second == 0) return best;
-                step(areas_.second_places_, seconds_[second], firsts_[first], seconds_[second - 1]);
                 --second;
+                take(areas_.second_owners_[seconds_[second + 1]], first, second);
             }
         }
         return best;
     }
 
   private:
-    struct Member {
-        int module;
-        std::int64_t area;
-    };
-
     // Places of all times that any member has, rising; without those that are too short for some member.
-    void list(const std::vector<Ns>& times, const std::vector<Places>& places, const std::vector<std::size_t>& least,
+    void list(const std::vector<Ns>& times, const std::vector<Mask>& owners, const std::vector<std::size_t>& least,
               std::vector<std::size_t>& found) const {
         std::size_t from = 0;
-        for (const Member& member : members_) from = std::max(from, least[static_cast<std::size_t>(member.module)]);
-        for (std::size_t word = from / 64; word <= times.size() / 64; ++word) {
-            std::uint64_t bits = 0;
-            for (const Member& member : members_) bits |= places[static_cast<std::size_t>(member.module)][word];
-            if (word == from / 64) bits &= ~std::uint64_t{0} << from % 64;
-            each(bits, [&](int bit) { found.push_back(word * 64 + static_cast<std::size_t>(bit)); });
+        each(set_, [&](int m) { from = std::max(from, least[static_cast<std::size_t>(m)]); });
+        for (std::size_t place = from; place < times.size(); ++place) {
+            if ((owners[place] & set_) != 0) found.push_back(place);
         }
     }
 
     // The least second time that leaves enough room beside the shortest first, or the longest where none does.
-    void find_start() {
-        const auto judge = [&](std::size_t first, std::size_t second) {
-            for (Member& member : members_) take(member, firsts_[first], seconds_[second]);
-            return total_ <= areas_.room_;
-        };
-        start_ = seconds_.size() - 1;
-        if (!judge(0, start_)) return;
-        std::size_t low = 0;
-        while (low < start_) {
-            const std::size_t middle = low + (start_ - low) / 2;
-            if (judge(0, middle)) {
-                start_ = middle;
+    std::size_t start() {
+        std::size_t high = seconds_.size() - 1;
+        take(set_, 0, high);
+        if (total_ > areas_.room_) return high;
+        for (std::size_t low = 0; low < high;) {
+            const std::size_t middle = low + (high - low) / 2;
+            take(set_, 0, middle);
+            if (total_ <= areas_.room_) {
+                high = middle;
             } else {
                 low = middle + 1;
             }
         }
-        judge(0, start_);
+        take(set_, 0, high);
+        return high;
     }
 
-    Ns time(std::size_t first, std::size_t second) const { return areas_.firsts_[first] + areas_.seconds_[second]; }
-
-    void take(Member& member, std::size_t first, std::size_t second) {
-        total_ -= member.area;
-        member.area = areas_.area(member.module, areas_.firsts_[first], areas_.seconds_[second]);
-        total_ += member.area;
+    Ns time(std::size_t first, std::size_t second) const {
+        return areas_.firsts_[firsts_[first]] + areas_.seconds_[seconds_[second]];
     }
 
-    // Of one time the place `at` was reached or is left: members with an option there need another area.
-    void step(const std::vector<Places>& places, std::size_t at, std::size_t first, std::size_t second) {
-        for (Member& member : members_) {
-            if ((places[static_cast<std::size_t>(member.module)][at / 64] >> at % 64 & 1) != 0)
-                take(member, first, second);
-        }
+    // Members among these need another area at these times.
+    void take(Mask modules, std::size_t first, std::size_t second) {
+        each(modules & set_, [&](int m) {
+            std::int64_t& own = area_[m];
+            total_ -= own;
+            own = areas_.area(m, areas_.firsts_[firsts_[first]], areas_.seconds_[seconds_[second]]);
+            total_ += own;
+        });
     }
 
     const StageAreas& areas_;
-    std::vector<Member> members_;
+    Mask set_;
     std::vector<std::size_t> firsts_;  // places
     std::vector<std::size_t> seconds_;
-    std::size_t start_ = 0;  // among the second times
+    std::int64_t area_[kMaxModules] = {};  // by module
     std::int64_t total_ = 0;
 };
 

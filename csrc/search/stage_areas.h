@@ -21,8 +21,8 @@ class StageAreas {
 
     // Modules of a set with an option of one of these first (second) times, given by the places of the least and the
     // largest.
-    Mask with_first(Mask set, std::size_t low, std::size_t high) const { return with(first_places_, set, low, high); }
-    Mask with_second(Mask set, std::size_t low, std::size_t high) const { return with(second_places_, set, low, high); }
+    Mask with_first(Mask set, std::size_t low, std::size_t high) const { return with(first_owners_, set, low, high); }
+    Mask with_second(Mask set, std::size_t low, std::size_t high) const { return with(second_owners_, set, low, high); }
 
     // The least area with which a module meets both times; more than the room where it cannot.
     std::int64_t area(int module, Ns first, Ns second) const;
@@ -60,18 +60,16 @@ class StageAreas {
         Ns second;
     };
 
-    using Places = std::vector<std::uint64_t>;  // bits: which of the times that there are
-
     void find_order(const Problem& problem);
-    void find_places();
-    static Mask with(const std::vector<Places>& places, Mask set, std::size_t low, std::size_t high);
+    void find_owners();
+    static Mask with(const std::vector<Mask>& owners, Mask set, std::size_t low, std::size_t high);
 
     std::int64_t room_;
     std::vector<std::vector<Need>> needs_;  // by module, rising area, none of them dominated
     std::vector<Ns> firsts_;
     std::vector<Ns> seconds_;
-    std::vector<Places> first_places_;  // by module: where its area may change
-    std::vector<Places> second_places_;
+    std::vector<Mask> first_owners_;  // by place of a time: modules that have it, whose area may change there
+    std::vector<Mask> second_owners_;
     std::vector<std::size_t> least_first_;  // by module: place of its shortest time
     std::vector<std::size_t> least_second_;
     std::vector<Ns> alone_;

@@ -19,6 +19,7 @@ constexpr std::int64_t kQuotaShare = 4;  // of what effort there is, since many 
 constexpr int kGreedyQuestions = 40;
 // Of one question: how often a range of times is cut that took all nodes, and the part of the nodes that each cut has.
 constexpr int kMostCuts = 100;
+constexpr std::int64_t kRoughNodes = 5000;  // where a question has no more, a rough answer will do: nothing is cut
 constexpr std::int64_t kCutShare = 4;
 
 bool is_over(const Effort& effort) { return effort.clock != nullptr && effort.clock->is_over(); }
@@ -160,7 +161,7 @@ Answer StageSearch::ask(Mask set, StageValue& value, Ns below, std::int64_t node
         if (range.low > range.high) continue;
         const Answer answer = pack(set, {range.high, below - 1 - range.low, below - 1}, effort, stage);
         if (answer == Answer::open) {
-            if (is_over(effort) || nodes <= kQuickNodes || ++num_cuts > kMostCuts || !cut(set, range, ranges))
+            if (is_over(effort) || nodes <= kRoughNodes || ++num_cuts > kMostCuts || !cut(set, range, ranges))
                 return answer;
             effort.nodes_left = nodes / kCutShare;
             continue;
