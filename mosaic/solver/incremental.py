@@ -22,7 +22,7 @@ from mosaic.solver.exact import Knowledge, SearchHint, SearchLimits
 from mosaic.solver.remembered import Remembered
 from mosaic.solver.solve import SearchOptions, solve_with_hint
 
-WARM_SHARE = 0.08
+WARM_SHARE = 0.07
 """Share of the earlier search's time that a re-plan's search may take."""
 LEAST_SECONDS = 0.02
 """What it may always take: nobody waits for less, and most small graphs are proven within it."""
