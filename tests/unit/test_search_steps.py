@@ -136,5 +136,12 @@ def test_a_bound_by_order_is_between_that_by_prices_and_the_best_plan(shape, see
     assert cut_off[0] <= cut_off[1] <= best.cost_ns
 
 
+def test_modules_at_once_are_in_no_stage_without_each_other():
+    """Where they could be, too, the third case of every split costs what its parent does, and the bound never rises."""
+    instance = generate(Recipe(shape="layered", num_modules=64, num_devices=32, num_slots=16, seed=1))
+    by_prices, by_order = _search.bound_by_order(disturbed_problem_of(instance), seconds=120.0)
+    assert by_order > 1.02 * by_prices
+
+
 def test_a_bound_by_order_is_no_higher_than_what_it_is_told_to_reach():
     assert _search.bound_by_order(crossing(), incumbent=70)[1] == 70
