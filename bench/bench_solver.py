@@ -32,10 +32,10 @@ QUICK: tuple[StudyPart, ...] = (
     StudyPart.alone("slots of 2 SMs", 10, lambda: fine_slots(seeds=1, num_modules=5, seconds=1)),
     StudyPart.alone("feedback", 10, lambda: feedback(seeds=1, num_modules=5, sigma=0.1)),
     StudyPart.alone("memory across stages", 10, lambda: held_memory(seeds=1, num_modules=6, seconds=1)),
-    StudyPart.alone("re-planning", 10, lambda: replanning(problems=((14, 8),), seeds=1, seconds=1)),
+    StudyPart.alone("re-planning", 10, lambda: replanning(problems=((14, 8),), seeds=1, seconds=1, is_whole=False)),
     StudyPart.alone("re-planning of many", 15, lambda: many_changes(("star",), is_whole=False, seconds=1.0)),
     StudyPart.alone("64 modules", 15, lambda: sixty_four_modules(seeds=1, limits=(2.0,))),
-    StudyPart.alone("gains", 25, lambda: gains(seeds=2, num_modules=5, seconds=1)),
+    StudyPart.alone("gains", 25, lambda: gains(seeds=1, num_modules=5, seconds=1)),
     StudyPart.alone("the six models", 30, lambda: gains_of_models(size="tiny", batch=8, num_devices=(2,), seconds=1)),
 )
 FULL: tuple[StudyPart, ...] = (
