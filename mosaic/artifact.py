@@ -1,17 +1,20 @@
 """Reading and writing the JSON files that Mosaic keeps: profiles, plans, run records.
 
 A file is checked once, here, at the edge (by pydantic, against the frozen dataclass it becomes); inside the
-library nothing is checked again. A file is written aside and renamed, so a full disk or a killed process
-leaves either the old file or the new one, never half of one.
+library nothing is checked again. Writing needs the standard library only. A file is written aside and renamed, so a
+full disk or a killed process leaves either the old file or the new one, never half of one.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import tempfile
 from collections import Counter
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +24,28 @@ from mosaic.errors import InvalidFileError, MosaicError
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True)
+class Ge:
+    """A rule of a number in a file, ``Annotated[int, Ge(1)]``: at least this much."""
+
+    limit: float
+
+    def __get_pydantic_core_schema__(self, kind: Any, handler: Any) -> Any:
+        """Tells pydantic, which is loaded when a file is read and not before."""
+        return {**handler(kind), "ge": self.limit}
+
+
+@dataclass(frozen=True, slots=True)
+class Le:
+    """A rule of a number in a file: at most this much."""
+
+    limit: float
+
+    def __get_pydantic_core_schema__(self, kind: Any, handler: Any) -> Any:
+        """Tells pydantic."""
+        return {**handler(kind), "le": self.limit}
+
+
 @cache
 def _adapter(kind: Any) -> Any:
     from pydantic import TypeAdapter  # costs 40 ms, and only files need it
@@ -28,20 +53,30 @@ def _adapter(kind: Any) -> Any:
     return TypeAdapter(kind)
 
 
-def _kind(value: object) -> Any:
-    return type(value)
-
-
 def to_json(value: object) -> str:
-    """Returns a frozen dataclass as indented JSON text."""
-    text: bytes = _adapter(_kind(value)).dump_json(value, indent=2)
-    return text.decode() + "\n"
+    """Returns a frozen dataclass as indented JSON text; a number that is infinite or none becomes null."""
+    return json.dumps(_plain(value), indent=2, ensure_ascii=False) + "\n"
 
 
 def fingerprint(value: object) -> str:
     """Returns 16 hexadecimal digits that name the content of a frozen dataclass."""
-    text: bytes = _adapter(_kind(value)).dump_json(value)
-    return hashlib.sha256(text).hexdigest()[:16]
+    text = json.dumps(_plain(value), separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _plain(value: Any) -> Any:
+    """Returns a value as JSON has it: objects, lists, words, numbers."""
+    if is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, dict):
+        return {str(_plain(key)): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
 def save(value: object, path: Path) -> None:

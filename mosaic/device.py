@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from annotated_types import Ge
-
+from mosaic.artifact import Ge
 from mosaic.errors import InvalidPlanError
 
 FORBID_EXTRA = {"extra": "forbid"}

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from typing import Annotated, ClassVar
 
-from annotated_types import Ge
-
-from mosaic.artifact import fingerprint
+from mosaic.artifact import Ge, fingerprint
 from mosaic.device import FORBID_EXTRA
 from mosaic.errors import InvalidGraphError
 

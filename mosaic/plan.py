@@ -7,9 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from annotated_types import Ge
-
-from mosaic.artifact import fingerprint
+from mosaic.artifact import Ge, fingerprint
 from mosaic.device import FORBID_EXTRA, Device
 from mosaic.errors import InvalidPlanError
 from mosaic.graph import ModuleGraph

@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, ClassVar, Literal
 
-from annotated_types import Ge, Le
-
-from mosaic.artifact import fingerprint
+from mosaic.artifact import Ge, Le, fingerprint
 from mosaic.device import FORBID_EXTRA, Device
 from mosaic.errors import InvalidProfileError
 from mosaic.graph import ModuleGraph

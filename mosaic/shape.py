@@ -10,8 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from annotated_types import Ge
-
+from mosaic.artifact import Ge
 from mosaic.device import FORBID_EXTRA
 from mosaic.errors import InvalidProfileError
 

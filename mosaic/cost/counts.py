@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, ClassVar
 
-from annotated_types import Ge
-
+from mosaic.artifact import Ge
 from mosaic.device import FORBID_EXTRA
 from mosaic.profile import Phase
 

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, get_args
 
-from annotated_types import Ge
-
+from mosaic.artifact import Ge
 from mosaic.cost.contention import AdditiveInterference, Eq8, FullInterference, HasBandwidth, SharedBandwidth, Sharing
 from mosaic.cost.fit import Fitted, Form, explained, fit_terms, intervals, left_out_errors
 from mosaic.cost.interference import Interference, NoInterference

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from annotated_types import Ge
-
-from mosaic.artifact import load
+from mosaic.artifact import Ge, load
 from mosaic.device import FORBID_EXTRA
 from mosaic.errors import MosaicError
 from mosaic.hardware.catalogue import GPUS, HARDWARE_NAMES, LINKS, describe_host

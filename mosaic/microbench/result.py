@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
-from annotated_types import Ge
 
+from mosaic.artifact import Ge
 from mosaic.backends.base import Backend
 from mosaic.device import FORBID_EXTRA, Device
 from mosaic.microbench.budget import Budget

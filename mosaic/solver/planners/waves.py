@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from annotated_types import Ge
-
+from mosaic.artifact import Ge
 from mosaic.device import FORBID_EXTRA, Device
 from mosaic.errors import InvalidPlanError
 from mosaic.graph import ModuleGraph
