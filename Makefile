@@ -1,5 +1,7 @@
 # Everything runs in .venv; `make demo` and `make test` set it up by themselves.
 PYTHON ?= python3
+GPU_PYTHON ?= 3.12
+GPU_MORE ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -8,7 +10,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-versi
 # pip compiles to bytecode on one core, one package after the other, and their own tests too; this on all cores.
 COMPILE := $(BIN)/python -m compileall -qq -j 0 -x 'site-packages/.*/tests/'
 
-.PHONY: demo test lint types unit tables tools clean
+.PHONY: demo test lint types unit tables gpu-bundle tools clean
 
 demo: $(STAMP)
 	$(BIN)/mosaic demo --output mosaic-demo
@@ -37,6 +39,10 @@ unit: $(STAMP)
 # The README's tables and the pictures of kept results; no number is typed by hand.
 tables: $(STAMP)
 	$(BIN)/python -m bench.tables
+
+# Wheels for a GPU machine without a network; needs pip alone.
+gpu-bundle:
+	$(PYTHON) -m bench.bundle --python $(GPU_PYTHON) $(GPU_MORE)
 
 tools:
 	@command -v $(PYTHON) >/dev/null || { echo "python3 is missing: install Python 3.11 or newer (Debian: apt-get install python3 python3-venv python3-dev)"; exit 1; }

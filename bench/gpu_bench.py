@@ -34,6 +34,8 @@ class Bench:
     """What to know about the figures; may be added to."""
     driver_version: str = ""
     """To be set by the measurement that asks for it."""
+    verdict: str = ""
+    """What came of it, in plain words, where a measurement says so."""
 
     @property
     def device(self) -> Device:

@@ -1,29 +1,32 @@
 """One measurement in a process of its own: a crash, a hang or a broken CUDA context costs that one and no other.
 
 Processes are forked by a server that has torch loaded and has never touched CUDA, so each starts at once. What a
-measurement found goes to a file while it measures, and the parent reads it however the process ended.
+measurement finds goes to a file line by line, and the parent reads it however the process ended. What it prints, and
+where it hung or crashed, goes to the run's log.
 """
 
 from __future__ import annotations
 
+import faulthandler
+import json
 import multiprocessing
 import os
 import signal
 import sys
 import time
 import traceback
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any
 
 from bench.gpu_parts import PRELOADED, Measurement
-from bench.processes import die_with_parent, kill_group, last_lines
+from bench.processes import begin_section, die_with_parent, kill_group, last_lines
 from bench.record import Figure, Part, Status, one_line
-from mosaic.artifact import load, save
-from mosaic.device import FORBID_EXTRA, Device
-from mosaic.errors import MosaicError
+from mosaic.device import Device
 
-WRITE_EVERY_S = 0.3
+TRACE_BEFORE_S = 1.0
+"""How long before its end a process that hangs leaves a traceback in the log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +36,13 @@ class Order:
     measurement: Measurement
     """What to run."""
     file: str
-    """Where its findings go; the log lies beside it."""
+    """Where its findings go, one JSON object a line."""
+    log: str
+    """Where its output goes."""
     seconds: float
     """Soft bound: what does not fit is left out."""
+    hard_seconds: float
+    """It is killed after this."""
     dry_run: bool
     """Whether to run on the host at the smallest sizes."""
     ordinal: int = 0
@@ -44,16 +51,11 @@ class Order:
     """Figures that were measured before."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Findings:
     """What a process found, so far or in all."""
 
-    SCHEMA_VERSION: ClassVar[int] = 1
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
-
-    schema_version: int = 1
-    """Version of this file's layout."""
-    ended: bool
+    ended: bool = False
     """Whether the measurement came to its end."""
     error: str = ""
     """What it raised; empty if nothing."""
@@ -61,12 +63,14 @@ class Findings:
     """What it ran on; None until known."""
     driver_version: str = ""
     """Version of the driver, where the measurement asked for it."""
-    figures: tuple[Figure, ...] = ()
+    figures: list[Figure] = field(default_factory=list)
     """What it measured."""
     left_out: tuple[str, ...] = ()
     """What it had no time for."""
     notes: tuple[str, ...] = ()
     """What to know about its figures."""
+    verdict: str = ""
+    """What came of it, in plain words."""
 
 
 @dataclass(frozen=True)
@@ -94,47 +98,62 @@ class Server:
     def __post_init__(self) -> None:
         self.context.set_forkserver_preload(list(PRELOADED))
 
-    def measure(self, order: Order, *, hard_seconds: float) -> Outcome:
+    def measure(self, order: Order) -> Outcome:
         """Runs a measurement and returns what came of it; raises nothing that the measurement could cause."""
-        file = Path(order.file)
+        file, log = Path(order.file), Path(order.log)
         file.unlink(missing_ok=True)
-        log = file.with_suffix(".log")
+        start = begin_section(log, order.measurement.name)
         began = time.monotonic()
-        process = self.context.Process(target=work, args=(order, str(log)), name=order.measurement.name)
+        process = self.context.Process(target=work, args=(order,), name=order.measurement.name)
         process.start()
         try:
-            process.join(hard_seconds)
+            process.join(order.hard_seconds)
             late = process.is_alive()
         finally:
             if process.is_alive():
                 kill_group(process.pid or 0)
                 process.kill()
                 process.join(10)
-        findings, unread = _read(file)
-        status, reason = _status(findings, None if late else process.exitcode, hard_seconds)
-        if status in ("killed", "failed") and not findings.ended:
-            reason = one_line(f"{reason}; the end of its log: {last_lines(log, 4)}", 800)
+        findings = read_findings(file)
+        file.unlink(missing_ok=True)
+        status, reason = _status(findings, None if late else process.exitcode, order.hard_seconds)
+        if status in ("killed", "failed", "timed out") and not findings.ended:
+            reason = one_line(f"{reason}; the end of its log: {last_lines(log, 4, since=start)}", 800)
         return Outcome(
             Part(
                 name=order.measurement.name,
                 asks=order.measurement.asks,
                 status=status,
                 seconds=round(time.monotonic() - began, 2),
-                reason="; ".join(text for text in (reason, unread) if text),
+                reason=reason,
                 left_out=findings.left_out,
                 notes=findings.notes,
+                verdict=findings.verdict,
             ),
             findings,
         )
 
 
-def _read(file: Path) -> tuple[Findings, str]:
-    if not file.exists():
-        return Findings(ended=False), ""
-    try:
-        return load(Findings, file), ""
-    except MosaicError as error:
-        return Findings(ended=False), one_line(error)
+def read_findings(file: Path) -> Findings:
+    """Reads what a process wrote until it ended; of a line that it could not end, nothing."""
+    found = Findings()
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    for line in lines:
+        try:
+            row: dict[str, Any] = json.loads(line)
+        except json.JSONDecodeError:  # it was killed while it wrote
+            break
+        if "figure" in row:
+            found.figures.append(Figure(**{**row["figure"], "samples": tuple(row["figure"]["samples"])}))
+        if "device" in row:
+            found.device = Device(**row["device"])
+        found.ended = row.get("ended", found.ended)
+        found.error = row.get("error", found.error)
+        found.driver_version = row.get("driver_version", found.driver_version)
+        found.left_out = tuple(row.get("left_out", found.left_out))
+        found.notes = tuple(row.get("notes", found.notes))
+        found.verdict = row.get("verdict", found.verdict)
+    return found
 
 
 def _status(findings: Findings, code: int | None, hard_seconds: float) -> tuple[Status, str]:
@@ -151,49 +170,44 @@ def _status(findings: Findings, code: int | None, hard_seconds: float) -> tuple[
     return "failed", f"its process exited with code {code}"
 
 
-def work(order: Order, log: str) -> None:
+def work(order: Order) -> None:
     """Measures, in the process that was forked for it."""
     os.setsid()
     die_with_parent()
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    descriptor = os.open(order.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
+    faulthandler.enable()
+    faulthandler.dump_traceback_later(max(0.5, order.hard_seconds - TRACE_BEFORE_S))
     os.environ.update(order.measurement.environment)  # before CUDA looks
+    with open(order.file, "a", encoding="utf-8", buffering=1) as file:  # noqa: PTH123  # by lines, whole ones
 
-    figures: list[Figure] = []
-    bench = None
-    error = ""
+        def tell(**row: Any) -> None:
+            file.write(json.dumps(row) + "\n")
 
-    def leave(*, ended: bool) -> None:
-        save(
-            Findings(
-                ended=ended,
-                error=error,
-                device=bench.device if bench is not None else None,
-                driver_version=bench.driver_version if bench is not None else "",
-                figures=tuple(figures),
-                left_out=bench.budget.left_out if bench is not None else (),
-                notes=tuple(bench.notes) if bench is not None else (),
-            ),
-            Path(order.file),
-        )
+        _measure(order, tell)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # destroying what a failed measurement left behind may crash or hang
 
+
+def _measure(order: Order, tell: Callable[..., None]) -> None:
+    bench, error = None, ""
     try:
         from bench.gpu_bench import open_bench
 
         measure = order.measurement.resolve()
         bench = open_bench(order)
-        leave(ended=False)
-        left = time.monotonic()
+        tell(device=asdict(bench.device))
         for figure in measure(bench):
-            figures.append(replace(figure, part=order.measurement.name, dry_run=order.dry_run))
-            if time.monotonic() - left > WRITE_EVERY_S:
-                leave(ended=False)
-                left = time.monotonic()
+            tell(figure=asdict(replace(figure, part=order.measurement.name, dry_run=order.dry_run)))
     except BaseException as raised:
         traceback.print_exc()
         error = one_line(raised)
-    leave(ended=True)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)  # destroying what a failed measurement left behind may crash or hang
+    found = {} if bench is None else {
+        "driver_version": bench.driver_version,
+        "left_out": bench.budget.left_out,
+        "notes": bench.notes,
+        "verdict": bench.verdict,
+    }  # fmt: skip
+    tell(ended=True, error=error, **found)

@@ -12,8 +12,7 @@ def text_table(study: Study) -> str:
         lines += ["DRY RUN on CPU cores at the smallest sizes: no number below means anything.", ""]
     for part in study.parts:
         lines.append(f"{part.name}: {part.asks} [{part.status}, {part.seconds:.1f} s]")
-        if part.reason:
-            lines.append(f"    {part.reason}")
+        lines += [f"    {text}" for text in (part.verdict, part.reason) if text]
         lines += [_text_row(figure) for figure in study.figures if figure.part == part.name]
         lines += [f"    note: {note}" for note in part.notes]
         if part.left_out:

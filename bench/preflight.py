@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench import bundle
 from bench.processes import run_logged
 
-TOP = Path(__file__).resolve().parent.parent
+TOP = bundle.TOP
 BUILT = TOP / "build" / "gpu"
 """Where the package is built: nothing is installed into the machine's Python."""
 
@@ -30,23 +31,25 @@ class Package:
     """As Python imports it."""
     without: str
     """What cannot be done without it; empty where nothing can."""
+    at_least: tuple[int, ...] = ()
+    """Oldest version that will do."""
 
 
 PACKAGES = (
-    Package("torch", "torch", ""),
+    Package("torch", "torch", "", (2, 11)),
     Package("numpy", "numpy", ""),
-    Package("pydantic", "pydantic", ""),
     Package("rich", "rich", ""),
-    Package("setuptools", "setuptools", ""),
-    Package("pybind11", "pybind11", ""),
+    Package("setuptools", "setuptools", "the package cannot be built", (77,)),
+    Package("pybind11", "pybind11", "the package cannot be built", (3,)),
+    Package("pydantic", "pydantic", "no file can be read back: gpu tests that read one fail"),
+    Package("ortools", "ortools", "plans of more than a few modules cannot be solved: their rows say so"),
+    Package("tyro", "tyro", "the mosaic command does not start; nothing here needs it"),
     Package("pytest", "pytest", "the gpu tests cannot run"),
     Package("pytest-timeout", "pytest_timeout", "the gpu tests cannot run"),
     Package("hypothesis", "hypothesis", "tests of properties cannot run"),
-    Package("ortools", "ortools", "plans of more than a few modules cannot be solved: their rows say so"),
-    Package("tyro", "tyro", "the mosaic command does not start; nothing here needs it"),
     Package("safetensors", "safetensors", "nothing here needs it"),
-    Package("nvidia-ml-py", "pynvml", "the driver's version and GPM cannot be read"),
-    Package("cuda-bindings", "cuda.bindings", "partitions cannot be made by a chain of splits, for comparison"),
+    Package("nvidia-ml-py", "pynvml", "the driver's version, clocks and GPM cannot be read"),
+    Package("cuda-bindings", "cuda.bindings", "SM ids cannot be read: the probe cannot be compiled"),
     Package("matplotlib", "matplotlib", "pictures cannot be drawn"),
     Package("transformers", "transformers", "tests with models of transformers cannot run"),
 )
@@ -54,34 +57,54 @@ PACKAGES = (
 
 
 def missing_packages() -> tuple[Package, ...]:
-    """Returns what cannot be imported; imports nothing but the parents of submodules."""
-    return tuple(package for package in PACKAGES if not _is_there(package.imported))
+    """Returns what cannot be imported or is too old; imports nothing but the parents of submodules."""
+    return tuple(package for package in PACKAGES if not _is_there(package))
 
 
-def _is_there(name: str) -> bool:
+def bring_bundle() -> str:
+    """Installs the bundle that came with the tree, where something is missing; returns what there is to say.
+
+    What is installed goes before the machine's packages, here and in every process that this one starts.
+    """
+    carried = {bundle.name_of(wheel) for wheel in bundle.WHEELS.glob("*.whl")}
+    wanted = [package.name for package in missing_packages() if package.name in carried]
+    if not wanted:
+        return ""
     try:
-        return importlib.util.find_spec(name) is not None
+        bundle.install()
+    except bundle.BundleError as error:
+        return str(error)
+    sys.path.insert(0, str(bundle.SITE))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(bundle.SITE), os.environ.get("PYTHONPATH", "")]))
+    importlib.invalidate_caches()
+    return f"installed from the bundle: {', '.join(wanted)} and what they need"
+
+
+def _is_there(package: Package) -> bool:
+    try:
+        if importlib.util.find_spec(package.imported) is None:
+            return False
+        found = importlib.metadata.version(package.name) if package.at_least else ""
     except (ImportError, ValueError):
         return False
+    numbers = tuple(int(part) for part in found.split("+")[0].split(".") if part.isdigit())
+    return not package.at_least or numbers >= package.at_least
 
 
 def how_to_bring(missing: Sequence[Package]) -> str:
     """Says in plain lines what is missing, what is lost without it, and how to bring it."""
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    names = " ".join(package.name for package in missing)
-    lines = ["These Python packages are missing:"]
+    lines = ["These Python packages are missing or too old:"]
     lines += [f"  {p.name:16} {p.without or 'NEEDED: nothing can run without it'}" for p in missing]
-    return "\n".join(
-        [
-            *lines,
-            "With a network:    python -m pip install " + names,
-            "Without a network: on a machine that has one,",
-            "                   python -m pip download --only-binary=:all: "
-            f"--python-version {python} -d wheels {names}",
-            "                   then bring the folder and run",
-            "                   python -m pip install --no-index --find-links wheels " + names,
-        ]
-    )
+    wanted = {requirement.partition(">=")[0] for requirement in bundle.WANTED}
+    more = " ".join(package.name for package in missing if package.name not in wanted)
+    lines += [
+        f"With a network:    python -m pip install {' '.join(package.name for package in missing)}",
+        "Without a network: where there is one,",
+        f"                   make gpu-bundle GPU_PYTHON={python}" + (f" GPU_MORE='{more}'" if more else ""),
+        f"                   then bring this folder with {bundle.WHEELS.relative_to(TOP)} in it and run this again",
+    ]
+    return "\n".join(lines)
 
 
 def missing_tools(*, to_build: bool) -> tuple[str, ...]:

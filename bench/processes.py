@@ -1,4 +1,4 @@
-"""Processes that end with the one that started them, bounded in time, with their output in a file."""
+"""Processes that end with the one that started them, bounded in time, with their output at the end of a log."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 
 
 def run_logged(command: Sequence[str], log: Path, *, folder: Path, seconds: float, environment: dict[str, str]) -> None:
-    """Runs a command in a folder with its output in a file; it ends with this process.
+    """Runs a command in a folder with its output added to a log; it ends with this process.
 
     Raises:
         subprocess.CalledProcessError: It failed.
         subprocess.TimeoutExpired: It took too long; everything that it started has been killed.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("wb") as file:
+    with log.open("ab") as file:
         process = subprocess.Popen(
             command,
             cwd=folder,
@@ -55,10 +55,20 @@ def kill_group(pid: int) -> None:
         return
 
 
-def last_lines(log: Path, count: int = 12) -> str:
-    """Returns the end of a log; empty where there is none."""
+def begin_section(log: Path, name: str) -> int:
+    """Writes a headline into a log; returns where what follows it starts, for ``last_lines``."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a", encoding="utf-8") as file:
+        file.write(f"==== {name}\n")
+        return file.tell()
+
+
+def last_lines(log: Path, count: int = 12, *, since: int = 0) -> str:
+    """Returns the end of a log, or of what it has from a byte on; empty where there is none."""
     try:
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        with log.open("rb") as file:
+            file.seek(since)
+            lines = file.read().decode("utf-8", errors="replace").splitlines()
     except OSError:
         return ""
     return "\n".join(lines[-count:])

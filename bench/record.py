@@ -65,6 +65,8 @@ class Part:
     """What it had no time for."""
     notes: tuple[str, ...] = ()
     """What to know about its figures."""
+    verdict: str = ""
+    """What came of it, in plain words; empty where the figures speak for themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

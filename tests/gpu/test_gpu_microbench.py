@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from mosaic.artifact import load
 from mosaic.backends.base import Backend
-from mosaic.cli.main import run
 from mosaic.microbench import QUESTIONS, BenchSettings, Budget
 from mosaic.microbench.devices import open_backend
 from mosaic.microbench.isolation import measure_isolation
@@ -23,12 +22,12 @@ def backend() -> Backend:
 
 
 @pytest.mark.parametrize("name", list(QUESTIONS))
-def test_a_quick_run_leaves_its_files(name: str, backend: Backend, tmp_path: Path):
-    arguments = ["bench", name, "--quick", "--seconds", "45", "--output", str(tmp_path)]
-    assert run(arguments) == 0
-    result = load(QUESTIONS[name].result, tmp_path / f"{name}.json")
-    assert result.origin.backend == "cuda"
-    assert result.origin.driver_version
+def test_a_short_run_leaves_its_files(name: str, backend: Backend, tmp_path: Path):
+    question = QUESTIONS[name]
+    question.leave(question.measure(backend, BenchSettings.tiny(), Budget(12)), tmp_path)
+    origin = json.loads((tmp_path / f"{name}.json").read_text())["origin"]
+    assert origin["backend"] == "cuda"
+    assert origin["driver_version"]
     assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -17,6 +17,7 @@ from bench.gpu_bench import Bench
 from bench.gpu_child import Order, Outcome, Server
 from bench.gpu_parts import MEASUREMENTS, Measurement
 from bench.gpu_run import Options, run
+from bench.ladder import RUNGS
 from bench.record import Figure, Study
 from mosaic.artifact import load
 
@@ -29,17 +30,22 @@ def environment() -> dict[str, str]:
     return {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}
 
 
-REHEARSED = tuple(
-    name
-    for name, measurement in MEASUREMENTS.items()
-    if measurement.in_dry_run and (not name.startswith("models/") or name in ("models/clip/2", "models/ctvlm/2"))
+REHEARSED = (
+    *RUNGS,
+    "tests",
+    *(
+        name
+        for name, measurement in MEASUREMENTS.items()
+        if measurement.in_dry_run and (not name.startswith("models/") or name in ("models/clip/2", "models/ctvlm/2"))
+    ),
 )
 """What a dry run takes, but for models between the simplest and the last: these are the same code once more."""
 
 
 def test_a_dry_run_takes_every_code_path_and_says_of_each_figure_that_it_is_one(tmp_path: Path):
+    only = [word for name in REHEARSED for word in ("--only", name)]
     done = subprocess.run(
-        command("--out", str(tmp_path), "--dry-run", *(word for name in REHEARSED for word in ("--only", name))),
+        command("--out", str(tmp_path), "--dry-run", "--no-build", *only),
         cwd=tables.TOP, env=environment(), capture_output=True, text=True, timeout=240,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -51,11 +57,11 @@ def test_a_dry_run_takes_every_code_path_and_says_of_each_figure_that_it_is_one(
     assert study.figures
     assert all(figure.dry_run for figure in study.figures)
     assert all(figure.value is not None or figure.reason for figure in study.figures)
-    wanted = ["tests", *REHEARSED]
-    assert [part.name for part in study.parts] == wanted
+    assert [part.name.split("/test_")[0] for part in study.parts] == [*REHEARSED]
     went_wrong = {part.name: part.reason for part in study.parts if part.status not in ("done", "cut short")}
     assert not went_wrong
-    assert {figure.part for figure in study.figures} == set(wanted[1:])
+    assert {figure.part for figure in study.figures} == {*REHEARSED} - {"tests"}
+    assert all(part.verdict for part in study.parts if part.name in RUNGS)
     text = path.with_suffix(".txt").read_text()
     assert "DRY RUN" in text
     assert "DRY RUN" in done.stdout
@@ -67,20 +73,21 @@ def test_a_dry_run_takes_every_code_path_and_says_of_each_figure_that_it_is_one(
 
 def test_a_run_that_is_killed_half_way_leaves_a_file_that_can_be_read(tmp_path: Path):
     process = subprocess.Popen(
-        command("--out", str(tmp_path), "--dry-run", "--no-tests"),
+        command("--out", str(tmp_path), "--dry-run", "--no-build"),
         cwd=tables.TOP, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
     )  # fmt: skip
     assert process.stdout is not None
     with process.stdout as lines:
-        ended = [next(line for line in lines if line.startswith(name)) for name in ("device", "ceilings", "overlap")]
+        ended = [next(line for line in lines if line.startswith(name)) for name in list(RUNGS)[:3]]
         process.send_signal(signal.SIGKILL)
         process.wait()
     assert len(ended) == 3
     (path,) = tmp_path.glob("*.json")
     kept = load(Study, path)
-    assert [part.name for part in kept.parts[:3]] == ["device", "ceilings", "overlap"]
-    assert len(kept.parts) < sum(measurement.in_dry_run for measurement in MEASUREMENTS.values())
-    assert not path.with_suffix(".txt").exists()
+    assert [part.name for part in kept.parts[:3]] == list(RUNGS)[:3]
+    assert len(kept.parts) < len(RUNGS)
+    assert kept.parts[2].verdict in path.with_suffix(".txt").read_text()
+    assert f"==== {kept.parts[2].name}" in path.with_suffix(".log").read_text()
 
 
 @pytest.mark.skipif(preflight.why_no_gpu() is None, reason="there is a GPU")
@@ -98,11 +105,12 @@ def test_a_build_that_fails_is_a_row_and_an_exit_code_and_the_rest_is_measured(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     def build(log: Path, *, seconds: float) -> None:
-        log.write_text("no such header\n")
+        with log.open("a") as file:
+            file.write("no such header\n")
         raise subprocess.CalledProcessError(1, ["g++"])
 
     monkeypatch.setattr(preflight, "build", build)
-    code = run(Options(out=tmp_path, dry_run=True, build=True, tests=False, only=("device",)))
+    code = run(Options(out=tmp_path, dry_run=True, build=True, only=("device",)))
     assert code == 1
     (path,) = tmp_path.glob("*.json")
     failed, measured = load(Study, path).parts
@@ -114,7 +122,7 @@ def test_a_build_that_fails_is_a_row_and_an_exit_code_and_the_rest_is_measured(
 
 def test_an_unknown_measurement_is_refused(tmp_path: Path):
     done = subprocess.run(
-        command("--out", str(tmp_path), "--dry-run", "--only", "nothing"),
+        command("--out", str(tmp_path), "--dry-run", "--no-build", "--only", "nothing"),
         cwd=tables.TOP, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.returncode == 2
@@ -123,8 +131,11 @@ def test_an_unknown_measurement_is_refused(tmp_path: Path):
 
 def run_in_child(function: str, folder: Path, *, hard_seconds: float = 60) -> Outcome:
     measurement = Measurement(name="made/up", asks="what comes of it?", function=f"{__name__}:{function}", seconds=1)
-    order = Order(measurement=measurement, file=str(folder / "part.json"), seconds=5, dry_run=True)
-    return Server().measure(order, hard_seconds=hard_seconds)
+    order = Order(
+        measurement=measurement, file=str(folder / "part.jsonl"), log=str(folder / "log"), seconds=5,
+        hard_seconds=hard_seconds, dry_run=True,
+    )  # fmt: skip
+    return Server().measure(order)
 
 
 def _number(value: float) -> Figure:
@@ -170,6 +181,7 @@ def test_a_measurement_that_hangs_is_ended_and_keeps_what_it_wrote(tmp_path: Pat
     outcome = run_in_child("hangs", tmp_path, hard_seconds=3)
     assert outcome.part.status == "timed out"
     assert outcome.findings.figures
+    assert "in hangs" in (tmp_path / "log").read_text()  # where it hung
     assert outcome.part.seconds < 60
 
 

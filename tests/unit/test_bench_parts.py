@@ -20,7 +20,7 @@ from bench.gpu_parts import MEASUREMENTS, MODEL_NAMES
 from bench.gpu_questions import figures_of
 from bench.gpu_run import command_text, without_folders
 from bench.gpu_tables import text_table
-from bench.processes import last_lines, run_logged
+from bench.processes import begin_section, last_lines, run_logged
 from bench.record import Figure, Part, Study, median_figure, missing_figure
 from bench.roofline import ADAMW_BYTES, Count, count_step
 from bench.zoo import NOTES, build, make_batch
@@ -87,14 +87,6 @@ def results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path / "bench" / "results"
 
 
-def test_missing_packages_are_named_with_what_is_lost_and_how_to_bring_them():
-    text = preflight.how_to_bring([package for package in preflight.PACKAGES if package.name in ("torch", "ortools")])
-    assert "torch            NEEDED" in text
-    assert "plans of more than a few modules cannot be solved" in text
-    assert "pip install torch ortools" in text
-    assert "--no-index --find-links wheels torch ortools" in text
-
-
 def test_a_missing_package_is_found_without_importing_anything(monkeypatch: pytest.MonkeyPatch):
     gone = preflight.Package("no-such-package", "no_such_package.inner", "")
     there = preflight.Package("pytest", "pytest", "")
@@ -150,7 +142,10 @@ def test_a_command_that_fails_or_hangs_is_ended_and_leaves_its_output(tmp_path: 
         run_logged(
             [*shell, "echo begun; sleep 1000"], log, folder=tmp_path, seconds=1, environment={"PATH": "/usr/bin:/bin"}
         )
-    assert last_lines(log) == "begun"
+    assert last_lines(log) == "spoken\nbegun"
+    start = begin_section(log, "the next")
+    assert last_lines(log, since=start) == ""
+    assert last_lines(log, 1) == "==== the next"
 
 
 def test_what_is_published_names_no_folder_of_this_machine():
