@@ -118,7 +118,7 @@ class Server:
         file.unlink(missing_ok=True)
         status, reason = _status(findings, None if late else process.exitcode, order.hard_seconds)
         if status in ("killed", "failed", "timed out") and not findings.ended:
-            reason = one_line(f"{reason}; the end of its log: {last_lines(log, 4, since=start)}", 800)
+            reason = one_line(f"{reason}; the end of its log: {last_lines(log, 30, since=start)}", 1200)
         return Outcome(
             Part(
                 name=order.measurement.name,
