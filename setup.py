@@ -27,6 +27,7 @@ def cuda_include_candidates() -> Iterator[Path]:
             yield Path(os.environ[variable]) / "include"
     if nvcc := shutil.which("nvcc"):
         yield Path(nvcc).resolve().parent.parent / "include"
+    yield from sorted(Path("/usr/local").glob("cuda*/include"), reverse=True)  # where NVIDIA's installers put it
 
 
 def has_cuda_13(include: Path) -> bool:

@@ -131,6 +131,7 @@ def has_cuda_header() -> bool:
     homes = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
     nvcc = shutil.which("nvcc")
     homes += [str(Path(nvcc).resolve().parent.parent)] if nvcc else []
+    homes += map(str, Path("/usr/local").glob("cuda*"))
     return any((Path(home) / "include" / "cuda.h").is_file() for home in homes)
 
 
