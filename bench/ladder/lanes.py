@@ -42,7 +42,7 @@ def reading(look: Callable[[], Any]) -> Any:
     try:
         return look()
     except Exception as error:
-        return one_line(error, 300)
+        return one_line(error, 160)
 
 
 def figures_of(readings: Mapping[str, Any]) -> Iterator[Figure]:
