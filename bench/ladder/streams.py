@@ -18,6 +18,8 @@ from mosaic.microbench.isolation import slots_in_turn
 
 SHARED_BY_CDP = 2
 """SMs that kernels of all green contexts may share on 9.x once a module with dynamic parallelism is loaded (cuda.h)."""
+SPIN_NS = 20_000
+"""How long a block of the probe holds its SM, so that later ones go to the others."""
 
 
 def events(bench: Bench) -> Iterator[Figure]:
@@ -148,7 +150,7 @@ def capture(bench: Bench) -> Iterator[Figure]:
 
 def _captured(bench: Bench, backend: CudaBackend, parts: tuple[Slots, Slots]) -> dict[str, Any]:
     api, device = backend.api, backend.torch_device
-    probe = SmProbe(backend) if bench.on_gpu else None
+    probe = SmProbe.of(device) if bench.on_gpu else None
     with backend.open_lanes(parts) as lanes:
         both = list(lanes)
         values = [torch.full((1024,), float(number), device=device) for number in (1, 2)]
@@ -159,7 +161,7 @@ def _captured(bench: Bench, backend: CudaBackend, parts: tuple[Slots, Slots]) ->
         def work(number: int) -> None:
             values[number].mul_(2.0)
             if probe is not None:
-                probe.launch(seen[number], both[number].stream)
+                probe.launch(seen[number].data_ptr(), seen[number].numel(), both[number].stream.cuda_stream)
 
         with api.capture(graph, stream=both[0].stream, pool=api.new_graph_pool()):
             fork, join = api.new_event(), api.new_event()
@@ -202,23 +204,30 @@ class SmProbe:
     """The product's probe kernel, launched through the driver so that it can be captured.
 
     Args:
-        backend: The GPU.
+        image: The compiled kernel.
+        num_sms: SMs of the device.
     """
 
-    def __init__(self, backend: CudaBackend) -> None:
+    def __init__(self, image: bytes, num_sms: int) -> None:
         from cuda.bindings import driver
 
         self._driver = driver
-        self._blocks = 4 * torch.cuda.get_device_properties(backend.torch_device).multi_processor_count
-        self._image = cuda.CudaDriver(backend.torch_device.index or 0).probe_image()
+        self._blocks = 4 * num_sms  # two of 1,024 threads fill an SM
+        self._image = image
         library = self._call("cuLibraryLoadData", self._image, [], [], 0, [], [], 0)
         self._kernel = self._call("cuLibraryGetKernel", library, b"mosaic_smid")
 
-    def launch(self, bits: torch.Tensor, stream: Any) -> None:
-        """Sets a bit of ``bits`` (32 words) for each SM that the stream's kernels run on."""
-        given = (bits.data_ptr(), bits.numel(), 20_000), (ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64)
+    @classmethod
+    def of(cls, device: torch.device) -> SmProbe:
+        """Compiles it for a device."""
+        num_sms = torch.cuda.get_device_properties(device).multi_processor_count
+        return cls(cuda.CudaDriver(device.index or 0).probe_image(), num_sms)
+
+    def launch(self, address: int, num_words: int, stream: int) -> None:
+        """Sets a bit at ``address`` for each SM that the stream's kernels run on."""
+        given = (address, num_words, SPIN_NS), (ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64)
         function = self._driver.CUfunction(int(self._kernel))
-        self._call("cuLaunchKernel", function, self._blocks, 1, 1, 1024, 1, 1, 0, stream.cuda_stream, given, 0)
+        self._call("cuLaunchKernel", function, self._blocks, 1, 1, 1024, 1, 1, 0, stream, given, 0)
 
     def _call(self, name: str, *arguments: Any) -> Any:
         status, *found = getattr(self._driver, name)(*arguments)
