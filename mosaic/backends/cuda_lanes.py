@@ -145,7 +145,7 @@ class StreamLane:
 
     def mark(self) -> StreamMark:
         """Notes the point that the stream has come to."""
-        return StreamMark(self.api, self.stream, self.origin.clock)
+        return self.origin.clock.mark(self.stream)
 
     def order_after_caller(self) -> None:
         """Starts whatever comes next after all that the caller's stream was given so far."""
@@ -207,6 +207,10 @@ class StreamLanes:
         streams: For each partition, its stream and the SMs that the stream may use (None: all).
         give_back: Called once, after all work has ended, to end what the streams belong to.
         conflict: Whether work on two partitions excludes each other; by default where they have a slot in common.
+
+    Attributes:
+        api: The runtime.
+        clock: What the marks of all lanes are measured by.
     """
 
     def __init__(
@@ -218,7 +222,8 @@ class StreamLanes:
         conflict: Callable[[tuple[int, ...], tuple[int, ...]], bool] | None = None,
     ) -> None:
         self.api = api
-        self._origin = StreamMark(api, api.current_stream(), StreamClock(api))
+        self.clock = StreamClock(api)
+        self._origin = self.clock.mark(api.current_stream())
         self._conflict = conflict or _share_a_slot
         self._turn = threading.RLock()
         self._lanes: dict[tuple[int, ...], StreamLane] = {}
@@ -230,11 +235,6 @@ class StreamLanes:
     def launches_inline(self) -> bool:
         """True: the caller's thread launches everything."""
         return True
-
-    @property
-    def clock(self) -> StreamClock | None:
-        """Keeps the times of marks exact over long runs."""
-        return self._origin.clock
 
     def lane(self, slots: tuple[int, ...]) -> StreamLane:
         """Returns the lane of a partition; raises KeyError if it was not opened."""

@@ -30,17 +30,18 @@ class StreamTimeline:
 
     Args:
         api: The runtime.
-        clock: Keeps times exact over long runs; None takes the events' own.
+        clock: What times are measured by; a new step begins for it when work of the present one comes again.
 
     Attributes:
         num_backwards: How many backwards came through placed modules.
     """
 
-    def __init__(self, api: StreamApi, clock: StreamClock | None = None) -> None:
+    def __init__(self, api: StreamApi, clock: StreamClock) -> None:
         self._clock = clock
         self.num_backwards = 0
         self._api = api
         self._task = -1
+        self._in_step: set[tuple[str, str]] = set()
         self._known: deque[Span] = deque(maxlen=_MAX_SPANS)
         self._pending: deque[tuple[str, str, tuple[int, ...], int, StreamTicket[Any] | _Interval]] = deque()
         self._running: dict[str, _Backward] = {}
@@ -101,6 +102,7 @@ class StreamTimeline:
 
     def clear(self) -> None:
         """Forgets what ran so far."""
+        self._read(wait=False)  # so that the clock forgets the events of the steps
         self._known.clear()
         self._pending.clear()
 
@@ -125,7 +127,7 @@ class StreamTimeline:
 
     def mark(self) -> StreamMark:
         """Notes the point that the current stream has come to; autograd's is that of the node that it is running."""
-        return StreamMark(self._api, self._api.current_stream(), self._clock)
+        return self._clock.mark(self._api.current_stream())
 
     def _sees_end(self, site: Site) -> bool:
         """Hooks a module's first trainable parameter; returns False if it has none."""
@@ -148,6 +150,10 @@ class StreamTimeline:
         return True
 
     def _note(self, site: Site, phase: str, step: int, work: StreamTicket[Any] | _Interval) -> None:
+        if (site.name, phase) in self._in_step:
+            self._in_step.clear()
+            self._clock.start_step()
+        self._in_step.add((site.name, phase))
         self._pending.append((site.name, phase, site.lane.slots, step, work))
         if len(self._pending) > _MAX_PENDING:
             self._read(wait=False)
