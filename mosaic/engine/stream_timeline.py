@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -202,16 +203,24 @@ class _Backward:
         self.origin = origin
         self.step = timeline.num_backwards
         self._timeline = timeline
+        self._task = -1
         self._start: StreamMark | None = None
+        self._target: ExitStack | None = None
 
     def begin(self, _: torch.Tensor) -> None:
         """The gradient of a result has come."""
-        if self._start is None:
-            self._start = self._timeline.mark()
+        task = torch._C._current_graph_task_id()
+        if self._start is None or self._task != task:  # an earlier backward may have come to no end
+            self._task, self._start = task, self._timeline.mark()
             self._timeline.began(self)
+            lane = self.site.lane
+            if isinstance(lane, StreamLane) and lane.libraries is not None and not self.site.is_alone:
+                self._target = lane.libraries.begin_backward(lane.num_sms)
 
     def end(self) -> None:
         """The last gradient has come."""
         if self._start is not None:
             self._timeline.ended(self, self._start, self._timeline.mark())
             self._start = None
+        if self._target is not None:
+            self._target.close()
