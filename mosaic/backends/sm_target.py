@@ -141,7 +141,8 @@ def cublas_calls(library: Any, handle: int) -> tuple[Callable[[], int], Callable
 def current_cublas_handle(device: torch.device) -> int:
     """Returns the handle that the calling thread uses on a device."""
     with torch.cuda.device(device):
-        return torch.cuda.current_blas_handle()
+        handle: int = torch.cuda.current_blas_handle()
+    return handle
 
 
 @cache

@@ -20,6 +20,8 @@ from mosaic.backends.cuda import CudaBackend
 from mosaic.backends.library_settings import LibrarySettings, Setting
 from mosaic.engine import Handle
 from mosaic.errors import BackendUnavailableError
+from mosaic.ranks.lanes.stream_calls import StreamCalls
+from mosaic.ranks.watching.progress import Progress
 
 NUM_SMS = 132
 
@@ -269,6 +271,14 @@ def test_a_recomputation_and_its_backward_are_without_cudnn(libraries: Libraries
         result.sum().backward()
     assert left.forwards == [NO_CUDNN] * 2
     assert left.backwards == [NO_CUDNN]
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+def test_a_module_of_several_ranks_goes_by_the_settings_of_its_lane_in_both_phases(libraries: Libraries, phase: Any):
+    backend = CudaBackend(api=FakeStreams(), driver=FakeGreenDriver(), sm_target=True, cudnn=False)
+    with backend.open_lanes([(0,)]) as lanes:
+        calls = StreamCalls(lanes, lambda: None, Progress(), lambda: 0, in_order={})
+        assert calls.compute("module", (0,))(libraries.seen, phase) == (NUM_SMS - 8, 8, False, False)
 
 
 # The backend's choice.
