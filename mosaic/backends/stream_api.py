@@ -90,7 +90,10 @@ class StreamApi(Protocol):
         """Makes a memory pool that graphs can share."""
 
     def capture(self, graph: Any, *, stream: Any, pool: Any) -> AbstractContextManager[Any]:
-        """Captures what is launched inside the block, from ``stream`` and streams that its events fork to."""
+        """Captures what is launched inside the block, from ``stream`` and streams that its events fork to.
+
+        The current stream is the caller's again afterwards, also where the capture fails.
+        """
 
     def allocated_bytes(self) -> int:
         """Bytes that tensors take on the device now."""
