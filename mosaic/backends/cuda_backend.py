@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 
@@ -17,6 +17,8 @@ from mosaic.backends.cuda_environment import EnvironmentFinding, find_here, othe
 from mosaic.backends.cuda_green import GreenLanes
 from mosaic.backends.cuda_lanes import StreamLanes, run_aside
 from mosaic.backends.cuda_pool import GreenDriver, GreenPool, Loan, Slots, pack_layouts, pool_of
+from mosaic.backends.library_settings import LibrarySettings
+from mosaic.backends.sm_target import pays
 from mosaic.backends.stream_api import StreamApi, TorchStreams
 from mosaic.device import Device
 from mosaic.errors import BackendUnavailableError, InvalidPlanError
@@ -36,6 +38,8 @@ class CudaBackend:
         priority: Of the lanes' streams, as CUDA counts: lower goes first.
         remainder: Also make a lane of the SMs that the split into slots leaves over.
         verify: Look with a probe on which SMs each partition runs, once after it was made.
+        sm_target: Tell libraries to size their grids for a lane's SMs; ``"auto"`` where that was measured to pay.
+        cudnn: Let torch use cuDNN on lanes; without it convolutions run by torch's own kernels there.
         api: The runtime that streams and tensors belong to; torch's by default.
         driver: The device's driver; the installed one by default.
 
@@ -53,6 +57,8 @@ class CudaBackend:
         priority: int = 0,
         remainder: bool = False,
         verify: bool = True,
+        sm_target: bool | Literal["auto"] = "auto",
+        cudnn: bool = True,
         api: StreamApi | None = None,
         driver: GreenDriver | None = None,
     ) -> None:
@@ -71,6 +77,10 @@ class CudaBackend:
                 needed="SMs that the split into slots leaves over",
             )
         self.api: StreamApi = api
+        targeted = pays(self._info.name) if sm_target == "auto" else sm_target
+        self._libraries = (
+            LibrarySettings(api.device, sm_target=targeted, cudnn=cudnn) if targeted or not cudnn else None
+        )
         self._choice: dict[str, Any] = {
             "fine": fine,
             "placement": placement,
@@ -130,6 +140,7 @@ class CudaBackend:
         """
         wanted = self._checked(partitions)
         lanes = GreenLanes(self.api, self.pool, self._borrow, wanted)
+        lanes.set_libraries(self._libraries)
         self._look_around(num_streams=len(wanted))
         return lanes
 

@@ -18,6 +18,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from mosaic.backends.base import Ticket
+from mosaic.backends.library_settings import LibrarySettings
 from mosaic.backends.stream_api import StreamApi
 from mosaic.backends.stream_clock import StreamClock
 from mosaic.backends.stream_clock import StreamMark as StreamMark
@@ -78,6 +79,7 @@ class StreamLane:
         num_sms: SMs that its work may use; None where nobody confines it.
         last: The latest work, or None.
         origin: When the lanes were opened; its clock is the one of their marks.
+        libraries: What libraries are told while its work is launched; None leaves them alone.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class StreamLane:
         self.num_sms = num_sms
         self.last: StreamTicket[Any] | None = None
         self.origin = origin
+        self.libraries: LibrarySettings | None = None
         self.closed = False
         self._slots = slots
         self._rivals: tuple[weakref.ref[StreamLane], ...] = ()
@@ -145,7 +148,11 @@ class StreamLane:
 
     def mark(self) -> StreamMark:
         """Notes the point that the stream has come to."""
-        return StreamMark(self.api, self.stream, self.origin.clock)
+        return self.origin.clock.mark(self.stream)
+
+    def under_settings(self) -> AbstractContextManager[None]:
+        """A block in which libraries are told what they are to know of the lane."""
+        return nullcontext() if self.libraries is None else self.libraries.during(self.num_sms)
 
     def order_after_caller(self) -> None:
         """Starts whatever comes next after all that the caller's stream was given so far."""
@@ -166,7 +173,7 @@ class StreamLane:
                 self.order_after_caller()
             self._order_after(after)
             start = self.mark() if timed else None
-            with self.api.use_stream(self.stream):
+            with self.api.use_stream(self.stream), self.under_settings():
                 try:
                     result = work()
                 except BaseException as raised:
@@ -207,6 +214,10 @@ class StreamLanes:
         streams: For each partition, its stream and the SMs that the stream may use (None: all).
         give_back: Called once, after all work has ended, to end what the streams belong to.
         conflict: Whether work on two partitions excludes each other; by default where they have a slot in common.
+
+    Attributes:
+        api: The runtime.
+        clock: What the marks of all lanes are measured by.
     """
 
     def __init__(
@@ -218,11 +229,13 @@ class StreamLanes:
         conflict: Callable[[tuple[int, ...], tuple[int, ...]], bool] | None = None,
     ) -> None:
         self.api = api
-        self._origin = StreamMark(api, api.current_stream(), StreamClock(api))
+        self.clock = StreamClock(api)
+        self._origin = self.clock.mark(api.current_stream())
         self._conflict = conflict or _share_a_slot
         self._turn = threading.RLock()
         self._lanes: dict[tuple[int, ...], StreamLane] = {}
         self._all: list[StreamLane] = []
+        self._libraries: LibrarySettings | None = None
         self._add(streams)
         self._finalizer = weakref.finalize(self, _end, api, self._all, give_back, os.getpid())
 
@@ -230,11 +243,6 @@ class StreamLanes:
     def launches_inline(self) -> bool:
         """True: the caller's thread launches everything."""
         return True
-
-    @property
-    def clock(self) -> StreamClock | None:
-        """Keeps the times of marks exact over long runs."""
-        return self._origin.clock
 
     def lane(self, slots: tuple[int, ...]) -> StreamLane:
         """Returns the lane of a partition; raises KeyError if it was not opened."""
@@ -247,10 +255,17 @@ class StreamLanes:
     def _add(self, streams: Mapping[tuple[int, ...], tuple[Any, int | None]]) -> None:
         for slots, (stream, num_sms) in streams.items():
             self._lanes[slots] = StreamLane(self.api, slots, stream, self._origin, num_sms=num_sms)
+            self._lanes[slots].libraries = self._libraries
             self._all.append(self._lanes[slots])
         for slots, lane in self._lanes.items():
             rivals = [other for key, other in self._lanes.items() if key != slots and self._conflict(key, slots)]
             lane.share_slots_with(rivals, self._turn)
+
+    def set_libraries(self, libraries: LibrarySettings | None) -> None:
+        """Launches the work of all lanes, those that are added later included, under settings of libraries, if any."""
+        self._libraries = libraries
+        for lane in self._all:
+            lane.libraries = libraries
 
     def drain(self) -> None:
         """Blocks the thread until the streams have done all they were given, autograd's backward included."""

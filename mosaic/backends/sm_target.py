@@ -9,12 +9,21 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from mosaic.errors import BackendUnavailableError, CudaError
+
+PAYS: frozenset[str] = frozenset()
+"""Names of the devices on which ``bench.gpu`` measured that targets make partitions faster; none was measured yet."""
+
+
+def pays(device_name: str) -> bool:
+    """Whether targets were measured to pay on a device; what ``sm_target="auto"`` goes by."""
+    return device_name in PAYS
 
 
 @contextmanager
@@ -23,8 +32,8 @@ def sm_target(num_sms: int | None, device: torch.device) -> Iterator[None]:
 
     It reaches cuBLASLt's products, torch's own CUTLASS kernels and FlashAttention 3, and Inductor when it compiles. The
     setting is one for the whole process: use it from one thread, around launches, not around waiting. Autograd launches
-    backward later and from another thread, outside of the block; a backward that is captured inside the block, as stage
-    graphs do, keeps the target in its graph.
+    backward later and from another thread, outside of the block (``LibrarySettings`` has the setting follow it); a
+    backward that is captured inside the block, as stage graphs do, keeps the target in its graph.
 
     Args:
         num_sms: SMs of the partition; None changes nothing.
@@ -37,6 +46,22 @@ def sm_target(num_sms: int | None, device: torch.device) -> Iterator[None]:
     if num_sms is None:
         yield
         return
+    get, put = carveout_calls()
+    carveout = carveout_for(num_sms, device)
+    before = get()
+    put(carveout)
+    try:
+        yield
+    finally:
+        put(before)
+
+
+def carveout_calls() -> tuple[Callable[[], int | None], Callable[[int | None], None]]:
+    """Returns what reads and what writes the number of SMs that torch leaves to others.
+
+    Raises:
+        BackendUnavailableError: This torch has no such setting.
+    """
     get: Callable[[], int | None] | None = getattr(torch._C, "_get_sm_carveout_experimental", None)
     put: Callable[[int | None], None] | None = getattr(torch._C, "_set_sm_carveout_experimental", None)
     if get is None or put is None:
@@ -45,15 +70,19 @@ def sm_target(num_sms: int | None, device: torch.device) -> Iterator[None]:
             found=f"torch {torch.__version__} without _set_sm_carveout_experimental",
             needed="torch 2.7 or newer, built for CUDA; or run without an SM target",
         )
+    return get, put
+
+
+def carveout_for(num_sms: int, device: torch.device) -> int:
+    """Returns how many SMs of a device a partition of ``num_sms`` leaves to others.
+
+    Raises:
+        ValueError: The device has fewer SMs, or ``num_sms`` is not positive.
+    """
     total = torch.cuda.get_device_properties(device).multi_processor_count
     if not 0 < num_sms <= total:
         raise ValueError(f"num_sms={num_sms} is not between 1 and the {total} SMs of {device}")
-    before = get()
-    put(total - num_sms)
-    try:
-        yield
-    finally:
-        put(before)
+    return total - num_sms
 
 
 @contextmanager
@@ -75,24 +104,54 @@ def cublas_sm_target(num_sms: int | None, device: torch.device, *, library: Any 
     if num_sms is None:
         yield
         return
-    cublas = library if library is not None else _loaded_cublas()
-    if not hasattr(cublas, "cublasSetSmCountTarget"):
-        raise BackendUnavailableError(
-            "the SM target of cuBLAS cannot be set", found="a cuBLAS without cublasSetSmCountTarget", needed="CUDA 11.5"
-        )
-    with torch.cuda.device(device):
-        handle = ctypes.c_void_p(torch.cuda.current_blas_handle())
-    before = ctypes.c_int(0)
-    _check("cublasGetSmCountTarget", cublas.cublasGetSmCountTarget(handle, ctypes.byref(before)))
-    _check("cublasSetSmCountTarget", cublas.cublasSetSmCountTarget(handle, ctypes.c_int(num_sms)))
+    get, put = cublas_calls(library if library is not None else loaded_cublas(), current_cublas_handle(device))
+    before = get()
+    put(num_sms)
     try:
         yield
     finally:
-        _check("cublasSetSmCountTarget", cublas.cublasSetSmCountTarget(handle, before))
+        put(before)
 
 
-def _loaded_cublas() -> ctypes.CDLL:
-    """Returns the libcublas that torch loaded; another copy would not know its handles."""
+def cublas_calls(library: Any, handle: int) -> tuple[Callable[[], int], Callable[[int], None]]:
+    """Returns what reads and what writes the SM target of a cuBLAS handle.
+
+    Raises:
+        BackendUnavailableError: cuBLAS is too old.
+    """
+    if not hasattr(library, "cublasSetSmCountTarget"):
+        raise BackendUnavailableError(
+            "the SM target of cuBLAS cannot be set", found="a cuBLAS without cublasSetSmCountTarget", needed="CUDA 11.5"
+        )
+
+    def get() -> int:
+        found = ctypes.c_int(0)
+        _check("cublasGetSmCountTarget", library.cublasGetSmCountTarget(ctypes.c_void_p(handle), ctypes.byref(found)))
+        return found.value
+
+    def put(num_sms: int) -> None:
+        _check(
+            "cublasSetSmCountTarget",
+            library.cublasSetSmCountTarget(ctypes.c_void_p(handle), ctypes.c_int(num_sms)),
+        )
+
+    return get, put
+
+
+def current_cublas_handle(device: torch.device) -> int:
+    """Returns the handle that the calling thread uses on a device."""
+    with torch.cuda.device(device):
+        handle: int = torch.cuda.current_blas_handle()
+    return handle
+
+
+@cache
+def loaded_cublas() -> ctypes.CDLL:
+    """Returns the libcublas that torch loaded; another copy would not know its handles.
+
+    Raises:
+        BackendUnavailableError: None was loaded.
+    """
     maps = Path("/proc/self/maps")
     lines = maps.read_text(encoding="utf-8").splitlines() if maps.exists() else []
     for line in lines:

@@ -6,10 +6,17 @@ place that runs operators on the CPU and checks that each one is ordered after w
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+import weakref
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 import torch
+
+from mosaic.errors import BackendUnavailableError
+
+POOL_STREAMS = 32
+"""Streams of one priority in torch's pool for a device."""
 
 
 class Stream(Protocol):
@@ -56,7 +63,7 @@ class StreamApi(Protocol):
         """Returns a stream for a driver's handle; it does not own it."""
 
     def new_stream(self, priority: int = 0) -> Any:
-        """Makes a stream on the whole device."""
+        """Makes a stream on the whole device, other than the current one and those made here that are still in use."""
 
     def current_stream(self) -> Any:
         """Returns the calling thread's current stream."""
@@ -83,7 +90,10 @@ class StreamApi(Protocol):
         """Makes a memory pool that graphs can share."""
 
     def capture(self, graph: Any, *, stream: Any, pool: Any) -> AbstractContextManager[Any]:
-        """Captures what is launched inside the block, from ``stream`` and streams that its events fork to."""
+        """Captures what is launched inside the block, from ``stream`` and streams that its events fork to.
+
+        The current stream is the caller's again afterwards, also where the capture fails.
+        """
 
     def allocated_bytes(self) -> int:
         """Bytes that tensors take on the device now."""
@@ -110,6 +120,7 @@ class TorchStreams:
 
     def __init__(self, ordinal: int) -> None:
         self._device = torch.device("cuda", ordinal)
+        self._made: weakref.WeakSet[torch.cuda.Stream] = weakref.WeakSet()
 
     @property
     def device(self) -> torch.device:
@@ -121,8 +132,25 @@ class TorchStreams:
         return torch.cuda.ExternalStream(handle, device=self._device)
 
     def new_stream(self, priority: int = 0) -> torch.cuda.Stream:
-        """Takes a stream from torch's own pool."""
-        return torch.cuda.Stream(device=self._device, priority=priority)
+        """Takes a stream from torch's own pool.
+
+        torch hands out 32 of a priority "round-robin", so that "if 33 low priority streams are requested, the first and
+        last streams requested are actually the same stream" (c10/cuda/CUDAStream.h): it is asked on until it gives one
+        that is free. Streams that others took from the pool, the current one apart, are not known here.
+
+        Raises:
+            BackendUnavailableError: All of them are in use.
+        """
+        for _ in range(POOL_STREAMS):
+            stream = torch.cuda.Stream(device=self._device, priority=priority)
+            if stream not in self._made and stream != self.current_stream():
+                self._made.add(stream)
+                return stream
+        raise BackendUnavailableError(
+            f"no stream of priority {priority} is free on {self._device}; open fewer plain lanes at once",
+            found=f"{len(self._made)} streams in use",
+            needed=f"one of the {POOL_STREAMS} that torch has for each priority",
+        )
 
     def current_stream(self) -> torch.cuda.Stream:
         """Returns the calling thread's current stream."""
@@ -146,8 +174,9 @@ class TorchStreams:
         torch.cuda.synchronize(self._device)
 
     def is_capturing(self) -> bool:
-        """Asks torch."""
-        return torch.cuda.is_current_stream_capturing()
+        """Asks torch, which would look at the stream of the current device."""
+        with torch.cuda.device(self._device):
+            return torch.cuda.is_current_stream_capturing()
 
     def new_graph(self) -> torch.cuda.CUDAGraph:
         """Makes an empty graph."""
@@ -157,12 +186,18 @@ class TorchStreams:
         """Makes a memory pool that graphs can share."""
         return torch.cuda.graph_pool_handle()
 
-    def capture(self, graph: torch.cuda.CUDAGraph, *, stream: torch.cuda.Stream, pool: Any) -> Any:
+    @contextmanager
+    def capture(self, graph: torch.cuda.CUDAGraph, *, stream: torch.cuda.Stream, pool: Any) -> Iterator[None]:
         """Captures in torch's way, which also registers the generators that are used inside.
 
-        Other threads, such as one that pins batches, may go on calling CUDA meanwhile.
+        Other threads, such as one that pins batches, may go on calling CUDA meanwhile. The stream that was current is
+        so again afterwards: ``torch.cuda.graph`` leaves its own where a capture cannot be begun or ended.
         """
-        return torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local")
+        with (
+            self.use_stream(self.current_stream()),
+            torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
+        ):
+            yield
 
     def allocated_bytes(self) -> int:
         """Asks the caching allocator."""

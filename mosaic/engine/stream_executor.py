@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mosaic.backends.cuda_lanes import StreamLane
-from mosaic.backends.sm_target import sm_target
 from mosaic.engine.caller import note_in_place
 from mosaic.engine.stage_graph import Branch, Eager, StageGraphs
 from mosaic.engine.stream_call import PlacedCall
@@ -37,7 +36,6 @@ class StreamExecutor:
         lanes: The lanes.
         in_order: Modules that have to keep to the order of the user's stream, and why.
         graphs: Runs calls as CUDA graphs wherever it can; None launches all of them eagerly.
-        sm_target: Tell libraries to size their grids for a lane's SMs while a forward is launched.
 
     Attributes:
         in_order: The same.
@@ -53,11 +51,9 @@ class StreamExecutor:
         *,
         in_order: Mapping[str, str] | None = None,
         graphs: StageGraphs | None = None,
-        sm_target: bool = False,
     ) -> None:
         self.lanes = lanes
         self.graphs = graphs
-        self._sm_target = sm_target
         self.in_place: Counter[tuple[str, str]] = Counter()
         self.places: dict[tuple[str, str], str] = {}
         self.closed = False
@@ -88,8 +84,6 @@ class StreamExecutor:
         plain = run
         if self.graphs is not None and site.name not in self.in_order:
             run = partial(self._by_graph, self.graphs, site, run)
-        if self._sm_target:
-            run = partial(self._confined, site, run)
         call = PlacedCall(self._orders.of(_lane_of(site)), site, args, kwargs, in_order=site.name in self.in_order)
         try:
             return call.launch(run, self._timeline)
@@ -155,10 +149,6 @@ class StreamExecutor:
         (result,) = graphs.run(site.name, [branch])
         return run(*args, **kwargs) if isinstance(result, Eager) else result
 
-    def _confined(self, site: Site, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        with sm_target(_lane_of(site).num_sms, self.lanes.api.device):
-            return run(*args, **kwargs)
-
     def _run_with_less(self, site: Site, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Runs a call again for which there was no memory beside the others: once, with nothing beside it.
 
@@ -180,7 +170,7 @@ class StreamExecutor:
         here = api.current_stream()
         args, kwargs = replace(args, join_tensor), replace(kwargs, join_tensor)
         self._orders.order(here, before=stream)
-        with api.use_stream(stream), as_lane():
+        with api.use_stream(stream), _lane_of(site).under_settings(), as_lane():
             result = run(*args, **kwargs)
         self._orders.order(stream, before=here)
         for given, used_on in ((args, stream), (kwargs, stream), (result, here)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,17 +31,18 @@ class StreamTimeline:
 
     Args:
         api: The runtime.
-        clock: Keeps times exact over long runs; None takes the events' own.
+        clock: What times are measured by; a new step begins for it when work of the present one comes again.
 
     Attributes:
         num_backwards: How many backwards came through placed modules.
     """
 
-    def __init__(self, api: StreamApi, clock: StreamClock | None = None) -> None:
+    def __init__(self, api: StreamApi, clock: StreamClock) -> None:
         self._clock = clock
         self.num_backwards = 0
         self._api = api
         self._task = -1
+        self._in_step: set[tuple[str, str]] = set()
         self._known: deque[Span] = deque(maxlen=_MAX_SPANS)
         self._pending: deque[tuple[str, str, tuple[int, ...], int, StreamTicket[Any] | _Interval]] = deque()
         self._running: dict[str, _Backward] = {}
@@ -101,6 +103,7 @@ class StreamTimeline:
 
     def clear(self) -> None:
         """Forgets what ran so far."""
+        self._read(wait=False)  # so that the clock forgets the events of the steps
         self._known.clear()
         self._pending.clear()
 
@@ -125,7 +128,7 @@ class StreamTimeline:
 
     def mark(self) -> StreamMark:
         """Notes the point that the current stream has come to; autograd's is that of the node that it is running."""
-        return StreamMark(self._api, self._api.current_stream(), self._clock)
+        return self._clock.mark(self._api.current_stream())
 
     def _sees_end(self, site: Site) -> bool:
         """Hooks a module's first trainable parameter; returns False if it has none."""
@@ -148,6 +151,10 @@ class StreamTimeline:
         return True
 
     def _note(self, site: Site, phase: str, step: int, work: StreamTicket[Any] | _Interval) -> None:
+        if (site.name, phase) in self._in_step:
+            self._in_step.clear()
+            self._clock.start_step()
+        self._in_step.add((site.name, phase))
         self._pending.append((site.name, phase, site.lane.slots, step, work))
         if len(self._pending) > _MAX_PENDING:
             self._read(wait=False)
@@ -196,16 +203,24 @@ class _Backward:
         self.origin = origin
         self.step = timeline.num_backwards
         self._timeline = timeline
+        self._task = -1
         self._start: StreamMark | None = None
+        self._target: ExitStack | None = None
 
     def begin(self, _: torch.Tensor) -> None:
         """The gradient of a result has come."""
-        if self._start is None:
-            self._start = self._timeline.mark()
+        task = torch._C._current_graph_task_id()
+        if self._start is None or self._task != task:  # an earlier backward may have come to no end
+            self._task, self._start = task, self._timeline.mark()
             self._timeline.began(self)
+            lane = self.site.lane
+            if isinstance(lane, StreamLane) and lane.libraries is not None and not self.site.is_alone:
+                self._target = lane.libraries.begin_backward(lane.num_sms)
 
     def end(self) -> None:
         """The last gradient has come."""
         if self._start is not None:
             self._timeline.ended(self, self._start, self._timeline.mark())
             self._start = None
+        if self._target is not None:
+            self._target.close()

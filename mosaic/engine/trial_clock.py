@@ -53,7 +53,9 @@ class EventClock:
         return passed
 
     def ms_between(self, earlier: Any, later: Any) -> float:
-        """Returns the milliseconds from one event to another."""
+        """Waits for both, since CUDA has no answer before, and returns the milliseconds from one event to another."""
+        earlier.synchronize()
+        later.synchronize()
         took: float = earlier.elapsed_time(later)
         return took
 

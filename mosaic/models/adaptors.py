@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mosaic.models.block import Shape, Stack
 from mosaic.models.resnet import OUT_CHANNELS, ResNet
-from mosaic.models.towers import Patches
+from mosaic.models.towers import Patches, cut_patches
 
 
 class Adaptor(nn.Module):
@@ -46,8 +46,7 @@ class PatchStem(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Takes (batch, channels, ...); returns (batch, patches, width)."""
-        found: Tensor = self.cut(x).flatten(2).transpose(1, 2)
-        return found
+        return cut_patches(self.cut, x).flatten(1, -2)
 
 
 class ResNetStem(nn.Module):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from mosaic.models.attention import Rotary, grid_positions
 from mosaic.models.block import Shape, Stack
+from mosaic.models.towers import cut_patches
 
 MERGE = 2
 """Patches along each side that become one token of the language model."""
@@ -89,10 +90,10 @@ class VisionTower(nn.Module):
         """
         if x.dim() == 4:
             x = x.unsqueeze(2).expand(-1, -1, FRAMES, -1, -1)
-        patches = self.cut(x)
-        batch, _, frames, rows, columns = patches.shape
+        patches = cut_patches(self.cut, x)
+        batch, frames, rows, columns, _ = patches.shape
         order = _window_order(rows, columns, x.device)
-        hidden = patches.flatten(3).permute(0, 2, 3, 1).flatten(0, 1) + self._stretched(rows, columns)
+        hidden = patches.flatten(2, 3).flatten(0, 1) + self._stretched(rows, columns)
         hidden = hidden.index_select(1, order)
         angles = self.rotary(grid_positions(rows, columns, x.device).index_select(0, order))
         inner: list[Tensor] = []

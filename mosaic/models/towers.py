@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mosaic.models.block import Shape, Stack
@@ -42,6 +43,29 @@ class Patches:
         return math.prod(self.grid)
 
 
+def cut_patches(convolution: Any, x: Tensor) -> Tensor:
+    """Applies a convolution without padding; where its patches do not overlap, as one matrix product of them.
+
+    A product needs no cuDNN, which has refused streams of other contexts (pytorch#84309).
+
+    Args:
+        convolution: ``nn.Conv1d``, ``nn.Conv2d`` or ``nn.Conv3d``.
+        x: (batch, channels, ...).
+
+    Returns:
+        (batch, positions along each axis, width).
+    """
+    if convolution.kernel_size != convolution.stride:
+        overlapping: Tensor = convolution(x).movedim(1, -1)
+        return overlapping
+    axes = range(2, x.dim())
+    for axis, size in zip(reversed(axes), reversed(convolution.kernel_size), strict=True):
+        x = x.narrow(axis, 0, x.shape[axis] // size * size).unflatten(axis, (-1, size))
+    places = [2 * axis - 2 for axis in axes]
+    patches = x.permute(0, *places, 1, *(place + 1 for place in places)).flatten(1 + len(places))
+    return F.linear(patches, convolution.weight.flatten(1), convolution.bias)
+
+
 class PatchTokens(nn.Module):
     """Cuts patches with a convolution, puts a class token in front where asked for, and adds learned positions."""
 
@@ -61,7 +85,7 @@ class PatchTokens(nn.Module):
         """
         if x.dim() == 4 and self.num_axes == 3:
             x = x.unsqueeze(2).expand(-1, -1, self.extent[0], -1, -1)
-        tokens = self.norm(self.cut(x).flatten(2).transpose(1, 2))
+        tokens = self.norm(cut_patches(self.cut, x).flatten(1, -2))
         if self.class_token is not None:
             tokens = torch.cat((self.class_token.expand(len(x), -1, -1).to(tokens.dtype), tokens), dim=1)
         found: Tensor = tokens + self.positions

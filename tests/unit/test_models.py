@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mosaic import models
 from mosaic.models import multitask_clip, multitask_ofasys, ofasys, qwen_val
@@ -15,6 +17,7 @@ from mosaic.models.block import DropPath
 from mosaic.models.language_model import merge
 from mosaic.models.qwen3_vl import positions_of
 from mosaic.models.targets import shifted, target_mask
+from mosaic.models.towers import cut_patches
 
 UNUSED = ("adaptors.motion", "adaptors.box", "adaptors.phone", "adaptors.category", "readers.audio", "writers.audio")
 """What none of Spindle's seven tasks of OFASys uses."""
@@ -41,6 +44,44 @@ def test_every_model_trains_all_of_its_parameters(name: str):
         optimizer.zero_grad()
     assert all(torch.isfinite(torch.tensor(losses)))
     assert losses[0] != losses[1]
+
+
+@pytest.mark.parametrize(
+    ("convolution", "extent"),
+    [
+        (nn.Conv1d(3, 8, 4, 4), (18,)),
+        (nn.Conv2d(3, 8, (2, 4), (2, 4), bias=False), (6, 13)),
+        (nn.Conv3d(3, 8, (2, 3, 5), (2, 3, 5)), (4, 6, 10)),
+        (nn.Conv2d(3, 8, 4, 2), (8, 10)),
+    ],
+)
+def test_patches_are_cut_as_by_the_convolution(convolution: nn.Module, extent: tuple[int, ...]):
+    x = torch.randn(2, 3, *extent, requires_grad=True)
+    expected = convolution(x).movedim(1, -1)
+    found = cut_patches(convolution, x)
+    torch.testing.assert_close(found, expected)
+    weights = (x, *convolution.parameters())
+    for one, other in zip(
+        torch.autograd.grad(found.square().sum(), weights),
+        torch.autograd.grad(expected.square().sum(), weights),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("name", ["clip", "ctvlm", "qwen3-vl", "unified-io-2"])
+def test_models_whose_patches_do_not_overlap_need_no_convolution(name: str):
+    names: set[str] = set()
+
+    class Names(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            names.add(str(func))
+            return func(*args, **(kwargs or {}))
+
+    with Names():
+        loss_of(name, models.build(name)).backward()
+    assert "aten.addmm.default" in names
+    assert not [found for found in names if "conv" in found]
 
 
 @pytest.mark.parametrize(

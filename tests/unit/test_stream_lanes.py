@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from fake_streams import FakeStreams, Launch, RaceError
+from fake_streams import FakeGreenDriver, FakeStreams, Launch, RaceError
 
+from mosaic.backends.cuda import CudaBackend
 from mosaic.backends.cuda_lanes import StreamLane, StreamLanes, run_aside
 from mosaic.errors import MosaicError
 
@@ -64,6 +65,18 @@ def test_disjoint_lanes_are_concurrent_and_lanes_with_a_common_slot_are_not(runt
         assert first.is_concurrent_with(second)
         assert first.is_concurrent_with(third)
         assert third.is_after(second)
+
+
+def test_lanes_opened_earlier_take_turns_with_those_of_a_layout_added_later(runtime: FakeStreams):
+    with CudaBackend(api=runtime, driver=FakeGreenDriver()).open_lanes([(0,), (1,)]) as lanes:
+        lanes.add_layout([(0, 2), (3,)])
+        early, other, late, apart = (lanes.lane(slots) for slots in ((0,), (1,), (0, 2), (3,)))
+        first = launched(runtime, late, behind_caller=False)
+        assert launched(runtime, early, behind_caller=False).is_after(first)
+        assert launched(runtime, other, behind_caller=False).is_concurrent_with(first)
+        assert launched(runtime, apart, behind_caller=False).is_concurrent_with(first)
+        last = launched(runtime, early, behind_caller=False)
+        assert launched(runtime, late, behind_caller=False).is_after(last)
 
 
 def test_a_callers_rule_of_conflict_replaces_that_of_slots(runtime: FakeStreams):

@@ -105,11 +105,12 @@ class StreamCalls(InStep):
 
     def compute(self, name: str, slots: tuple[int, ...]) -> Compute:
         """Returns what launches a module's own work where it is asked to: the call is on its lane already."""
-        site = self._sites[name] = Site(name, None, self._lanes.lane(slots))
+        lane = self._lanes.lane(slots)
+        site = self._sites[name] = Site(name, None, lane)
         timeline = self.executor.timeline
 
         def run(work: Callable[[], Any], phase: Phase) -> Any:
-            with self.in_step(), as_lane(), self._progress.computing(name, phase):
+            with self.in_step(), as_lane(), lane.under_settings(), self._progress.computing(name, phase):
                 start = timeline.mark()
                 result = work()
             timeline.note_work(site, phase, self._num_backwards(), start)
