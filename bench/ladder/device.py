@@ -89,5 +89,7 @@ def judge_products(figures: Sequence[Figure]) -> str:
         reasons = sorted({figure.reason for figure in figures if figure.reason})
         return f"nothing was measured below the whole device: {'; '.join(reasons) or 'no time was left'}"
     paying = sum(gain >= PAYS for gain in gains)
-    switch = "leave SM targets off" if max(gains) < PAYS else f"SM targets pay in {paying} of {len(gains)} cases"
+    switch = "leave SM targets off"
+    if paying:
+        switch = f"SM targets pay in {paying} of {len(gains)} cases, CudaBackend(sm_target=True)"
     return f"{switch}: {', '.join(lines)}"

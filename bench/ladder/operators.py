@@ -99,7 +99,7 @@ def judge_conv(how: str, found: Mapping[str, Any]) -> str:
         return said
     remedies = {
         "cold": "warm up outside of lanes first, as colocate does (see conv-warm)",
-        "warm": "run lanes without cuDNN (see conv-native), or convolve patches by reshape and linear",
+        "warm": "run lanes without it, CudaBackend(cudnn=False) (see conv-native)",
         "native": "leave modules with convolutions where they are: colocate(..., exclude=[...])",
     }
     return f"{said}: {remedies[how]}"

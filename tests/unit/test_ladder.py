@@ -124,7 +124,9 @@ def product(quota: int, target: str, ms: float | None) -> Figure:
 
 def test_sm_targets_pay_where_some_product_gains_below_the_whole_device():
     gained = [product(8, "none", 3.0), product(8, "torch", 2.06), product(16, "none", 1.0), product(16, "torch", 0.5)]
-    assert judge_products(gained).startswith("SM targets pay in 1 of 1 cases: mm at 8 slots with torch's target 1.46x")
+    assert judge_products(gained).startswith(
+        "SM targets pay in 1 of 1 cases, CudaBackend(sm_target=True): mm at 8 slots with torch's target 1.46x"
+    )
     level = [product(8, "none", 3.0), product(8, "torch", 2.99), product(16, "none", 1.0)]
     assert judge_products(level).startswith("leave SM targets off")
     assert "no such setting" in judge_products([product(8, "none", 3.0), product(8, "torch", None)])
