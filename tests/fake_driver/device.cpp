@@ -40,6 +40,10 @@ State::State() : version(std::stoi(variable("MOSAIC_FAKE_VERSION", "13000"))) {
         const int nth = at == std::string::npos ? 0 : std::stoi(failure.substr(at + 1));
         failures[failure.substr(0, std::min(at, equals))] = {std::stoi(failure.substr(equals + 1)), nth};
     }
+    for (const std::string& sms : parts(variable("MOSAIC_FAKE_CLUSTERS", ""), ',')) {
+        clusters.push_back(static_cast<unsigned>(std::stoul(sms)));
+    }
+    first_current = std::stoi(variable("MOSAIC_FAKE_CURRENT", "-1"));
     quirk = variable("MOSAIC_FAKE_QUIRK", "");
     report = variable("MOSAIC_FAKE_REPORT", "");
 }
@@ -49,6 +53,10 @@ State& state() {
     return *instance;
 }
 
+// "This leaves the process in an inconsistent state and any further CUDA work will return the same error. To continue
+// using CUDA, the process must be terminated and relaunched" (cuda.h, CUDA_ERROR_ILLEGAL_ADDRESS and its like).
+bool is_sticky(Result status) { return status == kIllegalAddress || status == kLaunchFailed; }
+
 Result enter(const char* name) {
     static const std::set<std::string> before_init = {"cuInit", "cuDriverGetVersion", "cuGetProcAddress",
                                                       "cuGetErrorName", "cuGetErrorString"};
@@ -57,8 +65,10 @@ Result enter(const char* name) {
     if (now.logging) now.log += std::string(name) + " ";
     const auto failure = now.failures.find(name);
     if (failure != now.failures.end() && (failure->second.nth == 0 || failure->second.nth == call)) {
+        if (is_sticky(failure->second.status)) now.sticky = failure->second.status;
         return failure->second.status;
     }
+    if (now.sticky != kSuccess && before_init.count(name) == 0) return now.sticky;
     if (now.ended && std::strncmp(name, "cuGetError", 10) != 0) return kDeinitialized;
     if (now.initialised && now.process != getpid()) {  // a forked child has no driver
         ++now.misused["call_in_a_forked_child"];
@@ -86,6 +96,10 @@ Result cuInit(unsigned flags) {
     FAKE_ENTER("cuInit");
     if (flags != 0) return kInvalidValue;
     if (state().devices.empty()) return kNoDevice;
+    const int first = state().first_current;
+    if (!state().initialised && state().has(first) && state().primary_references[first]++ == 0) {
+        ++state().created["primary"];  // torch's hold on it
+    }
     state().initialised = true;
     state().process = getpid();
     return kSuccess;
@@ -111,11 +125,14 @@ Result cuGetErrorName(Result status, const char** text) {
         {kInvalidContext, "CUDA_ERROR_INVALID_CONTEXT"},
         {kInvalidHandle, "CUDA_ERROR_INVALID_HANDLE"},
         {kNotFound, "CUDA_ERROR_NOT_FOUND"},
+        {kIllegalAddress, "CUDA_ERROR_ILLEGAL_ADDRESS"},
+        {kLaunchFailed, "CUDA_ERROR_LAUNCH_FAILED"},
         {kContextIsDestroyed, "CUDA_ERROR_CONTEXT_IS_DESTROYED"},
         {kNotSupported, "CUDA_ERROR_NOT_SUPPORTED"},
         {kSystemDriverMismatch, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"},
         {kInvalidResourceType, "CUDA_ERROR_INVALID_RESOURCE_TYPE"},
         {kInvalidResourceConfiguration, "CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION"},
+        {kStreamDetached, "CUDA_ERROR_STREAM_DETACHED"},
         {kUnknown, "CUDA_ERROR_UNKNOWN"},
     };
     FAKE_ENTER("cuGetErrorName");
@@ -197,14 +214,49 @@ Result cuDevicePrimaryCtxRelease(int device) {
     return kSuccess;
 }
 
-const Function* look_up(const char* name) {
+// Forms that other CUDA versions have of functions in the lists: with arguments of other types, so that a caller that
+// gets one and passes what it was written for goes wrong without an error.
+Result form_of_another_version() {
+    const std::lock_guard<std::mutex> guard(state().mutex);
+    return misuse("form_of_another_version", kInvalidValue);
+}
+
+// By the PFN types of cudaTypedefs.h.
+const std::vector<Function>& earlier_forms() {
+    static const std::vector<Function> functions = {
+        {"cuDeviceGetUuid", 9020, address_of(&form_of_another_version)},
+        {"cuDeviceTotalMem", 2000, address_of(&form_of_another_version)},
+        {"cuDevicePrimaryCtxRelease", 7000, address_of(&form_of_another_version)},
+        {"cuStreamDestroy", 2000, address_of(&form_of_another_version)},
+        {"cuCtxPushCurrent", 2000, address_of(&form_of_another_version)},
+        {"cuCtxPopCurrent", 2000, address_of(&form_of_another_version)},
+        {"cuMemGetInfo", 2000, address_of(&form_of_another_version)},
+        {"cuMemAlloc", 2000, address_of(&form_of_another_version)},
+        {"cuMemFree", 2000, address_of(&form_of_another_version)},
+        {"cuMemcpyDtoHAsync", 2000, address_of(&form_of_another_version)},
+    };
+    return functions;
+}
+
+// "If the specified CUDA version is greater than or equal to the CUDA version in which the driver symbol was
+// introduced, this API will return the function pointer to the corresponding versioned function" (cuda.h,
+// cuGetProcAddress). From 14.0 on, which is made up, every function has a newer form.
+void* look_up(const char* name, int version, int* found) {
+    constexpr int kNextForms = 14000;
+    const Function* newest = nullptr;
+    *found = 1;  // CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND
     for (const auto* functions : {&device_functions(), &split_functions(), &sized_split_functions(), &green_functions(),
-                                  &context_functions(), &launch_functions()}) {
+                                  &context_functions(), &launch_functions(), &event_functions(), &earlier_forms()}) {
         for (const Function& function : *functions) {
-            if (std::strcmp(function.name, name) == 0) return &function;
+            if (std::strcmp(function.name, name) != 0) continue;
+            if (*found == 1) *found = 2;  // CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT
+            if (function.since > version || (newest != nullptr && newest->since > function.since)) continue;
+            newest = &function;
         }
     }
-    return nullptr;
+    if (newest == nullptr) return nullptr;
+    *found = 0;
+    return version < kNextForms ? newest->address : address_of(&form_of_another_version);
 }
 
 }  // namespace
@@ -230,14 +282,17 @@ const std::vector<Function>& device_functions() {
 }  // namespace fake
 
 // The only driver symbol that can be linked or found by dlsym: all others go through it, as they should.
-extern "C" fake::Result cuGetProcAddress_v2(const char* name, void** address, int version, std::uint64_t, int* found) {
+extern "C" fake::Result cuGetProcAddress_v2(const char* name, void** address, int version, std::uint64_t flags,
+                                            int* found) {
     FAKE_ENTER("cuGetProcAddress");
     *address = nullptr;
     if (version > fake::state().version) return fake::kInvalidValue;
-    const fake::Function* function = fake::look_up(name);
-    const int result = function == nullptr ? 1 : function->since > version ? 2 : 0;
+    // "This will enable the search for all driver symbols that match the requested driver symbol name including the
+    // per-thread versions": there stream 0 would be another one than the legacy default stream.
+    if (flags & fake::kPerThreadDefaultStream) fake::misuse("per_thread_forms", fake::kSuccess);
+    int result = 0;
+    *address = fake::look_up(name, version, &result);
     if (found != nullptr) *found = result;
-    if (result == 0) *address = function->address;
     return fake::kSuccess;
 }
 

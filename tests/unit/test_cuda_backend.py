@@ -52,6 +52,18 @@ def test_partitions_of_several_stages_get_lanes_with_their_sms(driver: FakeGreen
     assert lent(driver) == 0
 
 
+def test_a_lane_tells_the_sms_that_it_was_granted_and_not_those_that_were_asked_for(runtime: FakeStreams):
+    class Stingy(FakeGreenDriver):
+        def partition(self, slots: Any, start: int | None) -> Any:
+            made = super().partition(slots, start)
+            made.granted_sms -= 2
+            return made
+
+    with CudaBackend(api=runtime, driver=Stingy()).open_lanes([(0, 1), (2,)]) as lanes:
+        lanes.add_layout([(3,)])
+        assert [lane.num_sms for lane in lanes] == [14, 6, 6]
+
+
 @pytest.mark.parametrize(
     ("partitions", "layouts"),
     [

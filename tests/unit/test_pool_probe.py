@@ -38,13 +38,48 @@ result = {MEMBERS} + (pool.remainder.sm_ids if pool.remainder else [])
 def test_verify_leaves_lent_streams_alone_and_ends_what_it_made(fake_driver: FakeDriver):
     body = """
 pool = pool_of(HALVES)
+fake.mosaic_fake_given.argtypes = [ctypes.c_void_p]
 lent = [pool.lend(0, 0), pool.lend(0, 1)]
-kinds = ["green", "stream", "library", "memory", "primary"]
 before = leaked()
 pool.verify(IMAGE)
-result = [before == leaked(), pool.stats().num_lent, misused()]
+given = [fake.mosaic_fake_given(stream) for stream in lent]
+result = [before == leaked(), pool.stats().num_lent, given, misused()]
 """
-    assert run_pools(fake_driver, body) == [True, 2, []]
+    assert run_pools(fake_driver, body) == [True, 2, [0, 0], []]
+
+
+def test_a_chip_with_scattered_sm_ids_and_fewer_slots_is_probed_whole(fake_driver: FakeDriver):
+    body = """
+pool = pool_of([list(range(start, 14, 3)) for start in range(3)], remainder=True)
+pool.verify(IMAGE)
+infos = [*pool.partitions(0), pool.remainder]
+ids = sorted(id for info in infos for id in info.sm_ids)
+result = [pool.split.num_slots, [[info.granted_sms, len(info.sm_ids)] for info in infos],
+          ids == _C.probe_stream(pool.device, 0, IMAGE), ids[-1]]
+"""
+    sizes = [[40, 40], [40, 40], [32, 32], [20, 20]]
+    clusters = "18,18,18,18,16,16,14,14"
+    assert run_pools(fake_driver, body, clusters=clusters) == [14, sizes, True, 135]
+
+
+@pytest.mark.parametrize("current", [0, 1])
+def test_torchs_context_stays_current_whichever_device_it_is_of(fake_driver: FakeDriver, current: int):
+    body = f"""
+pool = pool_of([[0], [1]], [[2]])
+pool.verify(IMAGE)
+costs = [cost.driver_bytes for cost in [*pool.stats().layouts, pool.add_layout([[3]])]]
+probed = _C.probe_stream(pool.device, 0, IMAGE)
+pool.close()
+torchs = _C.PrimaryContext(_C.Device({current}))  # so that its handle can be compared
+address, popped = ctypes.c_void_p(), ctypes.c_void_p()
+fake.cuGetProcAddress_v2(b"cuCtxPopCurrent", ctypes.byref(address), 4000, ctypes.c_uint64(0), None)
+depth = fake.mosaic_fake_depth()
+pops = [ctypes.CFUNCTYPE(ctypes.c_int)(address.value)(ctypes.byref(popped)), fake.mosaic_fake_device_of(popped)]
+torchs.close()
+result = [min(costs) > 0, len(probed), depth, pops, leaked(), misused()]
+"""
+    told = run_pools(fake_driver, body, devices="132:9.0,108:8.0", current=current)
+    assert told == [True, 132, 1, [0, current], {"primary": 1}, []]
 
 
 def test_verify_can_be_run_again_after_a_layout_was_added(fake_driver: FakeDriver):
