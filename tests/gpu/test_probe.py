@@ -9,7 +9,7 @@ import torch
 
 from mosaic.backends import cuda
 from mosaic.backends.cuda import CudaBackend
-from mosaic.backends.cuda_pool import PartitionRecord
+from mosaic.backends.cuda_records import PartitionRecord
 
 pytestmark = pytest.mark.gpu
 

@@ -60,12 +60,6 @@ def test_a_split_that_gives_other_sizes_is_refused(fake_driver: FakeDriver):
     assert left == {}
 
 
-def test_an_overlap_names_the_sized_split(fake_driver: FakeDriver):
-    body = "pool = pool_of([[0], [1]], placement='split')\nresult = error_of(lambda: pool.verify(IMAGE))"
-    error = run_pools(fake_driver, body, version=13010, quirk="kernels_spread")
-    assert error["call"] == "cuDevSmResourceSplit"
-
-
 def test_a_failed_layout_leaves_the_pool_as_it_was(fake_driver: FakeDriver):
     body = """
 pool = pool_of([[0], [1]], placement="split")
