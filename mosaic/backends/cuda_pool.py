@@ -165,8 +165,9 @@ class GreenPool:
     def _add(self, layout: Layout) -> LayoutRecord:
         if layout in self._indices:
             return LayoutRecord(partitions=layout, num_contexts=0, num_streams=0, creation_ms=0.0, driver_bytes=0)
+        index = len(self._pool.stats().layouts)  # counted there: Ctrl-C may come between adding and noting it here
         cost = self._pool.add_layout(layout)
-        self._indices[layout] = len(self._indices)
+        self._indices[layout] = index
         return LayoutRecord(
             partitions=layout,
             num_contexts=cost.num_contexts,

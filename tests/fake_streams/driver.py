@@ -33,6 +33,7 @@ class FakeCost:
 class FakeStats:
     num_contexts: int
     num_lent: int
+    layouts: list[FakeCost]
 
 
 @dataclass
@@ -40,6 +41,7 @@ class FakePool:
     driver: FakeGreenDriver
     placement: Placement
     layouts: list[list[FakePartition]] = field(default_factory=list)
+    costs: list[FakeCost] = field(default_factory=list)
     remainder: FakePartition | None = None
     closed: bool = False
     num_verified: int = 0
@@ -59,7 +61,8 @@ class FakePool:
                 self.known[key] = self.driver.partition(slots, start)
             self.layouts[-1].append(self.known[key])
             first += len(slots)
-        return FakeCost(made, made, 37.0 * made, made << 21)
+        self.costs.append(FakeCost(made, made, 37.0 * made, made << 21))
+        return self.costs[-1]
 
     def lend(self, layout: int, partition: int, priority: int = 0, *, shared: bool = False) -> int:
         if self.closed:
@@ -92,7 +95,7 @@ class FakePool:
             found.sm_ids = found.ids
 
     def stats(self) -> FakeStats:
-        return FakeStats(len(self._all()), sum(one.num_borrowers > 0 for one in self._all()))
+        return FakeStats(len(self._all()), sum(one.num_borrowers > 0 for one in self._all()), self.costs)
 
     def close(self) -> None:
         self.closed = True

@@ -336,6 +336,26 @@ def test_a_failing_driver_lends_nothing(driver: FakeGreenDriver, runtime: FakeSt
         assert lent(driver) == 2
 
 
+def test_an_interrupt_while_a_layout_is_made_does_not_shift_the_layouts_after_it(
+    driver: FakeGreenDriver, runtime: FakeStreams, monkeypatch: pytest.MonkeyPatch
+):
+    backend = CudaBackend(api=runtime, driver=driver)
+    backend.open_lanes([(0,)]).close()
+    add_layout = driver.pools[0].add_layout
+
+    def interrupted(layout: Any) -> Any:
+        add_layout(layout)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(driver.pools[0], "add_layout", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        backend.open_lanes([(1,)])
+    monkeypatch.setattr(driver.pools[0], "add_layout", add_layout)
+    with backend.open_lanes([(2, 3)]) as lanes:
+        assert [(record.slots, record.sm_ids) for record in lanes.partitions] == [((2, 3), tuple(range(16, 32)))]
+        assert lanes.lane((2, 3)).num_sms == 16
+
+
 def test_lanes_may_be_let_go_in_the_middle_of_borrowing(
     driver: FakeGreenDriver, runtime: FakeStreams, monkeypatch: pytest.MonkeyPatch
 ):
