@@ -1,5 +1,6 @@
 // Libraries, device memory, and the one kernel that the fake can run: mosaic_smid, which writes down the SMs of its
-// stream's context. Work is done when its stream is waited for and not before.
+// stream's context. Work is done when its stream is waited for and not before: cuStreamSynchronize "waits until the
+// device has completed all operations in the stream specified" (cuda.h), which says nothing of other streams.
 //
 // Which SMs a kernel reaches follows from its grid: blocks fill one SM after the other, which nobody rules out, and
 // stay as long as they spin. So a grid that is too small, or whose blocks do not wait, misses SMs.

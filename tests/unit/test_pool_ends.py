@@ -124,11 +124,12 @@ pool = pool_of(HALVES)
 lent = pool.lend(0, 0)
 fake.mosaic_fake_fail_nth(b"cuStreamSynchronize", 700, 1)  # as when a kernel of the user's went astray
 calls = [lambda: pool.verify(IMAGE), lambda: pool.add_layout([[0]]), pool.close]
-statuses = [error_of(call)["status"] for call in calls]
-result = [statuses, pool.closed, error_of(pool.close), error_of(lambda: pool_of(HALVES))["status"]]
+errors = [error_of(call) for call in calls]
+told = [[error["status"] for error in errors], "start it anew" in errors[-1]["text"]]
+result = [*told, pool.closed, error_of(pool.close), error_of(lambda: pool_of(HALVES))["status"]]
 """
     error = "CUDA_ERROR_ILLEGAL_ADDRESS"
-    assert run_pools(fake_driver, body) == [[error] * 3, True, None, error]
+    assert run_pools(fake_driver, body) == [[error] * 3, True, True, None, error]
 
 
 def test_a_pool_that_outlives_the_driver_has_nothing_left_to_end(fake_driver: FakeDriver):
