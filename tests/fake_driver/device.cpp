@@ -1,9 +1,8 @@
-// Start-up, look-up by name, devices and primary contexts.
+// Start-up, devices and primary contexts.
 #include <unistd.h>
 
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <set>
 #include <sstream>
 #include <thread>
@@ -214,51 +213,6 @@ Result cuDevicePrimaryCtxRelease(int device) {
     return kSuccess;
 }
 
-// Forms that other CUDA versions have of functions in the lists: with arguments of other types, so that a caller that
-// gets one and passes what it was written for goes wrong without an error.
-Result form_of_another_version() {
-    const std::lock_guard<std::mutex> guard(state().mutex);
-    return misuse("form_of_another_version", kInvalidValue);
-}
-
-// By the PFN types of cudaTypedefs.h.
-const std::vector<Function>& earlier_forms() {
-    static const std::vector<Function> functions = {
-        {"cuDeviceGetUuid", 9020, address_of(&form_of_another_version)},
-        {"cuDeviceTotalMem", 2000, address_of(&form_of_another_version)},
-        {"cuDevicePrimaryCtxRelease", 7000, address_of(&form_of_another_version)},
-        {"cuStreamDestroy", 2000, address_of(&form_of_another_version)},
-        {"cuCtxPushCurrent", 2000, address_of(&form_of_another_version)},
-        {"cuCtxPopCurrent", 2000, address_of(&form_of_another_version)},
-        {"cuMemGetInfo", 2000, address_of(&form_of_another_version)},
-        {"cuMemAlloc", 2000, address_of(&form_of_another_version)},
-        {"cuMemFree", 2000, address_of(&form_of_another_version)},
-        {"cuMemcpyDtoHAsync", 2000, address_of(&form_of_another_version)},
-    };
-    return functions;
-}
-
-// "If the specified CUDA version is greater than or equal to the CUDA version in which the driver symbol was
-// introduced, this API will return the function pointer to the corresponding versioned function" (cuda.h,
-// cuGetProcAddress). From 14.0 on, which is made up, every function has a newer form.
-void* look_up(const char* name, int version, int* found) {
-    constexpr int kNextForms = 14000;
-    const Function* newest = nullptr;
-    *found = 1;  // CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND
-    for (const auto* functions : {&device_functions(), &split_functions(), &sized_split_functions(), &green_functions(),
-                                  &context_functions(), &launch_functions(), &event_functions(), &earlier_forms()}) {
-        for (const Function& function : *functions) {
-            if (std::strcmp(function.name, name) != 0) continue;
-            if (*found == 1) *found = 2;  // CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT
-            if (function.since > version || (newest != nullptr && newest->since > function.since)) continue;
-            newest = &function;
-        }
-    }
-    if (newest == nullptr) return nullptr;
-    *found = 0;
-    return version < kNextForms ? newest->address : address_of(&form_of_another_version);
-}
-
 }  // namespace
 
 const std::vector<Function>& device_functions() {
@@ -280,69 +234,3 @@ const std::vector<Function>& device_functions() {
 }
 
 }  // namespace fake
-
-// The only driver symbol that can be linked or found by dlsym: all others go through it, as they should.
-extern "C" fake::Result cuGetProcAddress_v2(const char* name, void** address, int version, std::uint64_t flags,
-                                            int* found) {
-    FAKE_ENTER("cuGetProcAddress");
-    *address = nullptr;
-    if (version > fake::state().version) return fake::kInvalidValue;
-    // "This will enable the search for all driver symbols that match the requested driver symbol name including the
-    // per-thread versions": there stream 0 would be another one than the legacy default stream.
-    if (flags & fake::kPerThreadDefaultStream) fake::misuse("per_thread_forms", fake::kSuccess);
-    int result = 0;
-    *address = fake::look_up(name, version, &result);
-    if (found != nullptr) *found = result;
-    return fake::kSuccess;
-}
-
-// For tests, through ctypes: injects a failure from now on (status 0 takes it back) or of the nth call from now, ends
-// the driver as its own exit does, and tells how often a function was called, how many objects were made and ended,
-// and what was misused.
-extern "C" void mosaic_fake_fail(const char* name, int status) { fake::state().failures[name] = {status, 0}; }
-extern "C" void mosaic_fake_fail_nth(const char* name, int status, int nth) {
-    fake::state().failures[name] = {status, fake::state().calls[name] + nth};
-}
-extern "C" void mosaic_fake_end() { fake::state().ended = true; }
-extern "C" int mosaic_fake_calls(const char* name) { return fake::state().calls[name]; }
-extern "C" int mosaic_fake_created(const char* kind) { return fake::state().created[kind]; }
-extern "C" int mosaic_fake_destroyed(const char* kind) { return fake::state().destroyed[kind]; }
-
-namespace {
-
-const char* joined(const std::map<std::string, int>& counts) {
-    static std::string names;
-    names.clear();
-    for (const auto& count : counts) names += count.second > 0 ? count.first + " " : "";
-    return names.c_str();
-}
-
-}  // namespace
-
-// Lets calls of a function wait until they are let go, and tells how many do.
-extern "C" void mosaic_fake_hold(const char* name) {
-    fake::state().held = name;
-    fake::state().holding = true;
-}
-extern "C" void mosaic_fake_let_go() { fake::state().holding = false; }
-extern "C" int mosaic_fake_num_waiting() { return fake::state().num_waiting; }
-
-// Writes down the calls from now on, in their order.
-extern "C" void mosaic_fake_mark() {
-    fake::state().logging = true;
-    fake::state().log.clear();
-}
-extern "C" const char* mosaic_fake_log() { return fake::state().log.c_str(); }
-extern "C" const char* mosaic_fake_called() { return joined(fake::state().calls); }
-extern "C" const char* mosaic_fake_misused() { return joined(fake::state().misused); }
-
-// The driver's own end: the last thing that happens to it in a process.
-__attribute__((destructor)) static void end_and_report() {
-    fake::State& state = fake::state();
-    if (!state.report.empty()) {
-        std::ofstream out(state.report, std::ios::app);
-        for (const auto& [kind, count] : state.created) out << kind << " " << count - state.destroyed[kind] << "\n";
-        for (const auto& [what, count] : state.misused) out << "misused " << what << " " << count << "\n";
-    }
-    state.ended = true;
-}
