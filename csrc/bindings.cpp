@@ -151,14 +151,16 @@ void bind_pool(py::module_& module) {
         .def("add_layout", &StreamPool::add_layout, py::arg("layout"), ReleaseGil())
         .def(
             "lend",
-            [](StreamPool& pool, int layout, int partition, int priority) {
-                return number(pool.lend(lock_for(pool), layout, partition, priority));
+            [](StreamPool& pool, int layout, int partition, int priority, bool shared) {
+                return number(pool.lend(lock_for(pool), layout, partition, priority, shared));
             },
-            py::arg("layout"), py::arg("partition"), py::arg("priority") = 0)
+            py::arg("layout"), py::arg("partition"), py::arg("priority") = 0, py::kw_only(), py::arg("shared") = false)
         .def(
             "lend_remainder",
-            [](StreamPool& pool, int priority) { return number(pool.lend_remainder(lock_for(pool), priority)); },
-            py::arg("priority") = 0)
+            [](StreamPool& pool, int priority, bool shared) {
+                return number(pool.lend_remainder(lock_for(pool), priority, shared));
+            },
+            py::arg("priority") = 0, py::kw_only(), py::arg("shared") = false)
         .def(
             "give_back",
             [](StreamPool& pool, std::uintptr_t stream) { pool.give_back(lock_for(pool), stream_of(stream)); },

@@ -175,23 +175,24 @@ class StreamPool:
 
         Raises ValueError for a slot in two partitions. A failure leaves the pool as it was.
         """
-    def lend(self, layout: int, partition: int, priority: int = 0) -> int:
+    def lend(self, layout: int, partition: int, priority: int = 0, *, shared: bool = False) -> int:
         """Returns a CUstream that is the caller's alone until given back; no driver call.
 
-        Raises ``BackendUnavailableError`` if all are lent, and ``CudaError`` for a layout that ``verify`` refused.
+        ``shared`` lends one stream to everybody who shares, until the last of them gives it back. Raises
+        ``BackendUnavailableError`` if all are lent.
         """
-    def lend_remainder(self, priority: int = 0) -> int:
+    def lend_remainder(self, priority: int = 0, *, shared: bool = False) -> int:
         """The same, on the SMs that the split leaves over."""
     def give_back(self, stream: int) -> None:
-        """Ends a loan, without waiting for the stream; ValueError for a stream that is not lent."""
+        """Ends one loan, without waiting for the stream; ValueError for a stream that is not lent."""
     def partitions(self, layout: int) -> list[PartitionInfo]: ...
     @property
     def remainder(self) -> PartitionInfo | None: ...
     def verify(self, image: bytes) -> None:
         """Runs the probe (a cubin or PTX of ``PROBE_SOURCE``) on every partition and keeps the SM ids seen.
 
-        Raises ``CudaError`` for a layout whose partitions share an SM, and refuses to lend it from then on. Streams
-        that are lent are left alone: each partition is probed on a stream made for that.
+        Streams that are lent are left alone: each partition is probed on a stream made for that. What the ids say
+        about a layout is for ``mosaic.backends.cuda_overlap`` to judge.
         """
     def stats(self) -> PoolStats: ...
     @property

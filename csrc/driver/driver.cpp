@@ -77,6 +77,13 @@ std::string status_text(const Functions& functions, CUresult status) {
     return "";
 }
 
+// Of these cuda.h says: "This leaves the process in an inconsistent state and any further CUDA work will return the
+// same error. To continue using CUDA, the process must be terminated and relaunched."
+bool is_for_good(CUresult status) {
+    return status == CUDA_ERROR_ILLEGAL_ADDRESS || status == CUDA_ERROR_LAUNCH_TIMEOUT ||
+           (status >= CUDA_ERROR_HARDWARE_STACK_ERROR && status <= CUDA_ERROR_LAUNCH_FAILED);
+}
+
 }  // namespace
 
 Driver::Driver() {
@@ -124,7 +131,10 @@ std::string version_text(int version) {
 
 void throw_cuda_error(const Functions& functions, const char* call, CUresult status) {
     const std::string name = status_name(functions, status);
-    throw CudaError(std::string(call) + " failed with " + name + status_text(functions, status), call, name);
+    const char* way_out = is_for_good(status) ? "; a kernel before it went wrong, and CUDA in this process has ended: "
+                                                "start it anew, with CUDA_LAUNCH_BLOCKING=1 to find the kernel"
+                                              : "";
+    throw CudaError(std::string(call) + " failed with " + name + status_text(functions, status) + way_out, call, name);
 }
 
 bool driver_has_ended(const CudaError& error) {

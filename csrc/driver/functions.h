@@ -5,6 +5,9 @@
 #pragma once
 
 #include <cuda.h>
+#include <cudaTypedefs.h>
+
+#include <type_traits>
 
 namespace mosaic {
 
@@ -69,8 +72,15 @@ typedef struct {
 extern "C" CUresult CUDAAPI cuDevSmResourceSplit(CUdevResource* result, unsigned int nbGroups,
                                                  const CUdevResource* input, CUdevResource* remainder,
                                                  unsigned int flags, CU_DEV_SM_RESOURCE_GROUP_PARAMS* groupParams);
+using PFN_cuDevSmResourceSplit_v13010 = decltype(&cuDevSmResourceSplit);
 #endif
 static_assert(sizeof(CU_DEV_SM_RESOURCE_GROUP_PARAMS) == 64, "the driver's structure has 64 bytes");
+
+// The headers know a form of that version, and it is the one that calls are compiled for.
+#define MOSAIC_CHECK_FORM(name, since, use) \
+    static_assert(std::is_same_v<PFN_##name##_v##since, decltype(&::name)>, #name " has no such form");
+MOSAIC_DRIVER_FUNCTIONS(MOSAIC_CHECK_FORM)
+#undef MOSAIC_CHECK_FORM
 
 namespace mosaic {
 

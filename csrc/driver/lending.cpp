@@ -1,7 +1,4 @@
-// What a pool does in the step, lending by look-up, and the verdict on layouts that decides who is served.
-#include <algorithm>
-#include <iterator>
-
+// What a pool does in the step, lending by look-up, and the probe on each of its partitions.
 #include "pool.h"
 #include "probe.h"
 
@@ -18,15 +15,6 @@ std::string name_of(const PartitionInfo& info) {
     return info.is_remainder ? "the remainder" : "the partition of slots [" + joined(info.slots) + "]";
 }
 
-std::vector<int> shared_sms(const PartitionInfo& one, const PartitionInfo& other) {
-    std::vector<int> shared;
-    if (one.sm_ids && other.sm_ids) {
-        std::set_intersection(one.sm_ids->begin(), one.sm_ids->end(), other.sm_ids->begin(), other.sm_ids->end(),
-                              std::back_inserter(shared));
-    }
-    return shared;
-}
-
 }  // namespace
 
 const StreamPool::Layout& StreamPool::layout_at(int layout) const {
@@ -37,30 +25,28 @@ const StreamPool::Layout& StreamPool::layout_at(int layout) const {
                                 std::to_string(layouts_.size()) + " layouts that were added; count from 0");
 }
 
-CUstream StreamPool::lend(const Lock&, int layout, int partition, int priority) {
+CUstream StreamPool::lend(const Lock&, int layout, int partition, int priority, bool shared) {
     require_open();
     const Layout& chosen = layout_at(layout);
-    if (!chosen.refusal.empty()) throw_refused(chosen.refusal);
     if (partition < 0 || static_cast<std::size_t>(partition) >= chosen.partitions.size()) {
         throw std::invalid_argument("partition=" + std::to_string(partition) + " is none of the " +
                                     std::to_string(chosen.partitions.size()) + " partitions of layout " +
                                     std::to_string(layout) + "; count from 0");
     }
-    return lend_from(*partitions_[chosen.partitions[static_cast<std::size_t>(partition)]], priority);
+    return lend_from(*partitions_[chosen.partitions[static_cast<std::size_t>(partition)]], priority, shared);
 }
 
-CUstream StreamPool::lend_remainder(const Lock&, int priority) {
+CUstream StreamPool::lend_remainder(const Lock&, int priority, bool shared) {
     require_open();
     if (!remainder_) {
         throw std::invalid_argument("this pool was made without the remainder; make it with remainder=True");
     }
-    return lend_from(*partitions_[*remainder_], priority);
+    return lend_from(*partitions_[*remainder_], priority, shared);
 }
 
-CUstream StreamPool::lend_from(Partition& partition, int priority) {
+CUstream StreamPool::lend_from(Partition& partition, int priority, bool shared) {
     const std::size_t row = options_.streams.row_of(priority);
-    if (const std::optional<std::size_t> stream = partition.lend(row)) {
-        ++num_lent_;
+    if (const std::optional<std::size_t> stream = partition.lend(row, shared)) {
         return partition.streams()[*stream].get();
     }
     const int made = options_.streams.streams_per_partition;
@@ -77,7 +63,6 @@ void StreamPool::give_back(const Lock&, CUstream stream) {
         throw std::invalid_argument("stream=" + std::to_string(reinterpret_cast<std::uintptr_t>(stream)) +
                                     " is not lent by this pool; give back what lend returned, once");
     }
-    --num_lent_;
 }
 
 void StreamPool::verify(const std::string& image) {
@@ -94,34 +79,6 @@ void StreamPool::verify(const std::string& image) {
     probe.close();
     current.close();
     for (std::size_t i = 0; i < seen.size(); ++i) partitions_[i]->set_sm_ids(std::move(seen[i]));
-    for (std::size_t i = 0; i < layouts_.size(); ++i) {
-        if (layouts_[i].refusal.empty()) layouts_[i].refusal = find_overlap(i);
-    }
-    for (const Layout& layout : layouts_) {
-        if (!layout.refusal.empty()) throw_refused(layout.refusal);
-    }
-}
-
-std::string StreamPool::find_overlap(std::size_t layout) const {
-    std::vector<std::size_t> members = layouts_[layout].partitions;
-    if (remainder_) members.push_back(*remainder_);
-    for (std::size_t i = 0; i < members.size(); ++i) {
-        for (std::size_t j = i + 1; j < members.size(); ++j) {
-            const PartitionInfo& one = partitions_[members[i]]->info();
-            const PartitionInfo& other = partitions_[members[j]]->info();
-            const std::vector<int> shared = shared_sms(one, other);
-            if (shared.empty()) continue;
-            return "layout " + std::to_string(layout) + " is refused: " + name_of(one) + " and " + name_of(other) +
-                   " were seen to share SM " + joined(shared) + ", although " + split_call(options_.placement) +
-                   " gave them as disjoint; a module with dynamic parallelism (CDP), MPS or a driver's error may "
-                   "cause it: run `mosaic doctor`, and make the pool again without the cause";
-        }
-    }
-    return "";
-}
-
-void StreamPool::throw_refused(const std::string& refusal) const {
-    throw CudaError(refusal, split_call(options_.placement), "CUDA_SUCCESS");
 }
 
 }  // namespace mosaic

@@ -28,6 +28,7 @@ Partition::Partition(CUdevice device, CUdevResourceDesc sms, PartitionInfo asked
     : info_(std::move(asked)),
       context_(nullptr),
       free_(table.priorities.size()),
+      shared_(table.priorities.size()),
       row_length_(static_cast<std::size_t>(table.streams_per_partition)) {
     const auto start = std::chrono::steady_clock::now();
     context_ = make_green_context(sms, device);
@@ -45,23 +46,34 @@ void Partition::make_streams(const StreamTable& table) {
         // Taken from the end: the row's first stream is lent first.
         for (std::size_t i = row_length_; i-- > 0;) free_[row].push_back(row * row_length_ + i);
     }
-    lent_.assign(streams_.size(), 0);
+    num_borrowers_.assign(streams_.size(), 0);
 }
 
-std::optional<std::size_t> Partition::lend(std::size_t row) noexcept {
+std::optional<std::size_t> Partition::lend(std::size_t row, bool shared) noexcept {
+    if (shared && shared_[row]) {
+        ++num_borrowers_[*shared_[row]];
+        return shared_[row];
+    }
     std::vector<std::size_t>& free = free_[row];
     if (free.empty()) return std::nullopt;
     const std::size_t stream = free.back();
     free.pop_back();
-    lent_[stream] = 1;
+    num_borrowers_[stream] = 1;
+    if (shared) shared_[row] = stream;
     return stream;
 }
 
 bool Partition::give_back(std::size_t stream) noexcept {
-    if (!lent_[stream]) return false;
-    lent_[stream] = 0;
-    free_[stream / row_length_].push_back(stream);  // within the capacity it was made with
+    if (num_borrowers_[stream] == 0) return false;
+    if (--num_borrowers_[stream] > 0) return true;
+    const std::size_t row = stream / row_length_;
+    if (shared_[row] == stream) shared_[row].reset();
+    free_[row].push_back(stream);  // within the capacity it was made with
     return true;
+}
+
+int Partition::num_lent() const noexcept {
+    return static_cast<int>(std::count_if(num_borrowers_.begin(), num_borrowers_.end(), [](int n) { return n > 0; }));
 }
 
 void Partition::drain(FirstError& first) noexcept {

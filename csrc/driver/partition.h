@@ -39,10 +39,12 @@ class Partition {
     // Handles in the order of the table's rows.
     const std::vector<Stream>& streams() const { return streams_; }
 
-    // Index of a free stream of the row, the one that was given back last; empty if all are lent.
-    std::optional<std::size_t> lend(std::size_t row) noexcept;
+    // Index of a free stream of the row, the one that was given back last; empty if all are lent. A shared one is lent
+    // again to whoever shares, until its last borrower gives it back.
+    std::optional<std::size_t> lend(std::size_t row, bool shared) noexcept;
     // False if the stream is not lent.
     bool give_back(std::size_t stream) noexcept;
+    int num_lent() const noexcept;
 
     // For the probe: a stream of its own, so that lent ones are left alone.
     Stream make_extra_stream() const { return make_stream(context_, 0); }
@@ -58,8 +60,9 @@ class Partition {
     PartitionInfo info_;
     GreenContext context_;
     std::vector<Stream> streams_;
-    std::vector<char> lent_;                      // by stream
-    std::vector<std::vector<std::size_t>> free_;  // by row; never grows beyond what it was made with
+    std::vector<int> num_borrowers_;                  // by stream
+    std::vector<std::vector<std::size_t>> free_;      // by row; never grows beyond what it was made with
+    std::vector<std::optional<std::size_t>> shared_;  // by row, the stream that is lent to whoever shares
     std::size_t row_length_;
 };
 

@@ -37,10 +37,6 @@ Placement parse_placement(const std::string& text) {
 
 const char* text(Placement placement) { return placement == Placement::merged ? "merged" : "split"; }
 
-const char* split_call(Placement placement) {
-    return placement == Placement::merged ? "cuDevSmResourceSplitByCount" : "cuDevSmResourceSplit";
-}
-
 void require_placement(Placement placement) {
     if (placement == Placement::split && driver().functions().cuDevSmResourceSplit == nullptr) {
         throw_missing("cuDevSmResourceSplit");

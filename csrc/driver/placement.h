@@ -21,8 +21,6 @@ enum class Placement {
 // "merged" or "split"; throws std::invalid_argument for anything else.
 Placement parse_placement(const std::string& text);
 const char* text(Placement placement);
-// The call that promised that the groups are disjoint.
-const char* split_call(Placement placement);
 // Throws Unavailable if the driver cannot place this way.
 void require_placement(Placement placement);
 

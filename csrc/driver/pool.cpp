@@ -123,7 +123,6 @@ LayoutCost StreamPool::add(const LayoutSlots& slots) {
     }
     known_.merge(keys);
     layouts_.push_back(std::move(layout));
-    layouts_.back().refusal = find_overlap(layouts_.size() - 1);
     return layouts_.back().cost;
 }
 
@@ -181,7 +180,6 @@ std::optional<PartitionInfo> StreamPool::remainder(const Lock&) const {
 
 PoolStats StreamPool::stats(const Lock&) const {
     PoolStats stats;
-    stats.num_lent = num_lent_;
     stats.creation_ms = remainder_cost_.creation_ms;
     stats.driver_bytes = remainder_cost_.driver_bytes;
     for (const Layout& layout : layouts_) {
@@ -192,6 +190,7 @@ PoolStats StreamPool::stats(const Lock&) const {
     if (closed_) return stats;
     stats.num_contexts = static_cast<int>(partitions_.size());
     stats.num_streams = static_cast<int>(places_.size());
+    for (const auto& partition : partitions_) stats.num_lent += partition->num_lent();
     return stats;
 }
 
@@ -208,7 +207,6 @@ void StreamPool::close() {
 
 FirstError StreamPool::end_all() noexcept {
     closed_ = true;
-    num_lent_ = 0;
     FirstError first;
     std::optional<CurrentContext> current;
     first.run([&] { current.emplace(primary_); });

@@ -59,16 +59,16 @@ class StreamPool {
     Lock try_lock() const;  // owns nothing if the lock is taken
 
     LayoutCost add_layout(const LayoutSlots& layout);
-    CUstream lend(const Lock& held, int layout, int partition, int priority);
-    CUstream lend_remainder(const Lock& held, int priority);
+    // shared: by the same stream as everybody else who shares, whatever the number of streams.
+    CUstream lend(const Lock& held, int layout, int partition, int priority, bool shared);
+    CUstream lend_remainder(const Lock& held, int priority, bool shared);
     void give_back(const Lock& held, CUstream stream);
     std::vector<PartitionInfo> partitions(const Lock& held, int layout) const;
     std::optional<PartitionInfo> remainder(const Lock& held) const;
     PoolStats stats(const Lock& held) const;
     bool closed() const { return closed_; }
 
-    // Reads the SM ids of every partition with the probe. A layout whose partitions were seen to share an SM is
-    // refused from then on, and named by a CudaError here and at each lend.
+    // Reads the SM ids of every partition with the probe; what they say about a layout is the caller's to judge.
     void verify(const std::string& image);
     // Waits for the streams, then ends streams, contexts and the hold on the primary context. What fails does
     // not keep the rest from ending; the first failure is thrown. A second call does nothing.
@@ -78,7 +78,6 @@ class StreamPool {
     struct Layout {
         std::vector<std::size_t> partitions;
         LayoutCost cost;
-        std::string refusal;  // empty for a layout that is served
     };
     struct Place {
         std::size_t partition;
@@ -99,9 +98,7 @@ class StreamPool {
     Made make(const std::vector<CUdevResourceDesc>& sms, std::vector<PartitionInfo> asked) const;
     void adopt(std::vector<std::unique_ptr<Partition>> made);
     const Layout& layout_at(int layout) const;
-    CUstream lend_from(Partition& partition, int priority);
-    std::string find_overlap(std::size_t layout) const;
-    [[noreturn]] void throw_refused(const std::string& refusal) const;
+    CUstream lend_from(Partition& partition, int priority, bool shared);
     FirstError end_all() noexcept;
 
     Origin origin_;
@@ -109,7 +106,6 @@ class StreamPool {
     SlotSplit split_;
     mutable std::mutex mutex_;
     std::atomic<bool> closed_{false};
-    int num_lent_ = 0;
     // From here on in the order in which it has to die, last first.
     PrimaryContext primary_;
     std::vector<std::unique_ptr<Partition>> partitions_;

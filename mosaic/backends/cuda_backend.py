@@ -16,7 +16,8 @@ from mosaic.backends import cuda
 from mosaic.backends.cuda_environment import EnvironmentFinding, find_here, other_processes
 from mosaic.backends.cuda_green import GreenLanes
 from mosaic.backends.cuda_lanes import StreamLanes, run_aside
-from mosaic.backends.cuda_pool import GreenDriver, GreenPool, Loan, Slots, pack_layouts, pool_of
+from mosaic.backends.cuda_pool import GreenDriver, GreenPool, Loan, pack_layouts, pool_of
+from mosaic.backends.cuda_records import Slots
 from mosaic.backends.library_settings import LibrarySettings
 from mosaic.backends.sm_target import pays
 from mosaic.backends.stream_api import StreamApi, TorchStreams
@@ -190,7 +191,10 @@ class CudaBackend:
         return wanted
 
     def _borrow(self, partitions: Iterable[Slots]) -> Loan:
-        return self.pool.borrow(pack_layouts(self._checked(partitions)), image=self._image)
+        loan = self.pool.borrow(pack_layouts(self._checked(partitions)), image=self._image)
+        for note in loan.notes:
+            self._note(note)
+        return loan
 
     def _image(self) -> bytes | None:
         if not self._verify:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from mosaic.backends.cuda import Placement
 from mosaic.backends.cuda_lanes import StreamLane, StreamLanes
 from mosaic.backends.cuda_memory import LaneMemory, measure_lane_memory
-from mosaic.backends.cuda_pool import GreenPool, LayoutRecord, Loan, PartitionRecord, PoolReport, Slots
+from mosaic.backends.cuda_pool import GreenPool, Loan
+from mosaic.backends.cuda_records import LayoutRecord, PartitionRecord, PoolReport, Slots
 from mosaic.backends.stream_api import StreamApi
 
 Borrow = Callable[[Iterable[Slots]], Loan]
@@ -30,6 +32,7 @@ class GreenLanes(StreamLanes):
         self._pool = pool
         self._borrow = borrow
         self._loans = [borrow(partitions)]
+        self._records = dict(self._loans[0].records)
         self._layout_of = dict(self._loans[0].layout_of)
         self._overhead_bytes: int | None = None
         self.remainder: StreamLane | None = None
@@ -37,9 +40,9 @@ class GreenLanes(StreamLanes):
         try:
             super().__init__(
                 api,
-                {slots: self._stream(api, slots, self._loans[0]) for slots in self._loans[0].streams},
+                self._streams(api, self._loans[0]),
                 lambda: _give_back(loans),
-                conflict=_conflict_in(pool, self._layout_of),
+                conflict=_conflict_in(pool.placement, self._layout_of, self._records),
             )
             self._open_remainder(self._loans[0])
         except BaseException:
@@ -49,7 +52,7 @@ class GreenLanes(StreamLanes):
     @property
     def partitions(self) -> tuple[PartitionRecord, ...]:
         """Describes the partitions: SMs requested and granted, and the ids that the probe saw."""
-        return tuple(record for loan in self._loans for record in loan.records())
+        return tuple(self._records.values())
 
     @property
     def report(self) -> PoolReport:
@@ -58,8 +61,9 @@ class GreenLanes(StreamLanes):
             fine=self._pool.fine,
             placement=self._pool.placement,
             partitions=self.partitions,
-            remainder=self._pool.remainder,
+            remainder=None if self._loans[0].remainder is None else self._loans[0].remainder[1],
             layouts=tuple(layout for loan in self._loans for layout in loan.layouts),
+            shared_sms=tuple(sorted({sm for loan in self._loans for sm in loan.shared_sms})),
             lane_overhead_bytes=self._overhead_bytes,
         )
 
@@ -82,18 +86,21 @@ class GreenLanes(StreamLanes):
         wanted = [slots for slots in (tuple(sorted(slots)) for slots in partitions) if slots not in self._lanes]
         loan = self._borrow(wanted)
         self._loans.append(loan)
+        self._records.update(loan.records)
         self._layout_of.update(loan.layout_of)
-        self._add({slots: self._stream(self.api, slots, loan) for slots in loan.streams})
+        self._add(self._streams(self.api, loan))
         return loan.layouts
 
-    def _stream(self, api: StreamApi, slots: Slots, loan: Loan) -> tuple[Any, int]:
-        granted = self._pool.record(loan.layout_of[slots], slots).granted_sms
-        return api.external_stream(loan.streams[slots]), granted
+    def _streams(self, api: StreamApi, loan: Loan) -> dict[Slots, tuple[Any, int]]:
+        return {
+            slots: (api.external_stream(handle), loan.records[slots].granted_sms)
+            for slots, handle in loan.streams.items()
+        }
 
     def _open_remainder(self, loan: Loan) -> None:
-        record = self._pool.remainder
-        if loan.remainder is not None and record is not None:
-            stream = self.api.external_stream(loan.remainder)
+        if loan.remainder is not None:
+            handle, record = loan.remainder
+            stream = self.api.external_stream(handle)
             self.remainder = StreamLane(self.api, (), stream, self._origin, num_sms=record.granted_sms)
             self._all.append(self.remainder)
 
@@ -103,7 +110,9 @@ def _give_back(loans: list[Loan]) -> None:
         loan.give_back()
 
 
-def _conflict_in(pool: GreenPool, layout_of: dict[Slots, int]) -> Callable[[Slots, Slots], bool]:
+def _conflict_in(
+    placement: Placement, layout_of: dict[Slots, int], records: dict[Slots, PartitionRecord]
+) -> Callable[[Slots, Slots], bool]:
     """Returns whether work on two partitions has to take turns.
 
     Merged slots say it by themselves. Where each layout was split anew, slots of different layouts say nothing about
@@ -113,9 +122,9 @@ def _conflict_in(pool: GreenPool, layout_of: dict[Slots, int]) -> Callable[[Slot
     def conflict(one: Slots, other: Slots) -> bool:
         if not set(one).isdisjoint(other):
             return True
-        if pool.placement == "merged" or layout_of[one] == layout_of[other]:
+        if placement == "merged" or layout_of[one] == layout_of[other]:
             return False
-        seen = [pool.record(layout_of[slots], slots).sm_ids for slots in (one, other)]
+        seen = [records[slots].sm_ids for slots in (one, other)]
         return seen[0] is None or seen[1] is None or not set(seen[0]).isdisjoint(seen[1])
 
     return conflict

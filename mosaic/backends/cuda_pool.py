@@ -12,84 +12,12 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from itertools import combinations
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 from mosaic.backends.cuda import CudaDevice, Placement, SlotDescription
-from mosaic.device import FORBID_EXTRA
-from mosaic.errors import CudaError
-
-Slots = tuple[int, ...]
-Layout = tuple[Slots, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionRecord:
-    """What the driver made of one partition."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
-
-    slots: Slots
-    """Its slots; empty for the SMs that the split left over."""
-    requested_sms: int
-    """SMs of its slots."""
-    granted_sms: int
-    """SMs that its green context has, read back from the driver."""
-    sm_ids: tuple[int, ...] | None
-    """Ids of the SMs that the probe saw it use, sorted; None where it was not probed."""
-    creation_ms: float
-    """Time that its context and stream took."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayoutRecord:
-    """What adding one layout to the pool took; zeros where everything was there already."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
-
-    partitions: Layout
-    """Its partitions."""
-    num_contexts: int
-    """Green contexts that were made."""
-    num_streams: int
-    """Streams that were made."""
-    creation_ms: float
-    """Time that it took."""
-    driver_bytes: int
-    """Device memory that went, by the driver; wrong by what others took or gave meanwhile."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolReport:
-    """Partitions in use, and what making them took."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
-
-    fine: bool
-    """Whether slots are the driver's smallest ones, without large clusters."""
-    placement: Placement
-    """How partitions got their SMs."""
-    partitions: tuple[PartitionRecord, ...]
-    """In the order in which they were asked for."""
-    remainder: PartitionRecord | None
-    """The partition of left-over SMs, if it was asked for."""
-    layouts: tuple[LayoutRecord, ...]
-    """In the order in which they were added."""
-    lane_overhead_bytes: int | None = None
-    """Device memory that the first products on a lane leave behind; None where it was not measured."""
-
-    @property
-    def creation_ms(self) -> float:
-        """Time that all layouts took."""
-        return sum(layout.creation_ms for layout in self.layouts)
-
-    @property
-    def driver_bytes(self) -> int:
-        """Device memory that all layouts took."""
-        return sum(layout.driver_bytes for layout in self.layouts)
+from mosaic.backends.cuda_overlap import describe_excess, find_shared_sms
+from mosaic.backends.cuda_records import Layout, LayoutRecord, PartitionRecord, Slots
 
 
 class GreenDriver(Protocol):
@@ -132,30 +60,46 @@ class Loan:
 
     Attributes:
         streams: The stream's handle, for each partition.
+        records: What the driver made of each partition.
         layout_of: Which layout each partition belongs to.
         layouts: What each layout took to add.
+        remainder: The handle and the record of the partition of left-over SMs, if there is one.
+        shared_sms: Ids of SMs that partitions share although they were given as disjoint.
+        notes: What the user should know of that, in a sentence.
     """
 
-    def __init__(self, pool: GreenPool) -> None:
+    def __init__(self, pool: Any) -> None:
         self._pool = pool
-        self._keys: list[object] = []
+        self._handles: list[int] = []
         self.streams: dict[Slots, int] = {}
+        self.records: dict[Slots, PartitionRecord] = {}
         self.layout_of: dict[Slots, int] = {}
         self.layouts: tuple[LayoutRecord, ...] = ()
-        self.remainder: int | None = None
+        self.remainder: tuple[int, PartitionRecord] | None = None
+        self.shared_sms: tuple[int, ...] = ()
+        self.notes: tuple[str, ...] = ()
 
-    def records(self) -> tuple[PartitionRecord, ...]:
-        """Describes its partitions."""
-        return tuple(self._pool.record(self.layout_of[slots], slots) for slots in self.streams)
+    def keep(self, handle: int) -> int:
+        """Notes a stream that has to be given back."""
+        self._handles.append(handle)
+        return handle
 
     def give_back(self) -> None:
-        """Ends the loan; the streams must have ended their work. A second call does nothing."""
-        while self._keys:
-            self._pool.release(self._keys.pop())
+        """Ends the loan; the streams must have ended their work. A second call does nothing.
+
+        From any thread and at any moment: Python may let lanes go while this very thread borrows.
+        """
+        while self._handles:
+            handle = self._handles.pop()
+            if not self._pool.closed:
+                self._pool.give_back(handle)
 
 
 class GreenPool:
     """The streams of one device; safe from any thread.
+
+    Which stream is lent, and to how many, the driver's pool keeps; here are layouts, records and the verdict on what
+    the probe saw.
 
     Args:
         driver: The device.
@@ -171,13 +115,10 @@ class GreenPool:
         self.placement: Placement = placement
         self.fine = fine
         self._priority = priority
-        self._has_remainder = remainder
+        self._compute_capability = driver.describe().compute_capability
         self._pool = driver.open_pool(fine=fine, placement=placement, priority=priority, remainder=remainder)
         self._lock = threading.Lock()
-        self._released: deque[object] = deque()
         self._indices: dict[Layout, int] = {}
-        self._layouts: list[Layout] = []
-        self._loans: dict[object, tuple[int, int]] = {}
 
     def borrow(self, layouts: Sequence[Layout], *, image: Callable[[], bytes | None]) -> Loan:
         """Lends a stream for each partition, and makes what is not there yet.
@@ -189,76 +130,44 @@ class GreenPool:
             image: Called for the compiled probe if a partition was not probed yet; None leaves it unprobed.
 
         Raises:
-            CudaError: The driver failed, or partitions without a common slot were seen to share an SM.
+            CudaError: The driver failed, or partitions without a common slot were seen to share SMs.
         """
-        loan = Loan(self)
-        try:
-            with self._lock:
-                loan.layouts = tuple(self._add(layout) for layout in layouts)
-                self._verify(layouts, image)
-                for layout in layouts:
-                    for number, slots in enumerate(layout):
-                        index = self._indices[layout]
-                        loan.streams[slots] = self._lend(loan, self._key(layout, slots), index, number)
-                        loan.layout_of[slots] = index
-                if self._has_remainder:
-                    loan.remainder = self._lend(loan, "remainder", -1, 0)
-        except BaseException:
-            loan.give_back()
-            raise
-        finally:
-            self._end_released()
+        loan = Loan(self._pool)
+        with self._lock:
+            loan.layouts = tuple(self._add(layout) for layout in layouts)
+            self._probe(layouts, image)
+            found = [
+                [PartitionRecord.of(info) for info in self._pool.partitions(self._indices[layout])]
+                for layout in layouts
+            ]
+            rest = [] if self._pool.remainder is None else [PartitionRecord.of(self._pool.remainder)]
+            self._judge(loan, found, rest)
+            try:
+                for layout, records in zip(layouts, found, strict=True):
+                    self._lend(loan, layout, records)
+                for record in rest:
+                    handle = self._pool.lend_remainder(priority=self._priority, shared=True)
+                    loan.remainder = (loan.keep(handle), record)
+            except BaseException:
+                loan.give_back()
+                raise
         return loan
-
-    def release(self, key: object) -> None:
-        """Ends one loan of a stream; its last borrower gives it back to the driver's pool.
-
-        Python may let lanes go at any moment, also while this very thread borrows: then it is done afterwards.
-        """
-        self._released.append(key)
-        self._end_released()
-
-    def record(self, index: int, slots: Slots) -> PartitionRecord:
-        """Describes a partition."""
-        return _record(self._pool.partitions(index)[self._layouts[index].index(slots)])
-
-    @property
-    def remainder(self) -> PartitionRecord | None:
-        """Describes the partition of left-over SMs."""
-        return None if self._pool.remainder is None else _record(self._pool.remainder)
 
     def close(self) -> None:
         """Ends streams and contexts; for when nothing is left that ran on them, tensors included."""
-        with self._lock:
-            self._pool.close()
+        self._pool.close()
 
     @property
     def stats(self) -> Any:
         """Returns the pool's own counts, a ``_C.PoolStats``."""
         return self._pool.stats()
 
-    def _end_released(self) -> None:
-        while self._released and self._lock.acquire(blocking=False):
-            try:
-                while self._released:
-                    key = self._released.popleft()
-                    handle, borrowers = self._loans.pop(key)
-                    if borrowers > 1:
-                        self._loans[key] = (handle, borrowers - 1)
-                    elif not self._pool.closed:
-                        self._pool.give_back(handle)
-            finally:
-                self._lock.release()
-
-    def _key(self, layout: Layout, slots: Slots) -> object:
-        return slots if self.placement == "merged" else (layout, slots)
-
     def _add(self, layout: Layout) -> LayoutRecord:
         if layout in self._indices:
             return LayoutRecord(partitions=layout, num_contexts=0, num_streams=0, creation_ms=0.0, driver_bytes=0)
+        index = len(self._pool.stats().layouts)  # counted there: Ctrl-C may come between adding and noting it here
         cost = self._pool.add_layout(layout)
-        self._indices[layout] = len(self._layouts)
-        self._layouts.append(layout)
+        self._indices[layout] = index
         return LayoutRecord(
             partitions=layout,
             num_contexts=cost.num_contexts,
@@ -267,41 +176,28 @@ class GreenPool:
             driver_bytes=cost.driver_bytes,
         )
 
-    def _lend(self, loan: Loan, key: object, index: int, number: int) -> int:
-        handle, borrowers = self._loans.get(key, (0, 0))
-        if not borrowers:
-            lend = self._pool.lend_remainder if index < 0 else functools.partial(self._pool.lend, index, number)
-            handle = lend(priority=self._priority)
-        self._loans[key] = (handle, borrowers + 1)
-        loan._keys.append(key)
-        return handle
-
-    def _verify(self, layouts: Sequence[Layout], image: Callable[[], bytes | None]) -> None:
+    def _probe(self, layouts: Sequence[Layout], image: Callable[[], bytes | None]) -> None:
         found = [info for layout in layouts for info in self._pool.partitions(self._indices[layout])]
-        if any(info.sm_ids is None for info in found):
-            compiled = image()
-            if compiled is None:
-                return
+        if any(info.sm_ids is None for info in found) and (compiled := image()) is not None:
             self._pool.verify(compiled)
-        self._check_between_layouts(layouts)
 
-    def _check_between_layouts(self, layouts: Sequence[Layout]) -> None:
-        """Looks at partitions of different layouts, which the driver's pool does not compare."""
-        if self.placement == "split":  # the driver promises nothing there; lanes exclude each other instead
-            return
-        records = [(layout, self.record(self._indices[layout], slots)) for layout in layouts for slots in layout]
-        for (here, one), (there, other) in combinations(records, 2):
-            if here == there:
-                continue
-            shared = set(one.sm_ids or ()) & set(other.sm_ids or ())
-            if shared and set(one.slots).isdisjoint(other.slots):
-                raise CudaError(
-                    f"slots {list(one.slots)} and slots {list(other.slots)} were seen to share SM "
-                    f"{', '.join(map(str, sorted(shared)))}, though they have no slot in common; `mosaic doctor` "
-                    "looks for what can cause it (MPS, modules with dynamic parallelism)",
-                    call="cuDevSmResourceSplitByCount",
-                    status="CUDA_SUCCESS",
-                )
+    def _judge(self, loan: Loan, found: list[list[PartitionRecord]], rest: list[PartitionRecord]) -> None:
+        everything = [record for records in found for record in records] + rest
+        # Where each layout was split anew the driver promises nothing between layouts; their lanes take turns instead.
+        groups, call = (found, "cuDevSmResourceSplit")
+        if self.placement == "merged":
+            groups, call = ([everything], "cuDevSmResourceSplitByCount")
+        capability = self._compute_capability
+        loan.shared_sms = find_shared_sms(groups, compute_capability=capability, call=call)
+        loan.notes = describe_excess(everything, loan.shared_sms, compute_capability=capability)
+
+    def _lend(self, loan: Loan, layout: Layout, records: Sequence[PartitionRecord]) -> None:
+        index = self._indices[layout]
+        for number, (slots, record) in enumerate(zip(layout, records, strict=True)):
+            handle = self._pool.lend(index, number, priority=self._priority, shared=True)
+            loan.streams[slots] = loan.keep(handle)
+            loan.records[slots] = record
+            loan.layout_of[slots] = index
 
 
 _MAKING = threading.Lock()
@@ -319,13 +215,3 @@ def _make_pool(driver: GreenDriver, **kind: Any) -> GreenPool:
     # At interpreter exit, too, tensors may be let go after their streams' pool; so it is never freed by Python.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(pool))
     return pool
-
-
-def _record(info: Any) -> PartitionRecord:
-    return PartitionRecord(
-        slots=tuple(info.slots),
-        requested_sms=info.requested_sms,
-        granted_sms=info.granted_sms,
-        sm_ids=None if info.sm_ids is None else tuple(info.sm_ids),
-        creation_ms=info.creation_ms,
-    )

@@ -21,11 +21,14 @@ enum : Result {
     kInvalidContext = 201,
     kInvalidHandle = 400,
     kNotFound = 500,
+    kIllegalAddress = 700,
     kContextIsDestroyed = 709,
+    kLaunchFailed = 719,
     kNotSupported = 801,
     kSystemDriverMismatch = 803,
     kInvalidResourceType = 914,
     kInvalidResourceConfiguration = 915,
+    kStreamDetached = 917,
     kUnknown = 999,
 };
 
@@ -36,6 +39,7 @@ constexpr unsigned kGreenDefaultStream = 0x1;
 constexpr unsigned kStreamNonBlocking = 0x1;
 
 constexpr unsigned kBackfill = 0x1;
+constexpr std::uint64_t kPerThreadDefaultStream = 0x2;
 
 constexpr int kAttributeMultiprocessorCount = 16;
 constexpr int kAttributeMajor = 75;

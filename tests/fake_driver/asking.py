@@ -86,10 +86,41 @@ def load(code):
     assert call("cuLibraryLoadData", ctypes.byref(library), code, None, None, 0, None, None, 0, version=12000) == 0
     return call("cuLibraryGetKernel", ctypes.byref(kernel), library, b"mosaic_smid", version=12000), library, kernel
 
-def launch(kernel, memory, words, stream, threads=1024):
-    arguments = [memory, ctypes.c_uint(words), ctypes.c_uint64(1000)]
+def launch(kernel, memory, words, stream, blocks=528, threads=1024, spin_ns=1000):
+    arguments = [memory, ctypes.c_uint(words), ctypes.c_uint64(spin_ns)]
     array = (ctypes.c_void_p * 3)(*[ctypes.addressof(one) for one in arguments])
-    return call("cuLaunchKernel", kernel, 8, 1, 1, threads, 1, 1, 0, stream, array, None, version=4000)
+    return call("cuLaunchKernel", kernel, blocks, 1, 1, threads, 1, 1, 0, stream, array, None, version=4000)
+
+def clear(memory, stream):
+    return call("cuMemsetD32Async", memory, 0, ctypes.c_size_t(8), stream, version=3020)
+
+def copy(words, memory, stream):
+    return call("cuMemcpyDtoHAsync", words, memory, ctypes.c_size_t(32), stream, version=3020)
+
+def wait(stream):
+    return call("cuStreamSynchronize", stream, version=2000)
+
+def sms_in(words):
+    return [sm for sm in range(256) if words[sm // 32] >> sm % 32 & 1]
+
+def record(event, stream):
+    return call("cuEventRecord", event, stream, version=2000)
+
+def event():
+    handle = ctypes.c_void_p()
+    assert call("cuEventCreate", ctypes.byref(handle), 0, version=2000) == 0
+    return handle
+
+def follow(stream, event):
+    return call("cuStreamWaitEvent", stream, event, 0, version=3020)
+"""
+
+# A kernel, memory for what it sees, and two streams on 8 SMs each.
+READY = """
+push(primary())
+_, groups, _ = split(16, 8)
+one, other = (stream(green(describe(group)[1])[1])[1] for group in (groups[0], groups[1]))
+(_, library, kernel), (_, memory), words = load(b"... mosaic_smid ..."), allocate(32), (ctypes.c_uint * 8)()
 """
 
 INVALID_VALUE, INVALID_TYPE, INVALID_CONFIGURATION = 1, 914, 915

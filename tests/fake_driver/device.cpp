@@ -1,9 +1,8 @@
-// Start-up, look-up by name, devices and primary contexts.
+// Start-up, devices and primary contexts.
 #include <unistd.h>
 
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <set>
 #include <sstream>
 #include <thread>
@@ -40,6 +39,10 @@ State::State() : version(std::stoi(variable("MOSAIC_FAKE_VERSION", "13000"))) {
         const int nth = at == std::string::npos ? 0 : std::stoi(failure.substr(at + 1));
         failures[failure.substr(0, std::min(at, equals))] = {std::stoi(failure.substr(equals + 1)), nth};
     }
+    for (const std::string& sms : parts(variable("MOSAIC_FAKE_CLUSTERS", ""), ',')) {
+        clusters.push_back(static_cast<unsigned>(std::stoul(sms)));
+    }
+    first_current = std::stoi(variable("MOSAIC_FAKE_CURRENT", "-1"));
     quirk = variable("MOSAIC_FAKE_QUIRK", "");
     report = variable("MOSAIC_FAKE_REPORT", "");
 }
@@ -49,6 +52,10 @@ State& state() {
     return *instance;
 }
 
+// "This leaves the process in an inconsistent state and any further CUDA work will return the same error. To continue
+// using CUDA, the process must be terminated and relaunched" (cuda.h, CUDA_ERROR_ILLEGAL_ADDRESS and its like).
+bool is_sticky(Result status) { return status == kIllegalAddress || status == kLaunchFailed; }
+
 Result enter(const char* name) {
     static const std::set<std::string> before_init = {"cuInit", "cuDriverGetVersion", "cuGetProcAddress",
                                                       "cuGetErrorName", "cuGetErrorString"};
@@ -57,8 +64,10 @@ Result enter(const char* name) {
     if (now.logging) now.log += std::string(name) + " ";
     const auto failure = now.failures.find(name);
     if (failure != now.failures.end() && (failure->second.nth == 0 || failure->second.nth == call)) {
+        if (is_sticky(failure->second.status)) now.sticky = failure->second.status;
         return failure->second.status;
     }
+    if (now.sticky != kSuccess && before_init.count(name) == 0) return now.sticky;
     if (now.ended && std::strncmp(name, "cuGetError", 10) != 0) return kDeinitialized;
     if (now.initialised && now.process != getpid()) {  // a forked child has no driver
         ++now.misused["call_in_a_forked_child"];
@@ -86,6 +95,10 @@ Result cuInit(unsigned flags) {
     FAKE_ENTER("cuInit");
     if (flags != 0) return kInvalidValue;
     if (state().devices.empty()) return kNoDevice;
+    const int first = state().first_current;
+    if (!state().initialised && state().has(first) && state().primary_references[first]++ == 0) {
+        ++state().created["primary"];  // torch's hold on it
+    }
     state().initialised = true;
     state().process = getpid();
     return kSuccess;
@@ -111,11 +124,14 @@ Result cuGetErrorName(Result status, const char** text) {
         {kInvalidContext, "CUDA_ERROR_INVALID_CONTEXT"},
         {kInvalidHandle, "CUDA_ERROR_INVALID_HANDLE"},
         {kNotFound, "CUDA_ERROR_NOT_FOUND"},
+        {kIllegalAddress, "CUDA_ERROR_ILLEGAL_ADDRESS"},
+        {kLaunchFailed, "CUDA_ERROR_LAUNCH_FAILED"},
         {kContextIsDestroyed, "CUDA_ERROR_CONTEXT_IS_DESTROYED"},
         {kNotSupported, "CUDA_ERROR_NOT_SUPPORTED"},
         {kSystemDriverMismatch, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"},
         {kInvalidResourceType, "CUDA_ERROR_INVALID_RESOURCE_TYPE"},
         {kInvalidResourceConfiguration, "CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION"},
+        {kStreamDetached, "CUDA_ERROR_STREAM_DETACHED"},
         {kUnknown, "CUDA_ERROR_UNKNOWN"},
     };
     FAKE_ENTER("cuGetErrorName");
@@ -197,16 +213,6 @@ Result cuDevicePrimaryCtxRelease(int device) {
     return kSuccess;
 }
 
-const Function* look_up(const char* name) {
-    for (const auto* functions : {&device_functions(), &split_functions(), &sized_split_functions(), &green_functions(),
-                                  &context_functions(), &launch_functions()}) {
-        for (const Function& function : *functions) {
-            if (std::strcmp(function.name, name) == 0) return &function;
-        }
-    }
-    return nullptr;
-}
-
 }  // namespace
 
 const std::vector<Function>& device_functions() {
@@ -228,66 +234,3 @@ const std::vector<Function>& device_functions() {
 }
 
 }  // namespace fake
-
-// The only driver symbol that can be linked or found by dlsym: all others go through it, as they should.
-extern "C" fake::Result cuGetProcAddress_v2(const char* name, void** address, int version, std::uint64_t, int* found) {
-    FAKE_ENTER("cuGetProcAddress");
-    *address = nullptr;
-    if (version > fake::state().version) return fake::kInvalidValue;
-    const fake::Function* function = fake::look_up(name);
-    const int result = function == nullptr ? 1 : function->since > version ? 2 : 0;
-    if (found != nullptr) *found = result;
-    if (result == 0) *address = function->address;
-    return fake::kSuccess;
-}
-
-// For tests, through ctypes: injects a failure from now on (status 0 takes it back) or of the nth call from now, ends
-// the driver as its own exit does, and tells how often a function was called, how many objects were made and ended,
-// and what was misused.
-extern "C" void mosaic_fake_fail(const char* name, int status) { fake::state().failures[name] = {status, 0}; }
-extern "C" void mosaic_fake_fail_nth(const char* name, int status, int nth) {
-    fake::state().failures[name] = {status, fake::state().calls[name] + nth};
-}
-extern "C" void mosaic_fake_end() { fake::state().ended = true; }
-extern "C" int mosaic_fake_calls(const char* name) { return fake::state().calls[name]; }
-extern "C" int mosaic_fake_created(const char* kind) { return fake::state().created[kind]; }
-extern "C" int mosaic_fake_destroyed(const char* kind) { return fake::state().destroyed[kind]; }
-
-namespace {
-
-const char* joined(const std::map<std::string, int>& counts) {
-    static std::string names;
-    names.clear();
-    for (const auto& count : counts) names += count.second > 0 ? count.first + " " : "";
-    return names.c_str();
-}
-
-}  // namespace
-
-// Lets calls of a function wait until they are let go, and tells how many do.
-extern "C" void mosaic_fake_hold(const char* name) {
-    fake::state().held = name;
-    fake::state().holding = true;
-}
-extern "C" void mosaic_fake_let_go() { fake::state().holding = false; }
-extern "C" int mosaic_fake_num_waiting() { return fake::state().num_waiting; }
-
-// Writes down the calls from now on, in their order.
-extern "C" void mosaic_fake_mark() {
-    fake::state().logging = true;
-    fake::state().log.clear();
-}
-extern "C" const char* mosaic_fake_log() { return fake::state().log.c_str(); }
-extern "C" const char* mosaic_fake_called() { return joined(fake::state().calls); }
-extern "C" const char* mosaic_fake_misused() { return joined(fake::state().misused); }
-
-// The driver's own end: the last thing that happens to it in a process.
-__attribute__((destructor)) static void end_and_report() {
-    fake::State& state = fake::state();
-    if (!state.report.empty()) {
-        std::ofstream out(state.report, std::ios::app);
-        for (const auto& [kind, count] : state.created) out << kind << " " << count - state.destroyed[kind] << "\n";
-        for (const auto& [what, count] : state.misused) out << "misused " << what << " " << count << "\n";
-    }
-    state.ended = true;
-}

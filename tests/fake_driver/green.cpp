@@ -59,6 +59,7 @@ Result cuGreenCtxStreamCreate(Stream** out, GreenContext* handle, unsigned flags
     if (out == nullptr || flags != kStreamNonBlocking) return kInvalidValue;
     auto stream = std::make_unique<Stream>();
     stream->context = context;
+    stream->device = context->device;
     stream->priority = priority;
     *out = keep(state().streams, std::move(stream));
     ++context->num_streams;
@@ -79,15 +80,52 @@ Result cuStreamDestroy(Stream* handle) {
     return kSuccess;
 }
 
-Result cuStreamSynchronize(Stream* handle) {
+// The legacy default stream waits for nobody here: a green stream "should perform no implicit synchronization with the
+// default stream" (cuda.h, cuGreenCtxStreamCreate).
+Result cuStreamSynchronize(void* handle) {
     FAKE_ENTER("cuStreamSynchronize");
-    if (current_device() < 0) return kInvalidContext;
-    const Stream* stream = find(state().streams, handle);
-    if (handle == nullptr) return kSuccess;
-    return stream == nullptr || !stream->alive ? misuse("dead_stream", kInvalidHandle) : kSuccess;
+    Stream* stream = nullptr;
+    if (const Result bad = find_stream(handle, &stream)) return bad;
+    run_pending(*stream, stream->num_given);
+    return kSuccess;
 }
 
 }  // namespace
+
+Result find_stream(void* handle, Stream** found) {
+    const int device = current_device();
+    if (device < 0) return kInvalidContext;
+    if (handle == nullptr) {
+        *found = &state().default_streams[device];
+        (*found)->device = device;
+        return kSuccess;
+    }
+    Stream* stream = find(state().streams, handle);
+    if (stream == nullptr || !stream->alive) return misuse("dead_stream", kInvalidHandle);
+    if (!stream->context->alive) {
+        // "Once the green context is destroyed, any subsequent API calls involving these streams (including
+        // cuStreamDestroy) will return CUDA_ERROR_CONTEXT_IS_DESTROYED" (cuda.h of 13.0, cuGreenCtxDestroy);
+        // "CUDA_ERROR_STREAM_DETACHED with the exception of the following APIs: cuStreamDestroy" (13.1 and later).
+        return misuse("stream_of_a_dead_context",
+                      state().version < kStreamsOutliveContexts ? kContextIsDestroyed : kStreamDetached);
+    }
+    *found = stream;
+    return stream->device == device ? kSuccess : kInvalidHandle;
+}
+
+void give(Stream& stream, std::function<void()> work) {
+    ++stream.num_given;
+    stream.pending.push_back(std::move(work));
+}
+
+void run_pending(Stream& stream, int up_to) {
+    while (stream.num_run < up_to) {
+        const std::function<void()> work = std::move(stream.pending.front());
+        stream.pending.pop_front();
+        ++stream.num_run;
+        work();
+    }
+}
 
 const std::vector<Function>& green_functions() {
     static const std::vector<Function> functions = {
@@ -104,3 +142,4 @@ const std::vector<Function>& green_functions() {
 }  // namespace fake
 
 extern "C" int mosaic_fake_priority(void* stream) { return fake::find(fake::state().streams, stream)->priority; }
+extern "C" int mosaic_fake_given(void* stream) { return fake::find(fake::state().streams, stream)->num_given; }

@@ -1,18 +1,26 @@
 // Libraries, device memory, and the one kernel that the fake can run: mosaic_smid, which writes down the SMs of its
-// stream's context. Work is done when it is launched.
+// stream's context. Work is done when its stream is waited for and not before: cuStreamSynchronize "waits until the
+// device has completed all operations in the stream specified" (cuda.h), which says nothing of other streams.
 //
-// The quirk kernels_spread lets kernels of green streams use the device's last two SMs too, as a module with dynamic
-// parallelism does on Hopper; kernels_nowhere writes nothing.
+// Which SMs a kernel reaches follows from its grid: blocks fill one SM after the other, which nobody rules out, and
+// stay as long as they spin. So a grid that is too small, or whose blocks do not wait, misses SMs.
+//
+// The quirk kernels_spread lets kernels of green streams use the device's last two SMs too: "On Compute Architecture
+// 9.x: When a module with dynamic parallelism (CDP) is loaded, all future kernels running under green contexts may use
+// and share an additional set of 2 SMs" (cuda.h, green contexts); kernels_spread_far does so with the last three, and
+// kernels_nowhere writes nothing.
 #include <algorithm>
 #include <cstring>
 
-#include "state.h"
+#include "resource.h"
 
 namespace fake {
 namespace {
 
 constexpr const char* kKernel = "mosaic_smid";
 constexpr unsigned kMostThreads = 1024;
+constexpr unsigned kThreadsOfSm = 2048;
+constexpr unsigned kBlocksOfSm = 32;
 
 Result cuLibraryLoadData(Library** out, const char* code, void*, void*, unsigned num_jit_options, void*, void*,
                          unsigned num_library_options) {
@@ -71,60 +79,73 @@ Result cuMemFree(DevicePointer pointer) {
     return kSuccess;
 }
 
-// The device whose work may be given to the stream now; -1 for a dead stream or no current context.
-Result check_stream(void* handle) {
-    if (current_device() < 0) return kInvalidContext;
-    if (handle == nullptr) return kSuccess;
-    const Stream* stream = find(state().streams, handle);
-    if (stream == nullptr || !stream->alive || !stream->context->alive) return misuse("dead_stream", kInvalidHandle);
-    return stream->context->device == current_device() ? kSuccess : kInvalidHandle;
+// Freeing "may perform implicit synchronization" (cuda.h, cuMemFree), which nobody should count on.
+bool is_still_there(const Memory* memory) {
+    if (!memory->alive) misuse("work_on_freed_memory", kSuccess);
+    return memory->alive;
 }
 
-Result cuMemsetD32Async(DevicePointer pointer, unsigned value, std::size_t words, void* stream) {
+Result cuMemsetD32Async(DevicePointer pointer, unsigned value, std::size_t words, void* handle) {
     FAKE_ENTER("cuMemsetD32Async");
-    if (const Result bad = check_stream(stream)) return bad;
+    Stream* stream = nullptr;
+    if (const Result bad = find_stream(handle, &stream)) return bad;
     Memory* memory = live_memory(pointer);
     if (memory == nullptr || words > memory->words.size()) return kInvalidValue;
-    std::fill_n(memory->words.begin(), words, value);
+    give(*stream, [=] {
+        if (is_still_there(memory)) std::fill_n(memory->words.begin(), words, value);
+    });
     return kSuccess;
 }
 
-Result cuMemcpyDtoHAsync(void* out, DevicePointer pointer, std::size_t bytes, void* stream) {
+Result cuMemcpyDtoHAsync(void* out, DevicePointer pointer, std::size_t bytes, void* handle) {
     FAKE_ENTER("cuMemcpyDtoHAsync");
-    if (const Result bad = check_stream(stream)) return bad;
+    Stream* stream = nullptr;
+    if (const Result bad = find_stream(handle, &stream)) return bad;
     const Memory* memory = live_memory(pointer);
     if (memory == nullptr || bytes > memory->words.size() * sizeof(unsigned)) return kInvalidValue;
-    std::memcpy(out, memory->words.data(), bytes);
+    give(*stream, [=] {
+        if (is_still_there(memory)) std::memcpy(out, memory->words.data(), bytes);
+    });
     return kSuccess;
 }
 
-std::vector<unsigned> sms_of(void* handle) {
-    const unsigned device_sms = state().devices[static_cast<std::size_t>(current_device())].num_sms;
-    std::vector<unsigned> sms;
-    if (state().quirk == "kernels_nowhere") return sms;
-    if (const Stream* stream = find(state().streams, handle)) {
-        sms = stream->context->sms;
-        if (state().quirk == "kernels_spread") sms.insert(sms.end(), {device_sms - 2, device_sms - 1});
-        return sms;
-    }
-    for (unsigned sm = 0; sm < device_sms; ++sm) sms.push_back(sm);
+std::vector<unsigned> sms_of(const Stream& stream) {
+    if (state().quirk == "kernels_nowhere") return {};
+    std::vector<unsigned> all = sm_ids(stream.device);
+    if (stream.context == nullptr) return all;
+    std::vector<unsigned> sms = stream.context->sms;
+    const int more = state().quirk == "kernels_spread" ? 2 : state().quirk == "kernels_spread_far" ? 3 : 0;
+    sms.insert(sms.end(), all.end() - more, all.end());
     return sms;
 }
 
+// How many SMs the blocks of a grid fill at least.
+std::size_t sms_filled(unsigned blocks, unsigned threads, unsigned long long spin_ns) {
+    const unsigned per_sm = std::min(kBlocksOfSm, kThreadsOfSm / threads);
+    return spin_ns == 0 ? 1 : (blocks + per_sm - 1) / per_sm;
+}
+
 Result cuLaunchKernel(void* kernel, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
-                      unsigned block_y, unsigned block_z, unsigned, void* stream, void** arguments, void** extra) {
+                      unsigned block_y, unsigned block_z, unsigned, void* handle, void** arguments, void** extra) {
     FAKE_ENTER("cuLaunchKernel");
-    if (const Result bad = check_stream(stream)) return bad;
+    Stream* stream = nullptr;
+    if (const Result bad = find_stream(handle, &stream)) return bad;
     const Library* library = find(state().libraries, kernel);
     if (library == nullptr || !library->alive) return kInvalidHandle;
-    if (grid_x * grid_y * grid_z == 0 || block_x * block_y * block_z == 0 || extra != nullptr) return kInvalidValue;
-    if (block_x * block_y * block_z > kMostThreads) return kInvalidValue;
+    const unsigned blocks = grid_x * grid_y * grid_z;
+    const unsigned threads = block_x * block_y * block_z;
+    if (blocks == 0 || threads == 0 || threads > kMostThreads || extra != nullptr) return kInvalidValue;
     Memory* seen = live_memory(*static_cast<DevicePointer*>(arguments[0]));
     const unsigned words = *static_cast<unsigned*>(arguments[1]);
     if (seen == nullptr || words > seen->words.size()) return kInvalidValue;
-    for (const unsigned sm : sms_of(stream)) {
-        if (sm / 32 < words) seen->words[sm / 32] |= 1u << (sm % 32);
-    }
+    std::vector<unsigned> sms = sms_of(*stream);
+    const auto spin_ns = *static_cast<unsigned long long*>(arguments[2]);
+    sms.resize(std::min(sms.size(), sms_filled(blocks, threads, spin_ns)));
+    give(*stream, [=] {
+        for (const unsigned sm : is_still_there(seen) ? sms : std::vector<unsigned>{}) {
+            if (sm / 32 < words) seen->words[sm / 32] |= 1u << (sm % 32);
+        }
+    });
     return kSuccess;
 }
 

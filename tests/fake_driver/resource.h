@@ -20,10 +20,15 @@ struct Hidden {
 };
 static_assert(sizeof(Hidden) <= sizeof(Resource::hidden), "must fit into the padding");
 
-void write(Resource* out, const Hidden& hidden);
+void write(Resource* out, const Hidden& hidden, unsigned alignment);
+unsigned remainder_alignment(unsigned alignment);
 Hidden read(const Resource& resource);
 bool is_zero(const Resource& resource);
-// Takes the lowest SMs out of `from`, as the driver was seen to do.
-SmSet take(SmSet& from, unsigned count);
+// Ids of a device's SMs, in the order in which splits take them.
+std::vector<unsigned> sm_ids(int device);
+// How many SMs of a set can be had in bundles of `together`, each bundle out of one GPC.
+unsigned reachable(const SmSet& from, unsigned together);
+// Takes so many SMs out of `from`, in such bundles, the lowest first, as the driver was seen to do.
+SmSet take(SmSet& from, unsigned count, unsigned together = 1);
 
 }  // namespace fake

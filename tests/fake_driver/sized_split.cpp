@@ -35,10 +35,10 @@ Result check_params(const GroupParams& params, const Hidden& whole, Group* group
 // Assigns SMs to one group; `left` loses them. A count of 0 discovers what is possible.
 Result assign(Group& group, SmSet& left, SmSet* sms) {
     const unsigned available = static_cast<unsigned>(left.count());
-    const unsigned structured = available / group.coscheduled * group.coscheduled;
+    const unsigned structured = reachable(left, group.coscheduled);
     if (group.count == 0) group.count = group.backfill ? available / 2 * 2 : structured;
     if (group.count > (group.backfill ? available : structured)) return kInvalidResourceConfiguration;
-    *sms = take(left, group.count);
+    *sms = take(left, group.count, group.backfill ? 1 : group.coscheduled);
     return kSuccess;
 }
 
@@ -70,11 +70,13 @@ Result cuDevSmResourceSplit(Resource* result, unsigned groups, const Resource* i
         if (const Result bad = assign(group, left, &sms)) return bad;
         if (result != nullptr && group.count < group.coscheduled) return kInvalidResourceConfiguration;
         params[i].sm_count = group.count;
-        if (result != nullptr) write(&result[i], {Source::result, whole.device, state().last_split, sms});
+        if (result != nullptr) {
+            write(&result[i], {Source::result, whole.device, state().last_split, sms}, group.coscheduled);
+        }
     }
     if (result != nullptr && state().quirk == "other_sizes") result[0].sm.count -= 2;
     if (remainder != nullptr && left.any()) {
-        write(remainder, {Source::remainder, whole.device, state().last_split, left});
+        write(remainder, {Source::remainder, whole.device, state().last_split, left}, remainder_alignment(2));
     }
     return kSuccess;
 }

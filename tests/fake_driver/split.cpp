@@ -4,7 +4,12 @@
 //
 // MOSAIC_FAKE_QUIRK makes it a driver that breaks its word: fewer_groups, uneven_groups, too_many_sms, no_groups,
 // overlapping_groups (each group but the first has an SM of the one before in place of its own), other_sizes
-// (sized_split.cpp), one_sm_less (green.cpp), kernels_spread and kernels_nowhere (launch.cpp).
+// (sized_split.cpp), one_sm_less (green.cpp), kernels_spread and its like (launch.cpp), strict_events (events.cpp).
+//
+// MOSAIC_FAKE_CLUSTERS=18,16,... gives the device GPCs of so many SMs; without it there is one, of all SMs. Then splits
+// make "fewer groups [...] than purely dividing the total SM count by the minCount due to cluster requirements"
+// (cuda.h, cuDevSmResourceSplitByCount), some multiples of 8 cannot be reached, and "the SM identifier numbering is not
+// guaranteed to be contiguous" (PTX ISA, %smid): pairs of SMs are dealt to the GPCs in turn, and full GPCs leave gaps.
 #include <algorithm>
 #include <cstring>
 
@@ -12,6 +17,8 @@
 
 namespace fake {
 namespace {
+
+constexpr int kMergesNeedAlignment = 13010;
 
 struct Rule {
     unsigned min_partition_size;
@@ -28,14 +35,14 @@ Rule rule_of(const FakeDevice& device, unsigned flags) {
 
 }  // namespace
 
-void write(Resource* out, const Hidden& hidden) {
+void write(Resource* out, const Hidden& hidden, unsigned alignment) {
     const Rule rule = rule_of(state().devices[static_cast<std::size_t>(hidden.device)], 0);
     *out = Resource{};
     out->type = kResourceTypeSm;
     out->sm.count = static_cast<unsigned>(hidden.sms.count());
     if (state().version >= 13000) {  // older drivers know only the count
         out->sm.min_partition_size = rule.min_partition_size;
-        out->sm.coscheduled_alignment = rule.alignment;
+        out->sm.coscheduled_alignment = alignment;
     }
     std::memcpy(out->hidden, &hidden, sizeof hidden);
 }
@@ -51,11 +58,48 @@ bool is_zero(const Resource& resource) {
     return std::memcmp(&resource, &zero, sizeof zero) == 0;
 }
 
-// Takes the lowest SMs out of `from`, as the driver was seen to do.
-SmSet take(SmSet& from, unsigned count) {
+namespace {
+
+std::size_t num_gpcs() { return std::max<std::size_t>(1, state().clusters.size()); }
+
+SmSet gpc_of(const SmSet& from, std::size_t gpc) {
+    SmSet part;
+    for (std::size_t sm = 0; sm < kMaxSms; ++sm) part[sm] = from[sm] && sm / 2 % num_gpcs() == gpc;
+    return part;
+}
+
+}  // namespace
+
+std::vector<unsigned> sm_ids(int device) {
+    const unsigned num_sms = state().devices[static_cast<std::size_t>(device)].num_sms;
+    std::vector<unsigned> ids;
+    std::vector<unsigned> left = state().clusters.empty() ? std::vector<unsigned>{num_sms} : state().clusters;
+    for (unsigned id = 0; ids.size() < num_sms; ++id) {
+        unsigned& room = left[id / 2 % left.size()];
+        if (room > 0) ids.push_back(id);
+        if (room > 0) --room;
+    }
+    return ids;
+}
+
+unsigned reachable(const SmSet& from, unsigned together) {
+    unsigned sum = 0;
+    for (std::size_t gpc = 0; gpc < num_gpcs(); ++gpc) {
+        sum += static_cast<unsigned>(gpc_of(from, gpc).count()) / together * together;
+    }
+    return sum;
+}
+
+SmSet take(SmSet& from, unsigned count, unsigned together) {
     SmSet taken;
-    for (std::size_t sm = 0; sm < kMaxSms && taken.count() < count; ++sm) {
-        if (from[sm]) taken[sm] = true;
+    for (std::size_t gpc = 0; gpc < num_gpcs(); ++gpc) {
+        const SmSet part = gpc_of(from, gpc);
+        unsigned room = static_cast<unsigned>(part.count()) / together * together;
+        for (std::size_t sm = 0; sm < kMaxSms && room > 0 && taken.count() < count; ++sm) {
+            if (!part[sm]) continue;
+            taken[sm] = true;
+            --room;
+        }
     }
     from &= ~taken;
     return taken;
@@ -68,24 +112,22 @@ Result cuDeviceGetDevResource(int device, Resource* out, int type) {
     if (!state().has(device)) return kInvalidDevice;
     if (type != kResourceTypeSm) return kInvalidResourceType;
     if (!is_zero(*out)) return kInvalidValue;
-    std::vector<unsigned> all(state().devices[static_cast<std::size_t>(device)].num_sms);
-    for (unsigned sm = 0; sm < all.size(); ++sm) all[sm] = sm;
-    describe_sms(out, device, all);
+    describe_sms(out, device, sm_ids(device));
     return kSuccess;
 }
 
 // Writes `made` groups of `size` SMs and returns what is left.
-SmSet write_groups(Resource* result, unsigned made, unsigned size, const Hidden& whole) {
+SmSet write_groups(Resource* result, unsigned made, unsigned size, unsigned alignment, const Hidden& whole) {
     SmSet left = whole.sms;
     const bool overlapping = state().quirk == "overlapping_groups";
     std::size_t highest = 0;  // SM of the group before
     for (unsigned group = 0; group < made; ++group) {
-        SmSet sms = take(left, size);
+        SmSet sms = take(left, size, alignment);
         if (overlapping && group > 0) {
             take(sms, 1);
             sms[highest] = true;
         }
-        write(&result[group], {Source::result, whole.device, state().last_split, sms});
+        write(&result[group], {Source::result, whole.device, state().last_split, sms}, alignment);
         for (highest = kMaxSms - 1; !sms[highest];) --highest;
     }
     if (state().quirk == "uneven_groups") result[made - 1].sm.count -= 1;
@@ -116,7 +158,7 @@ Result cuDevSmResourceSplitByCount(Resource* result, unsigned* groups, const Res
     const Rule rule = rule_of(state().devices[static_cast<std::size_t>(whole.device)], flags);
     const unsigned aligned = (min_count + rule.alignment - 1) / rule.alignment * rule.alignment;
     const unsigned size = std::max(rule.min_partition_size, aligned);
-    const unsigned possible = state().quirk == "no_groups" ? 0 : input->sm.count / size;
+    const unsigned possible = state().quirk == "no_groups" ? 0 : reachable(whole.sms, rule.alignment) / size;
     if (result == nullptr) {
         *groups = possible;
         return kSuccess;
@@ -125,10 +167,11 @@ Result cuDevSmResourceSplitByCount(Resource* result, unsigned* groups, const Res
     unsigned made = std::min(*groups, possible);
     if (state().quirk == "fewer_groups") --made;
     ++state().last_split;
-    const SmSet left = write_groups(result, made, size, whole);
+    const SmSet left = write_groups(result, made, size, rule.alignment, whole);
     *groups = made;
     if (remainder != nullptr && left.any()) {
-        write(remainder, {Source::remainder, whole.device, state().last_split, left});
+        write(remainder, {Source::remainder, whole.device, state().last_split, left},
+              remainder_alignment(rule.alignment));
         if (state().quirk == "too_many_sms") remainder->sm.count += 1;
     }
     return kSuccess;
@@ -138,12 +181,18 @@ Result cuDevResourceGenerateDesc(Descriptor** out, Resource* resources, unsigned
     FAKE_ENTER("cuDevResourceGenerateDesc");
     if (out == nullptr || resources == nullptr || count == 0) return kInvalidValue;
     const Hidden first = read(resources[0]);
+    const unsigned alignment = resources[0].sm.coscheduled_alignment;
     SmSet all;
     for (unsigned i = 0; i < count; ++i) {
         if (resources[i].type != kResourceTypeSm) return kInvalidResourceType;
         const Hidden next = read(resources[i]);
         const bool same_split = next.device == first.device && next.split == first.split;
         if (count > 1 && (!same_split || next.source == Source::query)) return kInvalidResourceConfiguration;
+        // "They must be outputs from the same split API instance and have the same smCoscheduledAlignment [...] values,
+        // otherwise CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION is returned" (cuda.h of 13.1 and later).
+        const bool aligned =
+            state().version < kMergesNeedAlignment || resources[i].sm.coscheduled_alignment == alignment;
+        if (!aligned) return kInvalidResourceConfiguration;
         if ((all & next.sms).any() && state().quirk != "overlapping_groups") return kInvalidResourceConfiguration;
         all |= next.sms;
     }
@@ -161,8 +210,13 @@ Result cuDevResourceGenerateDesc(Descriptor** out, Resource* resources, unsigned
 void describe_sms(Resource* out, int device, const std::vector<unsigned>& sms) {
     Hidden hidden{Source::query, device, 0, {}};
     for (const unsigned sm : sms) hidden.sms[sm] = true;
-    write(out, hidden);
+    write(out, hidden, rule_of(state().devices[static_cast<std::size_t>(device)], 0).alignment);
 }
+
+// "The number of streaming multiprocessors in this resource that are guaranteed to be co-scheduled on the same GPU
+// processing cluster. smCount will be a multiple of this value" (cuda.h of 13.1, CUdevSmResource): what a split leaves
+// over promises nothing beyond pairs. In 13.0 the field is the device's own.
+unsigned remainder_alignment(unsigned alignment) { return state().version < kMergesNeedAlignment ? alignment : 2; }
 
 const std::vector<Function>& split_functions() {
     static const std::vector<Function> functions = {

@@ -3,6 +3,8 @@
 
 #include <atomic>
 #include <cstddef>
+#include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -39,10 +41,21 @@ struct GreenContext {
     bool alive = true;
 };
 
+// Work that was given to a stream runs when somebody waits for that stream, in the order in which it was given.
 struct Stream {
-    GreenContext* context;
+    GreenContext* context;  // null for a device's legacy default stream
+    int device;
     int priority;
     bool alive = true;
+    int num_given = 0;
+    int num_run = 0;
+    std::deque<std::function<void()>> pending;
+};
+
+struct Event {
+    int device;  // whose primary context was current when it was made
+    Stream* stream = nullptr;
+    int num_given = 0;  // work of the stream that came before it
 };
 
 // What cuLibraryLoadData made, and the kernel in it; a kernel's handle is its library's.
@@ -67,6 +80,8 @@ struct State {
     int version = 13000;                      // MOSAIC_FAKE_VERSION
     std::vector<FakeDevice> devices;          // MOSAIC_FAKE_DEVICES=132:9.0,108:8.0
     std::map<std::string, Failure> failures;  // MOSAIC_FAKE_FAIL=cuDeviceGet=101,cuGreenCtxCreate@2=2
+    std::vector<unsigned> clusters;           // MOSAIC_FAKE_CLUSTERS=18,16,...: SMs of each GPC, see split.cpp
+    int first_current = -1;                   // MOSAIC_FAKE_CURRENT=0: torch's device, see context.cpp
     std::string quirk;                        // MOSAIC_FAKE_QUIRK: a driver that breaks a rule, see split.cpp
     std::string report;                       // MOSAIC_FAKE_REPORT: a file for what was counted, written at exit
 
@@ -85,12 +100,15 @@ struct State {
     bool logging = false;
     std::string log;     // calls in their order, while logging
     bool ended = false;  // after the driver's own end at exit
+    Result sticky = kSuccess;
     std::map<int, int> primary_references;
     std::map<int, std::size_t> used_bytes;  // by device
     std::uint64_t last_split = 0;
     Objects<Descriptor> descriptors;
     Objects<GreenContext> contexts;
     Objects<Stream> streams;
+    std::map<int, Stream> default_streams;  // by device
+    Objects<Event> events;
     Objects<Library> libraries;
     Objects<Memory> memory;
 
@@ -116,6 +134,7 @@ const std::vector<Function>& sized_split_functions();
 const std::vector<Function>& green_functions();
 const std::vector<Function>& context_functions();
 const std::vector<Function>& launch_functions();
+const std::vector<Function>& event_functions();
 
 // Fills in an SM resource as the driver's own queries do.
 void describe_sms(Resource* out, int device, const std::vector<unsigned>& sms);
@@ -125,6 +144,12 @@ Result misuse(const char* what, Result status);
 
 // Device of the context that is current to the calling thread; -1 if there is none.
 int current_device();
+
+// The stream of a handle, if work may be given to it or waited for from here; null is the legacy default stream.
+Result find_stream(void* handle, Stream** stream);
+void give(Stream& stream, std::function<void()> work);
+// Runs what was given to the stream, up to a number of pieces counted from its beginning.
+void run_pending(Stream& stream, int up_to);
 
 // Keeps an object and returns its handle.
 template <typename T>

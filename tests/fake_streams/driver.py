@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mosaic.backends.cuda import CudaDevice, Placement, SlotDescription
-from mosaic.errors import BackendUnavailableError, CudaError
+from mosaic.errors import BackendUnavailableError
 
 
 @dataclass
@@ -16,7 +16,7 @@ class FakePartition:
     granted_sms: int
     ids: list[int]
     stream: int
-    is_lent: bool = False
+    num_borrowers: int = 0
     sm_ids: list[int] | None = None
     creation_ms: float = 37.0
 
@@ -33,6 +33,7 @@ class FakeCost:
 class FakeStats:
     num_contexts: int
     num_lent: int
+    layouts: list[FakeCost]
 
 
 @dataclass
@@ -40,11 +41,11 @@ class FakePool:
     driver: FakeGreenDriver
     placement: Placement
     layouts: list[list[FakePartition]] = field(default_factory=list)
+    costs: list[FakeCost] = field(default_factory=list)
     remainder: FakePartition | None = None
     closed: bool = False
     num_verified: int = 0
     known: dict[tuple[object, ...], FakePartition] = field(default_factory=dict)
-    refused: set[int] = field(default_factory=set)
 
     def add_layout(self, layout: Sequence[Sequence[int]]) -> FakeCost:
         flat = [slot for slots in layout for slot in slots]
@@ -60,30 +61,29 @@ class FakePool:
                 self.known[key] = self.driver.partition(slots, start)
             self.layouts[-1].append(self.known[key])
             first += len(slots)
-        return FakeCost(made, made, 37.0 * made, made << 21)
+        self.costs.append(FakeCost(made, made, 37.0 * made, made << 21))
+        return self.costs[-1]
 
-    def lend(self, layout: int, partition: int, priority: int = 0) -> int:
+    def lend(self, layout: int, partition: int, priority: int = 0, *, shared: bool = False) -> int:
         if self.closed:
             raise ValueError("this stream pool is closed; make a new one")
-        if layout in self.refused:
-            raise CudaError("layout is refused", call="cuDevSmResourceSplitByCount", status="CUDA_SUCCESS")
-        return self._lend(self.layouts[layout][partition])
+        return self._lend(self.layouts[layout][partition], shared=shared)
 
-    def lend_remainder(self, priority: int = 0) -> int:
+    def lend_remainder(self, priority: int = 0, *, shared: bool = False) -> int:
         assert self.remainder is not None
-        return self._lend(self.remainder)
+        return self._lend(self.remainder, shared=shared)
 
-    def _lend(self, found: FakePartition) -> int:
-        if found.is_lent:
+    def _lend(self, found: FakePartition, *, shared: bool) -> int:
+        if found.num_borrowers and not shared:
             raise BackendUnavailableError("all streams are lent", found="1 lent", needed="one that is not")
-        found.is_lent = True
+        found.num_borrowers += 1
         return found.stream
 
     def give_back(self, stream: int) -> None:
         (found,) = [one for one in self._all() if one.stream == stream]
-        if not found.is_lent:
+        if not found.num_borrowers:
             raise ValueError(f"stream {stream} is not lent")
-        found.is_lent = False
+        found.num_borrowers -= 1
 
     def partitions(self, layout: int) -> list[FakePartition]:
         return self.layouts[layout]
@@ -93,14 +93,9 @@ class FakePool:
         self.num_verified += 1
         for found in self._all():
             found.sm_ids = found.ids
-        for index, layout in enumerate(self.layouts):
-            flat = [sm for found in layout for sm in found.ids]
-            if len(set(flat)) != len(flat):
-                self.refused.add(index)
-                raise CudaError("layout shares SMs", call="cuDevSmResourceSplitByCount", status="CUDA_SUCCESS")
 
     def stats(self) -> FakeStats:
-        return FakeStats(len(self._all()), sum(one.is_lent for one in self._all()))
+        return FakeStats(len(self._all()), sum(one.num_borrowers > 0 for one in self._all()), self.costs)
 
     def close(self) -> None:
         self.closed = True

@@ -7,7 +7,7 @@ import torch
 
 from mosaic.backends import cuda
 from mosaic.backends.cuda import CudaBackend
-from mosaic.backends.cuda_pool import LayoutRecord
+from mosaic.backends.cuda_records import LayoutRecord
 from mosaic.errors import BackendUnavailableError
 
 pytestmark = pytest.mark.gpu

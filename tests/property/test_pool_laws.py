@@ -21,7 +21,8 @@ class Model:
         self.device, self.per = rng.randrange(2), rng.randint(1, 2)
         self.priorities = rng.choice([[0], [0, -1], [-5, 0, -2]])
         self.remainder = self.device == 0 and rng.random() < 0.5
-        self.layouts, self.lent, self.closed = [], {}, False
+        self.layouts, self.closed = [], False
+        self.lent, self.shared = {}, set()  # by stream its partition and how many borrow it; which of them are shared
         first = [self.random_layout(rng) for _ in range(rng.randint(0, 2))]
         self.pool = pool_of(*first, device=self.device, streams_per_partition=self.per,
                             priorities=self.priorities, remainder=self.remainder)
@@ -38,28 +39,37 @@ class Model:
     def lend(self, rng):
         priority = rng.choice([*self.priorities, 7] if rng.random() < 0.05 else self.priorities)
         if self.remainder and rng.random() < 0.2:
-            key, call = ((), priority), lambda: self.pool.lend_remainder(priority)
+            key, call = ((), priority), lambda shared: self.pool.lend_remainder(priority, shared=shared)
         else:
             layout = rng.randint(0, len(self.layouts))
             known = layout < len(self.layouts)
             partition = rng.randrange(len(self.layouts[layout])) if known else 0
             key = (self.layouts[layout][partition], priority) if known else None
-            call = lambda: self.pool.lend(layout, partition, priority)
+            call = lambda shared: self.pool.lend(layout, partition, priority, shared=shared)
         if key is None or priority == 7:
-            return refused(ValueError, call)
-        if list(self.lent.values()).count(key) == self.per:
-            return refused(BackendUnavailableError, call)
-        stream = call()
-        assert stream not in self.lent
-        self.lent[stream] = key
+            return refused(ValueError, lambda: call(rng.random() < 0.3))
+        shared = rng.random() < 0.3
+        sharing = [stream for stream in self.shared if self.lent[stream][0] == key]
+        is_full = [held for held, _ in self.lent.values()].count(key) == self.per
+        if is_full and not (shared and sharing):
+            return refused(BackendUnavailableError, lambda: call(shared))
+        stream = call(shared)
+        assert (stream in self.lent) == (shared and sharing == [stream])
+        borrowers = self.lent.get(stream, (key, 0))[1]
+        self.lent[stream] = (key, borrowers + 1)
+        if shared:
+            self.shared.add(stream)
 
     def give_back(self, rng):
         if not self.lent or rng.random() < 0.05:
             return refused(ValueError, lambda: self.pool.give_back(12345))
         stream = rng.choice(sorted(self.lent))
         self.pool.give_back(stream)
-        del self.lent[stream]
-        if rng.random() < 0.1:
+        key, borrowers = self.lent.pop(stream)
+        if borrowers > 1:
+            self.lent[stream] = (key, borrowers - 1)
+        else:
+            self.shared.discard(stream)
             refused(ValueError, lambda: self.pool.give_back(stream))
 
     def add_layout(self, rng):

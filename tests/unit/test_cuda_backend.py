@@ -52,6 +52,18 @@ def test_partitions_of_several_stages_get_lanes_with_their_sms(driver: FakeGreen
     assert lent(driver) == 0
 
 
+def test_a_lane_tells_the_sms_that_it_was_granted_and_not_those_that_were_asked_for(runtime: FakeStreams):
+    class Stingy(FakeGreenDriver):
+        def partition(self, slots: Any, start: int | None) -> Any:
+            made = super().partition(slots, start)
+            made.granted_sms -= 2
+            return made
+
+    with CudaBackend(api=runtime, driver=Stingy()).open_lanes([(0, 1), (2,)]) as lanes:
+        lanes.add_layout([(3,)])
+        assert [lane.num_sms for lane in lanes] == [14, 6, 6]
+
+
 @pytest.mark.parametrize(
     ("partitions", "layouts"),
     [
@@ -174,7 +186,7 @@ def test_a_machine_without_nvrtc_is_told_that_nothing_was_probed(
 def test_partitions_that_are_seen_to_share_sms_are_refused_in_one_layout_or_two(
     driver: FakeGreenDriver, runtime: FakeStreams, partitions: list[tuple[int, ...]]
 ):
-    driver.spread_sms = [34, 35]
+    driver.spread_sms = [33, 34, 35]
     backend = CudaBackend(api=runtime, driver=driver)
     for _ in range(2):
         with pytest.raises(CudaError) as raised:
@@ -183,10 +195,25 @@ def test_partitions_that_are_seen_to_share_sms_are_refused_in_one_layout_or_two(
         assert lent(driver) == 0
 
 
-def test_overlap_between_layouts_names_the_slots_and_the_sms(driver: FakeGreenDriver, runtime: FakeStreams):
+@pytest.mark.parametrize("partitions", [[(0,), (1,)], [(0,), (0, 1), (1, 2), (2,)]])
+def test_two_sms_that_a_module_with_dynamic_parallelism_adds_are_noted_and_told(
+    driver: FakeGreenDriver, runtime: FakeStreams, partitions: list[tuple[int, ...]], caplog: pytest.LogCaptureFixture
+):
     driver.spread_sms = [34, 35]
+    backend = CudaBackend(api=runtime, driver=driver)
+    for _ in range(2):
+        with backend.open_lanes(partitions) as lanes:
+            assert lanes.report.shared_sms == (34, 35)
+            assert [lane.num_sms for lane in lanes] == [8 * len(slots) for slots in partitions]
+    assert len([note for note in backend.notes if "partitions share SM 34, 35" in note and "CDP" in note]) == 1
+    assert caplog.text.count("partitions share SM") == 1
+
+
+def test_overlap_between_layouts_names_the_slots_and_the_sms(driver: FakeGreenDriver, runtime: FakeStreams):
+    driver.spread_sms = [33, 34, 35]
     pool = CudaBackend(api=runtime, driver=driver).pool
-    with pytest.raises(CudaError, match=r"slots \[0, 1\] and slots \[2, 3\] were seen to share SM 34, 35.*doctor"):
+    words = r"slots \[0, 1\] and the partition of slots \[2, 3\] were seen to share SM 33, 34, 35.*CDP.*doctor"
+    with pytest.raises(CudaError, match=words):
         pool.borrow([((0, 1),), ((2, 3),)], image=lambda: driver.image)
 
 
@@ -307,6 +334,26 @@ def test_a_failing_driver_lends_nothing(driver: FakeGreenDriver, runtime: FakeSt
     assert lent(driver) == 0
     with backend.open_lanes([(0,), (1,)]):
         assert lent(driver) == 2
+
+
+def test_an_interrupt_while_a_layout_is_made_does_not_shift_the_layouts_after_it(
+    driver: FakeGreenDriver, runtime: FakeStreams, monkeypatch: pytest.MonkeyPatch
+):
+    backend = CudaBackend(api=runtime, driver=driver)
+    backend.open_lanes([(0,)]).close()
+    add_layout = driver.pools[0].add_layout
+
+    def interrupted(layout: Any) -> Any:
+        add_layout(layout)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(driver.pools[0], "add_layout", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        backend.open_lanes([(1,)])
+    monkeypatch.setattr(driver.pools[0], "add_layout", add_layout)
+    with backend.open_lanes([(2, 3)]) as lanes:
+        assert [(record.slots, record.sm_ids) for record in lanes.partitions] == [((2, 3), tuple(range(16, 32)))]
+        assert lanes.lane((2, 3)).num_sms == 16
 
 
 def test_lanes_may_be_let_go_in_the_middle_of_borrowing(

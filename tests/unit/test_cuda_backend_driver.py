@@ -186,8 +186,10 @@ def test_a_driver_without_green_context_streams_is_refused_by_the_calls_it_lacks
     assert error["needed"] == "CUDA 12.5"
 
 
-@pytest.mark.parametrize("quirk", ["kernels_spread", "overlapping_groups"])
-def test_partitions_that_are_seen_to_overlap_are_refused_with_the_reason(fake_driver: FakeDriver, quirk: str):
+@pytest.mark.parametrize(("devices", "quirk"), [("132:9.0", "kernels_spread_far"), ("132:10.0", "overlapping_groups")])
+def test_partitions_that_are_seen_to_overlap_are_refused_with_the_reason(
+    fake_driver: FakeDriver, devices: str, quirk: str
+):
     body = """
 backend = CudaBackend(api=runtime)
 error = error_of(lambda: backend.open_lanes(EVEN))
@@ -196,7 +198,7 @@ num_lent = backend.pool.stats.num_lent
 backend.pool.close()
 result = [error, again == error, num_lent, leaked()]
 """
-    error, is_same, num_lent, left = run(fake_driver, body, quirk=quirk)
+    error, is_same, num_lent, left = run(fake_driver, body, devices=devices, quirk=quirk)
     assert error["kind"] == "CudaError"
     assert "were seen to share SM" in error["text"]
     assert "mosaic doctor" in error["text"]

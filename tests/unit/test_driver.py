@@ -287,6 +287,20 @@ def test_a_driver_without_devices_is_unavailable_rather_than_broken(fake_driver:
     assert (error["kind"], error["found"]) == ("BackendUnavailableError", f"cuInit gave {name}")
 
 
+@pytest.mark.parametrize("version", [13000, 14000])
+def test_every_function_is_had_in_the_form_that_it_was_written_for(fake_driver: FakeDriver, version: int):
+    """A driver has a form for each version that changed a function, and gives the one that is asked for."""
+    body = """
+from mosaic import _C
+pool = _C.StreamPool(_C.Device(0), [[[0], [1]]], remainder=True)
+pool.verify(_C.PROBE_SOURCE.encode())
+_C.Device(0).uuid, _C.Device(0).total_memory_bytes
+pool.close()
+result = [misused(), leaked()]
+"""
+    assert fake_driver.run(body, version=version) == [[], {}]
+
+
 def test_importing_the_extension_does_not_touch_the_driver(fake_driver: FakeDriver):
     body = "import mosaic._C, mosaic.backends.cuda\nresult = count('calls', 'cuGetProcAddress')"
     assert fake_driver.run(body) == 0

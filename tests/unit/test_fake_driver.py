@@ -109,6 +109,42 @@ def test_a_descriptor_merges_only_different_outputs_of_one_split(fake_driver: Fa
     assert ask(fake_driver, body) == status
 
 
+@pytest.mark.parametrize(
+    ("version", "status", "alignments"), [(13000, 0, [8, 8]), (13010, INVALID_CONFIGURATION, [8, 2])]
+)
+def test_what_a_split_leaves_over_joins_its_groups_only_before_13_1(
+    fake_driver: FakeDriver, version: int, status: int, alignments: list[int]
+):
+    body = """
+_, groups, rest = split(16, 8)
+result = [describe(groups[0], rest)[0], describe(rest)[0], [groups[0].alignment, rest.alignment]]
+"""
+    assert ask(fake_driver, body, version=version) == [status, 0, alignments]
+
+
+CLUSTERS = "18,18,18,18,16,16,14,14"
+
+
+@pytest.mark.parametrize(
+    ("minimum", "flags", "made", "left"), [(8, 0, 14, 20), (16, 0, 7, 20), (40, 0, 2, 52), (2, 1, 66, 0)]
+)
+def test_clusters_make_fewer_groups_than_division(
+    fake_driver: FakeDriver, minimum: int, flags: int, made: int, left: int
+):
+    body = f"""
+dry, source = ctypes.c_uint(0), whole()
+call("cuDevSmResourceSplitByCount", None, ctypes.byref(dry), ctypes.byref(source), None, {flags}, {minimum})
+_, groups, rest = split(66, {minimum}, {flags})
+result = [dry.value, len(groups), rest.sm_count]
+"""
+    assert ask(fake_driver, body, clusters=CLUSTERS) == [made, made, left]
+
+
+def test_a_multiple_of_the_alignment_may_be_out_of_a_sized_splits_reach(fake_driver: FakeDriver):
+    body = "result = [sized((size, 8))[0] for size in (112, 120, 128)] + sized((120, 2), (0, 2))[:2]"
+    assert ask(fake_driver, body, clusters=CLUSTERS, version=13010) == [0, 915, 915, 0, [120, 12]]
+
+
 def test_a_green_context_has_the_merged_sms(fake_driver: FakeDriver):
     body = """
 _, groups, _ = split(16, 8)
@@ -172,6 +208,24 @@ status, found, address = find("{name}", {version})
 result = [status, found, bool(address)]
 """
     assert ask(fake_driver, body) == found
+
+
+def test_a_name_has_a_form_for_each_version_that_changed_it(fake_driver: FakeDriver):
+    body = """
+forms = [find("cuCtxPushCurrent", version)[2] for version in (2000, 3020, 4000, 12040, 14000)]
+result = [forms[0] == forms[1] != forms[2] == forms[3] != forms[4], forms[0] == forms[4]]
+ctypes.CFUNCTYPE(ctypes.c_int)(forms[0])(0)
+result += [misused()]
+"""
+    assert ask(fake_driver, body, version=14000) == [True, True, ["form_of_another_version"]]
+
+
+def test_a_look_up_of_per_thread_forms_is_told(fake_driver: FakeDriver):
+    body = """
+fake.cuGetProcAddress_v2(b"cuInit", ctypes.byref(ctypes.c_void_p()), 2000, ctypes.c_uint64(2), None)
+result = misused()
+"""
+    assert ask(fake_driver, body) == ["per_thread_forms"]
 
 
 def test_nothing_but_the_look_up_is_a_symbol_of_the_library(fake_driver: FakeDriver):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fake_driver.asking import INVALID_CONFIGURATION, INVALID_TYPE, INVALID_VALUE, ask
+from fake_driver.asking import INVALID_CONFIGURATION, INVALID_TYPE, INVALID_VALUE, READY, ask
 from fake_driver.harness import FakeDriver
 
 
@@ -71,22 +71,101 @@ result = [without, push(context), allocate(4)[0], pop(), allocate(4)[0], pop(), 
 
 
 def test_a_kernel_writes_the_sms_of_its_streams_context(fake_driver: FakeDriver):
-    body = """
-push(primary())
-_, groups, _ = split(16, 8)
+    body = f"""{READY}
 _, handle = stream(green(describe(groups[1], groups[4])[1])[1])
-(status, library, kernel), (_, memory) = load(b"... mosaic_smid ..."), allocate(32)
-words = (ctypes.c_uint * 8)()
-cleared = call("cuMemsetD32Async", memory, 0, ctypes.c_size_t(8), handle, version=3020)
-ran = launch(kernel, memory, 8, handle)
-copied = call("cuMemcpyDtoHAsync", words, memory, ctypes.c_size_t(32), handle, version=3020)
-seen = [sm for sm in range(256) if words[sm // 32] >> sm % 32 & 1]
+given = [clear(memory, handle), launch(kernel, memory, 8, handle), copy(words, memory, handle), wait(handle)]
 too_large = launch(kernel, memory, 8, handle, threads=2048)
 call("cuLibraryUnload", library, version=12000)
-result = [status, cleared, ran, copied, seen, too_large, launch(kernel, memory, 8, handle), load(b"none")[0]]
+result = [given, sms_in(words), too_large, launch(kernel, memory, 8, handle), load(b"none")[0]]
 """
     seen = [*range(8, 16), *range(32, 40)]
-    assert ask(fake_driver, body) == [0, 0, 0, 0, seen, INVALID_VALUE, 400, 500]
+    assert ask(fake_driver, body) == [[0, 0, 0, 0], seen, INVALID_VALUE, 400, 500]
+
+
+@pytest.mark.parametrize("waits_for", ["other", "None"])
+def test_work_is_done_when_its_own_stream_is_waited_for_and_not_before(fake_driver: FakeDriver, waits_for: str):
+    body = f"""{READY}
+clear(memory, one), launch(kernel, memory, 8, one), copy(words, memory, one)
+before = sms_in(words)
+wait({waits_for})
+result = [before, sms_in(words), wait(one), sms_in(words)]
+"""
+    assert ask(fake_driver, body) == [[], [], 0, list(range(8))]
+
+
+def test_work_given_to_another_stream_has_no_order_without_an_event(fake_driver: FakeDriver):
+    body = f"""{READY}
+clear(memory, one), launch(kernel, memory, 8, one)
+done = event()
+created = [record(done, one), wait(other)]
+copy(words, memory, other), wait(other)
+unordered = sms_in(words)
+follow(other, done), clear(memory, one), copy(words, memory, other), wait(other)
+result = [created, unordered == list(range(8)), sms_in(words)]  # without what came after the event
+"""
+    assert ask(fake_driver, body) == [[0, 0], False, list(range(8))]
+
+
+@pytest.mark.parametrize(("quirk", "status"), [("", 0), ("strict_events", 400)])
+def test_an_event_of_the_primary_context_is_refused_on_a_green_stream_by_the_words_alone(
+    fake_driver: FakeDriver, quirk: str, status: int
+):
+    body = f"""{READY}
+made = event()
+result = [record(made, one), record(made, None), follow(one, made)]
+"""
+    assert ask(fake_driver, body, quirk=quirk) == [status, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("grid", "seen"),
+    [({"blocks": 16}, 8), ({"blocks": 8}, 4), ({"threads": 128, "blocks": 32}, 2), ({"spin_ns": 0}, 1)],
+)
+def test_a_grid_reaches_only_as_many_sms_as_its_blocks_fill(fake_driver: FakeDriver, grid: dict[str, int], seen: int):
+    body = f"""{READY}
+clear(memory, one), launch(kernel, memory, 8, one, **{grid}), copy(words, memory, one), wait(one)
+result = len(sms_in(words))
+"""
+    assert ask(fake_driver, body) == seen
+
+
+@pytest.mark.parametrize(("version", "status", "destroyed"), [(13000, 709, 709), (13010, 917, 0)])
+def test_a_stream_whose_context_has_gone_takes_no_work(
+    fake_driver: FakeDriver, version: int, status: int, destroyed: int
+):
+    body = f"""{READY}
+_, context = green(describe(groups[2])[1])
+_, handle = stream(context)
+call("cuGreenCtxDestroy", context)
+given = [wait(handle), clear(memory, handle), launch(kernel, memory, 8, handle), record(event(), handle)]
+result = [given, call("cuStreamDestroy", handle)]
+"""
+    assert ask(fake_driver, body, version=version) == [[status] * 4, destroyed]
+
+
+def test_a_threads_stack_may_start_with_torchs_primary_context(fake_driver: FakeDriver):
+    body = """
+import threading
+mine, theirs = primary(0), primary(1)
+def popped():
+    context = ctypes.c_void_p()
+    return [call("cuCtxPopCurrent", ctypes.byref(context), version=4000), context.value]
+elsewhere = []
+push(mine)
+pops = [popped(), popped(), popped()[0]]
+thread = threading.Thread(target=lambda: elsewhere.append(popped()))
+thread.start(), thread.join()
+result = [pops == [[0, mine.value], [0, theirs.value], 201], elsewhere == [[0, theirs.value]]]
+"""
+    assert ask(fake_driver, body, devices="132:9.0,132:9.0", current=1) == [True, True]
+
+
+def test_an_error_that_leaves_the_process_inconsistent_is_returned_by_all_that_follows(fake_driver: FakeDriver):
+    body = f"""{READY}
+fake.mosaic_fake_fail_nth(b"cuStreamSynchronize", 700, 1)
+result = [wait(one), wait(other), clear(memory, None), pop(), allocate(4)[0]]
+"""
+    assert ask(fake_driver, body) == [700] * 5
 
 
 def test_contexts_and_streams_take_memory_and_give_it_back(fake_driver: FakeDriver):

@@ -60,6 +60,27 @@ result = [len({first, second, other}), full, pool.lend(0, 0) == first, pool.stat
     assert "slots [0, 1, 2, 3, 4, 5, 6, 7]" in full["text"]
 
 
+def test_a_shared_stream_is_lent_to_all_who_share_and_is_free_when_the_last_gave_it_back(fake_driver: FakeDriver):
+    body = """
+pool = pool_of(HALVES, HALVES[:1], remainder=True, streams_per_partition=2)
+alone = pool.lend(0, 0)
+shared = [pool.lend(0, 0, shared=True), pool.lend(1, 0, shared=True), pool.lend(0, 0, shared=True)]
+rest = [pool.lend_remainder(shared=True) for _ in range(2)]
+full = error_of(lambda: pool.lend(0, 0))["kind"]
+lent = [pool.stats().num_lent]
+for stream in shared + rest:
+    pool.give_back(stream)
+    lent.append(pool.stats().num_lent)
+wrong = error_of(lambda: pool.give_back(shared[0]))["kind"]
+mine = pool.lend(0, 0)
+other = error_of(lambda: pool.lend(0, 0, shared=True))["kind"]  # what is one borrower's alone is not shared
+result = [len({*shared}), shared[0] != alone, len({*rest}), full, lent, wrong, mine == shared[0], other]
+"""
+    unavailable = "BackendUnavailableError"
+    lent = [3, 3, 3, 2, 2, 1]
+    assert run_pools(fake_driver, body) == [1, True, 1, unavailable, lent, "ValueError", True, unavailable]
+
+
 def test_the_stream_given_back_last_is_lent_first(fake_driver: FakeDriver):
     body = """
 pool = pool_of(HALVES, streams_per_partition=3)

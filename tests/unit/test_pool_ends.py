@@ -118,6 +118,20 @@ result = True
         assert set(told) == {"green 0", "primary 0", "stream 0"}
 
 
+def test_a_pool_whose_driver_is_in_an_error_for_good_says_so_and_is_closed(fake_driver: FakeDriver):
+    body = """
+pool = pool_of(HALVES)
+lent = pool.lend(0, 0)
+fake.mosaic_fake_fail_nth(b"cuStreamSynchronize", 700, 1)  # as when a kernel of the user's went astray
+calls = [lambda: pool.verify(IMAGE), lambda: pool.add_layout([[0]]), pool.close]
+errors = [error_of(call) for call in calls]
+told = [[error["status"] for error in errors], "start it anew" in errors[-1]["text"]]
+result = [*told, pool.closed, error_of(pool.close), error_of(lambda: pool_of(HALVES))["status"]]
+"""
+    error = "CUDA_ERROR_ILLEGAL_ADDRESS"
+    assert run_pools(fake_driver, body) == [[error] * 3, True, True, None, error]
+
+
 def test_a_pool_that_outlives_the_driver_has_nothing_left_to_end(fake_driver: FakeDriver):
     body = """
 dropped, closed = pool_of(HALVES), pool_of(HALVES)
@@ -272,7 +286,11 @@ result = [told, leaked(), misused()]
 
 @pytest.mark.parametrize(
     ("slow", "call"),
-    [("pool.verify(IMAGE)", "cuLaunchKernel"), ("pool.add_layout([[0], [1]])", "cuGreenCtxStreamCreate")],
+    [
+        ("pool.verify(IMAGE)", "cuLaunchKernel"),
+        ("pool.add_layout([[0], [1]])", "cuGreenCtxStreamCreate"),
+        ("pool.close()", "cuStreamDestroy"),
+    ],
 )
 @pytest.mark.parametrize("quick", ["pool.lend(0, 0)", "pool.give_back(stream)", "pool.partitions(0)", "pool.stats()"])
 def test_quick_calls_wait_for_a_slow_one_and_other_python_threads_run_on(
@@ -283,7 +301,7 @@ import threading
 pool = pool_of(HALVES, streams_per_partition=2)
 stream = pool.lend(0, 0)
 fake.mosaic_fake_hold(b"{call}")
-first, second = threading.Thread(target=lambda: {slow}), threading.Thread(target=lambda: {quick})
+first, second = (threading.Thread(target=error_of, args=(call,)) for call in (lambda: {slow}, lambda: {quick}))
 first.start()
 while not fake.mosaic_fake_num_waiting():
     pass
@@ -294,4 +312,4 @@ fake.mosaic_fake_let_go()
 first.join(), second.join()
 result = [waited, pool.closed]
 """
-    assert run_pools(fake_driver, body) == [True, False]
+    assert run_pools(fake_driver, body) == [True, slow == "pool.close()"]

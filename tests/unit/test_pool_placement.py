@@ -35,6 +35,22 @@ result = [[cost.num_contexts for cost in pool.stats().layouts], count("created",
     ]
 
 
+@pytest.mark.parametrize("fine", [False, True])
+def test_whatever_slots_a_chip_with_clusters_has_a_sized_split_can_give(fake_driver: FakeDriver, fine: bool):
+    body = f"""
+slots = list(range(_C.SlotSplit(_C.Device(0), fine={fine}).num_slots))
+pool = pool_of([slots[:5], slots[5:]], [slots[:1], slots[1:2], slots[2:]], placement="split", fine={fine})
+pool.verify(IMAGE)
+layouts = [[info.sm_ids for info in pool.partitions(number)] for number in (0, 1)]
+result = [len(slots), [[len(ids) for ids in layout] for layout in layouts],
+          [len(set(sum(layout, []))) for layout in layouts]]
+"""
+    size, num_slots = (2, 66) if fine else (8, 14)
+    sizes = [[5 * size, (num_slots - 5) * size], [size, size, (num_slots - 2) * size]]
+    told = run_pools(fake_driver, body, version=13010, clusters="18,18,18,18,16,16,14,14")
+    assert told == [num_slots, sizes, [num_slots * size] * 2]
+
+
 def test_fine_slots_are_asked_for_without_co_scheduling(fake_driver: FakeDriver):
     body = """
 pool = pool_of([[0, 1, 2], [5]], placement="split", fine=True)
@@ -58,12 +74,6 @@ def test_a_split_that_gives_other_sizes_is_refused(fake_driver: FakeDriver):
     assert (error["call"], error["status"]) == ("cuDevSmResourceSplit", "CUDA_SUCCESS")
     assert "gave 14 SMs where 16 were asked for" in error["text"]
     assert left == {}
-
-
-def test_an_overlap_names_the_sized_split(fake_driver: FakeDriver):
-    body = "pool = pool_of([[0], [1]], placement='split')\nresult = error_of(lambda: pool.verify(IMAGE))"
-    error = run_pools(fake_driver, body, version=13010, quirk="kernels_spread")
-    assert error["call"] == "cuDevSmResourceSplit"
 
 
 def test_a_failed_layout_leaves_the_pool_as_it_was(fake_driver: FakeDriver):
