@@ -47,8 +47,8 @@ def judge_events(found: Mapping[str, Any]) -> str:
     if not wrong:
         return "events order and time green streams and the default stream, every way"
     return (
-        f"{'; '.join(wrong)}: lanes cannot be trusted here; events have to be made in their streams' own contexts "
-        "(cuGreenCtxRecordEvent, cuGreenCtxWaitEvent)"
+        f"{'; '.join(wrong)}: green streams cannot be used with this driver, since torch itself records such events "
+        "(record_stream, autograd); only plain streams are left, without quotas"
     )
 
 

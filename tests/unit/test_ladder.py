@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from fake_driver.harness import FakeDriver
 
 from bench import tables
 from bench.ladder import RUNGS
@@ -53,7 +54,7 @@ def test_events_that_order_and_time_are_enough():
 def test_events_that_do_not_are_named_with_what_to_do(reading: dict[str, object], says: str):
     said = judge_events({**EVENTS, **reading})
     assert says in said
-    assert "cuGreenCtxRecordEvent" in said
+    assert "only plain streams are left" in said
 
 
 def ids(first: int, last: int) -> tuple[int, ...]:
@@ -173,6 +174,33 @@ def test_a_reading_that_fails_is_a_figure_without_a_number():
 
 def test_bits_of_words_are_sm_ids_whatever_their_sign():
     assert sm_ids([5, 0, -(1 << 31)]) == (0, 2, 95)
+
+
+def test_the_probe_is_launched_as_the_driver_wants_it(fake_driver: FakeDriver):
+    found = fake_driver.run(
+        f"import sys; sys.path.insert(0, {str(tables.TOP)!r})\n"
+        "import ctypes\n"
+        "from cuda.bindings import driver\n"
+        "from bench.gpu_placements import Chain\n"
+        "from bench.ladder.streams import SmProbe, sm_ids\n"
+        "def ask(name, *given):\n"
+        "    status, *values = getattr(driver, name)(*given)\n"
+        "    assert int(status) == 0, (name, status)\n"
+        "    return values[0] if values else None\n"
+        "chain = Chain(driver, 0)\n"
+        "streams = [chain.cut(80)[0], chain.cut(48)[0]]\n"
+        "ask('cuCtxPushCurrent', ask('cuDevicePrimaryCtxRetain', ask('cuDeviceGet', 0)))\n"
+        "probe = SmProbe(b'... mosaic_smid ...', 132)\n"
+        "result = []\n"
+        "for stream in streams:\n"
+        "    memory, words = ask('cuMemAlloc', 128), (ctypes.c_uint * 32)()\n"
+        "    ask('cuMemsetD32Async', memory, 0, 32, stream)\n"
+        "    probe.launch(int(memory), 32, stream)\n"
+        "    ask('cuMemcpyDtoHAsync', ctypes.addressof(words), memory, 128, stream)\n"
+        "    ask('cuStreamSynchronize', stream)\n"
+        "    result.append(sm_ids(list(words)))"
+    )
+    assert found == [list(range(80)), list(range(80, 128))]
 
 
 def test_every_rung_is_a_function_that_asks_a_question_and_the_list_loads_no_torch():
