@@ -1,4 +1,8 @@
-"""The kernels that are measured: one for each way in which a GPU can be the bottleneck."""
+"""The kernels that are measured: one for each way in which a GPU can be the bottleneck.
+
+Their data is random: constant data switches fewer transistors, and matrix units run faster on it than on any that is
+trained on.
+"""
 
 from __future__ import annotations
 
@@ -131,7 +135,7 @@ def half_type(device: torch.device) -> torch.dtype:
 
 def _gemm(size: int, dtype: torch.dtype) -> Kernel:
     def make(device: torch.device) -> Call:
-        left, right, out = (torch.ones(size, size, device=device, dtype=dtype) for _ in range(3))
+        left, right, out = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(3))
         return lambda: torch.mm(left, right, out=out)
 
     moved = 3.0 * size * size * dtype.itemsize
@@ -143,7 +147,7 @@ def _attention(shape: tuple[int, int, int], dtype: torch.dtype) -> Kernel:
     width = 64
 
     def make(device: torch.device) -> Call:
-        query, key, value = (torch.ones(batch, heads, length, width, device=device, dtype=dtype) for _ in range(3))
+        query, key, value = (torch.randn(batch, heads, length, width, device=device, dtype=dtype) for _ in range(3))
         return lambda: torch.nn.functional.scaled_dot_product_attention(query, key, value)
 
     flops = 4.0 * batch * heads * length**2 * width
@@ -155,8 +159,8 @@ def _convolution(shape: tuple[int, int, int], dtype: torch.dtype) -> Kernel:
     batch, channels, side = shape
 
     def make(device: torch.device) -> Call:
-        image = torch.ones(batch, channels, side, side, device=device, dtype=dtype)
-        weight = torch.ones(channels, channels, 3, 3, device=device, dtype=dtype)
+        image = torch.randn(batch, channels, side, side, device=device, dtype=dtype)
+        weight = torch.randn(channels, channels, 3, 3, device=device, dtype=dtype)
         image, weight = (tensor.to(memory_format=torch.channels_last) for tensor in (image, weight))
         return lambda: torch.nn.functional.conv2d(image, weight, padding=1)
 
@@ -167,7 +171,7 @@ def _convolution(shape: tuple[int, int, int], dtype: torch.dtype) -> Kernel:
 
 def _elementwise(count: int, dtype: torch.dtype) -> Kernel:
     def make(device: torch.device) -> Call:
-        given, out = (torch.ones(count, device=device, dtype=dtype) for _ in range(2))
+        given, out = (torch.randn(count, device=device, dtype=dtype) for _ in range(2))
         return lambda: torch.mul(given, 1.5, out=out)
 
     moved = 2.0 * count * dtype.itemsize
@@ -176,7 +180,7 @@ def _elementwise(count: int, dtype: torch.dtype) -> Kernel:
 
 def _reduction(count: int) -> Kernel:
     def make(device: torch.device) -> Call:
-        given = torch.ones(count, device=device)
+        given = torch.randn(count, device=device)
         return given.sum
 
     return Kernel(name="reduction", bound_by="memory bandwidth", flops=float(count), moved_bytes=4.0 * count, make=make)
