@@ -30,45 +30,63 @@ class Memory:
 
     def __init__(self) -> None:
         self._blocks: dict[int, _Block] = {}
+        self._free: dict[int, list[Launch]] = {}
 
     def read(self, tensor: torch.Tensor, launch: Launch) -> None:
-        block = self._block(tensor, launch.stream)
+        block = self._block(tensor)
         if block.write is not None and not _ordered(launch, block.write):
             raise RaceError(f"{launch} reads what {block.write} writes, and nothing orders them")
         block.reads.append(launch)
 
     def write(self, tensor: torch.Tensor, launch: Launch) -> None:
-        block = self._block(tensor, launch.stream)
+        block = self._block(tensor)
         for earlier in [*block.reads, *([block.write] if block.write is not None else [])]:
             if not _ordered(launch, earlier):
                 raise RaceError(f"{launch} writes what {earlier} uses, and nothing orders them")
         block.write = launch
         block.reads.clear()
 
+    def make(self, tensor: torch.Tensor, launch: Launch, *, private: bool) -> None:
+        """Notes memory that was allocated for a launch, on its stream: it may be any that this stream's work let go.
+
+        Args:
+            tensor: The tensor in it.
+            launch: The launch, which writes it.
+            private: Whether it is of a graph's pool, in which nothing lies that work outside of captures let go.
+        """
+        for use in [] if private else self._free.pop(launch.stream, []):
+            if not _ordered(launch, use):
+                raise RaceError(f"{launch} is given memory that was let go while {use} may still use it")
+        self._block(tensor, launch.stream).write = launch
+
     def declare(self, tensor: torch.Tensor, stream: int) -> None:
-        self._block(tensor, stream).declared.add(stream)
+        self._block(tensor).declared.add(stream)
 
-    def check_freed(self, clocks: dict[int, dict[int, int]]) -> None:
-        """Raises if freed memory may be given out again while another stream still uses it.
+    def let_go(self, clocks: dict[int, Clock]) -> None:
+        """Puts memory that nobody holds any more back to what its stream may be given.
 
-        The allocator waits for what declared streams were given by then, and so for what these wait for.
+        torch on ``record_stream``: "Until all work on other streams that was queued at the time of deallocation is
+        done, the memory is not reused". The allocator waits for what declared streams were given by then, and so for
+        what these wait for; of other streams it knows nothing.
         """
         for key in [key for key, block in self._blocks.items() if block.alive.expired()]:
             block = self._blocks.pop(key)
             known: Clock = {}
-            for stream in (block.home, *block.declared):
+            for stream in block.declared:
                 merge(known, clocks.get(stream, {}))
-            for use in [*block.reads, *([block.write] if block.write is not None else [])]:
-                told = use.stream == block.home or use.stream in block.declared
-                if not told and known.get(use.stream, 0) < use.number:
-                    raise RaceError(f"memory of stream {block.home} was let go while {use} may still use it")
+            self._free.setdefault(block.home, []).extend(
+                use
+                for use in [*block.reads, *([block.write] if block.write is not None else [])]
+                if use.stream != block.home and known.get(use.stream, 0) < use.number
+            )
 
-    def _block(self, tensor: torch.Tensor, stream: int) -> _Block:
+    def _block(self, tensor: torch.Tensor, home: int = 0) -> _Block:
+        """Returns what is known of a tensor's memory; what no operator made was allocated on the user's stream."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         block = self._blocks.get(key)
         if block is None or block.alive.expired():
-            block = self._blocks[key] = _Block(StorageWeakRef(storage), stream)
+            block = self._blocks[key] = _Block(StorageWeakRef(storage), home)
         return block
 
 

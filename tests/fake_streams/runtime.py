@@ -3,112 +3,33 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.autograd import Variable
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fake_streams.backward import Backward, Engine, Origins
 from fake_streams.clocks import Clock, Launch, merge
+from fake_streams.events import FakeEvent, FakeStream, Hold
 from fake_streams.graphs import FakeGraph, Recording
 from fake_streams.memory import Memory, RaceError
 
-__all__ = ["FakeStreams", "Hold", "Launch", "RaceError"]
+__all__ = ["FakeStream", "FakeStreams", "Hold", "Launch", "RaceError"]
 
-HOLD_S = 60
 WORKSPACE_BYTES = 32 << 20
 TOTAL_BYTES = 80 << 30
-
-
-class FakeStream:
-    """A stream; the one with handle 0 is the user's."""
-
-    def __init__(self, handle: int, priority: int = 0, *, aside: bool = False) -> None:
-        self.handle = handle
-        self.aside = aside  # autograd knows nothing of it: in a backward, too, only waits order others behind it
-        self.priority = priority
-        self.clock: Clock = {}
-        self.capture: Recording | None = None
-
-    def __repr__(self) -> str:
-        return f"FakeStream({self.handle})"
-
-
-class FakeEvent:
-    """An event; passed at once for the CPU, never before its recording for the clocks."""
-
-    def __init__(self, runtime: FakeStreams, timing: bool) -> None:
-        self._runtime = runtime
-        self._timing = timing
-        self._clock: Clock | None = None
-        self._recorded_ms = 0.0
-        self._capture: Recording | None = None
-
-    @property
-    def _at_ms(self) -> float:
-        holds = self._runtime.holds_before(self._clock)
-        return max([self._recorded_ms, *(hold.opened_ms for hold in holds)])
-
-    def record(self, stream: FakeStream) -> None:
-        self._clock = dict(stream.clock)
-        self._recorded_ms = time.perf_counter() * 1e3
-        self._capture = stream.capture
-
-    def wait(self, stream: FakeStream) -> None:
-        if self._clock is None:
-            return  # as CUDA: waiting for what was never recorded does nothing
-        if self._capture is not None and self._capture.open:
-            self._capture.join(stream)
-        elif stream.capture is not None and stream.capture.open:
-            raise RuntimeError("a capturing stream waits for an event from outside of the capture")
-        merge(stream.clock, self._clock)
-
-    def query(self) -> bool:
-        self._runtime.refuse_in_capture("query")
-        return all(hold.is_open for hold in self._runtime.holds_before(self._clock))
-
-    def synchronize(self) -> None:
-        self._runtime.refuse_in_capture("synchronize")
-        for hold in self._runtime.holds_before(self._clock):
-            hold.wait()
-        if self._clock is not None:
-            merge(self._runtime.host, self._clock)
-
-    def elapsed_time(self, end_event: FakeEvent) -> float:
-        if not (self._timing and end_event._timing):
-            raise ValueError("an event without timing has no time")
-        return end_event._at_ms - self._at_ms
-
-
-class Hold:
-    """Work of one stream that does not end before it is told to, for a test of what waits for it."""
-
-    def __init__(self, launch: Launch) -> None:
-        self.launch = launch
-        self.opened_ms = 0.0
-        self._opened = threading.Event()
-
-    @property
-    def is_open(self) -> bool:
-        return self._opened.is_set()
-
-    def open(self) -> None:
-        self.opened_ms = time.perf_counter() * 1e3
-        self._opened.set()
-
-    def wait(self) -> None:
-        if not self._opened.wait(HOLD_S):
-            raise RuntimeError(f"{self.launch} was held for {HOLD_S} s while a thread waited for it")
+POOLED_STREAMS = 32
 
 
 class FakeStreams:
     """A runtime whose streams run operators on the CPU, right away, and whose clocks know what orders them.
 
     Use it inside ``with runtime.watching():``; a launch that is not ordered after what it reads raises ``RaceError``.
-    Inside of backward all streams count as ordered, which autograd does on CUDA.
+    A backward runs as on CUDA: each node on the stream of its forward, behind the nodes that it has gradients from.
     """
 
     def __init__(self) -> None:
@@ -118,8 +39,9 @@ class FakeStreams:
         self.memory = Memory()
         self.main = FakeStream(0)
         self._streams: dict[int, FakeStream] = {0: self.main}
-        self._asides: list[FakeStream] = []
-        self._current = threading.local()
+        self._pooled: dict[int, list[FakeStream]] = {}
+        self._num_pooled = 0
+        self._of_thread = threading.local()
         self._fresh = 1 << 62
         self._holds: list[Hold] = []
         self._with_workspace: set[int] = set()
@@ -129,30 +51,37 @@ class FakeStreams:
     def external_stream(self, handle: int) -> FakeStream:
         if handle not in self._streams:
             self._streams[handle] = FakeStream(handle)
-        return self._streams[handle]
+        return self._streams[handle].again()
 
     def new_stream(self, priority: int = 0) -> FakeStream:
-        self._fresh += 1
-        stream = self._streams[self._fresh] = FakeStream(self._fresh, priority)
-        return stream
+        """Returns the next of 32 streams of a priority.
 
-    def new_aside(self) -> FakeStream:
-        """Makes a stream that autograd does not know of, such as a communicator's."""
+        torch: "The stream pool is divided into two parts: high priority and low priority. ... we use a round-robin",
+        so that what is made as the 33rd stream is the first.
+        """
+        pooled = self._pooled.setdefault(priority, [])
+        if len(pooled) < POOLED_STREAMS:
+            pooled.append(self.new_aside(priority))
+            return pooled[-1]
+        self._num_pooled += 1
+        return pooled[(self._num_pooled - 1) % POOLED_STREAMS].again()
+
+    def new_aside(self, priority: int = 0) -> FakeStream:
+        """Makes a stream of its own, such as a communicator's."""
         self._fresh += 1
-        self._asides.append(FakeStream(self._fresh, aside=True))
-        return self._asides[-1]
+        self._streams[self._fresh] = FakeStream(self._fresh, priority)
+        return self._streams[self._fresh].again()
 
     def current_stream(self) -> FakeStream:
-        return getattr(self._current, "stream", self.main)
+        last = self._stack[-1] if self._stack else self.main
+        return (last.stream() if isinstance(last, Backward) else last).again()
 
     @contextmanager
     def use_stream(self, stream: FakeStream) -> Iterator[None]:
-        before = self.current_stream()
-        self._current.stream = stream
-        try:
+        with self._entered(stream):
+            self.origins.note(stream)
             yield
-        finally:
-            self._current.stream = before
+        self.origins.note(self.current_stream())
 
     def new_event(self, *, timing: bool = False) -> FakeEvent:
         return FakeEvent(self, timing)
@@ -164,7 +93,7 @@ class FakeStreams:
         self.refuse_in_capture("synchronize")
         for hold in self._holds:
             hold.wait()
-        for stream in (*self._streams.values(), *self._asides):
+        for stream in self._streams.values():
             merge(self.host, stream.clock)
         for stream in self._streams.values():  # whatever comes now is launched after all of it
             merge(stream.clock, self.host)
@@ -231,12 +160,45 @@ class FakeStreams:
         """Whether autograd is running a node: what it calls once all have run, it calls on the loop's own stream."""
         return torch._C._current_graph_task_id() != -1 and torch._C._current_autograd_node() is not None
 
-    def launch(self, name: str, reads: list[torch.Tensor], writes: list[torch.Tensor]) -> None:
-        """Notes one operator on the current stream."""
+    @contextmanager
+    def running(self, backward: Backward) -> Iterator[None]:
+        """Around one run of autograd's engine: its nodes say which stream is current."""
+        with self._entered(backward):
+            yield
+        self.origins.note(self.current_stream())
+
+    def recorded(self, stream: FakeStream) -> FakeEvent:
+        """Returns an event that was recorded on a stream now."""
+        event = self.new_event()
+        event.record(stream)
+        return event
+
+    @property
+    def origins(self) -> Origins:
+        """Which stream the nodes of this thread were made on."""
+        if not hasattr(self._of_thread, "origins"):
+            self._of_thread.origins = Origins(self)
+        return self._of_thread.origins  # type: ignore[no-any-return]
+
+    def launch(
+        self,
+        name: str,
+        reads: Sequence[torch.Tensor],
+        writes: Sequence[torch.Tensor],
+        *,
+        makes: Sequence[torch.Tensor] = (),
+    ) -> None:
+        """Notes one operator on the current stream; what it ``makes``, it writes to memory allocated for that."""
+        gradients = self._stack[-1].next_sum() if self._stack and isinstance(self._stack[-1], Backward) else None
+        if gradients is not None:
+            gradients.begin()
+            self.origins.note(gradients.stream, made_already=1)
+            with self.use_stream(gradients.stream):
+                self.launch(name, reads, writes, makes=makes)
+            gradients.end(self)
+            return
         stream = self.current_stream()
-        if self.in_backward():
-            for other in self._streams.values():
-                merge(stream.clock, other.clock)
+        self.memory.let_go({handle: other.clock for handle, other in self._streams.items()})
         merge(stream.clock, self.host)
         number = stream.clock.get(stream.handle, 0) + 1
         stream.clock[stream.handle] = number
@@ -244,21 +206,44 @@ class FakeStreams:
             self._with_workspace.add(stream.handle)
         launch = Launch(name, stream.handle, number, dict(stream.clock))
         self.launches.append(launch)
-        # autograd would have launched it on its forward's stream
-        if self.in_backward() and not stream.aside:
-            for other in self._streams.values():
-                merge(other.clock, stream.clock)
         for tensor in reads:
             self.memory.read(tensor, launch)
         for tensor in writes:
             self.memory.write(tensor, launch)
-        self.memory.check_freed({handle: other.clock for handle, other in self._streams.items()})
+        for tensor in makes:
+            self.memory.make(tensor, launch, private=stream.capture is not None)
+
+    @property
+    def _stack(self) -> list[FakeStream | Backward]:
+        if not hasattr(self._of_thread, "stack"):
+            self._of_thread.stack = []
+        return self._of_thread.stack  # type: ignore[no-any-return]
+
+    @contextmanager
+    def _entered(self, current: FakeStream | Backward) -> Iterator[None]:
+        self._stack.append(current)
+        try:
+            yield
+        finally:
+            self._stack.pop()
 
 
 class _Watch(TorchDispatchMode):
     def __init__(self, runtime: FakeStreams) -> None:
         super().__init__()
         self._runtime = runtime
+
+    def __enter__(self) -> Any:
+        engine = Variable._execution_engine
+        if not (isinstance(engine, Engine) and engine.runtime is self._runtime):
+            Variable._execution_engine = Engine(self._runtime, engine)
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        engine = Variable._execution_engine
+        if isinstance(engine, Engine) and engine.runtime is self._runtime:
+            Variable._execution_engine = engine.engine
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -270,11 +255,16 @@ class _Watch(TorchDispatchMode):
             recording.before(written)
         result = func(*args, **kwargs)
         given = _tensors((args, kwargs))
+        if torch.is_grad_enabled():
+            for tensor in given:
+                if tensor.requires_grad and tensor.is_leaf:
+                    self._runtime.origins.note_leaf(tensor)
         made = _tensors(result)
         if not _is_view(func):
             storages = {tensor.untyped_storage()._cdata for tensor in given}
             fresh = [tensor for tensor in made if tensor.untyped_storage()._cdata not in storages]
-            self._runtime.launch(str(func), [t for t in given if not any(t is w for w in written)], [*written, *fresh])
+            read = [tensor for tensor in given if not any(tensor is one for one in written)]
+            self._runtime.launch(str(func), read, written, makes=fresh)
         if recording is not None:
             recording.note(func, args, kwargs, result)
         return result
