@@ -1,7 +1,7 @@
 """Backward as torch's engine runs it on a device, on the CPU, where the engine knows of no streams.
 
-The rules are those of ``torch/csrc/autograd/engine.cpp`` and ``input_buffer.cpp`` of torch 2.8 and newer; quoted is what
-they say. A node's stream is the one that was current when its forward made its outputs; that of ``AccumulateGrad`` the
+The rules are those of ``torch/csrc/autograd/engine.cpp`` and ``input_buffer.cpp`` of torch 2.8 and newer, quoted below:
+a node's stream is the one that was current when its forward made its outputs; that of ``AccumulateGrad`` the
 one that was current when a graph first needed it, and it lives as long as such a graph does.
 """
 
@@ -40,6 +40,8 @@ class Origins:
 
     def note_leaf(self, leaf: torch.Tensor) -> None:
         """Notes the stream of the ``AccumulateGrad`` of a leaf that an operator is given, unless it has one."""
+        if type(leaf).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+            return  # it has no memory of a device
         with torch._C._PreserveDispatchKeyGuard(), torch._C._DisableTorchDispatch():
             for key in _AUTOGRAD:
                 torch._C._dispatch_tls_set_dispatch_key_excluded(key, False)
@@ -85,7 +87,7 @@ class _Sum:
         self.stream = consumer.stream
 
     def begin(self) -> None:
-        """"Synchronize for accumulation. Accumulation operates on both the new incoming gradient and the existing"."""
+        """ "Synchronize for accumulation. Accumulation operates on both the new incoming gradient and the existing"."""
         slot = self._consumer.slots[self._position]
         if self.stream != self._producer:
             self._ready.wait(self.stream)
@@ -93,7 +95,7 @@ class _Sum:
             slot.event.wait(self.stream)
 
     def end(self, runtime: FakeStreams) -> None:
-        """"Update the ready event and stream for the current position"."""
+        """ "Update the ready event and stream for the current position"."""
         self._consumer.slots[self._position] = _Slot(runtime.recorded(self.stream), self.stream)
 
 
@@ -133,7 +135,7 @@ class Backward:
         self._nodes.clear()
 
     def finish(self) -> None:
-        """"Syncs caller_current_stream with leaf streams, so final_callbacks may use any grad"."""
+        """ "Syncs caller_current_stream with leaf streams, so final_callbacks may use any grad"."""
         if self._is_over:
             return
         self._is_over = True
@@ -146,7 +148,7 @@ class Backward:
                 self._runtime.recorded(stream).wait(self._caller)
 
     def stream(self) -> FakeStream:
-        """"Locally set the current stream to func's associated stream"."""
+        """ "Locally set the current stream to func's associated stream"."""
         known = self._current()
         if known is not None:
             self._begin(known)
@@ -175,7 +177,7 @@ class Backward:
                 waiting += [following for following, _ in known.edges]
 
     def _find_needed(self) -> None:
-        """"Skip functions that aren't supposed to be executed": from which nothing wanted is reached."""
+        """ "Skip functions that aren't supposed to be executed": from which nothing wanted is reached."""
         before: dict[Any, list[_Node]] = {}
         for known in self._nodes.values():
             known.is_needed = False
@@ -195,7 +197,7 @@ class Backward:
         )
 
     def _begin(self, known: _Node) -> None:
-        """"Ensure that the incoming gradients are ready"."""
+        """ "Ensure that the incoming gradients are ready"."""
         if known.has_begun:
             return
         known.has_begun = True

@@ -74,7 +74,6 @@ class FakeEvent:
         self._clock: Clock | None = None
         self._recorded_ms = 0.0
         self._capture: Recording | None = None
-        self._is_passed = False
 
     @property
     def _at_ms(self) -> float:
@@ -85,7 +84,6 @@ class FakeEvent:
         self._clock = dict(stream.clock)
         self._recorded_ms = time.perf_counter() * 1e3
         self._capture = stream.capture
-        self._is_passed = False
 
     def wait(self, stream: FakeStream) -> None:
         if self._clock is None:
@@ -98,8 +96,10 @@ class FakeEvent:
 
     def query(self) -> bool:
         self._runtime.refuse_in_capture("query")
-        self._is_passed = all(hold.is_open for hold in self._runtime.holds_before(self._clock))
-        return self._is_passed
+        has_passed = all(hold.is_open for hold in self._runtime.holds_before(self._clock))
+        if has_passed and self._clock is not None:
+            merge(self._runtime.told, self._clock)
+        return has_passed
 
     def synchronize(self) -> None:
         self._runtime.refuse_in_capture("synchronize")
@@ -107,7 +107,7 @@ class FakeEvent:
             hold.wait()
         if self._clock is not None:
             merge(self._runtime.host, self._clock)
-        self._is_passed = True
+            merge(self._runtime.told, self._clock)
 
     def elapsed_time(self, end_event: FakeEvent) -> float:
         """Milliseconds until another event.
@@ -122,15 +122,9 @@ class FakeEvent:
         for event in (self, end_event):
             if event._clock is None:
                 raise ValueError("an event that was not recorded has no time")
-            if not event.is_known_to_have_passed:
+            if any(self._runtime.told.get(stream, 0) < count for stream, count in event._clock.items()):
                 raise RuntimeError("CUDA error: device not ready: the host has not waited for an event")
         return end_event._at_ms - self._at_ms
-
-    @property
-    def is_known_to_have_passed(self) -> bool:
-        """Whether the host has waited for it, for something behind it, or was told."""
-        host = self._runtime.host
-        return self._is_passed or all(host.get(stream, 0) >= count for stream, count in (self._clock or {}).items())
 
 
 class Hold:

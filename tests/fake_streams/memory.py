@@ -46,18 +46,18 @@ class Memory:
         block.write = launch
         block.reads.clear()
 
-    def make(self, tensor: torch.Tensor, launch: Launch, *, private: bool) -> None:
-        """Notes memory that was allocated for a launch, on its stream: it may be any that this stream's work let go.
+    def allocate(self, tensors: list[torch.Tensor], home: int, *, private: bool) -> None:
+        """Takes memory for tensors from a stream's own: it may be any that was let go there.
 
         Args:
-            tensor: The tensor in it.
-            launch: The launch, which writes it.
+            tensors: The tensors.
+            home: The stream.
             private: Whether it is of a graph's pool, in which nothing lies that work outside of captures let go.
         """
-        for use in [] if private else self._free.pop(launch.stream, []):
-            if not _ordered(launch, use):
-                raise RaceError(f"{launch} is given memory that was let go while {use} may still use it")
-        self._block(tensor, launch.stream).write = launch
+        for tensor in tensors:
+            block = self._block(tensor, home)
+            if not private:
+                block.reads += self._free.pop(home, [])
 
     def declare(self, tensor: torch.Tensor, stream: int) -> None:
         self._block(tensor).declared.add(stream)

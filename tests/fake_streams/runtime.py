@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,6 +35,8 @@ class FakeStreams:
     def __init__(self) -> None:
         self.device = torch.device("cpu")
         self.host: Clock = {}
+        self.told: Clock = {}
+        """What the host knows to have ended, by asking too, after which nothing is ordered that was luck."""
         self.launches: list[Launch] = []
         self.memory = Memory()
         self.main = FakeStream(0)
@@ -95,6 +97,7 @@ class FakeStreams:
             hold.wait()
         for stream in self._streams.values():
             merge(self.host, stream.clock)
+        merge(self.told, self.host)
         for stream in self._streams.values():  # whatever comes now is launched after all of it
             merge(stream.clock, self.host)
 
@@ -180,25 +183,26 @@ class FakeStreams:
             self._of_thread.origins = Origins(self)
         return self._of_thread.origins  # type: ignore[no-any-return]
 
-    def launch(
-        self,
-        name: str,
-        reads: Sequence[torch.Tensor],
-        writes: Sequence[torch.Tensor],
-        *,
-        makes: Sequence[torch.Tensor] = (),
+    def operate(
+        self, name: str, reads: list[torch.Tensor], writes: list[torch.Tensor], makes: list[torch.Tensor]
     ) -> None:
-        """Notes one operator on the current stream; what it ``makes``, it writes to memory allocated for that."""
+        """Notes one operator of torch's, with what it is given, what it writes to, and what it takes memory for."""
         gradients = self._stack[-1].next_sum() if self._stack and isinstance(self._stack[-1], Backward) else None
         if gradients is not None:
             gradients.begin()
             self.origins.note(gradients.stream, made_already=1)
             with self.use_stream(gradients.stream):
-                self.launch(name, reads, writes, makes=makes)
+                self.operate(name, reads, writes, makes)
             gradients.end(self)
             return
+        here = self.current_stream()
+        self.memory.let_go({handle: stream.clock for handle, stream in self._streams.items()})
+        self.memory.allocate(makes, here.handle, private=here.capture is not None)
+        self.launch(name, reads, [*writes, *makes])
+
+    def launch(self, name: str, reads: list[torch.Tensor], writes: list[torch.Tensor]) -> None:
+        """Notes one piece of work on the current stream."""
         stream = self.current_stream()
-        self.memory.let_go({handle: other.clock for handle, other in self._streams.items()})
         merge(stream.clock, self.host)
         number = stream.clock.get(stream.handle, 0) + 1
         stream.clock[stream.handle] = number
@@ -210,8 +214,6 @@ class FakeStreams:
             self.memory.read(tensor, launch)
         for tensor in writes:
             self.memory.write(tensor, launch)
-        for tensor in makes:
-            self.memory.make(tensor, launch, private=stream.capture is not None)
 
     @property
     def _stack(self) -> list[FakeStream | Backward]:
@@ -264,7 +266,9 @@ class _Watch(TorchDispatchMode):
             storages = {tensor.untyped_storage()._cdata for tensor in given}
             fresh = [tensor for tensor in made if tensor.untyped_storage()._cdata not in storages]
             read = [tensor for tensor in given if not any(tensor is one for one in written)]
-            self._runtime.launch(str(func), read, written, makes=fresh)
+            if "empty" in func.__name__:  # it takes memory, and launches no kernel that reads
+                read = []
+            self._runtime.operate(str(func), read, written, fresh)
         if recording is not None:
             recording.note(func, args, kwargs, result)
         return result
