@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -78,12 +78,8 @@ class FakeStreams:
         last = self._stack[-1] if self._stack else self.main
         return (last.stream() if isinstance(last, Backward) else last).again()
 
-    @contextmanager
-    def use_stream(self, stream: FakeStream) -> Iterator[None]:
-        with self._entered(stream):
-            self.origins.note(stream)
-            yield
-        self.origins.note(self.current_stream())
+    def use_stream(self, stream: FakeStream) -> AbstractContextManager[None]:
+        return _Current(self, stream)
 
     def new_event(self, *, timing: bool = False) -> FakeEvent:
         return FakeEvent(self, timing)
@@ -163,12 +159,9 @@ class FakeStreams:
         """Whether autograd is running a node: what it calls once all have run, it calls on the loop's own stream."""
         return torch._C._current_graph_task_id() != -1 and torch._C._current_autograd_node() is not None
 
-    @contextmanager
-    def running(self, backward: Backward) -> Iterator[None]:
+    def running(self, backward: Backward) -> AbstractContextManager[None]:
         """Around one run of autograd's engine: its nodes say which stream is current."""
-        with self._entered(backward):
-            yield
-        self.origins.note(self.current_stream())
+        return _Current(self, backward)
 
     def recorded(self, stream: FakeStream) -> FakeEvent:
         """Returns an event that was recorded on a stream now."""
@@ -221,13 +214,22 @@ class FakeStreams:
             self._of_thread.stack = []
         return self._of_thread.stack  # type: ignore[no-any-return]
 
-    @contextmanager
-    def _entered(self, current: FakeStream | Backward) -> Iterator[None]:
-        self._stack.append(current)
-        try:
-            yield
-        finally:
-            self._stack.pop()
+
+class _Current:
+    """Makes a stream current, or the one that a backward is on, until it is left; forgotten, it stays current."""
+
+    def __init__(self, runtime: FakeStreams, entry: FakeStream | Backward) -> None:
+        self._runtime = runtime
+        self._entry = entry
+
+    def __enter__(self) -> None:
+        self._runtime._stack.append(self._entry)
+        if isinstance(self._entry, FakeStream):
+            self._runtime.origins.note(self._entry)
+
+    def __exit__(self, *error: object) -> None:
+        self._runtime._stack.pop()
+        self._runtime.origins.note(self._runtime.current_stream())
 
 
 class _Watch(TorchDispatchMode):
