@@ -23,6 +23,8 @@ class _Block:
     reads: list[Launch] = field(default_factory=list)
     declared: set[int] = field(default_factory=set)
     """Streams that the allocator was told of."""
+    is_host: bool = False
+    """Page-locked memory of the host, which streams copy from and to."""
 
 
 class Memory:
@@ -61,6 +63,26 @@ class Memory:
             if not private:
                 block.reads += self._free.pop(home, [])
 
+    def pin(self, tensor: torch.Tensor) -> None:
+        """Makes a tensor one of the host's memory."""
+        self._block(tensor).is_host = True
+
+    def is_host(self, tensor: torch.Tensor) -> bool:
+        block = self._blocks.get(tensor.untyped_storage()._cdata)
+        return block is not None and block.is_host
+
+    def check_host(self, reads: list[torch.Tensor], writes: list[torch.Tensor], host: Clock) -> None:
+        """Raises if the host touches its memory, which it does at once, before streams have done with it.
+
+        torch on ``non_blocking``: "If set, and the copy is between CPU and GPU, the copy may occur asynchronously with
+        respect to the host"; what a stream copies from must stay as it is until the host knows that it has.
+        """
+        uses = [use for tensor in writes for use in self._block(tensor).reads]
+        uses += [use for tensor in (*reads, *writes) if (use := self._block(tensor).write) is not None]
+        for use in uses:
+            if host.get(use.stream, 0) < use.number:
+                raise RaceError(f"the host touches memory that {use} may still use")
+
     def declare(self, tensor: torch.Tensor, stream: int) -> None:
         self._block(tensor).declared.add(stream)
 
@@ -73,6 +95,8 @@ class Memory:
         """
         for key in [key for key, block in self._blocks.items() if block.alive.expired()]:
             block = self._blocks.pop(key)
+            if block.is_host:
+                continue  # its allocator waits for the streams that copied
             known: Clock = {}
             for stream in block.declared:
                 merge(known, clocks.get(stream, {}))

@@ -130,6 +130,11 @@ class FakeStreams:
 
     # For tests.
 
+    def pin(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Makes a tensor one of the host's page-locked memory, and returns it."""
+        self.memory.pin(tensor)
+        return tensor
+
     def hold(self) -> Hold:
         """Gives the current stream work that does not end before it is opened."""
         self.launch("hold", [], [])
@@ -180,6 +185,11 @@ class FakeStreams:
         self, name: str, reads: list[torch.Tensor], writes: list[torch.Tensor], makes: list[torch.Tensor]
     ) -> None:
         """Notes one operator of torch's, with what it is given, what it writes to, and what it takes memory for."""
+        if (reads or writes) and all(self.memory.is_host(tensor) for tensor in (*reads, *writes)):
+            self.memory.check_host(reads, writes, self.host)
+            for tensor in makes:
+                self.memory.pin(tensor)
+            return
         gradients = self._stack[-1].next_sum() if self._stack and isinstance(self._stack[-1], Backward) else None
         if gradients is not None:
             gradients.begin()
@@ -192,6 +202,11 @@ class FakeStreams:
         self.memory.let_go({handle: stream.clock for handle, stream in self._streams.items()})
         self.memory.allocate(makes, here.handle, private=here.capture is not None)
         self.launch(name, reads, [*writes, *makes])
+
+    def end_copy(self, tensors: list[torch.Tensor]) -> None:
+        """Blocks the host until the current stream has copied, if its memory has part in that."""
+        if any(self.memory.is_host(tensor) for tensor in tensors):
+            self.recorded(self.current_stream()).synchronize()
 
     def launch(self, name: str, reads: list[torch.Tensor], writes: list[torch.Tensor]) -> None:
         """Notes one piece of work on the current stream."""
@@ -271,6 +286,8 @@ class _Watch(TorchDispatchMode):
             if "empty" in func.__name__:  # it takes memory, and launches no kernel that reads
                 read = []
             self._runtime.operate(str(func), read, written, fresh)
+            if func is torch.ops.aten.copy_.default and not (kwargs.get("non_blocking") or any(args[2:])):
+                self._runtime.end_copy(given)
         if recording is not None:
             recording.note(func, args, kwargs, result)
         return result

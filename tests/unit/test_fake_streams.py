@@ -1,4 +1,4 @@
-"""The fake runtime's backward: whose stream each node runs on, what it waits for, and the races that this shows."""
+"""The fake runtime: whose stream each node of a backward runs on and what it waits for; memory, streams and events."""
 
 from __future__ import annotations
 
@@ -184,3 +184,25 @@ def test_the_time_between_events_is_refused_until_the_host_has_waited_for_both(r
         start.elapsed_time(end)
     end.synchronize()
     assert start.elapsed_time(end) >= 0
+
+
+@pytest.mark.parametrize("wait", [None, "event", "block"])
+def test_what_is_copied_without_blocking_stays_as_it_is_until_the_host_has_waited(runtime: FakeStreams, wait: str | None):
+    batch, given = runtime.pin(torch.zeros(3)), torch.zeros(3)
+    given.copy_(batch, non_blocking=wait != "block")
+    if wait == "event":
+        runtime.recorded(runtime.main).synchronize()
+    if wait is not None:
+        batch.add_(1)
+        return
+    with pytest.raises(RaceError, match="the host touches memory"):
+        batch.add_(1)
+
+
+def test_the_host_reads_a_copy_once_it_has_waited_for_it(runtime: FakeStreams):
+    told, made = runtime.pin(torch.zeros(3)), torch.ones(3) * 2
+    told.copy_(made, non_blocking=True)
+    with pytest.raises(RaceError, match="the host touches memory"):
+        told.sum()
+    runtime.synchronize()
+    told.sum()
