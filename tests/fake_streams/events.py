@@ -89,6 +89,9 @@ class FakeEvent:
         if self._clock is None:
             return  # as CUDA: waiting for what was never recorded does nothing
         if self._capture is not None and self._capture.open:
+            if stream == self._runtime.main:
+                # "a disallowed implicit dependency on a current capture sequence from cudaStreamLegacy"
+                raise RuntimeError("the default stream cannot wait for work that is being captured")
             self._capture.join(stream)
         elif stream.capture is not None and stream.capture.open:
             raise RuntimeError("a capturing stream waits for an event from outside of the capture")

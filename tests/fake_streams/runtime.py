@@ -36,7 +36,7 @@ class FakeStreams:
         self.device = torch.device("cpu")
         self.host: Clock = {}
         self.told: Clock = {}
-        """What the host knows to have ended, by asking too, after which nothing is ordered that was luck."""
+        """What the host knows to have ended, by waiting or by asking. An answer is luck, so it orders nothing."""
         self.launches: list[Launch] = []
         self.memory = Memory()
         self.main = FakeStream(0)

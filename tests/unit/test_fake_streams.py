@@ -187,7 +187,7 @@ def test_the_time_between_events_is_refused_until_the_host_has_waited_for_both(r
 
 
 @pytest.mark.parametrize("wait", [None, "event", "block"])
-def test_what_is_copied_without_blocking_stays_as_it_is_until_the_host_has_waited(runtime: FakeStreams, wait: str | None):
+def test_what_is_copied_without_blocking_must_stay_until_the_host_has_waited(runtime: FakeStreams, wait: str | None):
     batch, given = runtime.pin(torch.zeros(3)), torch.zeros(3)
     given.copy_(batch, non_blocking=wait != "block")
     if wait == "event":
@@ -206,3 +206,15 @@ def test_the_host_reads_a_copy_once_it_has_waited_for_it(runtime: FakeStreams):
         told.sum()
     runtime.synchronize()
     told.sum()
+
+
+def test_a_backward_that_is_captured_may_not_reach_a_leaf_of_the_default_stream(runtime: FakeStreams):
+    side, x = runtime.new_stream(), leaf()
+    kept = torch.exp(x)
+    runtime.recorded(runtime.main).wait(side)
+    captured = runtime.capture(runtime.new_graph(), stream=side, pool=runtime.new_graph_pool())
+    with pytest.raises(RuntimeError, match="default stream cannot wait"), captured:
+        torch.exp(x).sum().backward()
+    del kept
+    with runtime.capture(runtime.new_graph(), stream=side, pool=runtime.new_graph_pool()):
+        torch.exp(x).sum().backward()
