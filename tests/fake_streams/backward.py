@@ -49,10 +49,13 @@ class Origins:
         if function is not None:
             function.next_functions[0][0].metadata.setdefault(self._runtime, self._runtime.current_stream())
 
-    def of(self, node: Any) -> FakeStream:
-        """Returns the stream of a node."""
+    def of(self, node: Any, users: Sequence[Any]) -> FakeStream:
+        """Returns the stream of a node; a leaf that no operator was given has that of the first of its users."""
         if node.name() == "torch::autograd::AccumulateGrad":
-            return node.metadata.setdefault(self._runtime, self._runtime.current_stream())  # type: ignore[no-any-return]
+            if self._runtime not in node.metadata:
+                first = min(users, key=lambda one: one._sequence_nr(), default=None)
+                node.metadata[self._runtime] = self._runtime.current_stream() if first is None else self.of(first, ())
+            return node.metadata[self._runtime]  # type: ignore[no-any-return]
         index = bisect_right(self._first, node._sequence_nr()) - 1
         return self._streams[index] if index >= 0 else self._runtime.main
 
@@ -87,7 +90,7 @@ class _Sum:
         self.stream = consumer.stream
 
     def begin(self) -> None:
-        """ "Synchronize for accumulation. Accumulation operates on both the new incoming gradient and the existing"."""
+        """torch: "Synchronize for accumulation. Accumulation operates on both the new incoming gradient and the existing"."""
         slot = self._consumer.slots[self._position]
         if self.stream != self._producer:
             self._ready.wait(self.stream)
@@ -95,7 +98,7 @@ class _Sum:
             slot.event.wait(self.stream)
 
     def end(self, runtime: FakeStreams) -> None:
-        """ "Update the ready event and stream for the current position"."""
+        """torch: "Update the ready event and stream for the current position"."""
         self._consumer.slots[self._position] = _Slot(runtime.recorded(self.stream), self.stream)
 
 
@@ -135,7 +138,7 @@ class Backward:
         self._nodes.clear()
 
     def finish(self) -> None:
-        """ "Syncs caller_current_stream with leaf streams, so final_callbacks may use any grad"."""
+        """torch: "Syncs caller_current_stream with leaf streams, so final_callbacks may use any grad"."""
         if self._is_over:
             return
         self._is_over = True
@@ -148,7 +151,7 @@ class Backward:
                 self._runtime.recorded(stream).wait(self._caller)
 
     def stream(self) -> FakeStream:
-        """ "Locally set the current stream to func's associated stream"."""
+        """torch: "Locally set the current stream to func's associated stream"."""
         known = self._current()
         if known is not None:
             self._begin(known)
@@ -169,15 +172,22 @@ class Backward:
         return None if node is None else self._nodes.get(node)
 
     def _walk(self, roots: Sequence[Any]) -> None:
-        waiting = list(roots)
+        users: dict[Any, list[Any]] = {node: [] for node in roots if node is not None}
+        waiting = list(users)
         while waiting:
             node = waiting.pop()
-            if node is not None and node not in self._nodes:
-                known = self._nodes[node] = _Node(node, self._runtime.origins.of(node))
-                waiting += [following for following, _ in known.edges]
+            for following, _ in node.next_functions:
+                if following is None:
+                    continue
+                if following not in users:
+                    users[following] = []
+                    waiting.append(following)
+                users[following].append(node)
+        for node, before in users.items():
+            self._nodes[node] = _Node(node, self._runtime.origins.of(node, before))
 
     def _find_needed(self) -> None:
-        """ "Skip functions that aren't supposed to be executed": from which nothing wanted is reached."""
+        """torch: "Skip functions that aren't supposed to be executed": from which nothing wanted is reached."""
         before: dict[Any, list[_Node]] = {}
         for known in self._nodes.values():
             known.is_needed = False
@@ -197,7 +207,7 @@ class Backward:
         )
 
     def _begin(self, known: _Node) -> None:
-        """ "Ensure that the incoming gradients are ready"."""
+        """torch: "Ensure that the incoming gradients are ready"."""
         if known.has_begun:
             return
         known.has_begun = True

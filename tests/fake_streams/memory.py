@@ -74,8 +74,8 @@ class Memory:
     def check_host(self, reads: list[torch.Tensor], writes: list[torch.Tensor], host: Clock) -> None:
         """Raises if the host touches its memory, which it does at once, before streams have done with it.
 
-        torch on ``non_blocking``: "If set, and the copy is between CPU and GPU, the copy may occur asynchronously with
-        respect to the host"; what a stream copies from must stay as it is until the host knows that it has.
+        torch on ``copy_(non_blocking=True)``: "the copy may occur asynchronously with respect to the host". What a
+        stream copies from must stay as it is until the host knows that it has.
         """
         uses = [use for tensor in writes for use in self._block(tensor).reads]
         uses += [use for tensor in (*reads, *writes) if (use := self._block(tensor).write) is not None]
@@ -89,9 +89,9 @@ class Memory:
     def let_go(self, clocks: dict[int, Clock]) -> None:
         """Puts memory that nobody holds any more back to what its stream may be given.
 
-        torch on ``record_stream``: "Until all work on other streams that was queued at the time of deallocation is
-        done, the memory is not reused". The allocator waits for what declared streams were given by then, and so for
-        what these wait for; of other streams it knows nothing.
+        torch on ``record_stream``: "ensure the tensor memory is not reused for another tensor until all work queued on
+        ``stream`` at the time of deallocation is complete"; without it, "memory will only be reused with the same
+        creation stream", and that is all. What a declared stream was given waits for others, too.
         """
         for key in [key for key, block in self._blocks.items() if block.alive.expired()]:
             block = self._blocks.pop(key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -42,7 +43,7 @@ class FakeStreams:
         self.main = FakeStream(0)
         self._streams: dict[int, FakeStream] = {0: self.main}
         self._pooled: dict[int, list[FakeStream]] = {}
-        self._num_pooled = 0
+        self._num_new: Counter[int] = Counter()
         self._of_thread = threading.local()
         self._fresh = 1 << 62
         self._holds: list[Hold] = []
@@ -58,15 +59,14 @@ class FakeStreams:
     def new_stream(self, priority: int = 0) -> FakeStream:
         """Returns the next of 32 streams of a priority.
 
-        torch: "The stream pool is divided into two parts: high priority and low priority. ... we use a round-robin",
-        so that what is made as the 33rd stream is the first.
+        ``c10/cuda/CUDAStream.h``: "There are 32 of these streams per device, and when a stream is requested one of
+        these streams is returned round-robin."
         """
-        pooled = self._pooled.setdefault(priority, [])
-        if len(pooled) < POOLED_STREAMS:
+        number, pooled = self._num_new[priority], self._pooled.setdefault(priority, [])
+        self._num_new[priority] += 1
+        if number < POOLED_STREAMS:
             pooled.append(self.new_aside(priority))
-            return pooled[-1]
-        self._num_pooled += 1
-        return pooled[(self._num_pooled - 1) % POOLED_STREAMS].again()
+        return pooled[number % POOLED_STREAMS].again()
 
     def new_aside(self, priority: int = 0) -> FakeStream:
         """Makes a stream of its own, such as a communicator's."""

@@ -124,6 +124,8 @@ def test_a_function_of_the_user_s_runs_on_its_forward_s_stream_and_a_hook_on_its
     made = after(runtime, found.sum().backward)
     assert streams == [side]
     assert [launch.stream for launch in made if launch.name == "aten.mul.Tensor"] == [side.handle]
+    made = after(runtime, on(runtime, side, Doubled.apply, x).sum().backward)
+    assert [launch.stream for launch in made if "add" in launch.name] == [side.handle], "its leaf's, too"
 
 
 def test_gradients_that_are_asked_for_are_there_for_the_caller_and_nothing_else_is_run(runtime: FakeStreams):
@@ -218,3 +220,10 @@ def test_a_backward_that_is_captured_may_not_reach_a_leaf_of_the_default_stream(
     del kept
     with runtime.capture(runtime.new_graph(), stream=side, pool=runtime.new_graph_pool()):
         torch.exp(x).sum().backward()
+
+
+def test_a_leaf_s_own_backward_runs_on_the_caller_s_stream(runtime: FakeStreams):
+    x = leaf()
+    x.grad = torch.ones(3)
+    (added,) = [one for one in after(runtime, lambda: x.backward(torch.ones(3))) if "add" in one.name]
+    assert added.stream == 0
