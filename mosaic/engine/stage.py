@@ -22,6 +22,8 @@ from mosaic.plan import Plan
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Backend, Lane
+    from mosaic.engine.stage_graph_pool import StreamPool
+    from mosaic.engine.stage_sharing import SharedPieces
 
 Piece: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 """A function with its arguments and named arguments."""
@@ -46,19 +48,27 @@ class Pool(Protocol):
 class Region:
     """A block in which named pieces of work run side by side; made by ``mosaic.stage``."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool, *, graphs: bool, pieces: SharedPieces | None) -> None:
         self._pool = pool
+        self._graphs = graphs
+        self._pieces = pieces
 
     def run(self, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Runs ``function(*args, **kwargs)`` on the lane of ``name`` and returns its result at once.
 
-        On the host the first call of its kind (name, shapes, modes) runs in place, to learn what it returns; and work
-        under two names that turns out to share a parameter stays in place, so that gradients are right.
+        On the host the first call of its kind (name, shapes, modes) runs in place, to learn what it returns. Work under
+        two names that turns out to share a parameter stays in place there, so that gradients are right; on streams it
+        keeps the order of its calls.
 
         Raises:
             InvalidPlanError: The stage was given a plan or quotas without this name.
         """
-        return self._pool.call(name, function, args, kwargs)
+        if self._pieces is None:
+            return self._pool.call(name, function, args, kwargs)
+        piece = self._pieces.begin(name, function, owner_of(function), _identity(function), (args, kwargs))
+        result = self._pool.call(name, function, args, kwargs)
+        self._pieces.note(piece, result, hooked=not self._graphs)
+        return result
 
     def run_all(self, calls: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
         """Runs pieces of work that are all known at once; with ``graphs=True`` as one CUDA graph.
@@ -73,7 +83,10 @@ class Region:
         Returns:
             The result of each name.
         """
-        return self._pool.call_all({name: _piece(name, call) for name, call in calls.items()})
+        pieces = {name: _piece(name, call) for name, call in calls.items()}
+        if self._graphs or self._pieces is None:
+            return self._pool.call_all(pieces)
+        return {name: self.run(name, function, *args, **kwargs) for name, (function, args, kwargs) in pieces.items()}
 
     def __enter__(self) -> Self:
         """Opens the block."""
@@ -84,6 +97,8 @@ class Region:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Joins everything that was run; an error inside a piece of work is raised here at the latest."""
+        if self._pieces is not None:
+            self._pieces.end()
         self._pool.end(failed=error is not None)
 
 
@@ -182,7 +197,9 @@ def _host() -> HostBackend:
 
 
 @cache
-def _pool(backend: Backend, slots: tuple[tuple[str, tuple[int, ...]], ...] | None, graphs: bool) -> Pool:
+def _pool(
+    backend: Backend, slots: tuple[tuple[str, tuple[int, ...]], ...] | None, graphs: bool
+) -> _HostPool | StreamPool:
     if slots is not None:
         for name, wanted in slots:
             backend.device.check_quota(len(wanted), of=f"{name!r}")
@@ -198,7 +215,9 @@ def _pool(backend: Backend, slots: tuple[tuple[str, tuple[int, ...]], ...] | Non
 
 
 def _region(backend: Backend, slots: tuple[tuple[str, tuple[int, ...]], ...] | None, graphs: bool) -> Region:
-    return Region(_pool(backend, slots, graphs))  # type: ignore[arg-type]  # a protocol does not promise a hash
+    pool = _pool(backend, slots, graphs)  # type: ignore[arg-type]  # a protocol does not promise a hash
+    pieces = None if isinstance(pool, _HostPool) else pool.executor.pieces
+    return Region(pool, graphs=graphs, pieces=pieces)
 
 
 def stage(

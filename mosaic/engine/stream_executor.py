@@ -16,6 +16,7 @@ import torch
 from mosaic.backends.cuda_lanes import StreamLane
 from mosaic.engine.caller import note_in_place
 from mosaic.engine.stage_graph import Branch, Eager, StageGraphs
+from mosaic.engine.stage_sharing import SharedPieces
 from mosaic.engine.stream_call import PlacedCall
 from mosaic.engine.stream_kinds import all_tensors, replace
 from mosaic.engine.stream_order import ModelCall, Orders
@@ -40,6 +41,7 @@ class StreamExecutor:
     Attributes:
         in_order: The same.
         graphs: The same.
+        pieces: What the pieces of a stage share.
         in_place: For each module and reason, how many of its calls ran where they were made.
         places: For each module and reason, the line of the first such call.
         closed: Whether the lanes were given back.
@@ -58,6 +60,7 @@ class StreamExecutor:
         self.places: dict[tuple[str, str], str] = {}
         self.closed = False
         self.in_order = dict(in_order or {})
+        self.pieces = SharedPieces(self)
         self._orders = Orders(lanes)
         self._timeline = StreamTimeline(lanes.api, lanes.clock)
         self._num_launched = 0

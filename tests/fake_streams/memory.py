@@ -23,6 +23,8 @@ class _Block:
     reads: list[Launch] = field(default_factory=list)
     declared: set[int] = field(default_factory=set)
     """Streams that the allocator was told of."""
+    is_host: bool = False
+    """Page-locked memory of the host, which streams copy from and to."""
 
 
 class Memory:
@@ -30,45 +32,87 @@ class Memory:
 
     def __init__(self) -> None:
         self._blocks: dict[int, _Block] = {}
+        self._free: dict[int, list[Launch]] = {}
 
     def read(self, tensor: torch.Tensor, launch: Launch) -> None:
-        block = self._block(tensor, launch.stream)
+        if tensor.dim() == 0 and tensor.untyped_storage()._cdata not in self._blocks:
+            return  # a number that no operator made is the host's, and a kernel has it as an argument
+        block = self._block(tensor)
         if block.write is not None and not _ordered(launch, block.write):
             raise RaceError(f"{launch} reads what {block.write} writes, and nothing orders them")
         block.reads.append(launch)
 
     def write(self, tensor: torch.Tensor, launch: Launch) -> None:
-        block = self._block(tensor, launch.stream)
+        block = self._block(tensor)
         for earlier in [*block.reads, *([block.write] if block.write is not None else [])]:
             if not _ordered(launch, earlier):
                 raise RaceError(f"{launch} writes what {earlier} uses, and nothing orders them")
         block.write = launch
         block.reads.clear()
 
+    def allocate(self, tensors: list[torch.Tensor], home: int, *, private: bool) -> None:
+        """Takes memory for tensors from a stream's own: it may be any that was let go there.
+
+        Args:
+            tensors: The tensors.
+            home: The stream.
+            private: Whether it is of a graph's pool, in which nothing lies that work outside of captures let go.
+        """
+        for tensor in tensors:
+            block = self._block(tensor, home)
+            if not private:
+                block.reads += self._free.pop(home, [])
+
+    def pin(self, tensor: torch.Tensor) -> None:
+        """Makes a tensor one of the host's memory."""
+        self._block(tensor).is_host = True
+
+    def is_host(self, tensor: torch.Tensor) -> bool:
+        block = self._blocks.get(tensor.untyped_storage()._cdata)
+        return block is not None and block.is_host
+
+    def check_host(self, reads: list[torch.Tensor], writes: list[torch.Tensor], host: Clock) -> None:
+        """Raises if the host touches its memory, which it does at once, before streams have done with it.
+
+        torch on ``copy_(non_blocking=True)``: "the copy may occur asynchronously with respect to the host". What a
+        stream copies from must stay as it is until the host knows that it has.
+        """
+        uses = [use for tensor in writes for use in self._block(tensor).reads]
+        uses += [use for tensor in (*reads, *writes) if (use := self._block(tensor).write) is not None]
+        for use in uses:
+            if host.get(use.stream, 0) < use.number:
+                raise RaceError(f"the host touches memory that {use} may still use")
+
     def declare(self, tensor: torch.Tensor, stream: int) -> None:
-        self._block(tensor, stream).declared.add(stream)
+        self._block(tensor).declared.add(stream)
 
-    def check_freed(self, clocks: dict[int, dict[int, int]]) -> None:
-        """Raises if freed memory may be given out again while another stream still uses it.
+    def let_go(self, clocks: dict[int, Clock]) -> None:
+        """Puts memory that nobody holds any more back to what its stream may be given.
 
-        The allocator waits for what declared streams were given by then, and so for what these wait for.
+        torch on ``record_stream``: "ensure the tensor memory is not reused for another tensor until all work queued on
+        ``stream`` at the time of deallocation is complete"; without it, "memory will only be reused with the same
+        creation stream", and that is all. What a declared stream was given waits for others, too.
         """
         for key in [key for key, block in self._blocks.items() if block.alive.expired()]:
             block = self._blocks.pop(key)
+            if block.is_host:
+                continue  # its allocator waits for the streams that copied
             known: Clock = {}
-            for stream in (block.home, *block.declared):
+            for stream in block.declared:
                 merge(known, clocks.get(stream, {}))
-            for use in [*block.reads, *([block.write] if block.write is not None else [])]:
-                told = use.stream == block.home or use.stream in block.declared
-                if not told and known.get(use.stream, 0) < use.number:
-                    raise RaceError(f"memory of stream {block.home} was let go while {use} may still use it")
+            self._free.setdefault(block.home, []).extend(
+                use
+                for use in [*block.reads, *([block.write] if block.write is not None else [])]
+                if use.stream != block.home and known.get(use.stream, 0) < use.number
+            )
 
-    def _block(self, tensor: torch.Tensor, stream: int) -> _Block:
+    def _block(self, tensor: torch.Tensor, home: int = 0) -> _Block:
+        """Returns what is known of a tensor's memory; what no operator made was allocated on the user's stream."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         block = self._blocks.get(key)
         if block is None or block.alive.expired():
-            block = self._blocks[key] = _Block(StorageWeakRef(storage), stream)
+            block = self._blocks[key] = _Block(StorageWeakRef(storage), home)
         return block
 
 

@@ -3,123 +3,48 @@
 from __future__ import annotations
 
 import threading
-import time
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
+from torch.autograd import Variable
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fake_streams.backward import Backward, Engine, Origins
 from fake_streams.clocks import Clock, Launch, merge
+from fake_streams.events import FakeEvent, FakeStream, Hold
 from fake_streams.graphs import FakeGraph, Recording
 from fake_streams.memory import Memory, RaceError
 
-__all__ = ["FakeStreams", "Hold", "Launch", "RaceError"]
+__all__ = ["FakeStream", "FakeStreams", "Hold", "Launch", "RaceError"]
 
-HOLD_S = 60
 WORKSPACE_BYTES = 32 << 20
 TOTAL_BYTES = 80 << 30
-
-
-class FakeStream:
-    """A stream; the one with handle 0 is the user's."""
-
-    def __init__(self, handle: int, priority: int = 0, *, aside: bool = False) -> None:
-        self.handle = handle
-        self.aside = aside  # autograd knows nothing of it: in a backward, too, only waits order others behind it
-        self.priority = priority
-        self.clock: Clock = {}
-        self.capture: Recording | None = None
-
-    def __repr__(self) -> str:
-        return f"FakeStream({self.handle})"
-
-
-class FakeEvent:
-    """An event; passed at once for the CPU, never before its recording for the clocks."""
-
-    def __init__(self, runtime: FakeStreams, timing: bool) -> None:
-        self._runtime = runtime
-        self._timing = timing
-        self._clock: Clock | None = None
-        self._recorded_ms = 0.0
-        self._capture: Recording | None = None
-
-    @property
-    def _at_ms(self) -> float:
-        holds = self._runtime.holds_before(self._clock)
-        return max([self._recorded_ms, *(hold.opened_ms for hold in holds)])
-
-    def record(self, stream: FakeStream) -> None:
-        self._clock = dict(stream.clock)
-        self._recorded_ms = time.perf_counter() * 1e3
-        self._capture = stream.capture
-
-    def wait(self, stream: FakeStream) -> None:
-        if self._clock is None:
-            return  # as CUDA: waiting for what was never recorded does nothing
-        if self._capture is not None and self._capture.open:
-            self._capture.join(stream)
-        elif stream.capture is not None and stream.capture.open:
-            raise RuntimeError("a capturing stream waits for an event from outside of the capture")
-        merge(stream.clock, self._clock)
-
-    def query(self) -> bool:
-        self._runtime.refuse_in_capture("query")
-        return all(hold.is_open for hold in self._runtime.holds_before(self._clock))
-
-    def synchronize(self) -> None:
-        self._runtime.refuse_in_capture("synchronize")
-        for hold in self._runtime.holds_before(self._clock):
-            hold.wait()
-        if self._clock is not None:
-            merge(self._runtime.host, self._clock)
-
-    def elapsed_time(self, end_event: FakeEvent) -> float:
-        if not (self._timing and end_event._timing):
-            raise ValueError("an event without timing has no time")
-        return end_event._at_ms - self._at_ms
-
-
-class Hold:
-    """Work of one stream that does not end before it is told to, for a test of what waits for it."""
-
-    def __init__(self, launch: Launch) -> None:
-        self.launch = launch
-        self.opened_ms = 0.0
-        self._opened = threading.Event()
-
-    @property
-    def is_open(self) -> bool:
-        return self._opened.is_set()
-
-    def open(self) -> None:
-        self.opened_ms = time.perf_counter() * 1e3
-        self._opened.set()
-
-    def wait(self) -> None:
-        if not self._opened.wait(HOLD_S):
-            raise RuntimeError(f"{self.launch} was held for {HOLD_S} s while a thread waited for it")
+POOLED_STREAMS = 32
 
 
 class FakeStreams:
     """A runtime whose streams run operators on the CPU, right away, and whose clocks know what orders them.
 
     Use it inside ``with runtime.watching():``; a launch that is not ordered after what it reads raises ``RaceError``.
-    Inside of backward all streams count as ordered, which autograd does on CUDA.
+    A backward runs as on CUDA: each node on the stream of its forward, behind the nodes that it has gradients from.
     """
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
         self.host: Clock = {}
+        self.told: Clock = {}
+        """What the host knows to have ended, by waiting or by asking. An answer is luck, so it orders nothing."""
         self.launches: list[Launch] = []
         self.memory = Memory()
         self.main = FakeStream(0)
         self._streams: dict[int, FakeStream] = {0: self.main}
-        self._asides: list[FakeStream] = []
-        self._current = threading.local()
+        self._pooled: dict[int, list[FakeStream]] = {}
+        self._num_new: Counter[int] = Counter()
+        self._of_thread = threading.local()
         self._fresh = 1 << 62
         self._holds: list[Hold] = []
         self._with_workspace: set[int] = set()
@@ -129,30 +54,32 @@ class FakeStreams:
     def external_stream(self, handle: int) -> FakeStream:
         if handle not in self._streams:
             self._streams[handle] = FakeStream(handle)
-        return self._streams[handle]
+        return self._streams[handle].again()
 
     def new_stream(self, priority: int = 0) -> FakeStream:
-        self._fresh += 1
-        stream = self._streams[self._fresh] = FakeStream(self._fresh, priority)
-        return stream
+        """Returns the next of 32 streams of a priority.
 
-    def new_aside(self) -> FakeStream:
-        """Makes a stream that autograd does not know of, such as a communicator's."""
+        ``c10/cuda/CUDAStream.h``: "There are 32 of these streams per device, and when a stream is requested one of
+        these streams is returned round-robin."
+        """
+        number, pooled = self._num_new[priority], self._pooled.setdefault(priority, [])
+        self._num_new[priority] += 1
+        if number < POOLED_STREAMS:
+            pooled.append(self.new_aside(priority))
+        return pooled[number % POOLED_STREAMS].again()
+
+    def new_aside(self, priority: int = 0) -> FakeStream:
+        """Makes a stream of its own, such as a communicator's."""
         self._fresh += 1
-        self._asides.append(FakeStream(self._fresh, aside=True))
-        return self._asides[-1]
+        self._streams[self._fresh] = FakeStream(self._fresh, priority)
+        return self._streams[self._fresh].again()
 
     def current_stream(self) -> FakeStream:
-        return getattr(self._current, "stream", self.main)
+        last = self._stack[-1] if self._stack else self.main
+        return (last.stream() if isinstance(last, Backward) else last).again()
 
-    @contextmanager
-    def use_stream(self, stream: FakeStream) -> Iterator[None]:
-        before = self.current_stream()
-        self._current.stream = stream
-        try:
-            yield
-        finally:
-            self._current.stream = before
+    def use_stream(self, stream: FakeStream) -> AbstractContextManager[None]:
+        return _Current(self, stream)
 
     def new_event(self, *, timing: bool = False) -> FakeEvent:
         return FakeEvent(self, timing)
@@ -164,8 +91,9 @@ class FakeStreams:
         self.refuse_in_capture("synchronize")
         for hold in self._holds:
             hold.wait()
-        for stream in (*self._streams.values(), *self._asides):
+        for stream in self._streams.values():
             merge(self.host, stream.clock)
+        merge(self.told, self.host)
         for stream in self._streams.values():  # whatever comes now is launched after all of it
             merge(stream.clock, self.host)
 
@@ -202,6 +130,11 @@ class FakeStreams:
 
     # For tests.
 
+    def pin(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Makes a tensor one of the host's page-locked memory, and returns it."""
+        self.memory.pin(tensor)
+        return tensor
+
     def hold(self) -> Hold:
         """Gives the current stream work that does not end before it is opened."""
         self.launch("hold", [], [])
@@ -231,12 +164,53 @@ class FakeStreams:
         """Whether autograd is running a node: what it calls once all have run, it calls on the loop's own stream."""
         return torch._C._current_graph_task_id() != -1 and torch._C._current_autograd_node() is not None
 
+    def running(self, backward: Backward) -> AbstractContextManager[None]:
+        """Around one run of autograd's engine: its nodes say which stream is current."""
+        return _Current(self, backward)
+
+    def recorded(self, stream: FakeStream) -> FakeEvent:
+        """Returns an event that was recorded on a stream now."""
+        event = self.new_event()
+        event.record(stream)
+        return event
+
+    @property
+    def origins(self) -> Origins:
+        """Which stream the nodes of this thread were made on."""
+        if not hasattr(self._of_thread, "origins"):
+            self._of_thread.origins = Origins(self)
+        return self._of_thread.origins  # type: ignore[no-any-return]
+
+    def operate(
+        self, name: str, reads: list[torch.Tensor], writes: list[torch.Tensor], makes: list[torch.Tensor]
+    ) -> None:
+        """Notes one operator of torch's, with what it is given, what it writes to, and what it takes memory for."""
+        if (reads or writes) and all(self.memory.is_host(tensor) for tensor in (*reads, *writes)):
+            self.memory.check_host(reads, writes, self.host)
+            for tensor in makes:
+                self.memory.pin(tensor)
+            return
+        gradients = self._stack[-1].next_sum() if self._stack and isinstance(self._stack[-1], Backward) else None
+        if gradients is not None:
+            gradients.begin()
+            self.origins.note(gradients.stream, made_already=1)
+            with self.use_stream(gradients.stream):
+                self.operate(name, reads, writes, makes)
+            gradients.end(self)
+            return
+        here = self.current_stream()
+        self.memory.let_go({handle: stream.clock for handle, stream in self._streams.items()})
+        self.memory.allocate(makes, here.handle, private=here.capture is not None)
+        self.launch(name, reads, [*writes, *makes])
+
+    def end_copy(self, tensors: list[torch.Tensor]) -> None:
+        """Blocks the host until the current stream has copied, if its memory has part in that."""
+        if any(self.memory.is_host(tensor) for tensor in tensors):
+            self.recorded(self.current_stream()).synchronize()
+
     def launch(self, name: str, reads: list[torch.Tensor], writes: list[torch.Tensor]) -> None:
-        """Notes one operator on the current stream."""
+        """Notes one piece of work on the current stream."""
         stream = self.current_stream()
-        if self.in_backward():
-            for other in self._streams.values():
-                merge(stream.clock, other.clock)
         merge(stream.clock, self.host)
         number = stream.clock.get(stream.handle, 0) + 1
         stream.clock[stream.handle] = number
@@ -244,21 +218,51 @@ class FakeStreams:
             self._with_workspace.add(stream.handle)
         launch = Launch(name, stream.handle, number, dict(stream.clock))
         self.launches.append(launch)
-        # autograd would have launched it on its forward's stream
-        if self.in_backward() and not stream.aside:
-            for other in self._streams.values():
-                merge(other.clock, stream.clock)
         for tensor in reads:
             self.memory.read(tensor, launch)
         for tensor in writes:
             self.memory.write(tensor, launch)
-        self.memory.check_freed({handle: other.clock for handle, other in self._streams.items()})
+
+    @property
+    def _stack(self) -> list[FakeStream | Backward]:
+        if not hasattr(self._of_thread, "stack"):
+            self._of_thread.stack = []
+        return self._of_thread.stack  # type: ignore[no-any-return]
+
+
+class _Current:
+    """Makes a stream current, or the one that a backward is on, until it is left; forgotten, it stays current."""
+
+    def __init__(self, runtime: FakeStreams, entry: FakeStream | Backward) -> None:
+        self._runtime = runtime
+        self._entry = entry
+
+    def __enter__(self) -> None:
+        self._runtime._stack.append(self._entry)
+        if isinstance(self._entry, FakeStream):
+            self._runtime.origins.note(self._entry)
+
+    def __exit__(self, *error: object) -> None:
+        self._runtime._stack.pop()
+        self._runtime.origins.note(self._runtime.current_stream())
 
 
 class _Watch(TorchDispatchMode):
     def __init__(self, runtime: FakeStreams) -> None:
         super().__init__()
         self._runtime = runtime
+
+    def __enter__(self) -> Any:
+        engine = Variable._execution_engine
+        if not (isinstance(engine, Engine) and engine.runtime is self._runtime):
+            Variable._execution_engine = Engine(self._runtime, engine)
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        engine = Variable._execution_engine
+        if isinstance(engine, Engine) and engine.runtime is self._runtime:
+            Variable._execution_engine = engine.engine
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -270,11 +274,20 @@ class _Watch(TorchDispatchMode):
             recording.before(written)
         result = func(*args, **kwargs)
         given = _tensors((args, kwargs))
+        if torch.is_grad_enabled():
+            for tensor in given:
+                if tensor.requires_grad and tensor.is_leaf:
+                    self._runtime.origins.note_leaf(tensor)
         made = _tensors(result)
         if not _is_view(func):
             storages = {tensor.untyped_storage()._cdata for tensor in given}
             fresh = [tensor for tensor in made if tensor.untyped_storage()._cdata not in storages]
-            self._runtime.launch(str(func), [t for t in given if not any(t is w for w in written)], [*written, *fresh])
+            read = [tensor for tensor in given if not any(tensor is one for one in written)]
+            if "empty" in func.__name__:  # it takes memory, and launches no kernel that reads
+                read = []
+            self._runtime.operate(str(func), read, written, fresh)
+            if func is torch.ops.aten.copy_.default and not (kwargs.get("non_blocking") or any(args[2:])):
+                self._runtime.end_copy(given)
         if recording is not None:
             recording.note(func, args, kwargs, result)
         return result

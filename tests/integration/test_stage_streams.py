@@ -197,3 +197,80 @@ def test_all_pieces_run_on_the_host_too():
     assert torch.equal(found["all right"] + 0, model.right[0](y))
     with mosaic.stage() as s, pytest.raises(TypeError, match="'odd' is not"):
         s.run_all({"odd": (model.left,)})
+
+
+# Pieces that share a module.
+
+
+class Normed(nn.Module):
+    """One encoder with running statistics for both sides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = tower(8, 16, nn.BatchNorm1d(16))
+
+    def encode(self, x: torch.Tensor) -> torch.Tensor:
+        return self.encoder(x)  # type: ignore[no-any-return]
+
+
+def stages_with(backend: StreamBackend, how: str, pieces: Any, *, casts: bool, graphs: bool) -> list[torch.Tensor]:
+    """Trains two steps with the pieces ``left`` and ``right``; returns their results."""
+    found: list[torch.Tensor] = []
+    for step in range(2):
+        x, y = pair_batch(step)
+        with torch.autocast("cpu", torch.bfloat16, enabled=casts):
+            with mosaic.stage(QUOTAS, backend=backend, graphs=graphs) as s:
+                if how == "run":
+                    left, right = s.run("left", pieces[0], x), s.run("right", pieces[1], y)
+                else:
+                    both = s.run_all({"left": (pieces[0], (x,)), "right": (pieces[1], (y,))})
+                    left, right = both["left"], both["right"]
+            found += [left.detach() + 0, right.detach() + 0]
+            (left + right).float().sum().backward()
+    return found
+
+
+@pytest.mark.parametrize("casts", [False, True], ids=["plain", "autocast"])
+@pytest.mark.parametrize(
+    ("kind", "graphs"),
+    [("module", False), ("module", True), ("method", False), ("method", True), ("function", False)],
+)
+@pytest.mark.parametrize("how", ["run", "run_all"])
+def test_pieces_that_share_a_module_take_turns(backend: StreamBackend, how: str, graphs: bool, casts: bool, kind: str):
+    model = Normed()
+    twin = copy.deepcopy(model)
+    pieces = {
+        "module": (model.encoder, model.encoder),
+        "method": (model.encoder, model.encode),
+        "function": (lambda x: model.encoder(x), model.encode),
+    }
+    found = stages_with(backend, how, pieces[kind], casts=casts, graphs=graphs)
+    for step in range(2):
+        with torch.autocast("cpu", torch.bfloat16, enabled=casts):
+            for index, given in enumerate(pair_batch(step)):
+                assert torch.equal(twin.encode(given).detach(), found[2 * step + index])
+    for ours, plain in zip(model.buffers(), twin.buffers(), strict=True):
+        assert torch.equal(ours, plain)
+
+
+@pytest.mark.parametrize("casts", [False, True], ids=["plain", "autocast"])
+def test_a_module_of_a_piece_may_be_called_between_pieces(backend: StreamBackend, casts: bool):
+    encoder = Normed().encoder
+    for step in range(2):
+        x, y = pair_batch(step)
+        with torch.autocast("cpu", torch.bfloat16, enabled=casts):
+            with mosaic.stage(QUOTAS, backend=backend) as s:
+                left = s.run("left", encoder, x)
+                right = encoder(y)
+            (left + right).float().sum().backward()
+    assert not encoder._forward_pre_hooks, "nothing is left on the module"
+
+
+def test_a_piece_that_depends_on_another_shares_nothing_with_it(backend: StreamBackend):
+    first, second = tower(), tower(16, 16)
+    for step in range(2):
+        with mosaic.stage(QUOTAS, backend=backend) as s:
+            left = s.run("left", first, pair_batch(step)[0])
+            right = s.run("right", lambda given: second(given), left)
+        right.sum().backward()
+    assert pool_of(backend, graphs=False).executor.in_order == {}

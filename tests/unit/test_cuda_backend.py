@@ -108,7 +108,7 @@ def test_two_borrowers_of_one_partition_share_its_stream_until_both_are_done(
 ):
     backend = CudaBackend(api=runtime, driver=driver)
     one, two = backend.open_lanes([(0,)]), backend.open_lanes([(0,), (1,)])
-    assert one.lane((0,)).stream is two.lane((0,)).stream
+    assert one.lane((0,)).stream == two.lane((0,)).stream
     assert lent(driver) == 2
     two.close()
     assert lent(driver) == 1

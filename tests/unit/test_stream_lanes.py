@@ -42,7 +42,7 @@ def test_work_runs_on_the_lanes_stream_and_the_callers_is_current_again(runtime:
         lane = lanes.lane((0,))
         one = launched(runtime, lane)
         assert one.stream == lane.stream.handle
-        assert runtime.current_stream() is runtime.main
+        assert runtime.current_stream() == runtime.main
 
 
 def test_work_starts_after_what_the_caller_launched_before(runtime: FakeStreams):
@@ -162,7 +162,7 @@ def test_launch_raises_at_once_and_the_lane_goes_on(runtime: FakeStreams):
     with open_on(runtime, (0,)) as lanes:
         with pytest.raises(ZeroDivisionError):
             lanes.lane((0,)).launch(lambda: 1 / 0)
-        assert runtime.current_stream() is runtime.main
+        assert runtime.current_stream() == runtime.main
         assert lanes.lane((0,)).launch(lambda: 5).wait() == 5
 
 
@@ -299,4 +299,4 @@ def test_work_aside_runs_on_a_stream_of_its_own_and_has_ended_when_it_returns(ru
 def test_work_aside_that_fails_leaves_the_callers_stream_current(runtime: FakeStreams):
     with pytest.raises(ZeroDivisionError):
         run_aside(runtime, lambda: 1 / 0)
-    assert runtime.current_stream() is runtime.main
+    assert runtime.current_stream() == runtime.main
