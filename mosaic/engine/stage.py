@@ -188,7 +188,7 @@ def _pool(backend: Backend, slots: tuple[tuple[str, tuple[int, ...]], ...] | Non
             backend.device.check_quota(len(wanted), of=f"{name!r}")
     if backend.device.kind == "host":
         return _HostPool(backend, dict(slots) if slots is not None else None)
-    from mosaic.engine.stage_graph_pool import StreamPool
+    from mosaic.engine.stage_streams import StreamPool
 
     if slots is None:
         raise InvalidPlanError(

@@ -16,7 +16,7 @@ import torch
 from mosaic.backends.cuda_lanes import StreamLane
 from mosaic.backends.sm_target import sm_target
 from mosaic.engine.caller import note_in_place
-from mosaic.engine.stage_graph import Branch, Eager, StageGraphs
+from mosaic.engine.graphs import Branch, Eager, StageGraphs
 from mosaic.engine.stream_call import PlacedCall
 from mosaic.engine.stream_kinds import all_tensors, replace
 from mosaic.engine.stream_order import ModelCall, Orders

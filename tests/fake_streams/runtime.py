@@ -285,6 +285,8 @@ def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
     for index, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             found += _tensors(args[index] if index < len(args) else kwargs.get(argument.name))
+    if func is torch.ops.aten.native_batch_norm.default and args[5]:
+        found += _tensors(args[3:5])  # the running statistics; its schema does not say so
     return found
 
 

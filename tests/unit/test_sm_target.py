@@ -14,6 +14,8 @@ from engine_cases import pair_batch, tower
 from stage_graph_cases import bench
 
 from mosaic.backends.sm_target import cublas_sm_target, sm_target
+from mosaic.engine.site import Site
+from mosaic.engine.stream_executor import StreamExecutor
 from mosaic.errors import BackendUnavailableError, CudaError
 
 DEVICE = torch.device("cuda", 0)
@@ -143,23 +145,23 @@ def test_a_cublas_without_the_call_is_an_error(cublas: ctypes.CDLL):
         pass
 
 
-def test_stage_graphs_capture_each_branch_under_the_target_of_its_partition(
+def test_forwards_and_backwards_are_captured_under_the_target_of_their_partition(
     carveout: Carveout, monkeypatch: pytest.MonkeyPatch
 ):
-    seen: dict[int, set[Any]] = {}
-    with bench(sm_target=True) as ours:
+    seen: dict[int, list[Any]] = {}
+    with bench() as ours:
         launch = ours.runtime.launch
 
         def noting(name: str, reads: Any, writes: Any) -> None:
             if ours.runtime.is_capturing() and "mm" in name:
-                seen.setdefault(ours.runtime.current_stream().handle, set()).add(carveout.value)
+                seen.setdefault(ours.runtime.current_stream().handle, []).append(carveout.value)
             launch(name, reads, writes)
 
         monkeypatch.setattr(ours.runtime, "launch", noting)
-        left, right = tower(), tower()
-        x, y = pair_batch()
-        one, other = ours.run(ours.branch("left", left, x), ours.branch("right", right, y))
-        (one * other).sum().backward()
+        executor = StreamExecutor(ours.lanes, graphs=ours.graphs, sm_target=True)
+        for name, x in zip(("left", "right"), pair_batch(), strict=True):
+            module = tower()
+            executor.call(Site(name, module, ours.lane(name)), module, (x,), {})
         assert ours.graphs.refused == {}
-        assert seen == {ours.lane("left").stream.handle: {124}, ours.lane("right").stream.handle: {124}}
+        assert seen == {ours.lane(name).stream.handle: 5 * [124] for name in ("left", "right")}  # 2 forward
     assert carveout.value is None

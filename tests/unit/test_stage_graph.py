@@ -30,20 +30,18 @@ def one_by_one(model: Any, together: Any, number: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("step", [two_towers, one_by_one], ids=["together", "one by one"])
-@pytest.mark.parametrize("alias", [False, True], ids=["copies", "aliases"])
 @pytest.mark.parametrize("extra", [[], [nn.Dropout(0.3)], [nn.BatchNorm1d(16)]], ids=["plain", "dropout", "batchnorm"])
-def test_training_by_graphs_equals_training_plainly(extra: list[nn.Module], alias: bool, step: Any):
-    ours, _ = train_both(lambda: TwoTowers(tower(8, 16, *extra), tower(8, 16, *extra)), step, options={"alias": alias})
+def test_training_by_graphs_equals_training_plainly(extra: list[nn.Module], step: Any):
+    ours, _ = train_both(lambda: TwoTowers(tower(8, 16, *extra), tower(8, 16, *extra)), step)
     assert ours.graphs.refused == {}
     assert ours.graphs.num_captures == (1 if step is two_towers else 2)
     assert ours.graphs.num_replays == 5 * ours.graphs.num_captures
 
 
-@pytest.mark.parametrize("alias", [False, True], ids=["copies", "aliases"])
 @pytest.mark.parametrize("none", [False, True], ids=["zeros", "none"])
 @pytest.mark.parametrize("every", [2, 5])
-def test_gradients_accumulate_as_they_do_plainly(every: int, none: bool, alias: bool):
-    ours, _ = train_both(TwoTowers, two_towers, options={"alias": alias}, every=every, none=none)
+def test_gradients_accumulate_as_they_do_plainly(every: int, none: bool):
+    ours, _ = train_both(TwoTowers, two_towers, every=every, none=none)
     assert ours.graphs.num_replays == 5
 
 
@@ -212,15 +210,6 @@ def test_results_that_are_kept_are_not_overwritten():
     with bench() as ours, torch.no_grad():
         kept = [ours.call("tower", model, pair_batch(step)[0]) for step in range(3)]
         assert all(torch.equal(one, model(pair_batch(step)[0])) for step, one in enumerate(kept))
-
-
-def test_results_by_alias_are_valid_until_the_next_call():
-    model = tower()
-    with bench(alias=True) as ours, torch.no_grad():
-        first = ours.call("tower", model, pair_batch(0)[0])
-        assert torch.equal(first, model(pair_batch(0)[0]))
-        second = ours.call("tower", model, pair_batch(1)[0])
-        assert first.data_ptr() == second.data_ptr()
 
 
 def test_results_may_be_written_to():
