@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fake_streams.clocks import Clock, Launch, merge
-from fake_streams.graphs import FakeGraph, Recording
+from fake_streams.graphs import FakeGraph, Pool, Recording
 from fake_streams.memory import Memory, RaceError
 
 __all__ = ["FakeStreams", "Hold", "Launch", "RaceError"]
@@ -62,16 +62,24 @@ class FakeEvent:
             return  # as CUDA: waiting for what was never recorded does nothing
         if self._capture is not None and self._capture.open:
             self._capture.join(stream)
+        elif self._capture is not None:
+            self._refuse_captured()
         elif stream.capture is not None and stream.capture.open:
             raise RuntimeError("a capturing stream waits for an event from outside of the capture")
         merge(stream.clock, self._clock)
 
+    def _refuse_captured(self) -> None:
+        if self._capture is not None:  # cudaErrorCapturedEvent
+            raise RuntimeError("the operation is not permitted on an event last recorded in a capturing stream")
+
     def query(self) -> bool:
         self._runtime.refuse_in_capture("query")
+        self._refuse_captured()
         return all(hold.is_open for hold in self._runtime.holds_before(self._clock))
 
     def synchronize(self) -> None:
         self._runtime.refuse_in_capture("synchronize")
+        self._refuse_captured()
         for hold in self._runtime.holds_before(self._clock):
             hold.wait()
         if self._clock is not None:
@@ -122,7 +130,9 @@ class FakeStreams:
         self._current = threading.local()
         self._fresh = 1 << 62
         self._holds: list[Hold] = []
-        self._with_workspace: set[int] = set()
+        self._with_workspace: dict[int, Recording | None] = {}
+        self.generator: torch.Tensor | None = None
+        """Where all graphs find the generator's state, as they do before torch 2.13; None: each has its own."""
 
     # StreamApi.
 
@@ -175,14 +185,20 @@ class FakeStreams:
     def new_graph(self) -> FakeGraph:
         return FakeGraph(self)
 
-    def new_graph_pool(self) -> object:
-        return object()
+    def new_graph_pool(self) -> Pool:
+        return Pool()
 
     @contextmanager
-    def capture(self, graph: FakeGraph, *, stream: FakeStream, pool: object) -> Iterator[None]:
-        recording = Recording(stream)
-        with self.use_stream(stream), recording:
+    def capture(self, graph: FakeGraph, *, stream: FakeStream, pool: Pool) -> Iterator[None]:
+        self.synchronize()
+        recording = Recording(stream, pool)
+        before, self._current.stream = self.current_stream(), stream
+        recording.begin()
+        try:
             yield
+        finally:  # as torch.cuda.graph.__exit__: if the first line raises, the stream stays the current one
+            recording.end()
+            self._current.stream = before
         graph.take(recording)
 
     def allocated_bytes(self) -> int:
@@ -198,7 +214,7 @@ class FakeStreams:
         self._with_workspace.clear()
 
     def empty_cache(self) -> None:
-        pass
+        self.refuse_in_capture("empty_cache")
 
     # For tests.
 
@@ -214,8 +230,9 @@ class FakeStreams:
         return [hold for hold in self._holds if (clock or {}).get(hold.launch.stream, 0) >= hold.launch.number]
 
     def refuse_in_capture(self, what: str) -> None:
-        if any(stream.capture is not None for stream in self._streams.values()):
-            raise RuntimeError(f"{what} is not permitted while a stream is capturing")
+        for stream in self._streams.values():
+            if stream.capture is not None:
+                stream.capture.refuse(what)
 
     def watching(self) -> TorchDispatchMode:
         """The mode under which operators are seen."""
@@ -241,7 +258,10 @@ class FakeStreams:
         number = stream.clock.get(stream.handle, 0) + 1
         stream.clock[stream.handle] = number
         if "mm" in name:  # cuBLAS takes a workspace at its first product on a stream
-            self._with_workspace.add(stream.handle)
+            made_in = self._with_workspace.setdefault(stream.handle, stream.capture)
+            if made_in is not stream.capture:
+                # "The memory would be in use in two places." (torch/_inductor/cudagraph_trees.py)
+                raise RuntimeError("a workspace of cuBLAS is used inside of a capture, and outside of it or in another")
         launch = Launch(name, stream.handle, number, dict(stream.clock))
         self.launches.append(launch)
         # autograd would have launched it on its forward's stream
@@ -267,7 +287,7 @@ class _Watch(TorchDispatchMode):
         recording = self._runtime.current_stream().capture
         written = _written(func, args, kwargs)
         if recording is not None:
-            recording.before(written)
+            recording.before(func, kwargs, written)
         result = func(*args, **kwargs)
         given = _tensors((args, kwargs))
         made = _tensors(result)

@@ -115,6 +115,39 @@ def test_one_branch_is_launched_on_its_lane_and_the_caller_s_stream_can_go_on():
         assert torch.equal(tickets[0].wait() + 1, left(x) + 1)
 
 
+@pytest.mark.parametrize("names", [("left",), ("left", "right")], ids=["one branch", "two branches"])
+def test_all_that_a_call_launches_is_on_its_lane_but_the_graph_of_several(names: tuple[str, ...]):
+    model = tower()
+    x = pair_batch()[0]
+    with bench() as ours:
+        branches = [ours.branch(name, model, x) for name in names]
+        ours.run(*branches)
+        here, lanes = len(ours.runtime.on(0)), [len(ours.runtime.on(branch.lane.stream)) for branch in branches]
+        ours.run(*branches)
+        launched = [launch.name for launch in ours.runtime.on(0)[here:]]
+        assert launched == ([] if len(names) == 1 else ["graph replay"])
+        for branch, before in zip(branches, lanes, strict=True):
+            launched = [launch.name for launch in ours.runtime.on(branch.lane.stream)[before:]]
+            assert [name for name in launched if "copy" in name] == [
+                "aten.copy_.default",
+                "aten._foreach_copy_.default",
+            ]
+
+
+def test_closing_waits_for_what_is_running(monkeypatch: pytest.MonkeyPatch):
+    seen: list[str] = []
+    model = tower()
+    with bench() as ours, torch.no_grad():
+        ours.call("tower", model, pair_batch()[0])
+        with ours.runtime.use_stream(ours.lane("tower").stream):
+            hold = ours.runtime.hold()
+        monkeypatch.setattr(hold, "wait", lambda: (seen.append("waited"), hold.open()))
+        close = CapturedBranch.close
+        monkeypatch.setattr(CapturedBranch, "close", lambda self: (seen.append("closed"), close(self)))
+        ours.graphs.close()
+        assert seen[:2] == ["waited", "closed"]
+
+
 def test_a_call_may_come_from_any_stream():
     model = tower()
     with bench() as ours:

@@ -73,22 +73,15 @@ class Capturing:
     def capture(self, branches: Sequence[CapturedBranch]) -> Any:
         """Captures the forward of all branches in one graph, which it returns, and the backward of each in another.
 
-        Each graph has a memory pool of its own: "it's safe to share the same pool only if you know they'll always be
-        replayed in the same order they were captured, and never concurrently", and branches go backward as they like.
+        Each graph has a memory pool of its own: sharing one is "safe if you know you'll replay those graphs in the
+        same order you captured them" (ATen/cuda/CUDAGraph.h), and branches go backward as they like, and at once.
         """
-        self.api.synchronize()
-        self.api.release_workspaces()  # made outside of the pools, they would be used inside of them, and vice versa
-        try:
-            forward = self._captured(lambda: self._launch(branches), stream=self.origin, pool=self.api.new_graph_pool())
-            for branch in branches:
-                if branch.targets:
-                    with self.api.use_stream(branch.lane.stream):
-                        branch.make_memory_for_gradients()
-                    self.api.synchronize()
-                    self._capture_backward(branch, branch.every_output)
-        finally:
-            self.api.synchronize()
-            self.api.release_workspaces()
+        forward = self._captured(lambda: self._launch(branches), stream=self.origin)
+        for branch in branches:
+            if branch.targets:
+                with self.api.use_stream(branch.lane.stream):
+                    branch.make_memory_for_gradients()
+                self._capture_backward(branch, branch.every_output)
         return forward
 
     def learn_patterns(self, branch: CapturedBranch) -> None:
@@ -96,10 +89,8 @@ class Capturing:
         while branch.wanted:
             pattern = branch.wanted.pop()
             branch.backwards[pattern] = branch.backwards[branch.every_output]  # does it too, with zeros
-            self.api.synchronize()
             with suppress(Exception):
                 self._capture_backward(branch, pattern)
-            self.api.synchronize()
 
     def _launch(self, branches: Sequence[CapturedBranch]) -> None:
         fork = self._mark(self.origin)
@@ -140,16 +131,18 @@ class Capturing:
             with torch.autocast(self.api.device.type, enabled=False):
                 found.extend(torch.autograd.grad(outputs, branch.targets, given, allow_unused=True, retain_graph=True))
 
-        graph = self._captured(launch, stream=branch.lane.stream, pool=self.api.new_graph_pool())
+        graph = self._captured(launch, stream=branch.lane.stream)
         branch.backwards[pattern] = (graph, found)
 
-    def _captured(self, launch: Callable[[], None], *, stream: Any, pool: Any) -> Any:
+    def _captured(self, launch: Callable[[], None], *, stream: Any) -> Any:
         graph = self.api.new_graph()
         causes: list[Exception] = []
+        self.api.synchronize()
+        self.api.release_workspaces()  # made outside of the pool, they would be used inside of it, and vice versa
         try:
             with (
                 self.api.use_stream(self.api.current_stream()),  # a capture that fails may leave another one behind
-                self.api.capture(graph, stream=stream, pool=pool),
+                self.api.capture(graph, stream=stream, pool=self.api.new_graph_pool()),
             ):
                 try:
                     launch()
@@ -158,6 +151,9 @@ class Capturing:
                     raise
         except Exception as error:  # of what failed first, not of the end of a capture that failed
             raise (causes[0] if causes else error) from None
+        finally:
+            self.api.synchronize()
+            self.api.release_workspaces()
         return graph
 
 

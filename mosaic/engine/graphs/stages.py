@@ -68,7 +68,7 @@ class StageGraphs:
         self._attempts: Counter[Hashable] = Counter()
         self._unused: Counter[Hashable] = Counter()
         self._closed = False
-        self._finalizer = weakref.finalize(self, _end, self._stages, os.getpid())  # runs before that of the lanes
+        self._finalizer = weakref.finalize(self, _end, api, self._stages, os.getpid())  # runs before that of the lanes
 
     def run(self, stage: Hashable, branches: Sequence[Branch]) -> list[Any]:
         """Runs the branches of a stage at once, each on its lane; captures them where that was not done before.
@@ -110,10 +110,8 @@ class StageGraphs:
 
     def close(self) -> None:
         """Lets all graphs go, after the device has come to rest; to be called before the streams end."""
-        if not self._closed:
-            self._closed = True
-            self._api.synchronize()
-            self._finalizer()
+        self._closed = True
+        self._finalizer()
 
     # Finding.
 
@@ -245,8 +243,9 @@ def _kind(call: TakenCall) -> Hashable:
     return (call.key, torch.is_grad_enabled())
 
 
-def _end(stages: list[CapturedStage], process: int) -> None:
+def _end(api: StreamApi, stages: list[CapturedStage], process: int) -> None:
     if os.getpid() == process:  # the child of a fork has no driver
+        api.synchronize()
         for stage in stages:
             stage.close()
     stages.clear()
