@@ -15,7 +15,7 @@ from fake_streams import FakeStreams
 from torch import nn
 
 from mosaic.backends.cuda_lanes import StreamLane, StreamLanes
-from mosaic.engine.stage_graph import Branch, Eager, StageGraphs
+from mosaic.engine.graphs import Branch, Eager, StageGraphs
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ from mosaic.backends.host import HostBackend
 from mosaic.cost import CostModel
 from mosaic.engine.executor import Executor
 from mosaic.engine.find import Finding, Sample, find_modules
+from mosaic.engine.graphs import StageGraphs
 from mosaic.engine.handle import Handle
 from mosaic.engine.placing import PlacedPlan, Runs
-from mosaic.engine.stage_graph import StageGraphs
 from mosaic.engine.stream_executor import StreamExecutor
 from mosaic.engine.trial_clock import EventClock, HostClock
 from mosaic.engine.trial_plans import plans_to_try

@@ -22,8 +22,8 @@ from mosaic.plan import Plan
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Backend, Lane
-    from mosaic.engine.stage_graph_pool import StreamPool
     from mosaic.engine.stage_sharing import SharedPieces
+    from mosaic.engine.stage_streams import StreamPool
 
 Piece: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 """A function with its arguments and named arguments."""
@@ -205,7 +205,7 @@ def _pool(
             backend.device.check_quota(len(wanted), of=f"{name!r}")
     if backend.device.kind == "host":
         return _HostPool(backend, dict(slots) if slots is not None else None)
-    from mosaic.engine.stage_graph_pool import StreamPool
+    from mosaic.engine.stage_streams import StreamPool
 
     if slots is None:
         raise InvalidPlanError(

@@ -15,7 +15,7 @@ import torch
 
 from mosaic.backends.cuda_lanes import StreamLane
 from mosaic.engine.caller import note_in_place
-from mosaic.engine.stage_graph import Branch, Eager, StageGraphs
+from mosaic.engine.graphs import Branch, Eager, StageGraphs
 from mosaic.engine.stage_sharing import SharedPieces
 from mosaic.engine.stream_call import PlacedCall
 from mosaic.engine.stream_kinds import all_tensors, replace

@@ -93,12 +93,19 @@ class FakeEvent:
                 # "a disallowed implicit dependency on a current capture sequence from cudaStreamLegacy"
                 raise RuntimeError("the default stream cannot wait for work that is being captured")
             self._capture.join(stream)
+        elif self._capture is not None:
+            self._refuse_captured()
         elif stream.capture is not None and stream.capture.open:
             raise RuntimeError("a capturing stream waits for an event from outside of the capture")
         merge(stream.clock, self._clock)
 
+    def _refuse_captured(self) -> None:
+        if self._capture is not None:  # cudaErrorCapturedEvent
+            raise RuntimeError("the operation is not permitted on an event last recorded in a capturing stream")
+
     def query(self) -> bool:
         self._runtime.refuse_in_capture("query")
+        self._refuse_captured()
         has_passed = all(hold.is_open for hold in self._runtime.holds_before(self._clock))
         if has_passed and self._clock is not None:
             merge(self._runtime.told, self._clock)
@@ -106,6 +113,7 @@ class FakeEvent:
 
     def synchronize(self) -> None:
         self._runtime.refuse_in_capture("synchronize")
+        self._refuse_captured()
         for hold in self._runtime.holds_before(self._clock):
             hold.wait()
         if self._clock is not None:

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fake_streams.backward import Backward, Engine, Origins
 from fake_streams.clocks import Clock, Launch, merge
 from fake_streams.events import FakeEvent, FakeStream, Hold
-from fake_streams.graphs import FakeGraph, Recording
+from fake_streams.graphs import FakeGraph, Pool, Recording
 from fake_streams.memory import Memory, RaceError
 
 __all__ = ["FakeStream", "FakeStreams", "Hold", "Launch", "RaceError"]
@@ -47,7 +47,9 @@ class FakeStreams:
         self._of_thread = threading.local()
         self._fresh = 1 << 62
         self._holds: list[Hold] = []
-        self._with_workspace: set[int] = set()
+        self._with_workspace: dict[int, Recording | None] = {}
+        self.generator: torch.Tensor | None = None
+        """Where all graphs find the generator's state, as they do before torch 2.13; None: each has its own."""
 
     # StreamApi.
 
@@ -103,14 +105,19 @@ class FakeStreams:
     def new_graph(self) -> FakeGraph:
         return FakeGraph(self)
 
-    def new_graph_pool(self) -> object:
-        return object()
+    def new_graph_pool(self) -> Pool:
+        return Pool()
 
     @contextmanager
-    def capture(self, graph: FakeGraph, *, stream: FakeStream, pool: object) -> Iterator[None]:
-        recording = Recording(stream)
-        with self.use_stream(stream), recording:
-            yield
+    def capture(self, graph: FakeGraph, *, stream: FakeStream, pool: Pool) -> Iterator[None]:
+        self.synchronize()
+        recording = Recording(stream, pool)
+        with self.use_stream(stream):
+            recording.begin()
+            try:
+                yield
+            finally:
+                recording.end()
         graph.take(recording)
 
     def allocated_bytes(self) -> int:
@@ -126,7 +133,7 @@ class FakeStreams:
         self._with_workspace.clear()
 
     def empty_cache(self) -> None:
-        pass
+        self.refuse_in_capture("empty_cache")
 
     # For tests.
 
@@ -147,8 +154,9 @@ class FakeStreams:
         return [hold for hold in self._holds if (clock or {}).get(hold.launch.stream, 0) >= hold.launch.number]
 
     def refuse_in_capture(self, what: str) -> None:
-        if any(stream.capture is not None for stream in self._streams.values()):
-            raise RuntimeError(f"{what} is not permitted while a stream is capturing")
+        for stream in self._streams.values():
+            if stream.capture is not None:
+                stream.capture.refuse(what)
 
     def watching(self) -> TorchDispatchMode:
         """The mode under which operators are seen."""
@@ -215,7 +223,10 @@ class FakeStreams:
         number = stream.clock.get(stream.handle, 0) + 1
         stream.clock[stream.handle] = number
         if "mm" in name:  # cuBLAS takes a workspace at its first product on a stream
-            self._with_workspace.add(stream.handle)
+            made_in = self._with_workspace.setdefault(stream.handle, stream.capture)
+            if made_in is not stream.capture:
+                # "The memory would be in use in two places." (torch/_inductor/cudagraph_trees.py)
+                raise RuntimeError("a workspace of cuBLAS is used inside of a capture, and outside of it or in another")
         launch = Launch(name, stream.handle, number, dict(stream.clock))
         self.launches.append(launch)
         for tensor in reads:
@@ -271,7 +282,7 @@ class _Watch(TorchDispatchMode):
         recording = self._runtime.current_stream().capture
         written = _written(func, args, kwargs)
         if recording is not None:
-            recording.before(written)
+            recording.before(func, kwargs, written)
         result = func(*args, **kwargs)
         given = _tensors((args, kwargs))
         if torch.is_grad_enabled():
@@ -298,6 +309,8 @@ def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
     for index, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             found += _tensors(args[index] if index < len(args) else kwargs.get(argument.name))
+    if func is torch.ops.aten.native_batch_norm.default and args[5]:
+        found += _tensors(args[3:5])  # the running statistics; its schema does not say so
     return found
 
 

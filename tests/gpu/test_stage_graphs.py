@@ -12,7 +12,7 @@ from torch import nn
 
 from mosaic.backends.cuda import CudaBackend
 from mosaic.backends.cuda_lanes import StreamLanes
-from mosaic.engine.stage_graph import Branch, Eager, StageGraphs
+from mosaic.engine.graphs import Branch, Eager, StageGraphs
 
 pytestmark = pytest.mark.gpu
 

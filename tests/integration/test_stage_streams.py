@@ -131,7 +131,7 @@ def test_a_stage_by_graph_is_one_graph_over_its_partitions(backend: StreamBacken
     with torch.no_grad(), mosaic.stage(QUOTAS, backend=backend, graphs=True) as s:
         s.run_all({"left": (model.left, (x,)), "right": (model.encode, (y,), {"scale": 0.5})})
     pool = pool_of(backend, graphs=True)
-    (stage,) = pool.graphs._stages.values()
+    (stage,) = pool.graphs._stages
     assert {branch.lane.slots for branch in stage.branches} == {(0, 1), (2,)}
     assert {branch.lane.stream.handle for branch in stage.branches} <= set(stage._forward.streams)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,8 @@ from engine_cases import pair_batch, tower
 from stage_graph_cases import bench
 
 from mosaic.backends.sm_target import cublas_sm_target, sm_target
+from mosaic.engine.site import Site
+from mosaic.engine.stream_executor import StreamExecutor
 from mosaic.errors import BackendUnavailableError, CudaError
 
 DEVICE = torch.device("cuda", 0)
@@ -143,23 +146,31 @@ def test_a_cublas_without_the_call_is_an_error(cublas: ctypes.CDLL):
         pass
 
 
-def test_stage_graphs_capture_each_branch_under_the_target_of_its_partition(
+class Targets:
+    """Torch's target alone: there is no cuBLAS here."""
+
+    def during(self, num_sms: int) -> AbstractContextManager[None]:
+        return sm_target(num_sms, DEVICE)
+
+
+def test_forwards_and_backwards_are_captured_under_the_target_of_their_partition(
     carveout: Carveout, monkeypatch: pytest.MonkeyPatch
 ):
-    seen: dict[int, set[Any]] = {}
-    with bench(sm_target=True) as ours:
+    seen: dict[int, list[Any]] = {}
+    with bench() as ours:
         launch = ours.runtime.launch
 
         def noting(name: str, reads: Any, writes: Any) -> None:
             if ours.runtime.is_capturing() and "mm" in name:
-                seen.setdefault(ours.runtime.current_stream().handle, set()).add(carveout.value)
+                seen.setdefault(ours.runtime.current_stream().handle, []).append(carveout.value)
             launch(name, reads, writes)
 
         monkeypatch.setattr(ours.runtime, "launch", noting)
-        left, right = tower(), tower()
-        x, y = pair_batch()
-        one, other = ours.run(ours.branch("left", left, x), ours.branch("right", right, y))
-        (one * other).sum().backward()
+        ours.lanes.set_libraries(Targets())  # type: ignore[arg-type]
+        executor = StreamExecutor(ours.lanes, graphs=ours.graphs)
+        for name, x in zip(("left", "right"), pair_batch(), strict=True):
+            module = tower()
+            executor.call(Site(name, module, ours.lane(name)), module, (x,), {})
         assert ours.graphs.refused == {}
-        assert seen == {ours.lane("left").stream.handle: {124}, ours.lane("right").stream.handle: {124}}
+        assert seen == {ours.lane(name).stream.handle: 5 * [124] for name in ("left", "right")}  # 2 forward
     assert carveout.value is None

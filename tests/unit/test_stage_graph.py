@@ -30,20 +30,18 @@ def one_by_one(model: Any, together: Any, number: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("step", [two_towers, one_by_one], ids=["together", "one by one"])
-@pytest.mark.parametrize("alias", [False, True], ids=["copies", "aliases"])
 @pytest.mark.parametrize("extra", [[], [nn.Dropout(0.3)], [nn.BatchNorm1d(16)]], ids=["plain", "dropout", "batchnorm"])
-def test_training_by_graphs_equals_training_plainly(extra: list[nn.Module], alias: bool, step: Any):
-    ours, _ = train_both(lambda: TwoTowers(tower(8, 16, *extra), tower(8, 16, *extra)), step, options={"alias": alias})
+def test_training_by_graphs_equals_training_plainly(extra: list[nn.Module], step: Any):
+    ours, _ = train_both(lambda: TwoTowers(tower(8, 16, *extra), tower(8, 16, *extra)), step)
     assert ours.graphs.refused == {}
     assert ours.graphs.num_captures == (1 if step is two_towers else 2)
     assert ours.graphs.num_replays == 5 * ours.graphs.num_captures
 
 
-@pytest.mark.parametrize("alias", [False, True], ids=["copies", "aliases"])
 @pytest.mark.parametrize("none", [False, True], ids=["zeros", "none"])
 @pytest.mark.parametrize("every", [2, 5])
-def test_gradients_accumulate_as_they_do_plainly(every: int, none: bool, alias: bool):
-    ours, _ = train_both(TwoTowers, two_towers, options={"alias": alias}, every=every, none=none)
+def test_gradients_accumulate_as_they_do_plainly(every: int, none: bool):
+    ours, _ = train_both(TwoTowers, two_towers, every=every, none=none)
     assert ours.graphs.num_replays == 5
 
 
@@ -118,6 +116,17 @@ def test_a_result_that_nobody_uses_has_no_gradient(used: str):
     ours, _ = train_both(UsesMany, step)
     assert ours.graphs.refused == {}
     assert ours.graphs.num_replays == 5
+
+
+def test_a_backward_from_some_results_is_captured_once_it_came_up():
+    model, x = Many(), pair_batch()[0]
+    with bench() as ours:
+        for _ in range(3):
+            (shown, _) = ours.call("many", model, {"x": x, "y": x}, scale=0.5, flip=True)
+            shown["hidden"].sum().backward()
+        ((branch,),) = [stage.branches for stage in ours.graphs._stages]
+        whole, part = branch.backwards.values()
+        assert [graph.num_replays for graph, _ in (whole, part)] == [1, 2]
 
 
 def test_a_branch_without_any_gradient_does_not_go_backward():
@@ -214,13 +223,11 @@ def test_results_that_are_kept_are_not_overwritten():
         assert all(torch.equal(one, model(pair_batch(step)[0])) for step, one in enumerate(kept))
 
 
-def test_results_by_alias_are_valid_until_the_next_call():
-    model = tower()
-    with bench(alias=True) as ours, torch.no_grad():
-        first = ours.call("tower", model, pair_batch(0)[0])
-        assert torch.equal(first, model(pair_batch(0)[0]))
-        second = ours.call("tower", model, pair_batch(1)[0])
-        assert first.data_ptr() == second.data_ptr()
+def test_results_that_are_not_contiguous_are_copied_too():
+    with bench() as ours, torch.no_grad():
+        kept = [ours.call("flip", lambda x: (x * 2).T, pair_batch(step)[0]) for step in range(3)]
+        assert not kept[0].is_contiguous()
+        assert all(torch.equal(one, (pair_batch(step)[0] * 2).T) for step, one in enumerate(kept))
 
 
 def test_results_may_be_written_to():
@@ -272,6 +279,15 @@ def test_a_recurrent_module_is_captured_with_its_own_list_of_weights():
     (found.sum() + last.sum()).backward()
     assert all(torch.equal(a, b.grad) for a, b in zip(by_graph, model.parameters(), strict=True))
     assert all(any(w is p for p in model.parameters()) for w in model._flat_weights)
+
+
+def test_under_autocast_a_replay_casts_the_weights_of_its_step():
+    def step(model: Any, together: Any, number: int) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return two_towers(model, together, number).float()
+
+    ours, _ = train_both(TwoTowers, step, steps=3)
+    assert ours.graphs.num_replays == 3
 
 
 def test_autocast_is_part_of_what_was_captured():

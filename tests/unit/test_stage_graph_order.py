@@ -13,7 +13,7 @@ from stage_graph_cases import Bench, bench, one_thread  # noqa: F401
 from torch import nn
 
 from mosaic.backends.cuda_lanes import StreamLane, StreamTicket
-from mosaic.engine.stage_graph_branch import GraphedBranch
+from mosaic.engine.graphs.replay import CapturedBranch
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -32,7 +32,7 @@ def test_the_forward_is_one_graph_over_the_lanes_of_all_branches():
     x, y = pair_batch()
     with bench() as ours, torch.no_grad():
         ours.run(ours.branch("left", left, x), ours.branch("right", right, y))
-        (stage,) = ours.graphs._stages.values()
+        (stage,) = ours.graphs._stages
         lanes = {ours.lane("left").stream.handle, ours.lane("right").stream.handle}
         assert lanes <= set(stage._forward.streams)
         assert len(stage._forward.streams) == 3  # and the stream on which the capture began
@@ -43,10 +43,10 @@ def test_the_backward_of_each_branch_is_a_graph_on_its_lane():
     x, y = pair_batch()
     with bench() as ours:
         ours.run(ours.branch("left", left, x), ours.branch("right", right, y))
-        (stage,) = ours.graphs._stages.values()
+        (stage,) = ours.graphs._stages
         for branch in stage.branches:
-            (backward,) = branch.backwards.values()
-            assert backward.graph.streams == (branch.lane.stream.handle,)
+            ((backward, _),) = branch.backwards.values()
+            assert backward.streams == (branch.lane.stream.handle,)
 
 
 def test_branches_are_captured_side_by_side():
@@ -115,6 +115,39 @@ def test_one_branch_is_launched_on_its_lane_and_the_caller_s_stream_can_go_on():
         assert torch.equal(tickets[0].wait() + 1, left(x) + 1)
 
 
+@pytest.mark.parametrize("names", [("left",), ("left", "right")], ids=["one branch", "two branches"])
+def test_all_that_a_call_launches_is_on_its_lane_but_the_graph_of_several(names: tuple[str, ...]):
+    model = tower()
+    x = pair_batch()[0]
+    with bench() as ours:
+        branches = [ours.branch(name, model, x) for name in names]
+        ours.run(*branches)
+        here, lanes = len(ours.runtime.on(0)), [len(ours.runtime.on(branch.lane.stream)) for branch in branches]
+        ours.run(*branches)
+        launched = [launch.name for launch in ours.runtime.on(0)[here:]]
+        assert launched == ([] if len(names) == 1 else ["graph replay"])
+        for branch, before in zip(branches, lanes, strict=True):
+            launched = [launch.name for launch in ours.runtime.on(branch.lane.stream)[before:]]
+            assert [name for name in launched if "copy" in name] == [
+                "aten.copy_.default",
+                "aten._foreach_copy_.default",
+            ]
+
+
+def test_closing_waits_for_what_is_running(monkeypatch: pytest.MonkeyPatch):
+    seen: list[str] = []
+    model = tower()
+    with bench() as ours, torch.no_grad():
+        ours.call("tower", model, pair_batch()[0])
+        with ours.runtime.use_stream(ours.lane("tower").stream):
+            hold = ours.runtime.hold()
+        monkeypatch.setattr(hold, "wait", lambda: (seen.append("waited"), hold.open()))
+        close = CapturedBranch.close
+        monkeypatch.setattr(CapturedBranch, "close", lambda self: (seen.append("closed"), close(self)))
+        ours.graphs.close()
+        assert seen[:2] == ["waited", "closed"]
+
+
 def test_a_call_may_come_from_any_stream():
     model = tower()
     with bench() as ours:
@@ -172,7 +205,7 @@ def test_a_wait_that_is_missing_is_a_race(
 
 
 def test_inputs_that_are_not_copied_give_other_numbers(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(GraphedBranch, "copy_in", nothing)
+    monkeypatch.setattr(CapturedBranch, "copy_in", nothing)
     with bench() as ours, pytest.raises(AssertionError, match="other numbers"):
         train_twice(ours)
 
@@ -208,13 +241,14 @@ def test_a_capture_without_fork_or_join_is_noticed(monkeypatch: pytest.MonkeyPat
         assert torch.equal(found[0], left(x))
 
 
-@pytest.mark.parametrize("alias", [False, True])
-def test_gradients_that_are_handed_out_uncopied_add_up_wrongly(monkeypatch: pytest.MonkeyPatch, alias: bool):
+def test_gradients_that_are_handed_out_uncopied_add_up_wrongly(monkeypatch: pytest.MonkeyPatch):
     """What the copies are for: a parameter without a gradient would take the static one as its own."""
-    monkeypatch.setattr(GraphedBranch, "_handed_back", lambda self, grads: [g if g is None else g.data for g in grads])
+    monkeypatch.setattr(
+        CapturedBranch, "_handed_back", lambda self, grads, _: [g if g is None else g.data for g in grads]
+    )
     model = tower()
     x, y = pair_batch()
-    with bench(alias=alias) as ours:
+    with bench() as ours:
         for value in (x, y):
             ours.call("tower", model, value).sum().backward()
         found = model[0].weight.grad.clone()

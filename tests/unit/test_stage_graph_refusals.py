@@ -13,8 +13,8 @@ from stage_graph_cases import Bench, bench, one_thread  # noqa: F401
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from mosaic.engine.stage_graph import Eager
-from mosaic.engine.stage_graph_capture import Capturing
+from mosaic.engine.graphs import Eager
+from mosaic.engine.graphs.capture import Capturing
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -229,15 +229,16 @@ def test_a_capture_that_fails_names_the_culprit_and_captures_the_others(late: bo
         assert ("not permitted" in ours.graphs.refused["bad"]) is not late
         assert ours.graphs.num_replays == 3
         assert not ours.runtime.is_capturing()
+        assert ours.runtime.current_stream() == ours.runtime.main
 
 
 def test_branches_that_fail_only_together_are_all_left_alone(monkeypatch: pytest.MonkeyPatch):
     capture = Capturing.capture
 
-    def fail(self: Capturing, calls: Any, *, alias: bool) -> Any:
-        if len(calls) > 1:
+    def fail(self: Capturing, branches: Any) -> Any:
+        if len(branches) > 1:
             raise RuntimeError("only together")
-        return capture(self, calls, alias=alias)
+        return capture(self, branches)
 
     monkeypatch.setattr(Capturing, "capture", fail)
     model = tower()

@@ -10,9 +10,9 @@ from torch import nn
 
 from mosaic.backends.base import Backend
 from mosaic.backends.cuda_lanes import StreamLane, StreamLanes
+from mosaic.engine.graphs import Branch, Eager, StageGraphs
 from mosaic.engine.site import Site
 from mosaic.engine.stage import Piece, owner_of
-from mosaic.engine.stage_graph import Branch, Eager, StageGraphs
 from mosaic.engine.stream_executor import StreamExecutor
 from mosaic.engine.stream_kinds import replace
 from mosaic.engine.stream_tensor import join_tensor

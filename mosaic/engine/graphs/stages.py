@@ -15,21 +15,23 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
 
 from mosaic.backends.stream_api import StreamApi
-from mosaic.engine.stage_graph_call import Branch, Eager, TakenCall
-from mosaic.engine.stage_graph_capture import Capturing, CulpritError
-from mosaic.engine.stage_graph_module import Change, RefusalError
-from mosaic.engine.stage_graph_refusals import Refusals
-from mosaic.engine.stage_graph_replay import CapturedStage
+from mosaic.engine.graphs.calls import Branch, Change, Eager, RefusalError, TakenCall
+from mosaic.engine.graphs.capture import Capturing, told
+from mosaic.engine.graphs.replay import CapturedStage
 from mosaic.errors import MosaicError
 
-__all__ = ["Branch", "Eager", "StageGraphs"]
+_MAX_ATTEMPTS = 3
+"""Tries to capture one kind of call, none of them of lasting use, after which it is left alone."""
+
+_MAX_UNUSED = 12
+"""Captures of one set of branches in a row, such as with ever new shapes, that mean the same."""
 
 
 class StageGraphs:
@@ -42,11 +44,7 @@ class StageGraphs:
 
     Args:
         api: The runtime.
-        alias: Hand out static memory instead of copies. Results are valid until the next call of the same kind, and
-            must not be written to; gradients that ``torch.autograd.grad`` returns for parameters likewise.
         max_graphs: How many stages to keep.
-        warmup: Trial runs before a capture.
-        sm_target: Capture each branch with libraries told to size their grids for its partition.
 
     Attributes:
         refused: For each branch that ran eagerly for good, why.
@@ -55,9 +53,7 @@ class StageGraphs:
         num_replays: Forwards by replay so far.
     """
 
-    def __init__(
-        self, api: StreamApi, *, alias: bool = False, max_graphs: int = 32, warmup: int = 3, sm_target: bool = False
-    ) -> None:
+    def __init__(self, api: StreamApi, *, max_graphs: int = 32) -> None:
         if max_graphs < 1:
             raise ValueError(f"max_graphs={max_graphs}; keep at least one")
         self.refused: dict[str, str] = {}
@@ -65,14 +61,14 @@ class StageGraphs:
         self.num_captures = 0
         self.num_replays = 0
         self._api = api
-        self._alias = alias
         self._max_graphs = max_graphs
-        self._capturing = Capturing(api, warmup=warmup, confine_libraries=sm_target)
-        self._stages: OrderedDict[int, CapturedStage] = OrderedDict()
-        self._by_key: dict[Hashable, list[int]] = {}
-        self._memory = Refusals()
+        self._capturing = Capturing(api)
+        self._stages: list[CapturedStage] = []  # what was used last stands last
+        self._left_alone: dict[Hashable, str] = {}
+        self._attempts: Counter[Hashable] = Counter()
+        self._unused: Counter[Hashable] = Counter()
         self._closed = False
-        self._finalizer = weakref.finalize(self, _end, self._stages, os.getpid())  # runs before that of the lanes
+        self._finalizer = weakref.finalize(self, _end, api, self._stages, os.getpid())  # runs before that of the lanes
 
     def run(self, stage: Hashable, branches: Sequence[Branch]) -> list[Any]:
         """Runs the branches of a stage at once, each on its lane; captures them where that was not done before.
@@ -97,8 +93,11 @@ class StageGraphs:
                 results[index] = taken
             else:
                 calls[index] = taken
-        if calls:
-            self._run(stage, calls, results)
+        found: CapturedStage | None = None
+        while calls and found is None:
+            found = self._find_or_capture(stage, calls, results)
+        if found is not None:
+            self._replay(found, calls, results)
         for branch, result in zip(branches, results, strict=True):
             if isinstance(result, Eager):
                 self.eager_calls[branch.name, result.reason] += 1
@@ -107,15 +106,12 @@ class StageGraphs:
     @property
     def is_in_flight(self) -> bool:
         """Whether a forward by replay waits for its backward."""
-        return any(stage.in_flight for stage in self._stages.values())
+        return any(stage.in_flight for stage in self._stages)
 
     def close(self) -> None:
         """Lets all graphs go, after the device has come to rest; to be called before the streams end."""
-        if not self._closed:
-            self._closed = True
-            self._api.synchronize()
-            self._finalizer()
-            self._by_key.clear()
+        self._closed = True
+        self._finalizer()
 
     # Finding.
 
@@ -138,19 +134,50 @@ class StageGraphs:
         except RefusalError as refusal:
             self.refused[branch.name] = refusal.reason
             return Eager(reason=refusal.reason)
-        reason = self._memory.reason(call)
+        reason = self._left_alone.get(_kind(call))
         return call if reason is None else Eager(reason=reason)
 
-    def _run(self, stage: Hashable, calls: dict[int, TakenCall], results: list[Any]) -> None:
-        while calls:
-            key = (stage, self._settings(), tuple(call.key for call in calls.values()))
-            found, change = self._find(key)
-            if found is None:
-                found = self._capture(key, calls, results, change)
-            if found is not None:
-                break
-        else:
-            return
+    def _find_or_capture(
+        self, stage: Hashable, calls: dict[int, TakenCall], results: list[Any]
+    ) -> CapturedStage | None:
+        """Returns the stage that calls can be replayed by; or takes calls away that cannot be captured."""
+        kind = self._api.device.type
+        settings = (
+            torch.is_grad_enabled(),
+            torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None,
+            torch.get_float32_matmul_precision(),
+            torch.are_deterministic_algorithms_enabled(),
+        )
+        key = (stage, settings, tuple(call.key for call in calls.values()))
+        names = (stage, tuple(call.branch.name for call in calls.values()))
+        change: Change | None = None
+        for found in [one for one in self._stages if one.key == key]:
+            differs = found.change()
+            if differs is None:
+                self._stages.remove(found)
+                self._stages.append(found)
+                self._attempts.pop(key, None)
+                self._unused.pop(names, None)
+                return found
+            change = change or differs
+            if differs.lasting:
+                self._drop(found)
+        self._attempts[key] += 1
+        if self._attempts[key] > _MAX_ATTEMPTS or self._unused[names] >= _MAX_UNUSED:
+            text = change.text if change is not None else "no graph of the last ones was used twice"
+            vain = RefusalError(f"it changes from call to call: {text}")
+            self._refuse(calls, dict.fromkeys(calls, vain), results)
+            return None
+        made = self._capture(key, calls, results)
+        if made is not None:
+            self._unused[names] += 1
+            self.num_captures += 1
+            while len(self._stages) >= self._max_graphs:
+                self._drop(self._stages[0])
+            self._stages.append(made)
+        return made
+
+    def _replay(self, found: CapturedStage, calls: dict[int, TakenCall], results: list[Any]) -> None:
         if found.in_flight:
             reason = "an earlier call of the same kind has not gone backward yet, and a replay would overwrite it"
             for index in calls:
@@ -162,93 +189,63 @@ class StageGraphs:
         for index, result in zip(calls, found.replay(list(calls.values())), strict=True):
             results[index] = result
 
-    def _settings(self) -> Hashable:
-        kind = self._api.device.type
-        autocast = torch.is_autocast_enabled(kind)
-        return (
-            torch.is_grad_enabled(),
-            torch.get_autocast_dtype(kind) if autocast else None,
-            torch.get_float32_matmul_precision(),
-            torch.are_deterministic_algorithms_enabled(),
-        )
-
-    def _find(self, key: Hashable) -> tuple[CapturedStage | None, Change | None]:
-        first: Change | None = None
-        for number in list(self._by_key.get(key, ())):
-            change = self._stages[number].change()
-            if change is None:
-                self._stages.move_to_end(number)
-                self._memory.used(key)
-                return self._stages[number], None
-            first = first or change
-            if change.lasting:
-                self._drop(number)
-        return None, first
-
     # Capturing.
 
-    def _capture(
-        self, key: Hashable, calls: dict[int, TakenCall], results: list[Any], change: Change | None
+    def _capture(self, key: Hashable, calls: dict[int, TakenCall], results: list[Any]) -> CapturedStage | None:
+        refusals: dict[int, RefusalError] = {}
+        made = self._try(key, calls, refusals)
+        self._refuse(calls, refusals, results)
+        return made
+
+    def _try(
+        self, key: Hashable, calls: dict[int, TakenCall], refusals: dict[int, RefusalError]
     ) -> CapturedStage | None:
-        """Captures a stage; takes those calls away that cannot be captured, and returns None for another try."""
-        if self._memory.is_vain(key):
-            text = change.text if change is not None else "no graph of the last ones was used twice"
-            for index in list(calls):
-                self._refuse(calls, index, f"it changes from call to call: {text}", results)
+        branches = []
+        for index, call in calls.items():
+            try:
+                branches.append(self._capturing.prepare(call))
+            except RefusalError as refusal:
+                refusals[index] = refusal
+        if refusals:
             return None
         try:
-            forward, branches = self._capturing.capture(list(calls.values()), alias=self._alias)
-        except CulpritError as error:
-            self._refuse(calls, list(calls)[error.index], error.refusal.reason, results, lasting=error.refusal.lasting)
-            return None
+            return CapturedStage(key, self._capturing.capture(branches), branches)
         except Exception as error:
-            self._find_culprits(calls, results, error)
-            return None
-        self.num_captures += 1
-        self._memory.captured(key)
-        while len(self._stages) >= self._max_graphs:
-            self._drop(next(iter(self._stages)))
-        number = self.num_captures
-        self._stages[number] = CapturedStage(key, forward, branches)
-        self._by_key.setdefault(key, []).append(number)
-        return self._stages[number]
+            failed = RefusalError(f"capturing it failed: {told(error)}")
+        if len(calls) > 1:
+            for index, call in calls.items():  # whose fault was it?
+                blamed: dict[int, RefusalError] = {}
+                alone = self._try(None, {index: call}, blamed)
+                refusals |= blamed
+                if alone is not None:
+                    alone.close()
+        if not refusals:
+            refusals |= dict.fromkeys(calls, failed)
+        return None
 
-    def _find_culprits(self, calls: dict[int, TakenCall], results: list[Any], error: Exception) -> None:
-        """Captures each call alone, to find out whose fault it was that all of them could not be captured together."""
-        before = len(calls)
-        first = (str(error).splitlines() or [""])[0]
-        text = f"capturing it failed: {type(error).__name__}: {first}"
-        if before > 1:
-            for index, call in list(calls.items()):
-                try:
-                    forward, branches = self._capturing.capture([call], alias=self._alias)
-                    CapturedStage(None, forward, branches).close()
-                except CulpritError as alone:
-                    self._refuse(calls, index, alone.refusal.reason, results, lasting=alone.refusal.lasting)
-                except Exception as alone:
-                    self._refuse(calls, index, f"capturing it failed: {type(alone).__name__}: {alone}", results)
-        if len(calls) == before:
-            for index in list(calls):
-                self._refuse(calls, index, text, results)
+    def _refuse(self, calls: dict[int, TakenCall], refusals: dict[int, RefusalError], results: list[Any]) -> None:
+        for index, refusal in refusals.items():
+            call = calls.pop(index)
+            kind = _kind(call)
+            self._attempts[kind] += 1
+            if refusal.lasting or self._attempts[kind] >= _MAX_ATTEMPTS:
+                self._left_alone[kind] = self.refused[call.branch.name] = refusal.reason
+            results[index] = Eager(reason=refusal.reason)
 
-    def _refuse(
-        self, calls: dict[int, TakenCall], index: int, reason: str, results: list[Any], *, lasting: bool = True
-    ) -> None:
-        call = calls.pop(index)
-        if self._memory.refuse(call, reason, lasting=lasting):
-            self.refused[call.branch.name] = reason
-        results[index] = Eager(reason=reason)
-
-    def _drop(self, number: int) -> None:
-        stage = self._stages.pop(number)
-        self._by_key[stage.key].remove(number)
+    def _drop(self, stage: CapturedStage) -> None:
+        self._stages.remove(stage)
         self._api.synchronize()  # it may still be running
         if not stage.in_flight:
             stage.close()
 
 
-def _end(stages: dict[int, CapturedStage], process: int) -> None:
+def _kind(call: TakenCall) -> Hashable:
+    return (call.key, torch.is_grad_enabled())
+
+
+def _end(api: StreamApi, stages: list[CapturedStage], process: int) -> None:
     if os.getpid() == process:  # the child of a fork has no driver
-        for stage in stages.values():
+        api.synchronize()
+        for stage in stages:
             stage.close()
     stages.clear()
