@@ -280,8 +280,8 @@ def test_what_a_function_shares_is_told_by_its_first_call_with_gradients(backend
     encoder = tower()
     x, y = pair_batch()
     for trains in (False, True):
-        with torch.set_grad_enabled(trains), torch.autocast("cpu", torch.bfloat16, enabled=trains):
-            with mosaic.stage(QUOTAS, backend=backend) as s:
-                s.run("left", lambda given: encoder(given), x)
-                s.run("right", lambda given: encoder(given), y)
+        casts = torch.autocast("cpu", torch.bfloat16, enabled=trains)
+        with torch.set_grad_enabled(trains), casts, mosaic.stage(QUOTAS, backend=backend) as s:
+            s.run("left", lambda given: encoder(given), x)
+            s.run("right", lambda given: encoder(given), y)
     assert set(pool_of(backend, graphs=False).executor.in_order) == {"left", "right"}
