@@ -58,7 +58,7 @@ class SharedPieces:
     """Finds out what pieces share, and keeps those that do in order.
 
     Of a module it is known before its first call. The first call of any other function runs with nothing beside it,
-    and the leaves of its results tell which parameters it uses; what it uses without a gradient is not seen.
+    and the leaves of its results tell which parameters it uses; what it uses without gradients is not seen.
 
     Args:
         executor: Runs the pieces; what has to keep to the order of the user's stream is named in its ``in_order``.
@@ -73,7 +73,7 @@ class SharedPieces:
         self, name: str, function: Callable[..., Any], owner: nn.Module | None, identity: Hashable, given: Any
     ) -> Piece:
         """Prepares the call of a function; ``identity`` tells functions of one owner apart."""
-        key = (name, identity, id(owner))
+        key = (name, identity, id(owner), torch.is_grad_enabled())
         piece = self._pieces.get(key)
         if piece is None or not piece.is_of(owner):
             piece = self._pieces[key] = Piece(name, function, owner)

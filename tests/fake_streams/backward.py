@@ -90,9 +90,7 @@ class _Sum:
         self.stream = consumer.stream
 
     def begin(self) -> None:
-        """torch: "Synchronize for accumulation. Accumulation operates on both the new incoming gradient and the
-        existing".
-        """
+        """torch: "Accumulation operates on both the new incoming gradient and the existing gradient"."""
         slot = self._consumer.slots[self._position]
         if self.stream != self._producer:
             self._ready.wait(self.stream)

@@ -274,3 +274,14 @@ def test_a_piece_that_depends_on_another_shares_nothing_with_it(backend: StreamB
             right = s.run("right", lambda given: second(given), left)
         right.sum().backward()
     assert pool_of(backend, graphs=False).executor.in_order == {}
+
+
+def test_what_a_function_shares_is_told_by_its_first_call_with_gradients(backend: StreamBackend):
+    encoder = tower()
+    x, y = pair_batch()
+    for trains in (False, True):
+        casts = torch.autocast("cpu", torch.bfloat16, enabled=trains)
+        with torch.set_grad_enabled(trains), casts, mosaic.stage(QUOTAS, backend=backend) as s:
+            s.run("left", lambda given: encoder(given), x)
+            s.run("right", lambda given: encoder(given), y)
+    assert set(pool_of(backend, graphs=False).executor.in_order) == {"left", "right"}

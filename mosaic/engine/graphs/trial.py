@@ -130,16 +130,20 @@ class CaptureWatch(TorchDispatchMode):
         self._hooks = _saved_tensor_hooks()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs the operator unchanged."""
+        """Runs the operator unchanged, unless that might change what nobody could put back."""
         kwargs = kwargs or {}
-        reason = self._reason(func, args, kwargs)
+        self._refuse(self._reason(func, args, kwargs))
         result = func(*args, **kwargs)
         for tensor in _tensors(result):
             self._known |= storages([tensor])
-            if reason is None and tensor.device.type != self._device.type and self._reads(args, kwargs):
-                reason = f"it copies a tensor to {tensor.device} in the middle ({func})"
-        self.obstacle = self.obstacle or reason
+            if tensor.device.type != self._device.type and self._reads(args, kwargs):
+                self._refuse(f"it copies a tensor to {tensor.device} in the middle ({func})")
         return result
+
+    def _refuse(self, reason: str | None) -> None:
+        if reason is not None:
+            self.obstacle = self.obstacle or reason  # kept, too: the call may swallow the error
+            raise RefusalError(self.obstacle)
 
     def _reason(self, func: Any, args: Any, kwargs: Any) -> str | None:
         if any(tag in func.tags for tag in _READS_BACK):
