@@ -232,6 +232,17 @@ def test_a_capture_that_fails_names_the_culprit_and_captures_the_others(late: bo
         assert ours.runtime.current_stream() == ours.runtime.main
 
 
+def test_a_module_hidden_in_a_function_is_left_as_it_was_when_the_function_is_refused():
+    model = nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 8))
+    x = torch.randn(4, 8)
+    with bench() as ours:
+        (result,) = ours.graphs.run("stage", [ours.branch("hidden", lambda x: model(x), x)])
+        assert isinstance(result, Eager)
+        assert "neither an argument nor its module's own" in result.reason
+    assert model[0].num_batches_tracked.item() == 0
+    assert not model[0].running_mean.any()
+
+
 def test_branches_that_fail_only_together_are_all_left_alone(monkeypatch: pytest.MonkeyPatch):
     capture = Capturing.capture
 

@@ -284,6 +284,19 @@ def test_threads_on_lanes_with_a_common_slot_take_turns(runtime: FakeStreams):
     assert not any(a.is_concurrent_with(b) for a in one for b in other)
 
 
+def test_what_was_made_aside_may_be_let_go_while_the_caller_still_uses_it(
+    runtime: FakeStreams, monkeypatch: pytest.MonkeyPatch
+):
+    side = runtime.new_stream()
+    monkeypatch.setattr(runtime, "new_stream", lambda: side)
+    made = run_aside(runtime, lambda: torch.ones(2) * 2)
+    doubled = made * 2
+    del made
+    with runtime.use_stream(side):
+        torch.ones(2)  # may be given that memory, and nothing orders it after the product
+    assert doubled.tolist() == [4.0, 4.0]
+
+
 def test_work_aside_runs_on_a_stream_of_its_own_and_has_ended_when_it_returns(runtime: FakeStreams):
     torch.ones(2)
     before = runtime.launches[-1]
