@@ -34,8 +34,6 @@ RUNG_S = 15.0
 """Most time of one rung."""
 TESTS_S = 100.0
 """Most time of one file of gpu tests."""
-KNOWN = ("ceilings", "first/products")
-"""Parts whose figures later measurements are given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,7 +254,7 @@ def _order(record: Record, options: Options, measurement: Measurement, *, second
         hard_seconds=hard_seconds,
         dry_run=options.dry_run,
         ordinal=options.ordinal,
-        known=tuple(figure for figure in record.study.figures if figure.part in KNOWN),
+        known=tuple(figure for figure in record.study.figures if figure.part == "ceilings"),
     )
 
 

@@ -38,11 +38,17 @@ def halves(backend: CudaBackend) -> tuple[Slots, Slots]:
 
 
 def reading(look: Callable[[], Any]) -> Any:
-    """Returns what was found, or the error as text: one reading that fails leaves the others."""
+    """Returns what was found, or the error as text: a reading that fails leaves the others."""
     try:
         return look()
     except Exception as error:
         return one_line(error, 160)
+
+
+def readings(look: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Returns what was found, or the error under ``error``."""
+    found = reading(look)
+    return {"error": found} if isinstance(found, str) else found
 
 
 def figures_of(readings: Mapping[str, Any]) -> Iterator[Figure]:

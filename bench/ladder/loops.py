@@ -13,7 +13,7 @@ from torch import nn
 
 import mosaic
 from bench.gpu_bench import Bench
-from bench.ladder.lanes import figures_of, halves, on_lanes, reading
+from bench.ladder.lanes import figures_of, halves, on_lanes, readings
 from bench.record import Figure
 from mosaic.backends.cuda_backend import CudaBackend
 from mosaic.engine import find_modules
@@ -43,9 +43,7 @@ def _block(width: int) -> nn.Module:
 def towers(bench: Bench) -> Iterator[Figure]:
     """Trains ten steps plain and colocated by an even split."""
     with on_lanes(bench) as backend:
-        found = reading(lambda: _towers(bench, backend))
-    if isinstance(found, str):
-        found = {"error": found}
+        found = readings(lambda: _towers(bench, backend))
     yield from figures_of(found)
     bench.verdict = judge_towers(found)
 
@@ -113,9 +111,7 @@ def judge_towers(found: Mapping[str, Any]) -> str:
 def dropout(bench: Bench) -> Iterator[Figure]:
     """Replays two graphs with dropout, each on its lane: in turn, and then in no order from the same seed."""
     with on_lanes(bench) as backend:
-        found = reading(lambda: _dropout(bench, backend))
-    if isinstance(found, str):
-        found = {"error": found}
+        found = readings(lambda: _dropout(bench, backend))
     yield from figures_of(found)
     bench.verdict = judge_dropout(found, torch.__version__)
 

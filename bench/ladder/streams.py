@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from bench.gpu_bench import Bench
-from bench.ladder.lanes import Slots, figures_of, halves, on_lanes, reading
+from bench.ladder.lanes import Slots, figures_of, halves, on_lanes, reading, readings
 from bench.record import Figure
 from mosaic.backends import cuda
 from mosaic.backends.cuda_backend import CudaBackend
@@ -141,9 +141,7 @@ def judge_partitions(found: Mapping[str, Any]) -> str:
 def capture(bench: Bench) -> Iterator[Figure]:
     """Captures one graph that forks from one lane to another, and replays it from the default stream."""
     with on_lanes(bench) as backend:
-        found = reading(lambda: _captured(bench, backend, halves(backend)))
-    if isinstance(found, str):
-        found = {"error": found}
+        found = readings(lambda: _captured(bench, backend, halves(backend)))
     yield from figures_of(found)
     bench.verdict = judge_capture(found)
 
