@@ -107,6 +107,7 @@ class CapturedSteps:
             for _ in range(2):
                 lane.submit(partial(_whole, module, modules.backward)).wait()
         api.synchronize()
+        api.release_workspaces()  # what cuBLAS made outside may be let go while the graph still uses it, and vice versa
         with api.capture(self._graph, stream=first.stream, pool=api.new_graph_pool()):
             if second is not first:
                 fork = api.new_event()
@@ -119,6 +120,7 @@ class CapturedSteps:
                 join = api.new_event()
                 join.record(second.stream)
                 join.wait(first.stream)
+        api.release_workspaces()
 
     def run(self, count: int) -> tuple[float, ...]:
         """Takes steps, one after the other; returns the milliseconds of each."""
