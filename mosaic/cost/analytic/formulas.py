@@ -57,11 +57,11 @@ def count_flops(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: 
     formula = flop_registry.get(func._overloadpacket)
     name = short_name(func)
     given = bound_arguments(func, args, kwargs)
-    if formula is not None:
+    if formula is not None and not _has_grouped_queries(name, given):
         counted: int = formula(*args, **kwargs, out_val=result)
         return counted // 2 if given.get("is_causal", given.get("causal")) is True else counted
-    if name in _MATMULS:
-        own: int = _MATMULS[name](given)
+    if name in _MATMULS or _has_grouped_queries(name, given):
+        own: int = _MATMULS[name](given) if name in _MATMULS else _attention(given, 5 if "backward" in name else 2)
         return own // 2 if given.get("is_causal") is True else own
     if func.namespace in _NETWORK:
         return 0
@@ -121,6 +121,11 @@ _KERNELS = {
     "sort": 4,
     "topk": 2,
 }
+
+
+def _has_grouped_queries(name: str, given: dict[str, Any]) -> bool:
+    """Whether several heads of a query share keys and values, which torch 2.11 cannot count."""
+    return name.startswith("_scaled_dot_product_") and bool(given["query"].shape[1] != given["key"].shape[1])
 
 
 def _attention(given: dict[str, Any], products: float) -> int:
