@@ -92,7 +92,12 @@ _IN_ORDER = (
         function="bench.roofline:measure_ceilings",
         seconds=5,
     ),
-    _question("overlap", "what part of a gain comes from quotas, and what from concurrency?", 27),
+    Measurement(
+        name="overlap",
+        asks="what part of a gain comes from quotas, and what from concurrency?",
+        function="bench.gpu_questions:measure_overlap",
+        seconds=27,
+    ),
     _question("pool", "what does it cost to make contexts, and to lend them?", 15, grid=4),
     *_models(8, 22),
     _question("isolation", "does work stay in its partition?", 12, grid=4),

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,10 @@ from fake_driver.harness import FakeDriver
 from torch import nn
 
 from bench import gpu_tables, preflight, tables
+from bench.gpu_bench import Bench
 from bench.gpu_counters import apart
 from bench.gpu_parts import MEASUREMENTS, MODEL_NAMES
-from bench.gpu_questions import figures_of
+from bench.gpu_questions import figures_of, measure_overlap
 from bench.gpu_run import command_text, without_folders
 from bench.gpu_tables import text_table
 from bench.processes import begin_section, last_lines, run_logged
@@ -29,7 +31,10 @@ from mosaic.artifact import load, save
 from mosaic.backends.host import HostBackend
 from mosaic.device import Device
 from mosaic.errors import MosaicError
-from mosaic.microbench import QUESTIONS, BenchSettings
+from mosaic.microbench import QUESTIONS, BenchSettings, Budget
+from mosaic.microbench.overlap import Overlap, Row
+from mosaic.microbench.overlap_result import VariantTime
+from mosaic.microbench.result import Absent, Spread
 
 H200 = Device(name="NVIDIA H200", kind="cuda", num_slots=16, sms_per_slot=8, remainder_sms=4, memory_bytes=1 << 37)
 
@@ -203,6 +208,30 @@ def test_every_number_of_a_question_becomes_a_figure(name: str):
     assert sum(made.value is not None for made in found) > 1
     assert all(made.labels for made in found)
     assert [made.reason for made in found if made.name == "absent"] == [absent.reason for absent in result.absent]
+
+
+def test_overlap_hands_out_what_it_has_before_anything_later_can_fail(monkeypatch: pytest.MonkeyPatch):
+    measured = VariantTime(
+        variant="plain streams",
+        kind="plain",
+        quotas=None,
+        passes="forward",
+        launching="eager",
+        step_ms=Spread.of([3.0]),
+    )
+
+    def rows(self: Overlap) -> Iterator[Row]:
+        yield measured
+        yield Absent(what="partitions 8+8, forward, eager", reason="cuDNN error")
+        raise RuntimeError("the device fell off")
+
+    monkeypatch.setattr(Overlap, "rows", rows)
+    found = measure_overlap(Bench(backend=HostBackend(num_slots=2), budget=Budget(), dry_run=True))
+    first, second = next(found), next(found)
+    assert (first.name, first.value, first.labels["variant"]) == ("step_ms", 3.0, "plain streams")
+    assert (second.name, second.value, second.reason) == ("absent", None, "cuDNN error")
+    with pytest.raises(RuntimeError, match="fell off"):
+        next(found)
 
 
 def test_another_process_answers_while_this_one_works():
