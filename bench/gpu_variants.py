@@ -79,7 +79,7 @@ def whole_step_graph(work: Workload, bench: Bench) -> Iterator[tuple[Step, Step]
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     work.optimizer.zero_grad(set_to_none=True)
-    with torch.cuda.graph(graph):
+    with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph):  # a failing one may leave its stream
         loss = work.loss()
         loss.backward()
         work.optimizer.step()
@@ -99,18 +99,11 @@ def whole_step_graph(work: Workload, bench: Bench) -> Iterator[tuple[Step, Step]
 @contextmanager
 def colocated(work: Workload, plan: Plan, backend: Backend, *, graphs: bool = False) -> Iterator[tuple[Step, Step]]:
     """The same loop under a plan, on a backend's lanes."""
-    more: dict[str, Any] = {}
-    if graphs:
-        if "graphs" not in inspect.signature(mosaic.colocate).parameters:
-            raise BackendUnavailableError(
-                "stages cannot be captured", found="mosaic.colocate without graphs", needed="a later version"
-            )
-        if backend.device.kind == "host":
-            raise BackendUnavailableError("stages cannot be captured", found="the host backend", needed="a GPU")
-        more["graphs"] = True
+    if graphs and backend.device.kind == "host":
+        raise BackendUnavailableError("stages cannot be captured", found="the host backend", needed="a GPU")
     with ExitStack() as stack:
         handle: Handle = mosaic.colocate(
-            work.model, sample=work.loss, plan=plan, backend=backend, modules=work.modules, **more
+            work.model, sample=work.loss, plan=plan, backend=backend, modules=work.modules, graphs=graphs
         )
         stack.callback(handle.remove)
 
@@ -137,3 +130,17 @@ class PlainStreams:
                 "plain streams cannot be had", found=f"the {self._backend.name} backend", needed="a GPU"
             )
         return self._backend.open_plain_lanes(partitions)
+
+
+def with_sm_targets(backend: Backend) -> Backend:
+    """Returns a backend whose lanes tell libraries how many SMs they have.
+
+    Raises:
+        BackendUnavailableError: This version has none.
+    """
+    if "sm_target" not in inspect.signature(type(backend)).parameters:
+        raise BackendUnavailableError(
+            "SM targets cannot be had", found=f"the {backend.name} backend without sm_target", needed="a GPU"
+        )
+    made: Backend = type(backend)(backend.torch_device.index or 0, sm_target=True)  # type: ignore[call-arg]
+    return made

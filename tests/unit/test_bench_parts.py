@@ -53,6 +53,8 @@ def step(value: float | None, variant: str, model: str = "clip", batch: str = "8
 FIGURES = (
     step(50.0, "plain"),
     step(None, "plain, one CUDA graph"),
+    step(45.0, "green lanes", plan="even split by hand"),
+    figure("models/clip/8", "speedup", 1.11, variant="green lanes", plan="even split by hand", model="clip", batch="8"),
     step(40.0, "mosaic", plan="gahc"),
     figure("models/clip/8", "speedup", 1.25, variant="mosaic", plan="gahc", model="clip", batch="8"),
     Figure(name="bound_ms", source="predicted", value=20.0, part="models/clip/8"),
@@ -306,9 +308,11 @@ HEAD = "NVIDIA H200, torch 2.11.0, driver 580.1 (CUDA 13.0), 2026-12-01, commit 
 def test_the_table_of_models_keeps_measured_and_predicted_apart():
     assert gpu_tables.models_table(study()) == (
         HEAD + "| model | batch | plain, measured | plain, one CUDA graph, measured | plain streams, measured "
+        "| green lanes, measured | green lanes, graphs, measured | green lanes, SM targets, measured "
         "| mosaic, measured | mosaic, graphs, measured | roofline's bound, predicted |\n"
-        "| --- | --- | --- | --- | --- | --- | --- | --- |\n"
-        "| clip | 8 | 50 ms | - | - | 40 ms (1.25x, 1.12 to 1.38) | - | 20 ms |\n\n"
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
+        "| clip | 8 | 50 ms | - | - | 45 ms (1.11x, 0.999 to 1.22), even split by hand | - | - "
+        "| 40 ms (1.25x, 1.12 to 1.38) | - | 20 ms |\n\n"
         "* plain, one CUDA graph not measured (clip 8): it cannot be had\n"
         "* models/clip/8 cut short: plain streams\n"
     )
@@ -317,6 +321,27 @@ def test_the_table_of_models_keeps_measured_and_predicted_apart():
 def test_a_variant_whose_losses_differ_is_marked():
     differing = figure("models/clip/8", "loss_difference", 0.5, variant="mosaic", plan="gahc")
     assert "LOSSES DIFFER by 0.5" in gpu_tables.models_table(study(figures=(*FIGURES, differing)))
+
+
+def test_what_the_rule_of_thumb_predicts_stands_beside_what_was_measured():
+    clip = "models/clip/8"
+    rule = (
+        figure(clip, "launch_ms", 2.0, module="visual"),
+        figure(clip, "launch_ms", 1.0, module="text"),
+        figure(clip, "device_ms", 20.0, module="visual"),
+        figure(clip, "device_ms", 10.0, module="text"),
+        figure(clip, "slowdown", 1.5, module="visual", quota="8"),
+        figure(clip, "slowdown", 1.25, module="text", quota="8"),
+        Figure(name="rule_speedup", source="predicted", value=1.2, part=clip),
+    )
+    table = gpu_tables.models_table(study(figures=(*FIGURES, *rule)))
+    assert table.endswith(
+        "\n| model | batch | modules side by side | c, ms to launch, measured | g, ms on the whole device, measured "
+        "| s, slowdown on its part, measured | gain by the rule of thumb, predicted | gain of green lanes, measured "
+        "| gain of green lanes, graphs, measured |\n"
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
+        "| clip | 8 | visual, text | 2 + 1 | 20 + 10 | 1.5, 1.25 | 1.2 | 1.11 | - |\n"
+    )
 
 
 def test_the_other_tables_come_out_right():
