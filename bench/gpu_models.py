@@ -6,11 +6,14 @@ In order of worth: everything that needs no profile comes first, and each figure
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from functools import partial
 from types import MappingProxyType
 
 from bench.gpu_bench import Bench
 from bench.gpu_rounds import Rounds
-from bench.gpu_variants import PlainStreams, Workload, colocated, whole_step_graph, with_sm_targets
+from bench.gpu_tables import number
+from bench.gpu_variants import PlainStreams, Step, Workload, colocated, lanes_of, whole_step_graph
 from bench.record import Figure, missing_figure
 from bench.roofline import count_step
 from bench.rule_of_thumb import measure_rule
@@ -25,16 +28,17 @@ from mosaic.solver import solve
 
 MOST_PAIRS = 6
 PROFILE = "a profile"
+RULE = "the rule of thumb"
+ONE_GRAPH = "plain, one CUDA graph"
+BY_HAND = "even split by hand"
+EVEN_VARIANTS = ("plain streams", "green lanes", "green lanes, graphs", "green lanes, SM targets")
 IN_TURN = "mosaic, one after the other"
 """The variant that shows what Mosaic itself costs: the sequential plan."""
-BY_HAND = "even split by hand"
 WORTH = MappingProxyType(
     {
-        "plain, one CUDA graph": 1.0,
-        "plain streams": 1.0,
-        "green lanes": 1.0,
-        "green lanes, graphs": 1.0,
-        "green lanes, SM targets": 1.0,
+        ONE_GRAPH: 1.0,
+        **dict.fromkeys(EVEN_VARIANTS, 1.0),
+        RULE: 0.5,
         PROFILE: 2.0,
         "mosaic": 1.0,
         "mosaic, graphs": 1.0,
@@ -56,17 +60,18 @@ def _measure(name: str, batch: int, bench: Bench) -> Iterator[Figure]:
     work = Workload(name, batch, bench)
     rounds = Rounds(work, bench, WORTH)
     yield from rounds.measure_plain()
-    yield from rounds.measure("plain, one CUDA graph", lambda: whole_step_graph(work, bench))
+    yield from rounds.measure(ONE_GRAPH, lambda: whole_step_graph(work, bench))
     try:
         finding = find_modules(work.model, work.loss, include=work.modules)
     except Exception as error:
-        yield from _none_of(("plain streams", "green lanes", "mosaic"), error)
+        yield from _none_of((*EVEN_VARIANTS, "mosaic", "mosaic, graphs", IN_TURN), error)
         return
     even = even_plan(finding.graph, bench)
     if even.is_colocated:
-        yield from _by_hand(even, finding, rounds)
+        yield from _by_hand(even, rounds)
+        yield from _rule(even, finding, rounds)
     else:
-        yield from _none_of(("plain streams", "green lanes"), "no two modules are independent of each other")
+        yield from _none_of(EVEN_VARIANTS, "no two modules are independent of each other")
     yield from _bound(work, bench)
     yield from _by_plan(even, finding, rounds)
     in_turn = _in_turn(finding.graph, bench)
@@ -77,23 +82,37 @@ def _none_of(variants: tuple[str, ...], reason: object) -> Iterator[Figure]:
     yield from (missing_figure("step_ms", reason, {"variant": variant}) for variant in variants)
 
 
-def _by_hand(even: Plan, finding: Finding, rounds: Rounds) -> Iterator[Figure]:
-    """Runs the even split on each kind of lanes, and what the rule of thumb says of it."""
+def _by_hand(even: Plan, rounds: Rounds) -> Iterator[Figure]:
+    """Runs the even split on each kind of lanes."""
     work, bench, by = rounds.work, rounds.bench, {"plan": BY_HAND}
+    plain, eager, graphs, targeted = EVEN_VARIANTS
     bench.notes.append(f"{BY_HAND}: {_plan_text(even)}")
-    yield from rounds.measure("plain streams", lambda: colocated(work, even, PlainStreams(bench.backend)), by)
+
+    def lanes(*, sm_target: bool = False, captured: bool = False) -> AbstractContextManager[tuple[Step, Step]]:
+        return colocated(work, even, lanes_of(bench, sm_target=sm_target), graphs=captured)
+
+    yield from rounds.measure(plain, lambda: colocated(work, even, PlainStreams(bench.backend)), by)
+    yield from rounds.measure(eager, lanes, by)
+    yield from rounds.measure(graphs, lambda: lanes(captured=True), by, captures=True)
+    won = rounds.won(graphs, over=eager)
+    by = by | {"launching": "captured" if won else "eager"}
+    yield from rounds.measure(targeted, lambda: lanes(sm_target=True, captured=won), by, captures=won)
+
+
+def _rule(even: Plan, finding: Finding, rounds: Rounds) -> Iterator[Figure]:
+    """Yields what the rule of thumb is made of and what it predicts, and says it beside what was measured."""
+    bench = rounds.bench
+    until_s = bench.budget.used_s + rounds.share_s(RULE)
+    if not bench.budget.allows(RULE):
+        return
     try:
-        yield from measure_rule(_side_by_side(even, finding), bench, rounds.step_ms.get("plain"))
+        stages = _side_by_side(even, finding)
+        yield from measure_rule(stages, bench, step_ms=rounds.plain_ms, until_s=until_s)
     except Exception as error:
-        yield missing_figure("rule_speedup", error, {}, source="predicted")
-    yield from rounds.measure("green lanes", lambda: colocated(work, even, bench.backend), by)
-    yield from rounds.measure("green lanes, graphs", lambda: colocated(work, even, bench.backend, graphs=True), by)
-    graphs = rounds.won("green lanes, graphs", over="green lanes")
-    yield from rounds.measure(
-        "green lanes, SM targets",
-        lambda: colocated(work, even, with_sm_targets(bench.backend), graphs=graphs),
-        by | {"launching": "captured" if graphs else "eager"},
-    )
+        yield missing_figure("rule_speedup", error, source="predicted")
+    measured = [f"{name} {number(rounds.speedup[name])}x" for name in EVEN_VARIANTS if name in rounds.speedup]
+    if bench.verdict and measured:
+        bench.verdict += f"; measured {', '.join(measured)}"
 
 
 def _side_by_side(plan: Plan, finding: Finding) -> list[list[tuple[Subject, int]]]:
@@ -126,12 +145,14 @@ def _by_plan(even: Plan, finding: Finding, rounds: Rounds) -> Iterator[Figure]:
     by = {"plan": method}
     yield from rounds.measure("mosaic", lambda: colocated(work, plan, bench.backend), by)
     if rounds.won("green lanes, graphs", over="green lanes"):
-        yield from rounds.measure("mosaic, graphs", lambda: colocated(work, plan, bench.backend, graphs=True), by)
+        graphs = partial(colocated, work, plan, bench.backend, graphs=True)
+        yield from rounds.measure("mosaic, graphs", graphs, by, captures=True)
     else:
         yield from _none_of(("mosaic, graphs",), "graphs were not faster on the even split")
 
 
 def _plan(work: Workload, finding: Finding, bench: Bench, seconds: float) -> tuple[Plan, str]:
+    """Profiles, for so many seconds, and solves; returns the plan and the method that found it."""
     slots = bench.device.num_slots
     quotas = {max(1, round(slots * share)) for share in (1 / 8, 1 / 4, 1 / 2, 3 / 4, 1)}
     settings = ProfileSettings(

@@ -98,11 +98,11 @@ _IN_ORDER = (
         function="bench.gpu_questions:measure_overlap",
         seconds=27,
     ),
-    _question("pool", "what does it cost to make contexts, and to lend them?", 15, grid=4),
+    _unknown("sm-target", "do matrix products see how small their partition is?", "measure_sm_target", 8),
     *_models(8, 22),
+    _question("pool", "what does it cost to make contexts, and to lend them?", 15, grid=4),
     _question("isolation", "does work stay in its partition?", 12, grid=4),
     _question("scaling", "how much time does work take at every quota?", 25, grid=16),
-    _unknown("sm-target", "do matrix products see how small their partition is?", "measure_sm_target", 8),
     _unknown(
         "outside-backward",
         "where does a backward run that is started outside of its lane?",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -31,13 +32,15 @@ class Rounds:
         worth: By name, every piece that may be measured, in order, and its share of what the ones from it on have.
 
     Attributes:
-        step_ms: By variant, the median of its steps; of those alone whose losses are right.
+        plain_ms: The median of the plain step.
+        speedup: By variant, the median over plain steps taken in turn; of those alone whose losses are right.
     """
 
     def __init__(self, work: Workload, bench: Bench, worth: Mapping[str, float]) -> None:
         self.work = work
         self.bench = bench
-        self.step_ms: dict[str, float] = {}
+        self.plain_ms = 0.0
+        self.speedup: dict[str, float] = {}
         self._worth = dict(worth)
         self._plain: list[float] = []
         self._steps = 1
@@ -56,40 +59,50 @@ class Rounds:
         times = [time_ms(work.step, bench, 1) for _ in range(3)]
         self._steps = 1 if bench.dry_run else max(1, round(ROUND_S * 1e3 / statistics.median(times)))
         samples = [time_ms(work.step, bench, self._steps) for _ in range(3)]
-        self.step_ms["plain"] = statistics.median(samples)
+        self.plain_ms = statistics.median(samples)
         yield median_figure("step_ms", samples, labels={"variant": "plain"})
-        yield from self._peak("plain")
+        yield from self._peak({"variant": "plain"})
 
     def measure(
         self,
         name: str,
         opened: Callable[[], AbstractContextManager[tuple[Step, Step]]],
         labels: dict[str, str] | None = None,
+        *,
+        captures: bool = False,
     ) -> Iterator[Figure]:
-        """Yields time, speed-up, difference of losses and memory of a variant, or the reason why there are none."""
+        """Yields time, speed-up, difference of losses and memory of a variant, or the reason why there are none.
+
+        Args:
+            name: The variant.
+            opened: Opens it: the plain step as it can be taken meanwhile, and its own.
+            labels: What else to say of its figures.
+            captures: Whether it captures stages in its first steps.
+        """
         labels = {"variant": name, **(labels or {})}
         until_s = self.bench.budget.used_s + self.share_s(name)
         if not self.bench.budget.allows(name):
             yield missing_figure("step_ms", "no time was left", labels)
             return
+        self._tidy()
         try:
             with opened() as (plain_step, step):
-                yield from self._rounds(plain_step, step, labels, until_s)
+                yield from self._rounds(plain_step, step, labels, until_s, WARM_STEPS if captures else 1)
         except Exception as error:
             yield missing_figure("step_ms", error, labels)
-        finally:
-            self._tidy()
 
     def won(self, name: str, over: str) -> bool:
         """Tells whether both variants were measured and the first is faster."""
-        return name in self.step_ms and over in self.step_ms and self.step_ms[name] < self.step_ms[over]
+        return name in self.speedup and over in self.speedup and self.speedup[name] > self.speedup[over]
 
-    def _rounds(self, plain_step: Step, step: Step, labels: dict[str, str], until_s: float) -> Iterator[Figure]:
-        variant = labels["variant"]
-        for _ in range(WARM_STEPS if "graph" in variant else 1):
+    def _rounds(
+        self, plain_step: Step, step: Step, labels: dict[str, str], until_s: float, warm_steps: int
+    ) -> Iterator[Figure]:
+        for _ in range(warm_steps):
             step()
         losses = self.work.losses(step)
         far = max(abs(a - b) / max(1e-9, abs(b)) for a, b in zip(losses, self._plain, strict=True))
+        peak = list(self._peak(labels))  # before the plain loop takes turns with it
         for each in (plain_step, step):
             time_ms(each, self.bench, 1)
         plain, ours = [], []
@@ -98,28 +111,31 @@ class Rounds:
                 break
             plain.append(time_ms(plain_step, self.bench, self._steps))
             ours.append(time_ms(step, self.bench, self._steps))
-        yield median_figure("step_ms", ours, labels=labels)
         ratios = [theirs / mine for theirs, mine in zip(plain, ours, strict=True)]
+        if far <= MOST_LOSS_DIFFERENCE:  # NaN is not
+            self.speedup[labels["variant"]] = statistics.median(ratios)
+        else:
+            self.bench.notes.append(
+                f"{labels['variant']}: losses differ by {far:.3g} of theirs: its times do not count"
+            )
+        yield median_figure("step_ms", ours, labels=labels)
         yield median_figure("speedup", ratios, labels=labels)
         yield Figure(name="loss_difference", source="measured", value=far, labels=labels)
-        if far <= MOST_LOSS_DIFFERENCE:  # NaN is not
-            self.step_ms[variant] = statistics.median(ours)
-        else:
-            self.bench.notes.append(f"{variant}: losses differ by {far:.3g} of theirs: its times do not count")
-        yield from self._peak(variant)
+        yield from peak
 
-    def _peak(self, variant: str) -> Iterator[Figure]:
+    def _peak(self, labels: dict[str, str]) -> Iterator[Figure]:
         if self.bench.on_gpu:
             peak = torch.cuda.max_memory_allocated(self.bench.torch_device)
-            yield Figure(name="peak_gib", source="measured", value=peak / 2**30, labels={"variant": variant})
-            torch.cuda.reset_peak_memory_stats(self.bench.torch_device)
+            yield Figure(name="peak_gib", source="measured", value=peak / 2**30, labels=labels)
 
     def _tidy(self) -> None:
-        """Gives memory back; an error that the device keeps is told by the next variant itself."""
+        """Gives back what variants before held, and forgets their peak; an error that the device keeps comes again."""
         if self.bench.on_gpu:
+            gc.collect()
             with contextlib.suppress(RuntimeError):
                 torch.cuda.synchronize(self.bench.torch_device)
                 torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats(self.bench.torch_device)
 
 
 def time_ms(step: Step, bench: Bench, steps: int) -> float:

@@ -159,7 +159,7 @@ _LEVER_HEADS = (
 def _lever_cells(study: Study, part: str) -> tuple[str, ...]:
     measured = [study.of(part, name) for name in ("launch_ms", "device_ms", "slowdown")]
     rule = next(iter(study.of(part, "rule_speedup")), None)
-    gains = {f.labels["variant"]: number(f.value) for f in study.of(part, "speedup")}
+    gains = {f.labels["variant"]: number(f.value) for f in study.of(part, "speedup") if not _differs_by(study, f)}
     return (
         ", ".join(figure.labels["module"] for figure in measured[0]),
         *(" + ".join(number(figure.value) for figure in figures) or "-" for figures in measured[:2]),
@@ -178,11 +178,18 @@ def _step_cell(study: Study, model: str, batch: str, variant: str) -> str:
     speedup = _same(study, part, "speedup", found[0], ("variant", "plan"))
     if speedup is not None:
         text += f" ({number(speedup.value)}x, {number(speedup.low)} to {number(speedup.high)})"
-    far = _same(study, part, "loss_difference", found[0], ("variant", "plan"))
-    if far is not None and not (far.value or 0) <= MOST_LOSS_DIFFERENCE:
-        text += f" LOSSES DIFFER by {number(far.value)}"
-    plan = found[0].labels.get("plan", "")
-    return text + (f", {plan}" if "hand" in plan else "")
+    far = _differs_by(study, found[0])
+    if far:
+        text += f" LOSSES DIFFER by {number(far)}"
+    plan, launching = found[0].labels.get("plan", ""), found[0].labels.get("launching", "")
+    return ", ".join(filter(None, (text, launching, plan if "hand" in plan else "")))
+
+
+def _differs_by(study: Study, figure: Figure) -> float:
+    """Returns by how much a variant's losses differ from the plain loop's where that is too much, and 0 otherwise."""
+    far = _same(study, figure.part, "loss_difference", figure, ("variant", "plan"))
+    value = 0.0 if far is None or far.value is None else far.value
+    return 0.0 if value <= MOST_LOSS_DIFFERENCE else value  # NaN is more
 
 
 def _why_not(steps: tuple[Figure, ...]) -> tuple[str, ...]:

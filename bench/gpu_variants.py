@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -14,6 +13,7 @@ from bench.gpu_bench import Bench
 from bench.zoo import build, make_batch
 from mosaic import models
 from mosaic.backends.base import Backend, Lanes
+from mosaic.backends.cuda import CudaBackend
 from mosaic.engine import Handle
 from mosaic.errors import BackendUnavailableError
 from mosaic.microbench.variants import OpensPlainLanes
@@ -132,15 +132,16 @@ class PlainStreams:
         return self._backend.open_plain_lanes(partitions)
 
 
-def with_sm_targets(backend: Backend) -> Backend:
-    """Returns a backend whose lanes tell libraries how many SMs they have.
+def lanes_of(bench: Bench, *, sm_target: bool) -> Backend:
+    """Returns the device with lanes that tell libraries how many SMs they have, or with lanes that do not.
+
+    Its own backend would decide by what was measured before, so that the two might be the same.
 
     Raises:
-        BackendUnavailableError: This version has none.
+        BackendUnavailableError: SM targets cannot be set here.
     """
-    if "sm_target" not in inspect.signature(type(backend)).parameters:
-        raise BackendUnavailableError(
-            "SM targets cannot be had", found=f"the {backend.name} backend without sm_target", needed="a GPU"
-        )
-    made: Backend = type(backend)(backend.torch_device.index or 0, sm_target=True)  # type: ignore[call-arg]
-    return made
+    if bench.device.kind != "host":
+        return CudaBackend(bench.torch_device.index or 0, sm_target=sm_target)
+    if sm_target:
+        raise BackendUnavailableError("SM targets cannot be set", found="the host backend", needed="a GPU")
+    return bench.backend

@@ -20,9 +20,12 @@ from functools import partial
 from itertools import chain
 from typing import Literal
 
+import torch
+
 from bench.gpu_bench import Bench
+from bench.gpu_tables import number
 from bench.record import Figure, missing_figure
-from mosaic.backends.base import Lane, Lanes, Ticket
+from mosaic.backends.base import Lane, Lanes
 from mosaic.errors import UnsupportedModelError
 from mosaic.microbench.variants import OpensPlainLanes
 from mosaic.profiler import Subject
@@ -77,22 +80,23 @@ def lever_of(stages: Sequence[Stage]) -> Lever:
 
 
 def measure_rule(
-    stages: Sequence[Sequence[tuple[Subject, int]]], bench: Bench, step_ms: float | None
+    stages: Sequence[Sequence[tuple[Subject, int]]], bench: Bench, *, step_ms: float, until_s: float
 ) -> Iterator[Figure]:
-    """Measures c, g and s of the modules of stages, and yields what the rule predicts of them.
+    """Measures c, g and s of the modules of stages, and yields what the rule predicts of them; says so as a verdict.
 
     Args:
         stages: Modules that run side by side, in the order in which they are launched, each with its slots.
         bench: Where.
-        step_ms: The plain step, of which the stages are a part; None where it is unknown.
+        step_ms: The plain step, of which the stages are a part.
+        until_s: When to leave the rest out, by the time that the bench has used.
     """
     whole = bench.device.slots
     alone: dict[str, tuple[float, float]] = {}
     with _whole_device(bench) as lanes:
         for subject, _ in chain(*stages):
-            if not bench.budget.allows(f"c and g of {subject.name}"):
+            if bench.budget.used_s > until_s:
+                yield missing_figure("device_ms", "no time was left", {"module": subject.name})
                 return
-            _step(subject, lanes.lane(whole)).wait()  # libraries choose their kernels
             launch_ms = _launch_ms(subject, lanes.lane(whole), bench)
             device_ms = _device_ms(subject, lanes.lane(whole), launch_ms, bench)
             alone[subject.name] = launch_ms, device_ms
@@ -103,41 +107,52 @@ def measure_rule(
         for stage in stages:
             measured.append([])
             for subject, quota in stage:
-                if not bench.budget.allows(f"s of {subject.name}"):
+                labels = {"module": subject.name, "quota": str(quota)}
+                if bench.budget.used_s > until_s:
+                    yield missing_figure("slowdown", "no time was left", labels)
                     return
                 launch_ms, device_ms = alone[subject.name]
                 slowdown = _device_ms(subject, lanes.lane(whole[:quota]), launch_ms, bench) / device_ms
-                labels = {"module": subject.name, "quota": str(quota)}
                 yield Figure(name="slowdown", source="measured", value=slowdown, labels=labels)
-                measured[-1].append(
-                    ModuleTimes(name=subject.name, launch_ms=launch_ms, device_ms=device_ms, slowdown=slowdown)
-                )
+                times = ModuleTimes(name=subject.name, launch_ms=launch_ms, device_ms=device_ms, slowdown=slowdown)
+                measured[-1].append(times)
     yield from predictions_of(measured, step_ms)
-    bench.notes.append(sentence_of(measured))
+    bench.verdict = sentence_of(measured, step_ms)
 
 
-def predictions_of(stages: Sequence[Stage], step_ms: float | None) -> Iterator[Figure]:
-    """Yields what the rule says: of the stages alone, and of the whole step, whose other parts stay as they are."""
-    labels = {"modules": " ; ".join(" | ".join(each.name for each in stage) for stage in stages)}
+def predicted_speedup(stages: Sequence[Stage], step_ms: float) -> float | None:
+    """Returns what a whole step gains, whose other parts stay as they are; None if it is shorter than its stages."""
     plain, lanes = sum(map(plain_ms, stages)), sum(map(lanes_ms, stages))
-    yield Figure(name="rule_plain_ms", source="predicted", value=plain, labels=labels)
-    yield Figure(name="rule_lanes_ms", source="predicted", value=lanes, labels=labels)
-    if step_ms is None or step_ms < plain:
-        reason = "the plain step was not measured" if step_ms is None else "the step is shorter than its modules apart"
+    return step_ms / (step_ms - plain + lanes) if step_ms >= plain else None
+
+
+def predictions_of(stages: Sequence[Stage], step_ms: float) -> Iterator[Figure]:
+    """Yields what the rule says of the stages alone, and of the whole step."""
+    labels = {"modules": " ; ".join(" | ".join(each.name for each in stage) for stage in stages)}
+    yield Figure(name="rule_plain_ms", source="predicted", value=sum(map(plain_ms, stages)), labels=labels)
+    yield Figure(name="rule_lanes_ms", source="predicted", value=sum(map(lanes_ms, stages)), labels=labels)
+    speedup = predicted_speedup(stages, step_ms)
+    if speedup is None:
+        reason = "the plain step is shorter than its modules apart"
         yield missing_figure("rule_speedup", reason, labels, source="predicted")
     else:
-        speedup = step_ms / (step_ms - plain + lanes)
         yield Figure(name="rule_speedup", source="predicted", value=speedup, labels=labels)
 
 
-def sentence_of(stages: Sequence[Stage]) -> str:
-    """Says which lever matters."""
+def sentence_of(stages: Sequence[Stage], step_ms: float) -> str:
+    """Says c, g and s, which lever matters, and what is predicted."""
     said = {
         "lanes": "lanes gain",
         "graphs": "launches take too long for lanes to gain, graphs may",
         "neither": "neither lanes nor graphs gain, since parts of the device are too slow",
     }
-    return f"rule of thumb: {said[lever_of(stages)]}"
+    every = list(chain(*stages))
+    launch = " + ".join(number(each.launch_ms) for each in every)
+    device = " + ".join(number(each.device_ms) for each in every)
+    slowdown = ", ".join(number(each.slowdown) for each in every)
+    speedup = predicted_speedup(stages, step_ms)
+    predicted = "" if speedup is None else f", {number(speedup)}x predicted"
+    return f"c {launch} ms, g {device} ms, s {slowdown}: by the rule of thumb {said[lever_of(stages)]}{predicted}"
 
 
 def _whole_device(bench: Bench) -> Lanes:
@@ -147,8 +162,14 @@ def _whole_device(bench: Bench) -> Lanes:
     return bench.backend.open_lanes([bench.device.slots])
 
 
-def _step(subject: Subject, lane: Lane) -> Ticket[None]:
-    return lane.submit(lambda: subject.backward(subject.forward()))
+def _step(subject: Subject) -> None:
+    subject.backward(subject.forward())
+
+
+def _come_to_rest(bench: Bench) -> None:
+    """Waits for the device, and empties autocast's cache: each step casts its weights anew."""
+    bench.synchronize()
+    torch.clear_autocast_cache()
 
 
 def _launch_ms(subject: Subject, lane: Lane, bench: Bench) -> float:
@@ -157,7 +178,7 @@ def _launch_ms(subject: Subject, lane: Lane, bench: Bench) -> float:
         subject = split_batch(subject, batch_of(subject, "cut to one sample"))
     found = []
     for _ in range(MAX_REPEATS + 1):
-        bench.synchronize()
+        _come_to_rest(bench)
         start = time.perf_counter()
         forward = lane.submit(subject.forward)
         launched = time.perf_counter() - start
@@ -168,18 +189,21 @@ def _launch_ms(subject: Subject, lane: Lane, bench: Bench) -> float:
         launched += time.perf_counter() - start
         backward.wait()
         found.append(launched * 1e3)
-    return statistics.median(found[1:])
+    _come_to_rest(bench)
+    return statistics.median(found[1:])  # libraries choose their kernels in the first
 
 
 def _device_ms(subject: Subject, lane: Lane, launch_ms: float, bench: Bench) -> float:
     """Times the device alone: nothing starts before all of it has been launched, as far as the queue is long."""
+    work = partial(_step, subject)
+    lane.submit(work).wait()  # a lane takes memory of its own at first
     found: list[float] = []
     while not found or (len(found) < MAX_REPEATS and found[0] < LONG_MS):
-        bench.synchronize()
+        _come_to_rest(bench)
         hold_back(bench.torch_device, 2 * launch_ms + 1)
-        ticket = _step(subject, lane)
+        ticket = lane.submit(work)
         ticket.wait()
-        bench.synchronize()
+        _come_to_rest(bench)
         start_ns, end_ns = ticket.interval_ns
         found.append(max(1e-6, (end_ns - start_ns) / 1e6))
     return statistics.median(found)

@@ -12,15 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from bench import gpu_models
+from bench import gpu_models, gpu_variants
 from bench.gpu_bench import Bench
 from bench.gpu_models import IN_TURN, WORTH
-from bench.gpu_rounds import Rounds
-from bench.gpu_variants import Step, Workload, with_sm_targets
+from bench.gpu_rounds import WARM_STEPS, Rounds
+from bench.gpu_variants import Step, Workload, lanes_of
 from bench.record import Figure
-from bench.rule_of_thumb import ModuleTimes, lanes_ms, lever_of, measure_rule, plain_ms, predictions_of
+from bench.rule_of_thumb import ModuleTimes, lanes_ms, lever_of, measure_rule, plain_ms, predictions_of, sentence_of
 from mosaic.backends.cuda import CudaBackend
 from mosaic.backends.host import HostBackend
+from mosaic.engine.thread_state import ThreadState
 from mosaic.errors import BackendUnavailableError
 from mosaic.microbench import Budget
 from mosaic.profiler import Subject
@@ -45,15 +46,22 @@ def test_what_needs_no_profile_is_measured_before_it_and_a_profile_that_fails_co
         found.append(figure)
         order.append(figure.labels.get("variant", figure.name))
     seen = list(dict.fromkeys(order))
-    assert [name for name in seen if name in ("plain", "slowdown", *WORTH)] == [
-        *("plain", "plain, one CUDA graph", "plain streams", "slowdown"),
-        *("green lanes", "green lanes, graphs", "green lanes, SM targets", "mosaic", "mosaic, graphs", IN_TURN),
+    assert [name for name in seen if name in ("plain", "slowdown", "bound_ms", *WORTH)] == [
+        *("plain", "plain, one CUDA graph", "plain streams"),
+        *("green lanes", "green lanes, graphs", "green lanes, SM targets", "slowdown", "bound_ms"),
+        *("mosaic", "mosaic, graphs", IN_TURN),
     ]
     (failed,) = (figure for figure in found if figure.name == "plan")
     assert failed.reason == "RuntimeError: cuDNN error"
     measured = {figure.labels["variant"] for figure in found if figure.name == "step_ms" and figure.value is not None}
     assert measured == {"plain", "green lanes", "mosaic", IN_TURN}  # a rehearsal runs some plan in any case
     assert {figure.source for figure in found if figure.name.startswith("rule_")} == {"predicted"}
+    assert "by the rule of thumb" in bench.verdict
+    assert "; measured green lanes " in bench.verdict
+
+
+def fake_backend() -> CudaBackend:
+    return CudaBackend(api=FakeStreams(), driver=FakeGreenDriver(num_slots=4))
 
 
 @pytest.fixture
@@ -94,22 +102,41 @@ def test_a_variant_that_fails_is_a_reason_and_one_whose_losses_differ_never_wins
         ("step_ms", None, "RuntimeError: CUDNN_STATUS_EXECUTION_FAILED")
     ]
     assert [f.value for f in found["wrong"] if f.name == "loss_difference"] == [1.0]
-    assert set(rounds.step_ms) == {"plain", "right"}
-    rounds.step_ms["plain"] = 2 * rounds.step_ms["right"]
-    assert rounds.won("right", over="plain")
-    assert not rounds.won("wrong", over="plain")
-    assert not rounds.won("plain", over="right")
+    assert set(rounds.speedup) == {"right"}
+    rounds.speedup["slow"] = rounds.speedup["right"] / 2
+    assert rounds.won("right", over="slow")
+    assert not rounds.won("slow", over="right")
+    assert not rounds.won("wrong", over="slow")
+    assert not rounds.won("right", over="wrong")
 
 
-def test_sm_targets_are_asked_of_the_backend_and_missing_ones_are_said():
-    class Targeted(HostBackend):
-        def __init__(self, ordinal: int = 0, *, sm_target: bool = False) -> None:
-            super().__init__(num_slots=2)
-            self.sm_target = sm_target
+def test_stages_are_captured_before_anything_counts(work: Workload):
+    rounds = Rounds(work, rehearsal(), {"eager": 1.0, "captured": 1.0})
+    list(rounds.measure_plain())
+    steps: list[str] = []
+    work.losses = lambda step, count=3: steps.append("losses") or [1.0] * count  # type: ignore[method-assign,func-returns-value]
 
-    assert with_sm_targets(Targeted()).sm_target  # type: ignore[attr-defined]
-    with pytest.raises(BackendUnavailableError, match="without sm_target"):
-        with_sm_targets(HostBackend(num_slots=2))
+    def step() -> torch.Tensor:
+        steps.append("step")
+        return torch.tensor(1.0)
+
+    list(rounds.measure("eager", variant(step)))  # type: ignore[arg-type]
+    assert steps.index("losses") == 1
+    steps.clear()
+    list(rounds.measure("captured", variant(step), captures=True))  # type: ignore[arg-type]
+    assert steps.index("losses") == WARM_STEPS
+
+
+def test_lanes_with_sm_targets_are_compared_with_lanes_that_have_none(monkeypatch: pytest.MonkeyPatch):
+    asked = []
+    monkeypatch.setattr(gpu_variants, "CudaBackend", lambda ordinal, **choice: asked.append((ordinal, choice)))
+    on_streams = Bench(backend=fake_backend(), budget=Budget(), dry_run=True)
+    lanes_of(on_streams, sm_target=False)
+    lanes_of(on_streams, sm_target=True)
+    assert asked == [(0, {"sm_target": False}), (0, {"sm_target": True})]
+    assert lanes_of(rehearsal(), sm_target=False).name == "host"
+    with pytest.raises(BackendUnavailableError, match="SM targets cannot be set"):
+        lanes_of(rehearsal(), sm_target=True)
 
 
 def times(c: float, g: float, s: float) -> ModuleTimes:
@@ -149,17 +176,25 @@ def test_predictions_are_of_the_whole_step_and_never_measured():
     assert found["rule_plain_ms"].value == 40.0
     assert found["rule_lanes_ms"].value == 32.0
     assert found["rule_speedup"].value == pytest.approx(60 / 52)
+    assert sentence_of(stages, 60.0) == (
+        "c 1 + 1 + 1 + 1 ms, g 10 + 10 + 10 + 10 ms, s 1.5, 1.5, 1.5, 1.5: by the rule of thumb lanes gain, "
+        "1.15x predicted"
+    )
+    assert "predicted" not in sentence_of(stages, 30.0)
     (short,) = (figure for figure in predictions_of(stages, 30.0) if figure.name == "rule_speedup")
     assert (short.value, short.source) == (None, "predicted")
 
 
+def linear(name: str) -> Subject:
+    return Subject(name, nn.Linear(8, 8), (torch.ones(4, 8),), {})
+
+
 def test_launches_and_slowdowns_are_measured_on_streams_without_a_race():
-    backend = CudaBackend(api=FakeStreams(), driver=FakeGreenDriver(num_slots=4))
+    backend = fake_backend()
     bench = Bench(backend=backend, budget=Budget(), dry_run=True)
-    given = torch.ones(4, 8)
-    stage = [(Subject(name, nn.Linear(8, 8), (given,), {}), quota) for name, quota in (("left", 3), ("right", 1))]
+    stage = [(linear("left"), 3), (linear("right"), 1)]
     with backend.api.watching():
-        found = list(measure_rule([stage], bench, 1e6))
+        found = list(measure_rule([stage], bench, step_ms=1e6, until_s=1e6))
     assert [(f.name, f.labels.get("module"), f.labels.get("quota"), f.source) for f in found] == [
         ("launch_ms", "left", None, "measured"),
         ("device_ms", "left", None, "measured"),
@@ -172,3 +207,28 @@ def test_launches_and_slowdowns_are_measured_on_streams_without_a_race():
         ("rule_speedup", None, None, "predicted"),
     ]
     assert all(isinstance(figure, Figure) and figure.value is not None and figure.value > 0 for figure in found)
+
+
+def test_the_rule_ends_when_its_time_is_over():
+    bench = rehearsal()
+    (only,) = measure_rule([[(linear("left"), 1), (linear("right"), 1)]], bench, step_ms=1.0, until_s=0.0)
+    assert (only.labels["module"], only.value, only.reason) == ("left", None, "no time was left")
+    assert bench.verdict == ""
+
+
+def test_each_time_of_the_rule_has_the_casts_of_its_weights_and_leaves_none_to_the_next_step():
+    casts = []
+
+    class Casting(nn.Linear):
+        def forward(self, given: torch.Tensor) -> torch.Tensor:
+            with torch.profiler.profile() as seen:
+                result = super().forward(given)
+            casts.append(sum(event.name == "aten::_to_copy" for event in seen.events()))
+            return result
+
+    with torch.autocast("cpu", torch.bfloat16):
+        subject = Subject("one", Casting(8, 8), (torch.ones(4, 8),), {}, ThreadState.capture().applied)
+    list(measure_rule([[(subject, 1)]], rehearsal(), step_ms=1e6, until_s=1e6))
+    subject.forward()
+    torch.clear_autocast_cache()
+    assert set(casts) == {3}  # of the input, the weight and the bias
