@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import takewhile
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from torch import nn
 
 from bench import gpu_models, gpu_variants
 from bench.gpu_bench import Bench
-from bench.gpu_models import IN_TURN, WORTH
+from bench.gpu_models import EVEN_VARIANTS, IN_TURN, WORTH
 from bench.gpu_rounds import WARM_STEPS, Rounds
 from bench.gpu_variants import Step, Workload, lanes_of
 from bench.record import Figure
@@ -62,6 +63,20 @@ def test_what_needs_no_profile_is_measured_before_it_and_a_profile_that_fails_co
 
 def fake_backend() -> CudaBackend:
     return CudaBackend(api=FakeStreams(), driver=FakeGreenDriver(num_slots=4))
+
+
+def test_every_kind_of_lanes_trains_as_the_plain_loop_does_and_without_a_race(monkeypatch: pytest.MonkeyPatch):
+    backend = fake_backend()
+    monkeypatch.setattr(gpu_variants, "CudaBackend", lambda ordinal, *, sm_target: backend)
+    bench = Bench(backend=backend, budget=Budget(), dry_run=True)
+    with backend.api.watching():
+        figures = gpu_models.measure_model(bench, name="clip", batch=2)
+        found = list(takewhile(lambda figure: figure.name != "step_tflop", figures))
+    differences = {f.labels["variant"]: f.value for f in found if f.name == "loss_difference"}
+    assert list(differences) == list(EVEN_VARIANTS)
+    assert max(differences.values()) < 1e-3
+    (targeted,) = (f for f in found if (f.name, f.labels.get("variant")) == ("step_ms", EVEN_VARIANTS[-1]))
+    assert targeted.labels["launching"] in ("eager", "captured")
 
 
 @pytest.fixture
