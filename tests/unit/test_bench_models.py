@@ -66,8 +66,13 @@ def fake_backend() -> CudaBackend:
 
 
 def test_every_kind_of_lanes_trains_as_the_plain_loop_does_and_without_a_race(monkeypatch: pytest.MonkeyPatch):
-    backend = fake_backend()
-    monkeypatch.setattr(gpu_variants, "CudaBackend", lambda ordinal, *, sm_target: backend)
+    backend, asked = fake_backend(), []
+
+    def opened(ordinal: int, *, sm_target: bool) -> CudaBackend:
+        asked.append(sm_target)
+        return backend
+
+    monkeypatch.setattr(gpu_variants, "CudaBackend", opened)
     bench = Bench(backend=backend, budget=Budget(), dry_run=True)
     with backend.api.watching():
         figures = gpu_models.measure_model(bench, name="clip", batch=2)
@@ -75,6 +80,7 @@ def test_every_kind_of_lanes_trains_as_the_plain_loop_does_and_without_a_race(mo
     differences = {f.labels["variant"]: f.value for f in found if f.name == "loss_difference"}
     assert list(differences) == list(EVEN_VARIANTS)
     assert max(differences.values()) < 1e-3
+    assert asked == [False, False, True]
     (targeted,) = (f for f in found if (f.name, f.labels.get("variant")) == ("step_ms", EVEN_VARIANTS[-1]))
     assert targeted.labels["launching"] in ("eager", "captured")
 
