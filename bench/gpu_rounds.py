@@ -102,7 +102,8 @@ class Rounds:
             step()
         losses = self.work.losses(step)
         far = max(abs(a - b) / max(1e-9, abs(b)) for a, b in zip(losses, self._plain, strict=True))
-        peak = list(self._peak(labels))  # before the plain loop takes turns with it
+        yield Figure(name="loss_difference", source="measured", value=far, labels=labels)
+        yield from self._peak(labels)  # before the plain loop takes turns with it
         for each in (plain_step, step):
             time_ms(each, self.bench, 1)
         plain, ours = [], []
@@ -120,8 +121,6 @@ class Rounds:
             )
         yield median_figure("step_ms", ours, labels=labels)
         yield median_figure("speedup", ratios, labels=labels)
-        yield Figure(name="loss_difference", source="measured", value=far, labels=labels)
-        yield from peak
 
     def _peak(self, labels: dict[str, str]) -> Iterator[Figure]:
         if self.bench.on_gpu:
