@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -101,7 +102,9 @@ class Rounds:
         for _ in range(warm_steps):
             step()
         losses = self.work.losses(step)
-        far = max(abs(a - b) / max(1e-9, abs(b)) for a, b in zip(losses, self._plain, strict=True))
+        far = max(map(_difference, losses, self._plain))
+        if math.isinf(far):
+            raise ArithmeticError(f"its losses are {losses}, the plain loop's {self._plain}")
         yield Figure(name="loss_difference", source="measured", value=far, labels=labels)
         yield from self._peak(labels)  # before the plain loop takes turns with it
         for each in (plain_step, step):
@@ -113,7 +116,7 @@ class Rounds:
             plain.append(time_ms(plain_step, self.bench, self._steps))
             ours.append(time_ms(step, self.bench, self._steps))
         ratios = [theirs / mine for theirs, mine in zip(plain, ours, strict=True)]
-        if far <= MOST_LOSS_DIFFERENCE:  # NaN is not
+        if far <= MOST_LOSS_DIFFERENCE:
             self.speedup[labels["variant"]] = statistics.median(ratios)
         else:
             self.bench.notes.append(
@@ -135,6 +138,13 @@ class Rounds:
                 torch.cuda.synchronize(self.bench.torch_device)
                 torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats(self.bench.torch_device)
+
+
+def _difference(ours: float, theirs: float) -> float:
+    """Returns the relative difference of two losses; infinite where only one of them is a number."""
+    if math.isfinite(ours) and math.isfinite(theirs):
+        return abs(ours - theirs) / max(1e-9, abs(theirs))
+    return 0.0 if str(ours) == str(theirs) else math.inf
 
 
 def time_ms(step: Step, bench: Bench, steps: int) -> float:

@@ -189,7 +189,7 @@ def _differs_by(study: Study, figure: Figure) -> float:
     """Returns by how much a variant's losses differ from the plain loop's where that is too much, and 0 otherwise."""
     far = _same(study, figure.part, "loss_difference", figure, ("variant", "plan"))
     value = 0.0 if far is None or far.value is None else far.value
-    return 0.0 if value <= MOST_LOSS_DIFFERENCE else value  # NaN is more
+    return 0.0 if value <= MOST_LOSS_DIFFERENCE else value
 
 
 def _why_not(steps: tuple[Figure, ...]) -> tuple[str, ...]:

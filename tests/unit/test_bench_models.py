@@ -131,6 +131,15 @@ def test_a_variant_that_fails_is_a_reason_and_one_whose_losses_differ_never_wins
     assert not rounds.won("right", over="wrong")
 
 
+def test_a_variant_whose_losses_stop_to_be_numbers_is_not_timed(work: Workload):
+    rounds = Rounds(work, rehearsal(), {"late": 1.0})
+    list(rounds.measure_plain())
+    losses = iter([1.0, 1.0, 1.0, float("nan")])  # a warm step, then those that are compared
+    (only,) = rounds.measure("late", variant(lambda: torch.tensor(next(losses))))  # type: ignore[arg-type]
+    assert "its losses are [1.0, 1.0, nan]" in only.reason
+    assert rounds.speedup == {}
+
+
 def test_stages_are_captured_before_anything_counts(work: Workload):
     rounds = Rounds(work, rehearsal(), {"eager": 1.0, "captured": 1.0})
     list(rounds.measure_plain())
