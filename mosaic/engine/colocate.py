@@ -196,8 +196,8 @@ class _Opening:
             if isinstance(lanes, StreamLanes) and not self._is_warm:
                 warm_up(self._model, self._finding.subjects, lanes)
                 self._is_warm = True
-            forget_cast_weights()  # profiling and warming up cast them, on streams of their own
             executor = _executor(lanes, self._finding, graphs=graphs)
+            forget_cast_weights()  # profiling and warming up cast them, on streams of their own
             return PlacedPlan(plan, self._finding, executor, adopts_shapes=adopts_shapes)
         except BaseException:
             lanes.close()
