@@ -1,35 +1,51 @@
-"""The whole engine: a training step of six models, plain in several ways and with Mosaic, beside what is possible."""
+"""The whole engine: a training step of six models, plain in several ways and with Mosaic, beside what is possible.
+
+In order of worth: everything that needs no profile comes first, and each figure goes out as soon as it is there.
+"""
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from typing import Any
-
-import torch
+from functools import partial
+from types import MappingProxyType
 
 from bench.gpu_bench import Bench
-from bench.gpu_tables import MOST_LOSS_DIFFERENCE
-from bench.gpu_variants import PlainStreams, Step, Workload, colocated, whole_step_graph
-from bench.record import Figure, median_figure, missing_figure
+from bench.gpu_rounds import Rounds
+from bench.gpu_tables import number
+from bench.gpu_variants import PlainStreams, Step, Workload, colocated, lanes_of, whole_step_graph
+from bench.record import Figure, missing_figure
 from bench.roofline import count_step
+from bench.rule_of_thumb import measure_rule
 from bench.zoo import NOTES
 from mosaic.cost import CostModel
 from mosaic.engine import find_modules
-from mosaic.errors import MosaicError
+from mosaic.engine.find import Finding
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan, plan_from_quotas
-from mosaic.profiler import ProfileSettings, profile_modules
+from mosaic.profiler import ProfileSettings, Subject, profile_modules
 from mosaic.solver import solve
 
-WARM_STEPS = 5
-"""Steps before anything counts: libraries choose their kernels, and stages are captured after a few calls."""
-ROUND_S = 0.06
 MOST_PAIRS = 6
+PROFILE = "a profile"
+RULE = "the rule of thumb"
+ONE_GRAPH = "plain, one CUDA graph"
+BY_HAND = "even split by hand"
+EVEN_VARIANTS = ("plain streams", "green lanes", "green lanes, graphs", "green lanes, SM targets")
 IN_TURN = "mosaic, one after the other"
 """The variant that shows what Mosaic itself costs: the sequential plan."""
+WORTH = MappingProxyType(
+    {
+        ONE_GRAPH: 1.0,
+        **dict.fromkeys(EVEN_VARIANTS, 1.0),
+        RULE: 0.5,
+        PROFILE: 2.0,
+        "mosaic": 1.0,
+        "mosaic, graphs": 1.0,
+        IN_TURN: 0.5,
+    }
+)
+"""What is measured after the plain step, in order, and its share of the time that is left for it and all after it."""
 
 
 def measure_model(bench: Bench, *, name: str, batch: int) -> Iterator[Figure]:
@@ -42,126 +58,101 @@ def measure_model(bench: Bench, *, name: str, batch: int) -> Iterator[Figure]:
 def _measure(name: str, batch: int, bench: Bench) -> Iterator[Figure]:
     bench.notes.append(NOTES[name])
     work = Workload(name, batch, bench)
-    work.step()  # the optimizer makes its state
-    yield from _bound(work, bench)
-    plain = work.losses(work.step)
-    times = [_time_ms(work.step, bench, 1) for _ in range(3)]
-    steps = max(1, round(ROUND_S * 1e3 / statistics.median(times))) if not bench.dry_run else 1
-    yield median_figure("step_ms", [_time_ms(work.step, bench, steps) for _ in range(3)], labels={"variant": "plain"})
-    yield from _peak(bench, "plain")
-    runs = Runs(work, bench, plain, steps)
-    yield from runs.measure("plain, one CUDA graph", lambda: whole_step_graph(work, bench))
-    yield from _with_mosaic(work, bench, runs)
-
-
-def _bound(work: Workload, bench: Bench) -> Iterator[Figure]:
-    count = count_step(work.model, work.loss)
-    for name, value in (
-        ("step_tflop", count.flops / 1e12),
-        ("step_moved_gb", count.moved_bytes / 1e9),
-        ("parameters_billion", count.parameters / 1e9),
-    ):
-        yield Figure(name=name, source="predicted", value=value, labels={})
-    ceilings = [bench.value_of("ceilings", name) for name in ("bf16_tflops", "copy_gb_per_s")]
-    if ceilings[0] is None or ceilings[1] is None:
-        yield Figure(
-            name="bound_ms", source="predicted", value=None, reason="the ceilings were not measured", labels={}
-        )
-    else:
-        bound = count.bound_ms(ceilings[0], ceilings[1])
-        yield Figure(name="bound_ms", source="predicted", value=bound, labels={})
-
-
-class Runs:
-    """Measures variants against the plain loop, in rounds in which the two take turns."""
-
-    def __init__(self, work: Workload, bench: Bench, plain: list[float], steps: int) -> None:
-        self.work = work
-        self.bench = bench
-        self.plain = plain
-        self.steps = steps
-
-    def measure(
-        self,
-        name: str,
-        opened: Callable[[], AbstractContextManager[tuple[Step, Step]]],
-        labels: dict[str, str] | None = None,
-    ) -> Iterator[Figure]:
-        """Yields time, speed-up, difference of losses and memory of a variant, or the reason why there are none."""
-        labels = {"variant": name, **(labels or {})}
-        if not self.bench.budget.allows(name):
-            yield missing_figure("step_ms", "no time was left", labels)
-            return
-        try:
-            with opened() as (plain_step, step):
-                yield from self._rounds(plain_step, step, labels)
-        except Exception as error:
-            yield missing_figure("step_ms", error, labels)
-        finally:
-            _tidy(self.bench)
-
-    def _rounds(self, plain_step: Step, step: Step, labels: dict[str, str]) -> Iterator[Figure]:
-        for _ in range(WARM_STEPS if "graph" in labels["variant"] else 1):
-            step()
-        losses = self.work.losses(step)
-        far = max(abs(a - b) / max(1e-9, abs(b)) for a, b in zip(losses, self.plain, strict=True))
-        for each in (plain_step, step):
-            _time_ms(each, self.bench, 1)
-        plain, ours = [], []
-        for number in range(2 if self.bench.dry_run else 7):
-            if number >= 2 and not self.bench.budget.allows(f"{labels['variant']}: rounds from {number + 1} on"):
-                break
-            plain.append(_time_ms(plain_step, self.bench, self.steps))
-            ours.append(_time_ms(step, self.bench, self.steps))
-        yield median_figure("step_ms", ours, labels=labels)
-        ratios = [theirs / mine for theirs, mine in zip(plain, ours, strict=True)]
-        yield median_figure("speedup", ratios, labels=labels)
-        yield Figure(name="loss_difference", source="measured", value=far, labels=labels)
-        if not far <= MOST_LOSS_DIFFERENCE:  # also catches NaN
-            self.bench.notes.append(
-                f"{labels['variant']}: losses differ by {far:.3g} of theirs: its times do not count"
-            )
-        yield from _peak(self.bench, labels["variant"])
-
-
-def _with_mosaic(work: Workload, bench: Bench, runs: Runs) -> Iterator[Figure]:
-    """Profiles once, plans once, and runs that plan on each kind of lanes."""
-    variants = ("plain streams", "mosaic", "mosaic, graphs")
+    rounds = Rounds(work, bench, WORTH)
+    yield from rounds.measure_plain()
+    yield from rounds.measure(ONE_GRAPH, lambda: whole_step_graph(work, bench))
     try:
         finding = find_modules(work.model, work.loss, include=work.modules)
-    except MosaicError as error:
-        yield from (missing_figure("step_ms", error, {"variant": variant}) for variant in variants)
+    except Exception as error:
+        yield from _none_of((*EVEN_VARIANTS, "mosaic", "mosaic, graphs", IN_TURN), error)
         return
+    even = even_plan(finding.graph, bench)
+    if even.is_colocated:
+        yield from _by_hand(even, rounds)
+        yield from _rule(even, finding, rounds)
+    else:
+        yield from _none_of(EVEN_VARIANTS, "no two modules are independent of each other")
+    yield from _bound(work, bench)
+    yield from _by_plan(even, finding, rounds)
+    in_turn = _in_turn(finding.graph, bench)
+    yield from rounds.measure(IN_TURN, lambda: colocated(work, in_turn, bench.backend), {"plan": "sequential"})
+
+
+def _none_of(variants: tuple[str, ...], reason: object) -> Iterator[Figure]:
+    yield from (missing_figure("step_ms", reason, {"variant": variant}) for variant in variants)
+
+
+def _by_hand(even: Plan, rounds: Rounds) -> Iterator[Figure]:
+    """Runs the even split on each kind of lanes."""
+    work, bench, by = rounds.work, rounds.bench, {"plan": BY_HAND}
+    plain, eager, graphs, targeted = EVEN_VARIANTS
+    bench.notes.append(f"{BY_HAND}: {_plan_text(even)}")
+
+    def lanes(*, sm_target: bool = False, captured: bool = False) -> AbstractContextManager[tuple[Step, Step]]:
+        return colocated(work, even, lanes_of(bench, sm_target=sm_target), graphs=captured)
+
+    yield from rounds.measure(plain, lambda: colocated(work, even, PlainStreams(bench.backend)), by)
+    yield from rounds.measure(eager, lanes, by)
+    yield from rounds.measure(graphs, lambda: lanes(captured=True), by, captures=True)
+    won = rounds.won(graphs, over=eager)
+    by = by | {"launching": "captured" if won else "eager"}
+    yield from rounds.measure(targeted, lambda: lanes(sm_target=True, captured=won), by, captures=won)
+
+
+def _rule(even: Plan, finding: Finding, rounds: Rounds) -> Iterator[Figure]:
+    """Yields what the rule of thumb is made of and what it predicts, and says it beside what was measured."""
+    bench = rounds.bench
+    until_s = bench.budget.used_s + rounds.share_s(RULE)
+    if not bench.budget.allows(RULE):
+        return
+    try:
+        stages = _side_by_side(even, finding)
+        yield from measure_rule(stages, bench, step_ms=rounds.plain_ms, until_s=until_s)
+    except Exception as error:
+        yield missing_figure("rule_speedup", error, source="predicted")
+    measured = [f"{name} {number(rounds.speedup[name])}x" for name in EVEN_VARIANTS if name in rounds.speedup]
+    if bench.verdict and measured:
+        bench.verdict += f"; measured {', '.join(measured)}"
+
+
+def _side_by_side(plan: Plan, finding: Finding) -> list[list[tuple[Subject, int]]]:
+    """Returns the stages of two modules or more, each module with its quota, in the order in which they are called."""
+    quotas = [{placement.module: placement.quota for placement in stage.placements} for stage in plan.stages]
+    return [[(s, of[s.name]) for s in finding.subjects if s.name in of] for of in quotas if len(of) > 1]
+
+
+def _by_plan(even: Plan, finding: Finding, rounds: Rounds) -> Iterator[Figure]:
+    """Profiles, solves, and runs that plan; by graphs where these were faster on the even split."""
+    work, bench = rounds.work, rounds.bench
     plan, method = None, ""
-    if bench.budget.allows("a profile, and with it all variants that need a plan"):
+    seconds = rounds.share_s(PROFILE)
+    if bench.budget.allows("a profile, and with it the plan that is solved"):
         try:
-            plan, method = _plan(work, finding, bench)
-            yield Figure(
-                name="predicted_speedup", source="predicted", value=plan.predicted_speedup, labels={"plan": method}
-            )
+            plan, method = _plan(work, finding, bench, seconds)
         except Exception as error:
             yield missing_figure("plan", error, {"variant": "mosaic"})
-    if plan is not None and not plan.is_colocated:
-        yield missing_figure(
-            "step_ms",
-            f"stepped aside: no plan is predicted to be faster than one module after the other ({method})",
-            {"variant": "mosaic"},
+    if plan is not None:
+        yield Figure(
+            name="predicted_speedup", source="predicted", value=plan.predicted_speedup, labels={"plan": method}
         )
     if plan is None or not plan.is_colocated:
-        plan, method = even_plan(finding.graph, bench), "even split by hand"
-    if not plan.is_colocated:
-        yield missing_figure("step_ms", "no two modules are independent of each other", {"variant": "mosaic"})
-        return
+        why = f"stepped aside: no plan is predicted to be faster than one module after the other ({method})"
+        yield missing_figure("step_ms", why if plan is not None else "there is no plan", {"variant": "mosaic"})
+        if not bench.dry_run or not even.is_colocated:
+            return
+        plan, method = even, BY_HAND  # a rehearsal goes on all the same
     bench.notes.append(f"plan ({method}): " + _plan_text(plan))
     by = {"plan": method}
-    yield from runs.measure("mosaic", lambda: colocated(work, plan, bench.backend), by)
-    yield from runs.measure("mosaic, graphs", lambda: colocated(work, plan, bench.backend, graphs=True), by)
-    yield from runs.measure("plain streams", lambda: colocated(work, plan, PlainStreams(bench.backend)), by)
-    in_turn = _in_turn(finding.graph, bench)
-    yield from runs.measure(IN_TURN, lambda: colocated(work, in_turn, bench.backend), {"plan": "sequential"})
+    yield from rounds.measure("mosaic", lambda: colocated(work, plan, bench.backend), by)
+    if rounds.won("green lanes, graphs", over="green lanes"):
+        graphs = partial(colocated, work, plan, bench.backend, graphs=True)
+        yield from rounds.measure("mosaic, graphs", graphs, by, captures=True)
+    else:
+        yield from _none_of(("mosaic, graphs",), "graphs were not faster on the even split")
 
 
-def _plan(work: Workload, finding: Any, bench: Bench) -> tuple[Plan, str]:
+def _plan(work: Workload, finding: Finding, bench: Bench, seconds: float) -> tuple[Plan, str]:
+    """Profiles, for so many seconds, and solves; returns the plan and the method that found it."""
     slots = bench.device.num_slots
     quotas = {max(1, round(slots * share)) for share in (1 / 8, 1 / 4, 1 / 2, 3 / 4, 1)}
     settings = ProfileSettings(
@@ -179,6 +170,28 @@ def _plan(work: Workload, finding: Any, bench: Bench) -> tuple[Plan, str]:
     )
     plan = solve(finding.graph, CostModel.from_profile(profile), bench.device)
     return plan, plan.search.method
+
+
+def _bound(work: Workload, bench: Bench) -> Iterator[Figure]:
+    try:
+        count = count_step(work.model, work.loss)
+    except Exception as error:
+        yield missing_figure("bound_ms", error, source="predicted")
+        return
+    for name, value in (
+        ("step_tflop", count.flops / 1e12),
+        ("step_moved_gb", count.moved_bytes / 1e9),
+        ("parameters_billion", count.parameters / 1e9),
+    ):
+        yield Figure(name=name, source="predicted", value=value, labels={})
+    ceilings = [bench.value_of("ceilings", name) for name in ("bf16_tflops", "copy_gb_per_s")]
+    if ceilings[0] is None or ceilings[1] is None:
+        yield Figure(
+            name="bound_ms", source="predicted", value=None, reason="the ceilings were not measured", labels={}
+        )
+    else:
+        bound = count.bound_ms(ceilings[0], ceilings[1])
+        yield Figure(name="bound_ms", source="predicted", value=bound, labels={})
 
 
 def _in_turn(graph: ModuleGraph, bench: Bench) -> Plan:
@@ -205,25 +218,3 @@ def even_plan(graph: ModuleGraph, bench: Bench) -> Plan:
 def _plan_text(plan: Plan) -> str:
     stages = (" | ".join(f"{p.module} {p.quota}" for p in stage.placements) for stage in plan.stages)
     return " ; ".join(stages)
-
-
-def _time_ms(step: Step, bench: Bench, steps: int) -> float:
-    bench.synchronize()
-    start = time.perf_counter()
-    for _ in range(steps):
-        step()
-    bench.synchronize()
-    return (time.perf_counter() - start) * 1e3 / steps
-
-
-def _peak(bench: Bench, variant: str) -> Iterator[Figure]:
-    if bench.on_gpu:
-        peak = torch.cuda.max_memory_allocated(bench.torch_device)
-        yield Figure(name="peak_gib", source="measured", value=peak / 2**30, labels={"variant": variant})
-        torch.cuda.reset_peak_memory_stats(bench.torch_device)
-
-
-def _tidy(bench: Bench) -> None:
-    if bench.on_gpu:
-        torch.cuda.synchronize(bench.torch_device)
-        torch.cuda.empty_cache()

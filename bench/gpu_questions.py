@@ -9,7 +9,8 @@ from typing import Any
 from bench.gpu_bench import Bench
 from bench.record import Figure, median_figure, missing_figure
 from mosaic.microbench import QUESTIONS
-from mosaic.microbench.result import Result, Spread
+from mosaic.microbench.overlap import Overlap
+from mosaic.microbench.result import Absent, Result, Spread
 
 
 def measure_question(bench: Bench, *, name: str, grid: int = 8) -> Iterator[Figure]:
@@ -20,6 +21,17 @@ def measure_question(bench: Bench, *, name: str, grid: int = 8) -> Iterator[Figu
     result = QUESTIONS[name].measure(bench.backend, bench.settings(grid=grid), bench.budget)
     bench.notes += result.origin.notes
     yield from figures_of(result)
+
+
+def measure_overlap(bench: Bench, *, grid: int = 8) -> Iterator[Figure]:
+    """Measures ``overlap`` and yields each of its rows when it is there, so that no later error can take it away."""
+    overlap = Overlap(bench.backend, bench.settings(grid=grid), bench.budget)
+    for row in overlap.rows():
+        yield from _absent(row) if isinstance(row, Absent) else _figures_of_row(row, {"of": "times"})
+    result = overlap.result()
+    bench.notes += result.origin.notes
+    for gain in result.gains:
+        yield from _figures_of_row(gain, {"of": "gains"})
 
 
 def figures_of(result: Result) -> Iterator[Figure]:
@@ -36,7 +48,11 @@ def figures_of(result: Result) -> Iterator[Figure]:
             if dataclasses.is_dataclass(row) and not isinstance(row, type):
                 yield from _figures_of_row(row, {"of": fields.name})
     for absent in result.absent:
-        yield missing_figure("absent", absent.reason, {"what": absent.what})
+        yield from _absent(absent)
+
+
+def _absent(absent: Absent) -> Iterator[Figure]:
+    yield missing_figure("absent", absent.reason, {"what": absent.what})
 
 
 def _figures_of_row(row: Any, labels: dict[str, str]) -> Iterator[Figure]:

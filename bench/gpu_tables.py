@@ -47,7 +47,11 @@ def _text_row(figure: Figure) -> str:
 MOST_LOSS_DIFFERENCE = 0.02
 """Relative difference of losses that is put down to the order of sums in half precision; over it, no time counts."""
 NOT_YET = "not measured yet\n"
-_VARIANTS = ("plain", "plain, one CUDA graph", "plain streams", "mosaic", "mosaic, graphs")
+_VARIANTS = (
+    *("plain", "plain, one CUDA graph", "plain streams"),
+    *("green lanes", "green lanes, graphs", "green lanes, SM targets"),
+    *("mosaic", "mosaic, graphs"),
+)
 _STEPS = (
     ("forward+backward", "eager"),
     ("forward+backward", "captured"),
@@ -125,17 +129,44 @@ def overlap_table(study: Study) -> str:
 
 
 def models_table(study: Study) -> str:
-    """Returns the six models: step times and speed-ups, both measured, and the roofline's bound, which is predicted."""
+    """Returns the six models: step times and speed-ups, both measured, and the roofline's bound, which is predicted.
+
+    Below stands what the rule of thumb is made of and what it predicts, beside what was measured.
+    """
     steps = study.of("models", "step_ms")
     keys = dict.fromkeys((figure.labels["model"], figure.labels["batch"]) for figure in steps)
     models = list(dict.fromkeys(model for model, _ in keys))
-    rows = []
+    rows, levers = [], []
     for model, batch in sorted(keys, key=lambda key: (models.index(key[0]), int(key[1]))):
         cells = [_step_cell(study, model, batch, variant) for variant in _VARIANTS]
         bound = next((f for f in study.of(f"models/{model}/{batch}", "bound_ms")), None)
         rows.append((model, batch, *cells, f"{number(bound.value)} ms" if bound and bound.value is not None else "-"))
+        if study.of(f"models/{model}/{batch}", "launch_ms"):
+            levers.append((model, batch, *_lever_cells(study, f"models/{model}/{batch}")))
     heads = ("model", "batch", *(f"{variant}, measured" for variant in _VARIANTS), "roofline's bound, predicted")
-    return _table(study, "models", heads, rows, _why_not(steps))
+    table = _table(study, "models", heads, rows, _why_not(steps))
+    return table + ("\n" + "\n".join(_rows(_LEVER_HEADS, levers)) + "\n" if levers else "")
+
+
+_LEVER_HEADS = (
+    *("model", "batch", "modules side by side"),
+    *("c, ms to launch, measured", "g, ms on the whole device, measured", "s, slowdown on its part, measured"),
+    "gain by the rule of thumb, predicted",
+    *("gain of green lanes, measured", "gain of green lanes, graphs, measured"),
+)
+
+
+def _lever_cells(study: Study, part: str) -> tuple[str, ...]:
+    measured = [study.of(part, name) for name in ("launch_ms", "device_ms", "slowdown")]
+    rule = next(iter(study.of(part, "rule_speedup")), None)
+    gains = {f.labels["variant"]: number(f.value) for f in study.of(part, "speedup") if not _differs_by(study, f)}
+    return (
+        ", ".join(figure.labels["module"] for figure in measured[0]),
+        *(" + ".join(number(figure.value) for figure in figures) or "-" for figures in measured[:2]),
+        ", ".join(number(figure.value) for figure in measured[2]) or "-",
+        number(rule.value) if rule is not None else "-",
+        *(gains.get(variant, "-") for variant in ("green lanes", "green lanes, graphs")),
+    )
 
 
 def _step_cell(study: Study, model: str, batch: str, variant: str) -> str:
@@ -147,11 +178,18 @@ def _step_cell(study: Study, model: str, batch: str, variant: str) -> str:
     speedup = _same(study, part, "speedup", found[0], ("variant", "plan"))
     if speedup is not None:
         text += f" ({number(speedup.value)}x, {number(speedup.low)} to {number(speedup.high)})"
-    far = _same(study, part, "loss_difference", found[0], ("variant", "plan"))
-    if far is not None and not (far.value or 0) <= MOST_LOSS_DIFFERENCE:
-        text += f" LOSSES DIFFER by {number(far.value)}"
-    plan = found[0].labels.get("plan", "")
-    return text + (f", {plan}" if "hand" in plan else "")
+    far = _differs_by(study, found[0])
+    if far:
+        text += f" LOSSES DIFFER by {number(far)}"
+    plan, launching = found[0].labels.get("plan", ""), found[0].labels.get("launching", "")
+    return ", ".join(filter(None, (text, launching, plan if "hand" in plan else "")))
+
+
+def _differs_by(study: Study, figure: Figure) -> float:
+    """Returns by how much a variant's losses differ from the plain loop's where that is too much, and 0 otherwise."""
+    far = _same(study, figure.part, "loss_difference", figure, ("variant", "plan"))
+    value = 0.0 if far is None or far.value is None else far.value
+    return 0.0 if value <= MOST_LOSS_DIFFERENCE else value
 
 
 def _why_not(steps: tuple[Figure, ...]) -> tuple[str, ...]:
@@ -173,11 +211,14 @@ def _table(
         for found in study.parts
         if (found.name == part or found.name.startswith(f"{part}/")) and found.status != "done"
     ]
-    lines = [f"{head_line(study)}; medians.", "", "| " + " | ".join(heads) + " |", "| --- " * len(heads) + "|"]
-    lines += ["| " + " | ".join(row) + " |" for row in rows]
+    lines = [f"{head_line(study)}; medians.", "", *_rows(heads, rows)]
     if notes:
         lines += ["", *(f"* {note}" for note in notes)]
     return "\n".join(lines) + "\n"
+
+
+def _rows(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+    return ["| " + " | ".join(row) + " |" for row in (heads, ("---",) * len(heads), *rows)]
 
 
 def _median(figure: Figure | None) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -14,6 +13,7 @@ from bench.gpu_bench import Bench
 from bench.zoo import build, make_batch
 from mosaic import models
 from mosaic.backends.base import Backend, Lanes
+from mosaic.backends.cuda import CudaBackend
 from mosaic.engine import Handle
 from mosaic.errors import BackendUnavailableError
 from mosaic.microbench.variants import OpensPlainLanes
@@ -79,7 +79,7 @@ def whole_step_graph(work: Workload, bench: Bench) -> Iterator[tuple[Step, Step]
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     work.optimizer.zero_grad(set_to_none=True)
-    with torch.cuda.graph(graph):
+    with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph):  # a failing one may leave its stream
         loss = work.loss()
         loss.backward()
         work.optimizer.step()
@@ -99,18 +99,11 @@ def whole_step_graph(work: Workload, bench: Bench) -> Iterator[tuple[Step, Step]
 @contextmanager
 def colocated(work: Workload, plan: Plan, backend: Backend, *, graphs: bool = False) -> Iterator[tuple[Step, Step]]:
     """The same loop under a plan, on a backend's lanes."""
-    more: dict[str, Any] = {}
-    if graphs:
-        if "graphs" not in inspect.signature(mosaic.colocate).parameters:
-            raise BackendUnavailableError(
-                "stages cannot be captured", found="mosaic.colocate without graphs", needed="a later version"
-            )
-        if backend.device.kind == "host":
-            raise BackendUnavailableError("stages cannot be captured", found="the host backend", needed="a GPU")
-        more["graphs"] = True
+    if graphs and backend.device.kind == "host":
+        raise BackendUnavailableError("stages cannot be captured", found="the host backend", needed="a GPU")
     with ExitStack() as stack:
         handle: Handle = mosaic.colocate(
-            work.model, sample=work.loss, plan=plan, backend=backend, modules=work.modules, **more
+            work.model, sample=work.loss, plan=plan, backend=backend, modules=work.modules, graphs=graphs
         )
         stack.callback(handle.remove)
 
@@ -137,3 +130,18 @@ class PlainStreams:
                 "plain streams cannot be had", found=f"the {self._backend.name} backend", needed="a GPU"
             )
         return self._backend.open_plain_lanes(partitions)
+
+
+def lanes_of(bench: Bench, *, sm_target: bool) -> Backend:
+    """Returns the device with lanes that tell libraries how many SMs they have, or with lanes that do not.
+
+    Its own backend would decide by what was measured before, so that the two might be the same.
+
+    Raises:
+        BackendUnavailableError: SM targets cannot be set here.
+    """
+    if bench.device.kind != "host":
+        return CudaBackend(bench.torch_device.index or 0, sm_target=sm_target)
+    if sm_target:
+        raise BackendUnavailableError("SM targets cannot be set", found="the host backend", needed="a GPU")
+    return bench.backend

@@ -20,6 +20,7 @@ from mosaic.engine.graphs import StageGraphs
 from mosaic.engine.handle import Handle
 from mosaic.engine.placing import PlacedPlan, Runs
 from mosaic.engine.stream_executor import StreamExecutor
+from mosaic.engine.thread_state import forget_cast_weights
 from mosaic.engine.trial_clock import EventClock, HostClock
 from mosaic.engine.trial_plans import plans_to_try
 from mosaic.engine.trial_settings import StepClock, TrialSettings
@@ -196,6 +197,7 @@ class _Opening:
                 warm_up(self._model, self._finding.subjects, lanes)
                 self._is_warm = True
             executor = _executor(lanes, self._finding, graphs=graphs)
+            forget_cast_weights()  # profiling and warming up cast them, on streams of their own
             return PlacedPlan(plan, self._finding, executor, adopts_shapes=adopts_shapes)
         except BaseException:
             lanes.close()

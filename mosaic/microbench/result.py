@@ -12,6 +12,7 @@ import torch
 from mosaic.artifact import Ge
 from mosaic.backends.base import Backend
 from mosaic.device import FORBID_EXTRA, Device
+from mosaic.errors import MosaicError
 from mosaic.microbench.budget import Budget
 from mosaic.profiler import ForeignLoad
 from mosaic.provenance import Provenance
@@ -120,11 +121,16 @@ class Recorder:
         self._used_before_s = budget.used_s
         self._left_out_before = len(budget.left_out)
 
-    def cannot(self, what: str, reason: object) -> None:
-        """Notes something that cannot be had, with the reason; once."""
-        found = Absent(what=what, reason=" ".join(str(reason).split()))
-        if found not in self.absent:
-            self.absent.append(found)
+    def cannot(self, what: str, reason: object) -> Absent | None:
+        """Notes something that cannot be had, with the reason; returns what is new, None what was noted before."""
+        text = " ".join(str(reason).split())
+        if isinstance(reason, Exception) and not isinstance(reason, MosaicError):
+            text = f"{type(reason).__name__}: {text}"  # others' errors may say nothing without their kind
+        found = Absent(what=what, reason=text)
+        if found in self.absent:
+            return None
+        self.absent.append(found)
+        return found
 
     @property
     def left_out(self) -> tuple[str, ...]:

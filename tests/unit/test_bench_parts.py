@@ -7,6 +7,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,10 @@ from fake_driver.harness import FakeDriver
 from torch import nn
 
 from bench import gpu_tables, preflight, tables
+from bench.gpu_bench import Bench
 from bench.gpu_counters import apart
 from bench.gpu_parts import MEASUREMENTS, MODEL_NAMES
-from bench.gpu_questions import figures_of
+from bench.gpu_questions import figures_of, measure_overlap
 from bench.gpu_run import command_text, without_folders
 from bench.gpu_tables import text_table
 from bench.processes import begin_section, last_lines, run_logged
@@ -29,7 +31,10 @@ from mosaic.artifact import load, save
 from mosaic.backends.host import HostBackend
 from mosaic.device import Device
 from mosaic.errors import MosaicError
-from mosaic.microbench import QUESTIONS, BenchSettings
+from mosaic.microbench import QUESTIONS, BenchSettings, Budget
+from mosaic.microbench.overlap import Overlap, Row
+from mosaic.microbench.overlap_result import VariantTime
+from mosaic.microbench.result import Absent, Spread
 
 H200 = Device(name="NVIDIA H200", kind="cuda", num_slots=16, sms_per_slot=8, remainder_sms=4, memory_bytes=1 << 37)
 
@@ -48,6 +53,9 @@ def step(value: float | None, variant: str, model: str = "clip", batch: str = "8
 FIGURES = (
     step(50.0, "plain"),
     step(None, "plain, one CUDA graph"),
+    step(45.0, "green lanes", plan="even split by hand"),
+    figure("models/clip/8", "speedup", 1.11, variant="green lanes", plan="even split by hand", model="clip", batch="8"),
+    step(44.0, "green lanes, SM targets", plan="even split by hand", launching="captured"),
     step(40.0, "mosaic", plan="gahc"),
     figure("models/clip/8", "speedup", 1.25, variant="mosaic", plan="gahc", model="clip", batch="8"),
     Figure(name="bound_ms", source="predicted", value=20.0, part="models/clip/8"),
@@ -165,6 +173,11 @@ def test_every_measurement_can_be_resolved_and_asks_a_question():
     assert tuple(NOTES) == MODEL_NAMES == models.SIX
 
 
+def test_what_tells_most_is_measured_first():
+    first = ["device", "ceilings", "overlap", "unknowns/sm-target", *(f"models/{name}/8" for name in MODEL_NAMES)]
+    assert list(MEASUREMENTS)[: len(first)] == first
+
+
 def test_all_of_it_fits_into_eight_minutes_with_build_and_tests():
     assert sum(measurement.seconds for measurement in MEASUREMENTS.values()) <= 7 * 60
 
@@ -203,6 +216,30 @@ def test_every_number_of_a_question_becomes_a_figure(name: str):
     assert sum(made.value is not None for made in found) > 1
     assert all(made.labels for made in found)
     assert [made.reason for made in found if made.name == "absent"] == [absent.reason for absent in result.absent]
+
+
+def test_overlap_hands_out_what_it_has_before_anything_later_can_fail(monkeypatch: pytest.MonkeyPatch):
+    measured = VariantTime(
+        variant="plain streams",
+        kind="plain",
+        quotas=None,
+        passes="forward",
+        launching="eager",
+        step_ms=Spread.of([3.0]),
+    )
+
+    def rows(self: Overlap) -> Iterator[Row]:
+        yield measured
+        yield Absent(what="partitions 8+8, forward, eager", reason="cuDNN error")
+        raise RuntimeError("the device fell off")
+
+    monkeypatch.setattr(Overlap, "rows", rows)
+    found = measure_overlap(Bench(backend=HostBackend(num_slots=2), budget=Budget(), dry_run=True))
+    first, second = next(found), next(found)
+    assert (first.name, first.value, first.labels["variant"]) == ("step_ms", 3.0, "plain streams")
+    assert (second.name, second.value, second.reason) == ("absent", None, "cuDNN error")
+    with pytest.raises(RuntimeError, match="fell off"):
+        next(found)
 
 
 def test_another_process_answers_while_this_one_works():
@@ -277,9 +314,12 @@ HEAD = "NVIDIA H200, torch 2.11.0, driver 580.1 (CUDA 13.0), 2026-12-01, commit 
 def test_the_table_of_models_keeps_measured_and_predicted_apart():
     assert gpu_tables.models_table(study()) == (
         HEAD + "| model | batch | plain, measured | plain, one CUDA graph, measured | plain streams, measured "
+        "| green lanes, measured | green lanes, graphs, measured | green lanes, SM targets, measured "
         "| mosaic, measured | mosaic, graphs, measured | roofline's bound, predicted |\n"
-        "| --- | --- | --- | --- | --- | --- | --- | --- |\n"
-        "| clip | 8 | 50 ms | - | - | 40 ms (1.25x, 1.12 to 1.38) | - | 20 ms |\n\n"
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
+        "| clip | 8 | 50 ms | - | - | 45 ms (1.11x, 0.999 to 1.22), even split by hand | - "
+        "| 44 ms, captured, even split by hand "
+        "| 40 ms (1.25x, 1.12 to 1.38) | - | 20 ms |\n\n"
         "* plain, one CUDA graph not measured (clip 8): it cannot be had\n"
         "* models/clip/8 cut short: plain streams\n"
     )
@@ -288,6 +328,29 @@ def test_the_table_of_models_keeps_measured_and_predicted_apart():
 def test_a_variant_whose_losses_differ_is_marked():
     differing = figure("models/clip/8", "loss_difference", 0.5, variant="mosaic", plan="gahc")
     assert "LOSSES DIFFER by 0.5" in gpu_tables.models_table(study(figures=(*FIGURES, differing)))
+
+
+def test_what_the_rule_of_thumb_predicts_stands_beside_what_was_measured():
+    clip = "models/clip/8"
+    rule = (
+        figure(clip, "launch_ms", 2.0, module="visual"),
+        figure(clip, "launch_ms", 1.0, module="text"),
+        figure(clip, "device_ms", 20.0, module="visual"),
+        figure(clip, "device_ms", 10.0, module="text"),
+        figure(clip, "slowdown", 1.5, module="visual", quota="8"),
+        figure(clip, "slowdown", 1.25, module="text", quota="8"),
+        Figure(name="rule_speedup", source="predicted", value=1.2, part=clip),
+    )
+    table = gpu_tables.models_table(study(figures=(*FIGURES, *rule)))
+    assert table.endswith(
+        "\n| model | batch | modules side by side | c, ms to launch, measured | g, ms on the whole device, measured "
+        "| s, slowdown on its part, measured | gain by the rule of thumb, predicted | gain of green lanes, measured "
+        "| gain of green lanes, graphs, measured |\n"
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
+        "| clip | 8 | visual, text | 2 + 1 | 20 + 10 | 1.5, 1.25 | 1.2 | 1.11 | - |\n"
+    )
+    differing = figure(clip, "loss_difference", 0.5, variant="green lanes", plan="even split by hand")
+    assert gpu_tables.models_table(study(figures=(*FIGURES, *rule, differing))).endswith("| 1.2 | - | - |\n")
 
 
 def test_the_other_tables_come_out_right():

@@ -16,8 +16,11 @@ from mosaic.device import Device
 from mosaic.microbench import QUESTIONS, BenchSettings, Budget
 from mosaic.microbench.interference import measure_interference
 from mosaic.microbench.isolation import measure_isolation
-from mosaic.microbench.overlap import measure_overlap
+from mosaic.microbench.overlap import Overlap, Row, measure_overlap
+from mosaic.microbench.overlap_result import VariantTime
+from mosaic.microbench.result import Absent
 from mosaic.microbench.timing import Pieces, time_beside, window_ms
+from mosaic.profiler import Subject
 
 TINY = BenchSettings.tiny()
 
@@ -32,11 +35,14 @@ class StreamsBackend:
 
     def __init__(self) -> None:
         self.runtime = FakeStreams()
+        self.confined: set[int] = set()
         self.priorities: list[int] = []
         self.num_open = 0
 
     def open_lanes(self, partitions: Iterable[tuple[int, ...]]) -> StreamLanes:
-        return self._open({part: (self.runtime.new_stream(), 8 * len(part)) for part in partitions})
+        made = {part: (self.runtime.new_stream(), 8 * len(part)) for part in partitions}
+        self.confined |= {stream.handle for stream, _ in made.values()}
+        return self._open(made)
 
     def open_plain_lanes(
         self, partitions: Iterable[tuple[int, ...]], priorities: Sequence[int] | None = None
@@ -143,9 +149,105 @@ def test_what_partitions_run_on_is_absent_where_it_cannot_be_read(backend: Strea
 
 
 def test_modules_keep_their_gradients_out_of_the_way(backend: StreamsBackend):
-    from mosaic.profiler import Subject
-
     left, right = (Subject(name, torch.nn.Linear(4, 4), (torch.ones(2, 4),), {}) for name in ("left", "right"))
     result = measure_overlap(backend, TINY, subjects=(left, right))
     assert result.modules == ("left", "right")
     assert all(parameter.grad is None for parameter in (*left.module.parameters(), *right.module.parameters()))
+
+
+class Fails(torch.nn.Linear):
+    """Fails where it is told to, as a library does that refuses a partition."""
+
+    def __init__(self, backend: StreamsBackend, error: BaseException, *, first_call: int = 0, sticks: bool = False):
+        super().__init__(4, 4)
+        self.backend, self.error, self.first_call, self.sticks = backend, error, first_call, sticks
+        self.calls = 0
+        self.broken = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.backend.runtime.current_stream().handle in self.backend.confined:
+            self.calls += 1
+            self.broken |= self.calls > self.first_call
+            if self.calls > self.first_call:
+                raise self.error
+        if self.broken and self.sticks:
+            raise self.error
+        return super().forward(x)
+
+
+def rows_of(backend: StreamsBackend, failing: Fails) -> list[Row]:
+    given = torch.ones(2, 4)
+    subjects = (Subject("plain", torch.nn.Linear(4, 4), (given,), {}), Subject("failing", failing, (given,), {}))
+    return list(Overlap(backend, TINY, None, subjects=subjects).rows())
+
+
+def test_what_one_variant_raises_is_the_reason_of_its_own_rows_and_the_others_go_on(backend: StreamsBackend):
+    rows = rows_of(backend, Fails(backend, RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED")))
+    times = [row for row in rows if isinstance(row, VariantTime)]
+    assert [time.kind for time in times] == ["sequential", "plain", "prioritised"] * 4
+    assert {time.step_ms.count for time in times} == {TINY.rounds * TINY.steps_per_round}
+    failed = [row for row in rows if isinstance(row, Absent) and row.what.startswith("partitions")]
+    assert [row.what for row in failed] == [
+        f"partitions 2+2, {passes}, {launching}"
+        for launching in ("eager", "captured")
+        for passes in ("forward+backward", "forward")
+    ]
+    assert all("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED" in row.reason for row in failed)
+    assert backend.runtime.current_stream() is backend.runtime.main
+
+
+def test_a_variant_that_fails_in_a_later_round_keeps_the_rounds_it_had(backend: StreamsBackend):
+    before_it_fails = 1 + TINY.steps_per_round  # the step that warms up, and the first round
+    rows = rows_of(backend, Fails(backend, RuntimeError("no workspace"), first_call=before_it_fails))
+    kept = [row for row in rows if isinstance(row, VariantTime) and row.kind == "partitions"]
+    assert [time.step_ms.count for time in kept] == [TINY.steps_per_round]
+    assert Absent(
+        what="partitions 2+2, forward+backward, eager: rounds from 2 on", reason="RuntimeError: no workspace"
+    ) in rows  # fmt: skip
+
+
+def test_after_an_error_that_sticks_each_later_row_says_so_and_the_earlier_ones_stay(backend: StreamsBackend):
+    rows = rows_of(backend, Fails(backend, RuntimeError("CUDA error: an illegal memory access"), sticks=True))
+    assert [row for row in rows if isinstance(row, VariantTime)] == []  # all were open when it happened
+    ways = ("partitions 2+2", "prioritised streams", "one after the other", "plain streams")
+    for way in ways:
+        reasons = [row.reason for row in rows if isinstance(row, Absent) and row.what.startswith(f"{way}, ")]
+        assert len(reasons) == 4
+        assert all("illegal memory access" in reason for reason in reasons)
+    late = StreamsBackend()
+    with late.runtime.watching():
+        rows = rows_of(
+            late, Fails(late, RuntimeError("CUDA error: an illegal memory access"), first_call=5, sticks=True)
+        )
+    assert {row.kind for row in rows if isinstance(row, VariantTime)} == {
+        "sequential",
+        "plain",
+        "partitions",
+        "prioritised",
+    }
+
+
+def test_an_interrupt_ends_the_question_and_gives_the_lanes_back(backend: StreamsBackend):
+    with pytest.raises(KeyboardInterrupt):
+        rows_of(backend, Fails(backend, KeyboardInterrupt()))
+    assert backend.num_open == 0
+
+
+def test_rows_come_out_when_their_kind_of_step_has_been_measured(backend: StreamsBackend):
+    rows = Overlap(backend, TINY, None).rows()
+    first = next(row for row in rows if isinstance(row, VariantTime))
+    assert (first.kind, first.passes, first.launching) == ("sequential", "forward+backward", "eager")
+    assert not any(launch.name == "graph replay" for launch in backend.runtime.launches)
+    rows.close()
+    assert backend.num_open == 0
+
+
+def test_what_cannot_be_ended_costs_no_row(backend: StreamsBackend, monkeypatch: pytest.MonkeyPatch):
+    def broken(self: StreamLanes) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access")
+
+    whole = StreamLanes.close
+    monkeypatch.setattr(StreamLanes, "close", lambda self: (whole(self), broken(self)))
+    rows = list(Overlap(backend, TINY, None).rows())
+    assert sum(isinstance(row, VariantTime) for row in rows) == 16
+    assert any(isinstance(row, Absent) and row.what == "ending plain streams" for row in rows)

@@ -160,3 +160,21 @@ def test_removing_between_forward_and_backward():
     with colocated(model, pair_batch(), SIDE_BY_SIDE) as (handle, _):
         loop(ours, handle.remove)
     assert_same(plain, ours)
+
+
+def test_weights_that_were_cast_to_warm_up_are_not_those_of_the_first_step():
+    torch.manual_seed(0)
+    model = TwoTowers()
+
+    def run() -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(*pair_batch())
+
+    with colocated(model, run, SIDE_BY_SIDE) as (handle, _):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(0.5)
+        ours = run()
+        ours.square().mean().backward()
+        with handle.disabled():
+            assert torch.equal(ours, run())
