@@ -193,7 +193,7 @@ def test_what_one_variant_raises_is_the_reason_of_its_own_rows_and_the_others_go
         for passes in ("forward+backward", "forward")
     ]
     assert all("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED" in row.reason for row in failed)
-    assert backend.runtime.current_stream() is backend.runtime.main
+    assert backend.runtime.current_stream() == backend.runtime.main
 
 
 def test_a_variant_that_fails_in_a_later_round_keeps_the_rounds_it_had(backend: StreamsBackend):
