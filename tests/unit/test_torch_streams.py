@@ -128,6 +128,16 @@ def test_graphs_and_their_pools_are_new_ones(api: TorchStreams, made: Any, stand
     assert api.new_graph_pool() is pool.return_value
 
 
+@pytest.mark.parametrize(
+    ("version", "apart"), [("2.11.0+cu130", False), ("2.12.1", False), ("2.13.0+cpu", True), ("3.0", True)]
+)
+def test_graphs_draw_apart_since_torch_gives_each_its_own_seed_and_offset(
+    api: TorchStreams, monkeypatch: pytest.MonkeyPatch, version: str, apart: bool
+):
+    monkeypatch.setattr(torch, "__version__", version)
+    assert api.draws_apart is apart
+
+
 def test_memory_is_asked_for_by_the_device(api: TorchStreams, stand_in: Any):
     allocated, reserved = stand_in("memory_allocated", return_value=3), stand_in("memory_reserved", return_value=5)
     free = stand_in("mem_get_info", return_value=(7, 11))
