@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -98,7 +99,7 @@ CAPTURED = f"{BESIDE}, as CUDA graphs"
 def try_graphs(towers: TwoTowers, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[str], str]]:
     """Trains by ``graphs="auto"``, with the share of launching and the times of steps that a test says."""
 
-    def try_them(step_ms: dict[str, float], *, share: float = 0.31, **bounds: Any) -> tuple[list[str], str]:
+    def try_them(step_ms: dict[str, Any], *, share: float = 0.31, **bounds: Any) -> tuple[list[str], str]:
         monkeypatch.setattr(sys.modules["mosaic.engine.colocate"], "warm_up", lambda *_: share)
         ran: list[str] = []
         backend: Any = FakeBackend()
@@ -107,7 +108,8 @@ def try_graphs(towers: TwoTowers, monkeypatch: pytest.MonkeyPatch) -> Callable[.
             def took(name: str) -> float:
                 executor: Any = handle._executor
                 ran.append(f"{name}, as CUDA graphs" if executor is not None and executor.graphs is not None else name)
-                return step_ms.get(ran[-1], 20.0 if ran.count(ran[-1]) > 1 else 100.0)
+                found = step_ms.get(ran[-1], 20.0 if ran.count(ran[-1]) > 1 else 100.0)
+                return next(found) if isinstance(found, itertools.cycle) else found
 
             steps(towers, handle, clock, took, 80, until_decided=False)
             assert not handle.is_trying
@@ -129,6 +131,11 @@ def test_where_launching_is_quick_no_graphs_are_tried(try_graphs: Any, share: fl
     ran, described = try_graphs({PLAIN: 10, BESIDE: 8, IN_TURN: 12, CAPTURED: 5}, share=share)
     assert ran[-1] == BESIDE
     assert "CUDA graphs" not in described
+
+
+def test_graphs_have_their_turns_although_plans_without_them_cannot_be_told_apart(try_graphs: Any):
+    ran, _ = try_graphs({PLAIN: 10, **{name: itertools.cycle([7, 9]) for name in (BESIDE, IN_TURN)}}, max_steps=80)
+    assert CAPTURED in ran or f"{IN_TURN}, as CUDA graphs" in ran
 
 
 def test_graphs_win_where_every_plan_without_them_is_slower_than_the_plain_loop(try_graphs: Any):
