@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import Mock, create_autospec, sentinel
 
@@ -223,14 +223,21 @@ class Current:
         patch.setattr(torch.cuda, "stream", self.use)
         patch.setattr(torch.cuda, "current_stream", lambda device=None: self.stream)
 
-    @contextmanager
-    def use(self, stream: Any) -> Iterator[None]:
-        """As ``torch.cuda.StreamContext``, which puts back what was current when it was entered."""
-        before, self.stream = self.stream, stream
-        try:
-            yield
-        finally:
-            self.stream = before
+    def use(self, stream: Any) -> AbstractContextManager[None]:
+        return Used(self, stream)
+
+
+class Used(AbstractContextManager[None]):
+    """As ``torch.cuda.StreamContext``: once it is left, and only then, what was current is so again."""
+
+    def __init__(self, current: Current, stream: Any) -> None:
+        self._current, self._stream = current, stream
+
+    def __enter__(self) -> None:
+        self._before, self._current.stream = self._current.stream, self._stream
+
+    def __exit__(self, *error: object) -> None:
+        self._current.stream = self._before
 
 
 class Capture:
