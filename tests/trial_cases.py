@@ -67,7 +67,7 @@ def trying(
     backend: Backend | None = None,
     sample: Any = None,
     times: dict[str, Time] | None = None,
-    graphs: bool = False,
+    graphs: Any = False,
     **bounds: Any,
 ) -> Iterator[tuple[Handle, LoopClock]]:
     """Colocates a model whose plans will be tried; solved again only if asked, since real times go into that."""

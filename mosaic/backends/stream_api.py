@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 import torch
+from torch.torch_version import TorchVersion
 
 from mosaic.errors import BackendUnavailableError
 
@@ -88,6 +89,10 @@ class StreamApi(Protocol):
 
     def new_graph_pool(self) -> Any:
         """Makes a memory pool that graphs can share."""
+
+    @property
+    def draws_apart(self) -> bool:
+        """Whether graphs that draw random numbers may be replayed in no order."""
 
     def capture(self, graph: Any, *, stream: Any, pool: Any) -> AbstractContextManager[Any]:
         """Captures what is launched inside the block, from ``stream`` and streams that its events fork to.
@@ -185,6 +190,16 @@ class TorchStreams:
     def new_graph_pool(self) -> Any:
         """Makes a memory pool that graphs can share."""
         return torch.cuda.graph_pool_handle()
+
+    @property
+    def draws_apart(self) -> bool:
+        """Asks for torch's version.
+
+        A replay fills the generator's seed and offset on the device before its kernels read them: one pair of tensors
+        for each generator up to torch 2.12, one for each generator and capture since 2.13
+        (ATen/cuda/CUDAGeneratorImpl.h; pytorch#172390, #176752).
+        """
+        return TorchVersion(torch.__version__) >= (2, 13)
 
     @contextmanager
     def capture(self, graph: torch.cuda.CUDAGraph, *, stream: torch.cuda.Stream, pool: Any) -> Iterator[None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,11 +11,12 @@ import torch
 from torch import nn
 
 from mosaic.backends.base import Backend, Lanes
-from mosaic.backends.cuda_lanes import StreamLanes, run_aside
+from mosaic.backends.cuda_lanes import StreamLanes
 from mosaic.backends.host import HostBackend
 from mosaic.cost import CostModel
 from mosaic.engine.executor import Executor
 from mosaic.engine.find import Finding, Sample, find_modules
+from mosaic.engine.first_calls import warm_up
 from mosaic.engine.graphs import StageGraphs
 from mosaic.engine.handle import Handle
 from mosaic.engine.placing import PlacedPlan, Runs
@@ -33,10 +34,8 @@ from mosaic.profile import Profile
 from mosaic.profiler import (
     ProfileCache,
     ProfileSettings,
-    Subject,
     environment_of,
     open_cache,
-    preserved,
     profile_modules,
     structures_of,
 )
@@ -67,7 +66,7 @@ def colocate(
     profile: Profile | None = None,
     cache: ProfileCache | Path | Literal["user"] | None = "user",
     backend: Backend | None = None,
-    graphs: bool = False,
+    graphs: bool | Literal["auto"] = "auto",
     trial: TrialSettings | Literal["auto"] | None = "auto",
     settings: ProfileSettings | None = None,
     if_busy: IfBusy = "plain",
@@ -105,7 +104,9 @@ def colocate(
             the user's cache folder (``~/.cache/mosaic/profiles``, or under ``$XDG_CACHE_HOME``); None for none.
         backend: Where to run; by default the GPU that holds the model's parameters, or the host.
         graphs: On a GPU, launch placed modules as CUDA graphs wherever that is right; they are captured at their first
-            calls. For modules of many small operators, which one thread cannot launch fast enough.
+            calls. For modules of many small operators, which one thread cannot launch fast enough. ``auto``: a trial
+            also tries the best plan that way, where launching takes more than 0.3 of the modules' time on the device;
+            without a trial, and on the host, nothing is captured.
         trial: How to try plans; ``auto`` is ``TrialSettings()`` where Mosaic solves the plan, and None where it is
             given. None runs the plan, unless it was solved for and its predicted speed-up is under 2 %.
         settings: How carefully to profile.
@@ -122,14 +123,16 @@ def colocate(
         UnstableMeasurementError: The machine is too busy to profile, and ``if_busy`` or a named method forbids to go
             on without.
         BackendUnavailableError: The model is on a device that the backend does not run.
-        ValueError: A plan and a method were given, or there is no such method.
+        ValueError: A plan and a method were given, or there is no such method; graphs are asked for on the host.
     """
     check_method(method, plan)
     may_fall_back = falls_back(if_busy, method)
     kept = open_cache(cache)
     backend = backend or _backend_for(model)
     _refuse(model, backend)
-    if graphs and backend.device.kind == "host":
+    if not isinstance(graphs, bool) and graphs != "auto":
+        raise ValueError(f"graphs={graphs!r}; use True, False or 'auto'")
+    if graphs is True and backend.device.kind == "host":
         raise ValueError("graphs=True needs a model on a GPU; leave graphs out on the host")
     finding = find_modules(model, sample, include=modules, exclude=exclude)
     if profile is not None:
@@ -143,7 +146,7 @@ def colocate(
         plan.check_matches(graph=finding.graph, device=backend.device)
         opening = _Opening(model, finding, backend)
         if not isinstance(trial, TrialSettings):
-            placed = opening(plan, graphs, False)
+            placed = opening(plan, graphs is True, False)
             return _handle(model, finding, plan, profile, backend, placed=placed)
         known = CostModel.from_profile(profile) if profile is not None else None
         setup = _setup(opening, (plan,), known, trial, graphs=graphs)
@@ -163,7 +166,7 @@ def colocate(
     plan = plan_to_run(method, finding.graph, cost, backend.device)
     opening = _Opening(model, finding, backend)
     if method != "auto" and not isinstance(trial, TrialSettings):
-        return _handle(model, finding, plan, profile, backend, placed=opening(plan, graphs, False))
+        return _handle(model, finding, plan, profile, backend, placed=opening(plan, graphs is True, False))
     if plan.predicted_speedup < SMALLEST_GAIN:
         note = (
             f"the best plan is predicted to be {plan.predicted_speedup:.3f} times as fast as one module after the "
@@ -172,7 +175,7 @@ def colocate(
         _LOG.info(note)
         return Handle(model, finding, plan, profile=profile, notes=(note, *backend.notes))
     if trial is None:
-        return _handle(model, finding, plan, profile, backend, placed=opening(plan, graphs, False))
+        return _handle(model, finding, plan, profile, backend, placed=opening(plan, graphs is True, False))
     chosen = TrialSettings() if trial == "auto" else trial
     plans = plans_to_try(
         plan, finding.graph, cost, count=chosen.max_plans, smallest_gain=min(SMALLEST_GAIN, chosen.smallest_gain)
@@ -188,14 +191,18 @@ class _Opening:
         self._model = model
         self._finding = finding
         self.backend = backend
-        self._is_warm = False
+        self._launch_share: float | None = None
+
+    @property
+    def launch_share(self) -> float:
+        """What ``warm_up`` measured; 0 before, and on the host."""
+        return self._launch_share or 0.0
 
     def __call__(self, plan: Plan, graphs: bool, adopts_shapes: bool) -> PlacedPlan:
         lanes = self.backend.open_lanes(placement.slots for placement in plan.placements)
         try:
-            if isinstance(lanes, StreamLanes) and not self._is_warm:
-                warm_up(self._model, self._finding.subjects, lanes)
-                self._is_warm = True
+            if isinstance(lanes, StreamLanes) and self._launch_share is None:
+                self._launch_share = warm_up(self._model, self._finding.subjects, lanes)
             executor = _executor(lanes, self._finding, graphs=graphs)
             forget_cast_weights()  # profiling and warming up cast them, on streams of their own
             return PlacedPlan(plan, self._finding, executor, adopts_shapes=adopts_shapes)
@@ -217,14 +224,20 @@ def _handle(
 
 
 def _setup(
-    opening: _Opening, plans: tuple[Plan, ...], cost: CostModel | None, settings: TrialSettings, *, graphs: bool
+    opening: _Opening,
+    plans: tuple[Plan, ...],
+    cost: CostModel | None,
+    settings: TrialSettings,
+    *,
+    graphs: bool | Literal["auto"],
 ) -> TrialSetup:
     backend = opening.backend
     tenants: Callable[[], frozenset[int]] | None = getattr(backend, "other_processes", None)
     return TrialSetup(
         settings=settings,
         plans=plans,
-        graphs=(True, False) if graphs else (False,),
+        graphs=(True, False) if graphs is True else (False,),
+        launch_share=lambda: opening.launch_share if graphs == "auto" else 0.0,
         cost=cost,
         open=opening,
         opens_ahead=backend.device.kind != "host",
@@ -238,17 +251,6 @@ def clock_of(backend: Backend) -> StepClock:
     """Returns what tells the time of steps on a backend."""
     api = getattr(backend, "api", None)
     return HostClock() if api is None else EventClock(api)
-
-
-def warm_up(model: nn.Module, subjects: Iterable[Subject], lanes: StreamLanes) -> None:
-    """Lets libraries make their first calls (plans, autotuning) off the lanes, where these have failed for others."""
-
-    def once() -> None:
-        for subject in subjects:
-            subject.backward(subject.forward())
-
-    with preserved(model):
-        run_aside(lanes.api, once)
 
 
 def _executor(lanes: Lanes, finding: Finding, *, graphs: bool) -> Runs:

@@ -163,6 +163,13 @@ class Race:
         return self.lost_ms >= self.budget_ms
 
     @property
+    def has_room(self) -> bool:
+        """Whether one more could have the two turns that it takes to win, with one of the plain loop's between them."""
+        turn = self.settings.steps_per_visit
+        needed = self.settings.warm_steps + turn + 2 * (min(1, self.settings.warm_steps) + turn)
+        return not self.is_over_budget and self.num_steps + needed <= self.settings.max_steps
+
+    @property
     def is_round_over(self) -> bool:
         """Whether everybody who takes part has had as many turns."""
         return self.num_rounds > 0 and not self._queue

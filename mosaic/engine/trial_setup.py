@@ -50,6 +50,9 @@ class TrialSetup:
     """Plans to try."""
     graphs: tuple[bool, ...]
     """Whether to launch as CUDA graphs: each of these is tried with each plan."""
+    launch_share: Callable[[], float]
+    """Asks, once lanes were opened, for the time to launch the modules as a share of their time on the device; where
+    that is large, the best plan is tried as CUDA graphs, too. 0: leave them out."""
     cost: Cost | None
     """What the plans were made with; None: they are not made again."""
     open: Callable[[Plan, bool, bool], PlacedPlan]

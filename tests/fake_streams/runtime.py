@@ -108,6 +108,10 @@ class FakeStreams:
     def new_graph_pool(self) -> Pool:
         return Pool()
 
+    @property
+    def draws_apart(self) -> bool:
+        return self.generator is None
+
     @contextmanager
     def capture(self, graph: FakeGraph, *, stream: FakeStream, pool: Pool) -> Iterator[None]:
         self.synchronize()

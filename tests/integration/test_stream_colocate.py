@@ -109,6 +109,11 @@ def test_graphs_on_the_host_are_refused():
         mosaic.colocate(towers(), sample=pair_batch(), graphs=True)
 
 
+def test_a_word_for_graphs_that_nobody_knows_is_refused():
+    with pytest.raises(ValueError, match="graphs='always'; use True, False or 'auto'"):
+        mosaic.colocate(towers(), sample=pair_batch(), backend=FakeBackend(), graphs="always")  # type: ignore[arg-type]
+
+
 def test_with_graphs_training_is_equal_too():
     plain, ours, loop = Record(), Record(), train(5, torch.optim.SGD)
     model = towers()

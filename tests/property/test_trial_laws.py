@@ -30,8 +30,8 @@ class Ran:
     """Whether a step with a plan began after the budget was used up."""
 
 
-def run(draw: Draw, count: int, chosen: TrialSettings, *, joins: int = 0) -> Ran:
-    """Races ``count`` plans against the plain loop; ``joins`` more come after the first round."""
+def run(draw: Draw, count: int, chosen: TrialSettings, *, joins: int = 0, late: bool = False) -> Ran:
+    """Races ``count`` plans against the plain loop; more come after the first round, or one once it is decided."""
     race = Race(chosen)
     for index in range(count):
         race.add(f"plan {index + 1}")
@@ -41,6 +41,10 @@ def run(draw: Draw, count: int, chosen: TrialSettings, *, joins: int = 0) -> Ran
             joins -= 1
             race.add(f"plan {len(race.entries)}")
         found = race.next_visit()
+        if isinstance(found, Verdict) and late and race.has_room:
+            late = False
+            race.add("late")
+            continue
         if isinstance(found, Verdict):
             ran.verdict = found
             return ran
@@ -69,25 +73,37 @@ chosen_settings = st.builds(
 
 
 @BOUNDED
-@given(true_times, st.floats(0, 0.5), st.integers(0, 1000), chosen_settings, st.integers(0, 2))
+@given(true_times, st.floats(0, 0.5), st.integers(0, 1000), chosen_settings, st.integers(0, 2), st.booleans())
 def test_it_never_ends_on_a_plan_slower_than_the_plain_loop_by_more_than_the_noise(
-    true_ms: list[float], noise: float, seed: int, chosen: TrialSettings, joins: int
+    true_ms: list[float], noise: float, seed: int, chosen: TrialSettings, joins: int, late: bool
 ):
     joins = min(joins, len(true_ms) - 2)
-    ran = run(noisy(true_ms, noise, seed), len(true_ms) - 1 - joins, chosen, joins=joins)
+    late &= joins == 0 and len(true_ms) > 2
+    ran = run(noisy(true_ms, noise, seed), len(true_ms) - 1 - joins - late, chosen, joins=joins, late=late)
     assert true_ms[ran.verdict.winner] <= true_ms[0] * (1 + noise) / (1 - noise)
 
 
 @BOUNDED
-@given(true_times, st.floats(0, 0.5), st.integers(0, 1000), chosen_settings)
-def test_the_bounds_of_its_cost_hold(true_ms: list[float], noise: float, seed: int, chosen: TrialSettings):
-    ran = run(noisy(true_ms, noise, seed), len(true_ms) - 1, chosen)
+@given(true_times, st.floats(0, 0.5), st.integers(0, 1000), chosen_settings, st.booleans())
+def test_the_bounds_of_its_cost_hold(true_ms: list[float], noise: float, seed: int, chosen: TrialSettings, late: bool):
+    late &= len(true_ms) > 2
+    ran = run(noisy(true_ms, noise, seed), len(true_ms) - 1 - late, chosen, late=late)
     assert ran.race.num_steps == len(ran.order) <= chosen.max_steps
     assert not ran.overrun
     # What was lost beyond the budget is at most one step's, and what the plain loop's median moved since.
     least_plain, most = true_ms[0] * (1 - noise), max(true_ms) * (1 + noise)
     moved = ran.race.num_steps * true_ms[0] * 2 * noise
     assert ran.race.lost_ms <= chosen.max_lost_steps * (least_plain + 2 * noise * true_ms[0]) + most + moved
+
+
+@BOUNDED
+@given(true_times, chosen_settings)
+def test_what_joins_once_it_is_decided_wins_if_it_is_faster_than_all(true_ms: list[float], chosen: TrialSettings):
+    times = [*true_ms, min(true_ms) / 2]
+    ran = run(noisy(times, 0, 0), len(true_ms) - 1, chosen, late=True)
+    last = ran.race.entries[-1]
+    if last.name == "late" and last.num_visits > 1 and len(last.samples) > 4:
+        assert ran.verdict.winner == len(true_ms)
 
 
 @BOUNDED

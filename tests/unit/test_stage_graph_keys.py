@@ -135,7 +135,8 @@ def test_a_branch_with_ever_new_shapes_is_left_alone():
     model = tower()
     with bench() as ours:
         for count in range(1, 21):
-            assert torch.equal(ours.call("tower", model, rows(count)), model(rows(count))) or True
+            x = rows(count)
+            torch.testing.assert_close(ours.call("tower", model, x), model(x))
         assert ours.graphs.num_captures == 12
         assert "no graph of the last ones was used twice" in ours.graphs.refused["tower"]
 

@@ -134,18 +134,32 @@ def test_all_that_a_call_launches_is_on_its_lane_but_the_graph_of_several(names:
             ]
 
 
-def test_closing_waits_for_what_is_running(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("why", ["closed", "a parameter is elsewhere"])
+def test_what_is_running_is_waited_for_before_its_graph_is_let_go(why: str, monkeypatch: pytest.MonkeyPatch):
     seen: list[str] = []
-    model = tower()
+    model, x = tower(), pair_batch()[0]
     with bench() as ours, torch.no_grad():
-        ours.call("tower", model, pair_batch()[0])
+        ours.call("tower", model, x)
         with ours.runtime.use_stream(ours.lane("tower").stream):
             hold = ours.runtime.hold()
         monkeypatch.setattr(hold, "wait", lambda: (seen.append("waited"), hold.open()))
         close = CapturedBranch.close
         monkeypatch.setattr(CapturedBranch, "close", lambda self: (seen.append("closed"), close(self)))
-        ours.graphs.close()
+        if why == "closed":
+            ours.graphs.close()
+        else:
+            model[0].weight.data = model[0].weight.data.clone()
+            ours.call("tower", model, x)
         assert seen[:2] == ["waited", "closed"]
+
+
+def test_a_workspace_from_before_a_capture_is_not_used_inside_of_it():
+    model, x = tower(), pair_batch()[0]
+    with bench() as ours, torch.no_grad():
+        expected = ours.lane("tower").launch(lambda: model(x)).wait()
+        assert torch.equal(ours.call("tower", model, x), expected)
+        assert ours.graphs.refused == {}
+        assert ours.graphs.num_replays == 1
 
 
 def test_a_call_may_come_from_any_stream():

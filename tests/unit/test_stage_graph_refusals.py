@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -48,6 +49,18 @@ def counts(self: Does, x: torch.Tensor) -> torch.Tensor:
     return self.layer(x)
 
 
+def hooked_as_long_as_its_frame(self: Does, x: torch.Tensor) -> torch.Tensor:
+    def hooks() -> Iterator[None]:
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
+            yield
+
+    generator = hooks()  # as torch.utils.checkpoint of 2.11 does
+    next(generator)
+    result = self.layer(x)
+    next(generator, None)
+    return result
+
+
 class Hidden:
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
@@ -62,6 +75,7 @@ CASES = {
     "outside": (lambda self, x: self.layer(x) * OUTSIDE, "reads a 8 tensor that is neither an argument nor"),
     "checkpoint": (lambda self, x: checkpoint(self.layer, x, use_reentrant=False), "activation checkpointing"),
     "reentrant": (lambda self, x: checkpoint(self.layer, x.clone(), use_reentrant=True), "activation checkpointing"),
+    "hooked": (hooked_as_long_as_its_frame, "activation checkpointing or other hooks on saved tensors"),
     "replacing": (replaces_a_buffer, "its 'steps' was replaced in the call itself"),
     "counting": (counts, "its attribute 'calls' changed in the call itself"),
     "generator": (

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import Mock, create_autospec, sentinel
 
@@ -128,6 +128,16 @@ def test_graphs_and_their_pools_are_new_ones(api: TorchStreams, made: Any, stand
     assert api.new_graph_pool() is pool.return_value
 
 
+@pytest.mark.parametrize(
+    ("version", "apart"), [("2.11.0+cu130", False), ("2.12.1", False), ("2.13.0+cpu", True), ("3.0", True)]
+)
+def test_graphs_draw_apart_since_torch_gives_each_its_own_seed_and_offset(
+    api: TorchStreams, monkeypatch: pytest.MonkeyPatch, version: str, apart: bool
+):
+    monkeypatch.setattr(torch, "__version__", version)
+    assert api.draws_apart is apart
+
+
 def test_memory_is_asked_for_by_the_device(api: TorchStreams, stand_in: Any):
     allocated, reserved = stand_in("memory_allocated", return_value=3), stand_in("memory_reserved", return_value=5)
     free = stand_in("mem_get_info", return_value=(7, 11))
@@ -213,14 +223,21 @@ class Current:
         patch.setattr(torch.cuda, "stream", self.use)
         patch.setattr(torch.cuda, "current_stream", lambda device=None: self.stream)
 
-    @contextmanager
-    def use(self, stream: Any) -> Iterator[None]:
-        """As ``torch.cuda.StreamContext``, which puts back what was current when it was entered."""
-        before, self.stream = self.stream, stream
-        try:
-            yield
-        finally:
-            self.stream = before
+    def use(self, stream: Any) -> AbstractContextManager[None]:
+        return Used(self, stream)
+
+
+class Used(AbstractContextManager[None]):
+    """As ``torch.cuda.StreamContext``: once it is left, and only then, what was current is so again."""
+
+    def __init__(self, current: Current, stream: Any) -> None:
+        self._current, self._stream = current, stream
+
+    def __enter__(self) -> None:
+        self._before, self._current.stream = self._current.stream, self._stream
+
+    def __exit__(self, *error: object) -> None:
+        self._current.stream = self._before
 
 
 class Capture:

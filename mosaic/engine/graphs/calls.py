@@ -279,7 +279,7 @@ class ModuleState:
             undo.callback(np.random.set_state, np.random.get_state())
             undo.callback(torch.set_rng_state, torch.get_rng_state())
             if self._device.type == "cuda":
-                undo.callback(torch.cuda.set_rng_state, torch.cuda.get_rng_state(self._device), self._device)
+                undo.callback(torch.cuda.set_rng_state, random_state(self._device), self._device)
             try:
                 yield
             finally:
@@ -288,3 +288,8 @@ class ModuleState:
                 for _, home, key, value in (*self._plain, *(own[:4] for own in self._own)):
                     if home.get(key) is not value:
                         home[key] = value
+
+
+def random_state(device: torch.device) -> torch.Tensor:
+    """Returns the state of a device's default generator; of one on a GPU, its seed and how many it has drawn."""
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()

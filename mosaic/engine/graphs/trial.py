@@ -14,8 +14,9 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mosaic.backends.stream_api import StreamApi
 from mosaic.engine.branch_graph import survey
-from mosaic.engine.graphs.calls import ModuleState, RefusalError, TakenCall
+from mosaic.engine.graphs.calls import ModuleState, RefusalError, TakenCall, random_state
 from mosaic.engine.random_numbers import other_random_state
 from mosaic.engine.structure import flatten, is_opaque, tensors_in
 from mosaic.engine.thread_state import as_lane
@@ -27,20 +28,21 @@ _READS_BACK = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 _CONSTANTS = ("aten::lift_fresh", "aten::lift_fresh_copy", "aten::lift")
 
 
-def try_out(call: TakenCall, static: list[torch.Tensor], state: ModuleState, device: torch.device) -> None:
+def try_out(call: TakenCall, static: list[torch.Tensor], state: ModuleState, api: StreamApi) -> None:
     """Runs a call forward and backward on the current stream.
 
     Args:
         call: The call.
         static: Leaves to call it with.
         state: Its module.
-        device: Where its tensors are.
+        api: The runtime.
 
     Raises:
         RefusalError: It does something that a graph cannot do.
     """
+    device = api.device
     leaves = [*static, *state.aliases.values()]
-    others, on_host = other_random_state(), torch.get_rng_state()
+    others, on_host, on_device = other_random_state(), torch.get_rng_state(), random_state(device)
     for trial in range(NUM_TRIALS):
         watch = CaptureWatch(device, static, [*leaves, *state.tensors.values()]) if trial == 0 else None
         result = None
@@ -64,6 +66,11 @@ def try_out(call: TakenCall, static: list[torch.Tensor], state: ModuleState, dev
         raise RefusalError("it draws from Python's or numpy's random numbers")
     if device.type != "cpu" and not torch.equal(on_host, torch.get_rng_state()):
         raise RefusalError("it draws random numbers on the CPU")
+    if not api.draws_apart and not torch.equal(on_device, random_state(device)):
+        raise RefusalError(
+            "it draws random numbers, whose seed and offset all graphs of a device read from one place before torch "
+            f"2.13 (this is {torch.__version__}), so that one replay may overwrite them under another"
+        )
 
 
 @contextmanager

@@ -12,8 +12,8 @@ from torch import nn
 
 from mosaic.backends.base import Backend
 from mosaic.backends.cuda_lanes import StreamLanes
-from mosaic.engine.colocate import warm_up
 from mosaic.engine.find import Finding, Sample
+from mosaic.engine.first_calls import warm_up
 from mosaic.engine.handovers import Handover
 from mosaic.engine.placing import PlacedPlan
 from mosaic.engine.signature import Arguments, Signature, learn
