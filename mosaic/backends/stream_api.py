@@ -199,7 +199,7 @@ class TorchStreams:
         for each generator up to torch 2.12, one for each generator and capture since 2.13
         (ATen/cuda/CUDAGeneratorImpl.h; pytorch#172390, #176752).
         """
-        return TorchVersion(torch.__version__) >= (2, 13)
+        return TorchVersion(torch.__version__) >= TorchVersion("2.13")
 
     @contextmanager
     def capture(self, graph: torch.cuda.CUDAGraph, *, stream: torch.cuda.Stream, pool: Any) -> Iterator[None]:

@@ -177,7 +177,7 @@ class FakeGraph:
         if recording is None:
             raise RuntimeError("nothing was captured in this graph")
         self.num_replays += 1
-        with torch.no_grad(), torch._C._DisableTorchDispatch():
+        with torch.no_grad(), torch._C._DisableAutocast(), torch._C._DisableTorchDispatch():
             for spot in (*recording.given, *recording.made.values()):
                 spot.spoil()
             touched: dict[int, torch.Tensor] = {}

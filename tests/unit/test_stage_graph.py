@@ -11,6 +11,8 @@ from engine_cases import TwoTowers, pair_batch, tower
 from stage_graph_cases import bench, one_thread, train_both  # noqa: F401
 from torch import nn
 
+from mosaic.engine.graphs.trial import NUM_TRIALS
+
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -115,6 +117,16 @@ def test_a_result_that_nobody_uses_has_no_gradient(used: str):
 
     ours, _ = train_both(UsesMany, step)
     assert ours.graphs.refused == {}
+    assert ours.graphs.num_replays == 5
+
+
+def test_a_backward_from_some_results_leaves_out_what_an_earlier_one_had_from_the_others():
+    def step(model: Any, together: Any, number: int) -> torch.Tensor:
+        x, y = pair_batch(number)
+        (shown, _), _ = together(many=(model.call, x, y), other=(model.other, y))
+        return shown["hidden"].sum() + (shown["pooled"].square().sum() if number == 0 else 0)
+
+    ours, _ = train_both(UsesMany, step)
     assert ours.graphs.num_replays == 5
 
 
@@ -287,6 +299,48 @@ def test_under_autocast_a_replay_casts_the_weights_of_its_step():
             return two_towers(model, together, number).float()
 
     ours, _ = train_both(TwoTowers, step, steps=3)
+    assert ours.graphs.num_replays == 3
+
+
+def test_a_backward_is_tried_and_captured_without_the_autocast_of_its_forward():
+    seen: list[tuple[str, bool]] = []
+
+    class Tells(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            seen.append(("forward", torch.is_autocast_enabled("cpu")))
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            seen.append(("backward", torch.is_autocast_enabled("cpu")))
+            return grad * 2
+
+    with bench() as ours, torch.autocast("cpu", torch.bfloat16):
+        ours.call("tells", lambda x: Tells.apply(x), torch.ones(3, requires_grad=True))
+    assert seen == [("forward", True), ("backward", False)] * (NUM_TRIALS + 1)
+
+
+class Exact(nn.Module):
+    """A part of it computes in single precision, whatever is asked for around it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return self.layer(x.float())
+
+
+def test_a_part_that_autocast_leaves_out_goes_backward_in_its_own_precision():
+    def step(model: Any, together: Any, number: int) -> torch.Tensor:
+        x, y = pair_batch(number)
+        with torch.autocast("cpu", torch.bfloat16):
+            left, right = together(left=(model.left, x), right=(model.right, y))
+        return contrast(model, left, right.float())
+
+    ours, _ = train_both(lambda: TwoTowers(Exact(), tower()), step, steps=3)
     assert ours.graphs.num_replays == 3
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -122,6 +123,7 @@ def test_all_that_a_call_launches_is_on_its_lane_but_the_graph_of_several(names:
     with bench() as ours:
         branches = [ours.branch(name, model, x) for name in names]
         ours.run(*branches)
+        assert not any("mm" in launch.name for launch in ours.runtime.on(0))  # nor when it is tried before
         here, lanes = len(ours.runtime.on(0)), [len(ours.runtime.on(branch.lane.stream)) for branch in branches]
         ours.run(*branches)
         launched = [launch.name for launch in ours.runtime.on(0)[here:]]
@@ -151,6 +153,38 @@ def test_what_is_running_is_waited_for_before_its_graph_is_let_go(why: str, monk
             model[0].weight.data = model[0].weight.data.clone()
             ours.call("tower", model, x)
         assert seen[:2] == ["waited", "closed"]
+
+
+def test_forward_and_backward_are_captured_under_the_settings_of_their_lane():
+    now: list[int | None] = [None]
+    seen: list[tuple[str, int | None, bool]] = []
+
+    class Settings:
+        @contextmanager
+        def during(self, num_sms: int | None) -> Iterator[None]:
+            now.append(num_sms)
+            yield
+            now.pop()
+
+    class Tells(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            seen.append(("forward", now[-1], ours.runtime.is_capturing()))
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            seen.append(("backward", now[-1], ours.runtime.is_capturing()))
+            return grad * 2
+
+    with bench() as ours:
+        settings: Any = Settings()
+        ours.lanes.set_libraries(settings)
+        ours.lane_of = {"left": ours.lanes.lane((2,)), "right": ours.lanes.lane(WIDE)}
+        x = torch.ones(3, requires_grad=True)
+        ours.run(*(ours.branch(name, lambda x: Tells.apply(x), x) for name in ("left", "right")))
+        captured = [(phase, num_sms) for phase, num_sms, is_capturing in seen if is_capturing]
+    assert captured == [("forward", 8), ("forward", 16), ("backward", 8), ("backward", 16)]
 
 
 def test_a_workspace_from_before_a_capture_is_not_used_inside_of_it():

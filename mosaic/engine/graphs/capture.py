@@ -56,8 +56,6 @@ class Capturing:
         lane.order_after_caller()
         with self.api.use_stream(lane.stream):
             static = call.static_inputs()
-        for tensor in call.tensors:
-            self.api.record_use(tensor, lane.stream)
         with state.without_trace():
             self.api.synchronize()
             try:

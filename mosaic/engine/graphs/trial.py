@@ -55,7 +55,9 @@ def try_out(call: TakenCall, static: list[torch.Tensor], state: ModuleState, api
         made = [tensor for tensor in tensors_in(result) if tensor.requires_grad and not tensor.is_leaf]
         wanted = [leaf for leaf in leaves if leaf.requires_grad]
         if made:
-            torch.autograd.grad(made, wanted, [torch.ones_like(tensor) for tensor in made], allow_unused=True)
+            ones = [torch.ones_like(tensor) for tensor in made]
+            with torch.autocast(device.type, enabled=False):  # as it is captured, and as backwards run
+                torch.autograd.grad(made, wanted, ones, allow_unused=True)
         change = state.change()
         if change is not None:
             raise RefusalError(f"{change.text} in the call itself")
