@@ -7,6 +7,7 @@ from fractions import Fraction
 
 import pytest
 import torch
+from torch import nn
 
 from bench import zoo
 from bench.zoo import MAX_SHIFT, NOTES, RATIOS, build, config_of, counted, cut, fit, make_batch, shift
@@ -105,6 +106,24 @@ def test_kept_bytes_are_those_of_the_analytic_count(name: str):
     assert kept >= 0.98 * memory.activation_bytes
     assert memory.workspace_bytes <= 2 * TEMPORARIES * one.largest_bytes
     assert one.parameters * 16 == memory.parameter_bytes + memory.gradient_bytes + memory.optimizer_bytes
+
+
+def test_parameters_are_not_kept_and_a_weight_is_cast_once():
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.linear = nn.LayerNorm(8, device=META), nn.Linear(8, 8, bias=False, device=META)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(self.linear(self.norm(x)))
+
+    model = Twice()
+    forward = count_forward(model, lambda: model(torch.empty(1, 4, 8, device=META)))
+    assert forward.cast_bytes == 2 * 8 * 8
+    rows, half, full = 4, 2 * 4 * 8, 4 * 4 * 8
+    assert forward.kept_bytes == full + 2 * 4 * rows + 2 * half  # the norm's input, means, deviations; both inputs
+    assert forward.largest_bytes == full
+    assert forward.flops == {"": 2 * 2 * 4 * 8 * 8}
 
 
 def test_a_norm_keeps_its_input_and_attention_no_scores():
