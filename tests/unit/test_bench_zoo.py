@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from fractions import Fraction
+from typing import Any
 
 import pytest
 import torch
@@ -134,6 +135,29 @@ def test_a_norm_keeps_its_input_and_attention_no_scores():
     two = forward_of("ctvlm", config, batch=2)
     assert two.kept_bytes == pytest.approx(2 * one.kept_bytes, rel=0.02)
     assert two.cast_bytes == one.cast_bytes <= 2 * one.parameters
+
+
+@pytest.mark.parametrize("name", NOTES)
+def test_a_cut_model_trains_every_parameter_on_ids_that_it_has(name: str):
+    larger = {"qwen3-vl": "language", "ctvlm": "small large"}.get(name, "").split()
+    config = config_of(name, "tiny")
+    for part in larger:  # vocabularies that can be cut
+        config = dataclasses.replace(config, **{part: _with_words(getattr(config, part), 256)})
+    if name == "ofasys":
+        config = dataclasses.replace(config, words=256, codes=128, bins=128)
+    if name == "unified-io-2":
+        config = dataclasses.replace(config, vocabularies=(256, 128, 128))
+    config = cut(config, Fraction(1, 2))
+    cpu = torch.device("cpu")
+    model = build(name, config=config, device=cpu)
+    models.loss_of(model(**make_batch(name, config=config, batch=2, device=cpu))).backward()
+    assert [path for path, parameter in model.named_parameters() if parameter.grad is None] == []
+
+
+def _with_words(part: Any, words: int) -> Any:
+    if hasattr(part, "language"):
+        return dataclasses.replace(part, language=_with_words(part.language, words))
+    return dataclasses.replace(part, vocabulary=words)
 
 
 def test_tiny_models_are_what_they_were():
