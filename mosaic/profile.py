@@ -271,6 +271,8 @@ class Profile:
     """How well this profile's samples predict each other."""
     shapes: tuple[ModuleShape, ...] = ()
     """What counted operators say of the course of surfaces between samples; empty where they were not counted."""
+    left_out: tuple[str, ...] = ()
+    """What was not measured because time was up, in words."""
     environment: Environment
     """Software, date, and how quiet the machine was."""
 

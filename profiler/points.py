@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -18,6 +18,7 @@ from mosaic.profiler.batch import split_batch
 from mosaic.profiler.cache import ProfileCache
 from mosaic.profiler.communication import Network
 from mosaic.profiler.counters import Counters, Utilisation
+from mosaic.profiler.deadline import Deadline
 from mosaic.profiler.measure import StepTimes, measure_quietly
 from mosaic.profiler.peaks import phase_peaks
 from mosaic.profiler.quotas import Sampling
@@ -47,6 +48,8 @@ class Site:
     """Where measurements are kept."""
     clocks_mhz: list[tuple[int, int]] = field(default_factory=list)
     """SM and memory clocks, read after each measurement."""
+    deadline: Deadline = field(default_factory=lambda: Deadline(None))
+    """When to stop."""
     warm: set[tuple[str, int]] = field(default_factory=set)
     """Modules and degrees whose libraries have set themselves up."""
 
@@ -67,53 +70,70 @@ class ModulePoints:
         self._key = key
         self._site = site
         self._tell = tell
-        self._record = site.cache.module(key, subject.name) if site.cache is not None else ModuleRecord(key=key)
+        self._record = self._known()
+        self._memory: ModuleMemory | None = None
+        self._computed: dict[int, list[Sample]] = {}
 
-    def measure(
-        self, sampling: Sampling, network: Network | None, shape: ModuleShape | None = None
-    ) -> tuple[list[Sample], ModuleMemory]:
-        """Measures what is missing, point by point, and keeps each point at once.
+    def measure(self, sampling: Sampling, shape: ModuleShape | None = None) -> Iterator[int]:
+        """Measures what is missing, keeps each point at once, and yields its quota, so that modules can take turns.
+
+        Once the site's deadline is over, few quotas on one device are enough (``Sampling.is_enough``).
 
         Args:
             sampling: Which degrees and quotas.
-            network: Links between devices, for degrees above 1.
             shape: Of the module's compute alone, where adaptive sampling may go by one.
 
         Raises:
             UnsupportedModelError: The module ran at no quota of degree 1; has what it raised.
             UnstableMeasurementError: The machine is too busy.
         """
-        samples: list[Sample] = []
-        computed: list[Sample] = []
         for degree in sampling.degrees:
-            found = self._measure_degree(degree, sampling, shape, computed)
-            computed += found
+            found = self._computed[degree] = []
+            for quota in self._measure_degree(degree, sampling, shape, found):
+                self.memory(sampling.quotas[-1])  # kept from the first point on, for a run that is killed
+                yield quota
             if degree == 1 and all(sample.infeasible is not None for sample in found):
                 raise UnsupportedModelError(
                     f"{self._subject.name!r} ran at no quota; it raised {found[0].infeasible}. Mend the module, make "
                     "the batch smaller, or leave it out (exclude)"
                 )
-            samples += [compose(sample, network, self._subject.gradient_bytes) for sample in found]
-        return samples, self._memory(sampling.quotas[-1])
+
+    def samples(self, network: Network | None) -> list[Sample]:
+        """Returns what was measured, by degree and quota; ``network`` has the links for degrees above 1."""
+        return [
+            compose(sample, network, self._subject.gradient_bytes)
+            for found in self._computed.values()
+            for sample in sorted(found, key=lambda sample: sample.quota)
+        ]
 
     def _measure_degree(
-        self, degree: int, sampling: Sampling, shape: ModuleShape | None, computed: Sequence[Sample]
-    ) -> list[Sample]:
+        self, degree: int, sampling: Sampling, shape: ModuleShape | None, found: list[Sample]
+    ) -> Iterator[int]:
         name = self._subject.name
         try:
             part = split_batch(self._subject, degree)
         except UnsupportedModelError as error:
-            return [_infeasible(name, phase, q, degree, str(error)) for q in sampling.ends for phase in Phase]
-        known = {quota: self._reusable(degree, quota) for quota in sampling.quotas}
-        found = [sample for points in known.values() if sampling.is_adaptive for sample in points]
-        while (quota := sampling.next_quota(found, shape, computed)) is not None:
-            points = known[quota]
-            self._tell(f"{name} at {quota} slot{'s' if quota > 1 else ''}" + (f" of {degree}" if degree > 1 else ""))
-            if not points:
-                self._site.warm_up(part, degree)
-                points = self._measure_point(part, degree, quota)
-            found += points
-        return sorted(found, key=lambda sample: sample.quota)
+            found += [_infeasible(name, phase, q, degree, str(error)) for q in sampling.ends for phase in Phase]
+            return
+        found += [sample for quota in sampling.quotas for sample in self._reusable(degree, quota)]
+        others = [sample for other, of in self._computed.items() if other != degree for sample in of]
+        while (quota := sampling.next_quota(found, shape, others)) is not None:
+            self._record = self._known()  # an equal module may have been measured meanwhile
+            if points := self._reusable(degree, quota):
+                found += points
+                continue
+            is_enough = degree > 1 or sampling.is_enough(found)
+            left = (quota,) if sampling.is_adaptive else sampling.remaining(found)
+            if is_enough and self._site.deadline.leaves_out(_point(name, left, degree)):
+                return
+            self._tell(_point(name, (quota,), degree))
+            self._site.warm_up(part, degree)
+            found += self._measure_point(part, degree, quota)
+            yield quota
+
+    def _known(self) -> ModuleRecord:
+        cache = self._site.cache
+        return ModuleRecord(key=self._key) if cache is None else cache.module(self._key, self._subject.name)
 
     def _reusable(self, degree: int, quota: int) -> tuple[Sample, ...]:
         """What is known of a point, if this run would have taken it. What failed is tried again: memory may be free."""
@@ -175,23 +195,24 @@ class ModulePoints:
         kept = lane.submit(part.activation_bytes).wait()
         return kept, kept
 
-    def _memory(self, quota: int) -> ModuleMemory:
-        """What the module keeps; its own size alone where it fails at ``quota``."""
-        if self._record.memory is not None:
-            return self._record.memory
+    def memory(self, quota: int) -> ModuleMemory:
+        """Returns what the module keeps; its own size alone where it fails at ``quota``."""
+        self._memory = self._memory or self._record.memory
+        if self._memory is not None:
+            return self._memory
         subject, site = self._subject, self._site
         kept = 0
         with attempt():
             kept = site.lanes.lane(tuple(range(quota))).submit(subject.activation_bytes).wait()
-        memory = ModuleMemory(
+        self._memory = ModuleMemory(
             module=subject.name,
             resident_bytes=subject.resident_bytes,
             activation_bytes=kept,
             num_trained=subject.num_trained,
         )
         if site.cache is not None:
-            site.cache.add_module(self._key, (), memory)
-        return memory
+            site.cache.add_module(self._key, (), self._memory)
+        return self._memory
 
 
 def compose(sample: Sample, network: Network | None, gradient_bytes: int) -> Sample:
@@ -210,6 +231,11 @@ def compose(sample: Sample, network: Network | None, gradient_bytes: int) -> Sam
 
 def _of(times: StepTimes, phase: Phase) -> tuple[float, ...]:
     return times.forward_ms if phase is Phase.FORWARD else times.backward_ms
+
+
+def _point(module: str, quotas: Sequence[int], degree: int) -> str:
+    slots = f"{', '.join(map(str, quotas))} slot{'s' if quotas[-1] > 1 else ''}"
+    return f"{module} at {slots}" + (f" of {degree}" if degree > 1 else "")
 
 
 def _infeasible(module: str, phase: Phase, quota: int, degree: int, reason: str) -> Sample:

@@ -68,6 +68,18 @@ class Sampling:
         """Quotas at which a degree that is not possible is noted."""
         return tuple(sorted({self.quotas[0], self.quotas[-1]})) if self.is_adaptive else self.quotas
 
+    def remaining(self, samples: Sequence[Sample]) -> tuple[int, ...]:
+        """Returns quotas without samples: the ends, outside of which nothing is predicted, then from large to small."""
+        *others, largest = self.quotas
+        tried = {sample.quota for sample in samples}
+        return tuple(quota for quota in (largest, *others[:1], *reversed(others[1:])) if quota not in tried)
+
+    def is_enough(self, samples: Sequence[Sample]) -> bool:
+        """Returns whether samples at degree 1 allow for a plan: both ends were tried, and two quotas ran."""
+        tried = {sample.quota for sample in samples}
+        ran = {sample.quota for sample in samples if sample.infeasible is None}
+        return {self.quotas[0], self.quotas[-1]} <= tried and len(ran) > 1
+
     @property
     def expected(self) -> int:
         """About how many points a module takes."""
@@ -84,8 +96,7 @@ class Sampling:
             known: Samples of the module at other degrees.
         """
         if self.bound is None:
-            tried = {sample.quota for sample in samples}
-            return next((quota for quota in self.quotas if quota not in tried), None)
+            return next(iter(self.remaining(samples)), None)
         if shape is not None and samples and any(curve.degree == samples[0].degree for curve in shape.curves):
             return next_shaped_sample(samples, self.quotas, shape, bound=self.bound, known=known)
         return next_of_both(samples, self.quotas, bound=self.bound)

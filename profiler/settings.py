@@ -33,6 +33,10 @@ class ProfileSettings:
     """Groups of two modules or more to measure side by side, at designed quotas."""
     bound: float = 0.05
     """Adaptive sampling stops where measurements that are left out are predicted with less than this relative error."""
+    max_seconds: float | None = None
+    """Time for all measurements; once it is over, what is left is left out (``Profile.left_out`` says what). Two quotas
+    of each module, the largest and the smallest, are measured however long it takes: nothing is predicted outside of
+    them. None is no deadline."""
 
     def __post_init__(self) -> None:
         if self.warmup < 0 or not 1 <= self.min_repeats <= self.max_repeats:
@@ -46,3 +50,5 @@ class ProfileSettings:
             )
         if not (self.spread > 0 and self.sample_seconds > 0 and self.foreign_share > 0 and self.refuse_share > 0):
             raise ValueError("spread, sample_seconds, foreign_share and refuse_share are positive")
+        if self.max_seconds is not None and not self.max_seconds >= 0:
+            raise ValueError(f"max_seconds={self.max_seconds}; use 0 or more, or None for no deadline")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -12,10 +14,11 @@ from mosaic.backends.base import Backend
 from mosaic.cost.sampling import held_out_errors
 from mosaic.cost.shaped import shaped_without
 from mosaic.graph import ModuleGraph
-from mosaic.profile import GroupSample, HeldOutError, ModuleMemory, Phase, Profile, Sample
+from mosaic.profile import GroupSample, HeldOutError, Phase, Profile, Sample
 from mosaic.profiler.cache import ProfileCache
 from mosaic.profiler.communication import Network
 from mosaic.profiler.counters import Counters
+from mosaic.profiler.deadline import Deadline
 from mosaic.profiler.estimate import estimate_bandwidths
 from mosaic.profiler.groups import SideBySide, choose_groups, choose_pairs, interference_errors
 from mosaic.profiler.noise import ForeignLoad
@@ -29,6 +32,8 @@ from mosaic.profiler.structure import structures_of
 from mosaic.profiler.subject import Subject
 from mosaic.profiler.surroundings import environment_of, key_of, now_utc
 from mosaic.shape import ModuleShape
+
+_LOG = logging.getLogger("mosaic")
 
 ProgressCallback = Callable[[str, int, int], None]
 """Called with what is measured next, how many measurements are done, and about how many there are."""
@@ -51,7 +56,8 @@ def profile_modules(
     """Measures every module of a graph on a backend; the model is left as it was found.
 
     Where a module fails at one degree and quota, or runs out of memory, that point is kept as infeasible with what it
-    raised, and the rest goes on.
+    raised, and the rest goes on. Modules take turns: first the largest and the smallest quota of each, then the others
+    from large to small, then modules side by side; ``settings.max_seconds`` may end this early.
 
     Args:
         model: The model that the modules belong to.
@@ -102,6 +108,7 @@ class _Sweep:
         now = environment_of(backend)
         self._keys = {subject.name: key_of(subject, backend, now) for subject in subjects}
         self._steps = _Steps(progress)
+        self._deadline = Deadline(settings.max_seconds)
         self._clocks: list[tuple[int, int]] = []
         self._counted: Counted = {}
 
@@ -109,20 +116,27 @@ class _Sweep:
         pairs = choose_pairs(self._graph, self._backend.device) if self._settings.pairs else []
         self._steps.expected = len(self._subjects) * sampling.expected + len(pairs) + self._settings.groups
         partitions = [tuple(range(quota)) for quota in sampling.quotas]
-        samples: list[Sample] = []
-        memory: list[ModuleMemory] = []
         shapes = self._count(sampling)
         with self._site([*partitions, *(slots for pair in pairs for _, slots in pair)]) as site:
-            for subject in self._subjects:
-                points = ModulePoints(subject, self._keys[subject.name], site, self._steps.next)
-                found, kept = points.measure(sampling, network, shapes.get(subject.name))
-                samples += found
-                memory.append(kept)
+            modules = [
+                ModulePoints(subject, self._keys[subject.name], site, self._steps.next) for subject in self._subjects
+            ]
+            _take_turns(
+                points.measure(sampling, shapes.get(subject.name))
+                for subject, points in zip(self._subjects, modules, strict=True)
+            )
+            memory = [points.memory(sampling.quotas[-1]) for points in modules]
             measured = tuple(self._side_by_side(site).pairs(pairs))
             lane_bytes = lane_bytes_of(site.lanes)
         memory = [dataclasses.replace(kept, lane_bytes=lane_bytes) for kept in memory]
-        samples = self._with_bandwidths(samples)
+        samples = self._with_bandwidths([sample for points in modules for sample in points.samples(network)])
         groups = self._groups(samples)
+        if self._deadline.left_out:
+            _LOG.warning(
+                "profiling was over after %s s; not measured: %s",
+                self._settings.max_seconds,
+                "; ".join(self._deadline.left_out),
+            )
         if network is not None and len(sampling.degrees) > 1:
             shapes = self._shapes(network)
         held_out = held_out_of(samples, shapes)
@@ -138,6 +152,7 @@ class _Sweep:
             structures=structures_of(self._subjects),
             held_out=held_out,
             shapes=tuple(shapes.values()),
+            left_out=tuple(self._deadline.left_out),
             environment=environment_of(
                 self._backend,
                 foreign_cpu_share=self._load.share or 0.0,
@@ -180,7 +195,7 @@ class _Sweep:
     def _groups(self, samples: Sequence[Sample]) -> tuple[GroupSample, ...]:
         """Measured last, since what they are depends on the bandwidth that modules were seen to use."""
         layouts = choose_groups(self._subjects, samples, self._backend.device, self._settings.groups)
-        if not layouts:
+        if not layouts or self._deadline.leaves_out(f"{len(layouts)} groups side by side"):
             return ()
         with self._site([slots for layout in layouts for _, slots in layout]) as site:
             return tuple(self._side_by_side(site).groups(layouts))
@@ -196,11 +211,21 @@ class _Sweep:
                 self._counters,
                 self._cache,
                 self._clocks,
+                self._deadline,
             )
 
     def _side_by_side(self, site: Site) -> SideBySide:
         by_name = {subject.name: subject for subject in self._subjects}
         return SideBySide(site, by_name, self._keys, self._steps.next)
+
+
+def _take_turns(modules: Iterable[Iterator[int]]) -> None:
+    """Lets each module measure one point after the other's, so that a deadline leaves out as much of each."""
+    waiting = deque(modules)
+    while waiting:
+        module = waiting.popleft()
+        if next(module, None) is not None:
+            waiting.append(module)
 
 
 def held_out_of(samples: Sequence[Sample], shapes: Mapping[str, ModuleShape]) -> tuple[HeldOutError, ...]:
