@@ -43,6 +43,7 @@ class Subject:
     def forward(self) -> list[torch.Tensor]:
         """Calls the module on fresh aliases of its inputs; returns the tensors that take a gradient."""
         args, kwargs = map_tensors(_alias, (self.args, self.kwargs))
+        torch.clear_autocast_cache()  # or weights that an earlier call cast, on another lane, would not be cast again
         if self.settings is None:
             result = self.module(*args, **kwargs)
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import takewhile
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -262,3 +263,10 @@ def test_each_time_of_the_rule_has_the_casts_of_its_weights_and_leaves_none_to_t
     subject.forward()
     torch.clear_autocast_cache()
     assert set(casts) == {3}  # of the input, the weight and the bias
+
+
+def test_a_batch_that_the_largest_was_cut_to_is_not_measured_again(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(gpu_models, "fit", lambda name, *, memory_bytes: SimpleNamespace(batch=4))
+    bench = Bench(backend=HostBackend(num_slots=2), budget=Budget(), dry_run=False)
+    assert list(gpu_models.measure_model(bench, name="ctvlm", batch=4)) == []
+    assert bench.verdict == "measured as models/ctvlm/8: memory holds a batch of 4"
