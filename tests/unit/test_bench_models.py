@@ -186,6 +186,10 @@ def test_of_two_equal_modules_the_rule_is_the_one_that_is_written_down(c: float,
         assert (lanes_ms(both) < plain_ms(both)) == (c < (2 - s) * g)
 
 
+def test_on_one_stream_launches_of_one_module_hide_behind_the_work_of_another():
+    assert plain_ms((times(8.0, 2.0, 1.0), times(1.0, 9.0, 1.0))) == 11.0
+
+
 @given(st.lists(st.tuples(some, some, st.floats(1, 4)), min_size=1, max_size=5))
 def test_lanes_take_as_long_as_all_launches_and_as_the_longest_module_at_least(modules: list[tuple[float, ...]]):
     stage = tuple(times(*each) for each in modules)
