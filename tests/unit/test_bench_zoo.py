@@ -64,7 +64,7 @@ def test_a_batch_shrinks_before_a_model_is_hardly_itself_any_more():
     assert small.note.endswith("a batch of 4, since 8 would leave too little of it")
     assert "batch" not in large.note
     least = fit("qwen3-vl", memory_bytes=40 << 30)
-    assert (least.batch, least.ratio) == (1, Fraction(1, 8))
+    assert (least.batch, least.ratio) == (2, Fraction(1, 12))
     assert "nothing is cut" in fit("clip", memory_bytes=H100).note
 
 
