@@ -146,7 +146,8 @@ class Recording:
         made = {key: spot for key, spot in made.items() if key not in given}
         self.made |= made
         self.written |= made.keys()
-        if torch.Tag.inplace_view not in func.tags:  # it launches nothing, and changes shapes that are noted here
+        allocates = func.name().startswith(("aten::empty", "aten::new_empty"))
+        if torch.Tag.inplace_view not in func.tags and not allocates:  # they launch nothing, or change noted shapes
             self.operators.append((func, *pytree.tree_map_only(torch.Tensor, _Spot.of, (args, kwargs, result))))
 
 
