@@ -14,10 +14,11 @@ from bench.gpu_bench import Bench
 from bench.gpu_rounds import Rounds
 from bench.gpu_tables import number
 from bench.gpu_variants import PlainStreams, Step, Workload, colocated, lanes_of, whole_step_graph
+from bench.profile_choice import quotas_for
 from bench.record import Figure, missing_figure
 from bench.roofline import count_step
 from bench.rule_of_thumb import measure_rule
-from bench.zoo import NOTES
+from bench.zoo import MAX_BATCH, fit
 from mosaic.cost import CostModel
 from mosaic.engine import find_modules
 from mosaic.engine.find import Finding
@@ -49,15 +50,24 @@ WORTH = MappingProxyType(
 
 
 def measure_model(bench: Bench, *, name: str, batch: int) -> Iterator[Figure]:
-    """Measures every variant of one model at one batch; what cannot be had is a figure with a reason."""
-    for figure in _measure(name, batch, bench):
-        figure.labels.update(model=name, batch=str(batch))
+    """Measures every variant of one model at one batch; what cannot be had is a figure with a reason.
+
+    Where memory holds fewer samples than the largest batch, that one is measured with as many as it holds, and the
+    batches between are left out.
+    """
+    if not bench.dry_run:
+        most = fit(name, memory_bytes=bench.device.memory_bytes).batch
+        if most <= batch < MAX_BATCH:
+            bench.verdict = f"measured as models/{name}/{MAX_BATCH}: memory holds a batch of {most}"
+            return
+    work = Workload(name, batch, bench)
+    bench.notes.append(work.note)
+    for figure in _measure(work, bench):
+        figure.labels.update(model=name, batch=str(work.batch))
         yield figure
 
 
-def _measure(name: str, batch: int, bench: Bench) -> Iterator[Figure]:
-    bench.notes.append(NOTES[name])
-    work = Workload(name, batch, bench)
+def _measure(work: Workload, bench: Bench) -> Iterator[Figure]:
     rounds = Rounds(work, bench, WORTH)
     yield from rounds.measure_plain()
     yield from rounds.measure(ONE_GRAPH, lambda: whole_step_graph(work, bench))
@@ -128,7 +138,7 @@ def _by_plan(even: Plan, finding: Finding, rounds: Rounds) -> Iterator[Figure]:
     seconds = rounds.share_s(PROFILE)
     if bench.budget.allows("a profile, and with it the plan that is solved"):
         try:
-            plan, method = _plan(work, finding, bench, seconds)
+            plan, method = _plan(rounds, finding, seconds)
         except Exception as error:
             yield missing_figure("plan", error, {"variant": "mosaic"})
     if plan is not None:
@@ -151,11 +161,13 @@ def _by_plan(even: Plan, finding: Finding, rounds: Rounds) -> Iterator[Figure]:
         yield from _none_of(("mosaic, graphs",), "graphs were not faster on the even split")
 
 
-def _plan(work: Workload, finding: Finding, bench: Bench, seconds: float) -> tuple[Plan, str]:
+def _plan(rounds: Rounds, finding: Finding, seconds: float) -> tuple[Plan, str]:
     """Profiles, for so many seconds, and solves; returns the plan and the method that found it."""
-    slots = bench.device.num_slots
-    quotas = {max(1, round(slots * share)) for share in (1 / 8, 1 / 4, 1 / 2, 3 / 4, 1)}
+    work, bench = rounds.work, rounds.bench
+    quotas, note = quotas_for(bench.device.num_slots, rounds.plain_ms)
+    bench.notes += [note] if note else []
     settings = ProfileSettings(
+        max_seconds=seconds,
         warmup=1,
         min_repeats=2,
         max_repeats=3,
@@ -168,6 +180,7 @@ def _plan(work: Workload, finding: Finding, bench: Bench, seconds: float) -> tup
     profile = profile_modules(
         work.model, finding.subjects, finding.graph, bench.backend, quotas=quotas, settings=settings
     )
+    bench.notes += [f"not profiled: {what}" for what in profile.left_out]
     plan = solve(finding.graph, CostModel.from_profile(profile), bench.device)
     return plan, plan.search.method
 

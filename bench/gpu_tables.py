@@ -134,15 +134,15 @@ def models_table(study: Study) -> str:
     Below stands what the rule of thumb is made of and what it predicts, beside what was measured.
     """
     steps = study.of("models", "step_ms")
-    keys = dict.fromkeys((figure.labels["model"], figure.labels["batch"]) for figure in steps)
-    models = list(dict.fromkeys(model for model, _ in keys))
+    keys = dict.fromkeys((figure.labels["model"], figure.labels["batch"], figure.part) for figure in steps)
+    models = list(dict.fromkeys(model for model, *_ in keys))
     rows, levers = [], []
-    for model, batch in sorted(keys, key=lambda key: (models.index(key[0]), int(key[1]))):
-        cells = [_step_cell(study, model, batch, variant) for variant in _VARIANTS]
-        bound = next((f for f in study.of(f"models/{model}/{batch}", "bound_ms")), None)
+    for model, batch, part in sorted(keys, key=lambda key: (models.index(key[0]), int(key[1]))):
+        cells = [_step_cell(study, part, variant) for variant in _VARIANTS]
+        bound = next((f for f in study.of(part, "bound_ms")), None)
         rows.append((model, batch, *cells, f"{number(bound.value)} ms" if bound and bound.value is not None else "-"))
-        if study.of(f"models/{model}/{batch}", "launch_ms"):
-            levers.append((model, batch, *_lever_cells(study, f"models/{model}/{batch}")))
+        if study.of(part, "launch_ms"):
+            levers.append((model, batch, *_lever_cells(study, part)))
     heads = ("model", "batch", *(f"{variant}, measured" for variant in _VARIANTS), "roofline's bound, predicted")
     table = _table(study, "models", heads, rows, _why_not(steps))
     return table + ("\n" + "\n".join(_rows(_LEVER_HEADS, levers)) + "\n" if levers else "")
@@ -169,8 +169,7 @@ def _lever_cells(study: Study, part: str) -> tuple[str, ...]:
     )
 
 
-def _step_cell(study: Study, model: str, batch: str, variant: str) -> str:
-    part = f"models/{model}/{batch}"
+def _step_cell(study: Study, part: str, variant: str) -> str:
     found = [f for f in study.of(part, "step_ms") if f.labels["variant"] == variant and f.value is not None]
     if not found:
         return "-"

@@ -10,7 +10,7 @@ import torch
 
 import mosaic
 from bench.gpu_bench import Bench
-from bench.zoo import build, make_batch
+from bench.zoo import NOTES, build, config_of, fit, make_batch
 from mosaic import models
 from mosaic.backends.base import Backend, Lanes
 from mosaic.backends.cuda import CudaBackend
@@ -25,14 +25,22 @@ Step = Callable[[], torch.Tensor]
 
 
 class Workload:
-    """A model, a batch, and the loop that trains it: the same for every variant, from the same weights."""
+    """A model, a batch, and the loop that trains it: the same for every variant, from the same weights.
+
+    Attributes:
+        batch: Samples of a step: as many as were asked for, or fewer where the device's memory does not hold them.
+        note: What the model is, and what was cut.
+    """
 
     def __init__(self, name: str, batch: int, bench: Bench) -> None:
-        size = "tiny" if bench.dry_run else "paper"
+        fitted = None if bench.dry_run else fit(name, memory_bytes=bench.device.memory_bytes)
+        config = config_of(name, "tiny") if fitted is None else fitted.config
+        self.batch = batch if fitted is None else min(batch, fitted.batch)
+        self.note = NOTES[name] if fitted is None else fitted.note
         self.device = bench.torch_device
         self.modules = models.entry_of(name).modules
-        self.model = build(name, size=size, device=self.device)
-        self.inputs = make_batch(name, size=size, batch=batch, device=self.device)
+        self.model = build(name, config=config, device=self.device)
+        self.inputs = make_batch(name, config=config, batch=self.batch, device=self.device)
         on_gpu = {"fused": True, "capturable": True} if bench.on_gpu else {}
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, **on_gpu)
         self._first = [parameter.detach().clone() for parameter in self.model.parameters()]

@@ -20,8 +20,6 @@ from functools import partial
 from itertools import chain
 from typing import Literal
 
-import torch
-
 from bench.gpu_bench import Bench
 from bench.gpu_tables import number
 from bench.record import Figure, missing_figure
@@ -166,19 +164,13 @@ def _step(subject: Subject) -> None:
     subject.backward(subject.forward())
 
 
-def _come_to_rest(bench: Bench) -> None:
-    """Waits for the device, and empties autocast's cache: each step casts its weights anew."""
-    bench.synchronize()
-    torch.clear_autocast_cache()
-
-
 def _launch_ms(subject: Subject, lane: Lane, bench: Bench) -> float:
     """Times the host alone, phase by phase and of one sample: behind a full queue it would wait for the device."""
     with contextlib.suppress(UnsupportedModelError):  # launches are as many for all samples
         subject = split_batch(subject, batch_of(subject, "cut to one sample"))
     found = []
     for _ in range(MAX_REPEATS + 1):
-        _come_to_rest(bench)
+        bench.synchronize()
         start = time.perf_counter()
         forward = lane.submit(subject.forward)
         launched = time.perf_counter() - start
@@ -189,7 +181,7 @@ def _launch_ms(subject: Subject, lane: Lane, bench: Bench) -> float:
         launched += time.perf_counter() - start
         backward.wait()
         found.append(launched * 1e3)
-    _come_to_rest(bench)
+    bench.synchronize()
     return statistics.median(found[1:])  # libraries choose their kernels in the first
 
 
@@ -199,11 +191,11 @@ def _device_ms(subject: Subject, lane: Lane, launch_ms: float, bench: Bench) -> 
     lane.submit(work).wait()  # a lane takes memory of its own at first
     found: list[float] = []
     while not found or (len(found) < MAX_REPEATS and found[0] < LONG_MS):
-        _come_to_rest(bench)
+        bench.synchronize()
         hold_back(bench.torch_device, 2 * launch_ms + 1)
         ticket = lane.submit(work)
         ticket.wait()
-        _come_to_rest(bench)
+        bench.synchronize()
         start_ns, end_ns = ticket.interval_ns
         found.append(max(1e-6, (end_ns - start_ns) / 1e6))
     return statistics.median(found)

@@ -38,6 +38,8 @@ NOTES: Mapping[str, str] = MappingProxyType(
     }
 )
 """What each model is when it is whole, in order of growing complexity."""
+MAX_BATCH = 8
+"""Samples of a step where memory holds them."""
 RATIOS = tuple(Fraction(*ratio) for ratio in ((1, 1), (3, 4), (2, 3), (1, 2), (1, 3), (1, 4), (1, 6), (1, 8), (1, 12)))
 """Parts of a model that may be kept, falling."""
 ENOUGH = Fraction(1, 6)
@@ -66,7 +68,7 @@ class Fit:
     """What the model is, and what was cut."""
 
 
-def fit(name: str, *, memory_bytes: int, batch: int = 8) -> Fit:
+def fit(name: str, *, memory_bytes: int, batch: int = MAX_BATCH) -> Fit:
     """Chooses how much of a model is kept and how many samples a step has.
 
     The batch stays as it is asked for while at least ``ENOUGH`` of the model fits beside it, and is halved otherwise;

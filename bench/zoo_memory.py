@@ -30,7 +30,7 @@ TEMPORARIES = 3
 FIXED_BYTES = 3 << 30
 """Context and libraries (about 1 GiB), and workspaces of cuBLAS: 32 MiB a stream and handle, two handles (forward's and
 autograd's) on up to 32 streams."""
-USABLE_SHARE = 0.95
+USABLE_SHARE = 0.9
 """Of the memory; the rest is lost to fragmentation."""
 
 _LOW = frozenset(("linear", "matmul", "__matmul__", "__rmatmul__", "bmm", "conv1d", "conv2d", "conv3d"))

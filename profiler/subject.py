@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,11 +44,11 @@ class Subject:
     def forward(self) -> list[torch.Tensor]:
         """Calls the module on fresh aliases of its inputs; returns the tensors that take a gradient."""
         args, kwargs = map_tensors(_alias, (self.args, self.kwargs))
-        if self.settings is None:
-            result = self.module(*args, **kwargs)
-        else:
-            with self.settings():
+        try:
+            with self.settings() if self.settings is not None else nullcontext():
                 result = self.module(*args, **kwargs)
+        finally:  # as at the end of a step: no other call, perhaps on another lane, may find weights that this one cast
+            torch.clear_autocast_cache()
         return [tensor for tensor in tensors_in(result) if tensor.requires_grad]
 
     def backward(self, outputs: list[torch.Tensor], *, keep: bool = False) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import takewhile
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -185,6 +186,10 @@ def test_of_two_equal_modules_the_rule_is_the_one_that_is_written_down(c: float,
         assert (lanes_ms(both) < plain_ms(both)) == (c < (2 - s) * g)
 
 
+def test_on_one_stream_launches_of_one_module_hide_behind_the_work_of_another():
+    assert plain_ms((times(8.0, 2.0, 1.0), times(1.0, 9.0, 1.0))) == 11.0
+
+
 @given(st.lists(st.tuples(some, some, st.floats(1, 4)), min_size=1, max_size=5))
 def test_lanes_take_as_long_as_all_launches_and_as_the_longest_module_at_least(modules: list[tuple[float, ...]]):
     stage = tuple(times(*each) for each in modules)
@@ -262,3 +267,10 @@ def test_each_time_of_the_rule_has_the_casts_of_its_weights_and_leaves_none_to_t
     subject.forward()
     torch.clear_autocast_cache()
     assert set(casts) == {3}  # of the input, the weight and the bias
+
+
+def test_a_batch_that_the_largest_was_cut_to_is_not_measured_again(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(gpu_models, "fit", lambda name, *, memory_bytes: SimpleNamespace(batch=4))
+    bench = Bench(backend=HostBackend(num_slots=2), budget=Budget(), dry_run=False)
+    assert list(gpu_models.measure_model(bench, name="ctvlm", batch=4)) == []
+    assert bench.verdict == "measured as models/ctvlm/8: memory holds a batch of 4"
