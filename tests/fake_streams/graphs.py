@@ -78,10 +78,8 @@ class Recording:
         self.operators: list[tuple[Any, Any, Any, Any]] = []
         self.written: set[int] = set()
         self.made: dict[int, _Spot] = {}
-        self.given: list[_Spot] = []
-        """Blocks of the pool that were free when it began: it may be given their addresses."""
         self.left: list[_Spot] = []
-        """Blocks that were free when it ended: a replay leaves anything there."""
+        """Blocks of the pool that were free when it ended: it may have their addresses, and leave anything there."""
         self._kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._is_lost = False
         self._random: torch.Tensor | None = None
@@ -91,7 +89,6 @@ class Recording:
             raise RuntimeError("the stream is capturing already")
         self.open = True
         self._random = torch.get_rng_state()
-        self.given = self.pool.unused()
         self.join(self.origin)
 
     def end(self) -> None:
@@ -149,7 +146,8 @@ class Recording:
         made = {key: spot for key, spot in made.items() if key not in given}
         self.made |= made
         self.written |= made.keys()
-        if torch.Tag.inplace_view not in func.tags:  # it launches nothing, and changes shapes that are noted here
+        allocates = func.name().startswith(("aten::empty", "aten::new_empty"))
+        if torch.Tag.inplace_view not in func.tags and not allocates:  # they launch nothing, or change noted shapes
             self.operators.append((func, *pytree.tree_map_only(torch.Tensor, _Spot.of, (args, kwargs, result))))
 
 
@@ -178,7 +176,7 @@ class FakeGraph:
             raise RuntimeError("nothing was captured in this graph")
         self.num_replays += 1
         with torch.no_grad(), torch._C._DisableAutocast(), torch._C._DisableTorchDispatch():
-            for spot in (*recording.given, *recording.made.values()):
+            for spot in recording.made.values():
                 spot.spoil()
             touched: dict[int, torch.Tensor] = {}
             for operator in recording.operators:

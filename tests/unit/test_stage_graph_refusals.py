@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from engine_cases import pair_batch, tower
+from fake_streams.graphs import Recording
 from stage_graph_cases import Bench, bench, one_thread  # noqa: F401
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -216,6 +217,29 @@ class FailsInCapture:
                     return self.model(x)
             self.ours.runtime.synchronize()
         return self.model(x)
+
+
+def test_a_capture_that_fails_in_python_alone_is_joined_so_that_torch_can_end_it(monkeypatch: pytest.MonkeyPatch):
+    ended: list[str] = []
+    end = Recording.end
+
+    def noting(self: Recording) -> None:
+        ended.append("badly")
+        end(self)
+        ended[-1] = "well"
+
+    monkeypatch.setattr(Recording, "end", noting)
+    with bench() as ours:
+
+        def fails(x: torch.Tensor) -> torch.Tensor:
+            if ours.runtime.is_capturing():
+                x = x * 2
+                raise ValueError("no")
+            return x * 2
+
+        ours.call("fails", fails, pair_batch()[0])
+        assert ours.graphs.refused == {"fails": "capturing it failed: ValueError: no"}
+    assert ended == ["well"]
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["at once", "at the end of the capture"])
