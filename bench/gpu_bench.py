@@ -34,6 +34,8 @@ class Bench:
     """What to know about the figures; may be added to."""
     driver_version: str = ""
     """To be set by the measurement that asks for it."""
+    cudnn: bool = True
+    """Whether lanes use cuDNN."""
     verdict: str = ""
     """What came of it, in plain words, where a measurement says so."""
 
@@ -73,5 +75,12 @@ class Bench:
 
 def open_bench(order: Order) -> Bench:
     """Opens the backend that an order asks for."""
-    backend = HostBackend(num_slots=2) if order.dry_run else open_backend("cuda", order.ordinal)
-    return Bench(backend=backend, budget=Budget(order.seconds), dry_run=order.dry_run, known=order.known)
+    backend = HostBackend(num_slots=2) if order.dry_run else open_backend("cuda", order.ordinal, cudnn=order.cudnn)
+    return Bench(
+        backend=backend,
+        budget=Budget(order.seconds),
+        dry_run=order.dry_run,
+        known=order.known,
+        cudnn=order.cudnn,
+        notes=[] if order.cudnn else ["lanes do without cuDNN, which fails on them (first/conv-warm)"],
+    )

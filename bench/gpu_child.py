@@ -47,6 +47,8 @@ class Order:
     """Whether to run on the host at the smallest sizes."""
     ordinal: int = 0
     """Number of the GPU."""
+    cudnn: bool = True
+    """Whether lanes use cuDNN."""
     known: tuple[Figure, ...] = ()
     """Figures that were measured before."""
 

@@ -18,7 +18,7 @@ from bench import preflight
 from bench.gpu_child import Order, Outcome, Server
 from bench.gpu_parts import MEASUREMENTS, Measurement
 from bench.gpu_tables import text_table
-from bench.ladder import RUNGS
+from bench.ladder import CLOSE, RUNGS
 from bench.processes import begin_section, last_lines, run_logged
 from bench.record import Figure, Part, Status, Study, one_line
 from mosaic.artifact import save, write_text
@@ -242,7 +242,17 @@ def _measure(record: Record, server: Server, options: Options, deadline: float) 
             continue
         hard = min(1.5 * soft + 20, left + 30)
         order = _order(record, options, measurement, seconds=soft, hard_seconds=hard)
+        order = replace(order, cudnn=cudnn_runs(record.study))
         record.add_outcome(server.measure(order))
+
+
+def cudnn_runs(study: Study) -> bool:
+    """Tells whether lanes may use cuDNN: unless the ladder saw it fail on them, and convolutions run without it."""
+    runs = {
+        name: all(figure.value is not None and figure.value <= CLOSE for figure in study.of(f"first/{name}"))
+        for name in ("conv-warm", "conv-native")
+    }
+    return runs["conv-warm"] or not runs["conv-native"]
 
 
 def _order(record: Record, options: Options, measurement: Measurement, *, seconds: float, hard_seconds: float) -> Order:

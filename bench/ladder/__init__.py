@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from bench.gpu_parts import Measurement
 
+CLOSE = 0.02
+"""Relative difference that other kernels of the same operator may make in half precision."""
 _ASKS = {
     "device:device": "which device and versions are these, and how is it cut into slots?",
     "streams:events": "do events of the primary context order green streams, both ways, and tell times?",

@@ -10,13 +10,11 @@ import torch
 from torch.nn import functional
 
 from bench.gpu_bench import Bench
+from bench.ladder import CLOSE
 from bench.ladder.lanes import figures_of, halves, on_lanes, reading
 from bench.record import Figure
 from mosaic.backends.cuda_backend import CudaBackend
 from mosaic.microbench.kernels import half_type
-
-CLOSE = 0.02
-"""Relative difference that other kernels of the same operator may make in half precision."""
 
 Step = Callable[[], list[torch.Tensor]]
 """Computes forward and backward; returns the result and all gradients."""

@@ -16,12 +16,13 @@ from mosaic.errors import BackendUnavailableError, CudaError
 BackendName = Literal["cuda", "host"]
 
 
-def open_backend(name: BackendName, ordinal: int = 0) -> Backend:
+def open_backend(name: BackendName, ordinal: int = 0, *, cudnn: bool = True) -> Backend:
     """Returns the backend of that name.
 
     Args:
         name: ``cuda`` or ``host``.
         ordinal: Number of the GPU; 0 on the host.
+        cudnn: Whether a GPU's lanes use cuDNN.
 
     Raises:
         BackendUnavailableError: There is no GPU that can be split; says what is missing.
@@ -32,7 +33,7 @@ def open_backend(name: BackendName, ordinal: int = 0) -> Backend:
             raise ValueError(f"device {ordinal} is not there: the host backend has one, 0")
         return HostBackend()
     require_gpu(ordinal)
-    backend: Backend = cuda.CudaBackend(ordinal)
+    backend: Backend = cuda.CudaBackend(ordinal, cudnn=cudnn)
     return backend
 
 

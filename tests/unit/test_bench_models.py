@@ -69,7 +69,7 @@ def fake_backend() -> CudaBackend:
 def test_every_kind_of_lanes_trains_as_the_plain_loop_does_and_without_a_race(monkeypatch: pytest.MonkeyPatch):
     backend, asked = fake_backend(), []
 
-    def opened(ordinal: int, *, sm_target: bool) -> CudaBackend:
+    def opened(ordinal: int, *, sm_target: bool, cudnn: bool) -> CudaBackend:
         asked.append(sm_target)
         return backend
 
@@ -164,7 +164,13 @@ def test_lanes_with_sm_targets_are_compared_with_lanes_that_have_none(monkeypatc
     on_streams = Bench(backend=fake_backend(), budget=Budget(), dry_run=True)
     lanes_of(on_streams, sm_target=False)
     lanes_of(on_streams, sm_target=True)
-    assert asked == [(0, {"sm_target": False}), (0, {"sm_target": True})]
+    on_streams.cudnn = False
+    lanes_of(on_streams, sm_target=True)
+    assert asked == [
+        (0, {"sm_target": False, "cudnn": True}),
+        (0, {"sm_target": True, "cudnn": True}),
+        (0, {"sm_target": True, "cudnn": False}),
+    ]
     assert lanes_of(rehearsal(), sm_target=False).name == "host"
     with pytest.raises(BackendUnavailableError, match="SM targets cannot be set"):
         lanes_of(rehearsal(), sm_target=True)

@@ -9,13 +9,14 @@ import pytest
 from fake_driver.harness import FakeDriver
 
 from bench import tables
+from bench.gpu_run import cudnn_runs
 from bench.ladder import RUNGS
 from bench.ladder.device import judge_device, judge_products
 from bench.ladder.lanes import figures_of, reading
 from bench.ladder.loops import judge_dropout, judge_towers
 from bench.ladder.operators import judge_conv, judge_equal, judge_triton
 from bench.ladder.streams import judge_capture, judge_events, judge_partitions, sm_ids
-from bench.record import Figure
+from bench.record import Figure, Study
 
 H200 = {
     "name": "NVIDIA H200", "num_slots": 16, "sms_per_slot": 8, "remainder_sms": 4, "num_sms": 132, "lacking": "",
@@ -210,3 +211,22 @@ def test_every_rung_is_a_function_that_asks_a_question_and_the_list_loads_no_tor
     code = "import sys, bench.ladder; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=tables.TOP, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def study_of(**convolutions: float | None) -> Study:
+    figures = tuple(
+        Figure(name="patches 16x16", source="measured", value=value, part=f"first/{name.replace('_', '-')}")
+        for name, value in convolutions.items()
+    )
+    return Study(
+        study="gpu", command="", created="", commit="", python_version="", torch_version="", machine=None,
+        foreign_cpu_share=None, figures=figures,
+    )  # fmt: skip
+
+
+def test_lanes_do_without_cudnn_where_the_ladder_saw_it_fail_and_convolutions_run_without_it():
+    assert cudnn_runs(study_of())
+    assert cudnn_runs(study_of(conv_warm=0.0, conv_native=0.001))
+    assert not cudnn_runs(study_of(conv_warm=None, conv_native=0.0))
+    assert not cudnn_runs(study_of(conv_warm=0.3, conv_native=0.0))
+    assert cudnn_runs(study_of(conv_warm=None, conv_native=None))
