@@ -100,6 +100,12 @@ class Server:
     def __post_init__(self) -> None:
         self.context.set_forkserver_preload(list(PRELOADED))
 
+    def warm_up(self, seconds: float = 120.0) -> None:
+        """Waits until the server has loaded torch: on a machine that never did, that takes longer than a rung may."""
+        process = self.context.Process(target=_nothing)
+        process.start()
+        process.join(seconds)
+
     def measure(self, order: Order) -> Outcome:
         """Runs a measurement and returns what came of it; raises nothing that the measurement could cause."""
         file, log = Path(order.file), Path(order.log)
@@ -170,6 +176,10 @@ def _status(findings: Findings, code: int | None, hard_seconds: float) -> tuple[
         name = signal.Signals(-code).name if -code in set(signal.Signals) else str(-code)
         return "killed", f"its process was ended by {name}"
     return "failed", f"its process exited with code {code}"
+
+
+def _nothing() -> None:
+    """Ends at once."""
 
 
 def work(order: Order) -> None:

@@ -1,4 +1,7 @@
-"""The run of ``bench.gpu``: build, gpu tests, measurements, table. No step can end it, and each leaves a whole file."""
+"""The run of ``bench.gpu``: build, ladder, gpu tests, measurements, table.
+
+No step can end it, and each leaves a whole file.
+"""
 
 from __future__ import annotations
 
@@ -156,6 +159,7 @@ def run(options: Options) -> int:
             sys.path.insert(0, str(preflight.BUILT / "lib"))  # processes that measure start with this path,
             os.environ.update(preflight.environment_of_build())  # and those that they start, with this one
     server = Server()
+    server.warm_up()
     good = _climb(record, server, options) and good  # 2. a minute that says what holds here
     if options.chooses("tests"):  # 3. what must hold before a number means anything
         good = _test(record, options, deadline) and good
@@ -177,6 +181,8 @@ def _step(record: Record, name: str, asks: str, do: Callable[[], str]) -> bool:
         status, reason = "timed out", f"still running after {error.timeout:.0f} s"
     except subprocess.CalledProcessError as error:
         status, reason = "failed", f"exit code {error.returncode}"
+    except Exception as error:
+        status, reason = "failed", one_line(error, 800)
     if status != "done":
         reason = one_line(f"{reason}; the end of its output: {last_lines(record.log, since=start)}", 2000)
     seconds = round(time.monotonic() - began, 2)

@@ -14,11 +14,11 @@ import pytest
 
 from bench import preflight, tables
 from bench.gpu_bench import Bench
-from bench.gpu_child import Order, Outcome, Server
+from bench.gpu_child import Findings, Order, Outcome, Server
 from bench.gpu_parts import MEASUREMENTS, Measurement
 from bench.gpu_run import Options, run
 from bench.ladder import RUNGS
-from bench.record import Figure, Study
+from bench.record import Figure, Part, Study
 from mosaic.artifact import load
 
 
@@ -118,6 +118,27 @@ def test_a_build_that_fails_is_a_row_and_an_exit_code_and_the_rest_is_measured(
     assert "no such header" in failed.reason
     assert measured.status == "done"
     assert "no such header" in capsys.readouterr().out
+
+
+def test_torch_is_loaded_before_the_first_rung_is_timed_and_no_build_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    order: list[str] = []
+
+    def build(log: Path, *, seconds: float) -> None:
+        raise OSError("no compiler")
+
+    def measure(server: Server, given: Order) -> Outcome:
+        order.append(given.measurement.name)
+        return Outcome(Part(name=given.measurement.name, asks="?", status="done"), Findings(ended=True))
+
+    monkeypatch.setattr(preflight, "build", build)
+    monkeypatch.setattr(Server, "warm_up", lambda server: order.append("torch"))
+    monkeypatch.setattr(Server, "measure", measure)
+    assert run(Options(out=tmp_path, dry_run=True, only=("first/device", "device"))) == 1
+    assert order == ["torch", "first/device", "device"]
+    (path,) = tmp_path.glob("*.json")
+    assert "no compiler" in load(Study, path).parts[0].reason
 
 
 def test_an_unknown_measurement_is_refused(tmp_path: Path):
