@@ -14,10 +14,9 @@ from bench.ladder.lanes import Slots, figures_of, halves, on_lanes, reading, rea
 from bench.record import Figure
 from mosaic.backends import cuda
 from mosaic.backends.cuda_backend import CudaBackend
+from mosaic.backends.cuda_overlap import CDP_SMS
 from mosaic.microbench.isolation import slots_in_turn
 
-SHARED_BY_CDP = 2
-"""SMs that kernels of all green contexts may share on 9.x once a module with dynamic parallelism is loaded (cuda.h)."""
 SPIN_NS = 20_000
 """How long a block of the probe holds its SM, so that later ones go to the others."""
 
@@ -127,9 +126,7 @@ def judge_partitions(found: Mapping[str, Any]) -> str:
         unread = sum(not ids for _, ids in seen)
         wrong = [(granted, len(ids)) for granted, ids in seen if ids and len(ids) != granted]
         if shared:
-            cause = (
-                "as after a module with dynamic parallelism" if len(shared) <= SHARED_BY_CDP else "QUOTAS DO NOT HOLD"
-            )
+            cause = "as after a module with dynamic parallelism" if len(shared) <= CDP_SMS else "QUOTAS DO NOT HOLD"
             words.append(f"{layout}: SMs {sorted(shared)} are shared, {cause}")
         if wrong:
             words.append(f"{layout}: " + ", ".join(f"{granted} granted, {count} seen" for granted, count in wrong))

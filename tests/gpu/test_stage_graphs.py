@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from bench.ladder.streams import SHARED_BY_CDP, SmProbe, sm_ids
+from bench.ladder.streams import SmProbe, sm_ids
 from mosaic.backends.cuda import CudaBackend
 from mosaic.backends.cuda_lanes import StreamLanes
+from mosaic.backends.cuda_overlap import CDP_SMS
 from mosaic.engine.graphs import Branch, Eager, StageGraphs
 
 pytestmark = pytest.mark.gpu
@@ -194,8 +195,8 @@ def test_captured_kernels_stay_in_the_partitions_of_their_lanes(graphs: StageGra
         assert graphs.refused == {}
         assert graphs.num_replays == number
         for lane, found in zip((one, other), seen, strict=True):
-            assert 0 < len(found) <= lane.num_sms + SHARED_BY_CDP
-        assert len(seen[0] & seen[1]) <= SHARED_BY_CDP
+            assert 0 < len(found) <= lane.num_sms + CDP_SMS
+        assert len(seen[0] & seen[1]) <= CDP_SMS
 
 
 def test_dropped_graphs_give_their_memory_back(lanes: StreamLanes):
