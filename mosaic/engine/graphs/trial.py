@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -45,9 +45,7 @@ def try_out(call: TakenCall, static: list[torch.Tensor], state: ModuleState, api
     others, on_host, on_device = other_random_state(), torch.get_rng_state(), random_state(device)
     for trial in range(NUM_TRIALS):
         watch = CaptureWatch(device, static, [*leaves, *state.tensors.values()]) if trial == 0 else None
-        result = None
-        # The watch knows why it refused; with the error go the frames that it passed, and the hooks that they held.
-        with suppress(RefusalError), as_captured(state), watch or nullcontext(), _waiting_refused(device, trial > 0):
+        with as_captured(state), watch or nullcontext(), _waiting_refused(device, trial > 0):
             result = call.run_on(static)
         if watch is not None and watch.obstacle is not None:
             raise RefusalError(watch.obstacle)
