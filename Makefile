@@ -5,7 +5,7 @@ GPU_MORE ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-SOURCES := $(wildcard csrc/*.cpp csrc/driver/* csrc/search/*)
+SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h')
 INSTALL := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
 # pip compiles to bytecode on one core, one package after the other, and their own tests too; this on all cores.
 COMPILE := $(BIN)/python -m compileall -qq -j 0 -x 'site-packages/.*/tests/'

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pybind11.setup_helpers import ParallelCompile, Pybind11Extension, build_ext
-from setuptools import setup
+from setuptools import find_packages, setup
 
 HERE = Path(__file__).parent
 
@@ -66,11 +66,11 @@ class BuildExtension(build_ext):
 def extension(
     name: str, folder: str, binding: str, libraries: list[str], compile_args: list[str] | None = None
 ) -> Pybind11Extension:
-    """Describes the extension of all sources in a folder and one file that knows Python."""
+    """Describes the extension of all sources below a folder and one file that knows Python."""
     return Pybind11Extension(
         name,
-        [*sorted(str(path.relative_to(HERE)) for path in (HERE / folder).glob("*.cpp")), binding],
-        depends=sorted(str(path.relative_to(HERE)) for path in (HERE / folder).glob("*.h")),
+        [*sorted(str(path.relative_to(HERE)) for path in (HERE / folder).rglob("*.cpp")), binding],
+        depends=sorted(str(path.relative_to(HERE)) for path in (HERE / folder).rglob("*.h")),
         include_dirs=["csrc"],
         libraries=libraries,
         extra_compile_args=list(compile_args or ()),
@@ -82,9 +82,17 @@ def extension(
 # twice, and a search that compares such sums would choose another plan there.
 SAME_ON_ANY_MACHINE = ["-ffp-contract=off"]
 
+PACKAGES = [
+    *find_packages(include=["mosaic", "mosaic.*"], exclude=["mosaic.profiler", "mosaic.profiler.*"]),
+    "mosaic.profiler",
+    *(f"mosaic.profiler.{name}" for name in find_packages("profiler")),
+]
+
 ParallelCompile("MOSAIC_BUILD_JOBS").install()  # one compiler a core unless the variable says how many
 
 setup(
+    packages=PACKAGES,
+    package_dir={"mosaic.profiler": "profiler"},
     ext_modules=[
         extension("mosaic._C", "csrc/driver", "csrc/bindings.cpp", ["dl"]),
         extension("mosaic._search", "csrc/search", "csrc/search_bindings.cpp", [], SAME_ON_ANY_MACHINE),
