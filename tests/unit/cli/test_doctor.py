@@ -13,8 +13,8 @@ import pytest
 from fake_driver.harness import FakeDriver
 from rich.console import Console
 
-from mosaic.cli.doctor.machine import collect_report, render
 from mosaic.cli.doctor.findings import find_in_environment, find_in_host, find_in_packages, find_in_torch
+from mosaic.cli.doctor.machine import collect_report, render
 from mosaic.cli.doctor.report import HostReport, PackageReport, TorchReport
 
 COLLECT = """
