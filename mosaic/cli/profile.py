@@ -2,85 +2,102 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
+from mosaic.artifact import save
+from mosaic.cli.options import (
+    DEFAULT_FOREIGN_SHARE,
+    BackendName,
+    Json,
+    MaxForeignShare,
+    Model,
+    console_beside,
+    open_named_backend,
+    write_json,
+)
 from mosaic.device import Device
 from mosaic.errors import MosaicError
 from mosaic.hardware import Cluster, find_cluster
 from mosaic.profile import Profile
-from mosaic.report import Progress
+from mosaic.report import Progress, graph_table, profile_table
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Backend
     from mosaic.profiler import Counters, Launched, Network, QuotaChoice
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """What to measure; the options of ``mosaic profile``."""
+@dataclass(frozen=True, kw_only=True)
+class ProfileCommand:
+    """Measure forward and backward of each module of a model at each quota, and modules side by side."""
 
-    model: str
-    """``FILE:FACTORY``."""
-    backend: Literal["cuda", "host"] | None = None
-    """Where; None for where the model's parameters are."""
-    device: int = 0
-    """Number of the GPU."""
-    max_foreign_share: float = 0.6
-    """Share of the CPU above which measuring is refused."""
+    model: Model
+    output: Path = Path("profile.json")
+    """Where to write the profile."""
     quotas: str = "tenths"
-    """A choice, or numbers of slots."""
+    """Quotas to measure: tenths of the device, all, adaptive (where time bends), or numbers of slots such as 1,2,4."""
     degrees: str = "1"
-    """Numbers of devices."""
+    """Data-parallel degrees, such as 1,2,3. Those above 1 are composed: the time of a share of the batch here, and a
+    communication model."""
     cluster: str | None = None
-    """Links between devices; None for those that are usual for the device."""
-    bound: float = 0.05
-    """Relative error at which adaptive sampling stops."""
-    spread: float = 0.05
-    """Share of the median within which the quartiles are to lie."""
-    sample_seconds: float = 1.0
-    """Time after which a sample is taken as it is."""
+    """Devices and links to compose degrees for: a name such as h100-80g, or a .json file; by default the links that
+    are measured between the ranks where torchrun started several, else what is usual for the device."""
     groups: int = 0
-    """Groups to run side by side."""
-    counters: bool = False
-    """Whether to read hardware counters where there are any."""
+    """Groups of modules to run side by side at designed quotas, beyond pairs."""
     cache: Path | None = None
-    """Folder of measurements; None keeps none."""
+    """Folder in which measurements are kept and found again, also after an interruption; by default mosaic/profiles in
+    the user's cache folder."""
     fresh: bool = False
-    """Whether to measure again what the folder has."""
-    links: Launched | None = None
-    """Measured links; None for those of ``cluster``."""
+    """Measure everything again, whatever the cache has."""
+    backend: BackendName = None
+    max_foreign_share: MaxForeignShare = DEFAULT_FOREIGN_SHARE
+    json: Json = None
+
+    def execute(self) -> None:
+        """Measures, writes the profile and prints it; where torchrun started several ranks, the first one does."""
+        links = measure_links(self.backend, self.cluster)
+        if links is not None and links.rank > 0:
+            return  # all ranks measure their links, the first one the modules
+        profile, notes = measure(self, links)
+        save(profile, self.output)
+        console = console_beside(self.json)
+        console.print(graph_table(profile.graph))
+        ran = tuple(sample for sample in profile.samples if sample.infeasible is None)
+        console.print(profile_table(dataclasses.replace(profile, samples=ran)))  # the others are in the notes
+        for note in notes:
+            console.print(note, highlight=False, markup=False)
+        console.print(f"wrote {self.output}")
+        write_json(profile, self.json)
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """A profile and what is to be said about it."""
+def measure(given: ProfileCommand, links: Launched | None = None) -> tuple[Profile, tuple[str, ...]]:
+    """Loads a model, finds its modules and measures them.
 
-    profile: Profile
-    """The profile."""
-    notes: tuple[str, ...]
-    """One sentence each."""
+    Args:
+        given: What to measure.
+        links: Measured links between devices; None for those of ``given.cluster``.
 
-
-def measure(request: Request) -> Measured:
-    """Loads a model, finds its modules and measures them."""
+    Returns:
+        The profile, and sentences about it.
+    """
     from mosaic.cli.workload import load_workload
     from mosaic.engine import find_modules
-    from mosaic.microbench.devices import moved, open_backend
-    from mosaic.profiler import ProfileCache, ProfileSettings, profile_modules
+    from mosaic.microbench.devices import moved
+    from mosaic.profiler import ProfileCache, ProfileSettings, default_cache_folder, profile_modules
 
-    workload = load_workload(request.model)
+    workload = load_workload(given.model)
     first = next(iter(workload.model.parameters()), None)
     on_gpu = first is not None and first.device.type == "cuda"
-    ordinal = (first.device.index or 0) if request.backend is None and first is not None and on_gpu else request.device
-    backend = open_backend(request.backend or ("cuda" if on_gpu else "host"), ordinal)
-    quotas, degrees = parse_quotas(request.quotas), _numbers("--degrees", request.degrees)
-    network = _links(request, max(degrees), backend.device) if max(degrees) > 1 else None
-    with Progress() as progress, _counters(backend, wanted=request.counters) as counters:
+    found = f"cuda:{first.device.index or 0}" if first is not None and on_gpu else "host"
+    backend = open_named_backend(given.backend or found)
+    quotas, degrees = parse_quotas(given.quotas), _numbers("--degrees", given.degrees)
+    network = _links(given, links, max(degrees), backend.device) if max(degrees) > 1 else None
+    with Progress() as progress, _counters(backend) as counters:
         finding = find_modules(
             workload.model.to(backend.torch_device),
             moved(workload.sample, backend.torch_device),
@@ -94,19 +111,13 @@ def measure(request: Request) -> Measured:
             quotas=quotas,
             degrees=degrees,
             network=network,
-            cache=ProfileCache(request.cache, reuse=not request.fresh) if request.cache is not None else None,
+            cache=ProfileCache(given.cache or default_cache_folder(), reuse=not given.fresh),
             counters=counters,
-            settings=ProfileSettings(
-                refuse_share=request.max_foreign_share,
-                bound=request.bound,
-                spread=request.spread,
-                sample_seconds=request.sample_seconds,
-                groups=request.groups,
-            ),
+            settings=ProfileSettings(refuse_share=given.max_foreign_share, groups=given.groups),
             progress=progress.follow("profiling"),
         )
         missing = counters.missing if counters is not None else ""
-    return Measured(profile, (*_said_of(request.links), *_notes(profile, missing)))
+    return profile, (*_said_of(links), *_notes(profile, missing))
 
 
 def parse_quotas(text: str) -> QuotaChoice | tuple[int, ...]:
@@ -133,7 +144,7 @@ def _numbers(option: str, text: str) -> tuple[int, ...]:
         raise MosaicError(f"{option} {text} is not a list of numbers such as 1,2,4") from None
 
 
-def measure_links(backend: Literal["cuda", "host"] | None, cluster: str | None) -> Launched | None:
+def measure_links(backend: str | None, cluster: str | None) -> Launched | None:
     """Measures the links between the ranks that torchrun started; None where it did not, or ``cluster`` names links."""
     if cluster is not None:
         return None
@@ -153,9 +164,9 @@ def _said_of(links: Launched | None) -> tuple[str, ...]:
     )
 
 
-def _links(request: Request, gpus: int, device: Device) -> Network:
+def _links(given: ProfileCommand, links: Launched | None, gpus: int, device: Device) -> Network:
     """Returns links as they were measured, or else as they are described."""
-    return request.links.ring if request.links is not None else _cluster(request.cluster, gpus, device)
+    return links.ring if links is not None else _cluster(given.cluster, gpus, device)
 
 
 def _cluster(where: str | None, gpus: int, device: Device) -> Cluster:
@@ -171,10 +182,10 @@ def _cluster(where: str | None, gpus: int, device: Device) -> Cluster:
 
 
 @contextmanager
-def _counters(backend: Backend, *, wanted: bool) -> Iterator[Counters | None]:
+def _counters(backend: Backend) -> Iterator[Counters | None]:
     from mosaic.profiler import open_counters
 
-    counters = open_counters(backend) if wanted else None
+    counters = open_counters(backend)
     try:
         yield counters
     finally:
