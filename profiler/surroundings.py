@@ -15,7 +15,7 @@ from mosaic.backends.cuda import describe_devices, describe_driver, describe_nvm
 from mosaic.backends.host import available_cores
 from mosaic.errors import BackendUnavailableError
 from mosaic.profile import Environment
-from mosaic.profiler.counters import Counters
+from mosaic.profiler.machine.counters import Counters
 from mosaic.profiler.records import ModuleKey
 from mosaic.profiler.structure import digest_of, inputs_of
 from mosaic.profiler.subject import Subject
