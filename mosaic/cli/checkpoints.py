@@ -39,7 +39,6 @@ class Checkpoints:
 def checkpoints(given: Checkpoints) -> None:
     """``mosaic checkpoints``."""
     from mosaic.artifact import write_text
-    from mosaic.checkpoint.extract import extract_weights
     from mosaic.checkpoint.folder import choose
 
     found = choose(given.folder, given.step)
@@ -56,6 +55,8 @@ def checkpoints(given: Checkpoints) -> None:
     for row in rows:
         print(_line(row), file=out)
     if given.export is not None:
+        from mosaic.checkpoint.plain_weights import extract_weights
+
         count = extract_weights(found[0].path, given.export)
         print(f"{count} tensors of {found[0].path} are in {given.export}", file=out)
     damaged = [sentence for row in rows for sentence in row["damage"]]
