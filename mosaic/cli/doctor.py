@@ -18,8 +18,8 @@ from rich.table import Table
 import mosaic
 from mosaic.backends import cuda, cuda_probe
 from mosaic.cache_folder import default_cache_folder, folder_use
-from mosaic.cli import doctor_findings as findings_of
-from mosaic.cli.doctor_report import (
+from mosaic.cli.doctor.machine import findings as findings_of
+from mosaic.cli.doctor.report import (
     CacheReport,
     DeviceReport,
     DoctorReport,
