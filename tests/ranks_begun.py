@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from ranks_training import Model, batch, draw_plan, loss_of
+from ranks.training import Model, batch, draw_plan, loss_of
 from torch import nn
 
 from mosaic.backends.host import HostBackend

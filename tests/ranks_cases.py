@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from ranks_nursery import run_program
+from ranks.nursery import run_program
 
 
 def run_ranks(
@@ -20,7 +20,7 @@ def run_ranks(
     A rank that hangs is ended, and is an error, as is one that fails.
     """
     (folder / "asked.json").write_text(json.dumps([function, list(arguments)]))
-    ended = run_program("ranks_cases:answer", size, folder, seconds=timeout)
+    ended = run_program("ranks.cases:answer", size, folder, seconds=timeout)
     failed = [
         f"rank {rank}: {f'exit code {one.code}' if one.code is not None else f'hangs after {timeout} s'}\n{one.said}"
         for rank, one in enumerate(ended)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from ranks_graphs import Drawn, Shape, batch_of, loss_of, subsets
+from ranks.graphs import Drawn, Shape, batch_of, loss_of, subsets
 from torch import nn
 
 from mosaic.backends.host import HostBackend

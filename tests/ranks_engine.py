@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from ranks_training import Model, batch, loss_of
+from ranks.training import Model, batch, loss_of
 from torch import nn
 
 from mosaic.backends.host import HostBackend

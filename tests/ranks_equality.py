@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from ranks_graphs import Drawn, Shape, batch_of, colocated, difference, loss_of, subsets, twins
+from ranks.graphs import Drawn, Shape, batch_of, colocated, difference, loss_of, subsets, twins
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 

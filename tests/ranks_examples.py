@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from example_cases import FOLDER, MARK, _load, plain_source
-from ranks_graphs import in_part, plan_of
+from ranks.graphs import in_part, plan_of
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -101,7 +101,9 @@ def data_parallel(name: str, arguments: Sequence[str]) -> str:
     source = (FOLDER / name).read_text(encoding="utf-8")
     replaced, count = re.subn(rf"mosaic\.colocate\((.*), sample=.*\)  {MARK}", instead, source)
     assert count == 1
-    return "from ranks_examples import Forwarding, averaged, REFERENCE\n".join(replaced.split("import mosaic\n", 1))
+    return "from ranks.programs.examples import Forwarding, averaged, REFERENCE\n".join(
+        replaced.split("import mosaic\n", 1)
+    )
 
 
 REFERENCE: list[nn.Module] = []

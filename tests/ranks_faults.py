@@ -1,4 +1,4 @@
-"""What goes wrong on ranks: each function is one rank's program, run by ``ranks_nursery`` until it ends or hangs."""
+"""What goes wrong on ranks: each function is one rank's program, run by ``ranks.nursery`` until it ends or hangs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from ranks_begun import ROWS, SHORT_S, STEPS, WATCH, at_step, begin, halves, join, kill_this_process, train
-from ranks_graphs import colocated
-from ranks_training import Model, batch, loss_of
+from ranks.begun import ROWS, SHORT_S, STEPS, WATCH, at_step, begin, halves, join, kill_this_process, train
+from ranks.graphs import colocated
+from ranks.training import Model, batch, loss_of
 from torch import nn
 
 from mosaic.backends.host import HostBackend
@@ -302,7 +302,7 @@ def nothing_on_one(rank: int, size: int, place: Path) -> None:
 
 def slow_rank(rank: int, size: int, place: Path) -> None:
     """One rank computes a module that both have for much longer."""
-    import ranks_restart
+    import ranks.programs.restart
 
     join(rank, size, place)
     model = Model()
@@ -310,7 +310,7 @@ def slow_rank(rank: int, size: int, place: Path) -> None:
         model,
         sample=batch(0, ROWS),
         backend=HostBackend(1),
-        plan=ranks_restart.plan_for(model),
+        plan=ranks.programs.restart.plan_for(model),
         timeout_s=60.0,
         watch=WATCH,
     )
@@ -346,7 +346,7 @@ def caught(rank: int, size: int, place: Path) -> None:
 
 def uninterrupted(rank: int, size: int, place: Path) -> None:
     """The program that torchrun restarts elsewhere, here without a fault."""
-    import ranks_restart
+    import ranks.programs.restart
 
     join(rank, size, place)
-    ranks_restart.program(place, -1, -1)
+    ranks.programs.restart.program(place, -1, -1)

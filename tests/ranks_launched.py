@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from ranks_begun import ROWS, begin, join
-from ranks_graphs import in_part, plan_of
-from ranks_training import Model, batch, draw_plan
+from ranks.begun import ROWS, begin, join
+from ranks.graphs import in_part, plan_of
+from ranks.training import Model, batch, draw_plan
 from torch import nn
 
 from mosaic.artifact import save

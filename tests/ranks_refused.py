@@ -6,8 +6,8 @@ import copy
 from collections.abc import Callable
 
 import torch
-from ranks_clip import MEMBERS, Clip, batch_of, mean_loss, told
-from ranks_graphs import colocated
+from ranks.clip import MEMBERS, Clip, batch_of, mean_loss, told
+from ranks.graphs import colocated
 from torch import nn
 from torch.nn.utils import clip_grad_norm_  # a name of our own, from before any model is colocated
 

@@ -1,6 +1,6 @@
 """A training program as a person would give it to torchrun: it goes on from the last checkpoint where it is restarted.
 
-Run as ``ranks_restart.py FOLDER KILL_RANK KILL_STEP``; rank KILL_RANK kills itself at that step of its first start.
+Run as ``ranks.programs.restart.py FOLDER KILL_RANK KILL_STEP``; rank KILL_RANK kills itself at that step of its first start.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import torch
-from ranks_training import Model, batch, loss_of
+from ranks.training import Model, batch, loss_of
 
 import mosaic
 from mosaic.backends.host import HostBackend

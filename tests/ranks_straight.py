@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 import torch
-from ranks_graphs import colocated, difference, subsets, twins
+from ranks.graphs import colocated, difference, subsets, twins
 from torch import nn
 
 from mosaic.errors import ModuleContractError, RankFailedError

@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-import ranks_training
+import ranks.training
 import torch
 import torch.distributed as dist
 from fake_streams import FakeNccl, RaceError
-from ranks_graphs import Drawn, Shape
-from ranks_graphs import batch_of as drawn_batch
-from ranks_graphs import loss_of as drawn_loss
-from ranks_training import Model, batch, loss_of, part_of, plain_training, slices
+from ranks.graphs import Drawn, Shape
+from ranks.graphs import batch_of as drawn_batch
+from ranks.graphs import loss_of as drawn_loss
+from ranks.training import Model, batch, loss_of, part_of, plain_training, slices
 from stream_cases import FakeBackend
 from torch import nn
 
@@ -93,7 +93,7 @@ def observed(rank: int, size: int) -> dict[str, Any]:
 
 def trained(seed: int, rank: int, size: int, *, everywhere: bool = False) -> dict[str, tuple[int, ...]]:
     """Trains under a random layout, some ranks without audio, and holds it to data-parallel training."""
-    ranks_training.STEPS = STEPS
+    ranks.training.STEPS = STEPS
     draw = random.Random(seed)
     rows = [draw.randint(1, 4) for _ in range(size)]
     deaf = [draw.randrange(size)] if seed % 2 else []

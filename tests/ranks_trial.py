@@ -11,8 +11,8 @@ import pytest
 import torch
 from engine_cases import FAST
 from planning_cases import flat, profile_of
-from ranks_begun import join, kill_this_process
-from ranks_graphs import difference
+from ranks.begun import join, kill_this_process
+from ranks.graphs import difference
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 

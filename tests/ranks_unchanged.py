@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from ranks_clip import MEMBERS, Clip, batch_of, mean_loss, told
-from ranks_graphs import colocated, difference, twins
-from ranks_refused import refusals, unfrozen, unsplittable
+from ranks.clip import MEMBERS, Clip, batch_of, mean_loss, told
+from ranks.graphs import colocated, difference, twins
+from ranks.programs.refused import refusals, unfrozen, unsplittable
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_  # a name of our own, from before any model is colocated

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from ranks_graphs import difference, in_part, plan_of, twins
+from ranks.graphs import difference, in_part, plan_of, twins
 from torch import nn
 
 from mosaic import models

@@ -37,7 +37,6 @@ class Checkpoints:
 
     def execute(self) -> None:
         """Lists, verifies or exports, and raises what is damaged."""
-        from mosaic.checkpoint.extract import extract_weights
         from mosaic.checkpoint.folder import choose
 
         found = choose(self.folder, self.step)
@@ -49,6 +48,8 @@ class Checkpoints:
         for row in rows:
             print(_line(row), file=out)
         if self.export is not None:
+            from mosaic.checkpoint.plain_weights import extract_weights
+
             count = extract_weights(found[0].path, self.export)
             print(f"{count} tensors of {found[0].path} are in {self.export}", file=out)
         damaged = [sentence for row in rows for sentence in row["damage"]]

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from ranks_cases import run_ranks
-from ranks_checkpoints import SEEDS, STEPS, Kept, Run, going_on, saving
+from ranks.cases import run_ranks
+from ranks.programs.checkpoints import SEEDS, STEPS, Kept, Run, going_on, saving
 from safetensors.torch import load_file
 
 from mosaic.checkpoint.folder import checkpoints_in, damage_of
@@ -39,7 +39,11 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[int
     """A folder with checkpoints of four ranks and of one, under random plans, and how much each of the four wrote."""
     folder = tmp_path_factory.mktemp("saved")
     told = run_ranks(
-        "ranks_checkpoints:saving", 4, tmp_path_factory.mktemp("ranks"), arguments=[str(folder / "four")], timeout=200
+        "ranks.programs.checkpoints:saving",
+        4,
+        tmp_path_factory.mktemp("ranks"),
+        arguments=[str(folder / "four")],
+        timeout=200,
     )
     assert told[0] == told[1] == told[2] == told[3]
     saving(0, 1, str(folder / "one"))
@@ -51,7 +55,11 @@ def on_two(saved: tuple[Path, list[list[int]]], tmp_path_factory: pytest.TempPat
     """What two ranks said of what others have saved, and of their own checkpoints."""
     folder, _ = saved
     return run_ranks(
-        "ranks_checkpoints:on_two_ranks", 2, tmp_path_factory.mktemp("two"), arguments=[str(folder)], timeout=200
+        "ranks.programs.checkpoints:on_two_ranks",
+        2,
+        tmp_path_factory.mktemp("two"),
+        arguments=[str(folder)],
+        timeout=200,
     )
 
 

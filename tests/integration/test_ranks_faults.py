@@ -14,9 +14,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import ranks_restart
+import ranks.programs.restart
 import torch
-from ranks_nursery import Ended, run_programs
+from ranks.nursery import Ended, run_programs
 from safetensors.torch import load_file
 
 from mosaic.rank_trace import RankTrace
@@ -67,7 +67,7 @@ def outcomes(folder: Path) -> dict[str, list[Ended]]:
     found: dict[str, list[Ended]] = {}
     for first in range(0, len(SIZES), AT_ONCE):
         names = list(SIZES)[first : first + AT_ONCE]
-        asked = [(f"ranks_faults:{name}", SIZES[name], folder / name) for name in names]
+        asked = [(f"ranks.programs.faults:{name}", SIZES[name], folder / name) for name in names]
         found.update(zip(names, run_programs(asked, seconds=BOUND_S), strict=True))
     return found
 
@@ -183,12 +183,12 @@ def test_torchrun_restarts_a_run_that_goes_on_from_its_last_checkpoint(
     outcomes: dict[str, list[Ended]], folder: Path, tmp_path: Path
 ):
     draw = random.Random()
-    kill_rank, kill_step = draw.randrange(2), draw.randrange(1, ranks_restart.STEPS)
+    kill_rank, kill_step = draw.randrange(2), draw.randrange(1, ranks.programs.restart.STEPS)
     done = subprocess.run(
         [
             *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=1"),
             *("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--local-addr=localhost"),
-            *(str(ROOT / "tests" / "ranks_restart.py"), str(tmp_path), str(kill_rank), str(kill_step)),
+            *(str(ROOT / "tests" / "ranks.programs.restart.py"), str(tmp_path), str(kill_rank), str(kill_step)),
         ],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
         capture_output=True,

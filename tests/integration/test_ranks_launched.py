@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from ranks_nursery import Ended, run_programs
+from ranks.nursery import Ended, run_programs
 
 BOUND_S = 60.0
 """After this a rank counts as hanging."""
@@ -20,7 +20,7 @@ SAID = {
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Ended]]:
     folder = tmp_path_factory.mktemp("launched")
-    asked = [(f"ranks_launched:{name}", 2, folder / name) for name in SAID]
+    asked = [(f"ranks.programs.launched:{name}", 2, folder / name) for name in SAID]
     return dict(zip(SAID, run_programs(asked, seconds=BOUND_S), strict=True))
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ranks_cases import run_ranks
+from ranks.cases import run_ranks
 
 EQUAL = (
     "all_gather with gradients",
@@ -25,7 +25,7 @@ EQUAL = (
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What every loop came to on each rank, of one start-up."""
-    return run_ranks("ranks_unchanged:everything", 2, tmp_path_factory.mktemp("ranks"))
+    return run_ranks("ranks.programs.unchanged:everything", 2, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.parametrize("loop", EQUAL)
@@ -112,7 +112,7 @@ def test_parameters_that_are_frozen_or_trained_only_since_are_named(told: list[d
 
 
 def test_a_backward_that_one_rank_leaves_out_ends_both_and_says_where_they_are(tmp_path: Path):
-    for said, seconds in run_ranks("ranks_unchanged:uneven", 2, tmp_path):
+    for said, seconds in run_ranks("ranks.programs.unchanged:uneven", 2, tmp_path):
         assert "rank 0: step 1, waiting in" in said
         assert "rank 1: step 1, waiting in the forward of '" in said  # of the first modules, whichever lane came first
         assert "in the same order on all ranks" in said

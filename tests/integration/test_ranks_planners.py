@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from engine_cases import FAST
-from ranks_cases import run_ranks
-from ranks_planners import METHODS, Graph
+from ranks.cases import run_ranks
+from ranks.programs.planners import METHODS, Graph
 
 import mosaic
 from mosaic.backends.host import HostBackend
@@ -16,7 +16,7 @@ from mosaic.solver.runnable import RUNNABLE, check_method
 
 
 def test_plans_of_all_planners_train_as_data_parallel_training(tmp_path: Path):
-    told = run_ranks("ranks_planners:all_planners", 3, tmp_path)
+    told = run_ranks("ranks.programs.planners:all_planners", 3, tmp_path)
     assert told[0] == told[1] == told[2]
     assert len(told[0]) == 2 * len(METHODS)
     assert all(set(devices) == {0, 1, 2} for devices in told[0]["megatron 0"])
@@ -25,7 +25,7 @@ def test_plans_of_all_planners_train_as_data_parallel_training(tmp_path: Path):
 
 
 def test_plans_are_measured_in_turn_with_data_parallel_training(tmp_path: Path):
-    first, second = run_ranks("ranks_planners:compared", 2, tmp_path)
+    first, second = run_ranks("ranks.programs.planners:compared", 2, tmp_path)
     assert first == second
     _, megatron, brute = first
     assert [one[0] for one in first] == ["sequential", "megatron", "brute_force"]

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ranks_cases import run_ranks
+from ranks.cases import run_ranks
 
 TOLERANCE = 1e-4
 
 
 @pytest.fixture(scope="module")
 def observed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return run_ranks("ranks_straight:observed", 3, tmp_path_factory.mktemp("straight"))
+    return run_ranks("ranks.programs.straight:observed", 3, tmp_path_factory.mktemp("straight"))
 
 
 def test_chains_and_diamonds_on_overlapping_ranks_train_as_data_parallel_training(observed: list[dict[str, Any]]):

@@ -8,16 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from mosaic.checkpoint.disk import write_flushed
-from mosaic.checkpoint.dtypes import bytes_of, entry_of, tensor_from
-from mosaic.checkpoint.extract import extract_weights
 from mosaic.checkpoint.folder import Place, checkpoints_in, choose, damage_of
 from mosaic.checkpoint.manifest import FileEntry, Manifest, TensorEntry
-from mosaic.checkpoint.safetensors_file import SUFFIX, stored_in, write_tensors
-from mosaic.checkpoint.sharing import shares
+from mosaic.checkpoint.plain_weights import extract_weights
+from mosaic.checkpoint.shared_layout import shares
+from mosaic.checkpoint.tensor_file import SUFFIX, TensorSpec, bytes_of, open_tensors, write_tensors
 from mosaic.errors import InvalidCheckpointError, InvalidFileError, MosaicError
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool, torch.float8_e4m3fn]
@@ -36,10 +34,10 @@ def write(folder: Path, step: int, *, keep: int = 3, seed: int = 3) -> Path:
     """Writes a checkpoint as it is written by one rank, without torch.distributed."""
     tensors = some_tensors(seed)
     place = Place.make(folder, step)
-    entries = [entry_of(name, tensor) for name, tensor in tensors.items()]
-    data = write_tensors(place.aside / f"rank-00000{SUFFIX}", entries, lambda entry: [bytes_of(tensors[entry.name])])
+    specs = [TensorSpec.of(name, tensor) for name, tensor in tensors.items()]
+    num_bytes, sha256 = write_tensors(place.aside / f"rank-00000{SUFFIX}", specs, tensors.__getitem__)
     files = (
-        FileEntry(name=f"rank-00000{SUFFIX}", num_bytes=data.num_bytes, sha256=data.sha256),
+        FileEntry(name=f"rank-00000{SUFFIX}", num_bytes=num_bytes, sha256=sha256),
         FileEntry(name="state.json", num_bytes=2, sha256=write_flushed(b"{}", place.aside / "state.json")),
     )
     manifest = Manifest(
@@ -51,7 +49,7 @@ def write(folder: Path, step: int, *, keep: int = 3, seed: int = 3) -> Path:
         plan="plan",
         files=files,
         tensors=tuple(
-            TensorEntry(name=entry.name, dtype=entry.dtype, shape=entry.shape, file=files[0].name) for entry in entries
+            TensorEntry(name=spec.name, dtype=spec.dtype, shape=spec.shape, file=files[0].name) for spec in specs
         ),
         tied={"also": "0/é"},
     ).sealed()
@@ -61,20 +59,16 @@ def write(folder: Path, step: int, *, keep: int = 3, seed: int = 3) -> Path:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_file_of_tensors_is_what_the_library_reads_and_writes(seed: int, tmp_path: Path):
+def test_a_file_of_tensors_is_what_the_library_reads(seed: int, tmp_path: Path):
     tensors = some_tensors(seed)
-    entries = [entry_of(name, tensor) for name, tensor in tensors.items()]
-    write_tensors(tmp_path / "ours", entries, lambda entry: [bytes_of(tensors[entry.name])])
-    save_file(tensors, tmp_path / "theirs")
-    with safe_open(tmp_path / "ours", framework="pt") as file:
-        read = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no dict
-    stored = stored_in(tmp_path / "theirs")
-    assert read.keys() == stored.keys() == tensors.keys()
+    specs = [TensorSpec.of(name, tensor) for name, tensor in tensors.items()]
+    num_bytes, _ = write_tensors(tmp_path / "file", specs, tensors.__getitem__)
+    assert num_bytes == (tmp_path / "file").stat().st_size
+    read = load_file(tmp_path / "file")
+    assert read.keys() == tensors.keys()
     for name, tensor in tensors.items():
-        ours = tensor_from(bytearray(b"".join(stored[name].pieces())), stored[name].entry)
-        for found in (read[name], ours):
-            assert (found.dtype, found.shape) == (tensor.dtype, tensor.shape)
-            assert bytes(bytes_of(found)) == bytes(bytes_of(tensor))
+        assert (read[name].dtype, read[name].shape) == (tensor.dtype, tensor.shape)
+        assert bytes(bytes_of(read[name])) == bytes(bytes_of(tensor))
 
 
 def test_a_file_that_was_cut_short_is_refused_wherever_it_ends(tmp_path: Path):
@@ -84,14 +78,14 @@ def test_a_file_that_was_cut_short_is_refused_wherever_it_ends(tmp_path: Path):
     for length in range(len(content)):
         (tmp_path / "cut").write_bytes(content[:length])
         with pytest.raises(InvalidFileError, match="cut short"):
-            stored_in(tmp_path / "cut")
+            open_tensors(tmp_path / "cut")
 
 
 def test_a_tensor_that_no_file_holds_is_refused_by_name():
     with pytest.raises(TypeError, match=r"odd is of dtype torch.complex128"):
-        entry_of("odd", torch.zeros(1, dtype=torch.complex128))
+        TensorSpec.of("odd", torch.zeros(1, dtype=torch.complex128))
     with pytest.raises(TypeError, match="sparse_coo"):
-        entry_of("odd", torch.zeros(2, 2).to_sparse())
+        TensorSpec.of("odd", torch.zeros(2, 2).to_sparse())
 
 
 def test_the_newest_is_the_one_that_was_saved_last_whatever_its_step(tmp_path: Path):

@@ -144,7 +144,7 @@ print(len(handle.profile.samples))
 
 
 def test_processes_that_colocate_at_the_same_time_share_the_folder(users_folder: Path):
-    code = RACER.format(tests=str(Path(__file__).parents[1]))
+    code = RACER.format(tests=str(Path(__file__).parents[2]))
     command = [sys.executable, "-W", "error::UserWarning:mosaic", "-c", code]
     racers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     assert [racer.communicate(timeout=120)[0].strip() for racer in racers] == ["4", "4"]

@@ -170,7 +170,7 @@ profile_modules(model, finding.subjects, finding.graph, HostBackend(num_slots=2)
 
 
 def test_a_killed_run_goes_on_where_it_was(cache: ProfileCache):
-    code = KILLED.format(tests=str(Path(__file__).parents[1]))
+    code = KILLED.format(tests=str(Path(__file__).parents[2]))
     killed = subprocess.run([sys.executable, "-c", code, str(cache.folder)], timeout=120, check=False)
     assert killed.returncode == -9
     assert len(list(cache.folder.glob("module-*"))) == 2
