@@ -19,7 +19,7 @@ from ranks.graphs import colocated
 from ranks.training import Model, batch, loss_of
 from torch import nn
 
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.plan import Plan
 from mosaic.ranks.colocate import colocate_ranks
 

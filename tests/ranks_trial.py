@@ -16,7 +16,7 @@ from ranks.graphs import difference
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.errors import MosaicError, UnstableMeasurementError
 from mosaic.profile import Profile
 from mosaic.profiler import Ring

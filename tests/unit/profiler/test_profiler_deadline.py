@@ -11,7 +11,7 @@ from torch import nn
 
 from bench.profile_choice import LONG_STEP_MS, quotas_for
 from mosaic import artifact
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.cost import CostModel
 from mosaic.engine import find_modules
 from mosaic.profile import Profile
