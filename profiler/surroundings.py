@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 import torch
 
 from mosaic.backends.base import Backend
-from mosaic.backends.cuda import describe_devices, describe_driver, describe_nvml
+from mosaic.backends.cuda.driver import describe_devices, describe_driver, describe_nvml
 from mosaic.backends.host import available_cores
 from mosaic.errors import BackendUnavailableError
 from mosaic.profile import Environment

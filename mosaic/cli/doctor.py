@@ -16,7 +16,8 @@ from rich.padding import Padding
 from rich.table import Table
 
 import mosaic
-from mosaic.backends import cuda, cuda_probe
+from mosaic.backends.cuda import driver as cuda
+from mosaic.backends.cuda import probe as cuda_probe
 from mosaic.cache_folder import default_cache_folder, folder_use
 from mosaic.cli import doctor_findings as findings_of
 from mosaic.cli.doctor_report import (

@@ -226,7 +226,7 @@ def test_what_compiles_the_probe_is_named_and_missed_only_beside_a_gpu(fake_driv
 
 def test_other_users_of_a_gpu_are_warned_of(fake_driver: FakeDriver):
     busy = """
-from mosaic.backends.cuda_environment import NvmlAnswers
+from mosaic.backends.cuda.environment import NvmlAnswers
 from mosaic.cli import doctor_findings
 doctor_findings.ask_nvml = lambda uuid: NvmlAnswers(processes=(4711,), mig=True)
 """
