@@ -20,7 +20,7 @@ from mosaic.backends.host import HostBackend
 from mosaic.errors import MosaicError, UnstableMeasurementError
 from mosaic.profile import Profile
 from mosaic.profiler import Ring
-from mosaic.profiler import measure as measuring
+from mosaic.profiler.measuring import measure as measuring
 from mosaic.ranks import RankHandle
 from mosaic.ranks.choosing import planning
 from mosaic.ranks.choosing.candidates import RANK_TRIAL

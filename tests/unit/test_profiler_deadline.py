@@ -16,10 +16,10 @@ from mosaic.cost import CostModel
 from mosaic.engine import find_modules
 from mosaic.profile import Profile
 from mosaic.profiler import ProfileCache, ProfileSettings, Ring, Subject, profile_modules
-from mosaic.profiler import points as pointing
 from mosaic.profiler import sweep as sweeping
 from mosaic.profiler.deadline import Deadline
-from mosaic.profiler.measure import StepTimes
+from mosaic.profiler.measuring import points as pointing
+from mosaic.profiler.measuring.measure import StepTimes
 from mosaic.solver import solve
 
 
