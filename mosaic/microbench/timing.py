@@ -1,4 +1,4 @@
-"""How long, how often: measurements on lanes by a question's settings; the profiler does the timing."""
+"""How long, how often: measurements on lanes by a question's settings; ``mosaic.profiler.measuring.together`` does the timing."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ HOMES = {
         "cli/counting.py",  # counts its operators
     },
     "ortools": {"solver"},
-    "mosaic._C": {"backends/cuda.py"},
+    "mosaic._C": {"backends/cuda/driver.py"},
     "mosaic._search": {"solver/exact.py"},
     "matplotlib": {"report"},
     "rich": {"report", "cli", "demo", "microbench"},

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 
 
 def run_gpu_test(*, required: str | None) -> subprocess.CompletedProcess[str]:
