@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from mosaic.cost.analytic_cost import AnalyticCost
-    from mosaic.cost.communication import ModuleTraffic
+    from mosaic.cost.communication.ranked import ModuleTraffic
     from mosaic.solver import SearchOptions
     from mosaic.solver.instance import Instance
 
@@ -276,7 +276,7 @@ def _with_ranks(
     given: PlanCommand,
 ) -> Basis:
     """Puts what GPUs tell each other into the times, in place of a sum of gradients that nothing hides."""
-    from mosaic.cost.communication import CollectiveSms, RankedCost, links_of
+    from mosaic.cost.communication.ranked import CollectiveSms, RankedCost, links_of
     from mosaic.solver.reserve import Reserved
 
     reserved = Reserved.of(basis.device, given.communication_slots)
