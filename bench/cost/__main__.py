@@ -19,7 +19,7 @@ from bench.cost.study import CostStudy
 from bench.gpu_bench import Bench
 from bench.harness import Figure, Study, finish
 from mosaic.artifact import save
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.microbench import Budget
 from mosaic.profiler import ForeignLoad
 from mosaic.provenance import Provenance

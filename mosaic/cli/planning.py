@@ -118,7 +118,7 @@ def proof_of(plan: Plan) -> str:
 def _measured(given: options.PlanCommand) -> Profile:
     if given.profile is not None:
         return load(Profile, given.profile)
-    from mosaic.cli.profiling import Request, measure
+    from mosaic.cli.profile import Request, measure
 
     assert given.model is not None
     return measure(

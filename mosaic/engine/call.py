@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mosaic.backends.host_lanes import HostLane
+from mosaic.backends.host.lanes import HostLane
 from mosaic.engine.branch_graph import capture, find_uses
 from mosaic.engine.lane_tensor import LaneTensor, lane_tensors
 from mosaic.engine.out_of_memory import is_out_of_memory

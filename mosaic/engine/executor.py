@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from mosaic.backends.host_lanes import HostLanes
+from mosaic.backends.host.lanes import HostLanes
 from mosaic.engine.attach import attach, detach, is_attached
 from mosaic.engine.backward import Backwards
 from mosaic.engine.batch import Batch

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
 import torch
 from torch import nn
 
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.engine.branch_graph import find_leaves
 from mosaic.engine.executor import Executor
 from mosaic.engine.lane_tensor import LaneTensor

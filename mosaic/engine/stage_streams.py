@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from mosaic.backends.base import Backend
-from mosaic.backends.cuda_lanes import StreamLane, StreamLanes
+from mosaic.backends.streams.lanes import StreamLane, StreamLanes
 from mosaic.engine.graphs import Branch, Eager, StageGraphs
 from mosaic.engine.site import Site
 from mosaic.engine.stage import Piece, owner_of

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mosaic.backends.cuda_lanes import StreamLane
+from mosaic.backends.streams.lanes import StreamLane
 from mosaic.engine.caller import note_in_place
 from mosaic.engine.graphs import Branch, Eager, StageGraphs
 from mosaic.engine.stage_sharing import SharedPieces
@@ -25,7 +25,7 @@ from mosaic.engine.stream_timeline import StreamTimeline
 from mosaic.engine.thread_state import as_lane, on_lane
 
 if TYPE_CHECKING:
-    from mosaic.backends.cuda_lanes import StreamLanes, StreamMark
+    from mosaic.backends.streams.lanes import StreamLanes, StreamMark
     from mosaic.engine.site import Site
     from mosaic.timeline import Span
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from mosaic.backends.stream_api import StreamApi
+from mosaic.backends.streams.api import StreamApi
 from mosaic.engine.branch_graph import survey
 from mosaic.engine.graphs.calls import ModuleState, RefusalError, TakenCall
 from mosaic.engine.graphs.replay import CapturedBranch

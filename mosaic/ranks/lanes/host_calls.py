@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from mosaic.backends.host_lanes import HostLanes
+from mosaic.backends.host.lanes import HostLanes
 from mosaic.engine.caller import note_in_place
 from mosaic.engine.executor import Executor
 from mosaic.engine.lane_tensor import LaneTensor, Ready, join_all, join_joined

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from mosaic.backends.base import Backend
-from mosaic.backends.cuda_lanes import StreamLanes
+from mosaic.backends.streams.lanes import StreamLanes
 from mosaic.engine.find import Finding, Sample
 from mosaic.engine.first_calls import warm_up
 from mosaic.engine.handovers import Handover

@@ -19,7 +19,7 @@ from bench.cost.surface import surface_errors
 from bench.gpu_bench import Bench
 from bench.record import Study
 from mosaic import artifact
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.cost import Run
 from mosaic.device import Device
 from mosaic.microbench import Budget
