@@ -13,7 +13,7 @@ from bench.gpu_bench import Bench
 from bench.zoo import NOTES, build, config_of, fit, make_batch
 from mosaic import models
 from mosaic.backends.base import Backend, Lanes
-from mosaic.backends.cuda.backend import CudaBackend
+from mosaic.backends.cuda.driver import CudaBackend
 from mosaic.engine import Handle
 from mosaic.errors import BackendUnavailableError
 from mosaic.microbench.sharing.variants import OpensPlainLanes

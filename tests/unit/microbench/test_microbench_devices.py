@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from mosaic.backends.cuda import driver as cuda
-from mosaic.backends.host import HostBackend
+from mosaic.backends.cuda.driver import driver as cuda
+from mosaic.backends.host.backend import HostBackend
 from mosaic.errors import BackendUnavailableError, CudaError
 from mosaic.microbench.devices import alternatives, moved, open_backend
 from mosaic.microbench.sharing import variants

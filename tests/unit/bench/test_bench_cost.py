@@ -7,6 +7,7 @@ import random
 from dataclasses import replace
 
 import pytest
+
 from bench.cost import __main__ as bench_cost
 from bench.cost import study as cost_study
 from bench.cost.figures import COUNTS, FORMS, GOALS, TRIED, error_name, judged, mean_figure, verdict
@@ -15,7 +16,6 @@ from bench.cost.plans import shape_of
 from bench.cost.runs import Split, key, split_runs
 from bench.cost.study import CostStudy, every_name, measure_cost
 from bench.cost.surface import surface_errors
-
 from bench.gpu_bench import Bench
 from bench.record import Study
 from mosaic import artifact
@@ -180,7 +180,6 @@ def test_a_published_command_names_no_folder(written):
 
 def test_plans_of_one_shape_are_told_by_modules_and_quotas():
     from bench.cost.simulator import DEVICE, draw_works, profile_of
-
     from mosaic.cost import CostModel
     from mosaic.solver import solve
 
