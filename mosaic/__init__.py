@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     # From where they are defined: mosaic.engine has modules of these names, too, and type checkers take those.
     from mosaic.engine.colocate import colocate
     from mosaic.engine.handle import Handle
-    from mosaic.engine.stage import stage
+    from mosaic.engine.parallel import stage
     from mosaic.engine.trial_settings import TrialSettings
     from mosaic.errors import MosaicError
     from mosaic.graph import Edge, ModuleGraph, ModuleNode

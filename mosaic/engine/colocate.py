@@ -14,14 +14,14 @@ from mosaic.backends.base import Backend, Lanes
 from mosaic.backends.cuda_lanes import StreamLanes
 from mosaic.backends.host import HostBackend
 from mosaic.cost import CostModel
-from mosaic.engine.executor import Executor
-from mosaic.engine.find import Finding, Sample, find_modules
-from mosaic.engine.first_calls import warm_up
+from mosaic.engine.calls.thread_state import forget_cast_weights
+from mosaic.engine.finding.find import Finding, Sample, find_modules
 from mosaic.engine.graphs import StageGraphs
 from mosaic.engine.handle import Handle
+from mosaic.engine.host.executor import Executor
 from mosaic.engine.placing import PlacedPlan, Runs
-from mosaic.engine.stream_executor import StreamExecutor
-from mosaic.engine.thread_state import forget_cast_weights
+from mosaic.engine.streams.executor import StreamExecutor
+from mosaic.engine.streams.first_calls import warm_up
 from mosaic.engine.trial_clock import EventClock, HostClock
 from mosaic.engine.trial_plans import plans_to_try
 from mosaic.engine.trial_settings import StepClock, TrialSettings

@@ -18,9 +18,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from mosaic.checkpoint.methods import KeepsCheckpoints
-from mosaic.engine.attach import attach, detach
-from mosaic.engine.changes import Makeup
-from mosaic.engine.find import Finding
+from mosaic.engine.calls.attach import attach, detach
+from mosaic.engine.finding.changes import Makeup
+from mosaic.engine.finding.find import Finding
 from mosaic.engine.placing import PendingBackwards, PlacedPlan, Runs
 from mosaic.engine.planned_from import source_of
 from mosaic.engine.trial_run import Trial

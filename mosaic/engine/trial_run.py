@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import torch
 
-from mosaic.engine.thread_state import on_lane
+from mosaic.engine.calls.thread_state import on_lane
 from mosaic.engine.trial_drift import DriftWatch
 from mosaic.engine.trial_plans import measured_of, shape_of, solve_again
 from mosaic.engine.trial_race import Measured, Race, Verdict, Visit

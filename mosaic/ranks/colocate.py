@@ -13,8 +13,8 @@ from torch import nn
 
 from mosaic.backends.base import Backend
 from mosaic.backends.host import HostBackend, available_cores
-from mosaic.engine.find import Finding, Sample, find_modules
-from mosaic.engine.structure import map_tensors
+from mosaic.engine.calls.structure import map_tensors
+from mosaic.engine.finding.find import Finding, Sample, find_modules
 from mosaic.engine.trial_settings import TrialSettings
 from mosaic.engine.unprofiled import IfBusy, falls_back
 from mosaic.errors import InvalidPlanError, UnsupportedModelError

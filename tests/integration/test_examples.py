@@ -10,7 +10,7 @@ import torch
 from example_cases import FOLDER, added_lines, assert_equal, check, run_colocated, run_plain
 
 import mosaic
-from mosaic.engine.stage import Region
+from mosaic.engine.parallel import Region
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in FOLDER.glob("*.py")))

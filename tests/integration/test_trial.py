@@ -16,7 +16,7 @@ from trial_cases import BESIDE, IN_TURN, PLAIN, LoopClock, running, steps, times
 import mosaic
 from mosaic.backends.host import HostBackend
 from mosaic.engine import TrialSettings, trial_run
-from mosaic.engine.attach import is_attached
+from mosaic.engine.calls.attach import is_attached
 from mosaic.profile import Phase
 
 

@@ -23,7 +23,7 @@ from bench.record import Figure
 from bench.rule_of_thumb import ModuleTimes, lanes_ms, lever_of, measure_rule, plain_ms, predictions_of, sentence_of
 from mosaic.backends.cuda import CudaBackend
 from mosaic.backends.host import HostBackend
-from mosaic.engine.thread_state import ThreadState
+from mosaic.engine.calls.thread_state import ThreadState
 from mosaic.errors import BackendUnavailableError
 from mosaic.microbench import Budget
 from mosaic.profiler import Subject

@@ -19,10 +19,10 @@ import torch
 from torch import nn
 
 from mosaic.backends.base import Backend
+from mosaic.engine.calls.structure import tensors_in
 from mosaic.engine.colocate import clock_of
-from mosaic.engine.find import Finding, Sample, runner_of
+from mosaic.engine.finding.find import Finding, Sample, runner_of
 from mosaic.engine.handle import Handle
-from mosaic.engine.structure import tensors_in
 from mosaic.engine.trial_settings import StepClock, TrialSettings
 from mosaic.errors import RankFailedError
 from mosaic.plan import Plan

@@ -20,8 +20,8 @@ from torch.utils.hooks import RemovableHandle
 
 from mosaic.backends.cuda_lanes import StreamLanes
 from mosaic.backends.host_lanes import HostLanes
-from mosaic.engine.structure import map_tensors, tensors_in
-from mosaic.engine.thread_state import on_lane
+from mosaic.engine.calls.structure import map_tensors, tensors_in
+from mosaic.engine.calls.thread_state import on_lane
 from mosaic.errors import BackendUnavailableError, ModuleContractError
 from mosaic.ranks.calls.added import put_aside
 from mosaic.ranks.calls.ranked import Compute, Ranked
@@ -34,7 +34,7 @@ from mosaic.ranks.watching.traffic import Traffic
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Lanes
-    from mosaic.engine.site import Site
+    from mosaic.engine.calls.site import Site
     from mosaic.timeline import Span
 
 
