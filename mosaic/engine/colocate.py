@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from mosaic.backends.base import Backend, Lanes
-from mosaic.backends.cuda_lanes import StreamLanes
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
+from mosaic.backends.streams.lanes import StreamLanes
 from mosaic.cost import CostModel
 from mosaic.engine.calls.thread_state import forget_cast_weights
 from mosaic.engine.finding.find import Finding, Sample, find_modules
@@ -266,7 +266,7 @@ def _backend_for(model: nn.Module) -> Backend:
     cuda = next((device for device in devices if device.type == "cuda"), None)
     if cuda is None:
         return HostBackend()
-    from mosaic.backends.cuda import CudaBackend
+    from mosaic.backends.cuda.driver import CudaBackend
 
     return CudaBackend(torch.cuda.current_device() if cuda.index is None else cuda.index)
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from mosaic.backends.base import Backend
-from mosaic.backends.host import HostBackend, available_cores
+from mosaic.backends.host.backend import HostBackend, available_cores
 from mosaic.engine.calls.structure import map_tensors
 from mosaic.engine.finding.find import Finding, Sample, find_modules
 from mosaic.engine.trial_settings import TrialSettings
@@ -203,7 +203,7 @@ def _backend_of(
     """Returns where this rank runs, once its model is seen to be there; or why it cannot, for all ranks to hear."""
     try:
         if backend is None and device.type == "cuda":
-            from mosaic.backends.cuda import CudaBackend
+            from mosaic.backends.cuda.driver import CudaBackend
 
             backend = CudaBackend(own_gpu())
             torch.cuda.set_device(backend.torch_device)

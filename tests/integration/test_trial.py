@@ -14,7 +14,7 @@ from engine_cases import SIDE_BY_SIDE, Record, Trap, TwoTowers, assert_same, pai
 from trial_cases import BESIDE, IN_TURN, PLAIN, LoopClock, running, steps, times, trying
 
 import mosaic
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import TrialSettings, trial_run
 from mosaic.engine.calls.attach import is_attached
 from mosaic.profile import Phase

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from mosaic.backends.host_lanes import HostLanes
+from mosaic.backends.host.lanes import HostLanes
 from mosaic.engine.calls.attach import attach, detach, is_attached
 from mosaic.engine.calls.caller import caller, note_in_place
 from mosaic.engine.calls.out_of_memory import SecondTries

@@ -18,8 +18,8 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from mosaic.backends.cuda_lanes import StreamLanes
-from mosaic.backends.host_lanes import HostLanes
+from mosaic.backends.host.lanes import HostLanes
+from mosaic.backends.streams.lanes import StreamLanes
 from mosaic.engine.calls.structure import map_tensors, tensors_in
 from mosaic.engine.calls.thread_state import on_lane
 from mosaic.errors import BackendUnavailableError, ModuleContractError

@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mosaic.backends.cuda_lanes import StreamLane, StreamLanes
+from mosaic.backends.streams.lanes import StreamLane, StreamLanes
 from mosaic.engine.calls.caller import note_in_place
 from mosaic.engine.calls.site import Site
 from mosaic.engine.calls.structure import flatten
@@ -56,7 +56,7 @@ from mosaic.ranks.watching.traffic import Phase
 from mosaic.timeline import Span
 
 if TYPE_CHECKING:
-    from mosaic.backends.stream_api import StreamApi
+    from mosaic.backends.streams.api import StreamApi
 
 
 class StreamCalls(InStep):
