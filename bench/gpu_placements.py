@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from mosaic.backends.base import Backend, Lanes
-from mosaic.backends.cuda.driver import driver as cuda
+from mosaic.backends.cuda import driver as cuda
 from mosaic.backends.streams.api import TorchStreams
 from mosaic.backends.streams.lanes import StreamLanes
 from mosaic.errors import BackendUnavailableError, CudaError

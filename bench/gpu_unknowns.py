@@ -14,7 +14,7 @@ import torch
 
 from bench.gpu_bench import Bench
 from bench.record import Figure, median_figure, missing_figure, one_line
-from mosaic.backends.cuda.driver import driver as cuda
+from mosaic.backends.cuda import driver as cuda
 from mosaic.backends.streams.sm_target import cublas_sm_target, sm_target
 from mosaic.errors import BackendUnavailableError
 from mosaic.microbench.kernels import half_type

@@ -13,7 +13,7 @@ from bench.gpu_bench import Bench
 from bench.zoo import NOTES, build, config_of, fit, make_batch
 from mosaic import models
 from mosaic.backends.base import Backend, Lanes
-from mosaic.backends.cuda.driver import CudaBackend
+from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.engine import Handle
 from mosaic.errors import BackendUnavailableError
 from mosaic.microbench.sharing.variants import OpensPlainLanes
@@ -111,7 +111,7 @@ def colocated(work: Workload, plan: Plan, backend: Backend, *, graphs: bool = Fa
         raise BackendUnavailableError("stages cannot be captured", found="the host backend", needed="a GPU")
     with ExitStack() as stack:
         handle: Handle = mosaic.colocate(
-            work.model, sample=work.loss, plan=plan, backend=backend, modules=work.modules, graphs=graphs
+            work.model, sample=work.loss, plan=plan, backend=backend, modules=work.modules, cuda_graphs=graphs
         )
         stack.callback(handle.remove)
 

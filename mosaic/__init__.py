@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     # From where they are defined: mosaic.engine has modules of these names, too, and type checkers take those.
     from mosaic.engine.colocate import colocate
     from mosaic.engine.handle import Handle
-    from mosaic.engine.stage import stage
+    from mosaic.engine.parallel import parallel
     from mosaic.engine.trial_settings import TrialSettings
     from mosaic.errors import MosaicError
     from mosaic.graph import Edge, ModuleGraph, ModuleNode
@@ -34,8 +34,8 @@ _HOME = {
     "Profile": "mosaic.profile",
     "TrialSettings": "mosaic.engine",
     "colocate": "mosaic.ranks",
+    "parallel": "mosaic.engine",
     "plan_from_quotas": "mosaic.plan",
-    "stage": "mosaic.engine",
 }
 
 __all__ = [
@@ -50,8 +50,8 @@ __all__ = [
     "TrialSettings",
     "__version__",
     "colocate",
+    "parallel",
     "plan_from_quotas",
-    "stage",
 ]
 
 

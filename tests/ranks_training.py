@@ -183,7 +183,7 @@ def refusals(rank: int, size: int) -> list[str]:
     normed.image = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8))
     attempt(normed)
     try:
-        mosaic.colocate(Model(), sample=batch(0, 3), graphs=True)
+        mosaic.colocate(Model(), sample=batch(0, 3), cuda_graphs=True)
     except ValueError as error:
         said.append(str(error))
     other = Model()

@@ -80,7 +80,7 @@ def trying(
         sample=sample,
         profile=profile_for(model, sample, backend, times),
         backend=backend,
-        graphs=graphs,
+        cuda_graphs=graphs,
         trial=TrialSettings(clock=clock, **bounds),
     )
     try:

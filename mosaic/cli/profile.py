@@ -148,7 +148,7 @@ def measure_links(backend: str | None, cluster: str | None) -> Launched | None:
     """Measures the links between the ranks that torchrun started; None where it did not, or ``cluster`` names links."""
     if cluster is not None:
         return None
-    from mosaic.backends.cuda.driver import driver as cuda
+    from mosaic.backends.cuda import driver as cuda
     from mosaic.profiler import measure_launched
 
     return measure_launched(os.environ, on_gpu=backend != "host" and cuda.is_available())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mosaic.engine.colocate import colocate
 from mosaic.engine.finding.find import find_modules
 from mosaic.engine.handle import Handle
-from mosaic.engine.stage import stage
+from mosaic.engine.parallel import parallel
 from mosaic.engine.trial_settings import TrialSettings
 
-__all__ = ["Handle", "TrialSettings", "colocate", "find_modules", "stage"]
+__all__ = ["Handle", "TrialSettings", "colocate", "find_modules", "parallel"]

@@ -66,7 +66,7 @@ def colocate(
     profile: Profile | None = None,
     cache: ProfileCache | Path | Literal["user"] | None = "user",
     backend: Backend | None = None,
-    graphs: bool | Literal["auto"] = "auto",
+    cuda_graphs: bool | Literal["auto"] = "auto",
     trial: TrialSettings | Literal["auto"] | None = "auto",
     settings: ProfileSettings | None = None,
     if_busy: IfBusy = "plain",
@@ -103,7 +103,7 @@ def colocate(
         cache: Measurements of earlier runs: what is there is not taken again, and what is taken is kept. By default in
             the user's cache folder (``~/.cache/mosaic/profiles``, or under ``$XDG_CACHE_HOME``); None for none.
         backend: Where to run; by default the GPU that holds the model's parameters, or the host.
-        graphs: On a GPU, launch placed modules as CUDA graphs wherever that is right; they are captured at their first
+        cuda_graphs: On a GPU, launch placed modules as CUDA graphs wherever that is right; captured at their first
             calls. For modules of many small operators, which one thread cannot launch fast enough. ``auto``: a trial
             also tries the best plan that way, where launching takes more than 0.3 of the modules' time on the device;
             without a trial, and on the host, nothing is captured.
@@ -130,10 +130,10 @@ def colocate(
     kept = open_cache(cache)
     backend = backend or _backend_for(model)
     _refuse(model, backend)
-    if not isinstance(graphs, bool) and graphs != "auto":
-        raise ValueError(f"graphs={graphs!r}; use True, False or 'auto'")
-    if graphs is True and backend.device.kind == "host":
-        raise ValueError("graphs=True needs a model on a GPU; leave graphs out on the host")
+    if not isinstance(cuda_graphs, bool) and cuda_graphs != "auto":
+        raise ValueError(f"cuda_graphs={cuda_graphs!r}; use True, False or 'auto'")
+    if cuda_graphs is True and backend.device.kind == "host":
+        raise ValueError("cuda_graphs=True needs a model on a GPU; leave it out on the host")
     finding = find_modules(model, sample, include=modules, exclude=exclude)
     if profile is not None:
         profile.check_matches(
@@ -146,10 +146,10 @@ def colocate(
         plan.check_matches(graph=finding.graph, device=backend.device)
         opening = _Opening(model, finding, backend)
         if not isinstance(trial, TrialSettings):
-            placed = opening(plan, graphs is True, False)
+            placed = opening(plan, cuda_graphs is True, False)
             return _handle(model, finding, plan, profile, backend, placed=placed)
         known = CostModel.from_profile(profile) if profile is not None else None
-        setup = _setup(opening, (plan,), known, trial, graphs=graphs)
+        setup = _setup(opening, (plan,), known, trial, graphs=cuda_graphs)
         return _handle(model, finding, plan, profile, backend, trial=setup)
     if profile is None:
         try:
@@ -166,7 +166,7 @@ def colocate(
     plan = plan_to_run(method, finding.graph, cost, backend.device)
     opening = _Opening(model, finding, backend)
     if method != "auto" and not isinstance(trial, TrialSettings):
-        return _handle(model, finding, plan, profile, backend, placed=opening(plan, graphs is True, False))
+        return _handle(model, finding, plan, profile, backend, placed=opening(plan, cuda_graphs is True, False))
     if plan.predicted_speedup < SMALLEST_GAIN:
         note = (
             f"the best plan is predicted to be {plan.predicted_speedup:.3f} times as fast as one module after the "
@@ -175,12 +175,12 @@ def colocate(
         _LOG.info(note)
         return Handle(model, finding, plan, profile=profile, notes=(note, *backend.notes))
     if trial is None:
-        return _handle(model, finding, plan, profile, backend, placed=opening(plan, graphs is True, False))
+        return _handle(model, finding, plan, profile, backend, placed=opening(plan, cuda_graphs is True, False))
     chosen = TrialSettings() if trial == "auto" else trial
     plans = plans_to_try(
         plan, finding.graph, cost, count=chosen.max_plans, smallest_gain=min(SMALLEST_GAIN, chosen.smallest_gain)
     )
-    setup = _setup(opening, plans, cost, chosen, graphs=graphs)
+    setup = _setup(opening, plans, cost, chosen, graphs=cuda_graphs)
     return _handle(model, finding, plan, profile, backend, trial=setup)
 
 
@@ -266,7 +266,7 @@ def _backend_for(model: nn.Module) -> Backend:
     cuda = next((device for device in devices if device.type == "cuda"), None)
     if cuda is None:
         return HostBackend()
-    from mosaic.backends.cuda.driver import CudaBackend
+    from mosaic.backends.cuda.backend import CudaBackend
 
     return CudaBackend(torch.cuda.current_device() if cuda.index is None else cuda.index)
 

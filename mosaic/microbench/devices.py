@@ -9,7 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from mosaic.backends.base import Backend
-from mosaic.backends.cuda.driver import driver as cuda
+from mosaic.backends.cuda import driver as cuda
 from mosaic.backends.host.backend import HostBackend
 from mosaic.errors import BackendUnavailableError, CudaError
 

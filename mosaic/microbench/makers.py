@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from mosaic.backends.base import Backend
-from mosaic.backends.cuda.driver import driver as cuda
+from mosaic.backends.cuda import driver as cuda
 from mosaic.errors import BackendUnavailableError
 
 Slots = tuple[int, ...]

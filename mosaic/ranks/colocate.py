@@ -203,7 +203,7 @@ def _backend_of(
     """Returns where this rank runs, once its model is seen to be there; or why it cannot, for all ranks to hear."""
     try:
         if backend is None and device.type == "cuda":
-            from mosaic.backends.cuda.driver import CudaBackend
+            from mosaic.backends.cuda.backend import CudaBackend
 
             backend = CudaBackend(own_gpu())
             torch.cuda.set_device(backend.torch_device)

@@ -19,7 +19,7 @@ from contract.gates import CudaGate, FakeStreamGate, Gate, ThreadGate
 from fake_streams import FakeGreenDriver, FakeStreams
 
 from mosaic.backends.base import Backend, Lanes, Ticket
-from mosaic.backends.cuda.driver import CudaBackend
+from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.backends.host.backend import HostBackend
 from mosaic.errors import InvalidPlanError, MosaicError
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mosaic.backends.cuda.driver import CudaBackend
-from mosaic.backends.cuda.driver import driver as cuda
+from mosaic.backends.cuda import driver as cuda
+from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.backends.cuda.records import LayoutRecord
 from mosaic.errors import BackendUnavailableError
 

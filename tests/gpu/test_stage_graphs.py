@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from bench.ladder.streams import SmProbe, sm_ids
-from mosaic.backends.cuda.driver import CudaBackend
+from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.backends.cuda.overlap import CDP_SMS
 from mosaic.backends.streams.lanes import StreamLanes
 from mosaic.engine.graphs import Branch, Eager, StageGraphs

@@ -162,7 +162,7 @@ def test_a_plan_that_runs_as_it_is_runs_as_graphs_only_where_that_is_asked_for(t
     backend: Any = FakeBackend()
     plan = plan_from_quotas(SIDE_BY_SIDE, graph=find_modules(towers, pair_batch()).graph, device=backend.device)
     with backend.api.watching():
-        handle = mosaic.colocate(towers, sample=pair_batch(), plan=plan, backend=backend, graphs=graphs)
+        handle = mosaic.colocate(towers, sample=pair_batch(), plan=plan, backend=backend, cuda_graphs=graphs)
         executor: Any = handle._executor
         assert (executor.graphs is not None) is (graphs is True)
         handle.remove()

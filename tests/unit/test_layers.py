@@ -162,8 +162,8 @@ def test_public_names_are_frozen():
         "TrialSettings",
         "__version__",
         "colocate",
+        "parallel",
         "plan_from_quotas",
-        "stage",
     ]
     assert all(getattr(mosaic, name) is not None for name in mosaic.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):

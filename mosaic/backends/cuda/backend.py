@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 
 import torch
 
-from mosaic.backends.cuda.driver import driver as cuda
+from mosaic.backends.cuda import driver as cuda
 from mosaic.backends.cuda.environment import EnvironmentFinding, find_here, other_processes
 from mosaic.backends.cuda.lanes import GreenLanes
 from mosaic.backends.cuda.pool import GreenDriver, GreenPool, Loan, pack_layouts, pool_of

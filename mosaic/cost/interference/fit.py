@@ -1,7 +1,7 @@
 """Finding the coefficients of interference from modules that ran side by side (paper section 3.3, Eq. 8).
 
 Eq. 8 and the pairwise form are linear in their coefficients, so a fit is least squares with the coefficients that may
-not be negative kept so; our form bends (``leveling_fit``). What a form is worth is judged by groups that it
+not be negative kept so; our form bends (``mosaic.cost.interference.leveling_fit``). What a form is worth is judged by groups that it
 has not seen: groups are left out, everything (also whether ours is worth more than the pairwise one) is decided from
 the rest, and the times of those left out are predicted.
 """

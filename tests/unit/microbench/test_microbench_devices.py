@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from mosaic.backends.cuda.driver import driver as cuda
+from mosaic.backends.cuda import driver as cuda
 from mosaic.backends.host.backend import HostBackend
 from mosaic.errors import BackendUnavailableError, CudaError
 from mosaic.microbench.devices import alternatives, moved, open_backend

@@ -10,7 +10,7 @@ import torch
 from fake_streams import FakeGreenDriver, FakeStreams
 
 from mosaic.artifact import load
-from mosaic.backends.cuda.driver import CudaBackend
+from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.backends.streams.lanes import StreamLanes
 from mosaic.device import Device
 from mosaic.microbench import QUESTIONS, BenchSettings, Budget

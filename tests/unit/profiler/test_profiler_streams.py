@@ -13,7 +13,7 @@ from engine_cases import FAST, TwoTowers, pair_batch
 from fake_streams import FakeGreenDriver, FakeStreams
 from torch import nn
 
-from mosaic.backends.cuda.driver import CudaBackend
+from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.backends.streams.lanes import StreamLanes
 from mosaic.device import Device
 from mosaic.engine import find_modules

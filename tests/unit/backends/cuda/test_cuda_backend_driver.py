@@ -17,9 +17,9 @@ import sys
 sys.path.insert(0, {str(Path(__file__).parents[3])!r})
 import torch
 from fake_streams import FakeStreams
-from mosaic.backends.cuda.driver import driver as cuda
-from mosaic.backends.cuda.driver import probe as cuda_probe
-from mosaic.backends.cuda.driver import CudaBackend
+from mosaic.backends.cuda import driver as cuda
+from mosaic.backends.cuda import probe as cuda_probe
+from mosaic.backends.cuda.backend import CudaBackend
 cuda_probe.compile_probe = lambda compute_capability: cuda.probe_source().encode()
 EVEN = [tuple(range(8)), tuple(range(8, 16))]
 UNEVEN = [tuple(range(10)), tuple(range(10, 16))]

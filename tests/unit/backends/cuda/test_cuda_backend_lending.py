@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fake_streams import FakeGreenDriver, FakeStreams
 
-from mosaic.backends.cuda.driver import CudaBackend
+from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.backends.cuda.pool import GreenPool
 from mosaic.errors import CudaError
 

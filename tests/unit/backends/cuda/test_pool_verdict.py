@@ -8,7 +8,7 @@ import pytest
 from fake_driver.harness import FakeDriver
 
 POOL = """
-from mosaic.backends.cuda.driver import driver as cuda
+from mosaic.backends.cuda import driver as cuda
 from mosaic.backends.cuda.pool import GreenPool
 def pool_of(placement="merged", remainder=False):
     return GreenPool(cuda.CudaDriver(0), fine=False, placement=placement, priority=0, remainder=remainder)

@@ -15,8 +15,8 @@ from stream_cases import colocated
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from mosaic.backends.cuda.driver import CudaBackend
-from mosaic.backends.cuda.driver import backend as cuda_backend
+from mosaic.backends.cuda import backend as cuda_backend
+from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.backends.streams import libraries as library_settings
 from mosaic.backends.streams import sm_target
 from mosaic.backends.streams.libraries import LibrarySettings, Setting

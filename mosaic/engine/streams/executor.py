@@ -20,7 +20,6 @@ from mosaic.engine.calls.torch_functions import all_tensors, replace
 from mosaic.engine.graphs import Branch, Eager, StageGraphs
 from mosaic.engine.streams.call import PlacedCall
 from mosaic.engine.streams.order import ModelCall, Orders
-from mosaic.engine.streams.parallel_sharing import SharedPieces
 from mosaic.engine.streams.tensor import join_tensor, on_user_stream
 from mosaic.engine.streams.timeline import StreamTimeline
 
@@ -41,7 +40,6 @@ class StreamExecutor:
     Attributes:
         in_order: The same.
         graphs: The same.
-        pieces: What the pieces of a stage share.
         in_place: For each module and reason, how many of its calls ran where they were made.
         places: For each module and reason, the line of the first such call.
         closed: Whether the lanes were given back.
@@ -60,7 +58,6 @@ class StreamExecutor:
         self.places: dict[tuple[str, str], str] = {}
         self.closed = False
         self.in_order = dict(in_order or {})
-        self.pieces = SharedPieces(self)
         self._orders = Orders(lanes)
         self._timeline = StreamTimeline(lanes.api, lanes.clock)
         self._num_launched = 0

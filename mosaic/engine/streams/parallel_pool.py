@@ -1,38 +1,39 @@
-"""``mosaic.stage`` on streams of a device: each name on its lane, and, where asked for, by CUDA graphs."""
+"""``mosaic.parallel`` on streams of a device: each name on its lane, and, where asked for, by CUDA graphs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 from torch import nn
 
 from mosaic.backends.base import Backend
 from mosaic.backends.streams.lanes import StreamLane, StreamLanes
+from mosaic.engine.calls.pieces import Piece, owner_of
 from mosaic.engine.calls.site import Site
 from mosaic.engine.calls.torch_functions import replace
 from mosaic.engine.graphs import Branch, Eager, StageGraphs
-from mosaic.engine.stage import Piece, owner_of
 from mosaic.engine.streams.executor import StreamExecutor
+from mosaic.engine.streams.parallel_sharing import SharedPieces
 from mosaic.engine.streams.tensor import join_tensor
 from mosaic.errors import InvalidPlanError
 
 
 class StreamPool:
-    """The lanes of a stage's names on one device; lives as long as the process.
+    """The lanes of a block's names on one device; lives as long as the process.
 
     Attributes:
-        executor: What runs calls on the lanes.
-        graphs: What was captured, or None.
+        executor: Runs calls on the lanes.
+        graphs: The captured calls, or None.
     """
 
-    def __init__(self, backend: Backend, slots: Mapping[str, tuple[int, ...]], *, graphs: bool) -> None:
+    def __init__(self, backend: Backend, slots: Mapping[str, tuple[int, ...]], *, cuda_graphs: bool) -> None:
         lanes = backend.open_lanes(slots.values())
         if not isinstance(lanes, StreamLanes):
             raise TypeError(f"the backend {backend.name!r} has no lanes on streams")
         self.executor = StreamExecutor(lanes)
-        self.graphs = StageGraphs(lanes.api) if graphs else None
+        self.graphs = StageGraphs(lanes.api) if cuda_graphs else None
+        self._shared = SharedPieces(self.executor.in_order, settle=self.executor.settle)
         self._slots = slots
         self._sites: dict[tuple[str, int], Site] = {}
 
@@ -41,6 +42,7 @@ class StreamPool:
 
     def end(self, *, failed: bool) -> None:
         """Makes the caller's stream wait for the lanes."""
+        self._shared.end()
         if failed:
             self.executor.lanes.join()
         else:
@@ -50,8 +52,19 @@ class StreamPool:
         """Runs a piece of work on the lane of its name."""
         module = owner_of(function)
         site = self._site(name, module)
-        run = function if self.graphs is None else partial(self._by_graph, self.graphs, name, function, module)
-        return self.executor.call(site, run, args, kwargs)
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if self.graphs is not None:
+                branch = Branch(name=name, run=function, args=args, kwargs=kwargs, lane=self._lane(name), module=module)
+                (result,) = self.graphs.run(name, [branch])
+                if not isinstance(result, Eager):
+                    return result
+            return function(*args, **kwargs)
+
+        piece = self._shared.begin(name, function, (args, kwargs))
+        result = self.executor.call(site, run, args, kwargs)
+        self._shared.note(piece, function, result, hooked=self.graphs is None)
+        return result
 
     def call_all(self, calls: Mapping[str, Piece]) -> dict[str, Any]:
         """Runs pieces of work side by side; as one graph, launched on the caller's stream, if graphs are on."""
@@ -68,28 +81,13 @@ class StreamPool:
             )
             for name, (function, args, kwargs) in calls.items()
         ]
-        results = self.graphs.run(tuple(calls), branches)
         found = {}
-        for branch, result in zip(branches, results, strict=True):
+        for branch, result in zip(branches, self.graphs.run(tuple(calls), branches), strict=True):
             if isinstance(result, Eager):
                 site = self._site(branch.name, branch.module)
                 result = self.executor.call(site, branch.run, branch.args, branch.kwargs)
             found[branch.name] = result
         return found
-
-    def _by_graph(
-        self,
-        graphs: StageGraphs,
-        name: str,
-        function: Callable[..., Any],
-        module: nn.Module | None,
-        /,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
-        branch = Branch(name=name, run=function, args=args, kwargs=kwargs, lane=self._lane(name), module=module)
-        (result,) = graphs.run(name, [branch])
-        return function(*args, **kwargs) if isinstance(result, Eager) else result
 
     def _site(self, name: str, module: nn.Module | None) -> Site:
         key = (name, id(module))
@@ -100,5 +98,5 @@ class StreamPool:
 
     def _lane(self, name: str) -> StreamLane:
         if name not in self._slots:
-            raise InvalidPlanError(f"{name!r} is not in the plan of this stage; it has {', '.join(self._slots)}")
+            raise InvalidPlanError(f"{name!r} is not in the plan of this block; it has {', '.join(self._slots)}")
         return self.executor.lanes.lane(self._slots[name])
