@@ -20,14 +20,14 @@ from mosaic.engine.graphs import StageGraphs
 from mosaic.engine.handle import Handle
 from mosaic.engine.host.executor import Executor
 from mosaic.engine.placing import PlacedPlan, Runs
+from mosaic.engine.profiled import IfBusy, falls_back, plan_in_turn, warn_of_busy
 from mosaic.engine.streams.executor import StreamExecutor
 from mosaic.engine.streams.first_calls import warm_up
-from mosaic.engine.trial_clock import EventClock, HostClock
-from mosaic.engine.trial_plans import plans_to_try
-from mosaic.engine.trial_settings import StepClock, TrialSettings
-from mosaic.engine.trial_setup import TrialSetup
-from mosaic.engine.trial_turn import turn_of_process
-from mosaic.engine.unprofiled import IfBusy, falls_back, plan_in_turn, warn_of_busy
+from mosaic.engine.trial.clock import EventClock, HostClock
+from mosaic.engine.trial.plans import plans_to_try
+from mosaic.engine.trial.settings import StepClock, TrialSettings
+from mosaic.engine.trial.setup import TrialSetup
+from mosaic.engine.trial.turn import turn_of_process
 from mosaic.errors import BackendUnavailableError, UnstableMeasurementError, UnsupportedModelError
 from mosaic.plan import Plan
 from mosaic.profile import Profile

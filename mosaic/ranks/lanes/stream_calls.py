@@ -47,11 +47,11 @@ from mosaic.engine.calls.torch_functions import replace
 from mosaic.engine.streams.executor import StreamExecutor
 from mosaic.engine.streams.tensor import StreamTensor, join_tensor
 from mosaic.errors import UnsupportedModelError
+from mosaic.ranks.calls.in_step import InStep
 from mosaic.ranks.calls.passing import ForwardPass
 from mosaic.ranks.calls.ranked import Compute, Ranked
-from mosaic.ranks.lanes.in_step import InStep
+from mosaic.ranks.meeting.progress import Progress
 from mosaic.ranks.parameters.reduce import GradientReducer
-from mosaic.ranks.watching.progress import Progress
 from mosaic.ranks.watching.traffic import Phase
 from mosaic.timeline import Span
 
