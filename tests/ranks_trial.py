@@ -25,7 +25,7 @@ from mosaic.ranks import RankHandle
 from mosaic.ranks.choosing import planning
 from mosaic.ranks.choosing.candidates import RANK_TRIAL
 from mosaic.ranks.colocate import colocate_ranks
-from mosaic.ranks.watching.watch import WatchSettings
+from mosaic.ranks.meeting.watch import WatchSettings
 
 ROWS = 2
 WIDTH = 5

@@ -22,11 +22,11 @@ from mosaic.engine.handle import Handle
 from mosaic.engine.placing import PlacedPlan, Runs
 from mosaic.engine.stream_executor import StreamExecutor
 from mosaic.engine.thread_state import forget_cast_weights
-from mosaic.engine.trial_clock import EventClock, HostClock
-from mosaic.engine.trial_plans import plans_to_try
-from mosaic.engine.trial_settings import StepClock, TrialSettings
-from mosaic.engine.trial_setup import TrialSetup
-from mosaic.engine.trial_turn import turn_of_process
+from mosaic.engine.trial.clock import EventClock, HostClock
+from mosaic.engine.trial.plans import plans_to_try
+from mosaic.engine.trial.settings import StepClock, TrialSettings
+from mosaic.engine.trial.setup import TrialSetup
+from mosaic.engine.trial.turn import turn_of_process
 from mosaic.engine.unprofiled import IfBusy, falls_back, plan_in_turn, warn_of_busy
 from mosaic.errors import BackendUnavailableError, UnstableMeasurementError, UnsupportedModelError
 from mosaic.plan import Plan

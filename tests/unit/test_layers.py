@@ -32,10 +32,9 @@ LAYERS = [
 """Packages of one line never import each other; a package may import from any line above its own here."""
 
 RANK_LAYERS = [
-    {"rows", "watching"},
-    {"meeting", "parameters"},
+    {"rows", "meeting"},
+    {"parameters"},
     {"calls"},
-    {"lanes"},
     {"running"},
     {"choosing"},
     {"__init__", "colocate", "compare", "entry"},

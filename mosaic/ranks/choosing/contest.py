@@ -1,6 +1,6 @@
 """Which plan for all ranks is fastest: decided from the times of steps alone. No clock, no torch, no chance.
 
-The race is that of one rank's trial (``mosaic.engine.trial_race``) with the first plan, data-parallel training, in the
+The race is that of one rank's trial (``mosaic.engine.trial.race``) with the first plan, data-parallel training, in the
 place of the plain loop: it runs unless another is surely faster. Here no step trains anything, so all that count are
 time lost (and those before them, of which each turn has one or two, have no bound but their number). The first can
 fail as any other can; then the next one takes its place. The last one that is left runs, tried or not: what fails in it
@@ -15,8 +15,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mosaic.engine.trial_race import Measured, Race, Verdict
-from mosaic.engine.trial_settings import TrialSettings
+from mosaic.engine.trial.race import Measured, Race, Verdict
+from mosaic.engine.trial.settings import TrialSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

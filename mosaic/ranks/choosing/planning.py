@@ -13,7 +13,7 @@ from mosaic.backends.base import Backend
 from mosaic.cost import Cost, CostModel
 from mosaic.cost.communication import RankedCost
 from mosaic.engine.find import Finding
-from mosaic.engine.trial_settings import TrialSettings
+from mosaic.engine.trial.settings import TrialSettings
 from mosaic.engine.unprofiled import warn_of_busy
 from mosaic.errors import UnstableMeasurementError
 from mosaic.hardware import Link

@@ -47,12 +47,12 @@ from mosaic.engine.stream_tensor import StreamTensor, join_tensor
 from mosaic.engine.structure import flatten
 from mosaic.engine.thread_state import as_lane
 from mosaic.errors import UnsupportedModelError
+from mosaic.ranks.calls.in_step import InStep
 from mosaic.ranks.calls.passing import ForwardPass
 from mosaic.ranks.calls.ranked import Compute, Ranked
-from mosaic.ranks.lanes.in_step import InStep
+from mosaic.ranks.meeting.progress import Progress
+from mosaic.ranks.meeting.traffic import Phase
 from mosaic.ranks.parameters.reduce import GradientReducer
-from mosaic.ranks.watching.progress import Progress
-from mosaic.ranks.watching.traffic import Phase
 from mosaic.timeline import Span
 
 if TYPE_CHECKING:

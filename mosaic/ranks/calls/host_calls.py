@@ -25,14 +25,14 @@ from mosaic.engine.span_log import SpanLog
 from mosaic.engine.structure import flatten
 from mosaic.engine.thread_state import as_lane, interception, on_lane
 from mosaic.errors import ModuleContractError
+from mosaic.ranks.calls.in_step import InStep
 from mosaic.ranks.calls.passing import ForwardPass
 from mosaic.ranks.calls.ranked import Compute, Ranked
+from mosaic.ranks.calls.routed_call import RoutedCall, signature_of
 from mosaic.ranks.calls.straight import Kept, opened, standing_for
-from mosaic.ranks.lanes.in_step import InStep
-from mosaic.ranks.lanes.routed_call import RoutedCall, signature_of
+from mosaic.ranks.meeting.progress import Progress
+from mosaic.ranks.meeting.traffic import Phase
 from mosaic.ranks.parameters.reduce import Anywhere, GradientReducer
-from mosaic.ranks.watching.progress import Progress
-from mosaic.ranks.watching.traffic import Phase
 from mosaic.timeline import Span
 
 

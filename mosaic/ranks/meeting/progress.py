@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal
 
-from mosaic.ranks.watching.traffic import Phase
+from mosaic.ranks.meeting.traffic import Phase
 
 Part = Phase | Literal["agreement"]
 """What of a step others are waited for; an agreement is anything that all ranks decide or collect together."""
