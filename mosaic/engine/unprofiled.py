@@ -4,30 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from typing import Literal
 
 from mosaic.device import Device
 from mosaic.errors import UnstableMeasurementError
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan, SearchRecord, plan_from_quotas
 
-IfBusy = Literal["plain", "raise"]
-"""What to do where the machine is too busy to profile: run the model as it was written, or raise."""
-
 _LOG = logging.getLogger("mosaic")
-
-
-def falls_back(if_busy: IfBusy, method: str) -> bool:
-    """Whether a busy machine leaves the model as it was: where it is left to Mosaic what runs.
-
-    A planner that is named was asked for, so that it is an error to run anything else.
-
-    Raises:
-        ValueError: There is no such choice.
-    """
-    if if_busy not in ("plain", "raise"):
-        raise ValueError(f'if_busy={if_busy!r}; use "plain" or "raise"')
-    return if_busy == "plain" and method == "auto"
 
 
 def plan_in_turn(graph: ModuleGraph, device: Device) -> Plan:

@@ -37,7 +37,7 @@ RANK_LAYERS = [
     {"calls"},
     {"running"},
     {"choosing"},
-    {"__init__", "colocate", "compare", "entry"},
+    {"__init__", "colocate", "compare"},
 ]
 """The same for the packages of ``mosaic.ranks``, but for its last line, which is what people import."""
 
@@ -156,8 +156,10 @@ def test_public_names_are_frozen():
         "ModuleGraph",
         "ModuleNode",
         "MosaicError",
+        "Options",
         "Plan",
         "Profile",
+        "RankSettings",
         "TrialSettings",
         "__version__",
         "colocate",

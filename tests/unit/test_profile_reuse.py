@@ -30,7 +30,9 @@ def users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def described(model: nn.Module | None = None, **options: Any) -> tuple[Profile, str]:
     backend = HostBackend(num_slots=1)  # no gain to be had, so nothing is placed
-    handle = mosaic.colocate(model or TwoTowers(), sample=pair_batch(), backend=backend, settings=FAST, **options)
+    handle = mosaic.colocate(
+        model or TwoTowers(), sample=pair_batch(), backend=backend, options=mosaic.Options(profiling=FAST, **options)
+    )
     assert handle.profile is not None
     return handle.profile, handle.describe()
 
