@@ -20,6 +20,7 @@ from mosaic.engine.graphs import StageGraphs
 from mosaic.engine.handle import Handle
 from mosaic.engine.options import DEFAULTS, Options
 from mosaic.engine.placing import PlacedPlan, Runs
+from mosaic.engine.profiled import plan_in_turn, warn_of_busy
 from mosaic.engine.stream_executor import StreamExecutor
 from mosaic.engine.thread_state import forget_cast_weights
 from mosaic.engine.trial.clock import EventClock, HostClock
@@ -27,7 +28,6 @@ from mosaic.engine.trial.plans import plans_to_try
 from mosaic.engine.trial.settings import StepClock, TrialSettings
 from mosaic.engine.trial.setup import TrialSetup
 from mosaic.engine.trial.turn import turn_of_process
-from mosaic.engine.unprofiled import plan_in_turn, warn_of_busy
 from mosaic.errors import BackendUnavailableError, UnstableMeasurementError, UnsupportedModelError
 from mosaic.plan import Plan
 from mosaic.profile import Profile

@@ -13,7 +13,7 @@ from mosaic.engine.attachment import Attachment
 from mosaic.engine.changes import Makeup
 from mosaic.engine.find import Finding
 from mosaic.engine.placing import PlacedPlan, Runs
-from mosaic.engine.planned_from import source_of
+from mosaic.engine.profiled import source_of
 from mosaic.engine.trial.run import Trial
 from mosaic.engine.trial.setup import TrialSetup
 from mosaic.graph import ModuleGraph

@@ -12,8 +12,8 @@ from mosaic.cost import CostModel
 from mosaic.cost.communication import RankedCost
 from mosaic.engine.find import Finding
 from mosaic.engine.options import Options, RankSettings
+from mosaic.engine.profiled import warn_of_busy
 from mosaic.engine.trial.settings import TrialSettings
-from mosaic.engine.unprofiled import warn_of_busy
 from mosaic.errors import UnstableMeasurementError
 from mosaic.hardware import Link
 from mosaic.plan import Plan

@@ -28,14 +28,12 @@ from mosaic.engine.options import RankSettings
 from mosaic.errors import RankFailedError
 from mosaic.ranks.meeting import faults
 from mosaic.ranks.meeting.faults import Beat, Departure, Fault
-from mosaic.ranks.meeting.freeing import free_all
+from mosaic.ranks.meeting.freeing import free_all, is_of_messages
 from mosaic.ranks.meeting.progress import Progress
 from mosaic.ranks.meeting.roll import Identity
 
 EXIT_CODE = 75
 """Of a process that had to be ended: a temporary failure, in the words of sysexits.h."""
-
-_OF_MESSAGES = ("gloo", "nccl", "timed out", "timeout", "connection", "socket", "closed", "aborted")
 
 _Found = TypeVar("_Found")
 
@@ -282,13 +280,6 @@ class Watch:
         thread = threading.Thread(target=work, name="mosaic-watch", daemon=True)
         self._threads.append(thread)
         thread.start()
-
-
-def is_of_messages(error: BaseException) -> bool:
-    """Whether an error comes from torch.distributed's connections, rather than from what was computed."""
-    if isinstance(error, dist.DistError):
-        return True
-    return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in _OF_MESSAGES)
 
 
 def _print(line: str) -> None:

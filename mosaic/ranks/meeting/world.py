@@ -16,9 +16,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from mosaic.device import Device
 from mosaic.engine.options import RankSettings
 from mosaic.errors import BackendUnavailableError, InvalidPlanError, MosaicError
-from mosaic.ranks.meeting.clocks import ClockOffset, measure_clock
-from mosaic.ranks.meeting.collectives import carrier_of, group_options, meeting_under, warm_up
-from mosaic.ranks.meeting.group_pool import GroupKey, GroupPool
+from mosaic.ranks.meeting.groups import GroupKey, GroupPool, carrier_of, group_options, meeting_under, warm_up
 from mosaic.ranks.meeting.progress import OUTSIDE, Progress
 from mosaic.ranks.meeting.roll import Identity, call_roll, default_store, is_launched, meet
 from mosaic.ranks.meeting.watch import Watch
@@ -167,11 +165,6 @@ class World:
         except BaseException as error:
             self.close(error)
             raise
-
-    def clock(self) -> ClockOffset:
-        """Returns how far this rank's clock is from rank 0's; every rank asks."""
-        with self.progress.waiting(OUTSIDE, "agreement"):
-            return measure_clock(self._control)
 
     def close(self, error: BaseException | None = None) -> None:
         """Stops watching, and tells the others that this rank is done, or why it could not begin."""

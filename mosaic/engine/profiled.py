@@ -1,4 +1,4 @@
-"""What becomes of a loop that starts on a machine too busy to profile on: it runs as it was written, and says so."""
+"""Measurements behind a plan, in words: when they were taken, or that the machine was too busy to take any."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from mosaic.device import Device
 from mosaic.errors import UnstableMeasurementError
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan, SearchRecord, plan_from_quotas
+from mosaic.profile import Profile
 
 _LOG = logging.getLogger("mosaic")
 
@@ -32,3 +33,21 @@ def warn_of_busy(who_did_not: str, what_runs: str, error: UnstableMeasurementErr
     sentence = f"{who_did_not}, so {what_runs} until the next start: {error}"
     _LOG.warning("%s", sentence)
     return sentence
+
+
+def source_of(profile: Profile) -> str:
+    """Says when the samples of a profile were taken, and which of them were reused."""
+    reused, total = profile.reused, len(profile.samples)
+    if not reused:
+        return f"planned from {total} samples measured {_minute(profile.environment.created)}"
+    dates = sorted(sample.measured for sample in reused)
+    first, last = _minute(dates[0]), _minute(dates[-1])
+    when = first if first == last else f"{first} to {last}"
+    if len(reused) == total:
+        return f"planned from a profile of {when}, reused: nothing was measured again"
+    return f"planned from {total} samples, of which {len(reused)} reused from {when} and {total - len(reused)} new"
+
+
+def _minute(date: str) -> str:
+    """A date of ISO 8601 to the minute, as people read it."""
+    return f"{date[:16].replace('T', ' ')} UTC"
