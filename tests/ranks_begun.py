@@ -15,7 +15,7 @@ import torch.distributed as dist
 from ranks_training import Model, batch, draw_plan, loss_of
 from torch import nn
 
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import Options, RankSettings
 from mosaic.plan import Plan
 from mosaic.ranks.colocate import colocate_ranks

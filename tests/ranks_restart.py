@@ -13,7 +13,7 @@ import torch
 from ranks_training import Model, batch, loss_of
 
 import mosaic
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.plan import Placement, Plan, SearchRecord, Stage
 
 STEPS = 8

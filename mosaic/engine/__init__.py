@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mosaic.engine.find import find_modules
+from mosaic.engine.finding.find import find_modules
 from mosaic.engine.handle import Handle
 from mosaic.engine.options import Options, RankSettings
 from mosaic.engine.stage import stage

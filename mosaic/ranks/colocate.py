@@ -11,12 +11,12 @@ import torch.distributed as dist
 from torch import nn
 
 from mosaic.backends.base import Backend
-from mosaic.backends.host import HostBackend, available_cores
+from mosaic.backends.host.backend import HostBackend, available_cores
+from mosaic.engine.calls.structure import map_tensors
 from mosaic.engine.colocate import colocate_one
-from mosaic.engine.find import Finding, Sample, find_modules
+from mosaic.engine.finding.find import Finding, Sample, find_modules
 from mosaic.engine.handle import Handle
 from mosaic.engine.options import DEFAULTS, Options, RankSettings
-from mosaic.engine.structure import map_tensors
 from mosaic.engine.trial.report import TrialReport
 from mosaic.engine.trial.settings import TrialSettings
 from mosaic.errors import InvalidPlanError, UnsupportedModelError
@@ -197,7 +197,7 @@ def _backend_of(
     """Returns where this rank runs, once its model is seen to be there; or why it cannot, for all ranks to hear."""
     try:
         if backend is None and device.type == "cuda":
-            from mosaic.backends.cuda import CudaBackend
+            from mosaic.backends.cuda.driver import CudaBackend
 
             backend = CudaBackend(own_gpu())
             torch.cuda.set_device(backend.torch_device)

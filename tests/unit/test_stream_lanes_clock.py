@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mosaic.backends.stream_clock import StreamClock
+from mosaic.backends.streams.clock import StreamClock
 from mosaic.engine.trial.clock import EventClock
 
 

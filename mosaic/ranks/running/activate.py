@@ -11,15 +11,15 @@ import torch
 from torch import nn
 
 from mosaic.backends.base import Backend
-from mosaic.backends.cuda_lanes import StreamLanes
-from mosaic.engine.find import Finding, Sample
-from mosaic.engine.first_calls import warm_up
-from mosaic.engine.handovers import Handover
+from mosaic.backends.streams.lanes import StreamLanes
+from mosaic.engine.calls.signature import Arguments, Signature, learn
+from mosaic.engine.calls.structure import flatten
+from mosaic.engine.finding.find import Finding, Sample
+from mosaic.engine.finding.handovers import Handover
+from mosaic.engine.finding.users import users_of
 from mosaic.engine.placing import PlacedPlan
-from mosaic.engine.signature import Arguments, Signature, learn
-from mosaic.engine.structure import flatten
+from mosaic.engine.streams.first_calls import warm_up
 from mosaic.engine.trial.report import TrialReport
-from mosaic.engine.users import users_of
 from mosaic.plan import Plan
 from mosaic.profiler import Subject, preserved
 from mosaic.ranks.calls.handing import hand_over, handed_straight, stops_of
