@@ -157,7 +157,7 @@ def _tried(name: str, rounds: int, budget: Budget) -> list[Figure]:
     model, batch = build(name, "tiny"), make_batch(name, "tiny")
     plain, tried = Loop.of(copy.deepcopy(model), batch), Loop.of(model, batch)
     settings = ProfileSettings(sample_seconds=_SAMPLE_S, refuse_share=2.0, foreign_share=2.0)
-    handle = mosaic.colocate(model, sample=batch, cache=None, settings=settings)
+    handle = mosaic.colocate(model, sample=batch, options=mosaic.Options(cache=None, profiling=settings))
     try:
         plain_ms = statistics.median(plain.step_ms() for _ in range(5))
         for _ in range(TrialSettings().max_steps + 1):

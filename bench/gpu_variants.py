@@ -111,7 +111,12 @@ def colocated(work: Workload, plan: Plan, backend: Backend, *, graphs: bool = Fa
         raise BackendUnavailableError("stages cannot be captured", found="the host backend", needed="a GPU")
     with ExitStack() as stack:
         handle: Handle = mosaic.colocate(
-            work.model, sample=work.loss, plan=plan, backend=backend, modules=work.modules, cuda_graphs=graphs
+            work.model,
+            sample=work.loss,
+            plan=plan,
+            backend=backend,
+            modules=work.modules,
+            options=mosaic.Options(cuda_graphs=graphs),
         )
         stack.callback(handle.remove)
 

@@ -13,7 +13,7 @@ from ranks.graphs import Drawn, Shape, batch_of, loss_of, subsets
 from torch import nn
 
 from mosaic.backends.host.backend import HostBackend
-from mosaic.engine import find_modules
+from mosaic.engine import Options, find_modules
 from mosaic.engine.handle import Handle
 from mosaic.errors import MosaicError
 from mosaic.plan import Placement, Plan, SearchRecord, Stage
@@ -77,7 +77,7 @@ class Run:
             modules=self.model.placed,
             plan=plan,
             backend=HostBackend(1),
-            **({} if size > 1 else {"trial": None}),
+            options=Options(trial="auto" if size > 1 else None),
         )
 
     def train(self, begin: int, end: int) -> None:

@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from mosaic.backends.host.backend import HostBackend
-from mosaic.engine import find_modules
+from mosaic.engine import Options, RankSettings, find_modules
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Placement, Plan, SearchRecord, Stage
 from mosaic.ranks import RankHandle
@@ -195,12 +195,19 @@ def colocated(
     size: int,
     *,
     num_slots: int = 1,
-    **options: Any,
+    **settings: Any,
 ) -> RankHandle:
-    """Colocates a model with its modules on these ranks, each on the first slot of its device."""
+    """Colocates a model with its modules on these ranks, each on its device's first slot; ``settings`` of ranks."""
     backend = HostBackend(num_slots)
     plan = plan_for(model, sample, members, size, backend=backend)
-    return colocate_ranks(model, sample=sample, modules=list(members), plan=plan, backend=backend, **options)
+    return colocate_ranks(
+        model,
+        sample=sample,
+        modules=list(members),
+        plan=plan,
+        backend=backend,
+        options=Options(ranks=RankSettings(**settings)),
+    )
 
 
 def twins(make: Callable[[], nn.Module], seed: int) -> tuple[nn.Module, nn.Module]:

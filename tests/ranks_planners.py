@@ -14,6 +14,7 @@ from torch import nn
 from mosaic.backends.host.backend import HostBackend
 from mosaic.cost import CostModel
 from mosaic.engine import find_modules
+from mosaic.engine.options import Options
 from mosaic.plan import SearchRecord
 from mosaic.profile import Profile
 from mosaic.ranks.colocate import colocate_ranks
@@ -131,8 +132,7 @@ def _by_name(rank: int, size: int) -> None:
         model,
         sample=torch.ones(2, WIDTH),
         modules=model.names,
-        method="distmm",
-        profile=made_up_profile(model, size, 1) if rank == 0 else None,
+        options=Options(method="distmm", profile=made_up_profile(model, size, 1) if rank == 0 else None),
         backend=HostBackend(2),
     )
     assert handle.plan.search.method == "distmm"

@@ -15,7 +15,6 @@ from ranks.training import Model, batch, loss_of
 import mosaic
 from mosaic.backends.host.backend import HostBackend
 from mosaic.plan import Placement, Plan, SearchRecord, Stage
-from mosaic.ranks.meeting.watch import WatchSettings
 
 STEPS = 8
 ROWS = 3
@@ -45,8 +44,7 @@ def program(folder: Path, kill_rank: int, kill_step: int) -> None:
         sample=batch(0, ROWS),
         plan=plan_for(model),
         backend=HostBackend(1),
-        timeout_s=120.0,
-        watch=WatchSettings(beat_s=0.2),
+        options=mosaic.Options(ranks=mosaic.RankSettings(timeout_s=120.0, beat_s=0.2)),
     )
     rank = torch.distributed.get_rank()
     is_first = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"

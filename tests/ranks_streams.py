@@ -20,6 +20,7 @@ from stream_cases import FakeBackend
 from torch import nn
 
 from mosaic.engine import find_modules
+from mosaic.engine.options import Options, RankSettings
 from mosaic.errors import MosaicError
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Placement, Plan, SearchRecord, Stage
@@ -73,7 +74,9 @@ def colocated(
     nccl = FakeNccl(backend.api)
     plan = plan_of(model, backend, members, size, alone=alone)
     with backend.api.watching(), nccl.standing_in():
-        handle = colocate_ranks(model, sample=batch(0, 3), plan=plan, backend=backend, timeout_s=20)
+        handle = colocate_ranks(
+            model, sample=batch(0, 3), plan=plan, backend=backend, options=Options(ranks=RankSettings(timeout_s=20))
+        )
         assert isinstance(handle._executor._calls, StreamCalls)  # type: ignore[union-attr]
         yield handle, backend, nccl
         handle.remove()

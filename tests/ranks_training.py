@@ -159,7 +159,7 @@ def solved(rank: int, size: int) -> tuple[str, float]:
 
     torch.manual_seed(0)
     model = Model()
-    handle = mosaic.colocate(model, sample=batch(0, 4), backend=HostBackend(1), settings=FAST)
+    handle = mosaic.colocate(model, sample=batch(0, 4), backend=HostBackend(1), options=mosaic.Options(profiling=FAST))
     loss = loss_of(model(**batch(rank, 4)))
     loss.backward()
     handle.remove()
@@ -170,20 +170,20 @@ def refusals(rank: int, size: int) -> list[str]:
     """Plans and models that cannot run on these ranks; returns what each error said."""
     said = []
 
-    def attempt(model: nn.Module, **options: Any) -> None:
+    def attempt(model: nn.Module, plan: Plan | None = None) -> None:
         try:
-            colocate_ranks(model, sample=batch(0, 3), backend=HostBackend(1), **options)
+            colocate_ranks(model, sample=batch(0, 3), backend=HostBackend(1), plan=plan)
         except MosaicError as error:
             said.append(str(error))
 
     model = Model()
-    attempt(model, plan=draw_plan(model, size, random.Random(rank)))
-    attempt(model, plan=draw_plan(model, size + 1, random.Random(1)))
+    attempt(model, draw_plan(model, size, random.Random(rank)))
+    attempt(model, draw_plan(model, size + 1, random.Random(1)))
     normed = Model()
     normed.image = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8))
     attempt(normed)
     try:
-        mosaic.colocate(Model(), sample=batch(0, 3), cuda_graphs=True)
+        mosaic.colocate(Model(), sample=batch(0, 3), options=mosaic.Options(cuda_graphs=True))
     except ValueError as error:
         said.append(str(error))
     other = Model()

@@ -78,10 +78,12 @@ def trying(
     handle = mosaic.colocate(
         model,
         sample=sample,
-        profile=profile_for(model, sample, backend, times),
+        options=mosaic.Options(
+            profile=profile_for(model, sample, backend, times),
+            cuda_graphs=graphs,
+            trial=TrialSettings(clock=clock, **bounds),
+        ),
         backend=backend,
-        cuda_graphs=graphs,
-        trial=TrialSettings(clock=clock, **bounds),
     )
     try:
         yield handle, clock

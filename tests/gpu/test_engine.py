@@ -66,12 +66,14 @@ def batch(device: torch.device, step: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @contextmanager
-def colocated(model: nn.Module, backend: Backend, **options: Any) -> Iterator[Handle]:
+def colocated(model: nn.Module, backend: Backend, *, graphs: bool = False) -> Iterator[Handle]:
     sample = batch(backend.torch_device, 0)
     slots = backend.device.num_slots
     stages = [{"left": slots - slots // 3, "right": slots // 3}, {"backbone": slots}]
     plan = plan_from_quotas(stages, graph=find_modules(model, sample).graph, device=backend.device)
-    handle = mosaic.colocate(model, sample=sample, plan=plan, backend=backend, **options)
+    handle = mosaic.colocate(
+        model, sample=sample, plan=plan, backend=backend, options=mosaic.Options(cuda_graphs=graphs)
+    )
     try:
         yield handle
     finally:

@@ -32,8 +32,8 @@ def share_of_others(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def begin(model: TwoTowers, **options: Any) -> mosaic.Handle:
-    given = {"cache": None, "settings": FAST, **options}
-    return mosaic.colocate(model, sample=pair_batch(), backend=HostBackend(num_slots=2), **given)
+    given = mosaic.Options(**{"cache": None, "profiling": FAST, **options})
+    return mosaic.colocate(model, sample=pair_batch(), backend=HostBackend(num_slots=2), options=given)
 
 
 def weights_after(model: TwoTowers, steps: int = 3) -> dict[str, torch.Tensor]:

@@ -41,7 +41,11 @@ def test_a_method_can_be_named_on_one_rank_and_its_plan_runs_as_it_is():
     model, x = Graph(0), torch.randn(4, 4)
     plain = model(x).item()
     handle = mosaic.colocate(
-        model, sample=x, modules=model.names, method="megatron", backend=HostBackend(2), cache=None, settings=FAST
+        model,
+        sample=x,
+        modules=model.names,
+        options=mosaic.Options(method="megatron", cache=None, profiling=FAST),
+        backend=HostBackend(2),
     )
     assert handle.plan.search.method == "megatron"
     assert handle.active
@@ -52,7 +56,7 @@ def test_a_method_can_be_named_on_one_rank_and_its_plan_runs_as_it_is():
 
 def test_a_method_that_is_unknown_or_needless_is_refused():
     with pytest.raises(ValueError, match="method='best' is no solver and no planner; use one of auto, "):
-        mosaic.colocate(Graph(0), sample=torch.randn(2, 4), method="best")
+        mosaic.colocate(Graph(0), sample=torch.randn(2, 4), options=mosaic.Options(method="best"))
     plan = object()
     with pytest.raises(ValueError, match="a plan and method='gahc' were given"):
         check_method("gahc", plan)

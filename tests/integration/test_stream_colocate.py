@@ -106,12 +106,14 @@ def test_a_branch_and_the_whole_model_share_a_step_and_each_other_s_results():
 
 def test_graphs_on_the_host_are_refused():
     with pytest.raises(ValueError, match="cuda_graphs=True"):
-        mosaic.colocate(towers(), sample=pair_batch(), cuda_graphs=True)
+        mosaic.colocate(towers(), sample=pair_batch(), options=mosaic.Options(cuda_graphs=True))
 
 
 def test_a_word_for_graphs_that_nobody_knows_is_refused():
     with pytest.raises(ValueError, match="cuda_graphs='always'; use True, False or 'auto'"):
-        mosaic.colocate(towers(), sample=pair_batch(), backend=FakeBackend(), cuda_graphs="always")  # type: ignore[arg-type]
+        mosaic.colocate(
+            towers(), sample=pair_batch(), backend=FakeBackend(), options=mosaic.Options(cuda_graphs="always")
+        )  # type: ignore[arg-type]
 
 
 def test_with_graphs_training_is_equal_too():

@@ -334,7 +334,9 @@ def test_a_plan_that_is_given_is_tried_only_where_that_is_asked_for(towers: TwoT
     handle.remove()
     clock = LoopClock()
     settings = TrialSettings(clock=clock)
-    handle = mosaic.colocate(towers, sample=pair_batch(), plan=plan, backend=backend, trial=settings)
+    handle = mosaic.colocate(
+        towers, sample=pair_batch(), plan=plan, backend=backend, options=mosaic.Options(trial=settings)
+    )
     assert handle.is_trying
     steps(towers, handle, clock, times(plain=10, beside=6))
     assert handle.active

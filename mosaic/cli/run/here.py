@@ -69,10 +69,9 @@ def run_in_turn(
         workload.model,
         sample=workload.sample,
         plan=plan,
-        method=method,
-        settings=settings,
-        if_busy="raise",  # what is measured here is what was asked for
-        progress=progress.follow("profiling the modules"),
+        options=mosaic.Options(
+            method=method, profiling=settings, if_busy="raise", progress=progress.follow("profiling the modules")
+        ),
     )
     loop = Loop(workload)
     _decide(handle, loop, progress)

@@ -51,10 +51,9 @@ from mosaic.ranks.calls.agree import trouble_of
 from mosaic.ranks.calls.passing import ForwardPass
 from mosaic.ranks.calls.steps import Step
 from mosaic.ranks.calls.straight import StraightTensor
-from mosaic.ranks.meeting.progress import Waiting, unwatched
+from mosaic.ranks.meeting.progress import Phase, Traffic, Waiting, unwatched
 from mosaic.ranks.parameters.reduce import GradientReducer
 from mosaic.ranks.rows.ways import Ways
-from mosaic.ranks.watching.traffic import Phase, Traffic
 
 Compute = Callable[[Callable[[], Any], Phase], Any]
 """Runs work of a phase where the module's quota is, and returns its result."""

@@ -15,9 +15,8 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from mosaic.errors import MosaicError
-from mosaic.ranks.meeting.freeing import free_all
+from mosaic.ranks.meeting.freeing import free_all, is_of_messages
 from mosaic.ranks.meeting.progress import Progress
-from mosaic.ranks.meeting.watch import is_of_messages
 
 _LOOK_S = 0.1
 

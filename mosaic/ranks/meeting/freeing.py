@@ -1,4 +1,4 @@
-"""Freeing threads that are blocked in messages to ranks that will not answer."""
+"""Freeing threads that are blocked in messages to ranks that will not answer, and telling what they raise then."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import datetime
 import torch
 import torch.distributed as dist
 
+_OF_MESSAGES = ("gloo", "nccl", "timed out", "timeout", "connection", "socket", "closed", "aborted")
 _TAG = 0x6D6F73  # of messages that nobody sends
 
 
@@ -39,3 +40,10 @@ def free_all(groups: list[dist.ProcessGroup]) -> None:
     for group in groups:
         with contextlib.suppress(RuntimeError, ValueError):  # closed already, or destroyed by the loop
             free(group)
+
+
+def is_of_messages(error: BaseException) -> bool:
+    """Whether an error comes from torch.distributed's connections, rather than from what was computed."""
+    if isinstance(error, dist.DistError):
+        return True
+    return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in _OF_MESSAGES)

@@ -1,33 +1,17 @@
-"""What becomes of a loop that starts on a machine too busy to profile on: it runs as it was written, and says so."""
+"""Measurements behind a plan, in words: when they were taken, or that the machine was too busy to take any."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
-from typing import Literal
 
 from mosaic.device import Device
 from mosaic.errors import UnstableMeasurementError
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan, SearchRecord, plan_from_quotas
-
-IfBusy = Literal["plain", "raise"]
-"""What to do where the machine is too busy to profile: run the model as it was written, or raise."""
+from mosaic.profile import Profile
 
 _LOG = logging.getLogger("mosaic")
-
-
-def falls_back(if_busy: IfBusy, method: str) -> bool:
-    """Whether a busy machine leaves the model as it was: where it is left to Mosaic what runs.
-
-    A planner that is named was asked for, so that it is an error to run anything else.
-
-    Raises:
-        ValueError: There is no such choice.
-    """
-    if if_busy not in ("plain", "raise"):
-        raise ValueError(f'if_busy={if_busy!r}; use "plain" or "raise"')
-    return if_busy == "plain" and method == "auto"
 
 
 def plan_in_turn(graph: ModuleGraph, device: Device) -> Plan:
@@ -49,3 +33,21 @@ def warn_of_busy(who_did_not: str, what_runs: str, error: UnstableMeasurementErr
     sentence = f"{who_did_not}, so {what_runs} until the next start: {error}"
     _LOG.warning("%s", sentence)
     return sentence
+
+
+def source_of(profile: Profile) -> str:
+    """Says when the samples of a profile were taken, and which of them were reused."""
+    reused, total = profile.reused, len(profile.samples)
+    if not reused:
+        return f"planned from {total} samples measured {_minute(profile.environment.created)}"
+    dates = sorted(sample.measured for sample in reused)
+    first, last = _minute(dates[0]), _minute(dates[-1])
+    when = first if first == last else f"{first} to {last}"
+    if len(reused) == total:
+        return f"planned from a profile of {when}, reused: nothing was measured again"
+    return f"planned from {total} samples, of which {len(reused)} reused from {when} and {total - len(reused)} new"
+
+
+def _minute(date: str) -> str:
+    """A date of ISO 8601 to the minute, as people read it."""
+    return f"{date[:16].replace('T', ' ')} UTC"

@@ -1,6 +1,6 @@
 """Trying plans on the user's own loop: turns change at the loop's step boundaries, and only when nothing is in flight.
 
-The race decides (``trial_race``), the watch notices later changes (``trial_drift``); here both are put into the loop.
+The race decides (``race``), the watch notices later changes (``drift``); here both are put into the loop.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ import torch
 from mosaic.engine.calls.thread_state import on_lane
 from mosaic.engine.trial.drift import DriftWatch
 from mosaic.engine.trial.plans import measured_of, shape_of, solve_again
+from mosaic.engine.trial.race import Decision, Race, Turn
+from mosaic.engine.trial.report import Standing, TrialReport
 from mosaic.engine.trial.setup import Candidate, Runner, TrialSetup
-from mosaic.engine.trial_race import Measured, Race, Verdict, Visit
 from mosaic.errors import ModuleContractError, MosaicError
 
 _LOG = logging.getLogger("mosaic")
-_MOST_BUSY = 5
-_MOST_ERRORS = 2
+_MAX_BUSY = 5
+_MAX_ERRORS = 2
 _TENANT_STEPS = 2000
 _LAUNCH_BOUND = 0.3
 _ROUNDS_BEFORE_CAPTURE = 2
@@ -44,14 +45,14 @@ class Trial:
         setup: What to try, and how.
 
     Attributes:
-        verdict: How the last trial ended; None before.
-        measured: What it measured.
+        decision: How the last trial ended; None before.
+        standings: What it measured.
         num_trials: Trials begun.
     """
 
     def __init__(self, runner: Runner, setup: TrialSetup) -> None:
-        self.verdict: Verdict | None = None
-        self.measured: tuple[Measured, ...] = ()
+        self.decision: Decision | None = None
+        self.standings: tuple[Standing, ...] = ()
         self.num_trials = 0
         self._runner = runner
         self._setup = setup
@@ -59,7 +60,7 @@ class Trial:
         self._candidates = [Candidate(plan, graphs, setup.cost) for plan in setup.plans for graphs in setup.graphs]
         self._num_first = len(self._candidates)
         self._race = Race(setup.settings)
-        self._visit: Visit | None = None
+        self._turn: Turn | None = None
         self._winner: Candidate | None = None
         self._watch: DriftWatch | None = None
         self._marks: deque[tuple[Any, Hashable]] = deque()
@@ -115,7 +116,7 @@ class Trial:
             self._look_for_failed_backward()
             self._was_busy = self._is_busy()
             if self._leaving and not self._was_busy:
-                self._end_visit()
+                self._end_turn()
 
     def start_over(self, why: str) -> None:
         """What was measured does not count: the loop is another one now."""
@@ -136,7 +137,7 @@ class Trial:
             candidate.placed.forget_calls()
         candidate.errors += 1
         own = isinstance(error, (ModuleContractError, torch.OutOfMemoryError, MemoryError))
-        if own or candidate.errors >= _MOST_ERRORS:
+        if own or candidate.errors >= _MAX_ERRORS:
             self._give_up(
                 f"{type(error).__name__} was raised under it: {str(error).splitlines()[0] if str(error) else ''}"
             )
@@ -148,29 +149,24 @@ class Trial:
         for candidate in self._candidates:
             candidate.close()
 
-    def sentences(self) -> tuple[str, ...]:
-        """Says how far it is, or how it ended, and what was measured."""
-        if self._phase == "waiting" and self.verdict is None:
-            return (f"trial: not begun; {len(self._candidates)} plans will be tried in the loop's next steps",)
+    @property
+    def report(self) -> TrialReport:
+        """How far it is, or how it ended, and what was measured."""
+        race, standings = self._race, self.standings
+        if self._phase == "waiting" and self.decision is None:
+            head = f"trial: not begun; {len(self._candidates)} plans will be tried in the loop's next steps"
+            return TrialReport.of(head, (), num_trials=0, num_steps=0, lost_ms=0.0)
         if self.is_running:
-            head = f"trial: step {self._race.num_steps} of {self._setup.settings.max_steps} at most ({self._why})"
-            return (head, *(one.sentence() for one in self._race.report(None)))
-        assert self.verdict is not None
-        which = f"trial {self.num_trials}" if self.num_trials > 1 else "trial"
-        taken = f"{self._race.num_steps} steps, {self._race.lost_ms:.1f} ms lost"
-        head = f"{which} ({self._why}): {self.verdict.reason} ({taken})"
-        return (head, *(one.sentence() for one in self.measured))
-
-    def metrics(self) -> dict[str, float]:
-        """Returns what was measured as flat figures."""
-        found = self.measured if not self.is_running else self._race.report(None)
-        times = {f"trial_ms/{one.name}": one.median_ms for one in found if one.median_ms is not None}
-        return {
-            "trials": float(self.num_trials),
-            "trial_steps": float(self._race.num_steps),
-            "trial_lost_ms": self._race.lost_ms,
-            **times,
-        }
+            head = f"trial: step {race.num_steps} of {self._setup.settings.max_steps} at most ({self._why})"
+            standings = race.standings(None)
+        else:
+            assert self.decision is not None
+            which = f"trial {self.num_trials}" if self.num_trials > 1 else "trial"
+            taken = f"{race.num_steps} steps, {race.lost_ms:.1f} ms lost"
+            head = f"{which} ({self._why}): {self.decision.reason} ({taken})"
+        return TrialReport.of(
+            head, standings, num_trials=self.num_trials, num_steps=race.num_steps, lost_ms=race.lost_ms
+        )
 
     # The race.
 
@@ -188,29 +184,29 @@ class Trial:
         try:
             self._runner.take_modules(track=not self._setup.opens_ahead)
         except ValueError as error:
-            self._decide(Verdict(winner=0, reason=f"no plan could be tried: {error}"))
+            self._decide(Decision(winner=0, reason=f"no plan could be tried: {error}"))
             return
         self._advance()
 
     def _race_step(self, key: Hashable) -> None:
-        assert self._visit is not None
+        assert self._turn is not None
         self._look_for_failed_backward()
         self._marks.append((self._setup.clock.mark(), key))
         self._read(wait=False)
         self._launched += 1
-        if self._launched >= self._visit.num_steps or self._race.is_cut or self._leaving:
+        if self._launched >= self._turn.num_steps or self._race.is_cut or self._leaving:
             if not self._is_busy():
-                self._end_visit()
+                self._end_turn()
                 return
             self._busy += 1
-            if self._busy == _MOST_BUSY and self._visit.entry:
+            if self._busy == _MAX_BUSY and self._turn.contender:
                 self._give_up("a backward is pending at every step")
-            elif self._busy == _MOST_BUSY:
+            elif self._busy == _MAX_BUSY:
                 self._decide(
-                    Verdict(winner=0, reason="a backward is pending at every step, so nothing can be switched")
+                    Decision(winner=0, reason="a backward is pending at every step, so nothing can be switched")
                 )
 
-    def _end_visit(self) -> None:
+    def _end_turn(self) -> None:
         self._busy, self._leaving = 0, False
         self._setup.clock.settle()
         self._read(wait=True)
@@ -225,32 +221,32 @@ class Trial:
                 self._add_captured()
             if self._race.is_round_over and self._replans_left and not self._race.is_over_budget:
                 self._replan()
-            found = self._race.next_visit()
-            if isinstance(found, Verdict):
+            found = self._race.next_turn()
+            if isinstance(found, Decision):
                 if not self._add_captured():
                     break
-            elif self._enter(found.entry):
+            elif self._enter(found.contender):
                 break
         begun = clock.mark()
         clock.settle()
         self._race.lose(clock.ms_between(before, begun))
-        if isinstance(found, Verdict):
+        if isinstance(found, Decision):
             self._decide(found)
             return
-        self._visit, self._launched = found, 0
+        self._turn, self._launched = found, 0
         self._marks.append((begun, None))
 
-    def _enter(self, entry: int) -> bool:
+    def _enter(self, number: int) -> bool:
         """Lets the model run in one of the ways; returns False if that cannot be had."""
-        if entry == 0:
+        if number == 0:
             self._runner.switch_to(None)
             return True
-        candidate = self._candidates[entry - 1]
+        candidate = self._candidates[number - 1]
         try:
             if candidate.placed is None:
                 candidate.placed = self._setup.open(candidate.plan, candidate.graphs, self.num_trials > 1)
         except MosaicError as error:
-            self._race.drop(entry, f"its lanes could not be opened: {error}")
+            self._race.drop(number, f"its lanes could not be opened: {error}")
             return False
         self._failed_before = candidate.placed.executor.num_failed
         self._runner.switch_to(candidate.placed)
@@ -262,15 +258,15 @@ class Trial:
         while len(self._marks) > 1 and (wait or clock.is_past(self._marks[1][0])):
             earlier, _ = self._marks.popleft()
             later, key = self._marks[0]
-            if not self._race.entries[0].samples:  # what a usual step of this loop is: the first kind seen twice
+            if not self._race.contenders[0].samples:  # what a usual step of this loop is: the first kind seen twice
                 self._reference, self._last_key = self._last_key, key
             took = clock.ms_between(earlier, later)
             self._race.note(took if key is not None and key == self._reference else None)
 
     def _best_tried(self) -> Candidate | None:
         """Returns the plan whose measured steps were the shortest so far."""
-        pairs = zip(self._race.entries[1:], self._candidates, strict=True)
-        tried = [(entry.median_ms, one) for entry, one in pairs if entry.samples and not entry.is_counted_out]
+        pairs = zip(self._race.contenders[1:], self._candidates, strict=True)
+        tried = [(found.median_ms, one) for found, one in pairs if found.samples and not found.is_counted_out]
         return min(tried, key=lambda pair: pair[0])[1] if tried else None
 
     def _add_captured(self) -> bool:
@@ -310,12 +306,12 @@ class Trial:
         self._candidates.append(Candidate(found[0], best.graphs, found[1]))
         self._race.add(f"{self._candidates[-1].name} (solved again with measured times)")
 
-    def _decide(self, verdict: Verdict) -> None:
-        self.verdict = verdict
-        self.measured = self._race.report(verdict)
-        self._winner = self._candidates[verdict.winner - 1] if verdict.winner else None
+    def _decide(self, decision: Decision) -> None:
+        self.decision = decision
+        self.standings = self._race.standings(decision)
+        self._winner = self._candidates[decision.winner - 1] if decision.winner else None
         self._phase = "watching"
-        self._visit = None
+        self._turn = None
         self._steps_since = 0
         self._setup.turn.give(self)
         self._runner.switch_to(self._winner.placed if self._winner is not None else None)
@@ -324,10 +320,10 @@ class Trial:
                 candidate.close()
         if self._winner is None:
             self._runner.release_modules()
-        samples = self._race.entries[verdict.winner].samples
+        samples = self._race.contenders[decision.winner].samples
         self._watch = DriftWatch(samples, self._reference, self._setup.settings)
         self._marks.clear()
-        for line in self.sentences():
+        for line in self.report.sentences:
             _LOG.info(line)
 
     # Afterwards.
@@ -357,7 +353,7 @@ class Trial:
     def _restart(self, why: str) -> None:
         self._why = why
         self._phase = "waiting"
-        self._visit = None
+        self._turn = None
         self._setup.turn.give(self)
         self._runner.switch_to(None)
         for candidate in self._candidates:  # opened anew, for the shapes that the loop has then
@@ -371,9 +367,9 @@ class Trial:
 
     def _present(self) -> Candidate | None:
         """Returns whose turn it is, if it is a plan's."""
-        if self._phase != "racing" or self._visit is None or self._visit.entry == 0:
+        if self._phase != "racing" or self._turn is None or self._turn.contender == 0:
             return None
-        return self._candidates[self._visit.entry - 1]
+        return self._candidates[self._turn.contender - 1]
 
     def _is_busy(self) -> bool:
         placed = self._present() or self._winner
@@ -391,7 +387,7 @@ class Trial:
             self.note_error(RuntimeError("a backward failed"))
 
     def _give_up(self, reason: str) -> None:
-        assert self._visit is not None
-        self._race.drop(self._visit.entry, reason)
+        assert self._turn is not None
+        self._race.drop(self._turn.contender, reason)
         self._leaving = True
-        _LOG.warning("the trial goes on without %s: %s", self._race.entries[self._visit.entry].name, reason)
+        _LOG.warning("the trial goes on without %s: %s", self._race.contenders[self._turn.contender].name, reason)

@@ -2,92 +2,110 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 from planning_cases import flat, linear, profile_of
 
 from mosaic.cost import CostModel
+from mosaic.engine.trial.race import Decision, Race, Turn
+from mosaic.engine.trial.report import Standing
 from mosaic.plan import Plan
 from mosaic.ranks.choosing.candidates import RANK_TRIAL, Candidates, data_parallel_plan, plans_to_try
-from mosaic.ranks.choosing.contest import Contest, Outcome, Turn
 from mosaic.solver import solve
 
 NAMES = ("data-parallel", "exact", "distmm")
 
 
-def decided(names: Sequence[str], *times_ms: Sequence[float], fail: Sequence[int] = ()) -> Outcome:
-    """Lets plans take turns: each has one time for each rank, or fails in its first turn."""
-    contest = Contest(names, RANK_TRIAL)
+@dataclass
+class Decided:
+    """How a race before the loop ended."""
+
+    race: Race
+    decision: Decision
+
+    @property
+    def winner(self) -> int:
+        return self.decision.winner
+
+    @property
+    def reason(self) -> str:
+        return self.decision.reason
+
+    @property
+    def standings(self) -> tuple[Standing, ...]:
+        return self.race.standings(self.decision)
+
+
+def decided(names: Sequence[str], *times_ms: float | Callable[[bool], float], fail: Sequence[int] = ()) -> Decided:
+    """Lets plans take turns: each has a time, or fails in its first turn."""
+    race = Race(RANK_TRIAL, names, trains=False)
     turns = 0
-    while isinstance(found := contest.next(), Turn):
+    while isinstance(found := race.next_turn(), Turn):
         turns += 1
         assert turns < 20
-        if found.plan in fail:
-            contest.fail("rank 1: no memory")
+        if found.contender in fail:
+            race.drop(found.contender, "could not run: rank 1: no memory")
             continue
-        for _ in range(found.num_steps):
-            contest.note(times_ms[found.plan])
-            if contest.is_cut:
+        for step in range(found.num_steps):
+            ms = times_ms[found.contender]
+            race.note(ms if isinstance(ms, float | int) else ms(step < found.num_warm))
+            if race.is_cut:
                 break
-    return found
+    return Decided(race, found)
 
 
-def test_a_plan_that_is_faster_on_the_slowest_rank_wins():
-    found = decided(NAMES[:2], (10, 9), (7, 8))
+def test_a_plan_that_is_faster_wins():
+    found = decided(NAMES[:2], 10, 8)
     assert found.winner == 1
     assert found.reason == "exact is measured 1.25 times as fast as data-parallel"
-    assert [one.median_ms for one in found.measured] == [10, 8]
+    assert [one.median_ms for one in found.standings] == [10, 8]
 
 
-def test_data_parallel_training_runs_where_a_plan_is_slower_on_one_rank_or_gains_less_than_noise():
-    for slow in ((7, 11), (9.9, 9.9), (10, 10)):
-        found = decided(NAMES[:2], (10, 10), slow)
+def test_data_parallel_training_runs_where_a_plan_gains_less_than_noise():
+    for slow in (11, 9.9, 10):
+        found = decided(NAMES[:2], 10, slow)
         assert found.winner == 0
         assert "none is faster than data-parallel beyond the noise" in found.reason
 
 
 def test_a_trial_ends_when_its_steps_have_taken_what_a_trial_may_take():
-    for times in (((10,), (9.9,)), ((10,), (14,)), ((10,), (40,))):
-        found = decided(NAMES[:2], *times)
-        longest = max(ms for rank in times for ms in rank)
-        turns = found.num_steps / (RANK_TRIAL.steps_per_visit + RANK_TRIAL.warm_steps)
-        assert found.lost_ms < RANK_TRIAL.max_lost_steps * 10 + longest * (1 + turns), times
-        assert found.num_steps <= RANK_TRIAL.max_steps
-    assert decided(NAMES[:2], (10,), (40,)).num_steps < 10  # steps that are far slower end a turn
+    for times in ((10, 9.9), (10, 14), (10, 40)):
+        race = decided(NAMES[:2], *times).race
+        turns = race.num_steps / (RANK_TRIAL.steps_per_visit + RANK_TRIAL.warm_steps)
+        assert race.took_ms < RANK_TRIAL.max_lost_steps * 10 + max(times) * (1 + turns), times
+        assert race.num_steps <= RANK_TRIAL.max_steps
+    assert decided(NAMES[:2], 10, 40).race.num_steps < 10  # steps that are far slower end a turn
 
 
 def test_of_three_plans_the_fastest_runs():
-    found = decided(NAMES, (10,), (5,), (4,))
+    found = decided(NAMES, 10, 5, 4)
     assert found.winner == 2
-    assert found.lost_ms <= (RANK_TRIAL.max_lost_steps + 4) * 10
+    assert found.race.took_ms <= (RANK_TRIAL.max_lost_steps + 4) * 10
 
 
 def test_slow_first_steps_of_turns_leave_time_for_the_turns_that_a_plan_needs_to_win():
-    contest = Contest(NAMES[:2], RANK_TRIAL)
-    while isinstance(found := contest.next(), Turn):
-        for step in range(found.num_steps):
-            contest.note([100 if step < found.num_warm else (10, 8)[found.plan]])
+    found = decided(NAMES[:2], lambda warm: 100 if warm else 10, lambda warm: 100 if warm else 8)
     assert found.winner == 1
-    assert found.lost_ms == 4 * 100 + 8 * 10 + 8 * 8
+    assert found.race.took_ms == 4 * 100 + 8 * 10 + 8 * 8
 
 
 def test_a_plan_that_fails_loses_with_its_reason():
-    found = decided(NAMES[:2], (10,), (5,), fail=[1])
+    found = decided(NAMES[:2], 10, 5, fail=[1])
     assert found.winner == 0
-    assert found.measured[1].sentence() == "tried exact: no step timed; could not run: rank 1: no memory"
+    assert found.standings[1].sentence() == "tried exact: no step timed; could not run: rank 1: no memory"
 
 
 def test_where_data_parallel_training_fails_the_next_plan_is_the_one_to_beat():
-    found = decided(NAMES, (10,), (5,), (4,), fail=[0])
+    found = decided(NAMES, 10, 5, 4, fail=[0])
     assert found.winner == 2
     assert found.reason == "distmm is measured 1.25 times as fast as exact"
-    assert [one.name for one in found.measured] == ["exact", "distmm", "data-parallel"]
-    alone = decided(NAMES[:2], (10,), (5,), fail=[0])
+    assert found.standings[0].outcome == "could not run: rank 1: no memory"
+    alone = decided(NAMES[:2], 10, 5, fail=[0])
     assert (alone.winner, alone.reason) == (1, "exact is the only plan that is left")
-    assert decided(NAMES, (10,), (5,), (4,), fail=[0, 1]).winner == 2
+    assert decided(NAMES, 10, 5, 4, fail=[0, 1]).winner == 2
 
 
 # Which plans.

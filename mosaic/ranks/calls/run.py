@@ -23,14 +23,13 @@ from mosaic.backends.streams.lanes import StreamLanes
 from mosaic.engine.calls.structure import map_tensors, tensors_in
 from mosaic.engine.calls.thread_state import on_lane
 from mosaic.errors import BackendUnavailableError, ModuleContractError
-from mosaic.ranks.calls.added import put_aside
+from mosaic.ranks.calls.agree import put_aside
 from mosaic.ranks.calls.host_calls import HostCalls
 from mosaic.ranks.calls.ranked import Compute, Ranked
 from mosaic.ranks.calls.stream_calls import StreamCalls
-from mosaic.ranks.meeting.progress import Progress
+from mosaic.ranks.meeting.progress import Progress, Traffic
 from mosaic.ranks.parameters.reduce import GradientReducer, Place
 from mosaic.ranks.parameters.tied import running
-from mosaic.ranks.watching.traffic import Traffic
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Lanes

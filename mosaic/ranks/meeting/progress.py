@@ -1,17 +1,51 @@
-"""Where a rank is: what it computes and what it waits for, noted as it happens so that others can be told."""
+"""Where a rank is: what it computes, waits for and sends, noted as it happens so that others can be told."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal
 
-from mosaic.ranks.watching.traffic import Phase
+Phase = Literal["forward", "backward", "reduce"]
+"""Rows of arguments and results, their gradients, or gradients of parameters."""
+
+
+class Traffic:
+    """Counts what is sent; threads may count at the same time.
+
+    What a rank keeps for itself is not sent and not counted. Of a reduction the gradients that are handed to it are
+    counted, not what the library makes of them.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._num_bytes: Counter[tuple[str, Phase]] = Counter()
+
+    def add(self, module: str, phase: Phase, num_bytes: int) -> None:
+        """Counts bytes."""
+        with self._lock:
+            self._num_bytes[module, phase] += num_bytes
+
+    def of(self, module: str, phase: Phase) -> int:
+        """Returns the bytes of a module and phase since the start or the last ``clear``."""
+        with self._lock:
+            return self._num_bytes[module, phase]
+
+    def metrics(self) -> dict[str, float]:
+        """Returns all of it as ``sent_bytes/PHASE/MODULE``, for a flat dict of metrics."""
+        with self._lock:
+            return {f"sent_bytes/{phase}/{name}": float(n) for (name, phase), n in sorted(self._num_bytes.items())}
+
+    def clear(self) -> None:
+        """Starts again from zero."""
+        with self._lock:
+            self._num_bytes.clear()
+
 
 Part = Phase | Literal["agreement"]
 """What of a step others are waited for; an agreement is anything that all ranks decide or collect together."""

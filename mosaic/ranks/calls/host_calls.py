@@ -30,9 +30,8 @@ from mosaic.ranks.calls.passing import ForwardPass
 from mosaic.ranks.calls.ranked import Compute, Ranked
 from mosaic.ranks.calls.routed_call import RoutedCall, signature_of
 from mosaic.ranks.calls.straight import Kept, opened, standing_for
-from mosaic.ranks.meeting.progress import Progress
+from mosaic.ranks.meeting.progress import Phase, Progress
 from mosaic.ranks.parameters.reduce import Anywhere, GradientReducer
-from mosaic.ranks.watching.traffic import Phase
 from mosaic.timeline import Span
 
 

@@ -50,9 +50,8 @@ from mosaic.errors import UnsupportedModelError
 from mosaic.ranks.calls.in_step import InStep
 from mosaic.ranks.calls.passing import ForwardPass
 from mosaic.ranks.calls.ranked import Compute, Ranked
-from mosaic.ranks.meeting.progress import Progress
+from mosaic.ranks.meeting.progress import Phase, Progress
 from mosaic.ranks.parameters.reduce import GradientReducer
-from mosaic.ranks.watching.traffic import Phase
 from mosaic.timeline import Span
 
 if TYPE_CHECKING:
