@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     # From where they are defined: mosaic.engine has modules of these names, too, and type checkers take those.
     from mosaic.engine.handle import Handle
     from mosaic.engine.options import Options, RankSettings
-    from mosaic.engine.parallel import stage
+    from mosaic.engine.parallel import parallel
     from mosaic.engine.trial.settings import TrialSettings
     from mosaic.errors import MosaicError
     from mosaic.graph import Edge, ModuleGraph, ModuleNode

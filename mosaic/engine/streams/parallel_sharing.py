@@ -14,11 +14,9 @@ import torch
 from torch import nn
 
 from mosaic.engine.calls.branch_graph import find_leaves
+from mosaic.engine.calls.pieces import identity_of, owner_of
 from mosaic.engine.calls.torch_functions import all_tensors
 from mosaic.engine.streams.tensor import on_user_stream
-
-if TYPE_CHECKING:
-    pass
 
 
 class KnownPiece:
