@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from mosaic.cost.analytic_cost import AnalyticCost
     from mosaic.cost.communication.ranked import ModuleTraffic
     from mosaic.solver import SearchOptions
-    from mosaic.solver.instance import Instance
+    from mosaic.solver.instances.instance import Instance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,8 +90,8 @@ class PlanCommand:
 
     def _plan(self, basis: Basis) -> Plan:
         from mosaic.solver import SearchOptions
-        from mosaic.solver.exact import SearchHint, SearchLimits
-        from mosaic.solver.incremental import start_from
+        from mosaic.solver.exact.search import SearchHint, SearchLimits
+        from mosaic.solver.replan.replanner import start_from
         from mosaic.solver.reserve import Reserved
         from mosaic.solver.runnable import plan_to_run
 
@@ -195,7 +195,7 @@ def check(plan: Plan, basis: Basis, *, source: str) -> None:
     if basis.instance is None:
         plan.check_matches(graph=basis.graph, device=basis.device)
         return
-    from mosaic.solver.checker import check_plan
+    from mosaic.solver.instances.checker import check_plan
 
     verdict = check_plan(basis.instance, plan)
     if not verdict.is_valid:
@@ -223,8 +223,8 @@ def _is_instance(path: Path) -> bool:
 
 
 def _of_instance(path: Path, gpus: int | None) -> Basis:
-    from mosaic.solver.instance import Instance
-    from mosaic.solver.instance_cost import TableCost
+    from mosaic.solver.instances.instance import Instance
+    from mosaic.solver.instances.instance_cost import TableCost
 
     instance = load(Instance, path)
     if gpus not in (None, instance.num_devices):
