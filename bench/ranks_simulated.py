@@ -20,7 +20,7 @@ from mosaic.hardware import find_cluster
 from mosaic.plan import Plan
 from mosaic.profile import Phase
 from mosaic.solver import SearchOptions
-from mosaic.solver.exact import SearchLimits
+from mosaic.solver.exact.search import SearchLimits
 from mosaic.solver.runnable import plan_to_run
 from mosaic.solver.simulate import simulate
 

@@ -70,7 +70,7 @@ def find_basis(given: options.PlanCommand) -> Basis:
 def make_plan(given: options.PlanCommand) -> Plan:
     """Plans, writes the plan and prints it; returns it."""
     from mosaic.solver import SearchOptions
-    from mosaic.solver.exact import SearchLimits
+    from mosaic.solver.exact.search import SearchLimits
     from mosaic.solver.reserve import Reserved
     from mosaic.solver.runnable import plan_to_run
 
