@@ -21,7 +21,7 @@ from bench.rule_of_thumb import measure_rule
 from bench.zoo import MAX_BATCH, fit
 from mosaic.cost import CostModel
 from mosaic.engine import find_modules
-from mosaic.engine.find import Finding
+from mosaic.engine.finding.find import Finding
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan, plan_from_quotas
 from mosaic.profiler import ProfileSettings, Subject, profile_modules

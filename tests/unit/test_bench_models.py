@@ -21,9 +21,9 @@ from bench.gpu_rounds import WARM_STEPS, Rounds
 from bench.gpu_variants import Step, Workload, lanes_of
 from bench.record import Figure
 from bench.rule_of_thumb import ModuleTimes, lanes_ms, lever_of, measure_rule, plain_ms, predictions_of, sentence_of
-from mosaic.backends.cuda import CudaBackend
-from mosaic.backends.host import HostBackend
-from mosaic.engine.thread_state import ThreadState
+from mosaic.backends.cuda.driver import CudaBackend
+from mosaic.backends.host.backend import HostBackend
+from mosaic.engine.calls.thread_state import ThreadState
 from mosaic.errors import BackendUnavailableError
 from mosaic.microbench import Budget
 from mosaic.profiler import Subject
