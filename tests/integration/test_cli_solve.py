@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from bench.solver.generate import Recipe, generate
 
 import mosaic.solver
+from bench.solver.generate import Recipe, generate
 from mosaic import artifact
 from mosaic.cli.main import run
 from mosaic.plan import Plan

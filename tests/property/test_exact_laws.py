@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from bench.solver.generate import SHAPES, Recipe, generate
 from hypothesis import given
 from hypothesis import strategies as st
 from instance_cases import ROUNDING_MS, bounded, instances
 from planning_cases import linear, profile_of
 
+from bench.solver.generate import SHAPES, Recipe, generate
 from mosaic import _search
 from mosaic.cost import Bandwidths, CostModel, LeveledBandwidth, Leveling
 from mosaic.profile import Phase, Profile

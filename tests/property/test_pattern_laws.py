@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from bench.solver.generate import SHAPES, Recipe, generate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.solver.generate import SHAPES, Recipe, generate
 from mosaic import _search
 from mosaic.solver.exact.search import _problem as full_problem
 from mosaic.solver.exact.search import _rows

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
+
 from bench.solver.generate import SHAPES, Recipe, Shape, generate
 from bench.solver.parts import without
-
 from mosaic.errors import InfeasibleError
 from mosaic.solver import SearchOptions, solve
 from mosaic.solver.exact.search import SearchLimits

@@ -7,6 +7,9 @@ import os
 import threading
 
 import pytest
+
+from bench import bounded
+from bench.record import Study
 from bench.solver import __main__ as bench_solver
 from bench.solver import gains as solver_gains
 from bench.solver import goals as solver_goals
@@ -17,9 +20,6 @@ from bench.solver import pictures as solver_pictures
 from bench.solver import proofs as solver_proofs
 from bench.solver.generate import Recipe, generate
 from bench.solver.runs import figure, search
-
-from bench import bounded
-from bench.record import Study
 from bench.study_parts import StudyPart
 from mosaic.artifact import load
 

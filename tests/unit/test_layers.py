@@ -50,7 +50,7 @@ HOMES = {
     },
     "ortools": {"solver"},
     "mosaic._C": {"backends/cuda/driver.py"},
-    "mosaic._search": {"solver/exact.py"},
+    "mosaic._search": {"solver/exact/search.py"},
     "matplotlib": {"report"},
     "rich": {"report", "cli", "demo", "microbench"},
     "tyro": {"cli"},

@@ -13,7 +13,6 @@ from mosaic.hardware import Link
 from mosaic.plan import Placement, Plan, SearchRecord, Stage
 from mosaic.profile import ModuleMemory, Phase
 from mosaic.solver import solve
-from mosaic.solver.dependency import rearrange
 from mosaic.solver.memory.footprint import Footprint, footprints_of
 from mosaic.solver.reshard import reshard_ms
 from mosaic.solver.simulate import StepModel, simulate
@@ -116,16 +115,3 @@ def test_a_plan_of_another_graph_is_refused() -> None:
     plan, _ = plan_of((placed("a", range(1), 1),))
     with pytest.raises(InvalidPlanError, match="leaves out"):
         simulate(plan, graph_of("ab"))
-
-
-def test_rearranging_finds_what_stages_cannot() -> None:
-    # Two chains of unequal modules: with stages each pair waits for its longer one.
-    times = {"a": flat(5), "b": flat(1), "x": flat(1), "y": flat(5)}
-    profile = profile_of(times, num_slots=2, edges=[("a", "b"), ("x", "y")])
-    cost = CostModel.from_profile(profile)
-    plan = solve(profile.graph, cost, profile.device)
-    found = rearrange(plan, profile.graph, cost, iterations=200)
-    assert found.step.makespan_ms == pytest.approx(12)
-    assert found.gain == pytest.approx(1 - 12 / found.staged_ms)
-    found.plan.check_covers(profile.graph)
-    assert rearrange(plan, profile.graph, cost, iterations=200).plan == found.plan
