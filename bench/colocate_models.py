@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import mosaic
-from bench.colocate_calls import ALONE, GOAL_US
+from bench.colocate.calls import ALONE, GOAL_US
 from bench.harness import Figure, median_figure
 from bench.record import missing_figure
 from mosaic.backends.host.backend import HostBackend

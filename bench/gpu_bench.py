@@ -15,7 +15,7 @@ from mosaic.microbench import BenchSettings, Budget
 from mosaic.microbench.devices import open_backend
 
 if TYPE_CHECKING:
-    from bench.gpu_child import Order
+    from bench.gpu.child import Order
 
 
 @dataclass

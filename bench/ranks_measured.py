@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from bench.harness import median_figure
-from bench.ranks_tape import Tape
+from bench.ranks.tape import Tape
 from bench.record import Figure, Source, missing_figure
 from mosaic.backends.host.backend import HostBackend
 from mosaic.cost.communication.ranked import ModuleTraffic, route_ms

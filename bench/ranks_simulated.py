@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
-from bench.ranks_tables import ModelTable, load_table
+from bench.ranks.layer_tables import ModelTable, load_table
 from bench.record import Figure, missing_figure
 from mosaic.artifact import fingerprint
 from mosaic.cost.communication.ranked import RankedCost, links_of

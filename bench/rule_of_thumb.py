@@ -20,8 +20,8 @@ from functools import partial
 from itertools import chain
 from typing import Literal
 
-from bench.gpu_bench import Bench
-from bench.gpu_tables import number
+from bench.gpu.bench import Bench
+from bench.gpu.tables import number
 from bench.record import Figure, missing_figure
 from mosaic.backends.base import Lane, Lanes
 from mosaic.errors import UnsupportedModelError
