@@ -16,7 +16,7 @@ from pathlib import Path
 from bench.cost_figures import COUNTS, FORMS, GOALS, RULES, error_name, step_name, verdict
 from bench.cost_ground import FULL, QUICK, Scale
 from bench.cost_study import CostStudy
-from bench.gpu_bench import Bench
+from bench.gpu.bench import Bench
 from bench.harness import Figure, Study, finish
 from mosaic.artifact import save
 from mosaic.backends.host import HostBackend

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from bench.cost_models import NAMES, Branches, Size, make_inputs
-from bench.gpu_bench import Bench
+from bench.gpu.bench import Bench
 from mosaic.cost import Bandwidths
 from mosaic.cost.analytic import count_module
 from mosaic.cost.calibration import calibrate, measurements_of

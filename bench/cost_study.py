@@ -21,7 +21,7 @@ from bench.cost_surface import (
     measure_surface,
     simulate_surface,
 )
-from bench.gpu_bench import Bench
+from bench.gpu.bench import Bench
 from bench.record import Figure, Part, one_line
 from mosaic.microbench import Budget
 from mosaic.profiler import ForeignLoad

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from ranks_training import Model, batch, loss_of
+from ranks.training import Model, batch, loss_of
 from torch import nn
 
 from mosaic.backends.base import Backend

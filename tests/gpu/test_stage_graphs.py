@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from bench.ladder.streams import SmProbe, sm_ids
+from bench.gpu.ladder.streams import SmProbe, sm_ids
 from mosaic.backends.cuda import CudaBackend
 from mosaic.backends.cuda_lanes import StreamLanes
 from mosaic.backends.cuda_overlap import CDP_SMS

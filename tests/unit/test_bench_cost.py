@@ -15,7 +15,7 @@ from bench.cost_plans import shape_of
 from bench.cost_runs import Split, key, split_runs
 from bench.cost_study import CostStudy, every_name, measure_cost
 from bench.cost_surface import surface_errors
-from bench.gpu_bench import Bench
+from bench.gpu.bench import Bench
 from bench.record import Study
 from mosaic import artifact
 from mosaic.backends.host import HostBackend
