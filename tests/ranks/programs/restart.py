@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 
 import mosaic
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.plan import Placement, Plan, SearchRecord, Stage
-from mosaic.ranks.watching.watch import WatchSettings
+from mosaic.ranks.meeting.watch import WatchSettings
 from ranks.training import Model, batch, loss_of
 
 STEPS = 8
