@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from bench.gpu.__main__ import tables as gpu_tables
+from bench.gpu import tables as gpu_tables
 from bench.record import Study
 from mosaic.artifact import load, save, write_text
 from mosaic.demo.record import RunRecord

@@ -7,7 +7,6 @@ import random
 from dataclasses import replace
 
 import pytest
-from bench.gpu.bench import Bench
 
 from bench.cost import __main__ as bench_cost
 from bench.cost import study as cost_study
@@ -17,6 +16,7 @@ from bench.cost.plans import shape_of
 from bench.cost.runs import Split, key, split_runs
 from bench.cost.study import CostStudy, every_name, measure_cost
 from bench.cost.surface import surface_errors
+from bench.gpu.bench import Bench
 from bench.record import Study
 from mosaic import artifact
 from mosaic.backends.host.backend import HostBackend

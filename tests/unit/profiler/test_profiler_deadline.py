@@ -6,10 +6,10 @@ import dataclasses
 from typing import Any
 
 import pytest
-from bench.gpu.models.profile_choice import LONG_STEP_MS, quotas_for
 from engine_cases import FAST, TwoTowers, pair_batch, tower
 from torch import nn
 
+from bench.gpu.models.profile_choice import LONG_STEP_MS, quotas_for
 from mosaic import artifact
 from mosaic.backends.host.backend import HostBackend
 from mosaic.cost import CostModel
