@@ -1,6 +1,6 @@
 """How well does the cost model predict: held-out plans, surfaces, counts; and what do plans made with it cost?
 
-``python -m bench.cost.__main__ [--quick] [--json FILE] [--pictures DIR]``
+``python -m bench.cost [--quick] [--json FILE] [--pictures DIR]``
 
 Everything that judges is measured after, and apart from, all that is fitted. What two cores cannot show is simulated
 as well, in figures of their own; on a GPU ``bench.gpu.__main__`` measures it.

@@ -29,7 +29,7 @@ from mosaic.plan import Placement, Plan, SearchRecord, Stage
 from mosaic.profiler import ProfileSettings, measure_ring, repeat_batch, traffic_of
 from mosaic.ranks.colocate import colocate_ranks, cores_of_rank, found_for_ranks
 from mosaic.ranks.compare import COMPARED, MeasuredMethod, Rounds, Steps, compare_plans
-from mosaic.ranks.rows.routing import RowRouting, least_moved
+from mosaic.ranks.rows.routing import RowRouting
 
 SETTINGS = ProfileSettings(sample_seconds=0.1, min_repeats=2, max_repeats=5, refuse_share=2.0, foreign_share=2.0)
 MB = 1e6
@@ -47,6 +47,11 @@ class Zoo:
     def make(name: str, batch: int, seed: int = 0) -> Zoo:
         """Makes it with the same weights every time."""
         return Zoo(build(name, "tiny"), make_batch(name, "tiny", batch=batch, seed=seed), loss_of)
+
+
+def least_moved(held: Sequence[int], parts: Sequence[int]) -> int:
+    """How many rows must travel at least, whoever routes: what ranks are short of."""
+    return sum(max(0, part - own) for part, own in zip(parts, held, strict=True))
 
 
 def one(name: str, value: float, source: Source = "measured", samples: tuple[float, ...] = (), **labels: str) -> Figure:

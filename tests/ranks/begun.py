@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from mosaic.backends.host.backend import HostBackend
+from mosaic.engine.options import Options, RankSettings
 from mosaic.plan import Plan
 from mosaic.ranks.colocate import colocate_ranks
 from mosaic.ranks.running.handle import RankHandle

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import find_modules
+from mosaic.engine.options import Options, RankSettings
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Placement, Plan, SearchRecord, Stage
 from mosaic.ranks import RankHandle

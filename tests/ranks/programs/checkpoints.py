@@ -14,6 +14,7 @@ from torch import nn
 from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import find_modules
 from mosaic.engine.handle import Handle
+from mosaic.engine.options import Options
 from mosaic.errors import MosaicError
 from mosaic.plan import Placement, Plan, SearchRecord, Stage
 from mosaic.ranks import colocate

@@ -17,9 +17,10 @@ import torch.distributed as dist
 from torch import nn
 
 from mosaic.backends.host.backend import HostBackend
+from mosaic.engine.options import Options, RankSettings
 from mosaic.plan import Plan
 from mosaic.ranks.colocate import colocate_ranks
-from ranks.begun import ROWS, SHORT_S, STEPS, WATCH, at_step, begin, halves, join, kill_this_process, train
+from ranks.begun import ROWS, SHORT_S, STEPS, WATCH, at_step, begin, halves, join, kill_this_process, train, watching
 from ranks.graphs import colocated
 from ranks.training import Model, batch, loss_of
 

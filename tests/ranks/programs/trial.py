@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mosaic.backends.host.backend import HostBackend
+from mosaic.engine.options import Options, RankSettings
 from mosaic.errors import MosaicError, UnstableMeasurementError
 from mosaic.profile import Profile
 from mosaic.profiler import Ring
