@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.ranks.measured import least_moved
 from mosaic.ranks.rows.routing import RowRouting, slice_of
 
 COUNTS = st.lists(st.integers(0, 9), min_size=1, max_size=6).map(tuple)
