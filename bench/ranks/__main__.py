@@ -4,7 +4,7 @@
 
 Measured on gloo ranks of this machine: two for times, four for correctness alone, since there are two cores. Simulated
 on 8 to 256 GPUs, from analytic profiles that are kept (``ranks_tables``). What needs a GPU has no number here;
-``bench.gpu.__main__`` measures it. Every part runs in processes of its own that are ended in time, and the file is written anew
+``bench.gpu`` measures it. Every part runs in processes of its own that are ended in time, and the file is written anew
 after each part.
 ``--quick``: within a minute on two quiet cores.
 """

@@ -14,7 +14,6 @@ import pytest
 
 from bench import tables
 from bench.gpu import preflight
-from bench.gpu.__main__ import preflight
 from bench.gpu.bench import Bench
 from bench.gpu.child import Findings, Order, Outcome, Server
 from bench.gpu.ladder import RUNGS
@@ -25,7 +24,7 @@ from mosaic.artifact import load
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "bench.gpu.__main__", *arguments]
+    return [sys.executable, "-m", "bench.gpu", *arguments]
 
 
 def environment() -> dict[str, str]:
