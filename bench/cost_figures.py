@@ -10,7 +10,7 @@ from types import MappingProxyType
 import numpy as np
 
 from bench.record import Figure, missing_figure
-from mosaic.cost.fit import Form
+from mosaic.cost.interference.fit import Form
 
 COUNTS = tuple(range(2, 9))
 """Modules side by side, as in paper Fig. 12."""

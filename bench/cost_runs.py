@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mosaic.cost import Run, design_runs
-from mosaic.cost.contention import HasBandwidth
+from mosaic.cost.interference.eq8 import HasBandwidth
 from mosaic.device import Device
 
 

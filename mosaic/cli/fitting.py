@@ -7,8 +7,8 @@ from pathlib import Path
 
 from mosaic.artifact import load, save
 from mosaic.cost import Bandwidths, HasBandwidth, Interference, InterferenceFit, fit_interference
-from mosaic.cost.choice import InterferenceKind, check_fit
-from mosaic.cost.fit import Form
+from mosaic.cost.interference.fit import Form
+from mosaic.cost.interference.forms import InterferenceKind, check_fit
 from mosaic.device import Device
 from mosaic.errors import MosaicError
 from mosaic.graph import ModuleGraph

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from mosaic.cost.contention import HasBandwidth
-from mosaic.cost.interference import Beside
+from mosaic.cost.interference.eq8 import HasBandwidth
+from mosaic.cost.interference.measured import Beside
 from mosaic.profile import Phase
 
 MOST_IDLE = 0.95

@@ -18,7 +18,7 @@ import pytest
 from planning_cases import device_of
 
 from mosaic.cost import Bandwidths, Interference, fit_interference
-from mosaic.cost.fit import Form
+from mosaic.cost.interference.fit import Form
 from mosaic.profile import GroupMember, GroupSample, Phase, Sample
 
 F = Phase.FORWARD
