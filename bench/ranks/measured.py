@@ -21,11 +21,11 @@ from bench.ranks.tape import Tape
 from bench.record import Figure, Source, missing_figure
 from mosaic.backends.host.backend import HostBackend
 from mosaic.cost.communication.ranked import ModuleTraffic, route_ms
-from mosaic.graph import ModuleGraph
+from mosaic.graph import ModuleGraph, Part
 from mosaic.hardware import Link
 from mosaic.models import build, loss_of, make_batch
 from mosaic.models.layers.block import DropPath
-from mosaic.plan import Placement, Plan, SearchRecord, Stage
+from mosaic.plan import Grid, Placement, Plan, SearchRecord, Stage
 from mosaic.profiler import ProfileSettings, measure_ring, repeat_batch, traffic_of
 from mosaic.ranks.colocate import colocate_ranks, cores_of_rank, found_for_ranks
 from mosaic.ranks.compare import COMPARED, MeasuredMethod, Rounds, Steps, compare_plans
@@ -100,7 +100,7 @@ def apart_plan(graph: ModuleGraph, size: int) -> Plan:
     stages = []
     for index, name in enumerate(graph.topological_order()):
         devices = tuple(range(size)) if index % 3 == 2 else (index % size,)
-        stages.append(Stage(placements=(Placement(module=name, slots=slots, devices=devices),)))
+        stages.append(Stage(placements=(Placement(part=Part(module=name), slots=slots, grid=Grid(ranks=devices)),)))
     return Plan(
         device=HostBackend(cores=cores_of_rank()).device,
         num_devices=size,
@@ -306,7 +306,7 @@ def overlapping_plan(graph: ModuleGraph, size: int) -> Plan:
     for index, name in enumerate(graph.topological_order()):
         degree = 1 + (index + 1) % max(1, size - 1)
         devices = tuple(sorted({(index + step) % size for step in range(degree)}))
-        stages.append(Stage(placements=(Placement(module=name, slots=(0,), devices=devices),)))
+        stages.append(Stage(placements=(Placement(part=Part(module=name), slots=(0,), grid=Grid(ranks=devices)),)))
     return Plan(
         device=HostBackend(cores=cores_of_rank()).device,
         num_devices=size,

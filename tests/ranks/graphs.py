@@ -15,8 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import find_modules
 from mosaic.engine.options import Options, RankSettings
-from mosaic.graph import ModuleGraph
-from mosaic.plan import Placement, Plan, SearchRecord, Stage
+from mosaic.graph import ModuleGraph, Part
+from mosaic.plan import Grid, Placement, Plan, SearchRecord, Stage
 from mosaic.ranks import RankHandle
 from mosaic.ranks.colocate import colocate_ranks
 
@@ -177,7 +177,7 @@ def plan_of(
 ) -> Plan:
     """Returns a plan that puts the modules of a graph on ranks, each on the first slot of its device."""
     stages = [
-        Stage(placements=(Placement(module=name, slots=(0,), devices=members[name]),))
+        Stage(placements=(Placement(part=Part(module=name), slots=(0,), grid=Grid(ranks=members[name])),))
         for name in graph.topological_order()
     ]
     return Plan(

@@ -14,7 +14,8 @@ import mosaic
 from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import find_modules
 from mosaic.errors import MosaicError
-from mosaic.plan import Placement, Plan, SearchRecord, Stage
+from mosaic.graph import Part
+from mosaic.plan import Grid, Placement, Plan, SearchRecord, Stage
 from mosaic.ranks.colocate import colocate_ranks
 
 STEPS = 20
@@ -88,7 +89,11 @@ def draw_plan(model: Model, size: int, draw: random.Random, *, least: int = 1) -
     stages = [
         Stage(
             placements=(
-                Placement(module=name, slots=(0,), devices=tuple(draw.sample(range(size), draw.randint(least, size)))),
+                Placement(
+                    part=Part(module=name),
+                    slots=(0,),
+                    grid=Grid(ranks=tuple(draw.sample(range(size), draw.randint(least, size)))),
+                ),
             )
         )
         for name in graph.topological_order()

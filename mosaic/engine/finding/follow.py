@@ -6,6 +6,7 @@ no graph has to be captured (autograd walks, fx, export and dynamo each fail on 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -60,6 +61,14 @@ class _Follower(TorchFunctionMode):
         """Returns the modules that the tensors in ``value`` stem from."""
         found = (self._sources.get(id(tensor), frozenset()) for tensor in tensors_in(value))
         return frozenset().union(*found)
+
+    def bytes_from(self, value: Any) -> Counter[str]:
+        """Returns the bytes of the tensors in ``value`` that stem from each module; of several, for each."""
+        found: Counter[str] = Counter()
+        for tensor in tensors_in(value):
+            for source in self._sources.get(id(tensor), ()):
+                found[source] += tensor.numel() * tensor.element_size()
+        return found
 
     def mark(self, value: Any, sources: frozenset[str]) -> None:
         """Says where the tensors in ``value`` stem from."""
@@ -189,8 +198,8 @@ def follow(
 
     def before(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            for source in sorted(follower.sources((args, kwargs))):
-                edges.setdefault((source, name), Edge(source=source, target=name))
+            for source, num_bytes in sorted(follower.bytes_from((args, kwargs)).items()):
+                edges.setdefault((source, name), Edge(source=source, target=name, num_bytes=num_bytes))
             places[name] = caller()
             calls[name] = Subject(name, module, args, kwargs, ThreadState.capture().applied)
             follower.handovers.enter(name, args, kwargs)  # first: what follows reads tensors itself

@@ -16,7 +16,8 @@ from mosaic.engine import find_modules
 from mosaic.engine.handle import Handle
 from mosaic.engine.options import Options
 from mosaic.errors import MosaicError
-from mosaic.plan import Placement, Plan, SearchRecord, Stage
+from mosaic.graph import Part
+from mosaic.plan import Grid, Placement, Plan, SearchRecord, Stage
 from mosaic.ranks import colocate
 from ranks.graphs import Drawn, Shape, batch_of, loss_of, subsets
 
@@ -51,7 +52,10 @@ def draw_plan(model: Drawn, sample: Any, size: int, draw: random.Random) -> Plan
     names = list(graph.topological_order())
     kind = draw.choice(["equal", "disjoint", "nested", "overlapping", "any", "all"])
     members = subsets(kind, names, size, draw)
-    stages = [Stage(placements=(Placement(module=name, slots=(0,), devices=members[name]),)) for name in names]
+    stages = [
+        Stage(placements=(Placement(part=Part(module=name), slots=(0,), grid=Grid(ranks=members[name])),))
+        for name in names
+    ]
     return Plan(
         device=HostBackend(1).device,
         num_devices=size,

@@ -12,7 +12,8 @@ from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import find_modules
 from mosaic.engine.options import Options, RankSettings
 from mosaic.errors import MosaicError
-from mosaic.plan import Placement, Plan, SearchRecord, Stage
+from mosaic.graph import Part
+from mosaic.plan import Grid, Placement, Plan, SearchRecord, Stage
 from mosaic.ranks.colocate import colocate_ranks
 from ranks.training import Model, batch, loss_of
 
@@ -24,7 +25,13 @@ def plan_of(model: nn.Module, sample: Any, members: dict[str, tuple[int, ...]], 
         device=HostBackend(1).device,
         num_devices=size,
         stages=tuple(
-            Stage(placements=(Placement(module=name, slots=(0,), devices=members.get(name, tuple(range(size)))),))
+            Stage(
+                placements=(
+                    Placement(
+                        part=Part(module=name), slots=(0,), grid=Grid(ranks=members.get(name, tuple(range(size))))
+                    ),
+                )
+            )
             for name in graph.topological_order()
         ),
         graph=graph.fingerprint,

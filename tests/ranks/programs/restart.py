@@ -14,7 +14,8 @@ import torch
 
 import mosaic
 from mosaic.backends.host.backend import HostBackend
-from mosaic.plan import Placement, Plan, SearchRecord, Stage
+from mosaic.graph import Part
+from mosaic.plan import Grid, Placement, Plan, SearchRecord, Stage
 from ranks.training import Model, batch, loss_of
 
 STEPS = 8
@@ -27,7 +28,7 @@ def plan_for(model: Model) -> Plan:
 
     graph = find_modules(model, batch(0, ROWS)).graph
     stages = tuple(
-        Stage(placements=(Placement(module=name, slots=(0,), devices=PLACES[name]),))
+        Stage(placements=(Placement(part=Part(module=name), slots=(0,), grid=Grid(ranks=PLACES[name])),))
         for name in graph.topological_order()
     )
     device = HostBackend(1).device

@@ -1,4 +1,4 @@
-"""``python -m bench.gpu`` as a whole: a rehearsal without a GPU, and what is left when things go wrong."""
+"""``python -m bench.gpu.__main__`` as a whole: a rehearsal without a GPU, and what is left when things go wrong."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 
 from bench import tables
 from bench.gpu import preflight
+from bench.gpu.__main__ import preflight
 from bench.gpu.bench import Bench
 from bench.gpu.child import Findings, Order, Outcome, Server
 from bench.gpu.ladder import RUNGS
@@ -24,7 +25,7 @@ from mosaic.artifact import load
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "bench.gpu", *arguments]
+    return [sys.executable, "-m", "bench.gpu.__main__", *arguments]
 
 
 def environment() -> dict[str, str]:

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from test_instance import instance, module, option
 
-from mosaic.plan import Placement, Plan, SearchRecord, Stage
+from mosaic.graph import Part
+from mosaic.plan import Grid, Placement, Plan, SearchRecord, Stage
 from mosaic.solver.instances.checker import check_plan
 from mosaic.solver.instances.instance import Disturbance, Pin
 
@@ -21,7 +22,9 @@ MADE = instance(A, B, C, memory_bytes=20, disturbances=(Disturbance(module="a", 
 
 
 def place(name: str, forward_ms: float, backward_ms: float, *slots: int, devices: tuple[int, ...] = (0,)) -> Placement:
-    return Placement(module=name, slots=slots, devices=devices, forward_ms=forward_ms, backward_ms=backward_ms)
+    return Placement(
+        part=Part(module=name), slots=slots, grid=Grid(ranks=devices), forward_ms=forward_ms, backward_ms=backward_ms
+    )
 
 
 A_BESIDE_B = place("a", 2.0 * 1.25, 4.0, 0, 1)

@@ -11,6 +11,7 @@ from test_instance import instance, module, option
 from bench.solver.generate import Recipe, generate
 from mosaic.artifact import parse, to_json
 from mosaic.errors import InfeasibleError, UndecidedError
+from mosaic.graph import Part
 from mosaic.plan import Placement, Plan, SearchRecord, Stage
 from mosaic.solver import SearchOptions, solve
 from mosaic.solver.exact.search import SearchLimits
@@ -167,7 +168,7 @@ def test_held_bytes_are_what_all_modules_keep_and_the_most_that_one_stage_works_
 def test_the_checker_names_a_device_that_holds_too_much():
     made = instance(module("a", kept(1, 1, 6)), module("b", kept(1, 1, 6), after=("a",)), memory_bytes=10)
     stages = tuple(
-        Stage(placements=(Placement(module=name, slots=(0, 1, 2, 3), forward_ms=1.0, backward_ms=1.0),))
+        Stage(placements=(Placement(part=Part(module=name), slots=(0, 1, 2, 3), forward_ms=1.0, backward_ms=1.0),))
         for name in "ab"
     )
     plan = Plan(device=made.device, num_devices=2, stages=stages, graph="any", search=SearchRecord(method="manual"))
