@@ -27,7 +27,7 @@ from mosaic.profiler.measuring.points import ModulePoints, Site
 from mosaic.profiler.preserve import preserved
 from mosaic.profiler.quotas import QuotaChoice, Sampling
 from mosaic.profiler.settings import ProfileSettings
-from mosaic.profiler.shapes import Counted, count_subjects, shapes_of
+from mosaic.profiler.counting import Counted, count_subjects, shapes_of
 from mosaic.profiler.structure import structures_of
 from mosaic.profiler.subject import Subject
 from mosaic.profiler.surroundings import environment_of, key_of, now_utc
