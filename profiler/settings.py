@@ -1,4 +1,4 @@
-"""How long and how carefully to measure."""
+"""Bounds of a profiling run: its time, its repetitions, its tolerance of noise."""
 
 from __future__ import annotations
 

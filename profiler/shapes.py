@@ -17,7 +17,7 @@ from mosaic.profiler.machine.communication import Network
 from mosaic.profiler.subject import Subject
 from mosaic.shape import ModuleShape
 
-LEAST_SLOTS = 4
+MIN_SLOTS = 4
 """On a device of fewer slots, little lies between samples."""
 
 _LOG = logging.getLogger("mosaic")
@@ -61,7 +61,7 @@ def shapes_of(
         gradient_bytes: What each module sums; needed with ``network``.
     """
     hardware = described(device)
-    if hardware is None or device.num_slots < LEAST_SLOTS:
+    if hardware is None or device.num_slots < MIN_SLOTS:
         return {}
     quotas = range(1, device.num_slots + 1)
     found = {}

@@ -23,7 +23,7 @@ from mosaic.profiler.machine.counters import Counters
 from mosaic.profiler.machine.noise import ForeignLoad
 from mosaic.profiler.measuring.groups import SideBySide, choose_groups, choose_pairs, interference_errors
 from mosaic.profiler.measuring.peaks import lane_bytes_of
-from mosaic.profiler.measuring.points import ModulePoints, Site
+from mosaic.profiler.measuring.points import MeasuringSite, ModulePoints
 from mosaic.profiler.preserve import preserved
 from mosaic.profiler.quotas import QuotaChoice, Sampling
 from mosaic.profiler.settings import ProfileSettings
@@ -201,9 +201,9 @@ class _Sweep:
             return tuple(self._side_by_side(site).groups(layouts))
 
     @contextmanager
-    def _site(self, partitions: Iterable[tuple[int, ...]]) -> Iterator[Site]:
+    def _site(self, partitions: Iterable[tuple[int, ...]]) -> Iterator[MeasuringSite]:
         with self._backend.open_lanes(partitions) as lanes:
-            yield Site(
+            yield MeasuringSite(
                 lanes,
                 self._backend.device,
                 self._backend.torch_device,
@@ -214,7 +214,7 @@ class _Sweep:
                 self._deadline,
             )
 
-    def _side_by_side(self, site: Site) -> SideBySide:
+    def _side_by_side(self, site: MeasuringSite) -> SideBySide:
         by_name = {subject.name: subject for subject in self._subjects}
         return SideBySide(site, by_name, self._keys, self._steps.next)
 

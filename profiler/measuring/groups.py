@@ -15,7 +15,7 @@ from mosaic.profile import GroupSample, HeldOutError, PairSample, Phase, Sample
 from mosaic.profiler.estimate import estimate_bandwidths
 from mosaic.profiler.measuring.attempt import attempt
 from mosaic.profiler.measuring.pairs import measure_group, measure_pair
-from mosaic.profiler.measuring.points import Site
+from mosaic.profiler.measuring.points import MeasuringSite
 from mosaic.profiler.records import ModuleKey, SideKey, SideRecord
 from mosaic.profiler.subject import Subject
 
@@ -89,7 +89,7 @@ class SideBySide:
 
     def __init__(
         self,
-        site: Site,
+        site: MeasuringSite,
         subjects: Mapping[str, Subject],
         keys: Mapping[str, ModuleKey],
         tell: Callable[[str], None],

@@ -14,7 +14,7 @@ from mosaic.profiler.settings import ProfileSettings
 from mosaic.profiler.subject import Subject
 
 _TRIES = 3
-_MOST_IN_BATCH = 5
+_MAX_IN_BATCH = 5
 _BATCH_SHARE = 0.05  # of the time for a sample
 
 
@@ -84,7 +84,7 @@ def _repeat(subject: Subject, lane: Lane, settings: ProfileSettings) -> StepTime
         if time.perf_counter() > deadline or _agree(totals, settings.spread):
             break
         few = 1 + int(_BATCH_SHARE * 1e3 * settings.sample_seconds / max(1e-3, statistics.median(totals)))
-        steps += _batch(subject, lane, min(few, _MOST_IN_BATCH, settings.max_repeats - len(steps)))
+        steps += _batch(subject, lane, min(few, _MAX_IN_BATCH, settings.max_repeats - len(steps)))
     forward, backward = zip(*steps, strict=True)
     return StepTimes(forward, backward)
 

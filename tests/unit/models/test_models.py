@@ -175,11 +175,11 @@ def test_images_of_qwen_change_the_text_after_them_only():
 
 
 def test_the_published_parts_can_be_frozen():
-    model = models.build("imagebind", freeze=models.entry_of("imagebind").frozen)
+    model = models.build("imagebind", freeze=models.find_model("imagebind").frozen)
     loss_of("imagebind", model).backward()
     trained = {key.split(".")[1] for key, p in model.named_parameters() if p.grad is not None and "." in key}
     assert trained == {"audio", "depth", "thermal", "imu"}
-    model = models.build("unified-io-2", freeze=models.entry_of("unified-io-2").frozen)
+    model = models.build("unified-io-2", freeze=models.find_model("unified-io-2").frozen)
     loss_of("unified-io-2", model).backward()
     assert model.encoders["image"].project.weight.grad is not None
     assert model.encoders["image"].tower.tokens.cut.weight.grad is None

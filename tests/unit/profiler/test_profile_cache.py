@@ -20,7 +20,7 @@ from mosaic.engine import find_modules
 from mosaic.errors import InvalidProfileError
 from mosaic.profile import Phase, Profile, Sample
 from mosaic.profiler import ProfileCache, ProfileSettings, default_cache_folder, environment_of, profile_modules
-from mosaic.profiler.records import Kept, ModuleKey
+from mosaic.profiler.records import MeasuredPoint, ModuleKey
 from mosaic.profiler.structure import digest_of, inputs_of, structures_of
 from mosaic.profiler.surroundings import key_of
 
@@ -143,7 +143,7 @@ def test_what_was_measured_on_a_busier_machine_than_allowed_is_not_reused(cache:
     backend = HostBackend(num_slots=2)
     key = key_of(left, backend, environment_of(backend))
     assert cache.module(key, "left").points
-    cache.add_module(key, [Kept(samples=profile.samples[:2], foreign_cpu_share=3.0)], None)
+    cache.add_module(key, [MeasuredPoint(samples=profile.samples[:2], foreign_cpu_share=3.0)], None)
     _, runs = profiled(model, cache, quotas=[2])
     assert runs > 0
 
@@ -219,7 +219,7 @@ def test_writers_at_the_same_time_lose_nothing(cache: ProfileCache):
     def write(quota: int) -> None:
         sample = Sample(module="left", phase=Phase.FORWARD, quota=quota, times_ms=(1.0,))
         own = ProfileCache(cache.folder)  # a file descriptor each, as processes have
-        own.add_module(key, [Kept(samples=(sample,), foreign_cpu_share=None)], None)
+        own.add_module(key, [MeasuredPoint(samples=(sample,), foreign_cpu_share=None)], None)
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(write, range(1, 33)))
