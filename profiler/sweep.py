@@ -16,8 +16,7 @@ from mosaic.cost.shaped import shaped_without
 from mosaic.graph import ModuleGraph
 from mosaic.profile import GroupSample, HeldOutError, Phase, Profile, Sample
 from mosaic.profiler.cache import ProfileCache
-from mosaic.profiler.deadline import Deadline
-from mosaic.profiler.estimate import estimate_bandwidths
+from mosaic.profiler.counting import Counted, count_subjects, estimate_bandwidths, shapes_of
 from mosaic.profiler.machine.communication import Network
 from mosaic.profiler.machine.counters import Counters
 from mosaic.profiler.machine.noise import ForeignLoad
@@ -26,8 +25,7 @@ from mosaic.profiler.measuring.peaks import lane_bytes_of
 from mosaic.profiler.measuring.points import MeasuringSite, ModulePoints
 from mosaic.profiler.preserve import preserved
 from mosaic.profiler.quotas import QuotaChoice, Sampling
-from mosaic.profiler.settings import ProfileSettings
-from mosaic.profiler.shapes import Counted, count_subjects, shapes_of
+from mosaic.profiler.settings import Deadline, ProfileSettings
 from mosaic.profiler.structure import structures_of
 from mosaic.profiler.subject import Subject
 from mosaic.profiler.surroundings import environment_of, key_of, now_utc

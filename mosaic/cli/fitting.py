@@ -85,7 +85,7 @@ def apply_fit(
 def _is_named(fitted: Device, planned: Device, described: str | None) -> bool:
     if described is None or fitted.name == planned.name:
         return fitted.name == planned.name
-    from mosaic.profiler.estimate import hardware_of
+    from mosaic.profiler.counting import hardware_of
 
     hardware = hardware_of(fitted)
     return hardware is not None and hardware.name == described

@@ -6,9 +6,11 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from mosaic.backends.base import Lane, Mark
 from mosaic.errors import UnstableMeasurementError
+from mosaic.profile import Phase
 from mosaic.profiler.machine.noise import ForeignLoad
 from mosaic.profiler.settings import ProfileSettings
 from mosaic.profiler.subject import Subject
@@ -28,17 +30,15 @@ class StepTimes:
     """Backward; zeros for a module without gradients."""
 
 
-def measure_alone(subject: Subject, lane: Lane, settings: ProfileSettings) -> StepTimes:
+def measure_quietly(subject: Subject, lane: Lane, settings: ProfileSettings) -> tuple[StepTimes, float | None]:
     """Times forward and backward of a module on a lane while the others are idle.
+
+    Returns:
+        The times, and the share of the machine that other processes took; None where unknown.
 
     Raises:
         UnstableMeasurementError: Others took more of the machine than ``settings.refuse_share``, three times.
     """
-    return measure_quietly(subject, lane, settings)[0]
-
-
-def measure_quietly(subject: Subject, lane: Lane, settings: ProfileSettings) -> tuple[StepTimes, float | None]:
-    """As ``measure_alone``; also returns the share of the machine that others took, None where unknown."""
     return quietest(lambda: _repeat(subject, lane, settings), settings, what=subject.name)
 
 
@@ -102,3 +102,21 @@ def _batch(subject: Subject, lane: Lane, count: int) -> list[tuple[float, float]
 def _agree(times: list[float], spread: float) -> bool:
     first, median, third = statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else [times[0]] * 3
     return third - first <= spread * median
+
+
+def prepare_phase(subject: Subject, phase: Phase) -> Callable[[], object] | None:
+    """Returns one repetition of a phase, the other phase's work done once; None for a module without that phase.
+
+    To be called on the lane on which it will be repeated.
+    """
+    if phase is Phase.FORWARD:
+        return _forward(subject)
+    outputs = subject.forward()
+    return partial(subject.backward, outputs, keep=True) if outputs else None
+
+
+def _forward(subject: Subject) -> Callable[[], None]:
+    def call() -> None:
+        subject.forward()  # its result, and with it the graph, goes at once
+
+    return call

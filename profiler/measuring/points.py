@@ -14,7 +14,6 @@ from mosaic.device import Device
 from mosaic.errors import UnsupportedModelError
 from mosaic.profile import ModuleMemory, Phase, Sample
 from mosaic.profiler.cache import ProfileCache
-from mosaic.profiler.deadline import Deadline
 from mosaic.profiler.machine.communication import Network
 from mosaic.profiler.machine.counters import Counters, Utilisation
 from mosaic.profiler.measuring.attempt import attempt
@@ -24,7 +23,7 @@ from mosaic.profiler.measuring.peaks import phase_peaks
 from mosaic.profiler.measuring.utilisation import measure_utilisation
 from mosaic.profiler.quotas import Sampling
 from mosaic.profiler.records import MeasuredPoint, ModuleKey, ModuleRecord
-from mosaic.profiler.settings import ProfileSettings
+from mosaic.profiler.settings import Deadline, ProfileSettings
 from mosaic.profiler.subject import Subject
 from mosaic.profiler.surroundings import now_utc
 from mosaic.shape import ModuleShape

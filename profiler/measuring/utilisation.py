@@ -10,7 +10,7 @@ from mosaic.backends.base import Lane, Mark
 from mosaic.device import Device
 from mosaic.profile import Phase
 from mosaic.profiler.machine.counters import MIN_SECONDS, Counters, Utilisation
-from mosaic.profiler.measuring.phase_call import prepare_phase
+from mosaic.profiler.measuring.measure import prepare_phase
 from mosaic.profiler.subject import Subject
 
 _BATCH_MS = 40.0

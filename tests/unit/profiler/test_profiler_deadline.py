@@ -17,9 +17,9 @@ from mosaic.engine import find_modules
 from mosaic.profile import Profile
 from mosaic.profiler import ProfileCache, ProfileSettings, Ring, Subject, profile_modules
 from mosaic.profiler import sweep as sweeping
-from mosaic.profiler.deadline import Deadline
 from mosaic.profiler.measuring import points as pointing
 from mosaic.profiler.measuring.measure import StepTimes
+from mosaic.profiler.settings import Deadline
 from mosaic.solver import solve
 
 

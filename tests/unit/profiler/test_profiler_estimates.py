@@ -13,7 +13,7 @@ from mosaic.device import Device
 from mosaic.errors import BackendUnavailableError
 from mosaic.profile import Phase
 from mosaic.profiler import AllReduce, Ring, Subject, estimate_bandwidths, fit_ring, measure_ring
-from mosaic.profiler.estimate import hardware_of
+from mosaic.profiler.counting import hardware_of
 from mosaic.profiler.machine import communication
 
 

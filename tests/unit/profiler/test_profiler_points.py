@@ -25,9 +25,9 @@ from mosaic.profiler.measuring import measure as measuring
 from mosaic.profiler.measuring import points as pointing
 from mosaic.profiler.measuring.attempt import attempt
 from mosaic.profiler.measuring.batch import split_batch
+from mosaic.profiler.measuring.beside import measure_group
 from mosaic.profiler.measuring.groups import interference_errors
 from mosaic.profiler.measuring.measure import StepTimes
-from mosaic.profiler.measuring.pairs import measure_group
 from mosaic.profiler.measuring.points import compose
 from mosaic.profiler.quotas import Sampling
 
