@@ -162,27 +162,16 @@ def operations(name: str, *, training: bool) -> dict[str, float]:
     return found
 
 
-def test_the_papers_qwen3_vl_can_be_counted_without_its_weights():
+def test_the_papers_models_can_be_counted_without_their_weights():
     found = operations("qwen3-vl", training=False)
     assert set(found) == {"visual", "embed_tokens", "language_model", "lm_head"}
     blocks = 2 * 6.945e9 * 2048 / 1e12  # two operations a parameter and token
     assert found["language_model"] == pytest.approx(blocks, rel=0.1)  # and attention
     assert found["embed_tokens"] == 0
-
-
-def test_the_papers_clip_can_be_counted_without_its_weights():
     found = operations("clip", training=True)
     assert set(found) == {"visual", "text"}
     for name, parameters, tokens in (("visual", 302.3e6, 1025), ("text", 85.1e6, 2048)):
         assert found[name] == pytest.approx(2 * parameters * tokens / 1e12, rel=0.25)  # and attention
-
-
-@pytest.mark.parametrize("name", ["unified-io-2", "ctvlm"])
-def test_the_modules_that_are_named_for_placing_exist(name: str):
-    modules = models.find_model(name).modules
-    assert modules is not None
-    finding = find_modules(models.build(name), models.make_batch(name), include=modules)
-    assert set(finding.graph.names) == set(modules)
 
 
 def test_a_changed_configuration_is_built():

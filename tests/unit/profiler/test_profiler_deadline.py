@@ -10,7 +10,6 @@ from engine_cases import FAST, TwoTowers, pair_batch, tower
 from torch import nn
 
 from bench.profile_choice import LONG_STEP_MS, quotas_for
-from mosaic import artifact
 from mosaic.backends.host import HostBackend
 from mosaic.cost import CostModel
 from mosaic.engine import find_modules
@@ -119,12 +118,6 @@ def test_what_is_known_from_before_takes_no_time_and_is_not_left_out(measured: M
     assert again.left_out == ()
     assert [sample.times_ms for sample in again.samples] == [sample.times_ms for sample in whole.samples]
     assert again.pairs == whole.pairs
-
-
-def test_what_was_left_out_stands_in_the_file(measured: Measured, tmp_path: Any):
-    profile = profiled(0.0)
-    artifact.save(profile, tmp_path / "profile.json")
-    assert artifact.load(Profile, tmp_path / "profile.json").left_out == profile.left_out
 
 
 def test_a_deadline_before_the_start_is_refused():
