@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 import torch
 
 from mosaic.backends.base import Backend
-from mosaic.backends.cuda import describe_devices, describe_driver, describe_nvml
-from mosaic.backends.host import available_cores
+from mosaic.backends.cuda.driver import describe_devices, describe_driver, describe_nvml
+from mosaic.backends.host.backend import available_cores
 from mosaic.errors import BackendUnavailableError
 from mosaic.profile import Environment
 from mosaic.profiler.machine.counters import Counters

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from torch import nn
 
 from mosaic.backends.base import Backend
-from mosaic.cost.sampling import held_out_errors
-from mosaic.cost.shaped import shaped_without
+from mosaic.cost.surfaces.sampling import held_out_errors
+from mosaic.cost.surfaces.shaped import shaped_without
 from mosaic.graph import ModuleGraph
 from mosaic.profile import GroupSample, HeldOutError, Phase, Profile, Sample
 from mosaic.profiler.cache import ProfileCache

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from mosaic.cost import Bandwidths, design_runs, fit_interference
-from mosaic.cost.fit import Form
+from mosaic.cost.interference.fit import Form
 from mosaic.device import Device
 from mosaic.errors import InvalidProfileError
 from mosaic.graph import ModuleGraph

@@ -13,8 +13,8 @@ from engine_cases import FAST, TwoTowers, pair_batch
 from fake_streams import FakeGreenDriver, FakeStreams
 from torch import nn
 
-from mosaic.backends.cuda import CudaBackend
-from mosaic.backends.cuda_lanes import StreamLanes
+from mosaic.backends.cuda.backend import CudaBackend
+from mosaic.backends.streams.lanes import StreamLanes
 from mosaic.device import Device
 from mosaic.engine import find_modules
 from mosaic.profile import Phase, Profile

@@ -11,10 +11,10 @@ from engine_cases import FAST, TwoTowers, pair_batch, tower
 from torch import nn
 
 import mosaic
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.cache_folder import default_cache_folder, folder_use
-from mosaic.cli.doctor import collect_report, render
-from mosaic.engine.planned_from import source_of
+from mosaic.cli.doctor.machine import collect_report, render
+from mosaic.engine.profiled import source_of
 from mosaic.profile import Profile
 from mosaic.profiler import ProfileCache, open_cache
 from mosaic.profiler.surroundings import environment_of, key_of
@@ -28,7 +28,9 @@ def users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def described(model: nn.Module | None = None, **options: Any) -> tuple[Profile, str]:
     backend = HostBackend(num_slots=1)  # no gain to be had, so nothing is placed
-    handle = mosaic.colocate(model or TwoTowers(), sample=pair_batch(), backend=backend, settings=FAST, **options)
+    handle = mosaic.colocate(
+        model or TwoTowers(), sample=pair_batch(), backend=backend, options=mosaic.Options(profiling=FAST, **options)
+    )
     assert handle.profile is not None
     return handle.profile, handle.describe()
 

@@ -11,7 +11,7 @@ import torch
 from engine_cases import FAST, TwoTowers, pair_batch, tower
 from torch import nn
 
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import find_modules
 from mosaic.errors import InvalidPlanError, UnstableMeasurementError
 from mosaic.profile import Phase, Profile

@@ -9,8 +9,8 @@ import pytest
 from engine_cases import FAST, TwoTowers, pair_batch, tower
 from torch import nn
 
-from bench.profile_choice import LONG_STEP_MS, quotas_for
-from mosaic.backends.host import HostBackend
+from bench.gpu.models.profile_choice import LONG_STEP_MS, quotas_for
+from mosaic.backends.host.backend import HostBackend
 from mosaic.cost import CostModel
 from mosaic.engine import find_modules
 from mosaic.profile import Profile

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from ranks_cases import run_ranks
+from ranks.cases import run_ranks
 from torch import nn
 
 from mosaic.device import Device
@@ -63,7 +63,7 @@ def test_one_rank_has_no_communication_to_measure():
 
 
 def test_two_ranks_measure_the_same_ring(tmp_path: Path):
-    first, second = run_ranks("ranks_ring:measured", 2, tmp_path)
+    first, second = run_ranks("ranks.programs.ring:measured", 2, tmp_path)
     assert first == second
     latency, bandwidth = first
     assert latency >= 0

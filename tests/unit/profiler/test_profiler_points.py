@@ -12,7 +12,7 @@ import torch
 from engine_cases import FAST, TwoTowers, pair_batch, tower
 from torch import nn
 
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.cost import CostModel, ScalingSurface
 from mosaic.device import Device
 from mosaic.engine import find_modules

@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 from mosaic.device import Device
-from mosaic.graph import Edge, ModuleGraph, ModuleNode
+from mosaic.graph import Edge, ModuleGraph, ModuleNode, Part
 from mosaic.plan import Placement, Plan, SearchRecord, Stage, plan_from_quotas
 from mosaic.profile import Environment, ModuleMemory, PairSample, Phase, Profile, Sample
 from mosaic.report import graph_table, plan_bars, plan_table, profile_table
@@ -22,7 +22,7 @@ GRAPH = ModuleGraph(
 
 
 def placement(module: str, slots: tuple[int, ...], forward: float, backward: float) -> Placement:
-    return Placement(module=module, slots=slots, forward_ms=forward, backward_ms=backward)
+    return Placement(part=Part(module=module), slots=slots, forward_ms=forward, backward_ms=backward)
 
 
 PLAN = Plan(

@@ -10,7 +10,8 @@ import pytest
 
 from mosaic.device import Device
 from mosaic.errors import MosaicError
-from mosaic.plan import Placement, Plan, SearchRecord, Stage
+from mosaic.graph import Part
+from mosaic.plan import Grid, Placement, Plan, SearchRecord, Stage
 from mosaic.report import draw_plan, draw_timelines
 from mosaic.report.palette import colors_of, ink_on, lighter
 from mosaic.report.plan_picture import plan_canvas
@@ -180,7 +181,9 @@ def test_missing_matplotlib_is_named_with_how_to_get_it(tmp_path: Path, monkeypa
 
 
 def placement(module: str, slots: tuple[int, ...], forward: float, devices: tuple[int, ...] = (0,)) -> Placement:
-    return Placement(module=module, slots=slots, devices=devices, forward_ms=forward, backward_ms=2.0)
+    return Placement(
+        part=Part(module=module), slots=slots, grid=Grid(ranks=devices), forward_ms=forward, backward_ms=2.0
+    )
 
 
 PLAN = Plan(
