@@ -1,4 +1,4 @@
-"""What a module takes and makes in a step, in bytes: what travels where it runs on some of several ranks."""
+"""Bytes that a module takes and makes in a step: they travel where it runs on some of several ranks."""
 
 from __future__ import annotations
 

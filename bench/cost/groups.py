@@ -15,8 +15,8 @@ from mosaic.cost import CostModel, InterferenceFit, Run, fit_interference
 from mosaic.cost.interference.fit import Form
 from mosaic.errors import MosaicError
 from mosaic.profile import GroupSample, Phase
+from mosaic.profiler.measuring.beside import measure_group
 from mosaic.profiler.measuring.groups import Beside, lay_out
-from mosaic.profiler.measuring.pairs import measure_group
 
 REPEATED = "difference of the same held-out plans measured twice, {} modules"
 SLOWDOWN = "slowdown of modules in held-out plans, {} modules"

@@ -12,10 +12,10 @@ from mosaic.device import Device
 from mosaic.errors import InvalidProfileError
 from mosaic.graph import ModuleGraph
 from mosaic.profile import GroupSample, HeldOutError, PairSample, Phase, Sample
-from mosaic.profiler.estimate import estimate_bandwidths
+from mosaic.profiler.counting import estimate_bandwidths
 from mosaic.profiler.measuring.attempt import attempt
-from mosaic.profiler.measuring.pairs import measure_group, measure_pair
-from mosaic.profiler.measuring.points import Site
+from mosaic.profiler.measuring.beside import measure_group, pair_samples
+from mosaic.profiler.measuring.points import MeasuringSite
 from mosaic.profiler.records import ModuleKey, SideKey, SideRecord
 from mosaic.profiler.subject import Subject
 
@@ -89,7 +89,7 @@ class SideBySide:
 
     def __init__(
         self,
-        site: Site,
+        site: MeasuringSite,
         subjects: Mapping[str, Subject],
         keys: Mapping[str, ModuleKey],
         tell: Callable[[str], None],
@@ -128,25 +128,27 @@ class SideBySide:
             self._site.warm_up(self._subjects[name])
         with attempt() as tried:
             for phase in Phase:
-                self._run(layout, phase, pairs if kind == "pair" else None, groups)
+                found = self._run(layout, phase)
+                if kind == "pair":
+                    pairs += pair_samples(found)
+                elif found is not None:
+                    groups.append(found)
         if tried.reason is not None:
             _LOG.warning("%s were not measured side by side: %s", " and ".join(names), tried.reason)
         elif cache is not None:
             cache.add_side(key, names, pairs=pairs, groups=groups)
         return SideRecord(key=key, pairs=tuple(pairs), groups=tuple(groups))
 
-    def _run(self, layout: Beside, phase: Phase, pairs: list[PairSample] | None, groups: list[GroupSample]) -> None:
+    def _run(self, layout: Beside, phase: Phase) -> GroupSample | None:
         site = self._site
-        subjects = [self._subjects[name] for name, _ in layout]
-        lanes = [site.lanes.lane(slots) for _, slots in layout]
-        inline, device = site.lanes.launches_inline, site.torch_device
-        if pairs is not None:
-            (first, second), (one, other) = subjects, lanes
-            pairs += measure_pair(first, second, (one, other), phase, site.settings, inline=inline, device=device)
-            return
-        group = measure_group(subjects, lanes, phase, site.settings, inline=inline, device=device)
-        if group is not None:
-            groups.append(group)
+        return measure_group(
+            [self._subjects[name] for name, _ in layout],
+            [site.lanes.lane(slots) for _, slots in layout],
+            phase,
+            site.settings,
+            inline=site.lanes.launches_inline,
+            device=site.torch_device,
+        )
 
     def _is_enough(self, known: SideRecord) -> bool:
         counts = [len(pair.alone_ms) for pair in known.pairs]

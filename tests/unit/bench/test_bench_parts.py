@@ -172,7 +172,7 @@ def test_every_measurement_can_be_resolved_and_asks_a_question():
         assert callable(measurement.resolve())
         assert measurement.asks.endswith("?")
         assert measurement.seconds > 0
-    assert tuple(NOTES) == MODEL_NAMES == models.SIX
+    assert tuple(NOTES) == MODEL_NAMES == models.PAPER_MODELS
 
 
 def test_what_tells_most_is_measured_first():
