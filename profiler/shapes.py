@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from mosaic.cost.analytic import count_degrees
 from mosaic.cost.counts import ModuleCounts
-from mosaic.cost.surfaces.shape_prior import shape_of
+from mosaic.cost.surfaces import shape_of
 from mosaic.device import Device
 from mosaic.errors import UnsupportedModelError
 from mosaic.hardware import Hardware

@@ -102,11 +102,6 @@ def profile(given: options.Profile) -> None:
     for note in found.notes:
         console.print(note, highlight=False, markup=False)
     console.print(f"wrote {given.output}")
-    if given.fit is not None:
-        from mosaic.cli.fitting import fit_groups
-
-        for line in fit_groups(measured, given.form, given.fit):
-            console.print(line, highlight=False, markup=False)
     _also_write(measured, given.json)
 
 

@@ -108,11 +108,6 @@ class Profile:
     are measured between the ranks where torchrun started several, else what is usual for the device."""
     groups: int = 0
     """Groups of modules to run side by side at designed quotas, for fitting interference."""
-    fit: Path | None = None
-    """Also fit interference to the groups and write the coefficients here, for `mosaic plan --fit` of any model on this
-    device. Takes --groups."""
-    form: Literal["none", "additive", "full", "pairwise", "mosaic", "ours"] = "ours"
-    """With --fit: the paper's Eq. 8, its ablations, or our own form."""
     counters: bool = True
     """Read occupancy and memory bandwidth from the GPU (Hopper or later); takes about a second a sample."""
     cache: Path | None = None
@@ -162,11 +157,9 @@ class PlanCommand:
     exact wherever that can be had."""
     time_limit: float = 10.0
     """Seconds after which the best plan so far is taken, with a bound on what is possible."""
-    interference: Literal["measured", "none", "additive", "full", "pairwise", "mosaic", "ours"] = "measured"
-    """How neighbours slow each other down: measured pairs, the paper's Eq. 8 and its ablations, or our own form (ours,
-    which is also called mosaic)."""
-    fit: Path | None = None
-    """Coefficients of that form that `mosaic profile --fit` wrote on this device, for this model or another one."""
+    interference: str = "measured"
+    """How neighbours slow each other down where modules were measured: measured pairs, none, or a form that is fitted
+    to the profile's groups (additive, full, pairwise, ours)."""
     optimizer_bytes: float = 8.0
     """State of the optimizer for each parameter that trains, in bytes, where modules were measured: 8 for AdamW, 0 for
     plain SGD. Of a described device it is counted, for AdamW."""

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from mosaic.artifact import load, save
-from mosaic.cli.fitting import apply_fit, form_of, load_fit
 from mosaic.cost import Cost, CostModel
 from mosaic.device import Device
 from mosaic.errors import MosaicError
@@ -21,7 +20,7 @@ from mosaic.report import draw_plan, plan_bars, plan_table
 if TYPE_CHECKING:
     from mosaic.cli import main as options
     from mosaic.cost.analytic_cost import AnalyticCost
-    from mosaic.cost.communication.ranked import ModuleTraffic
+    from mosaic.cost.communication import ModuleTraffic
     from mosaic.solver import SearchOptions
 
 
@@ -60,10 +59,7 @@ def find_basis(given: options.PlanCommand) -> Basis:
             f"--device {given.device} describes a device for a model whose operators are counted; a profile has its "
             "device in it: give --model instead of --profile, or leave --device out"
         )
-    fit = load_fit(given.fit, given.interference, measured.device)
-    cost = CostModel.from_profile(
-        measured, interference=form_of(given.interference), fit=fit, optimizer_bytes=given.optimizer_bytes
-    )
+    cost = CostModel.from_profile(measured, interference=given.interference, optimizer_bytes=given.optimizer_bytes)
     return Basis(measured.graph, cost, measured.device, given.gpus, tuple(cost.findings))
 
 
@@ -144,14 +140,10 @@ def _counted(given: options.PlanCommand) -> Basis:
     graph, counts, traffic, unknown = count_with_traffic(model, degrees, kind=cluster.hardware.kind)
     cost = AnalyticCost(counts, cluster)
     described = cluster.hardware
-    fit = load_fit(given.fit, given.interference, described.device(), described=described.name)
-    outside: tuple[str, ...] = ()
-    if fit is not None:
-        cost.interference, outside = apply_fit(fit, graph, cost)
     notes = [f"predicted from counted operators for {described.name} ({described.source}); nothing was measured"]
     if cost.uncounted:
         notes.append(f"operators without a known count of work: {', '.join(sorted(cost.uncounted))}")
-    basis = Basis(graph, cost, cluster.hardware.device(), cluster.num_devices, (*notes, *outside))
+    basis = Basis(graph, cost, cluster.hardware.device(), cluster.num_devices, tuple(notes))
     return _with_ranks(basis, cost, traffic, unknown, given) if given.communication and gpus > 1 else basis
 
 
@@ -163,7 +155,7 @@ def _with_ranks(
     given: options.PlanCommand,
 ) -> Basis:
     """Puts what GPUs tell each other into the times, in place of a sum of gradients that nothing hides."""
-    from mosaic.cost.communication.ranked import CollectiveSms, RankedCost, links_of
+    from mosaic.cost.communication import CollectiveSms, RankedCost, links_of
     from mosaic.solver.reserve import Reserved
 
     reserved = Reserved.of(basis.device, given.communication_slots)
