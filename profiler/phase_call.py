@@ -7,7 +7,7 @@ from functools import partial
 
 from mosaic.profile import Phase
 from mosaic.profiler.subject import Subject
-from mosaic.profiler.together import Call
+from mosaic.profiler.measuring.together import Call
 
 
 def prepare_phase(subject: Subject, phase: Phase) -> Call | None:

@@ -16,7 +16,7 @@ from mosaic.cost.interference import GroupRun, InterferenceFit, fit_interference
 from mosaic.cost.interference.fit import Form
 from mosaic.errors import MosaicError
 from mosaic.profile import GroupSample, Phase
-from mosaic.profiler.groups import Beside, lay_out
+from mosaic.profiler.measuring.groups import Beside, lay_out
 from mosaic.profiler.pairs import measure_group
 
 REPEATED = "difference of the same held-out plans measured twice, {} modules"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import combinations
 
-from mosaic.backends.cuda_records import PartitionRecord
+from mosaic.backends.cuda.records import PartitionRecord
 from mosaic.errors import CudaError
 
 CDP_SMS = 2

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from mosaic.backends.sm_target import (
+from mosaic.backends.streams.sm_target import (
     carveout_calls,
     carveout_for,
     cublas_calls,

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from mosaic.backends import cuda
+from mosaic.backends.cuda.driver import driver as cuda
 from mosaic.backends.base import Backend
 from mosaic.errors import BackendUnavailableError
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from mosaic.backends import cuda
+from mosaic.backends.cuda.driver import driver as cuda
 from mosaic.backends.base import Backend, Lane
 from mosaic.errors import BackendUnavailableError
 

@@ -2,7 +2,7 @@
 
 from mosaic.solver.options import DeploymentOption, QuotaGrid
 from mosaic.solver.solve import METHODS, SearchOptions, solve
-from mosaic.solver.stage_eval import StageEvaluator, StageResult
+from mosaic.solver.gahc.stage_eval import StageEvaluator, StageResult
 
 __all__ = [
     "METHODS",

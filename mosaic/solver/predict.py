@@ -9,7 +9,7 @@ from mosaic.plan import Placement, Stage
 from mosaic.profile import Phase
 from mosaic.solver.options import DeploymentOption
 from mosaic.solver.slots import Choice
-from mosaic.solver.stage_eval import StageResult
+from mosaic.solver.gahc.stage_eval import StageResult
 
 Times = tuple[float, float]
 """Forward and backward, in milliseconds."""

@@ -12,9 +12,9 @@ from mosaic.profile import ModuleMemory, Phase, Profile
 from mosaic.report.explanation import changes_text, explanation_table, reason_text
 from mosaic.solver import solve
 from mosaic.solver.explain import Explanation, explain
-from mosaic.solver.generate import Recipe, generate
-from mosaic.solver.instance_cost import TableCost
-from mosaic.solver.problem_file import solve_instance
+from bench.solver.generate import Recipe, generate
+from mosaic.solver.instances.instance_cost import TableCost
+from mosaic.solver.instances.problem_file import solve_instance
 
 ENCODERS = {"image": linear(6), "text": flat(4), "head": linear(8)}
 

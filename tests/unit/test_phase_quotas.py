@@ -11,9 +11,9 @@ from mosaic.artifact import parse, to_json
 from mosaic.errors import InvalidFileError
 from mosaic.plan import Plan
 from mosaic.solver import solve
-from mosaic.solver.generate import SHAPES, Recipe, generate
-from mosaic.solver.instance import Disturbance
-from mosaic.solver.instance_cost import TableCost
+from bench.solver.generate import SHAPES, Recipe, generate
+from mosaic.solver.instances.instance import Disturbance
+from mosaic.solver.instances.instance_cost import TableCost
 from mosaic.solver.phase_quotas import split_by_phase
 
 

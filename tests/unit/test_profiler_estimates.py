@@ -12,7 +12,8 @@ from torch import nn
 from mosaic.device import Device
 from mosaic.errors import BackendUnavailableError
 from mosaic.profile import Phase
-from mosaic.profiler import AllReduce, Ring, Subject, communication, estimate_bandwidths, fit_ring, measure_ring
+from mosaic.profiler import AllReduce, Ring, Subject, estimate_bandwidths, fit_ring, measure_ring
+from mosaic.profiler.machine import communication
 from mosaic.profiler.estimate import hardware_of
 
 

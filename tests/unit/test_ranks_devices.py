@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from mosaic.errors import BackendUnavailableError
-from mosaic.ranks.meeting.collectives import carrier_of
+from mosaic.ranks.meeting.groups import carrier_of
 from mosaic.ranks.meeting.devices import check_place, device_of, own_gpu
 
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from bench.solver_runs import search
+from bench.solver.runs import search
 from mosaic import _search
-from mosaic.solver.generate import SHAPES, Recipe, generate
+from bench.solver.generate import SHAPES, Recipe, generate
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from mosaic import _search
-from mosaic.solver.generate import SHAPES, Recipe, generate
+from bench.solver.generate import SHAPES, Recipe, generate
 from tests.property.test_pattern_laws import disturbed_problem_of
 
 NEVER = (2**63 - 1) // 4

@@ -30,7 +30,7 @@ from torch.optim import Optimizer
 
 from mosaic.errors import ModuleContractError
 from mosaic.ranks.running.frameworks import hand_on, kept_away
-from mosaic.ranks.watching.progress import OUTSIDE
+from mosaic.ranks.meeting.progress import OUTSIDE
 
 if TYPE_CHECKING:
     from mosaic.ranks.running.handle import RankHandle

@@ -16,10 +16,10 @@ from bench.cost.plans import shape_of
 from bench.cost.runs import Split, key, split_runs
 from bench.cost.study import CostStudy, every_name, measure_cost
 from bench.cost.surface import surface_errors
-from bench.gpu_bench import Bench
+from bench.gpu.bench import Bench
 from bench.record import Study
 from mosaic import artifact
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.cost.interference import GroupRun
 from mosaic.device import Device
 from mosaic.microbench import Budget
