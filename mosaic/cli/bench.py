@@ -10,24 +10,21 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from mosaic.artifact import to_json, write_text
+from mosaic.backends.table import open_backend
 from mosaic.errors import MosaicError
 from mosaic.microbench import QUESTIONS, BenchSettings, Budget
-from mosaic.microbench.devices import moved, open_backend
 
 if TYPE_CHECKING:
     from mosaic.cli.main import Bench
     from mosaic.profiler import Subject
 
-_WITH_MODEL = ("scaling", "overlap")
-
 
 def bench(given: Bench) -> None:
     """Measures, prints the table and leaves the files."""
-    if given.model is not None and given.question not in _WITH_MODEL:
-        raise MosaicError(
-            f"--model goes with {' and '.join(_WITH_MODEL)}; {given.question} measures kernels of its own"
-        )
     question = QUESTIONS[given.question]
+    if given.model is not None and not question.takes_subjects:
+        takes = " and ".join(name for name, each in QUESTIONS.items() if each.takes_subjects)
+        raise MosaicError(f"--model goes with {takes}; {given.question} measures kernels of its own")
     budget = Budget(given.seconds)
     backend = open_backend(given.backend, given.device)
     settings = BenchSettings.tiny() if given.tiny else BenchSettings.fit(backend, quick=given.quick)
@@ -49,7 +46,7 @@ def bench(given: Bench) -> None:
 
 def _subjects(where: str, device: Any, *, pair: bool) -> Sequence[Subject]:
     """Finds the modules of a user's model, moved to the device that is measured; all, or two that are independent."""
-    from mosaic.cli.workload import load_workload
+    from mosaic.cli.workload import load_workload, moved
     from mosaic.engine import find_modules
 
     workload = load_workload(where)

@@ -18,6 +18,7 @@ import tyro
 from rich.console import Console
 from tyro.conf import arg, subcommand
 
+from mosaic.backends.table import BackendName
 from mosaic.cli.checkpoints import Checkpoints
 from mosaic.cli.solve import Solve
 from mosaic.errors import BackendUnavailableError, InfeasibleError, MosaicError
@@ -32,7 +33,6 @@ EXIT_CODES = """exit codes:
 
 Json = Annotated[Path | None, arg(metavar="FILE")]
 Model = Annotated[str, arg(metavar="FILE:FACTORY")]
-BackendName = Literal["cuda", "host"]
 Method = Literal[
     "auto", "exact", "gahc", "sequential", "megatron", "distmm", "distmm-waves", "spindle", "spindle-optimus"
 ]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from mosaic.device import Device
 from mosaic.errors import MosaicError
@@ -26,7 +26,7 @@ class Request:
 
     model: str
     """``FILE:FACTORY``."""
-    backend: Literal["cuda", "host"] | None = None
+    backend: str | None = None
     """Where; None for where the model's parameters are."""
     device: int = 0
     """Number of the GPU."""
@@ -68,9 +68,9 @@ class Measured:
 
 def measure(request: Request) -> Measured:
     """Loads a model, finds its modules and measures them."""
-    from mosaic.cli.workload import load_workload
+    from mosaic.backends.table import open_backend
+    from mosaic.cli.workload import load_workload, moved
     from mosaic.engine import find_modules
-    from mosaic.microbench.devices import moved, open_backend
     from mosaic.profiler import ProfileCache, ProfileSettings, profile_modules
 
     workload = load_workload(request.model)
@@ -133,7 +133,7 @@ def _numbers(option: str, text: str) -> tuple[int, ...]:
         raise MosaicError(f"{option} {text} is not a list of numbers such as 1,2,4") from None
 
 
-def measure_links(backend: Literal["cuda", "host"] | None, cluster: str | None) -> Launched | None:
+def measure_links(backend: str | None, cluster: str | None) -> Launched | None:
     """Measures the links between the ranks that torchrun started; None where it did not, or ``cluster`` names links."""
     if cluster is not None:
         return None

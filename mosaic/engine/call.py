@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mosaic.backends.host.lanes import HostLane
 from mosaic.engine.branch_graph import capture, find_uses
 from mosaic.engine.lane_tensor import LaneTensor, lane_tensors
 from mosaic.engine.out_of_memory import is_out_of_memory
@@ -113,7 +112,7 @@ class Call:
         if generator is not None and drawn is not None:
             generator.set_state(drawn)
         self.executor.second_tries.note(self.site.name, self._origin)
-        rest = self.site.lane.alone() if isinstance(self.site.lane, HostLane) and on_lane() else nullcontext()
+        rest = self.site.lane.alone() if on_lane() else nullcontext()
         with (
             rest,
             _noting("this was its second try, with the other lanes at rest: in the first there was no memory for it"),

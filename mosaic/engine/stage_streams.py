@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from mosaic.backends.base import Backend
-from mosaic.backends.streams.lanes import StreamLane, StreamLanes
+from mosaic.backends.streams.lanes import StreamLane
 from mosaic.engine.graphs import Branch, Eager, StageGraphs
 from mosaic.engine.site import Site
 from mosaic.engine.stage import Piece, owner_of
@@ -29,10 +29,10 @@ class StreamPool:
 
     def __init__(self, backend: Backend, slots: Mapping[str, tuple[int, ...]], *, graphs: bool) -> None:
         lanes = backend.open_lanes(slots.values())
-        if not isinstance(lanes, StreamLanes):
+        if lanes.streams is None:
             raise TypeError(f"the backend {backend.name!r} has no lanes on streams")
-        self.executor = StreamExecutor(lanes)
-        self.graphs = StageGraphs(lanes.api) if graphs else None
+        self.executor = StreamExecutor(lanes.streams)
+        self.graphs = StageGraphs(lanes.streams.api) if graphs else None
         self._slots = slots
         self._sites: dict[tuple[str, int], Site] = {}
 

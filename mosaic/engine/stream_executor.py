@@ -25,7 +25,8 @@ from mosaic.engine.stream_timeline import StreamTimeline
 from mosaic.engine.thread_state import as_lane, on_lane
 
 if TYPE_CHECKING:
-    from mosaic.backends.streams.lanes import StreamLanes, StreamMark
+    from mosaic.backends.streams.clock import StreamMark
+    from mosaic.backends.streams.lanes import StreamLanes
     from mosaic.engine.site import Site
     from mosaic.timeline import Span
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from mosaic.backends.host.lanes import HostLanes
+from mosaic.backends.base import Lanes
 from mosaic.engine.caller import note_in_place
 from mosaic.engine.executor import Executor
 from mosaic.engine.lane_tensor import LaneTensor, Ready, join_all, join_joined
@@ -51,7 +51,7 @@ class HostCalls(InStep):
 
     def __init__(
         self,
-        lanes: HostLanes,
+        lanes: Lanes,
         backward_begins: Callable[[], None],
         progress: Progress,
         num_backwards: Callable[[], int],
