@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from bench.gpu_bench import Bench
+from bench.gpu.bench import Bench
 from bench.record import Figure, median_figure, missing_figure, one_line
 from mosaic.backends.cuda import driver as cuda
 from mosaic.backends.streams.libraries import (
@@ -208,7 +208,7 @@ def measure_small_collective(bench: Bench) -> Iterator[Figure]:
 
 def measure_placements(bench: Bench) -> Iterator[Figure]:
     """Times products that use clusters on unequal partitions: merged slots, a chain of splits, a sized split."""
-    from bench.gpu_placements import PLACEMENTS
+    from bench.gpu.placements import PLACEMENTS
 
     device, dtype, settings = bench.torch_device, half_type(bench.torch_device), bench.settings()
     count = bench.device.num_slots
