@@ -18,10 +18,10 @@ from torch.overrides import TorchFunctionMode
 from mosaic.engine.calls.caller import caller
 from mosaic.engine.calls.structure import flatten, is_opaque, tensors_in
 from mosaic.engine.calls.thread_state import ThreadState
+from mosaic.engine.calls.torch_functions import look_up
 from mosaic.engine.finding.exchanges import Beside
 from mosaic.engine.finding.handovers import Handover, Handovers
 from mosaic.engine.finding.remarks import Remark, Remarks
-from mosaic.engine.host.lane_tensor import HOOKS, operator_name, reads_metadata
 from mosaic.graph import Edge
 from mosaic.profiler import Subject
 
@@ -103,8 +103,9 @@ class _Follower(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Passes marks on from an operator's inputs to its results, and to what it writes into."""
         kwargs = kwargs or {}
-        if reads_metadata(func):
-            if operator_name(func) in HOOKS:
+        does = look_up(func)
+        if does.reads:
+            if does.hooks:
                 self.handovers.used(tensors_in((args, kwargs)), None)
             return func(*args, **kwargs)
         inputs, here = tensors_in((args, kwargs)), self._running[-1] if self._running else None
@@ -119,7 +120,7 @@ class _Follower(TorchFunctionMode):
         self.remarks.note_read(func, sources, here)
         if sources and isinstance(result, _RESULTS):
             self.mark(result, sources | self.sources(result))
-        if sources and getattr(func, "__name__", "") == "__setitem__":
+        if sources and does.name == "__setitem__":
             self.mark(args[0], sources)
         return result
 
