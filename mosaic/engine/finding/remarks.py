@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from mosaic.engine.calls.caller import caller
+from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.calls.structure import memory_of
 from mosaic.engine.calls.torch_functions import look_up
 
@@ -52,7 +53,7 @@ class Remarks:
     """
 
     def __init__(self, candidates: Mapping[str, nn.Module]) -> None:
-        self.obstacles: dict[str, str] = {}
+        self.obstacles: dict[str, Obstacle] = {}
         self._candidates = candidates
         self._found: dict[tuple[str, str], Remark] = {}
         self._given: dict[int, tuple[str, torch.Tensor]] = {}  # by memory; kept so that none is given out twice
@@ -125,8 +126,9 @@ class Remarks:
         given = self._given.get(memory_of(target))
         if given is None or given[0] == running:
             return
-        self.obstacles[given[0]] = (
-            f"its input is written to in place ({name}, {caller()}) after it was called; write to a copy"
+        self.obstacles[given[0]] = Obstacle(
+            f"its input is written to in place ({name}, {caller()}) after it was called; write to a copy",
+            todo="write to a copy: x = x + 1 instead of x += 1",
         )
 
     def _note_buffer(self, running: str | None, owner: str, path: str) -> None:
