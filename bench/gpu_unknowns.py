@@ -12,16 +12,16 @@ from typing import Any
 
 import torch
 
-from bench.gpu_bench import Bench
+from bench.gpu.bench import Bench
 from bench.record import Figure, median_figure, missing_figure, one_line
-from mosaic.backends import cuda
+from mosaic.backends.cuda.driver import driver as cuda
 from mosaic.backends.sm_target import cublas_sm_target, sm_target
 from mosaic.errors import BackendUnavailableError
 from mosaic.microbench.kernels import half_type
 from mosaic.microbench.modules import default_subjects
-from mosaic.microbench.steps import CapturedSteps, EagerSteps, TwoModules
+from mosaic.microbench.sharing.steps import CapturedSteps, EagerSteps, TwoModules
+from mosaic.microbench.sharing.variants import open_variant, parts_of
 from mosaic.microbench.timing import time_alone
-from mosaic.microbench.variants import open_variant, parts_of
 
 
 def measure_device(bench: Bench) -> Iterator[Figure]:
@@ -181,7 +181,7 @@ def measure_small_collective(bench: Bench) -> Iterator[Figure]:
 
 def measure_placements(bench: Bench) -> Iterator[Figure]:
     """Times products that use clusters on unequal partitions: merged slots, a chain of splits, a sized split."""
-    from bench.gpu_placements import PLACEMENTS
+    from bench.gpu.placements import PLACEMENTS
 
     device, dtype, settings = bench.torch_device, half_type(bench.torch_device), bench.settings()
     count = bench.device.num_slots

@@ -14,7 +14,7 @@ from mosaic.plan import Placement, Plan, SearchRecord, Stage
 from mosaic.profile import ModuleMemory, Phase
 from mosaic.solver import solve
 from mosaic.solver.dependency import rearrange
-from mosaic.solver.footprint import Footprint, footprints_of
+from mosaic.solver.memory.footprint import Footprint, footprints_of
 from mosaic.solver.reshard import reshard_ms
 from mosaic.solver.simulate import StepModel, simulate
 
