@@ -16,6 +16,7 @@ from mosaic.cost import Cost
 from mosaic.hardware import Link
 from mosaic.plan import Plan
 from mosaic.profile import Phase
+from mosaic.simulate.step import StepModel, simulate
 from mosaic.solver import QuotaGrid, SearchOptions, solve
 from mosaic.solver.dependency import rearrange
 from mosaic.solver.exact import SearchLimits
@@ -25,7 +26,6 @@ from mosaic.solver.incremental import Replanner
 from mosaic.solver.instance import Instance
 from mosaic.solver.instance_cost import TableCost
 from mosaic.solver.phase_quotas import split_by_phase
-from mosaic.solver.simulate import StepModel, simulate
 
 SHAPES: tuple[Shape, ...] = ("star", "layered", "multi", "align")
 EDGE_BYTES = 32 * 512 * 4096 * 2

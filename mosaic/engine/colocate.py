@@ -96,7 +96,7 @@ def colocate(
         modules: Names or patterns of the modules to place, such as ``["trunks.*"]``; found by default.
         exclude: Names or patterns of modules to leave where they are.
         plan: A plan to run instead of solving for one.
-        method: Who plans: a solver, or a planner that Mosaic is compared with (``mosaic.solver.runnable.RUNNABLE``).
+        method: Who plans: a solver, or a planner that Mosaic is compared with (``mosaic.solver.METHODS``).
             The plan of a method that is named runs as it is, like one that is given; ``auto`` is tried first.
         profile: Measurements to plan from instead of taking them. No profile knows the optimizer: a plan leaves room
             for AdamW's two moments in 32 bits, 8 bytes for each parameter that trains.

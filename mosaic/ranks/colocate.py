@@ -83,7 +83,7 @@ def colocate_ranks(
         modules: Names or patterns of the modules to place; found by default.
         exclude: Names or patterns of modules to leave where they are.
         plan: A plan for as many devices as there are ranks: device i is rank i.
-        method: Who plans where no plan is given: a solver, or a planner that Mosaic is compared with (``RUNNABLE``).
+        method: Who plans where no plan is given: a solver, or a planner that Mosaic is compared with (``METHODS``).
         profile: Measurements for rank 0 to plan from, of the batch of all ranks together. The links between ranks are
             measured in any case; sums of gradients take as long as it says. It knows no optimizer: a plan leaves room
             for AdamW's two moments in 32 bits, 8 bytes for each parameter that trains, on each of a module's ranks.

@@ -33,7 +33,7 @@ class PlanRequest:
     """How to plan."""
 
     method: str = "auto"
-    """Who plans; one of ``RUNNABLE``."""
+    """Who plans; one of ``METHODS``."""
     profile: Profile | None = None
     """What to plan from, measured of the batch of all ranks together; None to measure it."""
     settings: ProfileSettings | None = None

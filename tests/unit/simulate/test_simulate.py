@@ -9,15 +9,16 @@ from planning_cases import device_of, flat, graph_of, linear, pair, profile_of
 
 from mosaic.cost import CostModel
 from mosaic.errors import InvalidPlanError
-from mosaic.graph import Part
+from mosaic.graph import Edge, Part
 from mosaic.hardware import Link
 from mosaic.plan import Grid, Placement, Plan, SearchRecord, Stage
 from mosaic.profile import ModuleMemory, Phase
+from mosaic.schedule import ActionKind
+from mosaic.simulate.footprint import Footprint, footprints_of
+from mosaic.simulate.order import Work
+from mosaic.simulate.reshard import reshard_ms
+from mosaic.simulate.step import StepModel, simulate
 from mosaic.solver import solve
-from mosaic.solver.dependency import rearrange
-from mosaic.solver.footprint import Footprint, footprints_of
-from mosaic.solver.reshard import reshard_ms
-from mosaic.solver.simulate import StepModel, simulate
 
 
 def placed(
@@ -50,6 +51,10 @@ LONG_BESIDE_TWO = (
 )
 
 
+def forward(module: str) -> Work:
+    return Work(kind=ActionKind.FORWARD, part=Part(module=module))
+
+
 def test_one_lane_runs_two_short_modules_beside_a_long_one() -> None:
     plan, graph = plan_of(*LONG_BESIDE_TWO)
     step = simulate(plan, graph)
@@ -57,14 +62,14 @@ def test_one_lane_runs_two_short_modules_beside_a_long_one() -> None:
     assert step.forward_ms == pytest.approx(5)
     assert step.makespan_ms == pytest.approx(10)
     second = next(span for span in step.spans if span.module == "second")
-    assert (second.start_ms, second.end_ms, second.after) == (pytest.approx(2), pytest.approx(5), "first")
+    assert (second.start_ms, second.end_ms, second.after) == (pytest.approx(2), pytest.approx(5), forward("first"))
 
 
 def test_backward_runs_in_the_reverse_order() -> None:
     plan, graph = plan_of(*LONG_BESIDE_TWO)
     backward = {span.module: span for span in simulate(plan, graph).spans if span.phase is Phase.BACKWARD}
     assert backward["second"].start_ms == pytest.approx(5)
-    assert backward["first"].after == "second"
+    assert backward["first"].after.part.module == "second"
 
 
 def test_a_module_waits_for_what_feeds_it_even_where_its_slots_are_free() -> None:
@@ -97,7 +102,8 @@ def test_data_moves_between_modules_on_different_devices() -> None:
     assert reshard_ms(one, both, megabyte, link) == pytest.approx(0.5 + 0.5)
     assert reshard_ms(both, other, megabyte, link) == pytest.approx(0.5 + 0.5)
     plan, graph = plan_of((one,), (other,), edges=(("a", "b"),), num_devices=2)
-    step = simulate(plan, graph, StepModel(link=link, edge_bytes={("a", "b"): megabyte}))
+    graph = replace(graph, edges=(Edge(source="a", target="b", num_bytes=megabyte),))
+    step = simulate(plan, graph, StepModel(link=link))
     assert step.makespan_ms == pytest.approx(4 + 2 * 1.5)
 
 
@@ -123,16 +129,3 @@ def test_a_plan_of_another_graph_is_refused() -> None:
     plan, _ = plan_of((placed("a", range(1), 1),))
     with pytest.raises(InvalidPlanError, match="leaves out"):
         simulate(plan, graph_of("ab"))
-
-
-def test_rearranging_finds_what_stages_cannot() -> None:
-    # Two chains of unequal modules: with stages each pair waits for its longer one.
-    times = {"a": flat(5), "b": flat(1), "x": flat(1), "y": flat(5)}
-    profile = profile_of(times, num_slots=2, edges=[("a", "b"), ("x", "y")])
-    cost = CostModel.from_profile(profile)
-    plan = solve(profile.graph, cost, profile.device)
-    found = rearrange(plan, profile.graph, cost, iterations=200)
-    assert found.step.makespan_ms == pytest.approx(12)
-    assert found.gain == pytest.approx(1 - 12 / found.staged_ms)
-    found.plan.check_covers(profile.graph)
-    assert rearrange(plan, profile.graph, cost, iterations=200).plan == found.plan
