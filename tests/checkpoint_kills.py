@@ -34,16 +34,7 @@ def save(folder: Path, step: int) -> None:
             parameter.fill_(step)
     optimizer = torch.optim.AdamW(model.parameters())
     saver = Saver(OneRank())
-    job = Job(
-        model=model,
-        folder=folder,
-        step=step,
-        optimizer=optimizer,
-        scheduler=None,
-        extra={"step": step},
-        keep=KEEP,
-        plan="",
-    )
+    job = Job(model=model, folder=folder, step=step, optimizer=optimizer, extra={"step": step}, keep=KEEP)
     saver.save(job)
     saver.finish()
 
@@ -52,7 +43,7 @@ def loaded_step(folder: Path) -> int:
     """Loads the newest, and checks that it is of one piece."""
     model = nn.Linear(4, 3)
     optimizer = torch.optim.AdamW(model.parameters())
-    request = Request(model=model, folder=folder, step=None, optimizer=optimizer, scheduler=None, fall_back=False)
+    request = Request(model=model, folder=folder, optimizer=optimizer)
     found = load(request, OneRank())
     assert found.extra == {"step": found.step}
     assert all(bool((parameter == found.step).all()) for parameter in model.parameters())

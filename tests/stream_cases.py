@@ -13,7 +13,7 @@ from fake_streams import FakeStreams, Launch
 from torch import nn
 
 import mosaic
-from mosaic.backends.cuda_lanes import StreamLanes
+from mosaic.backends.streams.lanes import StreamLanes
 from mosaic.device import Device
 from mosaic.engine import Handle, find_modules
 from mosaic.plan import plan_from_quotas
@@ -50,7 +50,9 @@ def colocated(
     plan = plan_from_quotas(stages, graph=find_modules(model, sample, **choice).graph, device=backend.device)
     named = {"modules": choice.get("include"), "exclude": choice.get("exclude", ())}
     with backend.api.watching():
-        handle = mosaic.colocate(model, sample=sample, plan=plan, backend=backend, graphs=graphs, **named)
+        handle = mosaic.colocate(
+            model, sample=sample, plan=plan, backend=backend, options=mosaic.Options(cuda_graphs=graphs), **named
+        )
         try:
             yield handle, backend
         finally:

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mosaic.plan import SearchRecord, Stage
-from mosaic.solver.brute_force import enumerate_plans
-from mosaic.solver.brute_force_held import enumerate_held_plans
-from mosaic.solver.exact import search_exactly, why_not_exact
-from mosaic.solver.gahc import cluster
-from mosaic.solver.held_search import search_within_memory
-from mosaic.solver.holding import fits, place_anew, swap_labels
-from mosaic.solver.remembered import Answer, Remembered
-from mosaic.solver.stage_eval import StageEvaluator, StageResult
+from mosaic.solver.exact.brute_force import enumerate_plans
+from mosaic.solver.exact.brute_force_held import enumerate_held_plans
+from mosaic.solver.exact.search import search_exactly, why_not_exact
+from mosaic.solver.gahc.clustering import cluster
+from mosaic.solver.gahc.stage_eval import StageEvaluator, StageResult
+from mosaic.solver.memory.holding import fits, place_anew, swap_labels
+from mosaic.solver.memory.search import search_within_memory
+from mosaic.solver.replan.remembered import Answer, Remembered
 from mosaic.solver.task import Found, Task
 
 _log = logging.getLogger(__name__)

@@ -9,11 +9,11 @@ from mosaic.cost import Cost
 from mosaic.device import Device
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan
-from mosaic.solver.exact import Knowledge, SearchHint
-from mosaic.solver.held_options import alone_within_memory
-from mosaic.solver.holding import swap_labels
+from mosaic.solver.exact.search import Knowledge, SearchHint
+from mosaic.solver.memory.holding import swap_labels
+from mosaic.solver.memory.options import alone_within_memory
 from mosaic.solver.methods import method_of
-from mosaic.solver.remembered import Remembered
+from mosaic.solver.replan.remembered import Remembered
 from mosaic.solver.task import SearchOptions, Task
 
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from mosaic.cost import Cost
 from mosaic.graph import ModuleGraph
 from mosaic.plan import SearchRecord, Stage
-from mosaic.solver.exact import Knowledge, Objective, SearchHint, SearchLimits
+from mosaic.solver.exact.search import Knowledge, Objective, SearchHint, SearchLimits
+from mosaic.solver.gahc.placement import Machine
+from mosaic.solver.gahc.stage_eval import StageResult
 from mosaic.solver.options import DeploymentOption, QuotaGrid
-from mosaic.solver.placement import Machine
 from mosaic.solver.planners.draft import PlannerSettings
-from mosaic.solver.remembered import Remembered
-from mosaic.solver.stage_eval import StageResult
+from mosaic.solver.replan.remembered import Remembered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from ranks_training import Model, batch, loss_of
+from ranks.training import Model, batch, loss_of
 from torch import nn
 
 from mosaic.backends.base import Backend
-from mosaic.backends.cuda import CudaBackend
+from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.engine import find_modules
 from mosaic.graph import Part
 from mosaic.plan import Grid, Placement, Plan, SearchRecord, Stage

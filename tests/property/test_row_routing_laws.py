@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mosaic.ranks.rows.routing import RowRouting, least_moved, slice_of
+from bench.ranks.measured import least_moved
+from mosaic.ranks.rows.routing import RowRouting, slice_of
 
 COUNTS = st.lists(st.integers(0, 9), min_size=1, max_size=6).map(tuple)
 

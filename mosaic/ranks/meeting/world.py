@@ -14,15 +14,14 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
 from mosaic.device import Device
+from mosaic.engine.options import RankSettings
 from mosaic.errors import BackendUnavailableError, InvalidPlanError, MosaicError
-from mosaic.ranks.meeting.clocks import ClockOffset, measure_clock
-from mosaic.ranks.meeting.collectives import carrier_of, group_options, meeting_under, warm_up
-from mosaic.ranks.meeting.group_pool import GroupKey, GroupPool
-from mosaic.ranks.watching.progress import OUTSIDE, Progress
-from mosaic.ranks.watching.roll import Identity, call_roll, default_store, is_launched, meet
-from mosaic.ranks.watching.watch import Watch, WatchSettings
+from mosaic.ranks.meeting.groups import GroupKey, GroupPool, carrier_of, group_options, meeting_under, warm_up
+from mosaic.ranks.meeting.progress import OUTSIDE, Progress
+from mosaic.ranks.meeting.roll import Identity, call_roll, default_store, is_launched, meet
+from mosaic.ranks.meeting.watch import Watch
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = RankSettings().timeout_s
 """How long a rank waits for another one in a step before it gives up, by default."""
 PATIENCE_S = 1800.0
 """How long ranks wait while one of them profiles and solves."""
@@ -97,7 +96,7 @@ class World:
         self,
         *,
         timeout_s: float = TIMEOUT_S,
-        watch: WatchSettings | None = None,
+        watch: RankSettings | None = None,
         device: torch.device | None = None,
     ) -> None:
         if not dist.is_initialized():
@@ -111,7 +110,7 @@ class World:
         self.watch: Watch | None = None
         self.max_ctas: int | None = None
         self.device = device = device or torch.device("cpu")
-        if device.type == "cuda":  # read by NCCL at its first call; see mosaic.ranks.lanes.stream_calls
+        if device.type == "cuda":  # read by NCCL at its first call; see mosaic.ranks.calls.stream_calls
             os.environ.setdefault("NCCL_LAUNCH_ORDER_IMPLICIT", "1")
         me = Identity.of_this_process(self.rank, self.size)
         roll = call_roll(default_store(), me, timeout_s=timeout_s)
@@ -119,7 +118,7 @@ class World:
         self.groups = GroupPool(self._made, self._forget)
         if watch is not None and self.size > 1:
             holder = _holder_of(roll.ranks)
-            self.watch = Watch(roll.store, roll.ranks, me, self.progress, watch, timeout_s=timeout_s, holder=holder)
+            self.watch = Watch(roll.store, roll.ranks, me, self.progress, watch, holder=holder)
             self.watch.start()
         # Rank 0 may profile for minutes while the others wait for its plan.
         self._patient = max(self.timeout, datetime.timedelta(seconds=PATIENCE_S))
@@ -131,10 +130,9 @@ class World:
             self.agreements = self.group(range(self.size), backend="gloo") if device.type == "cuda" else self.everyone
             if self.watch is not None:
                 self._covered(dist.group.WORLD)
-                self.watch.stand_in(self._new_group(self.timeout))
 
     @classmethod
-    def join(cls, device: torch.device, *, timeout_s: float = TIMEOUT_S, watch: WatchSettings | None = None) -> Self:
+    def join(cls, device: torch.device, *, timeout_s: float = TIMEOUT_S, watch: RankSettings | None = None) -> Self:
         """Returns the ranks that torchrun started; makes the default process group unless the loop has made it."""
         if not dist.is_initialized():
             backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
@@ -167,11 +165,6 @@ class World:
         except BaseException as error:
             self.close(error)
             raise
-
-    def clock(self) -> ClockOffset:
-        """Returns how far this rank's clock is from rank 0's; every rank asks."""
-        with self.progress.waiting(OUTSIDE, "agreement"):
-            return measure_clock(self._control)
 
     def close(self, error: BaseException | None = None) -> None:
         """Stops watching, and tells the others that this rank is done, or why it could not begin."""

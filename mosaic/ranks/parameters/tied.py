@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from mosaic.profiler import Subject
-from mosaic.ranks.watching.traffic import Phase
+from mosaic.ranks.meeting.progress import Phase
 
 Members = tuple[int, ...]
 Compute = Callable[[Callable[[], Any], Phase], Any]

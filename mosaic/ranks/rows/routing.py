@@ -7,7 +7,6 @@ the rows that move are exactly those that members are short of.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -133,8 +132,3 @@ def slice_of(num_rows: int, num_ranks: int, rank: int) -> range:
     each, more = divmod(num_rows, num_ranks)
     start = rank * each + min(rank, more)
     return range(start, start + each + (rank < more))
-
-
-def least_moved(held: Sequence[int], parts: Sequence[int]) -> int:
-    """Returns how many rows must travel at least, whoever routes: what ranks are short of."""
-    return sum(max(0, part - own) for part, own in zip(parts, held, strict=True))

@@ -13,8 +13,8 @@ from mosaic.graph import Part
 from mosaic.profile import ModuleMemory, Profile
 from mosaic.solver import SearchOptions
 from mosaic.solver.compare import compare
+from mosaic.solver.gahc.placement import Machine
 from mosaic.solver.options import DeploymentOption
-from mosaic.solver.placement import Machine
 from mosaic.solver.planners.draft import Job, PlannerSettings
 from mosaic.solver.planners.placing import within_memory
 from mosaic.solver.solve import Solution, find_solution
