@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mosaic.cache_folder import default_cache_folder
 from mosaic.profiler.cache import ProfileCache, open_cache
-from mosaic.profiler.estimate import CountedBandwidths, estimate_bandwidths
+from mosaic.profiler.counting import CountedBandwidths, estimate_bandwidths
 from mosaic.profiler.machine.communication import (
     AllReduce,
     Launched,

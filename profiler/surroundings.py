@@ -1,4 +1,4 @@
-"""Where and with what a profile is measured."""
+"""The machine and software that a profile is measured with."""
 
 from __future__ import annotations
 

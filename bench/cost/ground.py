@@ -16,7 +16,7 @@ from mosaic.hardware import Hardware
 from mosaic.microbench.kernels import half_type
 from mosaic.profile import Profile
 from mosaic.profiler import CountedBandwidths, ProfileSettings, open_counters, profile_modules
-from mosaic.profiler.estimate import hardware_of
+from mosaic.profiler.counting import hardware_of
 from mosaic.profiler.quotas import default_quotas
 
 FIT_DEGREES = (1, 2, 8)

@@ -21,7 +21,7 @@ PRELOADED = (
 )
 """What the server that measurements are forked from loads."""
 MODEL_NAMES = ("clip", "qwen3-vl", "unified-io-2", "imagebind", "ofasys", "ctvlm")
-"""Names of ``mosaic.models.SIX``, in order of growing complexity."""
+"""Names of ``mosaic.models.PAPER_MODELS``, in order of growing complexity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from mosaic.artifact import load, save
-from mosaic.cost.communication.ranked import ModuleTraffic
+from mosaic.cost.communication import ModuleTraffic
 from mosaic.device import FORBID_EXTRA
 from mosaic.graph import ModuleGraph
 from mosaic.profile import Phase
@@ -95,7 +95,7 @@ def count(name: str, config: Any, batch: int, degrees: Sequence[int], described:
         key: value.bfloat16() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
         for key, value in models.make_batch(name, config=config, batch=batch, device=meta).items()
     }
-    finding = find_modules(model, sample, include=models.entry_of(name).modules)
+    finding = find_modules(model, sample, include=models.find_model(name).modules)
     counts = {
         s.name: count_degrees(s.module, s.args, s.kwargs, degrees=tuple(degrees), target="cuda", settings=s.settings)
         for s in finding.subjects

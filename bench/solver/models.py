@@ -15,7 +15,7 @@ from mosaic.cli.counting import count_workload
 from mosaic.cost.analytic_cost import AnalyticCost
 from mosaic.errors import InfeasibleError
 from mosaic.hardware import find_cluster
-from mosaic.models.catalogue import SIX
+from mosaic.models.catalogue import PAPER_MODELS
 from mosaic.solver import SearchOptions
 from mosaic.solver.compare import compare
 from mosaic.solver.exact.search import SearchLimits
@@ -24,7 +24,7 @@ DEVICE = "h100-80g"
 
 
 def gains_of_models(
-    *, size: str, batch: int, num_devices: Sequence[int], seconds: float, models: Sequence[str] = SIX
+    *, size: str, batch: int, num_devices: Sequence[int], seconds: float, models: Sequence[str] = PAPER_MODELS
 ) -> Iterator[Figure]:
     """Ratios of predicted step times, rival over exact, one sample for each number of GPUs on which the model fits."""
     degrees = [2**power for power in range(max(num_devices).bit_length()) if 2**power <= max(num_devices)]

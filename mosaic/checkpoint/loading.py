@@ -39,7 +39,7 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class LoadRequest:
     """What is to be loaded, and into what."""
 
     model: nn.Module
@@ -56,7 +56,7 @@ class Request:
     """Whether to take an earlier one where the newest is damaged."""
 
 
-def load(request: Request, ranks: Ranks) -> Loaded:
+def load(request: LoadRequest, ranks: Ranks) -> Loaded:
     """Loads a checkpoint on all ranks.
 
     Raises:
@@ -80,7 +80,7 @@ def load(request: Request, ranks: Ranks) -> Loaded:
     return Loaded(step=chosen.step, extra=from_plain(opened.state["extra"]), path=chosen.path)
 
 
-def _choose(request: Request, ranks: Ranks) -> Checkpoint:
+def _choose(request: LoadRequest, ranks: Ranks) -> Checkpoint:
     """Returns the checkpoint to load, the same on all ranks, once its files are known to be whole."""
     found, error = [], None
     if ranks.rank == 0:
@@ -119,7 +119,7 @@ class _Opened:
     into: dict[str, torch.Tensor]
 
     @staticmethod
-    def open(chosen: Checkpoint, request: Request) -> _Opened:
+    def open(chosen: Checkpoint, request: LoadRequest) -> _Opened:
         manifest = Manifest.read(chosen.path)
         state = json.loads((chosen.path / STATE).read_text(encoding="utf-8"))
         stored = {tensor.name: tensor for tensor in manifest.tensors}
@@ -145,7 +145,7 @@ class _Opened:
                 for name in names:
                     self.into[name].copy_(opened.get_tensor(name))
 
-    def restore(self, request: Request, rank: int) -> None:
+    def restore(self, request: LoadRequest, rank: int) -> None:
         """Gives the rest its state."""
         if request.optimizer is not None:
             restore(self.state["optimizer"], request.optimizer, self.model, self.into.__getitem__)

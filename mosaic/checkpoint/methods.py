@@ -63,11 +63,11 @@ class KeepsCheckpoints(ABC):
             MosaicError: The one before could not be written, the folder cannot be, or the ranks differ.
             TypeError: There is something that no checkpoint holds; names it.
         """
-        from mosaic.checkpoint.saving import Job
+        from mosaic.checkpoint.saving import SaveRequest
 
         self._settle()
         return self._the_saver().save(
-            Job(
+            SaveRequest(
                 model=self._model,
                 folder=Path(folder),
                 step=step,
@@ -120,14 +120,14 @@ class KeepsCheckpoints(ABC):
             InvalidCheckpointError: There is none, it is damaged, or it is of another model or optimizer; says in what.
         """
         from mosaic.checkpoint.folder import checkpoints_in
-        from mosaic.checkpoint.loading import Request, load
+        from mosaic.checkpoint.loading import LoadRequest, load
 
         self._settle()
         self.finish_saving()
         ranks = self._the_ranks()
         if missing_ok and ranks.first_says(not checkpoints_in(Path(folder))):
             return None
-        request = Request(
+        request = LoadRequest(
             model=self._model,
             folder=Path(folder),
             step=step,

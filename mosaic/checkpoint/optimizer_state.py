@@ -1,4 +1,4 @@
-"""What an optimizer knows, by the names of parameters: their numbers differ between ranks and plans."""
+"""An optimizer's state by the names of parameters: their numbers differ between ranks and plans."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from mosaic.checkpoint.folder import Place
+from mosaic.checkpoint.folder import SavingPlace
 from mosaic.checkpoint.manifest import MODEL, RANDOM, Manifest
 from mosaic.checkpoint.model_tensors import ModelTensors
 from mosaic.checkpoint.optimizer_state import OptimizerState, collect
@@ -28,7 +28,7 @@ from mosaic.errors import MosaicError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class SaveRequest:
     """What is to be saved."""
 
     model: nn.Module
@@ -67,7 +67,7 @@ class _Share:
     extra: Any
 
     @staticmethod
-    def of(job: Job) -> _Share:
+    def of(job: SaveRequest) -> _Share:
         model = ModelTensors.of(job.model)
         tensors = {f"{MODEL}{name}": tensor for name, tensor in model.here.items()}
         optimizer = None
@@ -103,7 +103,7 @@ class Saver:
         self._writing: Writing | None = None
         self._layout: tuple[list[str], SharedLayout] | None = None
 
-    def save(self, job: Job) -> Path:
+    def save(self, job: SaveRequest) -> Path:
         """Begins a checkpoint and returns where it will be.
 
         Raises:
@@ -137,7 +137,7 @@ class Saver:
         writing, self._writing = self._writing, None
         writing.wait()
 
-    def _agreed(self, job: Job, share: _Share) -> SharedLayout:
+    def _agreed(self, job: SaveRequest, share: _Share) -> SharedLayout:
         """Returns who writes what, once it is sure that all ranks save the same."""
         optimizer = share.optimizer
         settings = None if optimizer is None else json.dumps([optimizer.kind, *optimizer.settings])
@@ -160,11 +160,11 @@ class Saver:
             self._layout = hashes, SharedLayout.of(self._ranks.tell(share.layout))
         return self._layout[1]
 
-    def _place(self, job: Job) -> Place:
+    def _place(self, job: SaveRequest) -> SavingPlace:
         place, error = None, None
         if self._ranks.rank == 0:
             try:
-                place = Place.make(job.folder, job.step)
+                place = SavingPlace.make(job.folder, job.step)
             except MosaicError as failure:
                 error = failure
         self._ranks.all_or_none(error)
@@ -173,7 +173,7 @@ class Saver:
         return place
 
 
-def _contents(job: Job, share: _Share, layout: SharedLayout, num_ranks: int) -> Contents:
+def _contents(job: SaveRequest, share: _Share, layout: SharedLayout, num_ranks: int) -> Contents:
     from mosaic import __version__
 
     optimizer = None

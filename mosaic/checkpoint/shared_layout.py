@@ -1,4 +1,4 @@
-"""Which ranks have which tensors, and which one writes each, so that all write about as much."""
+"""The tensors of all ranks, shared out so that each is written once and all write about as much."""
 
 from __future__ import annotations
 

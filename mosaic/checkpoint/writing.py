@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from mosaic.checkpoint.disk import write_flushed
-from mosaic.checkpoint.folder import Place
+from mosaic.checkpoint.folder import SavingPlace
 from mosaic.checkpoint.manifest import MANIFEST, STATE, FileEntry, Manifest, TensorEntry
 from mosaic.checkpoint.ranks import Ranks, tell_in
 from mosaic.checkpoint.tensor_file import SUFFIX, TensorSpec, write_tensors
@@ -44,7 +44,7 @@ class Writing:
     """
 
     def __init__(
-        self, tensors: Mapping[str, torch.Tensor], place: Place, contents: Contents | None, ranks: Ranks
+        self, tensors: Mapping[str, torch.Tensor], place: SavingPlace, contents: Contents | None, ranks: Ranks
     ) -> None:
         self._place = place
         self._contents = contents

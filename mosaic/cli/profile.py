@@ -171,7 +171,7 @@ def _links(given: ProfileCommand, links: Launched | None, gpus: int, device: Dev
 
 def _cluster(where: str | None, gpus: int, device: Device) -> Cluster:
     """Returns the links that gradients are summed over, from a description or from what is usual for the device."""
-    from mosaic.profiler.estimate import hardware_of
+    from mosaic.profiler.counting import hardware_of
 
     if where is not None:
         return find_cluster(where, None if where.endswith(".json") else gpus)

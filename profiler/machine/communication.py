@@ -1,4 +1,4 @@
-"""What it takes to sum gradients over several devices, so that degrees beyond this machine can be composed."""
+"""The time to sum gradients over several devices, so that degrees beyond this machine can be composed."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
-LEAST_SECONDS = 0.5
+MIN_SECONDS = 0.5
 """Shortest window. NVML's counters are refreshed every 100 ms or so, and read zero in between."""
 
 _PROBE_SECONDS = 0.15
@@ -97,7 +97,7 @@ class Counters:
         return found[0], found[1]
 
     @contextmanager
-    def window(self, seconds: float = LEAST_SECONDS) -> Iterator[Window]:
+    def window(self, seconds: float = MIN_SECONDS) -> Iterator[Window]:
         """Samples on entering and on leaving; the caller keeps the device busy until ``is_long_enough``.
 
         ``found`` stays None where NVML fails at the end.
@@ -106,8 +106,8 @@ class Counters:
             ValueError: The window is shorter than the counters can tell.
             RuntimeError: They cannot be read here; see ``missing``.
         """
-        if seconds < LEAST_SECONDS:
-            raise ValueError(f"a window of {seconds} s; counters need {LEAST_SECONDS} s or more")
+        if seconds < MIN_SECONDS:
+            raise ValueError(f"a window of {seconds} s; counters need {MIN_SECONDS} s or more")
         if self.missing:
             raise RuntimeError(f"there are no counters: {self.missing}")
         window = Window(seconds)

@@ -1,4 +1,4 @@
-"""How much of the machine other processes take, read from ``/proc``: a time measured beside them means little."""
+"""The share of the machine that other processes take, from ``/proc``: a time measured beside them means little."""
 
 from __future__ import annotations
 

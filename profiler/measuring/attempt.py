@@ -11,7 +11,7 @@ import torch
 
 from mosaic.errors import UnstableMeasurementError
 
-_MOST_CHARACTERS = 300
+_MAX_CHARACTERS = 300
 
 
 class Attempt:
@@ -48,4 +48,4 @@ def reason_of(error: Exception) -> str:
     """Returns an error in one line, its kind first."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     kind = "out of memory" if isinstance(error, (torch.OutOfMemoryError, MemoryError)) else type(error).__name__
-    return f"{kind}: {lines[0][:_MOST_CHARACTERS]}" if lines else kind
+    return f"{kind}: {lines[0][:_MAX_CHARACTERS]}" if lines else kind

@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 
 from mosaic.backends.base import Lane
-from mosaic.profile import Phase
-from mosaic.profiler.measuring.phase_call import prepare_phase
-from mosaic.profiler.measuring.together import MOST_PIECES, Call, Part, run_alone, run_together, window_ms
+from mosaic.profile import GroupMember, GroupSample, PairSample, Phase
+from mosaic.profiler.measuring.measure import prepare_phase
+from mosaic.profiler.measuring.together import MAX_PIECES, Call, LaneWork, run_alone, run_together, window_ms
 from mosaic.profiler.settings import ProfileSettings
 from mosaic.profiler.subject import Subject
 
@@ -22,17 +21,7 @@ HOST = torch.device("cpu")
 _TRIES = 3  # on a busy machine a thread may wait for its core while all others run
 
 
-@dataclass(frozen=True, slots=True)
-class BesideTimes:
-    """Times of one module, in milliseconds."""
-
-    times_ms: tuple[float, ...]
-    """While all others ran from beginning to end."""
-    alone_ms: tuple[float, ...]
-    """While the other partitions were idle, taken just before."""
-
-
-def time_beside(
+def measure_group(
     subjects: Sequence[Subject],
     lanes: Sequence[Lane],
     phase: Phase,
@@ -40,7 +29,7 @@ def time_beside(
     *,
     inline: bool = False,
     device: torch.device = HOST,
-) -> tuple[BesideTimes, ...]:
+) -> GroupSample | None:
     """Times one phase of modules, alone and side by side, on the same lanes, so that a drift of the machine hits both.
 
     Only repetitions during which all others ran from beginning to end count as beside.
@@ -54,7 +43,7 @@ def time_beside(
         device: Where the lanes run.
 
     Returns:
-        One entry a module; nothing where one of them has no such phase, or where they never met.
+        One member a module; None where one of them has no such phase, or where they never met.
     """
     calls = [
         lane.submit(partial(prepare_phase, subject, phase)).wait()
@@ -62,12 +51,38 @@ def time_beside(
     ]
     alone = [_alone(lane, call, settings) for lane, call in zip(lanes, calls, strict=True)]
     if not all(alone):
-        return ()
+        return None
     for _ in range(_TRIES):
         beside = _beside(lanes, calls, alone, settings, inline=inline, device=device)
         if all(beside):
-            return tuple(BesideTimes(found, single) for found, single in zip(beside, alone, strict=True))
-    return ()
+            return GroupSample(
+                members=tuple(
+                    GroupMember(
+                        module=subject.name, phase=phase, quota=len(lane.slots), times_ms=found, alone_ms=single
+                    )
+                    for subject, lane, found, single in zip(subjects, lanes, beside, alone, strict=True)
+                )
+            )
+    return None
+
+
+def pair_samples(group: GroupSample | None) -> tuple[PairSample, ...]:
+    """Returns two modules side by side as a sample for each; none where they never met."""
+    if group is None:
+        return ()
+    one, other = group.members
+    return tuple(
+        PairSample(
+            module=mine.module,
+            beside=theirs.module,
+            phase=mine.phase,
+            quota=mine.quota,
+            beside_quota=theirs.quota,
+            times_ms=mine.times_ms,
+            alone_ms=mine.alone_ms,
+        )
+        for mine, theirs in ((one, other), (other, one))
+    )
 
 
 def _alone(lane: Lane, call: Call | None, settings: ProfileSettings) -> tuple[float, ...]:
@@ -90,7 +105,7 @@ def _beside(
     least = settings.min_repeats + 2
     length_ms = max(middles) * least
     parts = [
-        Part(lane, call, 1, min(MOST_PIECES, math.ceil(length_ms / ms)) if inline else least, ms)
+        LaneWork(lane, call, 1, min(MAX_PIECES, math.ceil(length_ms / ms)) if inline else least, ms)
         for lane, call, ms in zip(lanes, calls, middles, strict=True)
         if call is not None
     ]

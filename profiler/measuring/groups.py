@@ -6,24 +6,20 @@ import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from mosaic.cost import Bandwidths, design_runs, fit_interference
-from mosaic.cost.interference.fit import Form
+from mosaic.cost import Bandwidths
+from mosaic.cost.interference import design_runs
 from mosaic.device import Device
-from mosaic.errors import InvalidProfileError
 from mosaic.graph import ModuleGraph
-from mosaic.profile import GroupSample, HeldOutError, PairSample, Phase, Sample
-from mosaic.profiler.estimate import estimate_bandwidths
+from mosaic.profile import GroupSample, PairSample, Phase, Sample
+from mosaic.profiler.counting import estimate_bandwidths
 from mosaic.profiler.measuring.attempt import attempt
-from mosaic.profiler.measuring.pairs import measure_group, measure_pair
-from mosaic.profiler.measuring.points import Site
+from mosaic.profiler.measuring.beside import measure_group, pair_samples
+from mosaic.profiler.measuring.points import MeasuringSite
 from mosaic.profiler.records import ModuleKey, SideKey, SideRecord
 from mosaic.profiler.subject import Subject
 
 Beside = tuple[tuple[str, tuple[int, ...]], ...]
 """Modules and the slots that each has, no slot twice."""
-
-FORMS: tuple[Form, ...] = ("additive", "full", "mosaic")
-"""Forms of interference that are compared."""
 
 _LOG = logging.getLogger("mosaic")
 
@@ -55,26 +51,6 @@ def choose_groups(subjects: Sequence[Subject], samples: Sequence[Sample], device
     return [lay_out(run.modules, run.quotas) for run in runs]
 
 
-def interference_errors(
-    groups: Sequence[GroupSample],
-    pairs: Sequence[PairSample],
-    samples: Sequence[Sample],
-    subjects: Sequence[Subject],
-    device: Device,
-) -> tuple[HeldOutError, ...]:
-    """Returns how well each form of interference predicts groups that it has not seen; nothing with too few groups."""
-    bandwidths = Bandwidths(samples, estimate=estimate_bandwidths(subjects, device))
-    found = []
-    for form in FORMS:
-        try:
-            fit = fit_interference(groups, bandwidths, form, device=device, pairs=pairs)
-        except InvalidProfileError as error:
-            _LOG.info("interference, %s: %s", form, error)
-            continue
-        found += [phase.held_out for phase in fit.phases if phase.held_out is not None]
-    return tuple(found)
-
-
 def lay_out(modules: Sequence[str], quotas: Sequence[int]) -> Beside:
     """Gives modules slots side by side, from slot 0 on."""
     starts = itertools.accumulate(quotas, initial=0)
@@ -89,7 +65,7 @@ class SideBySide:
 
     def __init__(
         self,
-        site: Site,
+        site: MeasuringSite,
         subjects: Mapping[str, Subject],
         keys: Mapping[str, ModuleKey],
         tell: Callable[[str], None],
@@ -128,25 +104,27 @@ class SideBySide:
             self._site.warm_up(self._subjects[name])
         with attempt() as tried:
             for phase in Phase:
-                self._run(layout, phase, pairs if kind == "pair" else None, groups)
+                found = self._run(layout, phase)
+                if kind == "pair":
+                    pairs += pair_samples(found)
+                elif found is not None:
+                    groups.append(found)
         if tried.reason is not None:
             _LOG.warning("%s were not measured side by side: %s", " and ".join(names), tried.reason)
         elif cache is not None:
             cache.add_side(key, names, pairs=pairs, groups=groups)
         return SideRecord(key=key, pairs=tuple(pairs), groups=tuple(groups))
 
-    def _run(self, layout: Beside, phase: Phase, pairs: list[PairSample] | None, groups: list[GroupSample]) -> None:
+    def _run(self, layout: Beside, phase: Phase) -> GroupSample | None:
         site = self._site
-        subjects = [self._subjects[name] for name, _ in layout]
-        lanes = [site.lanes.lane(slots) for _, slots in layout]
-        inline, device = site.lanes.launches_inline, site.torch_device
-        if pairs is not None:
-            (first, second), (one, other) = subjects, lanes
-            pairs += measure_pair(first, second, (one, other), phase, site.settings, inline=inline, device=device)
-            return
-        group = measure_group(subjects, lanes, phase, site.settings, inline=inline, device=device)
-        if group is not None:
-            groups.append(group)
+        return measure_group(
+            [self._subjects[name] for name, _ in layout],
+            [site.lanes.lane(slots) for _, slots in layout],
+            phase,
+            site.settings,
+            inline=site.lanes.launches_inline,
+            device=site.torch_device,
+        )
 
     def _is_enough(self, known: SideRecord) -> bool:
         counts = [len(pair.alone_ms) for pair in known.pairs]

@@ -6,15 +6,17 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from mosaic.backends.base import Lane, Mark
 from mosaic.errors import UnstableMeasurementError
+from mosaic.profile import Phase
 from mosaic.profiler.machine.noise import ForeignLoad
 from mosaic.profiler.settings import ProfileSettings
 from mosaic.profiler.subject import Subject
 
 _TRIES = 3
-_MOST_IN_BATCH = 5
+_MAX_IN_BATCH = 5
 _BATCH_SHARE = 0.05  # of the time for a sample
 
 
@@ -28,17 +30,15 @@ class StepTimes:
     """Backward; zeros for a module without gradients."""
 
 
-def measure_alone(subject: Subject, lane: Lane, settings: ProfileSettings) -> StepTimes:
+def measure_quietly(subject: Subject, lane: Lane, settings: ProfileSettings) -> tuple[StepTimes, float | None]:
     """Times forward and backward of a module on a lane while the others are idle.
+
+    Returns:
+        The times, and the share of the machine that other processes took; None where unknown.
 
     Raises:
         UnstableMeasurementError: Others took more of the machine than ``settings.refuse_share``, three times.
     """
-    return measure_quietly(subject, lane, settings)[0]
-
-
-def measure_quietly(subject: Subject, lane: Lane, settings: ProfileSettings) -> tuple[StepTimes, float | None]:
-    """As ``measure_alone``; also returns the share of the machine that others took, None where unknown."""
     return quietest(lambda: _repeat(subject, lane, settings), settings, what=subject.name)
 
 
@@ -84,7 +84,7 @@ def _repeat(subject: Subject, lane: Lane, settings: ProfileSettings) -> StepTime
         if time.perf_counter() > deadline or _agree(totals, settings.spread):
             break
         few = 1 + int(_BATCH_SHARE * 1e3 * settings.sample_seconds / max(1e-3, statistics.median(totals)))
-        steps += _batch(subject, lane, min(few, _MOST_IN_BATCH, settings.max_repeats - len(steps)))
+        steps += _batch(subject, lane, min(few, _MAX_IN_BATCH, settings.max_repeats - len(steps)))
     forward, backward = zip(*steps, strict=True)
     return StepTimes(forward, backward)
 
@@ -102,3 +102,21 @@ def _batch(subject: Subject, lane: Lane, count: int) -> list[tuple[float, float]
 def _agree(times: list[float], spread: float) -> bool:
     first, median, third = statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else [times[0]] * 3
     return third - first <= spread * median
+
+
+def prepare_phase(subject: Subject, phase: Phase) -> Callable[[], object] | None:
+    """Returns one repetition of a phase, the other phase's work done once; None for a module without that phase.
+
+    To be called on the lane on which it will be repeated.
+    """
+    if phase is Phase.FORWARD:
+        return _forward(subject)
+    outputs = subject.forward()
+    return partial(subject.backward, outputs, keep=True) if outputs else None
+
+
+def _forward(subject: Subject) -> Callable[[], None]:
+    def call() -> None:
+        subject.forward()  # its result, and with it the graph, goes at once
+
+    return call

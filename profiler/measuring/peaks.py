@@ -1,4 +1,4 @@
-"""How much memory a module's phases need at their height, by the allocator's own count."""
+"""Peak memory of a module's phases, by the allocator's own count."""
 
 from __future__ import annotations
 

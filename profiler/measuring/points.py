@@ -14,7 +14,6 @@ from mosaic.device import Device
 from mosaic.errors import UnsupportedModelError
 from mosaic.profile import ModuleMemory, Phase, Sample
 from mosaic.profiler.cache import ProfileCache
-from mosaic.profiler.deadline import Deadline
 from mosaic.profiler.machine.communication import Network
 from mosaic.profiler.machine.counters import Counters, Utilisation
 from mosaic.profiler.measuring.attempt import attempt
@@ -23,15 +22,15 @@ from mosaic.profiler.measuring.measure import StepTimes, measure_quietly
 from mosaic.profiler.measuring.peaks import phase_peaks
 from mosaic.profiler.measuring.utilisation import measure_utilisation
 from mosaic.profiler.quotas import Sampling
-from mosaic.profiler.records import Kept, ModuleKey, ModuleRecord
-from mosaic.profiler.settings import ProfileSettings
+from mosaic.profiler.records import MeasuredPoint, ModuleKey, ModuleRecord
+from mosaic.profiler.settings import Deadline, ProfileSettings
 from mosaic.profiler.subject import Subject
 from mosaic.profiler.surroundings import now_utc
 from mosaic.shape import ModuleShape
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class MeasuringSite:
     """Where and how modules are measured."""
 
     lanes: Lanes
@@ -64,7 +63,7 @@ class Site:
 class ModulePoints:
     """The measurements of one module."""
 
-    def __init__(self, subject: Subject, key: ModuleKey, site: Site, tell: Callable[[str], None]) -> None:
+    def __init__(self, subject: Subject, key: ModuleKey, site: MeasuringSite, tell: Callable[[str], None]) -> None:
         """Looks up what is known; ``tell`` hears of each measurement before it is made."""
         self._subject = subject
         self._key = key
@@ -176,7 +175,7 @@ class ModulePoints:
             )
         samples = tuple(dataclasses.replace(sample, measured=now_utc()) for sample in samples)
         if site.cache is not None:
-            kept = Kept(samples=samples, foreign_cpu_share=share)
+            kept = MeasuredPoint(samples=samples, foreign_cpu_share=share)
             site.cache.add_module(self._key, (kept,), self._record.memory)
         return samples
 

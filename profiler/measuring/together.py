@@ -22,13 +22,13 @@ from mosaic.backends.base import Lane, Mark, Ticket
 Call = Callable[[], object]
 """One repetition of some work; launches on the current stream, or runs on the calling thread."""
 
-MOST_PIECES = 300
+MAX_PIECES = 300
 """A stream's queue of launches is finite: full, it would keep the other lane from its own."""
 
 _SLICE_MS = 0.5
-_LEAST_SLICES = 8
+_MIN_SLICES = 8
 _LAUNCH_MS = 0.02  # about what a piece takes to launch, its mark included
-_MOST_HOLD_MS = 5.0
+_MAX_HOLD_MS = 5.0
 _WAIT_S = 120.0
 
 
@@ -53,7 +53,7 @@ class Pieces:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LaneWork:
     """What one lane does, and how much of it."""
 
     lane: Lane
@@ -79,13 +79,13 @@ def run_alone(lane: Lane, call: Call, *, calls: int, pieces: int, held_on: torch
         held_on: A device on which nothing starts before some of it has been launched, as in ``run_together``.
     """
     if held_on is not None:
-        hold_back(held_on, min(_MOST_HOLD_MS, pieces * _LAUNCH_MS))
+        hold_back(held_on, min(_MAX_HOLD_MS, pieces * _LAUNCH_MS))
     marks = lane.submit(partial(_run_pieces, lane, call, calls, pieces)).wait()
     return Pieces(_on_clock(marks[0], marks), calls)
 
 
 def run_together(
-    parts: Sequence[Part], *, inline: bool, device: torch.device, seconds: float = _WAIT_S
+    parts: Sequence[LaneWork], *, inline: bool, device: torch.device, seconds: float = _WAIT_S
 ) -> tuple[Pieces, ...]:
     """Keeps all lanes running until each has its pieces.
 
@@ -96,7 +96,7 @@ def run_together(
         seconds: Time after which lanes that are threads stop all the same; launches are bounded by their number.
     """
     if inline:
-        hold_back(device, min(_MOST_HOLD_MS, sum(part.pieces for part in parts) * _LAUNCH_MS))
+        hold_back(device, min(_MAX_HOLD_MS, sum(part.pieces for part in parts) * _LAUNCH_MS))
         marks = _launch_in_turn(parts)
     else:
         marks = _run_on_threads(parts, seconds)
@@ -129,7 +129,7 @@ def _on_clock(origin: Mark, marks: Sequence[Mark]) -> tuple[float, ...]:
     return tuple(0.0 if mark is origin else origin.ms_until(mark) for mark in marks)
 
 
-def _launch_in_turn(parts: Sequence[Part]) -> list[list[Mark]]:
+def _launch_in_turn(parts: Sequence[LaneWork]) -> list[list[Mark]]:
     """Launches the next slice of whichever lane has the least launched, by time alone."""
     marks: list[list[Mark]] = [[] for _ in parts]
     tickets: list[Ticket[object]] = []
@@ -144,7 +144,7 @@ def _launch_in_turn(parts: Sequence[Part]) -> list[list[Mark]]:
     while any(left):
         mine = min((index for index in range(len(parts)) if left[index]), key=lambda index: launched_ms[index])
         piece_ms = max(1e-4, parts[mine].calls * parts[mine].call_ms)
-        few = min(int(_SLICE_MS / piece_ms), parts[mine].pieces // _LEAST_SLICES)
+        few = min(int(_SLICE_MS / piece_ms), parts[mine].pieces // _MIN_SLICES)
         pieces = min(left[mine], max(1, few))
         tickets.append(parts[mine].lane.submit(partial(launch, mine, pieces)))
         left[mine] -= pieces
@@ -154,7 +154,7 @@ def _launch_in_turn(parts: Sequence[Part]) -> list[list[Mark]]:
     return marks
 
 
-def _run_on_threads(parts: Sequence[Part], seconds: float) -> list[list[Mark]]:
+def _run_on_threads(parts: Sequence[LaneWork], seconds: float) -> list[list[Mark]]:
     """Starts all lanes at once; each goes on until every one has its pieces."""
     started = threading.Barrier(len(parts), timeout=_WAIT_S)
     enough = [threading.Event() for _ in parts]
@@ -165,7 +165,7 @@ def _run_on_threads(parts: Sequence[Part], seconds: float) -> list[list[Mark]]:
         try:
             started.wait()
             marks = [part.lane.mark()]
-            while not all(event.is_set() for event in enough) and len(marks) < 10 * MOST_PIECES:
+            while not all(event.is_set() for event in enough) and len(marks) < 10 * MAX_PIECES:
                 for _ in range(part.calls):
                     part.call()
                 marks.append(part.lane.mark())

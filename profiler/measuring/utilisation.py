@@ -1,4 +1,4 @@
-"""How much of its partition and of the memory's bandwidth a module uses: counters over a load that does not pause."""
+"""A module's share of its partition and of the memory's bandwidth: counters over a load that does not pause."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from functools import partial
 from mosaic.backends.base import Lane, Mark
 from mosaic.device import Device
 from mosaic.profile import Phase
-from mosaic.profiler.machine.counters import LEAST_SECONDS, Counters, Utilisation
-from mosaic.profiler.measuring.phase_call import prepare_phase
+from mosaic.profiler.machine.counters import MIN_SECONDS, Counters, Utilisation
+from mosaic.profiler.measuring.measure import prepare_phase
 from mosaic.profiler.subject import Subject
 
 _BATCH_MS = 40.0
-_MOST_IN_BATCH = 500
+_MAX_IN_BATCH = 500
 
 
 def measure_utilisation(
@@ -25,7 +25,7 @@ def measure_utilisation(
     device: Device,
     *,
     call_ms: float,
-    seconds: float = LEAST_SECONDS,
+    seconds: float = MIN_SECONDS,
 ) -> Utilisation | None:
     """Repeats one phase of a module on a lane, alone on the device, and returns what the counters saw.
 
@@ -44,7 +44,7 @@ def measure_utilisation(
     call = lane.submit(partial(prepare_phase, subject, phase)).wait()
     if call is None:
         return None
-    calls = max(1, min(_MOST_IN_BATCH, math.ceil(_BATCH_MS / max(1e-3, call_ms))))
+    calls = max(1, min(_MAX_IN_BATCH, math.ceil(_BATCH_MS / max(1e-3, call_ms))))
 
     def launch() -> Callable[[], None]:
         ticket = lane.submit(partial(_batch, lane, call, calls))

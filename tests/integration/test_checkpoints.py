@@ -24,10 +24,10 @@ from torch import nn
 
 from mosaic.checkpoint import writing
 from mosaic.checkpoint.folder import checkpoints_in, damage_of
-from mosaic.checkpoint.loading import Request, load
+from mosaic.checkpoint.loading import LoadRequest, load
 from mosaic.checkpoint.plain_weights import export, load_weights
 from mosaic.checkpoint.ranks import OneRank
-from mosaic.checkpoint.saving import Job, Saver
+from mosaic.checkpoint.saving import Saver, SaveRequest
 from mosaic.cli.main import run as mosaic
 from mosaic.errors import InvalidCheckpointError, InvalidFileError, MosaicError, UnsupportedModelError
 
@@ -48,7 +48,7 @@ class Tied(nn.Module):
 
 def saved(model: nn.Module, folder: Path, step: int = 1, **more: Any) -> Path:
     saver = Saver(OneRank())
-    path = saver.save(Job(model=model, folder=folder, step=step, **more))
+    path = saver.save(SaveRequest(model=model, folder=folder, step=step, **more))
     saver.finish()
     return path
 
@@ -108,14 +108,14 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_is_not_in_it(
 
     monkeypatch.setattr(writing, "write_tensors", waiting)
     saver = Saver(OneRank())
-    saver.save(Job(model=model, folder=tmp_path, step=2, optimizer=optimizer))
+    saver.save(SaveRequest(model=model, folder=tmp_path, step=2, optimizer=optimizer))
     then = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     trained(model, optimizer, range(2, 4))
     assert checkpoints_in(tmp_path) == ()
     may_write.set()
     saver.finish()
     other = Tied()
-    load(Request(model=other, folder=tmp_path), OneRank())
+    load(LoadRequest(model=other, folder=tmp_path), OneRank())
     for name, tensor in other.state_dict().items():
         assert torch.equal(tensor, then[name])
         assert not torch.equal(tensor, model.state_dict()[name])
@@ -143,7 +143,7 @@ def test_training_from_a_checkpoint_is_training_that_did_not_end(kind: str, tmp_
     trained(model, optimizer, range(3, 6))
     other = Tied()
     again = OPTIMIZERS[kind](other.parameters())
-    assert load(Request(model=other, folder=tmp_path, optimizer=again), OneRank()).step == 3
+    assert load(LoadRequest(model=other, folder=tmp_path, optimizer=again), OneRank()).step == 3
     trained(other, again, range(3, 6))
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, other.state_dict()[name]), name
@@ -154,7 +154,7 @@ def test_saving_and_loading_warn_of_nothing_and_leave_the_filters_of_warnings_al
         warnings.simplefilter("error")
         before = list(warnings.filters)
         saved(Tied(), tmp_path, 3)
-        assert load(Request(model=Tied(), folder=tmp_path), OneRank()).step == 3
+        assert load(LoadRequest(model=Tied(), folder=tmp_path), OneRank()).step == 3
         assert warnings.filters == before
 
 
@@ -163,16 +163,16 @@ def test_a_full_disk_is_told_and_leaves_nothing_half_written(tmp_path: Path, cap
     first = saved(model, tmp_path)
     saver = Saver(OneRank())
     with disk_of(4096), caplog.at_level(logging.ERROR):
-        saver.save(Job(model=model, folder=tmp_path, step=2))
+        saver.save(SaveRequest(model=model, folder=tmp_path, step=2))
         with pytest.raises(MosaicError, match=r"step-2 could not be saved: .*File too large.*\(rank 0\)"):
-            saver.save(Job(model=model, folder=tmp_path, step=3))
+            saver.save(SaveRequest(model=model, folder=tmp_path, step=3))
         assert "step-2 could not be saved" in caplog.text
         assert [path.name for path in tmp_path.iterdir()] == [first.name]
         with pytest.raises(MosaicError, match=r"cannot write .*w.safetensors: File too large"):
             export(model, tmp_path / "w.safetensors", OneRank())
     assert [path.name for path in tmp_path.iterdir()] == [first.name]
     assert damage_of(first) == ()
-    saver.save(Job(model=model, folder=tmp_path, step=3))  # once there is room, it goes on
+    saver.save(SaveRequest(model=model, folder=tmp_path, step=3))  # once there is room, it goes on
     saver.finish()
     assert [found.step for found in checkpoints_in(tmp_path)] == [3, 1]
 
@@ -250,7 +250,7 @@ def test_an_optimizer_that_does_not_fit_is_refused(tmp_path: Path):
 
     def refused(optimizer: torch.optim.Optimizer, said: str) -> None:
         with pytest.raises(InvalidCheckpointError, match=said):
-            load(Request(model=model, folder=tmp_path, optimizer=optimizer), OneRank())
+            load(LoadRequest(model=model, folder=tmp_path, optimizer=optimizer), OneRank())
 
     refused(torch.optim.SGD(groups, lr=0.1), "has the state of AdamW and the optimizer is SGD")
     refused(torch.optim.AdamW([model.embed.weight]), "had body.weight, body.bias; give it the same parameters")

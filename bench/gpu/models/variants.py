@@ -38,7 +38,7 @@ class Workload:
         self.batch = batch if fitted is None else min(batch, fitted.batch)
         self.note = NOTES[name] if fitted is None else fitted.note
         self.device = bench.torch_device
-        self.modules = models.entry_of(name).modules
+        self.modules = models.find_model(name).modules
         self.model = build(name, config=config, device=self.device)
         self.inputs = make_batch(name, config=config, batch=self.batch, device=self.device)
         on_gpu = {"fused": True, "capturable": True} if bench.on_gpu else {}

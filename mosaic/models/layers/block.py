@@ -7,25 +7,20 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mosaic.models.layers.attention import Angles, Attention, RMSNorm
 
-Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "silu"]
+Activation = Literal["gelu", "gelu_tanh", "silu"]
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
 
 
-def _quick_gelu(x: Tensor) -> Tensor:
-    return x * torch.sigmoid(1.702 * x)
-
-
 _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
-    {"gelu": F.gelu, "gelu_tanh": _gelu_tanh, "quick_gelu": _quick_gelu, "silu": F.silu}
+    {"gelu": F.gelu, "gelu_tanh": _gelu_tanh, "silu": F.silu}
 )
 
 

@@ -1,4 +1,4 @@
-"""What a decoder writes: several targets in one sequence, each of which sees itself only."""
+"""Targets: losses, and a decoder's targets in one sequence, each of which sees itself only."""
 
 from __future__ import annotations
 
@@ -32,3 +32,26 @@ def target_mask(lengths: Sequence[int], device: torch.device) -> Tensor:
         output_size=sum(lengths),
     )
     return (target.unsqueeze(1) == target).tril()
+
+
+def contrastive_loss(left: Tensor, right: Tensor, scale: Tensor | float) -> Tensor:
+    """Returns the symmetric InfoNCE of two modalities (CLIP), in float32.
+
+    Args:
+        left: (batch, width), rows of length one.
+        right: The same samples in the other modality.
+        scale: Inverse temperature.
+    """
+    logits = scale * left.float() @ right.float().t()
+    goal = torch.arange(len(left), device=left.device)
+    return (F.cross_entropy(logits, goal) + F.cross_entropy(logits.t(), goal)) / 2
+
+
+def token_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Returns the mean cross-entropy of (batch, tokens, vocabulary) and ids (batch, tokens), without -100; float32."""
+    return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten())
+
+
+def next_token_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Returns ``token_loss`` of every token's logits with the token after it."""
+    return token_loss(logits[:, :-1], labels[:, 1:])

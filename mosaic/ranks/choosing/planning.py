@@ -9,6 +9,7 @@ from torch import nn
 from mosaic.artifact import parse, to_json
 from mosaic.backends.base import Backend
 from mosaic.cost import CostModel
+from mosaic.cost.communication import RankedCost
 from mosaic.cost.communication.ranked import RankedCost
 from mosaic.engine.finding.find import Finding
 from mosaic.engine.options import Options, RankSettings

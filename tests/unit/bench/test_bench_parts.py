@@ -18,8 +18,6 @@ from torch import nn
 from bench import tables
 from bench.gpu import preflight
 from bench.gpu import tables as gpu_tables
-from bench.gpu.__main__ import preflight
-from bench.gpu.__main__ import tables as gpu_tables
 from bench.gpu.bench import Bench
 from bench.gpu.counters import apart
 from bench.gpu.models.zoo import NOTES
@@ -174,7 +172,7 @@ def test_every_measurement_can_be_resolved_and_asks_a_question():
         assert callable(measurement.resolve())
         assert measurement.asks.endswith("?")
         assert measurement.seconds > 0
-    assert tuple(NOTES) == MODEL_NAMES == models.SIX
+    assert tuple(NOTES) == MODEL_NAMES == models.PAPER_MODELS
 
 
 def test_what_tells_most_is_measured_first():

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mosaic.checkpoint.disk import write_flushed
-from mosaic.checkpoint.folder import Place, checkpoints_in, choose, damage_of
+from mosaic.checkpoint.folder import SavingPlace, checkpoints_in, choose, damage_of
 from mosaic.checkpoint.manifest import FileEntry, Manifest, TensorEntry
 from mosaic.checkpoint.plain_weights import extract_weights
 from mosaic.checkpoint.shared_layout import shares
@@ -33,7 +33,7 @@ def some_tensors(seed: int) -> dict[str, torch.Tensor]:
 def write(folder: Path, step: int, *, keep: int = 3, seed: int = 3) -> Path:
     """Writes a checkpoint as it is written by one rank, without torch.distributed."""
     tensors = some_tensors(seed)
-    place = Place.make(folder, step)
+    place = SavingPlace.make(folder, step)
     specs = [TensorSpec.of(name, tensor) for name, tensor in tensors.items()]
     num_bytes, sha256 = write_tensors(place.aside / f"rank-00000{SUFFIX}", specs, tensors.__getitem__)
     files = (
@@ -103,7 +103,7 @@ def test_the_newest_is_the_one_that_was_saved_last_whatever_its_step(tmp_path: P
 
 
 def test_what_killed_runs_left_goes_with_the_next_checkpoint_and_other_files_stay(tmp_path: Path):
-    Place.make(tmp_path, 1)
+    SavingPlace.make(tmp_path, 1)
     (tmp_path / "notes").mkdir()
     (tmp_path / ".saving-00000009-of-a-later-save").mkdir()
     write(tmp_path, 1)

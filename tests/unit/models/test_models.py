@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mosaic import models
-from mosaic.models import multitask_clip, multitask_ofasys, ofasys, qwen_val
+from mosaic.models import imagebind, multitask_clip, multitask_ofasys, ofasys, qwen_val
 from mosaic.models.layers.attention import Rotary
 from mosaic.models.layers.block import DropPath
 from mosaic.models.layers.language_model import merge
@@ -103,7 +103,7 @@ def test_a_batch_may_lack_a_modality_or_a_target(name: str, missing: str):
     assert torch.isfinite(loss)
 
 
-def test_spindles_workloads_run_any_of_their_tasks():
+def test_spindles_workloads_have_its_numbers_of_tasks_and_run_any_of_them():
     model = models.build("multitask-clip")
     found = model(**models.make_batch("multitask-clip", tasks=["text_imu", "image_depth"]))
     assert set(found) == {"text_imu", "image_depth", "loss"}
@@ -113,15 +113,8 @@ def test_spindles_workloads_run_any_of_their_tasks():
     batch = models.make_batch("qwen-val", batch=2, tasks=["audio-language"])
     assert "image" not in batch
     assert torch.isfinite(models.build("qwen-val")(**batch)["loss"])
-
-
-def test_spindles_workloads_have_its_numbers_of_tasks():
-    assert len(multitask_clip.TASKS) == 10
-    assert {name for pair in multitask_clip.TASKS.values() for name in pair} == {
-        *("image", "text", "audio", "depth", "thermal", "imu")
-    }
-    assert len(multitask_ofasys.TASKS) == 7
-    assert len(qwen_val.TASKS) == 3
+    assert [len(workload.TASKS) for workload in (multitask_clip, multitask_ofasys, qwen_val)] == [10, 7, 3]
+    assert {name for pair in multitask_clip.TASKS.values() for name in pair} == set(imagebind.MODALITIES)
 
 
 @pytest.mark.parametrize("task", ["captioning", "text_to_motion"])
@@ -175,11 +168,11 @@ def test_images_of_qwen_change_the_text_after_them_only():
 
 
 def test_the_published_parts_can_be_frozen():
-    model = models.build("imagebind", freeze=models.entry_of("imagebind").frozen)
+    model = models.build("imagebind", freeze=models.find_model("imagebind").frozen)
     loss_of("imagebind", model).backward()
     trained = {key.split(".")[1] for key, p in model.named_parameters() if p.grad is not None and "." in key}
     assert trained == {"audio", "depth", "thermal", "imu"}
-    model = models.build("unified-io-2", freeze=models.entry_of("unified-io-2").frozen)
+    model = models.build("unified-io-2", freeze=models.find_model("unified-io-2").frozen)
     loss_of("unified-io-2", model).backward()
     assert model.encoders["image"].project.weight.grad is not None
     assert model.encoders["image"].tower.tokens.cut.weight.grad is None

@@ -20,7 +20,7 @@ from mosaic.engine import find_modules
 from mosaic.errors import InvalidProfileError
 from mosaic.profile import Phase, Profile, Sample
 from mosaic.profiler import ProfileCache, ProfileSettings, default_cache_folder, environment_of, profile_modules
-from mosaic.profiler.records import Kept, ModuleKey
+from mosaic.profiler.records import MeasuredPoint, ModuleKey
 from mosaic.profiler.structure import digest_of, inputs_of, structures_of
 from mosaic.profiler.surroundings import key_of
 
@@ -105,13 +105,6 @@ def test_equal_modules_are_measured_once(cache: ProfileCache):
     assert len(list(cache.folder.glob("module-*"))) == 1
 
 
-@pytest.mark.parametrize("rows", [6, 4])
-def test_other_inputs_are_other_measurements(cache: ProfileCache, rows: int):
-    profiled(unequal(), cache)
-    _, runs = profiled(unequal(), cache, pair_batch(rows=rows))
-    assert (runs == 0) == (rows == 6)
-
-
 def test_more_quotas_add_to_what_is_there(cache: ProfileCache):
     first, _ = profiled(unequal(), cache, quotas=[2])
     more, runs = profiled(unequal(), cache, quotas=[1, 2])
@@ -129,11 +122,12 @@ def test_a_cache_can_be_filled_anew(cache: ProfileCache):
     assert measurements(again) == measurements(anew)
 
 
-def test_too_few_repetitions_are_measured_again(cache: ProfileCache):
-    profiled(unequal(), cache)
+def test_other_inputs_and_too_few_repetitions_are_measured_again(cache: ProfileCache):
+    profiled(unequal(), cache, quotas=[2])
+    assert profiled(unequal(), cache, pair_batch(rows=6), quotas=[2])[1] == 0
+    assert profiled(unequal(), cache, pair_batch(rows=4), quotas=[2])[1] > 0
     careful = ProfileSettings(refuse_share=2.0, foreign_share=2.0, sample_seconds=0.05, min_repeats=6)
-    _, runs = profiled(unequal(), cache, settings=careful)
-    assert runs > 0
+    assert profiled(unequal(), cache, settings=careful, quotas=[2])[1] > 0
 
 
 def test_what_was_measured_on_a_busier_machine_than_allowed_is_not_reused(cache: ProfileCache):
@@ -143,11 +137,21 @@ def test_what_was_measured_on_a_busier_machine_than_allowed_is_not_reused(cache:
     backend = HostBackend(num_slots=2)
     key = key_of(left, backend, environment_of(backend))
     assert cache.module(key, "left").points
-    cache.add_module(key, [Kept(samples=profile.samples[:2], foreign_cpu_share=3.0)], None)
+    cache.add_module(key, [MeasuredPoint(samples=profile.samples[:2], foreign_cpu_share=3.0)], None)
     _, runs = profiled(model, cache, quotas=[2])
     assert runs > 0
 
 
+CHOOSES = """
+from torch import nn
+from mosaic.profiler.structure import digest_of
+
+class Chooses(nn.Linear):
+    def forward(self, x, mode="sum"):
+        return super().forward(x) if mode in {"sum", "mean", "max", "min"} else x
+
+digest = digest_of(Chooses(3, 4))
+"""
 KILLED = """
 import os, sys
 sys.path.insert(0, {tests!r})
@@ -157,6 +161,8 @@ from torch import nn
 from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import find_modules
 from mosaic.profiler import ProfileCache, profile_modules
+
+print(digest, flush=True)
 
 def die(what, done, total):
     if done == 3:
@@ -169,10 +175,31 @@ profile_modules(model, finding.subjects, finding.graph, HostBackend(num_slots=2)
 """
 
 
-def test_a_killed_run_goes_on_where_it_was(cache: ProfileCache):
-    code = KILLED.format(tests=str(Path(__file__).parents[2]))
-    killed = subprocess.run([sys.executable, "-c", code, str(cache.folder)], timeout=120, check=False)
-    assert killed.returncode == -9
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[ProfileCache, str]:
+    """The cache of a process that was killed while it profiled, and the digest that it had printed."""
+    folder = tmp_path_factory.mktemp("killed")
+    code = CHOOSES + KILLED.format(tests=str(Path(__file__).parents[2]))
+    ended = subprocess.run(
+        [sys.executable, "-c", code, str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONHASHSEED": "1"},
+        check=False,
+    )
+    assert ended.returncode == -9, ended.stderr
+    return ProfileCache(folder), ended.stdout.strip()
+
+
+def test_a_digest_is_the_same_in_every_process(killed: tuple[ProfileCache, str]):
+    here: dict[str, Any] = {"__name__": "__main__"}
+    exec(CHOOSES, here)
+    assert killed[1] == here["digest"]
+
+
+def test_a_killed_run_goes_on_where_it_was(killed: tuple[ProfileCache, str]):
+    cache, _ = killed
     assert len(list(cache.folder.glob("module-*"))) == 2
     # Both points of left and the first of right were there when it came to the second of right.
     ran: list[str] = []
@@ -192,16 +219,16 @@ def test_a_killed_run_goes_on_where_it_was(cache: ProfileCache):
     assert len(profile.samples) == 8
 
 
-@pytest.mark.parametrize("content", ["", "{", '{"schema_version": 99}'])
-def test_a_broken_file_is_measured_again_and_said(cache: ProfileCache, content: str):
-    profiled(unequal(), cache)
+def test_a_broken_file_is_measured_again_and_said(cache: ProfileCache):
+    profiled(unequal(), cache, quotas=[2])
     broken = sorted(cache.folder.glob("module-*"))[0]
     whole = broken.read_text()
-    broken.write_text(content)
-    with pytest.warns(UserWarning, match="measured again"):
-        _, runs = profiled(unequal(), cache)
-    assert runs > 0
-    assert len(broken.read_text()) > len(whole) / 2
+    for content in ("", "{", '{"schema_version": 99}'):
+        broken.write_text(content)
+        with pytest.warns(UserWarning, match="measured again"):
+            _, runs = profiled(unequal(), cache, quotas=[2])
+        assert runs > 0
+        assert len(broken.read_text()) > len(whole) / 2
 
 
 def test_a_folder_that_cannot_be_written_costs_the_cache_and_not_the_profile(tmp_path: Path):
@@ -219,7 +246,7 @@ def test_writers_at_the_same_time_lose_nothing(cache: ProfileCache):
     def write(quota: int) -> None:
         sample = Sample(module="left", phase=Phase.FORWARD, quota=quota, times_ms=(1.0,))
         own = ProfileCache(cache.folder)  # a file descriptor each, as processes have
-        own.add_module(key, [Kept(samples=(sample,), foreign_cpu_share=None)], None)
+        own.add_module(key, [MeasuredPoint(samples=(sample,), foreign_cpu_share=None)], None)
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(write, range(1, 33)))
@@ -289,33 +316,6 @@ def test_a_digest_sees_plain_settings_base_classes_and_wrapped_methods():
     digests.append(digest_of(make(1, 2, wraps=False)))
     assert len(set(digests)) == 4
     assert digest_of(make(1, 2, wraps=True)) == digests[0]
-
-
-DIGEST = """
-from torch import nn
-from mosaic.profiler.structure import digest_of
-
-class Chooses(nn.Linear):
-    def forward(self, x, mode="sum"):
-        return super().forward(x) if mode in {"sum", "mean", "max", "min"} else x
-
-print(digest_of(Chooses(3, 4)))
-"""
-
-
-def test_a_digest_is_the_same_in_every_process():
-    told = {
-        subprocess.run(
-            [sys.executable, "-c", DIGEST],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=120,
-            env={**os.environ, "PYTHONHASHSEED": seed},
-        ).stdout
-        for seed in ("1", "2", "3")
-    }
-    assert len(told) == 1
 
 
 def test_inputs_are_told_apart_by_shape_dtype_plain_values_and_autocast():

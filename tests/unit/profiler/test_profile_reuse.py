@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -132,26 +130,6 @@ def test_the_doctor_says_where_the_cache_is_and_how_large(users_folder: Path, tm
     assert report.cache is not None
     assert (report.cache.num_files, report.cache.num_bytes) == (use.num_files, use.num_bytes)
     assert f"{users_folder} (1 file, " in printed()  # equal towers share theirs
-
-
-RACER = """
-import sys
-sys.path.insert(0, {tests!r})
-from engine_cases import FAST, TwoTowers, pair_batch
-import mosaic
-from mosaic.backends.host.backend import HostBackend
-handle = mosaic.colocate(TwoTowers(), sample=pair_batch(), backend=HostBackend(num_slots=1), settings=FAST)
-print(len(handle.profile.samples))
-"""
-
-
-def test_processes_that_colocate_at_the_same_time_share_the_folder(users_folder: Path):
-    code = RACER.format(tests=str(Path(__file__).parents[2]))
-    command = [sys.executable, "-W", "error::UserWarning:mosaic", "-c", code]
-    racers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    assert [racer.communicate(timeout=120)[0].strip() for racer in racers] == ["4", "4"]
-    profile, _ = described()
-    assert profile.reused == profile.samples
 
 
 def test_tests_have_a_cache_folder_of_their_own():

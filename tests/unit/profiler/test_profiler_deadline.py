@@ -10,16 +10,15 @@ from engine_cases import FAST, TwoTowers, pair_batch, tower
 from torch import nn
 
 from bench.gpu.models.profile_choice import LONG_STEP_MS, quotas_for
-from mosaic import artifact
 from mosaic.backends.host.backend import HostBackend
 from mosaic.cost import CostModel
 from mosaic.engine import find_modules
 from mosaic.profile import Profile
 from mosaic.profiler import ProfileCache, ProfileSettings, Ring, Subject, profile_modules
 from mosaic.profiler import sweep as sweeping
-from mosaic.profiler.deadline import Deadline
 from mosaic.profiler.measuring import points as pointing
 from mosaic.profiler.measuring.measure import StepTimes
+from mosaic.profiler.settings import Deadline
 from mosaic.solver import solve
 
 
@@ -119,12 +118,6 @@ def test_what_is_known_from_before_takes_no_time_and_is_not_left_out(measured: M
     assert again.left_out == ()
     assert [sample.times_ms for sample in again.samples] == [sample.times_ms for sample in whole.samples]
     assert again.pairs == whole.pairs
-
-
-def test_what_was_left_out_stands_in_the_file(measured: Measured, tmp_path: Any):
-    profile = profiled(0.0)
-    artifact.save(profile, tmp_path / "profile.json")
-    assert artifact.load(Profile, tmp_path / "profile.json").left_out == profile.left_out
 
 
 def test_a_deadline_before_the_start_is_refused():

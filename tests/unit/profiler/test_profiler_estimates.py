@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 import torch
+from ranks.cases import run_ranks
 from torch import nn
 
 from mosaic.device import Device
 from mosaic.errors import BackendUnavailableError
 from mosaic.profile import Phase
 from mosaic.profiler import AllReduce, Ring, Subject, estimate_bandwidths, fit_ring, measure_ring
-from mosaic.profiler.estimate import hardware_of
+from mosaic.profiler.counting import hardware_of
 from mosaic.profiler.machine import communication
 
 
@@ -62,28 +62,10 @@ def test_one_rank_has_no_communication_to_measure():
         measure_ring(torch.device("cpu"))
 
 
-RANK = """
-import sys
-import torch, torch.distributed as dist
-from mosaic.profiler import measure_ring
-dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=int(sys.argv[2]), world_size=2)
-ring = measure_ring(torch.device("cpu"))
-print(ring.latency_us, ring.gb_per_s)
-dist.destroy_process_group()
-"""
-
-
-def test_two_ranks_measure_the_same_ring(tmp_path):
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK, str(tmp_path / "store"), str(rank)], stdout=subprocess.PIPE, text=True
-        )
-        for rank in range(2)
-    ]
-    told = [rank.communicate(timeout=120)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0]
-    assert told[0] == told[1]
-    latency, bandwidth = map(float, told[0].split())
+def test_two_ranks_measure_the_same_ring(tmp_path: Path):
+    first, second = run_ranks("ranks.programs.ring:measured", 2, tmp_path)
+    assert first == second
+    latency, bandwidth = first
     assert latency >= 0
     assert bandwidth > 0
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 import weakref
 from typing import Any
 
@@ -18,16 +17,14 @@ from mosaic.device import Device
 from mosaic.engine import find_modules
 from mosaic.errors import InvalidPlanError, UnstableMeasurementError, UnsupportedModelError
 from mosaic.hardware import Cluster, Link, find_hardware
-from mosaic.profile import GroupMember, GroupSample, Phase, Profile, Sample
+from mosaic.profile import Phase, Profile, Sample
 from mosaic.profiler import ProfileSettings, Ring, Subject, profile_modules
 from mosaic.profiler.measuring import beside as besides
-from mosaic.profiler.measuring import measure as measuring
 from mosaic.profiler.measuring import points as pointing
 from mosaic.profiler.measuring.attempt import attempt
 from mosaic.profiler.measuring.batch import split_batch
-from mosaic.profiler.measuring.groups import interference_errors
+from mosaic.profiler.measuring.beside import measure_group
 from mosaic.profiler.measuring.measure import StepTimes
-from mosaic.profiler.measuring.pairs import measure_group
 from mosaic.profiler.measuring.points import compose
 from mosaic.profiler.quotas import Sampling
 
@@ -246,6 +243,8 @@ def test_a_module_without_a_batch_cannot_be_split():
 
 
 def test_degrees_are_composed_of_a_share_of_the_batch_and_communication():
+    with pytest.raises(ValueError, match=r"degrees \(1, 2\) need communication"):
+        profiled(TwoTowers(), degrees=[2])
     rows: set[int] = set()
     model = TwoTowers()
     model.left.register_forward_pre_hook(lambda _, args: rows.add(len(args[0])))
@@ -278,11 +277,6 @@ def test_composing_adds_communication_to_the_backward_alone():
     assert compose(single, None, 1) is single
 
 
-def test_degrees_without_a_network_are_refused_before_anything_runs():
-    with pytest.raises(ValueError, match=r"degrees \(1, 2\) need communication"):
-        profiled(TwoTowers(), degrees=[2])
-
-
 def test_groups_are_run_side_by_side_at_designed_quotas():
     class Three(nn.Module):
         def __init__(self) -> None:
@@ -292,44 +286,14 @@ def test_groups_are_run_side_by_side_at_designed_quotas():
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             return self.one(x) + self.two(y) + self.three(x)
 
-    settings = dataclasses.replace(ALONE, groups=6, sample_seconds=0.3, min_repeats=20, max_repeats=40)
-    profile = profiled(Three(), slots=4, settings=settings)
+    settings = dataclasses.replace(ALONE, groups=4, min_repeats=20, max_repeats=40)
+    profile = profiled(Three(), slots=4, settings=settings, quotas=[1, 2, 4])
     assert {len(group.members) for group in profile.groups} <= {2, 3}
-    assert 1 <= len(profile.groups) <= 6 * len(Phase)  # on a busy machine threads may never meet
+    assert 1 <= len(profile.groups) <= 4 * len(Phase)  # on a busy machine threads may never meet
     for group in profile.groups:
         assert len({member.phase for member in group.members}) == 1
         assert sum(member.quota for member in group.members) <= 4
         assert all(member.times_ms and member.alone_ms for member in group.members)
-
-
-def test_forms_of_interference_are_judged_by_groups_that_they_have_not_seen():
-    rng = random.Random(0)
-    shares = {"one": 0.2, "two": 0.5, "three": 0.8}
-    samples = [
-        Sample(module=name, phase=phase, quota=quota, times_ms=(2.0,), bandwidth_utilisation=share * quota / 4)
-        for name, share in shares.items()
-        for phase in Phase
-        for quota in (1, 2, 3, 4)
-    ]
-    used = {(s.module, s.quota): s.bandwidth_utilisation or 0.0 for s in samples}
-
-    def group(phase: Phase, *quotas: int) -> GroupSample:
-        placed = list(zip(shares, quotas, strict=False))
-        total = sum(used[entry] for entry in placed)
-        times = [2.0 + total + rng.uniform(-0.01, 0.01) for _ in placed]
-        return GroupSample(
-            members=tuple(
-                GroupMember(module=name, phase=phase, quota=quota, times_ms=(time,), alone_ms=(2.0,))
-                for (name, quota), time in zip(placed, times, strict=True)
-            )
-        )
-
-    runs = [(1, 1), (1, 3), (3, 1), (2, 2), (1, 2), (2, 1), (1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2)]
-    groups = [group(phase, *quotas) for phase in Phase for quotas in runs]
-    found = interference_errors(groups, (), samples, (), device(4))
-    assert {(error.subject, error.form) for error in found} >= {("interference", "additive")}
-    assert min(error.median for error in found) < 0.05
-    assert interference_errors(groups[:1], (), samples, (), device(4)) == ()
 
 
 def test_modules_that_never_meet_are_tried_again_and_then_left_out(monkeypatch: pytest.MonkeyPatch):
@@ -345,11 +309,6 @@ def test_modules_that_never_meet_are_tried_again_and_then_left_out(monkeypatch: 
         apart = [lanes.lane((0,)), lanes.lane((1,))]
         assert measure_group(both, apart, Phase.FORWARD, FAST) is None
     assert len(tries) == 3
-
-
-def test_the_measured_share_of_others_goes_with_the_times(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(measuring, "quietest", lambda take, settings, what: (StepTimes((1.0,), (1.0,)), 0.25))
-    assert measuring.measure_quietly(subject(), object(), FAST) == (StepTimes((1.0,), (1.0,)), 0.25)  # type: ignore[arg-type]
 
 
 def test_without_counters_bandwidth_is_counted_and_marked_so():

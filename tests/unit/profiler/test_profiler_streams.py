@@ -19,8 +19,8 @@ from mosaic.device import Device
 from mosaic.engine import find_modules
 from mosaic.profile import Phase
 from mosaic.profiler import Subject, preserved, profile_modules
-from mosaic.profiler.measuring.measure import measure_alone
-from mosaic.profiler.measuring.pairs import measure_pair
+from mosaic.profiler.measuring.beside import measure_group, pair_samples
+from mosaic.profiler.measuring.measure import measure_quietly
 from mosaic.profiler.measuring.peaks import phase_peaks
 
 
@@ -73,7 +73,9 @@ def test_the_cuda_backend_itself_is_profiled_on_a_driver_in_process(runtime: Fak
 def test_a_pair_that_one_thread_launches_does_not_lock_up(runtime: FakeStreams, phase: Phase):
     with StreamsBackend(runtime).open_lanes([(0,), (1,)]) as lanes:
         both = (lanes.lane((0,)), lanes.lane((1,)))
-        pair = measure_pair(subject("one"), subject("two"), both, phase, FAST, inline=True, device=torch.device("cpu"))
+        pair = pair_samples(
+            measure_group([subject("one"), subject("two")], both, phase, FAST, inline=True, device=torch.device("cpu"))
+        )
         turns = [launch.stream for launch in runtime.launches if launch.stream]
     assert [(sample.module, sample.beside) for sample in pair] == [("one", "two"), ("two", "one")]
     changes = sum(before != after for before, after in pairwise(turns))
@@ -83,8 +85,8 @@ def test_a_pair_that_one_thread_launches_does_not_lock_up(runtime: FakeStreams, 
 def test_one_wait_for_the_device_is_enough_for_a_batch(runtime: FakeStreams):
     with StreamsBackend(runtime).open_lanes([(0,)]) as lanes:
         lane = lanes.lane((0,))
-        times = measure_alone(subject(), lane, FAST)
-        frozen = measure_alone(subject(trains=False), lane, FAST)
+        times, _ = measure_quietly(subject(), lane, FAST)
+        frozen, _ = measure_quietly(subject(trains=False), lane, FAST)
     assert all(time > 0 for time in (*times.forward_ms, *times.backward_ms, *frozen.forward_ms))
     assert all(time == 0 for time in frozen.backward_ms)
 

@@ -1,3 +1,5 @@
+"""Pictures of timelines and plans: what lies where, what is written, and what is left alone."""
+
 import struct
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -58,9 +60,14 @@ def test_a_png_is_as_large_as_its_page(tmp_path: Path) -> None:
     assert struct.unpack(">II", content[16:24]) == (2000, int(canvas.height * 200))
 
 
-def test_an_svg_is_the_same_bytes_each_time(tmp_path: Path) -> None:
+def test_an_svg_is_the_same_bytes_each_time_and_drawing_leaves_the_users_matplotlib_as_it_was(tmp_path: Path) -> None:
+    import matplotlib
+
+    before, pyplot = dict(matplotlib.rcParams), "matplotlib.pyplot" in sys.modules
     for name in ("a.svg", "b.svg"):
         draw_timelines([PLAIN], tmp_path / name)
+    assert dict(matplotlib.rcParams) == before
+    assert ("matplotlib.pyplot" in sys.modules) == pyplot
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
     assert ElementTree.parse(tmp_path / "a.svg").getroot().tag.endswith("svg")
 
@@ -73,10 +80,7 @@ def test_bars_lie_in_their_lanes_and_each_timeline_starts_at_zero() -> None:
     ((left, low, width, height),) = boxes(canvas, 0)["image/backward/0"]
     assert (left, width) == (11, 19)
     assert low < 1 < low + height
-
-
-def test_panels_share_one_time_axis() -> None:
-    first, second = timeline_canvas([PLAIN, COLOCATED]).figure.axes[:2]
+    first, second = canvas.figure.axes[:2]
     assert first.get_xlim() == second.get_xlim()
     assert first.get_xlim()[0] == 0
 
@@ -104,17 +108,12 @@ def test_work_on_no_slot_gets_a_lane_of_its_own() -> None:
     assert canvas.figure.axes[0].get_yticklabels()[-1].get_text() == "no slot"
 
 
-def test_the_length_of_each_step_is_written_in_ms() -> None:
+def test_a_picture_says_the_length_of_a_step_and_that_a_plan_is_predicted_and_a_timeline_empty() -> None:
     assert "step 0: 30 ms" in texts(timeline_canvas([PLAIN]))
-
-
-def test_a_plan_is_quoted_as_predicted_and_not_measured() -> None:
-    assert "the plan predicted 13 ms a step" in texts(timeline_canvas([COLOCATED], plan=PLAN))
-    assert "(not measured)" in texts(timeline_canvas([COLOCATED], plan=PLAN))
-
-
-def test_an_empty_timeline_says_so() -> None:
-    assert "nothing was recorded" in texts(timeline_canvas([timeline()]))
+    said = texts(timeline_canvas([COLOCATED, timeline()], plan=PLAN))
+    assert "the plan predicted 13 ms a step" in said
+    assert "(not measured)" in said
+    assert "nothing was recorded" in said
 
 
 def test_names_are_neither_mathematics_nor_hidden(tmp_path: Path) -> None:
@@ -131,11 +130,8 @@ def steps(*numbers: int) -> tuple[Span, ...]:
 def test_only_the_last_whole_steps_are_drawn() -> None:
     run = timeline(*steps(0, 1, 2, 3), span("image", "forward", (0,), 8, 9, 4))
     assert list(choose_steps(run, 2)) == [2, 3]
-    assert set(boxes(timeline_canvas([run], num_steps=1))) == {"image/forward/3", "image/backward/3"}
-
-
-def test_a_run_shorter_than_asked_is_drawn_whole() -> None:
     assert list(choose_steps(timeline(*steps(0)), 5)) == [0]
+    assert set(boxes(timeline_canvas([run], num_steps=1))) == {"image/forward/3", "image/backward/3"}
 
 
 def stalling() -> Timeline:
@@ -166,14 +162,11 @@ def test_a_step_too_short_for_its_length_has_it_behind_the_arrow() -> None:
     assert label.get_position()[0] > 22
 
 
-def test_nothing_to_draw_is_a_wrong_argument(tmp_path: Path) -> None:
+def test_what_cannot_be_drawn_or_written_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="0 timelines"):
         draw_timelines([], tmp_path / "a.png")
     with pytest.raises(ValueError, match=r"use \.png or \.svg"):
         draw_timelines([PLAIN], tmp_path / "a.jpg")
-
-
-def test_a_folder_that_cannot_be_written_is_named_and_nothing_is_left(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(MosaicError, match=r"cannot write .*a\.png"):
         draw_timelines([PLAIN], tmp_path / "file" / "a.png")
@@ -185,16 +178,6 @@ def test_missing_matplotlib_is_named_with_how_to_get_it(tmp_path: Path, monkeypa
     with pytest.raises(MosaicError, match=r"pip install 'mosaic-colocate\[plot\]'"):
         draw_timelines([PLAIN], tmp_path / "a.png")
     assert not list(tmp_path.iterdir())
-
-
-def test_drawing_leaves_the_users_matplotlib_as_it_was(tmp_path: Path) -> None:
-    import matplotlib
-
-    before = dict(matplotlib.rcParams)
-    pyplot = "matplotlib.pyplot" in sys.modules
-    draw_timelines([PLAIN], tmp_path / "a.svg")
-    assert dict(matplotlib.rcParams) == before
-    assert ("matplotlib.pyplot" in sys.modules) == pyplot
 
 
 def placement(module: str, slots: tuple[int, ...], forward: float, devices: tuple[int, ...] = (0,)) -> Placement:
@@ -217,17 +200,16 @@ PLAN = Plan(
 
 
 def test_a_planned_module_is_as_tall_as_its_quota_on_each_of_its_devices() -> None:
-    found = boxes(plan_canvas(PLAN))
+    canvas = plan_canvas(PLAN)
+    found = boxes(canvas)
     assert found["image/forward/0"] == [(0, 0, 5, 0.75)]
     assert found["image/forward/1"] == [(0, 1.12, 5, 0.75)]
     assert found["audio/forward/0"] == [(0, 0.75, 3, 0.25)]
-
-
-def test_planned_backwards_follow_all_forwards_in_reverse_order() -> None:
-    found = boxes(plan_canvas(PLAN))
-    assert found["head/forward/0"][0][0] == 5
-    assert found["head/backward/0"][0][0] == 9
-    assert found["image/backward/0"][0][0] == 11
+    # Backwards follow all forwards, in reverse order.
+    assert [found[f"{name}/0"][0][0] for name in ("head/forward", "head/backward", "image/backward")] == [5, 9, 11]
+    text = texts(canvas)
+    assert "(predicted)" in text
+    assert "predicted speed-up 2.00×" in text
 
 
 def test_the_sequential_plan_is_drawn_above_on_the_same_axis(tmp_path: Path) -> None:
@@ -238,12 +220,6 @@ def test_the_sequential_plan_is_drawn_above_on_the_same_axis(tmp_path: Path) -> 
     assert len([p for p in first.patches if p.get_gid()]) == 6
     draw_plan(PLAN, tmp_path / "plan.png", sequential=sequential)
     assert (tmp_path / "plan.png").stat().st_size > 1000
-
-
-def test_the_plan_picture_says_that_it_is_predicted() -> None:
-    text = texts(plan_canvas(PLAN))
-    assert "(predicted)" in text
-    assert "predicted speed-up 2.00×" in text
 
 
 def test_a_module_has_the_same_colour_in_the_plan_and_in_the_timeline() -> None:
@@ -261,12 +237,10 @@ def test_text_is_black_on_light_and_white_on_dark() -> None:
     assert lighter("#000000", 0.5) == "#808080"
 
 
-def test_overlap_counts_lane_time_with_another_lane_busy() -> None:
-    assert timeline(span("a", "forward", (0,), 0, 10), span("b", "forward", (1,), 5, 15)).overlap == pytest.approx(0.5)
-    assert timeline(span("a", "forward", (0,), 0, 10), span("b", "forward", (1,), 0, 10)).overlap == pytest.approx(1.0)
-
-
-def test_overlap_is_zero_in_turn_on_one_lane_and_when_nothing_ran() -> None:
-    assert timeline(span("a", "forward", (0,), 0, 10), span("b", "forward", (1,), 10, 20)).overlap == 0
-    assert timeline(span("a", "forward", (0,), 0, 10), span("b", "forward", (0,), 5, 15)).overlap == 0
+@pytest.mark.parametrize(
+    ("slot", "start", "end", "overlap"), [(1, 5, 15, 0.5), (1, 0, 10, 1.0), (1, 10, 20, 0.0), (0, 5, 15, 0.0)]
+)
+def test_overlap_counts_lane_time_with_another_lane_busy(slot: int, start: int, end: int, overlap: float) -> None:
+    run = timeline(span("a", "forward", (0,), 0, 10), span("b", "forward", (slot,), start, end))
+    assert run.overlap == pytest.approx(overlap)
     assert timeline().overlap == 0
