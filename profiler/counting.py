@@ -9,13 +9,11 @@ from collections.abc import Mapping, Sequence
 from mosaic.cost.analytic import count_degrees
 from mosaic.cost.counts import ModuleCounts
 from mosaic.cost.roofline import phase_bandwidth
-from mosaic.cost.surfaces import shape_of
 from mosaic.cost.surfaces.shape_prior import shape_of
 from mosaic.device import Device
 from mosaic.errors import UnsupportedModelError
 from mosaic.hardware import HARDWARE_NAMES, Hardware, find_hardware
 from mosaic.profile import Phase
-from mosaic.profiler.counting import hardware_of
 from mosaic.profiler.machine.communication import Network
 from mosaic.profiler.subject import Subject
 from mosaic.shape import ModuleShape

@@ -10,7 +10,6 @@ import torch
 from bench.record import Figure
 from mosaic.backends.base import Backend
 from mosaic.backends.cuda.backend import CudaBackend
-from mosaic.backends.host import HostBackend
 from mosaic.backends.host.backend import HostBackend
 from mosaic.device import Device
 from mosaic.microbench import BenchSettings, Budget

@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch import nn
 
 from mosaic.backends.base import Backend
-from mosaic.backends.host import HostBackend, available_cores
 from mosaic.backends.host.backend import HostBackend, available_cores
 from mosaic.backends.table import default_backend
 from mosaic.engine.calls.structure import map_tensors

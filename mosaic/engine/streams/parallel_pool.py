@@ -13,7 +13,6 @@ from mosaic.engine.calls.pieces import Piece, owner_of
 from mosaic.engine.calls.site import Site
 from mosaic.engine.calls.torch_functions import replace
 from mosaic.engine.graphs import Branch, Eager, StageGraphs
-from mosaic.engine.parallel import Piece, owner_of
 from mosaic.engine.streams.executor import StreamExecutor
 from mosaic.engine.streams.parallel_sharing import SharedPieces
 from mosaic.engine.streams.tensor import join_tensor

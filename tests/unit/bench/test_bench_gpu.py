@@ -14,7 +14,6 @@ import pytest
 
 from bench import tables
 from bench.gpu import preflight
-from bench.gpu.__main__ import preflight
 from bench.gpu.bench import Bench
 from bench.gpu.child import Findings, Order, Outcome, Server
 from bench.gpu.ladder import RUNGS

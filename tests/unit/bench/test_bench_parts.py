@@ -18,8 +18,6 @@ from torch import nn
 from bench import tables
 from bench.gpu import preflight
 from bench.gpu import tables as gpu_tables
-from bench.gpu.__main__ import preflight
-from bench.gpu.__main__ import tables as gpu_tables
 from bench.gpu.bench import Bench
 from bench.gpu.counters import apart
 from bench.gpu.models.zoo import NOTES

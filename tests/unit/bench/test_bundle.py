@@ -12,7 +12,6 @@ import pytest
 
 from bench import bundle, tables
 from bench.gpu import preflight
-from bench.gpu.__main__ import preflight
 
 BLOCK = """
 import sys
