@@ -24,12 +24,12 @@ from mosaic.plan import Plan
 from mosaic.profiler import Subject
 from mosaic.ranks.choosing.candidates import RANK_TRIAL, Candidates, plans_to_try
 from mosaic.ranks.choosing.planning import plans_of_first
-from mosaic.ranks.choosing.rank_trial import TrialSubject, try_plans
+from mosaic.ranks.choosing.rank_trial import try_plans
 from mosaic.ranks.meeting.devices import check_place, device_of, own_gpu
 from mosaic.ranks.meeting.progress import OUTSIDE
 from mosaic.ranks.meeting.world import RankFacts, World
 from mosaic.ranks.rows.batched import with_batch
-from mosaic.ranks.running.activate import Examined, activate, examine
+from mosaic.ranks.running.activate import Examined, Prepared, activate, examine
 from mosaic.ranks.running.handle import RankHandle
 from mosaic.solver.reserve import CommunicationSlots
 from mosaic.solver.runnable import check_method
@@ -133,9 +133,18 @@ def colocate_ranks(
         for tensor in (*model.parameters(), *model.buffers()):
             with world.progress.waiting(OUTSIDE, "agreement"):
                 dist.broadcast(tensor.detach(), src=0, group=world.carrier_of(tensor))
+        on = Prepared(
+            model=model,
+            sample=sample,
+            finding=finding,
+            examined=examined,
+            world=world,
+            backend=backend,
+            direct=settings.direct,
+        )
         trial = _trial_of(options, is_given=plan is not None)
         if plan is None:
-            candidates = plans_of_first(world, model, finding, examined, backend, options, trial)
+            candidates = plans_of_first(on, options, trial)
         else:
             error = _mismatch(plan, finding, backend)
             world.all_or_none(error)
@@ -143,14 +152,11 @@ def colocate_ranks(
             candidates = _with_given(plan, finding, trial)
         plan, report = candidates.plans[0], TrialReport(sentences=candidates.sentences)
         if trial is not None and len(candidates.plans) > 1:
-            subject = TrialSubject(
-                model=model, sample=sample, finding=finding, examined=examined, direct=settings.direct
-            )
-            plan, measured = try_plans(subject, candidates.plans, trial, world, backend)
+            plan, measured = try_plans(on, candidates.plans, trial)
             report = replace(measured, sentences=(*measured.sentences, *candidates.sentences))
         world.check_same_plan(plan.fingerprint, plan.num_devices)
         world.max_ctas = plan.communication_sms or None
-        return activate(model, finding, plan, world, backend, examined, direct=settings.direct, report=report)
+        return activate(on, plan, report)
 
 
 def _trial_of(options: Options, *, is_given: bool) -> TrialSettings | None:

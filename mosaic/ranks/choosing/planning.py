@@ -11,7 +11,7 @@ from mosaic.backends.base import Backend
 from mosaic.cost import CostModel
 from mosaic.cost.communication import RankedCost
 from mosaic.engine.find import Finding
-from mosaic.engine.options import Options, RankSettings
+from mosaic.engine.options import Options
 from mosaic.engine.profiled import warn_of_busy
 from mosaic.engine.trial.settings import TrialSettings
 from mosaic.errors import UnstableMeasurementError
@@ -22,41 +22,27 @@ from mosaic.profiler import ProfileSettings, Ring, measure_ring, preserved, prof
 from mosaic.profiler.sweep import ProgressCallback
 from mosaic.ranks.choosing.candidates import Candidates, data_parallel_plan, plans_to_try
 from mosaic.ranks.choosing.routed import Routes
-from mosaic.ranks.meeting.world import World
-from mosaic.ranks.running.activate import Examined
+from mosaic.ranks.running.activate import Prepared
 from mosaic.solver.runnable import plan_to_run
 
 
-def plans_of_first(
-    world: World,
-    model: nn.Module,
-    finding: Finding,
-    examined: Examined,
-    backend: Backend,
-    options: Options,
-    trial: TrialSettings | None,
-) -> Candidates:
+def plans_of_first(on: Prepared, options: Options, trial: TrialSettings | None) -> Candidates:
     """Has rank 0 profile and solve; returns on all ranks what it wants to be tried, or raises its error on all.
 
     The links are measured in any case, which takes a fraction of a second: a profile that is given has none. Rank 0
     alone profiles, so where its machine is too busy all ranks hear the same of it.
 
     Args:
-        world: The ranks.
-        model: The model.
-        finding: Its modules.
-        examined: What the sample showed beyond them.
-        backend: Where this rank runs.
+        on: The model on this rank.
         options: How to plan.
         trial: How plans are to be tried; None: the one that is planned runs.
     """
-    settings = options.ranks or RankSettings()
-    found, error = Candidates(plans=()), None
-    ring = measure_ring(backend.torch_device, group=world.everyone)
-    routes = Routes.agreed(finding, examined, world, direct=settings.direct and backend.device.kind == "host")
+    world, found, error = on.world, Candidates(plans=()), None
+    ring = measure_ring(on.backend.torch_device, group=world.everyone)
+    routes = Routes.agreed(on.finding, on.examined, world, direct=on.direct and on.backend.device.kind == "host")
     if world.rank == 0:
         try:
-            found = _planned_or_not(world, model, finding, routes, ring, backend, options, trial)
+            found = _planned_or_not(on, routes, ring, options, trial)
         except Exception as failure:  # whatever it is, the other ranks wait for an answer
             error = failure
     world.all_or_none(error)
@@ -66,16 +52,10 @@ def plans_of_first(
 
 
 def _planned_or_not(
-    world: World,
-    model: nn.Module,
-    finding: Finding,
-    routes: Routes,
-    ring: Ring,
-    backend: Backend,
-    options: Options,
-    trial: TrialSettings | None,
+    on: Prepared, routes: Routes, ring: Ring, options: Options, trial: TrialSettings | None
 ) -> Candidates:
     """Profiles and solves; where the machine is too busy, returns data-parallel training alone, and says why."""
+    model, finding, backend, world = on.model, on.finding, on.backend, on.world
     profile, size = options.profile, world.size
     slots = options.ranks.communication_slots if options.ranks is not None else 0
     try:

@@ -96,15 +96,27 @@ class Transfer:
 
     def send_order(self, rank: int) -> tuple[int, ...] | None:
         """Returns which of its rows a rank sends first, and so on, by the rank they go to; None for as they lie."""
-        after = [self._rank_after[row] for row in self.source.rows[rank]]
-        return _unless_rising(sorted(range(len(after)), key=after.__getitem__))
+        return self._send_orders[rank]
 
     def receive_order(self, rank: int) -> tuple[int, ...] | None:
         """Returns which row to take first, and so on, of those that a rank got; None for as they came."""
-        before = self.back._rank_after
-        own = self.target.rows[rank]
-        came = sorted(range(len(own)), key=lambda index: before[own[index]])  # the own rows' places, as they come
-        return _unless_rising(sorted(range(len(came)), key=came.__getitem__))
+        return self._receive_orders[rank]
+
+    @cached_property
+    def _send_orders(self) -> tuple[tuple[int, ...] | None, ...]:
+        found = []
+        for rows in self.source.rows:
+            after = [self._rank_after[row] for row in rows]
+            found.append(_unless_rising(sorted(range(len(after)), key=after.__getitem__)))
+        return tuple(found)
+
+    @cached_property
+    def _receive_orders(self) -> tuple[tuple[int, ...] | None, ...]:
+        before, found = self.back._rank_after, []
+        for own in self.target.rows:
+            came = sorted(range(len(own)), key=lambda index, own=own: before[own[index]])  # places, as they come
+            found.append(_unless_rising(sorted(range(len(came)), key=came.__getitem__)))
+        return tuple(found)
 
 
 def _unless_rising(order: list[int]) -> tuple[int, ...] | None:

@@ -10,7 +10,7 @@ all of them together. For a large batch this is found out on a small one that is
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 
 from mosaic.ranks.rows.layout import Layout, Transfer
@@ -48,7 +48,7 @@ class Ways:
         self.stops = dict(stops)
         self._lock = threading.Lock()  # modules' lanes ask at the same time
         self._known: dict[tuple[int, ...], dict[str, Layout]] = {}
-        self._transfers: dict[tuple[str | None, str, tuple[int, ...]], Transfer] = {}
+        self._transfers: dict[tuple[Hashable, Hashable, tuple[int, ...]], Transfer] = {}
 
     def layout(self, name: str, held: tuple[int, ...]) -> Layout:
         """Returns where a module's rows are on its members; the same on all ranks.
@@ -67,11 +67,24 @@ class Ways:
 
     def transfer(self, source: str | None, target: str, held: tuple[int, ...]) -> Transfer:
         """Returns the way of rows to a module: from another one, or from home where ``source`` is None."""
-        key = (source, target, held)
+
+        def made() -> Transfer:
+            before = Layout.home(held) if source is None else self.layout(source, held)
+            return Transfer(before, self.layout(target, held))
+
+        return self._known_transfer((source, target, held), made)
+
+    def parts(self, members: tuple[int, ...], held: tuple[int, ...]) -> Transfer:
+        """Returns the way of rows from home to equal parts on some ranks, for a call of which nothing goes straight."""
+        home = Layout.home
+        return self._known_transfer((None, members, held), lambda: Transfer(home(held), home(held).onto(members)))
+
+    def _known_transfer(
+        self, key: tuple[Hashable, Hashable, tuple[int, ...]], make: Callable[[], Transfer]
+    ) -> Transfer:
         found = self._transfers.get(key)
         if found is None:
-            before = Layout.home(held) if source is None else self.layout(source, held)
-            found = Transfer(before, self.layout(target, held))
+            found = make()
             with self._lock:
                 if len(self._transfers) >= _MAX_KNOWN:
                     self._transfers.clear()
