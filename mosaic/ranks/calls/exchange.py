@@ -13,7 +13,7 @@ import torch.distributed as dist
 from mosaic.ranks.calls import steps
 from mosaic.ranks.calls.steps import Step
 from mosaic.ranks.meeting.groups import carrier_of, wait_for
-from mosaic.ranks.meeting.progress import Phase, Traffic, Waiting, unwatched
+from mosaic.ranks.meeting.progress import SentPhase, Traffic, Waiting, unwatched
 from mosaic.ranks.rows.layout import Transfer
 
 
@@ -51,7 +51,7 @@ class Exchange:
         if not all(way.is_local for way in ways):
             self._note(step)
 
-    def move(self, tensor: torch.Tensor, way: Transfer, phase: Phase = "forward") -> torch.Tensor:
+    def move(self, tensor: torch.Tensor, way: Transfer, phase: SentPhase = "forward") -> torch.Tensor:
         """Returns the rows that this rank gets for those that it has; none, where it is to have none."""
         if way.is_local:
             return tensor

@@ -1,6 +1,6 @@
 """One call of a routed module on one rank: the steps of its forward, and the graph that takes its backward back.
 
-The graph of a call is a chain, ``ToMembers -> Here or Absent -> ToHolders``, so its backward has one order. The
+The graph of a call is a chain, ``ToMembers -> Here or NoRows -> ToHolders``, so its backward has one order. The
 module's own graph hangs below ``Here``: its backward runs where its forward ran.
 """
 
@@ -169,7 +169,7 @@ class ForwardPass:
         self.made = ranked.template.of_no_rows()
         wanted = ranked.template.wanted_now()
         if wanted:
-            stood_in = Absent.apply(ranked, [self.made[index] for index in wanted], self._anchor, *tensors)
+            stood_in = NoRows.apply(ranked, [self.made[index] for index in wanted], self._anchor, *tensors)
             for index, tensor in zip(wanted, stood_in, strict=True):
                 self.made[index] = tensor
 
@@ -219,7 +219,7 @@ class ForwardPass:
             )
 
 
-class Absent(torch.autograd.Function):
+class NoRows(torch.autograd.Function):
     """Stands on a rank that has no rows for a module: results and gradients of no rows."""
 
     @staticmethod

@@ -7,7 +7,6 @@ from functools import partial
 from torch import nn
 
 from mosaic.artifact import parse, to_json
-from mosaic.backends.base import Backend
 from mosaic.cost import CostModel
 from mosaic.cost.communication import RankedCost
 from mosaic.engine.find import Finding
@@ -20,9 +19,9 @@ from mosaic.plan import Plan
 from mosaic.profile import Profile
 from mosaic.profiler import ProfileSettings, Ring, measure_ring, preserved, profile_modules, repeat_batch, traffic_of
 from mosaic.profiler.sweep import ProgressCallback
-from mosaic.ranks.choosing.candidates import Candidates, data_parallel_plan, plans_to_try
+from mosaic.ranks.choosing.candidates import Candidates, data_parallel_plan, rank_plans_to_try
 from mosaic.ranks.choosing.routed import Routes
-from mosaic.ranks.running.activate import Prepared
+from mosaic.ranks.running.prepare import Prepared
 from mosaic.solver.runnable import plan_to_run
 
 
@@ -37,15 +36,12 @@ def plans_of_first(on: Prepared, options: Options, trial: TrialSettings | None) 
         options: How to plan.
         trial: How plans are to be tried; None: the one that is planned runs.
     """
-    world, found, error = on.world, Candidates(plans=()), None
+    world = on.world
     ring = measure_ring(on.backend.torch_device, group=world.everyone)
-    routes = Routes.agreed(on.finding, on.examined, world, direct=on.direct and on.backend.device.kind == "host")
-    if world.rank == 0:
-        try:
-            found = _planned_or_not(on, routes, ring, options, trial)
-        except Exception as failure:  # whatever it is, the other ranks wait for an answer
-            error = failure
-    world.all_or_none(error)
+    routes = Routes.agreed(on)
+    found = world.together(
+        lambda: _planned_or_not(on, routes, ring, options, trial) if world.rank == 0 else Candidates(plans=())
+    )
     texts, sentences = world.first_says(([to_json(plan) for plan in found.plans], found.sentences))
     plans = tuple(parse(Plan, text, source="rank 0") for text in texts)
     return Candidates(plans=plans, sentences=tuple(sentences))
@@ -60,7 +56,7 @@ def _planned_or_not(
     slots = options.ranks.communication_slots if options.ranks is not None else 0
     try:
         if profile is None:
-            profile = profile_of_all(model, finding, backend, size, ring, options.profiling, options.progress)
+            profile = profile_of_all(on, ring, options.profiling, options.progress)
     except UnstableMeasurementError as error:
         if not options.may_fall_back:
             raise
@@ -75,7 +71,7 @@ def _planned_or_not(
     )
     if trial is None:
         return Candidates(plans=(plan,), sentences=("no plan is tried: the one that was planned runs",))
-    return plans_to_try(plan, finding.graph, trial, cost=cost, communication_slots=slots, told=told)
+    return rank_plans_to_try(plan, finding.graph, trial, cost=cost, communication_slots=slots, told=told)
 
 
 def cost_of_ranks(
@@ -118,33 +114,23 @@ def link_of(ring: Ring) -> Link:
 
 
 def profile_of_all(
-    model: nn.Module,
-    finding: Finding,
-    backend: Backend,
-    num_ranks: int,
-    ring: Ring,
-    settings: ProfileSettings | None = None,
-    progress: ProgressCallback | None = None,
+    on: Prepared, ring: Ring, settings: ProfileSettings | None = None, progress: ProgressCallback | None = None
 ) -> Profile:
     """Profiles the batch of all ranks on this one, at every degree that is a power of two.
 
     Args:
-        model: The model.
-        finding: Its modules with the inputs of one rank's batch, of which every rank has as many rows.
-        backend: Where to measure.
-        num_ranks: Ranks.
+        on: The model with one rank's batch, of which every rank has as many rows.
         ring: Adds to backwards what summing gradients takes.
         settings: How carefully.
         progress: Told how far it is.
     """
-    degrees = [1 << power for power in range(num_ranks.bit_length()) if 1 << power <= num_ranks]
-    subjects = tuple(repeat_batch(subject, num_ranks) for subject in finding.subjects)
+    size, finding = on.world.size, on.finding
     return profile_modules(
-        model,
-        subjects,
+        on.model,
+        tuple(repeat_batch(subject, size) for subject in finding.subjects),
         finding.graph,
-        backend,
-        degrees=degrees,
+        on.backend,
+        degrees=[1 << power for power in range(size.bit_length()) if 1 << power <= size],
         network=ring,
         settings=settings,
         progress=progress,

@@ -32,7 +32,8 @@ from mosaic.errors import RankFailedError
 from mosaic.plan import Plan
 from mosaic.profiler import preserved
 from mosaic.ranks.meeting.alarm import Alarm
-from mosaic.ranks.running.activate import Activated, Prepared, open_runs, place
+from mosaic.ranks.running.activate import Activated, open_runs, place
+from mosaic.ranks.running.prepare import Prepared
 
 _LOG = logging.getLogger("mosaic")
 

@@ -3,82 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from torch import nn
 
-from mosaic.backends.base import Backend
 from mosaic.backends.cuda_lanes import StreamLanes
-from mosaic.engine.find import Finding, Sample
+from mosaic.engine.find import Finding
 from mosaic.engine.first_calls import warm_up
 from mosaic.engine.handovers import Handover
 from mosaic.engine.placing import PlacedPlan
-from mosaic.engine.signature import Arguments, Signature, learn
 from mosaic.engine.structure import flatten
 from mosaic.engine.trial.report import TrialReport
-from mosaic.engine.users import users_of
 from mosaic.plan import Plan
-from mosaic.profiler import Subject, preserved
+from mosaic.profiler import Subject
 from mosaic.ranks.calls.handing import hand_over, handed_straight, stops_of
-from mosaic.ranks.calls.ranked import Ranked, Template
+from mosaic.ranks.calls.ranked import Ranked
 from mosaic.ranks.calls.run import RankedRuns
-from mosaic.ranks.meeting.progress import OUTSIDE, Waiting
+from mosaic.ranks.meeting.progress import THE_LOOP, Waiting
 from mosaic.ranks.meeting.world import World
 from mosaic.ranks.parameters.ownership import GivenUp, give_up
 from mosaic.ranks.parameters.reduce import GradientReducer
 from mosaic.ranks.parameters.tied import Holdings, Members, even_out, holdings_of, marked
-from mosaic.ranks.rows.batched import rows_of
 from mosaic.ranks.rows.sampler import Feed
 from mosaic.ranks.rows.ways import Ways
 from mosaic.ranks.running.handle import RankHandle
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Examined:
-    """What a model's own runs on the sample showed, beyond its modules."""
-
-    users: Mapping[int, frozenset[str | None]]
-    """Who uses which parameter or buffer."""
-    batched: Mapping[str, tuple[bool, ...]]
-    """For each module, which of its arguments have a row for each sample."""
-    learned: Mapping[str, tuple[Template, Signature]]
-    """What each module returns, and what its call showed of it."""
-
-
-def examine(model: nn.Module, finding: Finding, sample: Sample) -> Examined:
-    """Runs the model and its modules on the sample.
-
-    Raises:
-        UnsupportedModelError: A module cannot be split over ranks.
-    """
-    return Examined(
-        users=users_of(model, finding.subjects, sample),
-        batched={subject.name: rows_of(model, subject) for subject in finding.subjects},
-        learned={subject.name: _learned(model, subject) for subject in finding.subjects},
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
-    """A model on this rank, before there is a plan."""
-
-    model: nn.Module
-    """The model, whole on every rank."""
-    sample: Sample
-    """This rank's batch."""
-    finding: Finding
-    """Its modules."""
-    examined: Examined
-    """What the sample showed beyond them."""
-    world: World
-    """The ranks."""
-    backend: Backend
-    """Where this rank runs."""
-    direct: bool = True
-    """Whether results may go from one module's ranks straight to another's; on streams none do so far."""
+from mosaic.ranks.running.prepare import Examined, Prepared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +113,7 @@ def place(on: Prepared, plan: Plan, opened: Opened, *, gives_up: bool = True) ->
             if rank in holders
             for parameter in parameters
         ]
-        runs.begin(ranked, _shared_reducers(holdings, world, partial(runs.progress.waiting, OUTSIDE)), hooks)
+        runs.begin(ranked, _shared_reducers(holdings, world, partial(runs.progress.waiting, THE_LOOP)), hooks)
         feeds = tuple(_feed(subject, ranked[subject.name], examined) for subject in finding.subjects)
         straight = (f"results of {one.source} go straight to the ranks of {one.target}, not home" for one in handed)
         notes += dict.fromkeys(straight)
@@ -202,7 +152,7 @@ def _begin_alike(on: Prepared, runs: RankedRuns) -> None:
     """Has every rank run all modules on its own rows, and sums up the gradients of the whole model."""
     world = on.world
     trained = [parameter for parameter in on.model.parameters() if parameter.requires_grad]
-    waiting = partial(runs.progress.waiting, OUTSIDE)
+    waiting = partial(runs.progress.waiting, THE_LOOP)
     reducer = GradientReducer(trained, world.group(range(world.size)), waiting=waiting)
     reduced = {
         subject.name: sum(p.nbytes for p in subject.module.parameters() if p.requires_grad and world.size > 1)
@@ -319,12 +269,3 @@ def _notes(holdings: Holdings, *, on_streams: bool) -> list[str]:
             "rank that runs a user, and reduced at the end of each backward"
         )
     return notes
-
-
-def _learned(model: nn.Module, subject: Subject) -> tuple[Template, Signature]:
-    """Calls a module as in the sample's step; returns what it returns and what the call showed of it."""
-    settings = subject.settings if subject.settings is not None else nullcontext
-    with preserved(model), torch.enable_grad(), settings():
-        arguments = Arguments.take(subject.args, subject.kwargs)
-        result, _, signature = learn(lambda: subject.module(*subject.args, **subject.kwargs), arguments, subject.module)
-    return Template.of(result), signature
