@@ -3,11 +3,11 @@
 #include <pybind11/stl.h>
 
 #include "search/cheapest_partition.h"
-#include "search/interference.h"
+#include "search/stages/interference.h"
 #include "search/order_branching.h"
 #include "search/pair_search.h"
-#include "search/plan_search.h"
-#include "search/quota_packer.h"
+#include "search/plans/plan_search.h"
+#include "search/stages/quota_packer.h"
 
 namespace py = pybind11;
 using namespace mosaic::search;

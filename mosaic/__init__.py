@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     # From where they are defined: mosaic.engine has modules of these names, too, and type checkers take those.
     from mosaic.engine.handle import Handle
     from mosaic.engine.options import Options, RankSettings
-    from mosaic.engine.stage import stage
+    from mosaic.engine.parallel import parallel
     from mosaic.engine.trial.settings import TrialSettings
     from mosaic.errors import MosaicError
     from mosaic.graph import Edge, ModuleGraph, ModuleNode
@@ -37,8 +37,8 @@ _HOME = {
     "RankSettings": "mosaic.engine",
     "TrialSettings": "mosaic.engine",
     "colocate": "mosaic.ranks",
+    "parallel": "mosaic.engine",
     "plan_from_quotas": "mosaic.plan",
-    "stage": "mosaic.engine",
 }
 
 __all__ = [
@@ -55,8 +55,8 @@ __all__ = [
     "TrialSettings",
     "__version__",
     "colocate",
+    "parallel",
     "plan_from_quotas",
-    "stage",
 ]
 
 

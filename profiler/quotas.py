@@ -1,4 +1,4 @@
-"""Which degrees and quotas to measure: fixed ones, or wherever a measurement tells most."""
+"""The choice of degrees and quotas to measure: fixed ones, or wherever a measurement tells most."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from mosaic.cost.sampling import next_of_both, next_shaped_sample
+from mosaic.cost.surfaces.sampling import next_of_both, next_shaped_sample
 from mosaic.device import Device
 from mosaic.profile import Sample
 from mosaic.shape import ModuleShape
@@ -14,7 +14,7 @@ from mosaic.shape import ModuleShape
 QuotaChoice = Literal["tenths", "all", "adaptive"]
 """The slots nearest to tenths of the device, every slot, or wherever the surface bends."""
 
-_MOST_CANDIDATES = 32
+_MAX_CANDIDATES = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class Sampling:
         everywhere = tuple(range(1, device.num_slots + 1))
         is_adaptive = quotas == "adaptive"
         if is_adaptive:
-            step = -(-device.num_slots // _MOST_CANDIDATES)
+            step = -(-device.num_slots // _MAX_CANDIDATES)
             chosen = tuple(sorted({1, *everywhere[step - 1 :: step], device.num_slots}))
         elif quotas == "tenths":
             chosen = default_quotas(device)

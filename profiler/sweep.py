@@ -11,23 +11,21 @@ from contextlib import contextmanager
 from torch import nn
 
 from mosaic.backends.base import Backend
-from mosaic.cost.sampling import held_out_errors
-from mosaic.cost.shaped import shaped_without
+from mosaic.cost.surfaces.sampling import held_out_errors
+from mosaic.cost.surfaces.shaped import shaped_without
 from mosaic.graph import ModuleGraph
 from mosaic.profile import GroupSample, HeldOutError, Phase, Profile, Sample
 from mosaic.profiler.cache import ProfileCache
-from mosaic.profiler.communication import Network
-from mosaic.profiler.counters import Counters
-from mosaic.profiler.deadline import Deadline
-from mosaic.profiler.estimate import estimate_bandwidths
-from mosaic.profiler.groups import SideBySide, choose_groups, choose_pairs, interference_errors
-from mosaic.profiler.noise import ForeignLoad
-from mosaic.profiler.peaks import lane_bytes_of
-from mosaic.profiler.points import ModulePoints, Site
+from mosaic.profiler.counting import Counted, count_subjects, estimate_bandwidths, shapes_of
+from mosaic.profiler.machine.communication import Network
+from mosaic.profiler.machine.counters import Counters
+from mosaic.profiler.machine.noise import ForeignLoad
+from mosaic.profiler.measuring.groups import SideBySide, choose_groups, choose_pairs, interference_errors
+from mosaic.profiler.measuring.peaks import lane_bytes_of
+from mosaic.profiler.measuring.points import MeasuringSite, ModulePoints
 from mosaic.profiler.preserve import preserved
 from mosaic.profiler.quotas import QuotaChoice, Sampling
-from mosaic.profiler.settings import ProfileSettings
-from mosaic.profiler.shapes import Counted, count_subjects, shapes_of
+from mosaic.profiler.settings import Deadline, ProfileSettings
 from mosaic.profiler.structure import structures_of
 from mosaic.profiler.subject import Subject
 from mosaic.profiler.surroundings import environment_of, key_of, now_utc
@@ -201,9 +199,9 @@ class _Sweep:
             return tuple(self._side_by_side(site).groups(layouts))
 
     @contextmanager
-    def _site(self, partitions: Iterable[tuple[int, ...]]) -> Iterator[Site]:
+    def _site(self, partitions: Iterable[tuple[int, ...]]) -> Iterator[MeasuringSite]:
         with self._backend.open_lanes(partitions) as lanes:
-            yield Site(
+            yield MeasuringSite(
                 lanes,
                 self._backend.device,
                 self._backend.torch_device,
@@ -214,7 +212,7 @@ class _Sweep:
                 self._deadline,
             )
 
-    def _side_by_side(self, site: Site) -> SideBySide:
+    def _side_by_side(self, site: MeasuringSite) -> SideBySide:
         by_name = {subject.name: subject for subject in self._subjects}
         return SideBySide(site, by_name, self._keys, self._steps.next)
 

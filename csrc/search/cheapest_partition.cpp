@@ -1,4 +1,4 @@
-#include "cheapest_partition.h"
+#include "search/cheapest_partition.h"
 
 #include <algorithm>
 #include <utility>

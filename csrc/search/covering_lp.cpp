@@ -1,4 +1,4 @@
-#include "covering_lp.h"
+#include "search/covering_lp.h"
 
 #include <algorithm>
 #include <cmath>

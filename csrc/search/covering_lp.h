@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "problem.h"
+#include "search/problem.h"
 
 namespace mosaic::search {
 

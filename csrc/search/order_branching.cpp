@@ -1,4 +1,4 @@
-#include "order_branching.h"
+#include "search/order_branching.h"
 
 #include <algorithm>
 

@@ -4,7 +4,7 @@
 #include <unordered_set>
 #include <vector>
 
-#include "pattern_prices.h"
+#include "search/pattern_prices.h"
 
 namespace mosaic::search {
 

@@ -1,8 +1,8 @@
-#include "pair_search.h"
+#include "search/pair_search.h"
 
 #include <algorithm>
 
-#include "stage_order.h"
+#include "search/plans/stage_order.h"
 
 namespace mosaic::search {
 namespace {

@@ -5,8 +5,8 @@
 #include <random>
 #include <vector>
 
-#include "plan_search.h"
-#include "stage_areas.h"
+#include "search/plans/plan_search.h"
+#include "search/stage_areas.h"
 
 namespace mosaic::search {
 

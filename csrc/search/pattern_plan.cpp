@@ -1,9 +1,9 @@
-#include "pattern_plan.h"
+#include "search/pattern_plan.h"
 
 #include <algorithm>
 #include <deque>
 
-#include "order_branching.h"
+#include "search/order_branching.h"
 
 namespace mosaic::search {
 namespace {

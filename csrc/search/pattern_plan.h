@@ -1,8 +1,8 @@
 // Large graphs: every part on its own by prices and patterns.
 #pragma once
 
-#include "pattern_search.h"
-#include "plan_search.h"
+#include "search/pattern_search.h"
+#include "search/plans/plan_search.h"
 
 namespace mosaic::search {
 

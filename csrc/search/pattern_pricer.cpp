@@ -1,4 +1,4 @@
-#include "pattern_pricer.h"
+#include "search/pattern_pricer.h"
 
 #include <algorithm>
 #include <queue>

@@ -5,8 +5,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "clock.h"
-#include "stage_areas.h"
+#include "search/clock.h"
+#include "search/stage_areas.h"
 
 namespace mosaic::search {
 

@@ -1,10 +1,10 @@
-#include "pattern_prices.h"
+#include "search/pattern_prices.h"
 
 #include <algorithm>
 #include <memory>
 #include <numeric>
 
-#include "covering_lp.h"
+#include "search/covering_lp.h"
 
 namespace mosaic::search {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "pattern_pricer.h"
+#include "search/pattern_pricer.h"
 
 namespace mosaic::search {
 

@@ -1,4 +1,4 @@
-#include "pattern_search.h"
+#include "search/pattern_search.h"
 
 #include <algorithm>
 

@@ -5,9 +5,9 @@
 #include <unordered_map>
 #include <vector>
 
-#include "cheapest_partition.h"
-#include "pattern_prices.h"
-#include "stage_search.h"
+#include "search/cheapest_partition.h"
+#include "search/pattern_prices.h"
+#include "search/stages/stage_search.h"
 
 namespace mosaic::search {
 

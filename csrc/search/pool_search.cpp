@@ -1,9 +1,9 @@
-#include "pool_search.h"
+#include "search/pool_search.h"
 
 #include <algorithm>
 #include <numeric>
 
-#include "chains.h"
+#include "search/plans/chains.h"
 
 namespace mosaic::search {
 namespace {

@@ -5,9 +5,9 @@
 #include <unordered_map>
 #include <vector>
 
-#include "clock.h"
-#include "covering_lp.h"
-#include "plan_search.h"
+#include "search/clock.h"
+#include "search/covering_lp.h"
+#include "search/plans/plan_search.h"
 
 namespace mosaic::search {
 

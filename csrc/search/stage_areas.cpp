@@ -1,10 +1,10 @@
-#include "stage_areas.h"
+#include "search/stage_areas.h"
 
 #include <algorithm>
 #include <set>
 #include <tuple>
 
-#include "chains.h"
+#include "search/plans/chains.h"
 
 namespace mosaic::search {
 StageAreas::StageAreas(const Problem& problem)

@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from mosaic.engine.attach import attach, detach
-from mosaic.engine.find import Finding
+from mosaic.engine.calls.attach import attach, detach
+from mosaic.engine.finding.find import Finding
 from mosaic.engine.placing import PendingBackwards, PlacedPlan
 from mosaic.engine.trial.run import Trial
 from mosaic.engine.trial.setup import TrialSetup

@@ -10,19 +10,19 @@ import torch
 from torch import nn
 
 from mosaic.backends.base import Backend, Lanes
-from mosaic.backends.cuda_lanes import StreamLanes
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
+from mosaic.backends.streams.lanes import StreamLanes
 from mosaic.cost import CostModel
-from mosaic.engine.executor import Executor
-from mosaic.engine.find import Finding, Sample, find_modules
-from mosaic.engine.first_calls import warm_up
+from mosaic.engine.calls.thread_state import forget_cast_weights
+from mosaic.engine.finding.find import Finding, Sample, find_modules
 from mosaic.engine.graphs import StageGraphs
 from mosaic.engine.handle import Handle
+from mosaic.engine.host.executor import Executor
 from mosaic.engine.options import DEFAULT_OPTIONS, Options
 from mosaic.engine.placing import PlacedPlan, Runs
 from mosaic.engine.profiled import plan_in_turn, warn_of_busy
-from mosaic.engine.stream_executor import StreamExecutor
-from mosaic.engine.thread_state import forget_cast_weights
+from mosaic.engine.streams.executor import StreamExecutor
+from mosaic.engine.streams.first_calls import warm_up
 from mosaic.engine.trial.clock import EventClock, HostClock
 from mosaic.engine.trial.plans import plans_to_try
 from mosaic.engine.trial.settings import StepClock, TrialSettings
@@ -214,7 +214,7 @@ def _backend_for(model: nn.Module) -> Backend:
     cuda = next((device for device in devices if device.type == "cuda"), None)
     if cuda is None:
         return HostBackend()
-    from mosaic.backends.cuda import CudaBackend
+    from mosaic.backends.cuda.backend import CudaBackend
 
     return CudaBackend(torch.cuda.current_device() if cuda.index is None else cuda.index)
 

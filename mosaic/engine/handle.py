@@ -10,8 +10,8 @@ from torch import nn
 
 from mosaic.checkpoint.methods import KeepsCheckpoints
 from mosaic.engine.attachment import Attachment
-from mosaic.engine.changes import Makeup
-from mosaic.engine.find import Finding
+from mosaic.engine.finding.changes import Makeup
+from mosaic.engine.finding.find import Finding
 from mosaic.engine.placing import PlacedPlan, Runs
 from mosaic.engine.profiled import source_of
 from mosaic.engine.trial.run import Trial

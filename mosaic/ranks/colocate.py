@@ -10,7 +10,7 @@ from torch import nn
 
 from mosaic.backends.base import Backend
 from mosaic.engine.colocate import colocate_one
-from mosaic.engine.find import Sample
+from mosaic.engine.finding.find import Sample
 from mosaic.engine.handle import Handle
 from mosaic.engine.options import DEFAULT_OPTIONS, Options, RankSettings
 from mosaic.engine.trial.report import TrialReport

@@ -21,7 +21,7 @@ from mosaic.graph import ModuleGraph
 from mosaic.hardware import Link
 from mosaic.plan import Placement, Plan
 from mosaic.profile import Phase
-from mosaic.solver.footprint import Footprint, peak_bytes
+from mosaic.solver.memory.footprint import Footprint, peak_bytes
 from mosaic.solver.reshard import reshard_ms
 
 Waits = Mapping[str, Mapping[str, float]]

@@ -15,11 +15,10 @@ from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan
 from mosaic.profile import Phase, Profile
 from mosaic.solver import SearchOptions, solve
-from mosaic.solver.dependency import rearrange
-from mosaic.solver.exact import SearchHint, SearchLimits, search_exactly
-from mosaic.solver.incremental import Replanner, resolve, start_from
+from mosaic.solver.exact.search import SearchHint, SearchLimits, search_exactly
+from mosaic.solver.gahc.placement import Machine
 from mosaic.solver.options import all_options
-from mosaic.solver.placement import Machine
+from mosaic.solver.replan.replanner import Replanner, resolve, start_from
 from mosaic.solver.simulate import StepModel, simulate
 
 BOUNDED = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -97,16 +96,6 @@ def test_no_slot_is_held_twice_and_nothing_starts_before_its_inputs(profile: Pro
 def test_the_critical_spans_fill_the_whole_step(profile: Profile) -> None:
     step = simulate(planned(profile), profile.graph)
     assert sum(span.end_ms - span.start_ms for span in step.critical) == pytest.approx(step.makespan_ms)
-
-
-@given(profiles(disturbed=True))
-@settings(BOUNDED, max_examples=20)
-def test_rearranging_never_makes_a_step_longer(profile: Profile) -> None:
-    cost = CostModel.from_profile(profile)
-    plan = planned(profile)
-    found = rearrange(plan, profile.graph, cost, iterations=60)
-    assert found.step.makespan_ms <= simulate(plan, profile.graph, StepModel(cost=cost)).makespan_ms
-    found.plan.check_covers(profile.graph)
 
 
 def without(graph: ModuleGraph, name: str) -> ModuleGraph:

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.ranks.measured import least_moved
 from mosaic.ranks.rows.routing import RowRouting, slice_of
 
 COUNTS = st.lists(st.integers(0, 9), min_size=1, max_size=6).map(tuple)
-
-
-def least_moved(held: Sequence[int], parts: Sequence[int]) -> int:
-    """How many rows must travel at least, whoever routes: what ranks are short of."""
-    return sum(max(0, part - own) for part, own in zip(parts, held, strict=True))
 
 
 @st.composite

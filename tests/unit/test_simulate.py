@@ -9,12 +9,12 @@ from planning_cases import device_of, flat, graph_of, linear, pair, profile_of
 
 from mosaic.cost import CostModel
 from mosaic.errors import InvalidPlanError
+from mosaic.graph import Part
 from mosaic.hardware import Link
-from mosaic.plan import Placement, Plan, SearchRecord, Stage
+from mosaic.plan import Grid, Placement, Plan, SearchRecord, Stage
 from mosaic.profile import ModuleMemory, Phase
 from mosaic.solver import solve
-from mosaic.solver.dependency import rearrange
-from mosaic.solver.footprint import Footprint, footprints_of
+from mosaic.solver.memory.footprint import Footprint, footprints_of
 from mosaic.solver.reshard import reshard_ms
 from mosaic.solver.simulate import StepModel, simulate
 
@@ -22,7 +22,13 @@ from mosaic.solver.simulate import StepModel, simulate
 def placed(
     module: str, slots: range, ms: float, *, devices: tuple[int, ...] = (0,), backward_ms: float = 0
 ) -> Placement:
-    return Placement(module=module, slots=tuple(slots), devices=devices, forward_ms=ms, backward_ms=backward_ms or ms)
+    return Placement(
+        part=Part(module=module),
+        slots=tuple(slots),
+        grid=Grid(ranks=devices),
+        forward_ms=ms,
+        backward_ms=backward_ms or ms,
+    )
 
 
 def plan_of(*stages: tuple[Placement, ...], edges: tuple[tuple[str, str], ...] = (), num_devices: int = 1):
@@ -85,7 +91,7 @@ def test_data_moves_between_modules_on_different_devices() -> None:
     one, other = placed("a", range(1), 1), placed("b", range(1), 1, devices=(1,))
     both = placed("c", range(1), 1, devices=(0, 1))
     megabyte = 1_000_000
-    assert reshard_ms(one, replace(one, module="d"), megabyte, link) == 0
+    assert reshard_ms(one, replace(one, part=Part(module="d")), megabyte, link) == 0
     assert reshard_ms(one, other, megabyte, link) == pytest.approx(0.5 + 1)
     assert reshard_ms(one, both, megabyte, link) == pytest.approx(0.5 + 0.5)
     assert reshard_ms(both, other, megabyte, link) == pytest.approx(0.5 + 0.5)
@@ -116,16 +122,3 @@ def test_a_plan_of_another_graph_is_refused() -> None:
     plan, _ = plan_of((placed("a", range(1), 1),))
     with pytest.raises(InvalidPlanError, match="leaves out"):
         simulate(plan, graph_of("ab"))
-
-
-def test_rearranging_finds_what_stages_cannot() -> None:
-    # Two chains of unequal modules: with stages each pair waits for its longer one.
-    times = {"a": flat(5), "b": flat(1), "x": flat(1), "y": flat(5)}
-    profile = profile_of(times, num_slots=2, edges=[("a", "b"), ("x", "y")])
-    cost = CostModel.from_profile(profile)
-    plan = solve(profile.graph, cost, profile.device)
-    found = rearrange(plan, profile.graph, cost, iterations=200)
-    assert found.step.makespan_ms == pytest.approx(12)
-    assert found.gain == pytest.approx(1 - 12 / found.staged_ms)
-    found.plan.check_covers(profile.graph)
-    assert rearrange(plan, profile.graph, cost, iterations=200).plan == found.plan

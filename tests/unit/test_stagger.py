@@ -1,11 +1,12 @@
-from mosaic.plan import Placement, Stage
+from mosaic.graph import Part
+from mosaic.plan import Grid, Placement, Stage
 from mosaic.solver.stagger import stagger
 
 
 def stage(**placed):
     return Stage(
         placements=tuple(
-            Placement(module=name, slots=slots, devices=devices, forward_ms=ms)
+            Placement(part=Part(module=name), slots=slots, grid=Grid(ranks=devices), forward_ms=ms)
             for name, (slots, devices, ms) in placed.items()
         )
     )

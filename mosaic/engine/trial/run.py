@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import torch
 
-from mosaic.engine.thread_state import on_lane
+from mosaic.engine.calls.thread_state import on_lane
 from mosaic.engine.trial.drift import DriftWatch
 from mosaic.engine.trial.lineup import Lineup
 from mosaic.engine.trial.race import Decision, Race, Turn

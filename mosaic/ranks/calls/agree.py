@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from mosaic.engine.structure import flatten
+from mosaic.engine.calls.structure import flatten
 from mosaic.errors import ModuleContractError
 from mosaic.ranks.meeting.progress import Waiting, unwatched
 

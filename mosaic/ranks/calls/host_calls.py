@@ -14,16 +14,16 @@ from typing import Any
 
 import torch
 
-from mosaic.backends.host_lanes import HostLanes
-from mosaic.engine.caller import note_in_place
-from mosaic.engine.executor import Executor
-from mosaic.engine.lane_tensor import LaneTensor, Ready, join_all, join_joined
-from mosaic.engine.random_numbers import count_draws, drawing_from
-from mosaic.engine.signature import Arguments
-from mosaic.engine.site import Site
-from mosaic.engine.span_log import SpanLog
-from mosaic.engine.structure import flatten
-from mosaic.engine.thread_state import as_lane, interception, on_lane
+from mosaic.backends.host.lanes import HostLanes
+from mosaic.engine.calls.caller import note_in_place
+from mosaic.engine.calls.random_numbers import count_draws, drawing_from
+from mosaic.engine.calls.signature import Arguments
+from mosaic.engine.calls.site import Site
+from mosaic.engine.calls.structure import flatten
+from mosaic.engine.calls.thread_state import as_lane, interception, on_lane
+from mosaic.engine.host.executor import Executor
+from mosaic.engine.host.lane_tensor import LaneTensor, Ready, join_all, join_joined
+from mosaic.engine.host.span_log import SpanLog
 from mosaic.errors import ModuleContractError
 from mosaic.ranks.calls.in_step import InStep
 from mosaic.ranks.calls.passing import ForwardPass

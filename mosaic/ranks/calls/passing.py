@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from mosaic.engine.structure import flatten, unflatten
-from mosaic.engine.thread_state import ThreadState
+from mosaic.engine.calls.structure import flatten, unflatten
+from mosaic.engine.calls.thread_state import ThreadState
 from mosaic.errors import ModuleContractError
 from mosaic.ranks.calls import steps
 from mosaic.ranks.calls.agree import agree, said_by

@@ -43,8 +43,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from mosaic.engine.signature import Signature
-from mosaic.engine.structure import flatten, unflatten
+from mosaic.engine.calls.signature import Signature
+from mosaic.engine.calls.structure import flatten, unflatten
 from mosaic.errors import ModuleContractError, UnsupportedModelError
 from mosaic.ranks.calls import steps
 from mosaic.ranks.calls.agree import trouble_of

@@ -18,10 +18,10 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from mosaic.backends.cuda_lanes import StreamLanes
-from mosaic.backends.host_lanes import HostLanes
-from mosaic.engine.structure import map_tensors, tensors_in
-from mosaic.engine.thread_state import on_lane
+from mosaic.backends.host.lanes import HostLanes
+from mosaic.backends.streams.lanes import StreamLanes
+from mosaic.engine.calls.structure import map_tensors, tensors_in
+from mosaic.engine.calls.thread_state import on_lane
 from mosaic.errors import BackendUnavailableError, ModuleContractError
 from mosaic.ranks.calls.agree import put_aside
 from mosaic.ranks.calls.host_calls import HostCalls
@@ -33,7 +33,7 @@ from mosaic.ranks.parameters.tied import Compute, running
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Lanes
-    from mosaic.engine.site import Site
+    from mosaic.engine.calls.site import Site
     from mosaic.timeline import Span
 
 

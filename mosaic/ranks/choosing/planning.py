@@ -8,8 +8,8 @@ from torch import nn
 
 from mosaic.artifact import parse, to_json
 from mosaic.cost import CostModel
-from mosaic.cost.communication import RankedCost
-from mosaic.engine.find import Finding
+from mosaic.cost.communication.ranked import RankedCost
+from mosaic.engine.finding.find import Finding
 from mosaic.engine.options import Options
 from mosaic.engine.profiled import warn_of_busy
 from mosaic.engine.trial.settings import TrialSettings

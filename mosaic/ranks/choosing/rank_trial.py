@@ -21,10 +21,10 @@ from typing import Any
 
 import torch
 
+from mosaic.engine.calls.structure import tensors_in
 from mosaic.engine.colocate import clock_of
-from mosaic.engine.find import runner_of
+from mosaic.engine.finding.find import runner_of
 from mosaic.engine.handle import Handle
-from mosaic.engine.structure import tensors_in
 from mosaic.engine.trial.race import Decision, Race, Turn
 from mosaic.engine.trial.report import TrialReport
 from mosaic.engine.trial.settings import StepClock, TrialSettings

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from mosaic.cost.communication import BUCKET_BYTES
+from mosaic.cost.communication.ranked import BUCKET_BYTES
 from mosaic.ranks.meeting.progress import Waiting, unwatched
 
 

@@ -8,12 +8,12 @@ from functools import partial
 
 import torch
 
-from mosaic.backends.cuda_lanes import StreamLanes
-from mosaic.engine.find import Finding
-from mosaic.engine.first_calls import warm_up
-from mosaic.engine.handovers import Handover
+from mosaic.backends.streams.lanes import StreamLanes
+from mosaic.engine.calls.structure import flatten
+from mosaic.engine.finding.find import Finding
+from mosaic.engine.finding.handovers import Handover
 from mosaic.engine.placing import PlacedPlan
-from mosaic.engine.structure import flatten
+from mosaic.engine.streams.first_calls import warm_up
 from mosaic.engine.trial.report import TrialReport
 from mosaic.plan import Plan
 from mosaic.profiler import Subject

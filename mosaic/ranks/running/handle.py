@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import Sampler
 
-from mosaic.engine.find import Finding
+from mosaic.engine.finding.find import Finding
 from mosaic.engine.handle import Handle
 from mosaic.engine.placing import PlacedPlan
 from mosaic.engine.trial.report import TrialReport

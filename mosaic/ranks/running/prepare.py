@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from mosaic.backends.base import Backend
-from mosaic.backends.host import HostBackend, available_cores
-from mosaic.engine.find import Finding, Sample, find_modules
-from mosaic.engine.signature import Arguments, Signature, learn
-from mosaic.engine.structure import map_tensors
-from mosaic.engine.users import users_of
+from mosaic.backends.host.backend import HostBackend, available_cores
+from mosaic.engine.calls.signature import Arguments, Signature, learn
+from mosaic.engine.calls.structure import map_tensors
+from mosaic.engine.finding.find import Finding, Sample, find_modules
+from mosaic.engine.finding.users import users_of
 from mosaic.errors import UnsupportedModelError
 from mosaic.profiler import Subject, preserved
 from mosaic.ranks.calls.ranked import Template
@@ -90,7 +90,7 @@ def prepare(
 def backend_for(model: nn.Module, backend: Backend | None, device: torch.device) -> Backend:
     """Returns where this rank runs, once its model is seen to be there."""
     if backend is None and device.type == "cuda":
-        from mosaic.backends.cuda import CudaBackend
+        from mosaic.backends.cuda.backend import CudaBackend
 
         backend = CudaBackend(own_gpu())
         torch.cuda.set_device(backend.torch_device)

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 
 import pytest
-from ranks_model import Case, Search
+from ranks.interleavings import Case, Search
 
 NOTHING: frozenset[int] = frozenset()
 FREE = (NOTHING, NOTHING)

@@ -1,0 +1,173 @@
+"""What kind of a torch function a call is: whether it reads metadata, needs values on the host, or writes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from mosaic.engine.calls.structure import PLAIN_TYPES, map_tensors
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_METADATA = _words(
+    """
+    __get__:shape __get__:dtype __get__:device __get__:layout __get__:ndim __get__:requires_grad __get__:is_leaf
+    __get__:grad_fn __get__:grad __get__:_version __get__:is_cuda __get__:is_cpu __get__:is_sparse __get__:is_meta
+    __get__:is_quantized __get__:is_nested __get__:is_mkldnn __get__:itemsize __get__:nbytes __get__:output_nr
+    __get__:retains_grad __get__:names __get__:is_xla __get__:is_mps __get__:is_xpu __get__:_backward_hooks
+    __get__:_post_accumulate_grad_hooks __get__:is_sparse_csr __get__:is_mtia __get__:is_ipu __get__:is_maia
+    __set__:requires_grad __set__:grad
+    size dim stride numel nelement element_size is_floating_point is_complex is_signed is_contiguous storage_offset
+    get_device ndimension __len__ register_hook register_post_accumulate_grad_hook retain_grad requires_grad_
+    is_inference has_names _is_view is_same_size result_type dim_order is_conj is_neg is_distributed is_pinned
+    record_stream
+    """
+)
+_VALUES = _words(
+    """
+    numpy tolist item __array__ __array_wrap__ data_ptr untyped_storage storage _typed_storage __dlpack__
+    __dlpack_device__ __repr__ __str__ __format__ __bool__ __int__ __float__ __index__ __complex__ is_nonzero
+    __contains__ backward grad __reduce_ex__ __deepcopy__ pin_memory is_shared share_memory_ cpu __dir__ set_
+    __get__:__cuda_array_interface__ __set__:data __set__:names __set__:_backward_hooks detach_
+    """
+)
+_IN_PLACE_OPERATORS = _words(
+    """
+    __iadd__ __isub__ __imul__ __itruediv__ __ifloordiv__ __imod__ __ipow__ __imatmul__ __iand__ __ior__ __ixor__
+    __ilshift__ __irshift__ __idiv__ __setitem__
+    """
+)
+_STATISTICS = _words(
+    "batch_norm instance_norm native_batch_norm cudnn_batch_norm miopen_batch_norm batch_norm_update_stats"
+)
+_MOVES = _words("to type type_as")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a torch function does with its tensors."""
+
+    name: str
+    metadata: bool
+    """It reads or sets what belongs to the tensor object, and no value."""
+    value: bool
+    """It needs values or memory on the host, or changes what memory a tensor stands for."""
+    writes: bool
+    """It writes into its first argument."""
+    writes_any: bool
+    """It is an operator whose schema says that it writes into some argument."""
+    statistics: bool
+    """It may write into running statistics, which neither its schema nor torch's count of versions tells."""
+    inplace: int | None
+    """Position of a parameter called ``inplace``; None if it has none."""
+
+    def written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        """Returns the tensors that a call writes into."""
+        found = [] if "out" not in kwargs else list(tensors_of(kwargs["out"]))
+        if self.writes_any:
+            return [*found, *tensors_of(args), *tensors_of(kwargs)]
+        if self.writes or (self.inplace is not None and self._is_inplace(args, kwargs)):
+            found += tensors_of(args[0] if args else kwargs.get("input"))
+        return found
+
+    def moves_elsewhere(self, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> bool:
+        """Whether a call may copy to another device, which the host could take for work of its own stream."""
+        if self.name not in _MOVES:
+            return False
+        return any(_is_elsewhere(value, device) for value in (*args[1:], *kwargs.values()))
+
+    def _is_inplace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        assert self.inplace is not None
+        return bool(kwargs.get("inplace", args[self.inplace] if len(args) > self.inplace else False))
+
+
+@lru_cache(maxsize=4096)
+def kind_of(func: Callable[..., Any]) -> Kind:
+    """Returns the kind of a torch function."""
+    name = _name(func)
+    writes = name in _IN_PLACE_OPERATORS or (name.endswith("_") and not name.endswith("__"))
+    return Kind(
+        name=name,
+        metadata=name in _METADATA,
+        value=name in _VALUES or (name.startswith("__set__") and name not in _METADATA),
+        writes=writes,
+        writes_any=_schema_writes(func),
+        statistics=name in _STATISTICS,
+        inplace=_inplace_position(func),
+    )
+
+
+def tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    """Yields the tensors in a torch function's arguments."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_of(item)
+    elif isinstance(value, dict):
+        yield from tensors_of(tuple(value.values()))
+
+
+def replace(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
+    """Returns ``value`` with each tensor replaced; as ``map_tensors``, and faster for the usual containers."""
+    kind = type(value)
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if kind is tuple or kind is list:
+        return kind([replace(item, function) for item in value])
+    if kind is dict:
+        return {key: replace(item, function) for key, item in value.items()}
+    if isinstance(value, PLAIN_TYPES):
+        return value
+    return map_tensors(function, value)
+
+
+def all_tensors(value: Any) -> list[torch.Tensor]:
+    """Returns the tensors in nested containers, those included that ``tensors_of`` does not see through."""
+    found: list[torch.Tensor] = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        found.append(tensor)
+        return tensor
+
+    replace(value, note)
+    return found
+
+
+def _is_elsewhere(value: Any, device: torch.device) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.device != device
+    if isinstance(value, (torch.device, str)):
+        return torch.device(value).type != device.type if not str(value).startswith("torch.") else False
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _name(func: Any) -> str:
+    name: str = getattr(func, "__name__", "")
+    if name in ("__get__", "__set__"):
+        owner = func.__self__
+        return f"{name}:{getattr(owner, '__name__', None) or owner.fget.__name__}"
+    return name
+
+
+def _schema_writes(func: Any) -> bool:
+    if isinstance(func, torch._ops.OpOverload):
+        return func._schema.is_mutable
+    if isinstance(func, torch._ops.OpOverloadPacket):
+        return any(getattr(func, overload)._schema.is_mutable for overload in func.overloads())
+    return False
+
+
+def _inplace_position(func: Any) -> int | None:
+    if not inspect.isfunction(func):
+        return None
+    names = list(inspect.signature(func, follow_wrapped=False).parameters)
+    return names.index("inplace") if "inplace" in names else None
