@@ -27,9 +27,10 @@ from mosaic.models import build, loss_of, make_batch
 from mosaic.models.layers.block import DropPath
 from mosaic.plan import Grid, Placement, Plan, SearchRecord, Stage
 from mosaic.profiler import ProfileSettings, measure_ring, repeat_batch, traffic_of
-from mosaic.ranks.colocate import colocate_ranks, cores_of_rank, found_for_ranks
+from mosaic.ranks.colocate import colocate_ranks
 from mosaic.ranks.compare import COMPARED, MeasuredMethod, Rounds, Steps, compare_plans
 from mosaic.ranks.rows.routing import RowRouting
+from mosaic.ranks.running.prepare import cores_of_rank, find_for_ranks
 
 SETTINGS = ProfileSettings(sample_seconds=0.1, min_repeats=2, max_repeats=5, refuse_share=2.0, foreign_share=2.0)
 MB = 1e6
@@ -113,8 +114,7 @@ def apart_plan(graph: ModuleGraph, size: int) -> Plan:
 def moved(rank: int, size: int, *, model: str, batch: int, steps: int) -> Iterator[Figure]:
     """Start-up, bytes, overlap and predicted communication of a plan in which everything travels."""
     of = f"{model}-tiny, {size} ranks"
-    finding, error = found_for_ranks(Zoo.make(model, batch).model, Zoo.make(model, batch).sample)
-    assert finding is not None, error
+    finding = find_for_ranks(Zoo.make(model, batch).model, Zoo.make(model, batch).sample)
     plan = apart_plan(finding.graph, size)
     zoo = Zoo.make(model, batch)
     made_s: list[float] = []
@@ -239,8 +239,7 @@ def peak(rank: int, size: int, *, model: str, batch: int, with_mosaic: bool) -> 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     zoo = Zoo.make(model, batch)
     if with_mosaic:
-        finding, error = found_for_ranks(Zoo.make(model, batch).model, zoo.sample)
-        assert finding is not None, error
+        finding = find_for_ranks(Zoo.make(model, batch).model, zoo.sample)
         colocate_ranks(zoo.model, sample=zoo.sample, plan=apart_plan(finding.graph, size))
         loop = Steps(zoo.model, zoo)
     else:
@@ -260,8 +259,7 @@ def peak(rank: int, size: int, *, model: str, batch: int, with_mosaic: bool) -> 
 
 def equality(rank: int, size: int, *, model: str, batch: int, steps: int) -> Iterator[Figure]:
     """Trains under a plan with partly overlapping ranks, without dropout, and as DDP does: how far are they apart?"""
-    finding, error = found_for_ranks(Zoo.make(model, batch).model, Zoo.make(model, batch).sample)
-    assert finding is not None, error
+    finding = find_for_ranks(Zoo.make(model, batch).model, Zoo.make(model, batch).sample)
     ours = Zoo.make(model, batch, seed=rank)
     for part in ours.model.modules():  # what a rank draws is its own
         if isinstance(part, nn.Dropout):

@@ -23,7 +23,7 @@ _SECONDS = 1.0
 """Most time for one more search; what it found by then counts."""
 
 
-def shape_of(plan: Plan) -> Hashable:
+def plan_shape(plan: Plan) -> Hashable:
     """Returns what decides how a plan runs: stages, and the slots of each module."""
     return tuple(tuple((p.module, p.cells) for p in stage.placements) for stage in plan.stages)
 
@@ -58,7 +58,7 @@ def plans_to_try(best: Plan, graph: ModuleGraph, cost: Cost, *, count: int, smal
     ]
     chosen: dict[Hashable, Plan] = {}
     for plan in (best, *close):
-        chosen.setdefault(shape_of(plan), plan)
+        chosen.setdefault(plan_shape(plan), plan)
     kept = list(chosen.values())[: max(1, count - 1)]
     return (*kept, sequential)[:count]
 
