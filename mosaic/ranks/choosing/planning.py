@@ -130,7 +130,7 @@ def profile_of_all(
         tuple(repeat_batch(subject, size) for subject in finding.subjects),
         finding.graph,
         on.backend,
-        degrees=[1 << power for power in range(size.bit_length()) if 1 << power <= size],
+        degrees=degrees_to_look_at(size),
         network=ring,
         settings=settings,
         progress=progress,
