@@ -17,7 +17,7 @@ from mosaic.errors import MosaicError
 from mosaic.plan import Placement, Plan, SearchRecord, Stage
 from mosaic.ranks.colocate import colocate_ranks
 
-STEPS = 20
+STEPS = 6
 
 
 class Model(nn.Module):

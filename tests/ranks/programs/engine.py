@@ -13,6 +13,7 @@ from mosaic.engine import find_modules
 from mosaic.errors import MosaicError
 from mosaic.plan import Placement, Plan, SearchRecord, Stage
 from mosaic.ranks.colocate import colocate_ranks
+from ranks.begun import SHORT_S, WATCH
 from ranks.training import Model, batch, loss_of
 
 
@@ -196,7 +197,8 @@ def failing(rank: int, size: int) -> str:
         plan=plan,
         backend=HostBackend(1),
         modules=list(members),
-        timeout_s=6,
+        timeout_s=SHORT_S,
+        watch=WATCH,
     )
     model(torch.randn(3, 4)).sum().backward()
     fail_now = True

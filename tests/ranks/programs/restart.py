@@ -1,16 +1,17 @@
 """A training program as a person would give it to torchrun: it goes on from the last checkpoint where it is restarted.
 
-Run as ``python -m ranks.programs.restart FOLDER KILL_RANK KILL_STEP``; rank KILL_RANK kills itself at that step of its
-first start.
+torchrun's agent starts it in processes that are forked from one that has torch loaded; rank KILL_RANK kills itself at
+KILL_STEP of its first start.
 """
 
 from __future__ import annotations
 
 import os
-import sys
+import random
 from pathlib import Path
 
 import torch
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 import mosaic
 from mosaic.backends.host import HostBackend
@@ -66,5 +67,19 @@ def program(folder: Path, kill_rank: int, kill_step: int) -> None:
     handle.export(folder / "model.safetensors")
 
 
-if __name__ == "__main__":
-    program(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+def restarted(rank: int, size: int, place: Path) -> None:
+    """What ``torchrun --nproc-per-node=2 --max-restarts=1`` does, with a rank that is killed at a random step."""
+    draw = random.Random()
+    kill_rank, kill_step = draw.randrange(2), draw.randrange(1, STEPS)
+    print(f"killed rank {kill_rank} at step {kill_step}", flush=True)
+    settings = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=2,
+        max_restarts=1,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        local_addr="localhost",
+        start_method="fork",
+    )
+    elastic_launch(settings, program)(place, kill_rank, kill_step)
