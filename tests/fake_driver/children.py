@@ -1,7 +1,7 @@
 """A process that forks a child for each body that it is sent, so that no child costs a start-up of its own.
 
-Run as ``python -m fake_driver.children MODULE ...``, which are loaded before any child is forked. Each line of its input
-has a body, the child's environment and files for what the child writes; it is answered with the child's exit code. A
+Run as ``python -m fake_driver.children MODULE ...``: it loads the modules before it forks any child. Each line of its
+input has a body, the child's environment and files for what the child writes; the answer is the child's exit code. A
 child runs its body as ``python -c`` would, and ends as any Python process does.
 """
 
