@@ -11,25 +11,16 @@ from torch import nn
 from mosaic.backends.host import HostBackend
 from mosaic.engine import find_modules
 from mosaic.errors import MosaicError
-from mosaic.plan import Placement, Plan, SearchRecord, Stage
+from mosaic.plan import Plan
 from mosaic.ranks.colocate import colocate_ranks
+from ranks import graphs
 from ranks.begun import SHORT_S, WATCH
 from ranks.training import Model, batch, loss_of
 
 
 def plan_of(model: nn.Module, sample: Any, members: dict[str, tuple[int, ...]], size: int) -> Plan:
-    """Places modules on the ranks that are named for them, or on all, each in a stage of its own on one slot."""
-    graph = find_modules(model, sample, include=list(members) or None).graph
-    return Plan(
-        device=HostBackend(1).device,
-        num_devices=size,
-        stages=tuple(
-            Stage(placements=(Placement(module=name, slots=(0,), devices=members.get(name, tuple(range(size)))),))
-            for name in graph.topological_order()
-        ),
-        graph=graph.fingerprint,
-        search=SearchRecord(method="manual"),
-    )
+    """Places modules on the ranks that are named for them, each in a stage of its own on one slot."""
+    return graphs.plan_of(find_modules(model, sample, include=list(members)).graph, members, size)
 
 
 def observed(rank: int, size: int) -> dict[str, Any]:

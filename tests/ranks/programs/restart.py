@@ -15,8 +15,10 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 import mosaic
 from mosaic.backends.host import HostBackend
-from mosaic.plan import Placement, Plan, SearchRecord, Stage
+from mosaic.engine import find_modules
+from mosaic.plan import Plan
 from mosaic.ranks.watching.watch import WatchSettings
+from ranks.graphs import plan_of
 from ranks.training import Model, batch, loss_of
 
 STEPS = 8
@@ -25,17 +27,7 @@ PLACES = {"image": (0,), "text": (1,), "audio": (0, 1), "backbone": (1,), "head"
 
 
 def plan_for(model: Model) -> Plan:
-    from mosaic.engine import find_modules
-
-    graph = find_modules(model, batch(0, ROWS)).graph
-    stages = tuple(
-        Stage(placements=(Placement(module=name, slots=(0,), devices=PLACES[name]),))
-        for name in graph.topological_order()
-    )
-    device = HostBackend(1).device
-    return Plan(
-        device=device, num_devices=2, stages=stages, graph=graph.fingerprint, search=SearchRecord(method="manual")
-    )
+    return plan_of(find_modules(model, batch(0, ROWS)).graph, PLACES, 2)
 
 
 def program(folder: Path, kill_rank: int, kill_step: int) -> None:
