@@ -6,15 +6,15 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from bench.cost_analytic import AFTER, BEFORE, measure_analytic
-from bench.cost_figures import ALL, COUNTS, FORMS, RULES, SLOTS, absent, error_name, judged, step_name
-from bench.cost_ground import GPU, TINY, Ground, Scale
-from bench.cost_groups import REPEATED as PLANS_REPEATED
-from bench.cost_groups import SLOWDOWN, Seen, measure_groups
-from bench.cost_plans import IN_TURN, measure_plans, ms_name
-from bench.cost_sampling import measure_sampling, sampling_names
-from bench.cost_simulated import simulate_all
-from bench.cost_surface import (
+from bench.cost.analytic import AFTER, BEFORE, measure_analytic
+from bench.cost.figures import ALL, COUNTS, FORMS, RULES, SLOTS, absent, error_name, judged, step_name
+from bench.cost.ground import GPU, TINY, Ground, Scale
+from bench.cost.groups import REPEATED as PLANS_REPEATED
+from bench.cost.groups import SLOWDOWN, Seen, measure_groups
+from bench.cost.plans import IN_TURN, measure_plans, ms_name
+from bench.cost.sampling import measure_sampling, sampling_names
+from bench.cost.simulated import simulate_all
+from bench.cost.surface import (
     AT_DEGREES,
     AT_QUOTAS,
     REPEATED,

@@ -9,7 +9,7 @@ import torch
 
 from bench.record import Figure
 from mosaic.backends.base import Backend
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.device import Device
 from mosaic.microbench import BenchSettings, Budget
 from mosaic.microbench.devices import open_backend

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from mosaic.artifact import load, save
-from mosaic.cost.communication import ModuleTraffic
+from mosaic.cost.communication.ranked import ModuleTraffic
 from mosaic.device import FORBID_EXTRA
 from mosaic.graph import ModuleGraph
 from mosaic.profile import Phase

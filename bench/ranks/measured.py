@@ -18,8 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 from bench.harness import median_figure
 from bench.ranks.tape import Tape
 from bench.record import Figure, Source, missing_figure
-from mosaic.backends.host import HostBackend
-from mosaic.cost.communication import ModuleTraffic, route_ms
+from mosaic.backends.host.backend import HostBackend
+from mosaic.cost.communication.ranked import ModuleTraffic, route_ms
 from mosaic.graph import ModuleGraph
 from mosaic.hardware import Link
 from mosaic.models import build, loss_of, make_batch

@@ -14,11 +14,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.plan import Plan
 from mosaic.ranks.colocate import colocate_ranks
+from mosaic.ranks.meeting.watch import WatchSettings
 from mosaic.ranks.running.handle import RankHandle
-from mosaic.ranks.watching.watch import WatchSettings
 from ranks.training import Model, batch, draw_plan, loss_of
 
 WATCH = WatchSettings(beat_s=0.2, grace_s=1.5)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 import mosaic
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import find_modules
 from mosaic.plan import Plan
 from mosaic.ranks.colocate import colocate_ranks

@@ -13,7 +13,7 @@ from bench.gpu.bench import Bench
 from bench.gpu.ladder import CLOSE
 from bench.gpu.ladder.lanes import figures_of, halves, on_lanes, reading
 from bench.record import Figure
-from mosaic.backends.cuda_backend import CudaBackend
+from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.microbench.kernels import half_type
 
 Step = Callable[[], list[torch.Tensor]]

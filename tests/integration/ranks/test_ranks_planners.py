@@ -11,7 +11,7 @@ from ranks.cases import run_ranks
 from ranks.programs.planners import METHODS, Graph
 
 import mosaic
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.solver.runnable import RUNNABLE, check_method
 
 

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.plan import Plan
 from mosaic.ranks.colocate import colocate_ranks
 from ranks.begun import ROWS, SHORT_S, STEPS, WATCH, at_step, begin, halves, join, kill_this_process, train

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from mosaic.artifact import save
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.cli.main import run
 from mosaic.cli.workload import load_workload
 from mosaic.engine import find_modules

@@ -14,10 +14,10 @@ import torch
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 import mosaic
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import find_modules
 from mosaic.plan import Plan
-from mosaic.ranks.watching.watch import WatchSettings
+from mosaic.ranks.meeting.watch import WatchSettings
 from ranks.graphs import plan_of
 from ranks.training import Model, batch, loss_of
 

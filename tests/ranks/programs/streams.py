@@ -19,8 +19,8 @@ from mosaic.errors import MosaicError
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Placement, Plan, SearchRecord, Stage
 from mosaic.ranks import RankHandle
+from mosaic.ranks.calls.stream_calls import StreamCalls
 from mosaic.ranks.colocate import colocate_ranks
-from mosaic.ranks.lanes.stream_calls import StreamCalls
 from ranks import training
 from ranks.graphs import Drawn, Shape
 from ranks.graphs import batch_of as drawn_batch

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from mosaic import models
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import find_modules
-from mosaic.models.block import DropPath
+from mosaic.models.layers.block import DropPath
 from mosaic.ranks.colocate import colocate_ranks
 from ranks.graphs import difference, in_part, plan_of, twins
 

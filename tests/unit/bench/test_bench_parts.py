@@ -29,7 +29,7 @@ from bench.record import Figure, Part, Study, median_figure, missing_figure
 from bench.roofline import ADAMW_BYTES, Count, count_step
 from mosaic import models
 from mosaic.artifact import load, save
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.device import Device
 from mosaic.errors import MosaicError
 from mosaic.microbench import QUESTIONS, BenchSettings, Budget
