@@ -109,7 +109,7 @@ def sixty_four_modules(*, seeds: int, limits: Sequence[float]) -> list[Figure]:
 def _first_near(recipe: Recipe, limits: Sequence[float]) -> tuple[float | None, Searched]:
     instance = generate(recipe)
     for seconds in limits:
-        found = search(instance, seconds=seconds, kicks=30)
+        found = search(instance, seconds=seconds)
         if found.gap <= NEAR:
             return found.seconds, found
     return None, found

@@ -41,14 +41,14 @@ class Searched:
         return self.cost_ms / self.bound_ms - 1 if self.bound_ms > 0 else float("inf")
 
 
-def search(instance: Instance, *, seconds: float, kicks: int = 30) -> Searched:
+def search(instance: Instance, *, seconds: float) -> Searched:
     """Runs the exact search; its options are listed before the clock starts."""
     cost = TableCost(instance)
     options = all_options(instance.graph, cost=cost, device=instance.device, num_devices=instance.num_devices)
     machine = Machine(
         num_devices=instance.num_devices, num_slots=instance.num_slots, memory_bytes=instance.memory_bytes
     )
-    limits = SearchLimits(seconds=seconds, kicks=kicks)
+    limits = SearchLimits(seconds=seconds)
     began = time.perf_counter()
     found = search_exactly(instance.graph, options, cost=cost, machine=machine, limits=limits)
     took = time.perf_counter() - began

@@ -40,7 +40,6 @@ PARTITION_NODES = 20_000
 """Places and quotas of one partition."""
 HEURISTIC_PARTS = 8
 """Parts that a search without a proof looks at."""
-DIVE_KICKS = 3
 _CLOSE_MS = 1e-6
 
 
@@ -156,7 +155,7 @@ class _HeldSearch:
                 return
             name, degrees = lighter
             own = tuple(option for option in options[name] if option.degree in degrees)
-            quick = replace(self.limits, seconds=self._left() / 4, kicks=DIVE_KICKS, exact=False)
+            quick = replace(self.limits, seconds=self._left() / 4, exact=False)
             try:
                 options = without_hopeless({**options, name: own}, self.machine)
                 relaxed = self._relax(options, frozenset(self._forbidden()), quick)

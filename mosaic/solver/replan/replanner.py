@@ -68,7 +68,7 @@ def warm_limits(previous: Plan) -> SearchLimits:
 
 
 def _warm(cold_seconds: float, *, seed: int) -> SearchLimits:
-    return SearchLimits(seconds=max(LEAST_SECONDS, WARM_SHARE * cold_seconds), kicks=3, seed=seed)
+    return SearchLimits(seconds=max(LEAST_SECONDS, WARM_SHARE * cold_seconds), seed=seed)
 
 
 def start_from(previous: Plan, graph: ModuleGraph) -> tuple[tuple[str, ...], ...]:
