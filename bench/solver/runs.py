@@ -11,10 +11,10 @@ from typing import TypeVar
 
 from bench.record import Figure, Source, interval
 from mosaic.solver.exact.search import SearchLimits, search_exactly
-from mosaic.solver.gahc.placement import Machine
 from mosaic.solver.instances.instance import Instance
 from mosaic.solver.instances.instance_cost import TableCost
 from mosaic.solver.options import all_options
+from mosaic.solver.stage import Machine
 
 T = TypeVar("T")
 Q = TypeVar("Q")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from mosaic.graph import ModuleGraph
-from mosaic.solver.gahc.stage_eval import StageEvaluator, StageResult
+from mosaic.solver.gahc.stage_eval import StageEvaluator
+from mosaic.solver.stage import StageResult
 
 
 def one_by_one(graph: ModuleGraph, evaluator: StageEvaluator) -> tuple[StageResult, ...]:

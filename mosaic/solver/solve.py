@@ -22,13 +22,13 @@ from mosaic.solver.exact.search import (
     why_not_exact,
 )
 from mosaic.solver.gahc.clustering import cluster
-from mosaic.solver.gahc.placement import Machine
-from mosaic.solver.gahc.stage_eval import StageEvaluator, StageResult
+from mosaic.solver.gahc.stage_eval import StageEvaluator
 from mosaic.solver.memory.holding import fits, place_anew, swap_labels
 from mosaic.solver.memory.options import alone_within_memory
 from mosaic.solver.memory.search import search_within_memory
 from mosaic.solver.options import DeploymentOption, QuotaGrid
-from mosaic.solver.replan.remembered import Answer, Remembered
+from mosaic.solver.replan.remembered import ProvenStages, Remembered
+from mosaic.solver.stage import Machine, StageResult
 
 METHODS = ("auto", "exact", "gahc", "sequential", "brute_force")
 """Names of the solvers."""
@@ -193,7 +193,7 @@ def _search(problem: _Problem, method: str, search: SearchOptions, hint: SearchH
     is_proof = search.objective == "phases"  # the least sum is a bound for the phases too, but no proof
     record = found.record if is_proof else replace(found.record, status="feasible")
     if not (hint and hint.forbidden):
-        problem.memo.keep(key, Answer(stages=found.stages, record=record, known=found.known))
+        problem.memo.keep(key, ProvenStages(stages=found.stages, record=record, known=found.known))
     return found.stages, record, found.known
 
 

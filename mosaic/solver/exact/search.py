@@ -19,9 +19,8 @@ from mosaic.graph import ModuleGraph
 from mosaic.plan import SearchRecord
 from mosaic.profile import Phase
 from mosaic.solver.exact.pair_table import pair_shares, pair_table
-from mosaic.solver.gahc.placement import Machine
-from mosaic.solver.gahc.stage_eval import StageResult
 from mosaic.solver.options import NS_PER_MS, DeploymentOption
+from mosaic.solver.stage import Machine, StageResult
 
 if TYPE_CHECKING:
     from mosaic import _search

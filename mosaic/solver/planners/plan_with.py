@@ -13,8 +13,7 @@ from mosaic.errors import InfeasibleError
 from mosaic.graph import ModuleGraph
 from mosaic.plan import SearchRecord
 from mosaic.profile import Phase
-from mosaic.solver.gahc.placement import Machine
-from mosaic.solver.gahc.stage_eval import StageEvaluator, StageResult
+from mosaic.solver.gahc.stage_eval import StageEvaluator
 from mosaic.solver.memory.holding import keeps_anything
 from mosaic.solver.memory.options import alone_within_memory
 from mosaic.solver.options import DeploymentOption, QuotaGrid, all_options
@@ -28,6 +27,7 @@ from mosaic.solver.planners.optimus import by_marginal_gain
 from mosaic.solver.planners.spindle import sliced_waves
 from mosaic.solver.planners.waves import Part, Run, Wave, WavePlan
 from mosaic.solver.sequential import one_by_one
+from mosaic.solver.stage import Machine, StageResult
 
 PLANNERS = ("sequential", "megatron", "distmm", "distmm-waves", "spindle", "spindle-optimus")
 """Names of the comparison planners. Their order by predicted time differs from input to input."""

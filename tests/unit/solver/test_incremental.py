@@ -16,14 +16,14 @@ from mosaic.plan import plan_from_quotas
 from mosaic.profile import ModuleMemory
 from mosaic.solver import QuotaGrid, SearchOptions, solve
 from mosaic.solver.exact.search import SearchHint, SearchLimits, search_exactly
-from mosaic.solver.gahc.placement import Machine
 from mosaic.solver.instances.checker import check_plan
 from mosaic.solver.instances.instance import Disturbance, Instance, Pin
 from mosaic.solver.instances.instance_cost import TableCost
 from mosaic.solver.options import all_options
 from mosaic.solver.replan.remembered import Remembered, SaysWhatItKnows
-from mosaic.solver.replan.replanner import LEAST_SECONDS, Replanner, resolve, start_from, warm_limits
+from mosaic.solver.replan.replanner import MIN_SECONDS, Replanner, start_from, warm_limits
 from mosaic.solver.solve import solve_with_hint
+from mosaic.solver.stage import Machine
 from mosaic.solver.stagger import Stagger, stagger
 
 TIMES = {"a": linear(9), "b": flat(5), "c": linear(7), "d": linear(4)}
@@ -45,17 +45,15 @@ def test_a_plan_for_other_devices_starts_from_the_old_one() -> None:
     profile = profile_of(TIMES, num_slots=4, degrees=(1, 2))
     cost = CostModel.from_profile(profile)
     one = solve(profile.graph, cost, profile.device)
-    two = resolve(one, profile.graph, cost, profile.device, num_devices=2)
+    hint = SearchHint(start=start_from(one, profile.graph))
+    two, _ = solve_with_hint(profile.graph, cost, profile.device, num_devices=2, hint=hint)
     assert two.num_devices == 2
     assert two.predicted_ms == pytest.approx(solve(profile.graph, cost, profile.device, num_devices=2).predicted_ms)
 
 
 def test_a_replan_may_take_a_tenth_of_a_cold_search_and_a_least() -> None:
-    profile = profile_of({"a": flat(1)}, num_slots=1)
-    plan = solve(profile.graph, CostModel.from_profile(profile), profile.device)
-    slow = replace(plan, search=replace(plan.search, seconds=10.0))
-    assert LEAST_SECONDS < warm_limits(slow).seconds <= 1.0
-    assert warm_limits(replace(plan, search=replace(plan.search, seconds=0.001))).seconds == LEAST_SECONDS
+    assert MIN_SECONDS < warm_limits(10.0, seed=0).seconds <= 1.0
+    assert warm_limits(0.001, seed=0).seconds == MIN_SECONDS
 
 
 def test_what_is_known_answers_without_evaluating_a_stage_again() -> None:
@@ -98,7 +96,8 @@ def test_no_time_still_gives_a_plan() -> None:
     cost = CostModel.from_profile(profile)
     cold = solve(profile.graph, cost, profile.device)
     search = SearchOptions(limits=SearchLimits(seconds=0))
-    warm = resolve(cold, profile.graph, cost, profile.device, search=search)
+    hint = SearchHint(start=start_from(cold, profile.graph))
+    warm, _ = solve_with_hint(profile.graph, cost, profile.device, search=search, hint=hint)
     assert warm.predicted_ms <= warm.sequential_ms
 
 
