@@ -13,8 +13,8 @@ from types import MappingProxyType
 from bench.ranks.layer_tables import ModelTable, load_table
 from bench.record import Figure, missing_figure
 from mosaic.artifact import fingerprint
-from mosaic.cost.communication.ranked import RankedCost, links_of
-from mosaic.cost.interference.measured import Beside, Interference, NoInterference
+from mosaic.cost.communication import RankedCost, links_of
+from mosaic.cost.interference import Interference, Neighbours, NoInterference
 from mosaic.errors import MosaicError
 from mosaic.hardware import find_cluster
 from mosaic.plan import Plan
@@ -93,11 +93,11 @@ class ModelCost:
         """Returns 0: a table has none."""
         return 0.0
 
-    def interference_ms(self, module: str, phase: Phase, degree: int, quota: int, *, beside: Beside) -> float:
+    def interference_ms(self, module: str, phase: Phase, degree: int, quota: int, *, beside: Neighbours) -> float:
         """Returns 0."""
         return 0.0
 
-    def placed_ms(self, module: str, phase: Phase, degree: int, quota: int, *, beside: Beside = ()) -> float:
+    def placed_ms(self, module: str, phase: Phase, degree: int, quota: int, *, beside: Neighbours = ()) -> float:
         """Returns the time alone."""
         return self.time_ms(module, phase, degree, quota)
 

@@ -276,7 +276,8 @@ def _with_ranks(
     given: PlanCommand,
 ) -> Basis:
     """Puts what GPUs tell each other into the times, in place of a sum of gradients that nothing hides."""
-    from mosaic.cost.communication.ranked import CollectiveSms, RankedCost, links_of
+    from mosaic.cost.communication.ranked import CollectiveSms, RankedCost
+    from mosaic.cost.communication.traffic import links_of
     from mosaic.solver.reserve import Reserved
 
     reserved = Reserved.of(basis.device, given.communication_slots)

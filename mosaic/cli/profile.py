@@ -85,9 +85,8 @@ def measure(given: ProfileCommand, links: Launched | None = None) -> tuple[Profi
     Returns:
         The profile, and sentences about it.
     """
-    from mosaic.cli.workload import load_workload
+    from mosaic.cli.workload import load_workload, moved
     from mosaic.engine import find_modules
-    from mosaic.microbench.devices import moved
     from mosaic.profiler import ProfileCache, ProfileSettings, default_cache_folder, profile_modules
 
     workload = load_workload(given.model)

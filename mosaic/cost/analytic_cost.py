@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
-from mosaic.artifact import fingerprint
 from mosaic.cost.counts import ModuleCounts
-from mosaic.cost.interference.measured import Interference, NoInterference
-from mosaic.cost.model import TimedBeside
+from mosaic.cost.interference.protocol import Interference, NoInterference
+from mosaic.cost.protocol import TimedBeside
 from mosaic.cost.roofline import phase_bandwidth, phase_ms
 from mosaic.errors import InvalidProfileError
 from mosaic.hardware import Cluster, Hardware, Link
 from mosaic.profile import Phase
-
-SOURCE = "predicted"
-"""Kind of every number that comes from here; never in one column with measured ones."""
 
 
 class AnalyticCost(TimedBeside):
@@ -33,7 +29,6 @@ class AnalyticCost(TimedBeside):
         ValueError: A module has no counts, or there is one device and counts of higher degrees.
     """
 
-    source = SOURCE
     profile_fingerprint: str | None = None
     """There is no profile behind it."""
 
@@ -60,11 +55,6 @@ class AnalyticCost(TimedBeside):
     def names(self) -> tuple[str, ...]:
         """Modules that it knows."""
         return tuple(self._counts)
-
-    @property
-    def fingerprint(self) -> str:
-        """16 hexadecimal digits that name the device, its links and its efficiencies."""
-        return fingerprint(self.cluster)
 
     @property
     def uncounted(self) -> dict[str, tuple[str, ...]]:

@@ -12,6 +12,7 @@ from torch import nn
 
 from mosaic.backends.base import Backend
 from mosaic.backends.host.backend import HostBackend, available_cores
+from mosaic.backends.table import default_backend
 from mosaic.engine.calls.structure import map_tensors
 from mosaic.engine.colocate import colocate_one
 from mosaic.engine.finding.find import Finding, Sample, find_modules
@@ -197,9 +198,7 @@ def _backend_of(
     """Returns where this rank runs, once its model is seen to be there; or why it cannot, for all ranks to hear."""
     try:
         if backend is None and device.type == "cuda":
-            from mosaic.backends.cuda.backend import CudaBackend
-
-            backend = CudaBackend(own_gpu())
+            backend = default_backend(torch.device("cuda", own_gpu()))
             torch.cuda.set_device(backend.torch_device)
         backend = backend or HostBackend(cores=cores_of_rank())
         check_place(model, backend.torch_device)

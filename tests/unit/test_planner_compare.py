@@ -9,7 +9,7 @@ import pytest
 from planning_cases import flat, linear, profile_of
 
 from mosaic.cost import CostModel
-from mosaic.cost.interference.measured import Beside
+from mosaic.cost.interference import Neighbours
 from mosaic.errors import InfeasibleError
 from mosaic.plan import Plan
 from mosaic.profile import ModuleMemory, Phase, Profile
@@ -86,7 +86,7 @@ class ProductForm:
     is_zero = False
     is_pairwise = False
 
-    def extra_ms(self, module: str, phase: Phase, *, quota: int, alone_ms: float, beside: Beside) -> float:
+    def extra_ms(self, module: str, phase: Phase, *, quota: int, alone_ms: float, beside: Neighbours) -> float:
         return 0.1 * len(beside)
 
 

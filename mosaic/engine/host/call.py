@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mosaic.backends.host.lanes import HostLane
 from mosaic.engine.calls.branch_graph import capture, find_uses
 from mosaic.engine.calls.out_of_memory import is_out_of_memory
 from mosaic.engine.calls.random_numbers import drawing_from
@@ -113,7 +112,7 @@ class Call:
         if generator is not None and drawn is not None:
             generator.set_state(drawn)
         self.executor.second_tries.note(self.site.name, self._origin)
-        rest = self.site.lane.alone() if isinstance(self.site.lane, HostLane) and on_lane() else nullcontext()
+        rest = self.site.lane.alone() if on_lane() else nullcontext()
         with (
             rest,
             _noting("this was its second try, with the other lanes at rest: in the first there was no memory for it"),

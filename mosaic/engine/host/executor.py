@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from mosaic.backends.host.lanes import HostLanes
 from mosaic.engine.calls.attach import attach, detach, is_attached
 from mosaic.engine.calls.caller import caller, note_in_place
 from mosaic.engine.calls.out_of_memory import SecondTries
@@ -78,7 +77,7 @@ class Executor:
         """Calls a placed module: on its lane if its calls are known to allow that, where it is called otherwise."""
         if on_lane():
             return run(*args, **kwargs)
-        if site.is_alone and torch.get_num_threads() == getattr(site.lane, "num_threads", 0):
+        if site.is_alone and torch.get_num_threads() == site.lane.num_threads:
             return self.run_alone(site, run, args, kwargs)
         reason = site.obstacle or interception()
         if reason is not None:
@@ -215,12 +214,7 @@ class Executor:
 
     def has(self, lane: Lane) -> bool:
         """Whether a lane is one of this executor's."""
-        if isinstance(self.lanes, HostLanes):
-            return self.lanes.has(lane)
-        try:
-            return self.lanes.lane(lane.slots) is lane
-        except KeyError:
-            return False
+        return self.lanes.has(lane)
 
     def batch(self, lane: Lane, module: str) -> Batch:
         """Returns the operators that are being collected for a lane."""

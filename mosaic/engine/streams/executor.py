@@ -24,7 +24,8 @@ from mosaic.engine.streams.tensor import join_tensor, on_user_stream
 from mosaic.engine.streams.timeline import StreamTimeline
 
 if TYPE_CHECKING:
-    from mosaic.backends.streams.lanes import StreamLanes, StreamMark
+    from mosaic.backends.streams.clock import StreamMark
+    from mosaic.backends.streams.lanes import StreamLanes
     from mosaic.engine.calls.site import Site
     from mosaic.timeline import Span
 

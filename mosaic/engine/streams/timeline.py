@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mosaic.backends.streams.lanes import StreamLane, StreamMark
+from mosaic.backends.streams.clock import StreamMark
+from mosaic.backends.streams.lanes import StreamLane
 from mosaic.engine.calls.torch_functions import all_tensors
 from mosaic.timeline import Span
 

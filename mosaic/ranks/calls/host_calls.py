@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from mosaic.backends.host.lanes import HostLanes
+from mosaic.backends.base import Lanes
 from mosaic.engine.calls.caller import note_in_place
 from mosaic.engine.calls.random_numbers import count_draws, drawing_from
 from mosaic.engine.calls.signature import Arguments
@@ -50,7 +50,7 @@ class HostCalls(InStep):
 
     def __init__(
         self,
-        lanes: HostLanes,
+        lanes: Lanes,
         backward_begins: Callable[[], None],
         progress: Progress,
         num_backwards: Callable[[], int],

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from mosaic.backends.base import Backend
-from mosaic.backends.streams.lanes import StreamLanes
 from mosaic.engine.calls.signature import Arguments, Signature, learn
 from mosaic.engine.calls.structure import flatten
 from mosaic.engine.finding.find import Finding, Sample
@@ -73,7 +72,7 @@ class Opened:
     @property
     def on_streams(self) -> bool:
         """Whether its lanes are a GPU's."""
-        return isinstance(self.runs.lanes, StreamLanes)
+        return self.runs.lanes.streams is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,9 +109,10 @@ def open_runs(
     }
     lanes = backend.open_lanes([*slots.values(), *(placed.slots for placed in plan.placements)])
     try:
-        if isinstance(lanes, StreamLanes) and not is_warm:
+        if lanes.streams is not None and not is_warm:
             members = {placed.module: placed.devices for placed in plan.placements}
-            warm_up(model, [subject for subject in finding.subjects if world.rank in members[subject.name]], lanes)
+            own = [subject for subject in finding.subjects if world.rank in members[subject.name]]
+            warm_up(model, own, lanes.streams)
         return Opened(runs=RankedRuns(lanes, world.progress, in_order=finding.in_order), slots=slots)
     except BaseException:
         lanes.close()
@@ -269,7 +269,7 @@ def _ranked_modules(
             ),
             traffic=runs.traffic,
             waiting=waiting,
-            control=world.agreements if isinstance(runs.lanes, StreamLanes) else None,
+            control=world.agreements if runs.lanes.streams is not None else None,
             batched=examined.batched[subject.name],
         )
         if rank not in ranks and gives_up:

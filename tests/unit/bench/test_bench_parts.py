@@ -34,8 +34,7 @@ from mosaic.backends.host.backend import HostBackend
 from mosaic.device import Device
 from mosaic.errors import MosaicError
 from mosaic.microbench import QUESTIONS, BenchSettings, Budget
-from mosaic.microbench.overlap import Overlap, Row
-from mosaic.microbench.overlap_result import VariantTime
+from mosaic.microbench.overlap import Overlap, Row, VariantTime
 from mosaic.microbench.result import Absent, Spread
 
 H200 = Device(name="NVIDIA H200", kind="cuda", num_slots=16, sms_per_slot=8, remainder_sms=4, memory_bytes=1 << 37)

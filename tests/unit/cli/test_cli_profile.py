@@ -42,7 +42,7 @@ def arguments(tmp_path: Path) -> list[str]:
 
 
 def test_degrees_groups_and_a_cache(arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    more = ["--degrees", "1,2,8", "--cluster", "h200", "--quotas", "adaptive", "--bound", "0.5", "--groups", "1"]
+    more = ["--degrees", "1,2,8", "--cluster", "h200", "--groups", "1"]
     assert run([*arguments, *more]) == 0
     said = " ".join(capsys.readouterr().out.split())
     first = load(Profile, tmp_path / "profile.json")

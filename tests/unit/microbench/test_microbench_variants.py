@@ -1,4 +1,4 @@
-"""Choosing a device, and the ways of sharing it that depend on torch's version."""
+"""Ways of sharing a device that it does not have, or that depend on torch's version."""
 
 from __future__ import annotations
 
@@ -6,56 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
-from mosaic.backends.cuda import driver as cuda
 from mosaic.backends.host.backend import HostBackend
-from mosaic.errors import BackendUnavailableError, CudaError
-from mosaic.microbench.devices import alternatives, moved, open_backend
+from mosaic.errors import BackendUnavailableError
 from mosaic.microbench.sharing import variants
 from mosaic.microbench.sharing.variants import open_variant
-
-
-def driver(*missing: tuple[str, str]) -> Any:
-    functions = tuple(cuda.MissingFunction(name="cuSomething", since=since, use=use) for use, since in missing)
-    return cuda.DriverDescription(version="12.4", missing=functions)
-
-
-def no_answer() -> Any:
-    raise CudaError("no device", call="cuInit", status="CUDA_ERROR_NO_DEVICE")
-
-
-@pytest.mark.parametrize(
-    ("found", "devices", "ordinal", "message"),
-    [
-        (driver(("streams", "12.5")), lambda: (), 0, r"too old .*found: CUDA 12.4; needed: CUDA 12.5"),
-        (driver(), no_answer, 0, "does not answer .*found: no device"),
-        (driver(), lambda: (), 0, "no GPU number 0 .*found: 0 GPUs"),
-        (driver(("placement", "13.1")), lambda: (SimpleNamespace(),), 1, "no GPU number 1 .*found: 1 GPUs"),
-    ],
-)
-def test_what_a_gpu_lacks_is_named(
-    found: Any, devices: Any, ordinal: int, message: str, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(cuda, "describe_driver", lambda: found)
-    monkeypatch.setattr(cuda, "describe_devices", devices)
-    with pytest.raises(BackendUnavailableError, match=message):
-        open_backend("cuda", ordinal)
-
-
-def test_the_host_is_one_device_with_one_kind_of_slot():
-    backend = open_backend("host")
-    assert backend.name == "host"
-    assert alternatives(backend) == {}
-    with pytest.raises(ValueError, match="has one, 0"):
-        open_backend("host", 1)
-
-
-def test_a_batch_is_moved_whole():
-    sample = {"x": [torch.ones(1), 3], "y": (torch.ones(2),)}
-    there = moved(sample, torch.device("meta"))
-    assert there["x"][0].device.type == there["y"][0].device.type == "meta"
-    assert there["x"][1] == 3
 
 
 @pytest.mark.parametrize("kind", ["plain", "prioritised", "torch_contexts"])
