@@ -62,8 +62,8 @@ def profile_modules(
         graph: Which feeds which; pairs that depend on each other are not measured side by side.
         backend: Where to measure.
         quotas: Quotas in slots, or a choice of them; by default the slots nearest to tenths of the device.
-        degrees: Data-parallel degrees, powers of two. Above 1 they are composed: one replica's share of the batch
-            is timed here, and the sum of the gradients over ``network`` is added to its backward.
+        degrees: Data-parallel degrees; those between them are interpolated. Above 1 they are composed: one replica's
+            share of the batch is timed here, and the sum of the gradients over ``network`` is added to its backward.
         network: Links between devices, such as a ``mosaic.hardware.Cluster``.
         cache: Where measurements are kept as they are made, and found again by a later or a resumed run.
         counters: Of the backend's GPU; without, occupancy and bandwidth stay unknown.
@@ -72,7 +72,7 @@ def profile_modules(
 
     Raises:
         InvalidPlanError: A quota is below one slot or above the device.
-        ValueError: A degree is no power of two, or above 1 without a network.
+        ValueError: A degree is below 1, or above 1 without a network.
         UnsupportedModelError: A module fails wherever it is run; has its name and what it raised.
         UnstableMeasurementError: The machine is too busy to measure.
     """

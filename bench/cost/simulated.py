@@ -20,7 +20,7 @@ from mosaic.cost.interference.fit import Form
 from mosaic.microbench import Budget
 from mosaic.solver import solve
 from mosaic.solver.options import QuotaGrid
-from mosaic.solver.solve import SearchOptions
+from mosaic.solver.task import SearchOptions
 
 _NOISE = 0.01
 _NUM_FIT = 24

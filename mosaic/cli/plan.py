@@ -252,11 +252,12 @@ def _counted(model: str, device: str, given: PlanCommand) -> Basis:
     """Counts a model's operators on tensors without data and predicts their times on a described device."""
     from mosaic.cli.counting import count_with_traffic
     from mosaic.cost.analytic_cost import AnalyticCost
+    from mosaic.cost.degrees import degrees_to_look_at
     from mosaic.hardware import find_cluster
 
     cluster = find_cluster(device, given.gpus)
     gpus = cluster.num_devices
-    degrees = [2**power for power in range(gpus.bit_length()) if 2**power <= gpus]
+    degrees = degrees_to_look_at(gpus)
     graph, counts, traffic, unknown = count_with_traffic(model, degrees, kind=cluster.hardware.kind)
     cost = AnalyticCost(counts, cluster)
     described = cluster.hardware

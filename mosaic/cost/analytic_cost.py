@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import cache
 
 from mosaic.cost.counts import ModuleCounts
+from mosaic.cost.degrees import between_ms, degrees_between, neighbours
 from mosaic.cost.interference.protocol import Interference, NoInterference
 from mosaic.cost.protocol import TimedBeside
 from mosaic.cost.roofline import phase_bandwidth, phase_ms
@@ -63,8 +64,8 @@ class AnalyticCost(TimedBeside):
         return {name: operators for name, operators in found.items() if operators}
 
     def degrees(self, module: str) -> tuple[int, ...]:
-        """Returns the degrees that were counted and that the cluster has devices for, rising."""
-        return tuple(degree for degree in self._of(module) if degree <= self.cluster.num_devices)
+        """Returns the degrees that were counted, and those between them, that the cluster has devices for; rising."""
+        return tuple(d for d in degrees_between(tuple(self._of(module))) if d <= self.cluster.num_devices)
 
     def quotas(self, module: str, degree: int = 1) -> tuple[int, ...]:
         """Returns all quotas in slots, rising."""
@@ -76,7 +77,7 @@ class AnalyticCost(TimedBeside):
 
         Raises:
             InvalidProfileError: The module was not counted.
-            ValueError: ``degree`` was not counted, or the device has no such quota.
+            ValueError: ``degree`` lies outside what was counted, or the device has no such quota.
         """
         self._at(module, degree)
         if not 1 <= quota <= self.hardware.num_slots:
@@ -104,11 +105,15 @@ class AnalyticCost(TimedBeside):
         return phase_bandwidth(counts, self.hardware, self._sms(quota), network_gb_per_s=self._network(degree))
 
     def _phase_ms(self, module: str, phase: Phase, degree: int, quota: int) -> float:
-        counts = self._at(module, degree)
-        alone_ms = phase_ms(
-            counts.phase(phase), self.hardware, self._sms(quota), network_gb_per_s=self._network(degree)
+        known = self._of(module)
+        low, high = neighbours(tuple(known), degree)
+        low_ms, high_ms = (
+            phase_ms(known[at].phase(phase), self.hardware, self._sms(quota), network_gb_per_s=self._network(degree))
+            for at in (low, high)
         )
-        return alone_ms + (self.communication_ms(module, degree) if phase is Phase.BACKWARD else 0.0)
+        return between_ms(low_ms, high_ms, low, high, degree) + (
+            self.communication_ms(module, degree) if phase is Phase.BACKWARD else 0.0
+        )
 
     def _sms(self, quota: int) -> int:
         return quota * self.hardware.sms_per_slot
@@ -124,8 +129,11 @@ class AnalyticCost(TimedBeside):
         return self._counts[module]
 
     def _at(self, module: str, degree: int) -> ModuleCounts:
+        """The counts of a degree, or of the next lower one, whose devices have more samples each."""
         by_degree = self._of(module)
-        if degree not in by_degree:
-            counted = ", ".join(map(str, by_degree))
-            raise ValueError(f"{module!r} was counted at degrees {counted}, not at {degree}; count it there too")
-        return by_degree[degree]
+        counted = tuple(by_degree)
+        if not counted[0] <= degree <= counted[-1]:
+            raise ValueError(
+                f"{module!r} was counted at degrees {', '.join(map(str, counted))}, not at {degree}; count it there too"
+            )
+        return by_degree[neighbours(counted, degree)[0]]

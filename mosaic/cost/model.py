@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from mosaic.cost.degrees import degrees_between
 from mosaic.cost.interference.bandwidth import Bandwidths
 from mosaic.cost.interference.fitted import InterferenceFit, interference_of
 from mosaic.cost.interference.protocol import HasBandwidth, Interference, NoInterference
@@ -110,15 +111,22 @@ class CostModel(TimedBeside):
         return tuple(module for module, phase in self._surfaces if phase is Phase.FORWARD)
 
     def degrees(self, module: str) -> tuple[int, ...]:
-        """Returns the data-parallel degrees sampled in every phase of a module, rising."""
+        """Returns the data-parallel degrees sampled in every phase of a module and those between them, rising."""
         surfaces = self._of(module)
-        return tuple(d for d in surfaces[0].degrees if all(d in surface.degrees for surface in surfaces))
+        sampled = [d for d in surfaces[0].degrees if all(d in surface.degrees for surface in surfaces)]
+        return tuple(degree for degree in degrees_between(sampled) if self._is_known(module, degree)) if sampled else ()
+
+    def _is_known(self, module: str, degree: int) -> bool:
+        try:
+            return bool(self.quotas(module, degree))
+        except ValueError:  # next to a degree at which the module cannot run
+            return False
 
     def quotas(self, module: str, degree: int = 1) -> tuple[int, ...]:
         """Returns the quotas in slots that the samples of every phase enclose, rising.
 
         Raises:
-            ValueError: The degree was not sampled.
+            ValueError: The degree lies outside what was sampled.
         """
         first, *others = (surface.quotas(degree) for surface in self._of(module))
         return tuple(quota for quota in first if all(quota in other for other in others))

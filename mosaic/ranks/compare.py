@@ -30,9 +30,10 @@ from mosaic.ranks.choosing.planning import cost_of_ranks, link_of, profile_of_al
 from mosaic.ranks.choosing.routed import Routes
 from mosaic.ranks.colocate import colocate_ranks, cores_of_rank, examined_for_ranks, found_for_ranks
 from mosaic.ranks.meeting.world import World
+from mosaic.solver.methods import compared_methods
 from mosaic.solver.runnable import plan_to_run
 
-COMPARED = ("exact", "gahc", "sequential", "megatron", "distmm", "spindle", "spindle-optimus")
+COMPARED = compared_methods()
 """Methods that are compared unless others are named."""
 
 
@@ -111,7 +112,7 @@ def compare_plans(
 
     Args:
         make: Makes a new model with the same weights and a rank's batch; called several times.
-        methods: Names from ``RUNNABLE``.
+        methods: Names from ``METHODS``.
         plan: A plan to measure instead of profiling and planning.
         rounds: How much to measure.
         settings: How carefully rank 0 profiles.

@@ -10,6 +10,7 @@ from mosaic.artifact import parse, to_json
 from mosaic.backends.base import Backend
 from mosaic.cost import CostModel
 from mosaic.cost.communication.ranked import RankedCost
+from mosaic.cost.degrees import degrees_to_look_at
 from mosaic.engine.finding.find import Finding
 from mosaic.engine.options import Options, RankSettings
 from mosaic.engine.profiled import warn_of_busy
@@ -146,7 +147,7 @@ def profile_of_all(
     settings: ProfileSettings | None = None,
     progress: ProgressCallback | None = None,
 ) -> Profile:
-    """Profiles the batch of all ranks on this one, at every degree that is a power of two.
+    """Profiles the batch of all ranks on this one, at ``degrees_to_look_at``.
 
     Args:
         model: The model.
@@ -157,7 +158,7 @@ def profile_of_all(
         settings: How carefully.
         progress: Told how far it is.
     """
-    degrees = [1 << power for power in range(num_ranks.bit_length()) if 1 << power <= num_ranks]
+    degrees = degrees_to_look_at(num_ranks)
     subjects = tuple(repeat_batch(subject, num_ranks) for subject in finding.subjects)
     return profile_modules(
         model,

@@ -15,7 +15,8 @@ from mosaic.cost.communication.ranked import BUCKET_BYTES
 from mosaic.hardware import Link
 from mosaic.profile import Phase
 from mosaic.ranks.rows.routing import RowRouting
-from mosaic.solver.runnable import RUNNABLE, plan_to_run
+from mosaic.solver.methods import METHODS
+from mosaic.solver.runnable import plan_to_run
 
 LINK = Link(gb_per_s=1.0, latency_us=100.0)
 MB = 10**6
@@ -106,7 +107,7 @@ def test_a_plan_tells_what_part_of_its_times_is_communication():
     times = {"a": flat(5), "b": linear(20)}
     cost = ranked(times, traffic)
     graph = profile_of(times, num_slots=1).graph
-    for method in set(RUNNABLE) - {"brute_force"}:
+    for method in set(METHODS) - {"brute_force"}:
         plan = plan_to_run(method, graph, cost, device_of(1), num_devices=2)
         for placed in plan.placements:
             found = cost.communication(placed.module, placed.degree, 1)

@@ -9,14 +9,16 @@ from planning_cases import device_of, flat, graph_of, linear, pair, profile_of
 
 from mosaic.cost import CostModel
 from mosaic.errors import InvalidPlanError
-from mosaic.graph import Part
+from mosaic.graph import Edge, Part
 from mosaic.hardware import Link
 from mosaic.plan import Grid, Placement, Plan, SearchRecord, Stage
 from mosaic.profile import ModuleMemory, Phase
+from mosaic.schedule import ActionKind
+from mosaic.simulate.footprint import Footprint, footprints_of
+from mosaic.simulate.order import Work
+from mosaic.simulate.reshard import reshard_ms
+from mosaic.simulate.step import StepModel, simulate
 from mosaic.solver import solve
-from mosaic.solver.memory.footprint import Footprint, footprints_of
-from mosaic.solver.reshard import reshard_ms
-from mosaic.solver.simulate import StepModel, simulate
 
 
 def placed(
@@ -49,6 +51,10 @@ LONG_BESIDE_TWO = (
 )
 
 
+def forward(module: str) -> Work:
+    return Work(kind=ActionKind.FORWARD, part=Part(module=module))
+
+
 def test_one_lane_runs_two_short_modules_beside_a_long_one() -> None:
     plan, graph = plan_of(*LONG_BESIDE_TWO)
     step = simulate(plan, graph)
@@ -56,14 +62,14 @@ def test_one_lane_runs_two_short_modules_beside_a_long_one() -> None:
     assert step.forward_ms == pytest.approx(5)
     assert step.makespan_ms == pytest.approx(10)
     second = next(span for span in step.spans if span.module == "second")
-    assert (second.start_ms, second.end_ms, second.after) == (pytest.approx(2), pytest.approx(5), "first")
+    assert (second.start_ms, second.end_ms, second.after) == (pytest.approx(2), pytest.approx(5), forward("first"))
 
 
 def test_backward_runs_in_the_reverse_order() -> None:
     plan, graph = plan_of(*LONG_BESIDE_TWO)
     backward = {span.module: span for span in simulate(plan, graph).spans if span.phase is Phase.BACKWARD}
     assert backward["second"].start_ms == pytest.approx(5)
-    assert backward["first"].after == "second"
+    assert backward["first"].after.part.module == "second"
 
 
 def test_a_module_waits_for_what_feeds_it_even_where_its_slots_are_free() -> None:
@@ -96,7 +102,8 @@ def test_data_moves_between_modules_on_different_devices() -> None:
     assert reshard_ms(one, both, megabyte, link) == pytest.approx(0.5 + 0.5)
     assert reshard_ms(both, other, megabyte, link) == pytest.approx(0.5 + 0.5)
     plan, graph = plan_of((one,), (other,), edges=(("a", "b"),), num_devices=2)
-    step = simulate(plan, graph, StepModel(link=link, edge_bytes={("a", "b"): megabyte}))
+    graph = replace(graph, edges=(Edge(source="a", target="b", num_bytes=megabyte),))
+    step = simulate(plan, graph, StepModel(link=link))
     assert step.makespan_ms == pytest.approx(4 + 2 * 1.5)
 
 

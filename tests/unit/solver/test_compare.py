@@ -14,8 +14,10 @@ from mosaic.errors import InfeasibleError
 from mosaic.plan import Plan
 from mosaic.profile import ModuleMemory, Phase, Profile
 from mosaic.report.comparison import comparison_table
-from mosaic.solver.compare import COMPARED, Comparison, compare
-from mosaic.solver.planners import PLANNERS, PlannerSettings, WavePlan
+from mosaic.solver.compare import Comparison, compare
+from mosaic.solver.methods import compared_methods
+from mosaic.solver.planners.draft import PlannerSettings
+from mosaic.solver.task import SearchOptions
 
 
 def small() -> Profile:
@@ -37,9 +39,10 @@ def printed(rows: tuple[Comparison, ...], width: int = 100) -> str:
 
 def test_every_planner_and_solver_is_listed_in_order() -> None:
     rows = compared(small())
-    assert tuple(row.method for row in rows) == COMPARED == (*PLANNERS, "gahc", "exact")
+    assert tuple(row.method for row in rows) == compared_methods()
+    assert compared_methods()[:2] == ("sequential", "megatron")
     assert all(row.plan is not None and row.predicted_ms and not row.reason for row in rows)
-    assert all(row.seconds > 0 and row.num_waves >= 1 for row in rows)
+    assert all(row.seconds > 0 and row.num_stages >= 1 for row in rows)
 
 
 def test_ratios_are_to_the_best_of_those_compared() -> None:
@@ -54,7 +57,7 @@ def test_only_the_methods_that_were_asked_for_are_run() -> None:
     assert isinstance(first.plan, Plan)
     assert (first.method, first.status) == ("exact", "optimal")
     assert first.bound_ms == pytest.approx(first.predicted_ms)
-    assert isinstance(second.plan, WavePlan)
+    assert isinstance(second.plan, Plan)
     assert (second.status, second.bound_ms, second.is_runnable) == ("feasible", 0.0, True)
 
 
@@ -64,9 +67,11 @@ def test_slices_show_and_cannot_be_run() -> None:
     (sliced,) = compared(profile, 3, methods=("spindle",))
     assert sliced.sliced == ("a", "b")
     assert not sliced.is_runnable
-    (whole,) = compared(profile, 3, methods=("spindle",), settings=PlannerSettings(default_operators=1))
+    (whole,) = compared(
+        profile, 3, methods=("spindle",), search=SearchOptions(planners=PlannerSettings(num_layers={"a": 1, "b": 1}))
+    )
     assert whole.is_runnable
-    assert "cannot be run as a plan" in printed((sliced,))
+    assert "cannot be run: it slices modules" in printed((sliced,))
 
 
 def test_a_method_that_cannot_is_listed_with_its_reason_and_the_others_go_on() -> None:
@@ -75,7 +80,7 @@ def test_a_method_that_cannot_is_listed_with_its_reason_and_the_others_go_on() -
     assert rows[0].ratio == 1.0
     assert rows[1].plan is None
     assert rows[1].predicted_ms is rows[1].ratio is None
-    assert (rows[1].num_waves, rows[1].sliced, rows[1].is_runnable, rows[1].bound_ms) == (0, (), False, 0.0)
+    assert (rows[1].num_stages, rows[1].sliced, rows[1].is_runnable, rows[1].bound_ms) == (0, (), False, 0.0)
     assert "brute force takes at most 6" in rows[1].reason
     assert "brute force takes at most 6" in printed(rows, width=200)
 
@@ -113,7 +118,7 @@ def test_no_devices_are_refused() -> None:
 
 @pytest.mark.parametrize("methods", [(), ("magic",), ("exact", "exact")])
 def test_senseless_methods_are_refused_with_the_known_ones(methods: tuple[str, ...]) -> None:
-    with pytest.raises(ValueError, match="name each once, at least one of sequential, megatron, distmm"):
+    with pytest.raises(ValueError, match="name each once, at least one of auto, sequential, megatron"):
         compared(small(), methods=methods)
 
 

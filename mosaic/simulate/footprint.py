@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mosaic.cost import Cost
+from mosaic.graph import Part
 from mosaic.plan import Plan
 from mosaic.profile import ModuleMemory, Phase
 
@@ -45,23 +46,33 @@ def footprints_of(plan: Plan, cost: Cost, memory: Mapping[str, ModuleMemory] | N
     return found
 
 
-def peak_bytes(
-    plan: Plan, footprints: Mapping[str, Footprint], times: Mapping[tuple[str, Phase], tuple[float, float]]
-) -> tuple[int, ...]:
-    """Returns the most bytes in use on each device, given when each phase of each module starts and ends."""
+Times = Mapping[tuple[Part, int, Phase], tuple[float, float]]
+"""When each phase of each part and microbatch starts and ends, in milliseconds."""
+
+
+def peak_bytes(plan: Plan, footprints: Mapping[str, Footprint], times: Times) -> tuple[int, ...]:
+    """Returns the most bytes in use on each device; a part keeps its share of its module's, and works with all."""
+    microbatches = sorted({microbatch for _, microbatch, _ in times})
     peaks = []
     for device in range(plan.num_devices):
-        here = [p.module for p in plan.placements if device in p.devices and p.module in footprints]
+        here = [p.part for p in plan.placements if device in p.devices and p.module in footprints]
         changes: list[tuple[float, int]] = []
-        for name in here:
-            own = footprints[name]
-            forward, backward = times[name, Phase.FORWARD], times[name, Phase.BACKWARD]
-            changes += [(forward[0], own.held_bytes), (backward[1], -own.held_bytes)]
-            for start, end in (forward, backward):
-                changes += [(start, own.working_bytes), (end, -own.working_bytes)]
-        level = peak = sum(footprints[name].resident_bytes for name in here)
+        for part in here:
+            own = footprints[part.module]
+            held = _share(own.held_bytes, part)
+            for microbatch in microbatches:
+                forward, backward = (times[part, microbatch, phase] for phase in Phase)
+                changes += [(forward[0], held), (backward[1], -held)]
+                for start, end in (forward, backward):
+                    changes += [(start, own.working_bytes), (end, -own.working_bytes)]
+        level = peak = sum(_share(footprints[part.module].resident_bytes, part) for part in here)
         for _, change in sorted(changes):  # at one instant, what is given back comes first
             level += change
             peak = max(peak, level)
         peaks.append(peak)
     return tuple(peaks)
+
+
+def _share(num_bytes: int, part: Part) -> int:
+    """A part's share of its module's bytes, rounded up."""
+    return -(-num_bytes * part.count // part.total)
