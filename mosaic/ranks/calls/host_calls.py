@@ -27,11 +27,12 @@ from mosaic.engine.host.span_log import SpanLog
 from mosaic.errors import ModuleContractError
 from mosaic.ranks.calls.in_step import InStep
 from mosaic.ranks.calls.passing import ForwardPass
-from mosaic.ranks.calls.ranked import Compute, Ranked
+from mosaic.ranks.calls.ranked import Ranked
 from mosaic.ranks.calls.routed_call import RoutedCall, signature_of
-from mosaic.ranks.calls.straight import Kept, opened, standing_for
-from mosaic.ranks.meeting.progress import Phase, Progress
+from mosaic.ranks.calls.straight import IntoStraight, opened, standing_for
+from mosaic.ranks.meeting.progress import RankProgress, SentPhase
 from mosaic.ranks.parameters.reduce import Anywhere, GradientReducer
+from mosaic.ranks.parameters.tied import Compute
 from mosaic.timeline import Span
 
 
@@ -52,7 +53,7 @@ class HostCalls(InStep):
         self,
         lanes: Lanes,
         backward_begins: Callable[[], None],
-        progress: Progress,
+        progress: RankProgress,
         num_backwards: Callable[[], int],
     ) -> None:
         super().__init__()
@@ -83,7 +84,7 @@ class HostCalls(InStep):
         """Returns what runs a module's own work on the lane of its slots; in place where its call is in place."""
         lane = self._lanes.lane(slots)
 
-        def run(work: Callable[[], Any], phase: Phase) -> Any:
+        def run(work: Callable[[], Any], phase: SentPhase) -> Any:
             start = 0
 
             def timed() -> Any:
@@ -260,7 +261,7 @@ class HostCalls(InStep):
         assert rows is not None
         for index, target in ranked.given.items() if straight else ():
             stand = partial(self._standing, site, rows, target)
-            passed.made[index] = Kept.apply(stand, passed.made[index])
+            passed.made[index] = IntoStraight.apply(stand, passed.made[index])
         self._note_passed(ranked, passed.made, straight=straight)
         return ranked.result_of(passed.made), passed.token
 

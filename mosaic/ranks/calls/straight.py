@@ -38,7 +38,8 @@ class StraightTensor(LaneTensor):
         return ModuleContractError(
             f"{what} reads a result of {source!r}, which this rank does not have: it goes straight to the ranks of "
             f"{target!r}, since in the sample's step nothing else used it; colocate with a sample whose step uses it "
-            f"as this one does, or with colocate(..., direct=False), or leave the module where it is called: "
+            f"as this one does, or with colocate(..., options=Options(ranks=RankSettings(direct=False))), or "
+            f"leave the module where it is called: "
             f"colocate(..., exclude=[{target!r}])"
         )
 
@@ -84,7 +85,7 @@ def standing_for(
     return made
 
 
-class Kept(torch.autograd.Function):
+class IntoStraight(torch.autograd.Function):
     """From a result in the caller's own graph to what stands for it; and a gradient, which stands for one, back."""
 
     @staticmethod
@@ -100,7 +101,7 @@ class Kept(torch.autograd.Function):
         return None, grad.value() if isinstance(grad, LaneTensor) else grad
 
 
-class Opened(torch.autograd.Function):
+class OutOfStraight(torch.autograd.Function):
     """The other way, for a module that takes it in the caller's own graph."""
 
     @staticmethod
@@ -119,4 +120,4 @@ class Opened(torch.autograd.Function):
 
 def opened(leaf: Any) -> Any:
     """Returns what stands for a result as the rows that this rank has of it, and anything else as it is."""
-    return Opened.apply(leaf) if isinstance(leaf, StraightTensor) else leaf
+    return OutOfStraight.apply(leaf) if isinstance(leaf, StraightTensor) else leaf

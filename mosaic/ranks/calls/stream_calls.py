@@ -48,9 +48,10 @@ from mosaic.engine.streams.tensor import StreamTensor, join_tensor
 from mosaic.errors import UnsupportedModelError
 from mosaic.ranks.calls.in_step import InStep
 from mosaic.ranks.calls.passing import ForwardPass
-from mosaic.ranks.calls.ranked import Compute, Ranked
-from mosaic.ranks.meeting.progress import Phase, Progress
+from mosaic.ranks.calls.ranked import Ranked
+from mosaic.ranks.meeting.progress import RankProgress, SentPhase
 from mosaic.ranks.parameters.reduce import GradientReducer
+from mosaic.ranks.parameters.tied import Compute
 from mosaic.timeline import Span
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class StreamCalls(InStep):
         self,
         lanes: StreamLanes,
         backward_begins: Callable[[], None],
-        progress: Progress,
+        progress: RankProgress,
         num_backwards: Callable[[], int],
         *,
         in_order: Mapping[str, str],
@@ -107,7 +108,7 @@ class StreamCalls(InStep):
         site = self._sites[name] = Site(name, None, lane)
         timeline = self.executor.timeline
 
-        def run(work: Callable[[], Any], phase: Phase) -> Any:
+        def run(work: Callable[[], Any], phase: SentPhase) -> Any:
             with self.in_step(), as_lane(), lane.under_settings(), self._progress.computing(name, phase):
                 start = timeline.mark()
                 result = work()
