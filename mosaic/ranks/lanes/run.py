@@ -34,7 +34,7 @@ from mosaic.ranks.watching.traffic import Traffic
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Lanes
-    from mosaic.engine.calls.site import Site
+    from mosaic.engine.calls.placed_module import PlacedModule
     from mosaic.timeline import Span
 
 
@@ -106,7 +106,7 @@ class RankedRuns:
         self._reduced = dict(reduced)
         self.begin({}, [reducer])
 
-    def call(self, site: Site, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, site: PlacedModule, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls a placed module on this rank's rows, wherever it runs.
 
         Raises:

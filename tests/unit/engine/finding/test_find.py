@@ -11,7 +11,7 @@ from engine_cases import TwoTowers, pair_batch, tower
 from torch import nn
 
 from mosaic.engine import find_modules
-from mosaic.engine.finding.work import ModuleWork
+from mosaic.engine.finding.work_counter import WorkCounter
 from mosaic.errors import UnsupportedModelError
 
 
@@ -262,7 +262,7 @@ def test_a_module_of_few_parameters_that_does_much_work_is_placed_and_glue_is_no
 
 
 def test_work_is_counted_for_a_module_and_all_that_it_is_part_of_in_the_forward_alone():
-    model, called, work = Chain(), [], ModuleWork()
+    model, called, work = Chain(), [], WorkCounter()
 
     def step() -> None:
         model(*pair_batch())["mask"].sum().backward()

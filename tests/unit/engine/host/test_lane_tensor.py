@@ -1,4 +1,4 @@
-"""What glue may do with results that a lane is still computing."""
+"""Glue works with results that a lane is still computing."""
 
 from __future__ import annotations
 
