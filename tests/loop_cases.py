@@ -13,18 +13,20 @@ import pytest
 import torch
 from engine_cases import (
     SIDE_BY_SIDE,
-    Keeping,
+    Doing,
+    Glued,
     Loop,
     Record,
-    Skipping,
     TwoTowers,
     assert_same,
+    keeping,
     pair_batch,
     tower,
     train,
     with_penalty,
 )
 from torch import nn
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -70,46 +72,35 @@ class Repeating(nn.Module):
         return hidden
 
 
-class Hooked(TwoTowers):
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        left, right = self.left(x), self.right(y)
-        left.retain_grad()
-        left.register_hook(lambda grad: grad * 2)
-        self.__dict__["kept"] = left
-        return left @ right.T
+def hooked(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    left, right = self.left(x), self.right(y)
+    left.retain_grad()
+    left.register_hook(lambda grad: grad * 2)
+    self.__dict__["kept"] = left
+    return left @ right.T
 
 
-class Checkpointing(nn.Module):
-    def __init__(self, reentrant: bool) -> None:
-        super().__init__()
-        self.layers, self.reentrant = tower(8, 16, nn.Dropout(0.5)), reentrant
+def checkpointing_inside(reentrant: bool) -> TwoTowers:
+    def what(self: Doing, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(lambda x: functional.dropout(self.layers(x)), x, use_reentrant=reentrant)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return checkpoint(self.layers, x, use_reentrant=self.reentrant)
+    return TwoTowers(Doing(what), Doing(what))
 
 
-class Checkpointed(TwoTowers):
-    def __init__(self, reentrant: bool) -> None:
-        super().__init__()
-        self.reentrant = reentrant
+def checkpointing_around(reentrant: bool) -> TwoTowers:
+    def glue(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        left = checkpoint(self.left, x, use_reentrant=reentrant)
+        return (left @ self.weight) @ checkpoint(self.right, y, use_reentrant=reentrant).T
 
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        left = checkpoint(self.left, x, use_reentrant=self.reentrant)
-        return (left @ self.weight) @ checkpoint(self.right, y, use_reentrant=self.reentrant).T
+    return Glued(glue)
 
 
-class OwnGenerator(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = tower()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layers(x) + torch.rand(1, generator=torch.Generator().manual_seed(3))
+def own_generator(self: Doing, x: torch.Tensor) -> torch.Tensor:
+    return self.layers(x) + torch.rand(1, generator=torch.Generator().manual_seed(3))
 
 
-class Product(TwoTowers):
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return self.left(x) * self.right(y)
+def skipping(self: Doing, x: torch.Tensor) -> torch.Tensor:
+    return self.layers(x) * random.random()
 
 
 class Bag(nn.Module):
@@ -299,27 +290,29 @@ LOOPS = {
     "gradients of inputs": LoopCase(loop=with_inputs, host=ON_LANES),
     "autograd.grad": LoopCase(loop=asking_for_gradients),
     "backward to named inputs": LoopCase(loop=backward_to_named_inputs),
-    "hooks on tensors and parameters": LoopCase(make=Hooked, loop=firing_hooks),
+    "hooks on tensors and parameters": LoopCase(make=lambda: Glued(hooked), loop=firing_hooks),
     **{
         f"checkpointing {where} a module, reentrant: {reentrant}": LoopCase(
             make=make, sample=differentiable(0), loop=with_inputs, host="activation checkpointing"
         )
         for reentrant in (False, True)
         for where, make in (
-            ("inside", lambda reentrant=reentrant: TwoTowers(Checkpointing(reentrant), Checkpointing(reentrant))),
-            ("around", partial(Checkpointed, reentrant)),
+            ("inside", partial(checkpointing_inside, reentrant)),
+            ("around", partial(checkpointing_around, reentrant)),
         )
     },
     "Python's random numbers": LoopCase(
-        make=lambda: TwoTowers(Skipping(), Skipping()), loop=seeding_python, host="Python's or numpy's random numbers"
+        make=lambda: TwoTowers(Doing(skipping), Doing(skipping)),
+        loop=seeding_python,
+        host="Python's or numpy's random numbers",
     ),
     "a generator of a module's own": LoopCase(
-        make=lambda: Product(OwnGenerator()),
+        make=lambda: Glued(lambda self, x, y: self.left(x) * self.right(y), Doing(own_generator)),
         loop=train(5, torch.optim.SGD, momentum=0.9),
         host="a generator of its own",
     ),
     "a result kept in an attribute": LoopCase(
-        make=lambda: TwoTowers(Keeping()), loop=with_penalty, host="keeps a result in its attribute 'penalty'"
+        make=lambda: TwoTowers(Doing(keeping)), loop=with_penalty, host="keeps a result in its attribute 'penalty'"
     ),
     "sparse gradients": LoopCase(make=lambda: TwoTowers(Bag()), loop=adding_sparse_gradients, streams=NOT_THERE),
     "counting operators": LoopCase(loop=counting, host="another torch mode is active"),
