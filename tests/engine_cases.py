@@ -251,3 +251,42 @@ def with_penalty(model: nn.Module, record: Record) -> None:
         loss.backward()
         record.note(loss)
         record.note_model(model)
+
+
+class Explicit(nn.Module):
+    """Runs its branches in a parallel block, or plainly."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right, self.head = tower(), tower(8, 16, nn.Dropout(0.2)), nn.Linear(16, 4)
+
+    def encode(self, x: torch.Tensor, *, scale: float) -> dict[str, torch.Tensor]:
+        return {"hidden": self.right(x) * scale}
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor, how: str, *quotas: Any, **options: Any) -> torch.Tensor:
+        if how == "plain":
+            left, right = self.left(x).relu(), self.encode(y, scale=0.5)
+        elif how == "run":
+            with mosaic.parallel(*quotas, **options) as p:
+                left = p.run("left", self.left, x).relu()
+                right = p.run("right", self.encode, y, scale=0.5)
+        else:
+            with mosaic.parallel(*quotas, **options) as p:
+                found = p.run_all({"left": (self.left, (x,)), "right": (self.encode, (y,), {"scale": 0.5})})
+                left, right = found["left"].relu(), found["right"]
+        return self.head(left * right["hidden"])
+
+
+def explicit_steps(model: Explicit, how: str = "plain", *quotas: Any, **options: Any) -> Record:
+    """Trains five steps."""
+    record = Record()
+    torch.manual_seed(5)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    for step in range(5):
+        loss = model(*pair_batch(step), how, *quotas, **options).square().mean()
+        loss.backward()
+        record.note(loss)
+        record.note_model(model, optimizer)
+        optimizer.step()
+        optimizer.zero_grad()
+    return record
