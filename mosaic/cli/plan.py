@@ -27,7 +27,8 @@ from mosaic.errors import InvalidPlanError, MosaicError
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan
 from mosaic.profile import Profile
-from mosaic.report import draw_plan, plan_bars, plan_table
+from mosaic.report.plan_picture import draw_plan
+from mosaic.report.table import plan_bars, plan_table
 
 if TYPE_CHECKING:
     from rich.console import Console

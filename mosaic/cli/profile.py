@@ -25,7 +25,8 @@ from mosaic.device import Device
 from mosaic.errors import MosaicError
 from mosaic.hardware import Cluster, find_cluster
 from mosaic.profile import Profile
-from mosaic.report import Progress, graph_table, profile_table
+from mosaic.report.progress import Progress
+from mosaic.report.table import graph_table, profile_table
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Backend

@@ -17,7 +17,7 @@ from mosaic.engine.finding.find import Finding, Sample, find_modules
 from mosaic.engine.graphs import StageGraphs
 from mosaic.engine.handle import Handle
 from mosaic.engine.host.executor import Executor
-from mosaic.engine.options import DEFAULTS, Options
+from mosaic.engine.options import DEFAULT_OPTIONS, Options
 from mosaic.engine.placing import PlacedPlan, Runs
 from mosaic.engine.profiled import plan_in_turn, warn_of_busy
 from mosaic.engine.streams.executor import StreamExecutor
@@ -54,7 +54,7 @@ def colocate_one(
     modules: Sequence[str] | None = None,
     exclude: Sequence[str] = (),
     backend: Backend | None = None,
-    options: Options = DEFAULTS,
+    options: Options = DEFAULT_OPTIONS,
 ) -> Handle:
     """Colocates a model on this process's device; see ``mosaic.colocate``.
 

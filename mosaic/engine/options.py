@@ -121,5 +121,5 @@ class Options:
             )
 
 
-DEFAULTS = Options()
+DEFAULT_OPTIONS = Options()
 """What ``mosaic.colocate`` does where nothing is said."""

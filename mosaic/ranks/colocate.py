@@ -2,36 +2,29 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
 import torch.distributed as dist
 from torch import nn
 
 from mosaic.backends.base import Backend
-from mosaic.backends.host.backend import HostBackend, available_cores
-from mosaic.backends.table import default_backend
-from mosaic.engine.calls.structure import map_tensors
 from mosaic.engine.colocate import colocate_one
-from mosaic.engine.finding.find import Finding, Sample, find_modules
+from mosaic.engine.finding.find import Sample
 from mosaic.engine.handle import Handle
-from mosaic.engine.options import DEFAULTS, Options, RankSettings
+from mosaic.engine.options import DEFAULT_OPTIONS, Options, RankSettings
 from mosaic.engine.trial.report import TrialReport
 from mosaic.engine.trial.settings import TrialSettings
-from mosaic.errors import InvalidPlanError, UnsupportedModelError
 from mosaic.plan import Plan
-from mosaic.profiler import Subject
-from mosaic.ranks.choosing.candidates import RANK_TRIAL, Candidates, plans_to_try
+from mosaic.ranks.choosing.candidates import RANK_TRIAL, Candidates, rank_plans_to_try
 from mosaic.ranks.choosing.planning import plans_of_first
-from mosaic.ranks.choosing.rank_trial import TrialSubject, try_plans
-from mosaic.ranks.meeting.devices import check_place, device_of, own_gpu
-from mosaic.ranks.meeting.progress import OUTSIDE
+from mosaic.ranks.choosing.rank_trial import try_plans
+from mosaic.ranks.meeting.devices import device_of
+from mosaic.ranks.meeting.progress import THE_LOOP
 from mosaic.ranks.meeting.world import RankFacts, World
-from mosaic.ranks.rows.batched import with_batch
-from mosaic.ranks.running.activate import Examined, activate, examine
+from mosaic.ranks.running.activate import activate
 from mosaic.ranks.running.handle import RankHandle
+from mosaic.ranks.running.prepare import Prepared, backend_for, prepare
 from mosaic.solver.reserve import CommunicationSlots
 from mosaic.solver.runnable import check_method
 
@@ -44,7 +37,7 @@ def colocate(
     modules: Sequence[str] | None = None,
     exclude: Sequence[str] = (),
     backend: Backend | None = None,
-    options: Options = DEFAULTS,
+    options: Options = DEFAULT_OPTIONS,
 ) -> Handle:
     """Makes a model's own training loop run its modules side by side; changes nothing else about it.
 
@@ -90,7 +83,7 @@ def colocate_ranks(
     modules: Sequence[str] | None = None,
     exclude: Sequence[str] = (),
     backend: Backend | None = None,
-    options: Options = DEFAULTS,
+    options: Options = DEFAULT_OPTIONS,
 ) -> RankHandle:
     """Colocates a model over all ranks that torchrun started; every rank calls it with its own batch.
 
@@ -118,40 +111,24 @@ def colocate_ranks(
     check_method(options.method, plan)
     options.check_for_several_ranks()
     settings = options.ranks or RankSettings()
-    device = backend.torch_device if backend is not None else device_of(model)
+    given, device = backend, backend.torch_device if backend is not None else device_of(model)
     world = World.join(device, timeout_s=settings.timeout_s, watch=settings)
     with world.opening():
-        backend, error = _backend_of(model, backend, device)
-        world.all_or_none(error)
-        assert backend is not None
-        finding, error = found_for_ranks(model, sample, modules, exclude)
-        world.all_or_none(error)
-        assert finding is not None
-        examined, error = examined_for_ranks(model, finding, sample)
-        world.all_or_none(error)
-        assert examined is not None
-        world.check_alike(RankFacts.of(backend.device, finding.graph.fingerprint))
+        backend = world.together(lambda: backend_for(model, given, device))
+        on = prepare(world, model, sample, backend, modules=modules, exclude=exclude, direct=settings.direct)
+        world.check_alike(RankFacts.of(backend.device, on.finding.graph.fingerprint))
         for tensor in (*model.parameters(), *model.buffers()):
-            with world.progress.waiting(OUTSIDE, "agreement"):
+            with world.progress.waiting(THE_LOOP, "agreement"):
                 dist.broadcast(tensor.detach(), src=0, group=world.carrier_of(tensor))
         trial = _trial_of(options, is_given=plan is not None)
-        if plan is None:
-            candidates = plans_of_first(world, model, finding, examined, backend, options, trial)
-        else:
-            error = _mismatch(plan, finding, backend)
-            world.all_or_none(error)
-            world.check_same_plan(plan.fingerprint, plan.num_devices)
-            candidates = _with_given(plan, finding, trial)
+        candidates = plans_of_first(on, options, trial) if plan is None else _given(plan, on, trial)
         plan, report = candidates.plans[0], TrialReport(sentences=candidates.sentences)
         if trial is not None and len(candidates.plans) > 1:
-            subject = TrialSubject(
-                model=model, sample=sample, finding=finding, examined=examined, direct=settings.direct
-            )
-            plan, measured = try_plans(subject, candidates.plans, trial, world, backend)
+            plan, measured = try_plans(on, candidates.plans, trial)
             report = replace(measured, sentences=(*measured.sentences, *candidates.sentences))
         world.check_same_plan(plan.fingerprint, plan.num_devices)
         world.max_ctas = plan.communication_sms or None
-        return activate(model, finding, plan, world, backend, examined, direct=settings.direct, report=report)
+        return activate(on, plan, report)
 
 
 def _trial_of(options: Options, *, is_given: bool) -> TrialSettings | None:
@@ -160,85 +137,12 @@ def _trial_of(options: Options, *, is_given: bool) -> TrialSettings | None:
     return RANK_TRIAL if options.trial == "auto" and options.method == "auto" and not is_given else None
 
 
-def _with_given(plan: Plan, finding: Finding, trial: TrialSettings | None) -> Candidates:
+def _given(plan: Plan, on: Prepared, trial: TrialSettings | None) -> Candidates:
     """Returns what is tried of a plan that was given: on every rank the same."""
+    world, graph = on.world, on.finding.graph
+    world.together(lambda: plan.check_matches(graph=graph, device=on.backend.device))
+    world.check_same_plan(plan.fingerprint, plan.num_devices)
     if trial is None:
         return Candidates(plans=(plan,), sentences=("no plan is tried: the one that was given runs",))
     slots: CommunicationSlots = plan.communication_slots or ("remainder" if plan.communication_sms else 0)
-    return plans_to_try(plan, finding.graph, trial, communication_slots=slots)
-
-
-def cores_of_rank() -> tuple[int, ...]:
-    """Returns this rank's share of the cores of its machine: at least one, which ranks may then have in common."""
-    cores = available_cores()
-    rank, ranks = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    each = max(1, len(cores) // ranks)
-    start = (rank * each) % len(cores)
-    return cores[start : start + each]
-
-
-def found_for_ranks(
-    model: nn.Module, sample: Sample, modules: Sequence[str] | None = None, exclude: Sequence[str] = ()
-) -> tuple[Finding | None, BaseException | None]:
-    """Finds modules; what they share with others is no obstacle here."""
-    try:
-        finding = find_modules(model, sample, include=modules, exclude=exclude, may_share=True)
-        finding = replace(finding, subjects=tuple(map(_cut, finding.subjects)))
-        for subject in finding.subjects:
-            _refuse(subject)
-        finding = replace(finding, subjects=tuple(with_batch(model, subject) for subject in finding.subjects))
-    except Exception as error:  # of any kind, from the user's model: all ranks have to hear of it
-        return None, error
-    return finding, None
-
-
-def _backend_of(
-    model: nn.Module, backend: Backend | None, device: torch.device
-) -> tuple[Backend | None, BaseException | None]:
-    """Returns where this rank runs, once its model is seen to be there; or why it cannot, for all ranks to hear."""
-    try:
-        if backend is None and device.type == "cuda":
-            backend = default_backend(torch.device("cuda", own_gpu()))
-            torch.cuda.set_device(backend.torch_device)
-        backend = backend or HostBackend(cores=cores_of_rank())
-        check_place(model, backend.torch_device)
-    except Exception as error:  # of any kind: all ranks have to hear of it
-        return None, error
-    return backend, None
-
-
-def examined_for_ranks(
-    model: nn.Module, finding: Finding, sample: Sample
-) -> tuple[Examined | None, BaseException | None]:
-    """Returns what ``examine`` does, or its error, for all ranks to hear of it."""
-    try:
-        return examine(model, finding, sample), None
-    except Exception as error:  # as above
-        return None, error
-
-
-def _cut(subject: Subject) -> Subject:
-    """Cuts a module's inputs from the graph of the sample's step, which holds on to the parameters of others."""
-
-    def cut(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.detach().requires_grad_(tensor.requires_grad)
-
-    return replace(subject, args=map_tensors(cut, subject.args), kwargs=map_tensors(cut, subject.kwargs))
-
-
-def _refuse(subject: Subject) -> None:
-    for path, part in subject.module.named_modules():
-        if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.track_running_stats:
-            raise UnsupportedModelError(
-                f"{subject.name}{'.' if path else ''}{path} is a {type(part).__name__}: its statistics would be those "
-                "of another batch than without Mosaic; use GroupNorm or LayerNorm, or leave the module where it is "
-                f"called: colocate(..., exclude=[{subject.name!r}])"
-            )
-
-
-def _mismatch(plan: Plan, finding: Finding, backend: Backend) -> InvalidPlanError | None:
-    try:
-        plan.check_matches(graph=finding.graph, device=backend.device)
-    except InvalidPlanError as error:
-        return error
-    return None
+    return rank_plans_to_try(plan, graph, trial, communication_slots=slots)

@@ -8,7 +8,7 @@ import random
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -51,13 +51,16 @@ def watching(**settings: Any) -> Options:
     return Options(ranks=RankSettings(**{"timeout_s": TIMEOUT_S, **WATCH, **settings}))
 
 
-def begin(rank: int, size: int, place: Path, *, is_planned: bool = True, **settings: Any) -> tuple[Model, RankHandle]:
+def begin(
+    rank: int, size: int, place: Path, *, plan: Plan | Literal["halves"] | None = "halves", **settings: Any
+) -> tuple[Model, RankHandle]:
+    """Joins the others and colocates a model; without a plan, by one that is solved."""
     join(rank, size, place)
     torch.manual_seed(0)
     model = Model()
-    plan = halves(model, size) if is_planned else None
-    sample = batch(0, ROWS)
-    return model, colocate_ranks(model, sample, plan=plan, backend=HostBackend(1), options=watching(**settings))
+    plan = halves(model, size) if plan == "halves" else plan
+    sample, options = batch(0, ROWS), watching(**settings)
+    return model, colocate_ranks(model, sample, plan=plan, backend=HostBackend(1), options=options)
 
 
 def train(model: Model, steps: int = STEPS, before: Callable[[int], None] = lambda step: None) -> None:

@@ -11,7 +11,7 @@ from mosaic.backends.base import Backend
 from mosaic.backends.streams.lanes import StreamLane
 from mosaic.engine.calls.pieces import Piece, owner_of
 from mosaic.engine.calls.site import Site
-from mosaic.engine.calls.torch_functions import replace
+from mosaic.engine.calls.structure import map_tensors
 from mosaic.engine.graphs import Branch, Eager, StageGraphs
 from mosaic.engine.streams.executor import StreamExecutor
 from mosaic.engine.streams.parallel_sharing import SharedPieces
@@ -74,8 +74,8 @@ class StreamPool:
             Branch(
                 name=name,
                 run=function,
-                args=replace(args, join_tensor),
-                kwargs=replace(kwargs, join_tensor),
+                args=map_tensors(join_tensor, args),
+                kwargs=map_tensors(join_tensor, kwargs),
                 lane=self._lane(name),
                 module=owner_of(function),
             )

@@ -1,4 +1,4 @@
-"""What is told of a trial, whether plans were tried in a loop or on ranks before it: sentences and figures."""
+"""The report of a trial, whether plans were tried in a loop or on ranks before it: sentences and figures."""
 
 from __future__ import annotations
 

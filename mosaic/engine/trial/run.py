@@ -15,18 +15,16 @@ import torch
 
 from mosaic.engine.calls.thread_state import on_lane
 from mosaic.engine.trial.drift import DriftWatch
-from mosaic.engine.trial.plans import measured_of, shape_of, solve_again
+from mosaic.engine.trial.lineup import Lineup
 from mosaic.engine.trial.race import Decision, Race, Turn
 from mosaic.engine.trial.report import Standing, TrialReport
-from mosaic.engine.trial.setup import Candidate, Runner, TrialSetup
+from mosaic.engine.trial.setup import Runner, TrialSetup, TriedPlan
 from mosaic.errors import ModuleContractError, MosaicError
 
 _LOG = logging.getLogger("mosaic")
 _MAX_BUSY = 5
 _MAX_ERRORS = 2
 _TENANT_STEPS = 2000
-_LAUNCH_BOUND = 0.3
-_ROUNDS_BEFORE_CAPTURE = 2
 
 
 @dataclass(slots=True)
@@ -57,11 +55,9 @@ class Trial:
         self._runner = runner
         self._setup = setup
         self._phase: Literal["waiting", "racing", "watching", "over"] = "waiting"
-        self._candidates = [Candidate(plan, graphs, setup.cost) for plan in setup.plans for graphs in setup.graphs]
-        self._num_first = len(self._candidates)
-        self._race = Race(setup.settings)
+        self._lineup = Lineup(setup)
         self._turn: Turn | None = None
-        self._winner: Candidate | None = None
+        self._winner: TriedPlan | None = None
         self._watch: DriftWatch | None = None
         self._marks: deque[tuple[Any, Hashable]] = deque()
         self._step = _Step()
@@ -73,16 +69,7 @@ class Trial:
         self._was_busy = False
         self._why = "the loop begins"
         self._steps_since = 0
-        self._replans_left = 0
-        self._replanned_from: Candidate | None = None
         self._failed_before = 0
-        if setup.opens_ahead:
-            try:
-                for candidate in self._candidates:
-                    candidate.placed = setup.open(candidate.plan, candidate.graphs, False)
-            except BaseException:
-                self.stop()
-                raise
 
     # What the handle tells.
 
@@ -146,15 +133,18 @@ class Trial:
         """Ends everything; the lanes of all candidates are closed."""
         self._phase = "over"
         self._setup.turn.give(self)
-        for candidate in self._candidates:
-            candidate.close()
+        self._lineup.close()
+
+    @property
+    def _race(self) -> Race:
+        return self._lineup.race
 
     @property
     def report(self) -> TrialReport:
         """How far it is, or how it ended, and what was measured."""
         race, standings = self._race, self.standings
         if self._phase == "waiting" and self.decision is None:
-            head = f"trial: not begun; {len(self._candidates)} plans will be tried in the loop's next steps"
+            head = f"trial: not begun; {len(self._lineup.plans)} plans will be tried in the loop's next steps"
             return TrialReport.of(head, (), num_trials=0, num_steps=0, lost_ms=0.0)
         if self.is_running:
             head = f"trial: step {race.num_steps} of {self._setup.settings.max_steps} at most ({self._why})"
@@ -173,13 +163,8 @@ class Trial:
     def _begin(self) -> None:
         self.num_trials += 1
         self._phase = "racing"
-        self._race = Race(self._setup.settings)
+        self._lineup.begin_race()
         self._reference = self._last_key = None
-        self._replans_left = self._setup.settings.max_replans if self._setup.cost is not None else 0
-        self._replanned_from = None
-        for candidate in self._candidates:
-            candidate.errors = 0
-            self._race.add(candidate.name)
         self._runner.switch_to(None)
         try:
             self._runner.take_modules(track=not self._setup.opens_ahead)
@@ -216,16 +201,8 @@ class Trial:
         """Gives the next one its turn; what is prepared for that is no part of any step's time."""
         self._marks.clear()
         clock, before = self._setup.clock, self._setup.clock.mark()
-        while True:
-            if self._race.is_round_over and self._race.num_rounds >= _ROUNDS_BEFORE_CAPTURE:
-                self._add_captured()
-            if self._race.is_round_over and self._replans_left and not self._race.is_over_budget:
-                self._replan()
-            found = self._race.next_turn()
-            if isinstance(found, Decision):
-                if not self._add_captured():
-                    break
-            elif self._enter(found.contender):
+        while isinstance(found := self._lineup.next_turn(self._runner.graph), Turn):
+            if self._enter(found.contender):
                 break
         begun = clock.mark()
         clock.settle()
@@ -238,10 +215,10 @@ class Trial:
 
     def _enter(self, number: int) -> bool:
         """Lets the model run in one of the ways; returns False if that cannot be had."""
-        if number == 0:
+        candidate = self._lineup.plan_of(number)
+        if candidate is None:
             self._runner.switch_to(None)
             return True
-        candidate = self._candidates[number - 1]
         try:
             if candidate.placed is None:
                 candidate.placed = self._setup.open(candidate.plan, candidate.graphs, self.num_trials > 1)
@@ -263,61 +240,16 @@ class Trial:
             took = clock.ms_between(earlier, later)
             self._race.note(took if key is not None and key == self._reference else None)
 
-    def _best_tried(self) -> Candidate | None:
-        """Returns the plan whose measured steps were the shortest so far."""
-        pairs = zip(self._race.contenders[1:], self._candidates, strict=True)
-        tried = [(found.median_ms, one) for found, one in pairs if found.samples and not found.is_counted_out]
-        return min(tried, key=lambda pair: pair[0])[1] if tried else None
-
-    def _add_captured(self) -> bool:
-        """Lets the best plan take part as CUDA graphs, too, where launching takes long; returns whether it does now.
-
-        One plan only, and once the others have had the turns that they need to win: capturing takes as long as some
-        ten steps, of the few that a trial may lose.
-        """
-        best, share = self._best_tried(), self._setup.launch_share()
-        if best is None or share <= _LAUNCH_BOUND or any(one.graphs for one in self._candidates):
-            return False
-        if not self._race.has_room:
-            return False
-        _LOG.info("launching takes %.2f of the modules' time on the device: CUDA graphs are tried, too", share)
-        self._candidates.append(Candidate(best.plan, True, best.cost))
-        self._race.add(self._candidates[-1].name)
-        return True
-
-    def _replan(self) -> None:
-        """Puts what the best plan so far was measured to take into the cost model, and solves again."""
-        self._replans_left -= 1
-        best = self._best_tried()
-        if best is None or best is self._replanned_from or best.cost is None or best.placed is None:
-            return
-        if best.plan.search.seconds * 1e3 > self._race.budget_ms - self._race.lost_ms:  # it may take as long again
-            return
-        self._replanned_from = best
-        executor = best.placed.executor
-        measured = measured_of(executor.spans(executor.origin_ns))
-        try:
-            found = solve_again(best.plan, measured, self._runner.graph, best.cost)
-        except MosaicError as error:
-            _LOG.info("the plan was not solved again with measured times: %s", error)
-            return
-        if found is None or shape_of(found[0]) in {shape_of(one.plan) for one in self._candidates}:
-            return
-        self._candidates.append(Candidate(found[0], best.graphs, found[1]))
-        self._race.add(f"{self._candidates[-1].name} (solved again with measured times)")
-
     def _decide(self, decision: Decision) -> None:
         self.decision = decision
         self.standings = self._race.standings(decision)
-        self._winner = self._candidates[decision.winner - 1] if decision.winner else None
+        self._winner = self._lineup.plan_of(decision.winner)
         self._phase = "watching"
         self._turn = None
         self._steps_since = 0
         self._setup.turn.give(self)
         self._runner.switch_to(self._winner.placed if self._winner is not None else None)
-        for candidate in self._candidates:
-            if candidate is not self._winner:
-                candidate.close()
+        self._lineup.close(but=self._winner)
         if self._winner is None:
             self._runner.release_modules()
         samples = self._race.contenders[decision.winner].samples
@@ -356,20 +288,16 @@ class Trial:
         self._turn = None
         self._setup.turn.give(self)
         self._runner.switch_to(None)
-        for candidate in self._candidates:  # opened anew, for the shapes that the loop has then
-            candidate.close()
-        del self._candidates[self._num_first :]
-        if self._winner is not None and self._winner not in self._candidates:
-            self._candidates.append(self._winner)
+        self._lineup.reset(self._winner)
         self._winner = None
 
     # Parts.
 
-    def _present(self) -> Candidate | None:
+    def _present(self) -> TriedPlan | None:
         """Returns whose turn it is, if it is a plan's."""
-        if self._phase != "racing" or self._turn is None or self._turn.contender == 0:
+        if self._phase != "racing" or self._turn is None:
             return None
-        return self._candidates[self._turn.contender - 1]
+        return self._lineup.plan_of(self._turn.contender)
 
     def _is_busy(self) -> bool:
         placed = self._present() or self._winner

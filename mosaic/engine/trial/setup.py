@@ -1,4 +1,4 @@
-"""What a trial is given: plans, ways to open their lanes, and what it asks of the handle."""
+"""Everything that a trial is given: plans, ways to open their lanes, and what it asks of the model's attachment."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class TrialSetup:
 
 
 @dataclass(slots=True)
-class Candidate:
+class TriedPlan:
     """One plan that takes part."""
 
     plan: Plan

@@ -1,4 +1,4 @@
-"""What a step of the user's loop is: what lies between two steps of an optimizer that holds the model's parameters.
+"""A step of the user's loop lies between two steps of an optimizer that holds the model's parameters.
 
 With accumulation that is the whole cycle. A loop without an optimizer, which calls the model without gradients, is
 counted in calls.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from functools import cache
 
-_MOST_REFUSALS = 200
+_MAX_REFUSALS = 200
 
 
 class TrialTurn:
@@ -18,7 +18,7 @@ class TrialTurn:
     def take(self, asker: object) -> bool:
         """Returns whether the asker has the turn now."""
         holder = self._holder() if self._holder is not None else None
-        if holder is not None and holder is not asker and self._refusals < _MOST_REFUSALS:
+        if holder is not None and holder is not asker and self._refusals < _MAX_REFUSALS:
             self._refusals += 1
             return False
         self._holder, self._refusals = weakref.ref(asker), 0

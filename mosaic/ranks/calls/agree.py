@@ -1,4 +1,4 @@
-"""What the ranks tell each other before a module's rows move: how many there are, and that the calls are alike.
+"""Ranks tell each other, before a module's rows move, how many there are, and see that the calls are alike.
 
 A rank whose call cannot be routed says so here, so that all of them raise and none waits for rows that never come.
 """
@@ -122,7 +122,8 @@ def _check(name: str, table: torch.Tensor) -> None:
     if len(table[:, 5].unique()) > 1:
         raise ModuleContractError(
             f"{name!r} is called within the model's own call on some ranks and outside of it on others, so that they "
-            "do not agree on which way its rows go; call it in one place on all ranks, or colocate(..., direct=False)"
+            "do not agree on which way its rows go; call it in one place on all ranks, or colocate(..., "
+            "options=Options(ranks=RankSettings(direct=False)))"
         )
     if (table[:, 1] == _ADDED).any() and not table[:, 1].all():
         raise ModuleContractError(

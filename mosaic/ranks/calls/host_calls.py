@@ -22,16 +22,17 @@ from mosaic.engine.calls.site import Site
 from mosaic.engine.calls.structure import flatten
 from mosaic.engine.calls.thread_state import as_lane, interception, on_lane
 from mosaic.engine.host.executor import Executor
-from mosaic.engine.host.lane_tensor import LaneTensor, Ready, join_all, join_joined
+from mosaic.engine.host.lane_tensor import LaneTensor, ReadyTicket, join_all, join_joined
 from mosaic.engine.host.span_log import SpanLog
 from mosaic.errors import ModuleContractError
 from mosaic.ranks.calls.in_step import InStep
 from mosaic.ranks.calls.passing import ForwardPass
-from mosaic.ranks.calls.ranked import Compute, Ranked
+from mosaic.ranks.calls.ranked import Ranked
 from mosaic.ranks.calls.routed_call import RoutedCall, signature_of
-from mosaic.ranks.calls.straight import Kept, opened, standing_for
-from mosaic.ranks.meeting.progress import Phase, Progress
+from mosaic.ranks.calls.straight import IntoStraight, opened, standing_for
+from mosaic.ranks.meeting.progress import RankProgress, SentPhase
 from mosaic.ranks.parameters.reduce import Anywhere, GradientReducer
+from mosaic.ranks.parameters.tied import Compute
 from mosaic.timeline import Span
 
 
@@ -52,7 +53,7 @@ class HostCalls(InStep):
         self,
         lanes: Lanes,
         backward_begins: Callable[[], None],
-        progress: Progress,
+        progress: RankProgress,
         num_backwards: Callable[[], int],
     ) -> None:
         super().__init__()
@@ -83,7 +84,7 @@ class HostCalls(InStep):
         """Returns what runs a module's own work on the lane of its slots; in place where its call is in place."""
         lane = self._lanes.lane(slots)
 
-        def run(work: Callable[[], Any], phase: Phase) -> Any:
+        def run(work: Callable[[], Any], phase: SentPhase) -> Any:
             start = 0
 
             def timed() -> Any:
@@ -260,14 +261,14 @@ class HostCalls(InStep):
         assert rows is not None
         for index, target in ranked.given.items() if straight else ():
             stand = partial(self._standing, site, rows, target)
-            passed.made[index] = Kept.apply(stand, passed.made[index])
+            passed.made[index] = IntoStraight.apply(stand, passed.made[index])
         self._note_passed(ranked, passed.made, straight=straight)
         return ranked.result_of(passed.made), passed.token
 
     def _standing(self, site: Site, rows: int, target: str, value: torch.Tensor) -> Any:
         """Returns what stands for a result that is there already, with the shape of this rank's rows."""
         like = torch.empty((rows, *value.shape[1:]), dtype=value.dtype, device="meta")
-        return standing_for(like, self.executor, site.lane, Ready([value]), 0, (site.name, target))
+        return standing_for(like, self.executor, site.lane, ReadyTicket([value]), 0, (site.name, target))
 
     def _expect_gradients(self, site: Site) -> None:
         """Prepares its parameters: operations between modules may use them too, and lanes have these gradients."""

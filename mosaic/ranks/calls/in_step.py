@@ -1,4 +1,4 @@
-"""What keeps a rank that has failed from sending messages which would meet those of another call."""
+"""A rank that has failed sends no more messages: they would meet those of another call."""
 
 from __future__ import annotations
 

@@ -51,12 +51,10 @@ from mosaic.ranks.calls.agree import trouble_of
 from mosaic.ranks.calls.passing import ForwardPass
 from mosaic.ranks.calls.steps import Step
 from mosaic.ranks.calls.straight import StraightTensor
-from mosaic.ranks.meeting.progress import Phase, Traffic, Waiting, unwatched
+from mosaic.ranks.meeting.progress import Traffic, Waiting, unwatched
 from mosaic.ranks.parameters.reduce import GradientReducer
+from mosaic.ranks.parameters.tied import Compute
 from mosaic.ranks.rows.ways import Ways
-
-Compute = Callable[[Callable[[], Any], Phase], Any]
-"""Runs work of a phase where the module's quota is, and returns its result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +224,8 @@ class Ranked:
             if source is not None and not isinstance(leaf, StraightTensor):
                 return ModuleContractError(
                     f"{self.name!r} is called with something else than the result of {source.name!r}, which went "
-                    f"straight to its ranks, as in the sample's step; colocate(..., direct=False), or leave it where "
+                    f"straight to its ranks, as in the sample's step; colocate(..., "
+                    f"options=Options(ranks=RankSettings(direct=False))), or leave it where "
                     f"it is called: colocate(..., exclude=[{self.name!r}])"
                 )
         return None

@@ -23,11 +23,11 @@ from mosaic.engine.calls.thread_state import on_lane
 from mosaic.errors import ModuleContractError
 from mosaic.ranks.calls.agree import put_aside
 from mosaic.ranks.calls.host_calls import HostCalls
-from mosaic.ranks.calls.ranked import Compute, Ranked
+from mosaic.ranks.calls.ranked import Ranked
 from mosaic.ranks.calls.stream_calls import StreamCalls
-from mosaic.ranks.meeting.progress import Progress, Traffic
-from mosaic.ranks.parameters.reduce import GradientReducer, Place
-from mosaic.ranks.parameters.tied import running
+from mosaic.ranks.meeting.progress import RankProgress, Traffic
+from mosaic.ranks.parameters.reduce import GradientReducer, SumPlace
+from mosaic.ranks.parameters.tied import Compute, running
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Lanes
@@ -53,7 +53,7 @@ class RankedRuns:
         progress: Where this rank is.
     """
 
-    def __init__(self, lanes: Lanes, progress: Progress, *, in_order: Mapping[str, str] | None = None) -> None:
+    def __init__(self, lanes: Lanes, progress: RankProgress, *, in_order: Mapping[str, str] | None = None) -> None:
         self.lanes = lanes
         self.closed = False
         self.traffic = Traffic()
@@ -136,7 +136,7 @@ class RankedRuns:
             return HostCalls(lanes, self.backward_begins, self.progress, num_backwards)
         return StreamCalls(lanes.streams, self.backward_begins, self.progress, num_backwards, in_order=in_order)
 
-    def place(self, slots: tuple[int, ...]) -> Place:
+    def place(self, slots: tuple[int, ...]) -> SumPlace:
         """Returns where the gradients of a module with these slots are summed up."""
         return self._calls.place(slots)
 

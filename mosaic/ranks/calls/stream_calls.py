@@ -41,17 +41,17 @@ import torch
 from mosaic.backends.streams.lanes import StreamLane, StreamLanes
 from mosaic.engine.calls.caller import note_in_place
 from mosaic.engine.calls.site import Site
-from mosaic.engine.calls.structure import flatten
+from mosaic.engine.calls.structure import flatten, map_tensors
 from mosaic.engine.calls.thread_state import as_lane
-from mosaic.engine.calls.torch_functions import replace
 from mosaic.engine.streams.executor import StreamExecutor
 from mosaic.engine.streams.tensor import StreamTensor, join_tensor
 from mosaic.errors import UnsupportedModelError
 from mosaic.ranks.calls.in_step import InStep
 from mosaic.ranks.calls.passing import ForwardPass
-from mosaic.ranks.calls.ranked import Compute, Ranked
-from mosaic.ranks.meeting.progress import Phase, Progress
+from mosaic.ranks.calls.ranked import Ranked
+from mosaic.ranks.meeting.progress import RankProgress, SentPhase
 from mosaic.ranks.parameters.reduce import GradientReducer
+from mosaic.ranks.parameters.tied import Compute
 from mosaic.timeline import Span
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class StreamCalls(InStep):
         self,
         lanes: StreamLanes,
         backward_begins: Callable[[], None],
-        progress: Progress,
+        progress: RankProgress,
         num_backwards: Callable[[], int],
         *,
         in_order: Mapping[str, str],
@@ -108,7 +108,7 @@ class StreamCalls(InStep):
         site = self._sites[name] = Site(name, None, lane)
         timeline = self.executor.timeline
 
-        def run(work: Callable[[], Any], phase: Phase) -> Any:
+        def run(work: Callable[[], Any], phase: SentPhase) -> Any:
             with self.in_step(), as_lane(), lane.under_settings(), self._progress.computing(name, phase):
                 start = timeline.mark()
                 result = work()
@@ -155,7 +155,7 @@ class StreamCalls(InStep):
         with self.in_step():
             if reason is not None:
                 note_in_place(self.executor, ranked.name, reason)
-                *made, token = passing(*replace(leaves, join_tensor))
+                *made, token = passing(*map_tensors(join_tensor, leaves))
             else:
                 *made, token = self.executor.launch(self._sites[ranked.name], passing, tuple(leaves))
         if isinstance(token, StreamTensor):

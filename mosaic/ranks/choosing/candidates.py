@@ -72,7 +72,7 @@ def data_parallel_plan(
     return reserved.told(plan, device)
 
 
-def plans_to_try(
+def rank_plans_to_try(
     best: Plan,
     graph: ModuleGraph,
     settings: TrialSettings,

@@ -16,7 +16,7 @@ from torch.distributed.distributed_c10d import Store
 
 from mosaic.errors import MosaicError
 from mosaic.ranks.meeting.freeing import free_all, is_of_messages
-from mosaic.ranks.meeting.progress import Progress
+from mosaic.ranks.meeting.progress import RankProgress
 
 _LOOK_S = 0.1
 
@@ -36,7 +36,9 @@ class Alarm:
         progress: Where this rank is; errors that end its waits are explained by the alarm, if it rang.
     """
 
-    def __init__(self, store: Store, rank: int, name: str, groups: list[dist.ProcessGroup], progress: Progress) -> None:
+    def __init__(
+        self, store: Store, rank: int, name: str, groups: list[dist.ProcessGroup], progress: RankProgress
+    ) -> None:
         self._store = store
         self._rank = rank
         self._key = f"alarm/{name}"

@@ -23,7 +23,7 @@ class GroupKey(NamedTuple):
     """SMs that its collectives may take; None for as many as they like."""
 
 
-class Loan(list[tuple[GroupKey, Any]]):
+class GroupLoan(list[tuple[GroupKey, Any]]):
     """Communicators that one user has, in the order in which it asked for them; the same order on all ranks."""
 
     @property
@@ -43,8 +43,8 @@ class GroupPool:
     def __init__(self, make: Callable[[GroupKey], Any], forget: Callable[[dist.ProcessGroup], None]) -> None:
         self._make = make
         self._forget = forget
-        self._spare: defaultdict[GroupKey, Loan] = defaultdict(Loan)
-        self._loan: Loan | None = None
+        self._spare: defaultdict[GroupKey, GroupLoan] = defaultdict(GroupLoan)
+        self._loan: GroupLoan | None = None
 
     def take(self, key: GroupKey) -> Any:
         """Returns one that nobody has."""
@@ -55,21 +55,21 @@ class GroupPool:
         return group
 
     @contextmanager
-    def lending(self) -> Iterator[Loan]:
+    def lending(self) -> Iterator[GroupLoan]:
         """A block in which all that is taken goes on a list, to be given back or destroyed."""
-        self._loan = loan = Loan()
+        self._loan = loan = GroupLoan()
         try:
             yield loan
         finally:
             self._loan = None
 
-    def give_back(self, loan: Loan) -> None:
+    def give_back(self, loan: GroupLoan) -> None:
         """Takes communicators back on which nothing is under way."""
         for key, group in loan:
             self._spare[key].append((key, group))
         loan.clear()
 
-    def destroy(self, loan: Loan) -> None:
+    def destroy(self, loan: GroupLoan) -> None:
         """Ends communicators; those of which calls were freed are of no use to anybody."""
         for group in loan.groups:
             self._forget(group)
@@ -139,7 +139,7 @@ def wait_for(work: dist.Work | None) -> None:
         work.wait()
 
 
-def warm_up(group: dist.ProcessGroup, device: torch.device) -> None:
+def connect(group: dist.ProcessGroup, device: torch.device) -> None:
     """Has an NCCL communicator make its connections now; all its ranks call it, each group in one order.
 
     Its first collective makes the communicator, and its first exchange the connections between each two ranks.

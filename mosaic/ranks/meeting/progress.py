@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal
 
-Phase = Literal["forward", "backward", "reduce"]
+SentPhase = Literal["forward", "backward", "reduce"]
 """Rows of arguments and results, their gradients, or gradients of parameters."""
 
 
@@ -24,14 +24,14 @@ class Traffic:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._num_bytes: Counter[tuple[str, Phase]] = Counter()
+        self._num_bytes: Counter[tuple[str, SentPhase]] = Counter()
 
-    def add(self, module: str, phase: Phase, num_bytes: int) -> None:
+    def add(self, module: str, phase: SentPhase, num_bytes: int) -> None:
         """Counts bytes."""
         with self._lock:
             self._num_bytes[module, phase] += num_bytes
 
-    def of(self, module: str, phase: Phase) -> int:
+    def of(self, module: str, phase: SentPhase) -> int:
         """Returns the bytes of a module and phase since the start or the last ``clear``."""
         with self._lock:
             return self._num_bytes[module, phase]
@@ -47,13 +47,13 @@ class Traffic:
             self._num_bytes.clear()
 
 
-Part = Phase | Literal["agreement"]
+WaitedPhase = SentPhase | Literal["agreement"]
 """What of a step others are waited for; an agreement is anything that all ranks decide or collect together."""
-Waiting = Callable[[Phase], AbstractContextManager[None]]
+Waiting = Callable[[SentPhase], AbstractContextManager[None]]
 """Returns a block in which a thread waits for other ranks, in a phase of one module."""
 
 _MAX_WAITS = 20_000
-OUTSIDE = "the loop"
+THE_LOOP = "the loop"
 """Stands for a module where no placed module is meant: the model's own parameters, norms, checkpoints."""
 
 
@@ -77,13 +77,13 @@ class Whereabouts:
     @property
     def is_start(self) -> bool:
         """Whether it had not come to any module."""
-        return not self.calls and self.module in ("", OUTSIDE)
+        return not self.calls and self.module in ("", THE_LOOP)
 
     def __str__(self) -> str:
         if self.is_start:
             return "before its first step" + (", waiting for all ranks to agree" if self.doing == "waiting" else "")
         phase = {"reduce": "reduction of gradients", "agreement": "agreement of all ranks"}.get(self.phase, self.phase)
-        where = f"the {phase} of {'the model' if self.module == OUTSIDE else repr(self.module)}"
+        where = f"the {phase} of {'the model' if self.module == THE_LOOP else repr(self.module)}"
         doing = {"computing": "computing", "waiting": "waiting in", "elsewhere": "in the loop's own code after"}
         return f"step {self.step}, {doing[self.doing]} {where}"
 
@@ -94,7 +94,7 @@ class Wait:
 
     module: str
     """Module whose rows or gradients it waited for."""
-    phase: Part
+    phase: WaitedPhase
     """Which part of the step."""
     step: int
     """Backwards that had ended before."""
@@ -104,7 +104,7 @@ class Wait:
     """On ``time.perf_counter_ns``."""
 
 
-class Progress:
+class RankProgress:
     """Where this rank is; any thread may note.
 
     Noting costs two dictionary entries, and nothing is sent: others are told by a thread that reads this now and then.
@@ -123,16 +123,16 @@ class Progress:
         self.calls = 0
         self.explain: Callable[[RuntimeError], BaseException] = lambda error: error
         self.refuses: Callable[[], None] = lambda: None
-        self._waiting: dict[int, tuple[str, Part, int]] = {}
-        self._computing: dict[int, tuple[str, Part, int]] = {}
+        self._waiting: dict[int, tuple[str, WaitedPhase, int]] = {}
+        self._computing: dict[int, tuple[str, WaitedPhase, int]] = {}
         self._last: tuple[str, str, int] = ("", "", time.perf_counter_ns())
         self._waits: deque[Wait] = deque(maxlen=_MAX_WAITS)
 
-    def waiting(self, module: str, phase: Part) -> AbstractContextManager[None]:
+    def waiting(self, module: str, phase: WaitedPhase) -> AbstractContextManager[None]:
         """Returns a block in which this thread waits for other ranks; errors that end it name the rank at fault."""
         return _Waiting(self, module, phase)
 
-    def computing(self, module: str, phase: Phase) -> AbstractContextManager[None]:
+    def computing(self, module: str, phase: SentPhase) -> AbstractContextManager[None]:
         """Returns a block in which this rank computes a module."""
         return _Computing(self, module, phase)
 
@@ -168,7 +168,7 @@ class Progress:
 class _Waiting:
     __slots__ = ("_entry", "_progress")
 
-    def __init__(self, progress: Progress, module: str, phase: Part) -> None:
+    def __init__(self, progress: RankProgress, module: str, phase: WaitedPhase) -> None:
         self._progress = progress
         self._entry = (module, phase, time.perf_counter_ns())
 
@@ -195,7 +195,7 @@ class _Waiting:
 class _Computing:
     __slots__ = ("_entry", "_progress")
 
-    def __init__(self, progress: Progress, module: str, phase: Phase) -> None:
+    def __init__(self, progress: RankProgress, module: str, phase: SentPhase) -> None:
         self._progress = progress
         self._entry = (module, phase, time.perf_counter_ns())
 
@@ -207,6 +207,6 @@ class _Computing:
         self._progress._last = (*self._entry[:2], time.perf_counter_ns())
 
 
-def unwatched(_phase: Phase) -> AbstractContextManager[None]:
+def unwatched(_phase: SentPhase) -> AbstractContextManager[None]:
     """Stands where nobody notes waiting."""
     return nullcontext()

@@ -29,7 +29,7 @@ from mosaic.errors import RankFailedError
 from mosaic.ranks.meeting import faults
 from mosaic.ranks.meeting.faults import Beat, Departure, Fault
 from mosaic.ranks.meeting.freeing import free_all, is_of_messages
-from mosaic.ranks.meeting.progress import Progress
+from mosaic.ranks.meeting.progress import RankProgress
 from mosaic.ranks.meeting.roll import Identity
 
 EXIT_CODE = 75
@@ -58,7 +58,7 @@ class Watch:
         store: Store,
         ranks: tuple[Identity, ...],
         me: Identity,
-        progress: Progress,
+        progress: RankProgress,
         settings: RankSettings,
         *,
         holder: Identity | None = None,
@@ -213,7 +213,7 @@ class Watch:
 
     def _beat_of(self, rank: int) -> Beat:
         text = self._read(f"beat/{rank}")
-        return Beat(number=0, time_s=time.time(), where=Progress().now) if text is None else Beat.parse(text)
+        return Beat(number=0, time_s=time.time(), where=RankProgress().now) if text is None else Beat.parse(text)
 
     def _left(self, rank: int) -> Departure | None:
         text = self._read(f"left/{rank}") if rank != self._me.rank else None

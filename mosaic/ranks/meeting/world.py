@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -16,8 +16,8 @@ from torch.distributed.distributed_c10d import PrefixStore
 from mosaic.device import Device
 from mosaic.engine.options import RankSettings
 from mosaic.errors import BackendUnavailableError, InvalidPlanError, MosaicError
-from mosaic.ranks.meeting.groups import GroupKey, GroupPool, carrier_of, group_options, meeting_under, warm_up
-from mosaic.ranks.meeting.progress import OUTSIDE, Progress
+from mosaic.ranks.meeting.groups import GroupKey, GroupPool, carrier_of, connect, group_options, meeting_under
+from mosaic.ranks.meeting.progress import THE_LOOP, RankProgress
 from mosaic.ranks.meeting.roll import Identity, call_roll, default_store, is_launched, meet
 from mosaic.ranks.meeting.watch import Watch
 
@@ -25,6 +25,8 @@ TIMEOUT_S = RankSettings().timeout_s
 """How long a rank waits for another one in a step before it gives up, by default."""
 PATIENCE_S = 1800.0
 """How long ranks wait while one of them profiles and solves."""
+
+_Made = TypeVar("_Made")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +108,7 @@ class World:
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
         self.timeout = datetime.timedelta(seconds=timeout_s)
-        self.progress = Progress()
+        self.progress = RankProgress()
         self.watch: Watch | None = None
         self.max_ctas: int | None = None
         self.device = device = device or torch.device("cpu")
@@ -183,11 +185,11 @@ class World:
     def _made(self, key: GroupKey) -> Any:
         """Makes a communicator and warms it up."""
         options = group_options(key.backend, key.max_ctas)
-        with self.progress.waiting(OUTSIDE, "agreement"):
+        with self.progress.waiting(THE_LOOP, "agreement"):
             made = self._new_group(self.timeout, ranks=list(key.ranks), backend=key.backend, pg_options=options)
             group = self._covered(made)
             if key.backend == "nccl" and self.rank in key.ranks:
-                warm_up(group, self.device)
+                connect(group, self.device)
         return group
 
     def _new_group(self, timeout: datetime.timedelta, *, backend: str = "gloo", **options: Any) -> Any:
@@ -212,21 +214,21 @@ class World:
     def background_group(self) -> dist.ProcessGroup:
         """Returns the group of all ranks, on CPUs, in which checkpoints are written; all ranks have to ask for it."""
         if self._background is None:
-            with self.progress.waiting(OUTSIDE, "agreement"):
+            with self.progress.waiting(THE_LOOP, "agreement"):
                 self._background = self._covered(self._new_group(self._patient))
         return self._background
 
     def tell(self, value: Any) -> list[Any]:
         """Returns what each rank told: data that JSON could hold."""
         found: list[Any] = [None] * self.size
-        with self.progress.waiting(OUTSIDE, "agreement"):
+        with self.progress.waiting(THE_LOOP, "agreement"):
             dist.all_gather_object(found, value, group=self._control)
         return found
 
     def first_says(self, value: Any) -> Any:
         """Returns what rank 0 told."""
         found = [value]
-        with self.progress.waiting(OUTSIDE, "agreement"):
+        with self.progress.waiting(THE_LOOP, "agreement"):
             dist.broadcast_object_list(found, src=0, group=self._control)
         return found[0]
 
@@ -282,6 +284,16 @@ class World:
                 f"the plan is for {num_devices} devices and there are {self.size} ranks; start {num_devices} ranks, "
                 f"or plan again: mosaic plan --gpus {self.size}"
             )
+
+    def together(self, work: Callable[[], _Made]) -> _Made:
+        """Returns what this rank's work makes; if any rank's fails, all raise: its own error there, or who failed."""
+        made, error = None, None
+        try:
+            made = work()
+        except Exception as failure:  # of any kind: all ranks have to hear of it
+            error = failure
+        self.all_or_none(error)
+        return made  # type: ignore[return-value]  # there is no error
 
     def all_or_none(self, error: BaseException | None) -> None:
         """Raises on every rank if one of them failed: its own error there, one that names it elsewhere."""

@@ -1,4 +1,4 @@
-"""What frameworks do with any model, and what becomes of it where the model is colocated over ranks.
+"""Frameworks wrap and move any model; here is what becomes of that where the model is colocated over ranks.
 
 * They wrap it: accelerate, transformers' Trainer and loops of one's own put it into ``DistributedDataParallel`` when
   torchrun has started several processes. The wrapper then hands calls on and reduces nothing, since Mosaic does.

@@ -19,7 +19,7 @@ from mosaic.errors import ModuleContractError
 from mosaic.plan import Plan
 from mosaic.profile import Profile
 from mosaic.ranks.calls.run import RankedRuns
-from mosaic.ranks.meeting.progress import OUTSIDE
+from mosaic.ranks.meeting.progress import THE_LOOP
 from mosaic.ranks.meeting.world import World
 from mosaic.ranks.parameters.ownership import take_back
 from mosaic.ranks.parameters.tied import Holdings
@@ -201,6 +201,6 @@ class RankHandle(Handle):
         """Returns a copy of a tensor, with its values on the first rank that holds it."""
         device = self._holdings.devices.get(name, self.world.device)
         whole = torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.detach().clone()
-        with self.world.progress.waiting(OUTSIDE, "agreement"):
+        with self.world.progress.waiting(THE_LOOP, "agreement"):
             dist.broadcast(whole, src=self._source_of(name), group=self.world.carrier_of(whole))
         return whole

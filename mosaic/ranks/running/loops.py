@@ -1,4 +1,4 @@
-"""What an unchanged loop calls of torch with one rank's gradients, and means those of all ranks.
+"""Functions of torch that an unchanged loop calls with one rank's gradients and means those of all ranks.
 
 As long as a model is colocated over ranks, and for its parameters only:
 
@@ -29,7 +29,7 @@ from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_nor
 from torch.optim import Optimizer
 
 from mosaic.errors import ModuleContractError
-from mosaic.ranks.meeting.progress import OUTSIDE
+from mosaic.ranks.meeting.progress import THE_LOOP
 from mosaic.ranks.running.frameworks import hand_on, kept_away
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class _Unscale(_Instead):
             return found
         found = found or {found_inf.device: found_inf}  # a rank may have no gradients at all
         worst = torch.stack([flag.reshape(()) for flag in found.values()]).max()
-        with handle.world.progress.waiting(OUTSIDE, "agreement"):
+        with handle.world.progress.waiting(THE_LOOP, "agreement"):
             dist.all_reduce(worst, op=dist.ReduceOp.MAX, group=handle.world.carrier_of(worst))
         for flag in found.values():
             flag.fill_(worst)
@@ -140,7 +140,7 @@ def _norm_over_ranks(handle: RankHandle, parameters: Sequence[torch.Tensor], ord
     own = _powers((p for p in parameters if counted.get(id(p), False)), order, device)
     others = _powers((p for p in parameters if id(p) not in counted), order, device)
     at_most = order == math.inf
-    with handle.world.progress.waiting(OUTSIDE, "agreement"):
+    with handle.world.progress.waiting(THE_LOOP, "agreement"):
         op = dist.ReduceOp.MAX if at_most else dist.ReduceOp.SUM
         dist.all_reduce(own, op=op, group=handle.world.carrier_of(own))
     total = torch.maximum(own, others) if at_most else (own + others) ** (1 / order)

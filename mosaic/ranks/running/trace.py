@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from mosaic.rank_trace import RankSpan, RankTrace
-from mosaic.ranks.meeting.progress import OUTSIDE
+from mosaic.ranks.meeting.progress import THE_LOOP
 from mosaic.ranks.meeting.world import World
 from mosaic.timeline import Span
 
@@ -54,7 +54,7 @@ def trace_of(spans: Iterable[Span], origin_ns: int, world: World) -> RankTrace:
         origin_ns: this time of ``time.perf_counter_ns``.
         world: The ranks.
     """
-    with world.progress.waiting(OUTSIDE, "agreement"):
+    with world.progress.waiting(THE_LOOP, "agreement"):
         clock = measure_clock(world.agreements)
     shift_us = clock.offset_ns / 1e3
     computed = [

@@ -79,7 +79,7 @@ def killed_while_it_profiles(rank: int, size: int, place: Path) -> None:
     if rank == 0:
         planning = sys.modules["mosaic.ranks.choosing.planning"]
         planning.profile_of_all = lambda *args, **options: kill_this_process()  # type: ignore[attr-defined]
-    begin(rank, size, place, is_planned=False, timeout_s=60.0)
+    begin(rank, size, place, plan=None, timeout_s=60.0)
 
 
 def killed_before_there_are_groups(rank: int, size: int, place: Path) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 
 from mosaic.cost import CostModel
 from mosaic.engine.trial.drift import DriftWatch
-from mosaic.engine.trial.plans import measured_of, name_of, plans_to_try, shape_of, solve_again
+from mosaic.engine.trial.plans import measured_of, name_of, plan_shape, plans_to_try, solve_again
 from mosaic.engine.trial.settings import TrialSettings
 from mosaic.engine.trial.steps import StepUnit, outer_shapes
 from mosaic.engine.trial.turn import TrialTurn
@@ -37,7 +37,7 @@ def test_the_best_plan_comes_first_then_one_with_other_stages_and_the_sequential
     assert {stage.names for stage in plans[1].stages} != {stage.names for stage in best.stages}
     assert plans[1].is_colocated
     assert not plans[-1].is_colocated
-    assert len({shape_of(plan) for plan in plans}) == len(plans) == 3
+    assert len({plan_shape(plan) for plan in plans}) == len(plans) == 3
     assert best.predicted_ms <= plans[1].predicted_ms
 
 
@@ -62,7 +62,7 @@ def test_measured_times_change_the_plan():
     graph = profile_of({"a": flat(4), "b": flat(4), "c": linear(8)}, num_slots=4).graph
     found = solve_again(best, slow, graph, cost)
     assert found is not None
-    assert shape_of(found[0]) != shape_of(best)
+    assert plan_shape(found[0]) != plan_shape(best)
     assert found[0].predicted_ms < 200
 
 

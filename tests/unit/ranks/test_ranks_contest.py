@@ -13,7 +13,7 @@ from mosaic.cost import CostModel
 from mosaic.engine.trial.race import Decision, Race, Turn
 from mosaic.engine.trial.report import Standing
 from mosaic.plan import Plan
-from mosaic.ranks.choosing.candidates import RANK_TRIAL, Candidates, data_parallel_plan, plans_to_try
+from mosaic.ranks.choosing.candidates import RANK_TRIAL, Candidates, data_parallel_plan, rank_plans_to_try
 from mosaic.solver import solve
 
 NAMES = ("data-parallel", "exact", "distmm")
@@ -116,7 +116,7 @@ def chosen(num_devices: int = 2, memory: int = 0, **times: Any) -> tuple[Plan, C
     profile = profile_of(times, num_slots=2, degrees=degrees)
     cost = CostModel.from_profile(profile)
     best = solve(profile.graph, cost, profile.device, num_devices=num_devices)
-    return best, plans_to_try(best, profile.graph, RANK_TRIAL, cost=cost)
+    return best, rank_plans_to_try(best, profile.graph, RANK_TRIAL, cost=cost)
 
 
 def test_data_parallel_training_comes_first_and_then_the_plan():
@@ -148,11 +148,11 @@ def test_a_third_plan_takes_part_if_there_is_time_for_its_turns():
     graph = profile_of(times, num_slots=2).graph
     slower = data_parallel_plan(graph, best.device, 4)  # of another layout than any that is planned here
     slower = replace(slower, stages=slower.stages[::-1], search=best.search)
-    assert plans_to_try(slower, graph, RANK_TRIAL, cost=cost).sentences == (
+    assert rank_plans_to_try(slower, graph, RANK_TRIAL, cost=cost).sentences == (
         "nothing is tried: the plan is data-parallel training",
     )
     short = replace(RANK_TRIAL, max_lost_steps=1)
-    assert len(plans_to_try(best, graph, short, cost=cost).plans) == 2
+    assert len(rank_plans_to_try(best, graph, short, cost=cost).plans) == 2
 
 
 def test_data_parallel_training_predicts_nothing_at_a_degree_that_was_not_measured():
@@ -162,7 +162,7 @@ def test_data_parallel_training_predicts_nothing_at_a_degree_that_was_not_measur
     assert [placed.devices for placed in plain.placements] == [(0, 1, 2)] * 2
     assert plain.predicted_ms == 0
     best = solve(profile.graph, cost, profile.device, num_devices=3)
-    assert plans_to_try(best, profile.graph, RANK_TRIAL, cost=cost).plans == (plain, best)
+    assert rank_plans_to_try(best, profile.graph, RANK_TRIAL, cost=cost).plans == (plain, best)
 
 
 def test_slots_that_are_reserved_are_so_in_data_parallel_training():

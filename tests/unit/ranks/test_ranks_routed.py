@@ -17,8 +17,7 @@ from mosaic.profile import Phase
 from mosaic.profiler import Ring
 from mosaic.ranks.choosing.planning import cost_of_ranks, link_of
 from mosaic.ranks.choosing.routed import Routes
-from mosaic.ranks.colocate import found_for_ranks
-from mosaic.ranks.running.activate import Examined, examine
+from mosaic.ranks.running.prepare import Examined, examine_on_sample, find_for_ranks
 from mosaic.solver.runnable import with_communication
 
 SIZE = 4
@@ -30,9 +29,8 @@ Case = tuple[Relay, Finding, Examined]
 def case() -> Case:
     torch.manual_seed(0)
     model, sample = Relay(), batch(0, [ROWS] * SIZE, 0)
-    finding, error = found_for_ranks(model, sample, NAMES)
-    assert finding is not None, error
-    return model, finding, examine(model, finding, sample)
+    finding = find_for_ranks(model, sample, NAMES)
+    return model, finding, examine_on_sample(model, finding, sample)
 
 
 def planned(case: Case, kind: str, ring: Ring) -> Plan:

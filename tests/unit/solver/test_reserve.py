@@ -17,7 +17,7 @@ from mosaic.device import Device
 from mosaic.errors import InvalidPlanError
 from mosaic.plan import Plan
 from mosaic.ranks.meeting.groups import group_options
-from mosaic.report import plan_table
+from mosaic.report.table import plan_table
 from mosaic.solver.methods import METHODS
 from mosaic.solver.reserve import Reserved
 from mosaic.solver.runnable import plan_to_run

@@ -32,8 +32,9 @@ def test_the_busiest_rank_moves_the_share_that_the_routing_of_rows_moves(num_ran
     members = tuple(sorted(data.draw(st.sets(st.integers(0, num_ranks - 1), min_size=1))))
     each = math.lcm(*range(1, num_ranks + 1))
     routing = RowRouting(held=(each,) * num_ranks, members=members)
-    sent = [sum(routing.sends(rank)) - routing.sends(rank)[rank] for rank in range(num_ranks)]
-    received = [sum(routing.receives(rank)) - routing.receives(rank)[rank] for rank in range(num_ranks)]
+    moves = routing.moves
+    sent = [sum(moves[rank]) - moves[rank][rank] for rank in range(num_ranks)]
+    received = [sum(row[rank] for row in moves) - moves[rank][rank] for rank in range(num_ranks)]
     moved = max(*sent, *received)
     assert busiest_share(num_ranks, len(members)) * each * num_ranks == pytest.approx(moved)
 
