@@ -57,11 +57,11 @@ class Part:
         return self.count == self.total
 
     def __str__(self) -> str:
-        return self.module if self.is_whole else f"{self.module}[{self.first}:{self.end}/{self.total}]"
+        return self.module if self.total == 1 else f"{self.module}[{self.first}:{self.end}/{self.total}]"
 
     @classmethod
     def parse(cls, text: str) -> Part:
-        """Reads what ``str`` wrote; of a whole module the number of layers is not kept."""
+        """Reads what ``str`` wrote."""
         found = _SLICE.fullmatch(text)
         if found is None:
             return cls(module=text)

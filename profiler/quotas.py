@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from mosaic.cost.surfaces.sampling import next_of_both, next_shaped_sample
+from mosaic.cost.surfaces import next_of_both, next_shaped_sample
 from mosaic.device import Device
 from mosaic.profile import Sample
 from mosaic.shape import ModuleShape
@@ -36,7 +36,7 @@ class Sampling:
 
         Raises:
             InvalidPlanError: A quota is below one slot or above the device.
-            ValueError: There is no such choice, or degrees are not 1 and powers of two.
+            ValueError: There is no such choice, or a degree is below 1.
         """
         everywhere = tuple(range(1, device.num_slots + 1))
         is_adaptive = quotas == "adaptive"
@@ -54,8 +54,8 @@ class Sampling:
         for quota in chosen:
             device.check_quota(quota, of="profiling")
         wanted = tuple(sorted({1, *degrees}))
-        if not chosen or any(degree < 1 or degree & (degree - 1) for degree in wanted):
-            raise ValueError(f"quotas {chosen}, degrees {wanted}; use one quota or more, and degrees 1, 2, 4, 8, ...")
+        if not chosen or wanted[0] < 1:
+            raise ValueError(f"quotas {chosen}, degrees {wanted}; use one quota or more, and degrees from 1 on")
         return cls(quotas=chosen, degrees=wanted, bound=bound if is_adaptive else None)
 
     @property

@@ -13,19 +13,23 @@ from fake_streams import FakeStreams, Launch
 from torch import nn
 
 import mosaic
+from mosaic.backends.base import Backend
 from mosaic.backends.streams.lanes import StreamLanes
 from mosaic.device import Device
 from mosaic.engine import Handle, find_modules
 from mosaic.plan import plan_from_quotas
 
 
-class FakeBackend:
+class FakeBackend(Backend):
     """A device whose partitions are fake streams."""
+
+    name = "cuda"
+    api: FakeStreams = None  # type: ignore[assignment]  # each has its own; these stand for the protocol's properties
+    device: Device = None  # type: ignore[assignment]
+    torch_device: torch.device = None  # type: ignore[assignment]
 
     def __init__(self, num_slots: int = 2) -> None:
         self.api = FakeStreams()
-        self.name = "cuda"
-        self.notes = ()
         self.device = Device(name="a fake device", kind="cuda", num_slots=num_slots, sms_per_slot=8)
         self.torch_device = self.api.device
 

@@ -11,7 +11,8 @@ from bench.cost.ground import Ground
 from bench.cost.runs import Split, key, split_runs
 from bench.record import Figure
 from mosaic.backends.base import Lanes
-from mosaic.cost import CostModel, InterferenceFit, Run, fit_interference
+from mosaic.cost import CostModel
+from mosaic.cost.interference import GroupRun, InterferenceFit, fit_interference
 from mosaic.cost.interference.fit import Form
 from mosaic.errors import MosaicError
 from mosaic.profile import GroupSample, Phase
@@ -98,7 +99,7 @@ def split_of(ground: Ground, counts: Sequence[int]) -> Split:
     )
 
 
-def measure_runs(ground: Ground, runs: Sequence[Run]) -> list[tuple[frozenset[tuple[str, int]], GroupSample]]:
+def measure_runs(ground: Ground, runs: Sequence[GroupRun]) -> list[tuple[frozenset[tuple[str, int]], GroupSample]]:
     """Runs groups in both phases, as far as time reaches."""
     layouts = [lay_out(run.modules, run.quotas) for run in runs]
     found = []

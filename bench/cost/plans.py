@@ -22,7 +22,7 @@ from mosaic.plan import Plan
 from mosaic.solver import solve
 from mosaic.solver.exact.search import SearchLimits
 from mosaic.solver.options import QuotaGrid
-from mosaic.solver.solve import SearchOptions
+from mosaic.solver.task import SearchOptions
 
 IN_TURN = "one after the other"
 SEARCH_LIMITS = SearchLimits(seconds=2.0)

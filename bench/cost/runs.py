@@ -6,8 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mosaic.cost import Run, design_runs
-from mosaic.cost.interference.eq8 import HasBandwidth
+from mosaic.cost.interference import GroupRun, HasBandwidth, design_runs
 from mosaic.device import Device
 
 
@@ -19,9 +18,9 @@ class Split:
         ValueError: A run is in both: the same modules at the same quotas.
     """
 
-    fit: tuple[Run, ...]
+    fit: tuple[GroupRun, ...]
     """Measured first."""
-    held: Mapping[int, tuple[Run, ...]]
+    held: Mapping[int, tuple[GroupRun, ...]]
     """Measured when every form has been fitted."""
 
     def __post_init__(self) -> None:
@@ -30,7 +29,7 @@ class Split:
             raise ValueError(f"{len(both)} runs are fitted and held out, such as {sorted(min(both, key=len))}")
 
 
-def key(run: Run) -> frozenset[tuple[str, int]]:
+def key(run: GroupRun) -> frozenset[tuple[str, int]]:
     """Names a run whatever its order."""
     return frozenset(zip(run.modules, run.quotas, strict=True))
 
@@ -61,9 +60,9 @@ def split_runs(
     if device.num_slots == 2:  # every pair at one slot each is all there is
         fit = fit[: max(1, min(num_fit, len(names) * (len(names) - 1) // 3))]
     taken = {key(run) for run in fit}
-    held: dict[int, tuple[Run, ...]] = {}
+    held: dict[int, tuple[GroupRun, ...]] = {}
     for count in counts:
-        drawn: list[Run] = []
+        drawn: list[GroupRun] = []
         if count <= min(len(names), device.num_slots):
             for _ in range(50 * num_held):
                 run = _draw(names, count, device.num_slots, dice)
@@ -74,7 +73,7 @@ def split_runs(
     return Split(fit=fit, held=held)
 
 
-def _draw(names: Sequence[str], count: int, num_slots: int, dice: random.Random) -> Run:
+def _draw(names: Sequence[str], count: int, num_slots: int, dice: random.Random) -> GroupRun:
     cuts = sorted(dice.sample(range(1, num_slots), count - 1))
     quotas = tuple(after - before for before, after in zip([0, *cuts], [*cuts, num_slots], strict=True))
-    return Run(modules=tuple(dice.sample(list(names), count)), quotas=quotas)
+    return GroupRun(modules=tuple(dice.sample(list(names), count)), quotas=quotas)

@@ -10,7 +10,7 @@ from bench.cost.figures import TRIED, absent, mean_figure
 from bench.cost.ground import Ground
 from bench.record import Figure
 from mosaic.cost import ScalingSurface, ShapedSurface
-from mosaic.cost.surfaces.sampling import next_of_both, next_shaped_sample
+from mosaic.cost.surfaces import next_of_both, next_shaped_sample
 from mosaic.profile import Phase, Sample
 from mosaic.profiler.quotas import default_quotas
 from mosaic.shape import ModuleShape

@@ -14,12 +14,13 @@ from bench.cost.plans import SEARCH_LIMITS
 from bench.cost.runs import split_runs
 from bench.cost.simulator import DEVICE, Work, draw_works, measure_run, profile_of, run_plan_ms
 from bench.record import Figure
-from mosaic.cost import Bandwidths, CostModel, InterferenceFit, fit_interference
+from mosaic.cost import Bandwidths, CostModel
+from mosaic.cost.interference import InterferenceFit, fit_interference
 from mosaic.cost.interference.fit import Form
 from mosaic.microbench import Budget
 from mosaic.solver import solve
 from mosaic.solver.options import QuotaGrid
-from mosaic.solver.solve import SearchOptions
+from mosaic.solver.task import SearchOptions
 
 _NOISE = 0.01
 _NUM_FIT = 24

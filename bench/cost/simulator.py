@@ -22,7 +22,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mosaic.cost import Run
+from mosaic.cost.interference import GroupRun
 from mosaic.device import Device
 from mosaic.graph import ModuleGraph, ModuleNode
 from mosaic.plan import Plan
@@ -164,7 +164,7 @@ def run_plan_ms(plan: Plan, works: Sequence[Work], rule: str) -> float:
     return (1 + _BACKWARD) * math.fsum(finish_ms(chosen, quotas, rule) for chosen, quotas in stages)
 
 
-def measure_run(works: Sequence[Work], run: Run, rule: str, dice: random.Random, noise: float) -> GroupSample:
+def measure_run(works: Sequence[Work], run: GroupRun, rule: str, dice: random.Random, noise: float) -> GroupSample:
     """Returns what a profiler would see of the forwards of a group, with noise."""
     chosen = [next(work for work in works if work.name == name) for name in run.modules]
     members = tuple(

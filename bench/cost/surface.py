@@ -11,7 +11,8 @@ from bench.cost.ground import FIT_DEGREES, HELD_DEGREE, Ground
 from bench.cost.sampling import curves_of, sampling_figures
 from bench.cost.truth import DEVICES, counted_modules, described, simulated_samples
 from bench.record import Figure
-from mosaic.cost import ShapedSurface, shape_of
+from mosaic.cost import ShapedSurface
+from mosaic.cost.surfaces import shape_of
 from mosaic.errors import InvalidProfileError
 from mosaic.profile import Sample
 from mosaic.shape import ModuleShape

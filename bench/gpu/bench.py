@@ -9,10 +9,10 @@ import torch
 
 from bench.record import Figure
 from mosaic.backends.base import Backend
+from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.backends.host.backend import HostBackend
 from mosaic.device import Device
 from mosaic.microbench import BenchSettings, Budget
-from mosaic.microbench.devices import open_backend
 
 if TYPE_CHECKING:
     from bench.gpu.child import Order
@@ -75,7 +75,7 @@ class Bench:
 
 def open_bench(order: Order) -> Bench:
     """Opens the backend that an order asks for."""
-    backend = HostBackend(num_slots=2) if order.dry_run else open_backend("cuda", order.ordinal, cudnn=order.cudnn)
+    backend = HostBackend(num_slots=2) if order.dry_run else CudaBackend(order.ordinal, cudnn=order.cudnn)
     return Bench(
         backend=backend,
         budget=Budget(order.seconds),

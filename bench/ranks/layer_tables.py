@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 from mosaic.artifact import load, save
 from mosaic.cost.communication.ranked import ModuleTraffic
+from mosaic.cost.degrees import degrees_to_look_at
 from mosaic.device import FORBID_EXTRA
 from mosaic.graph import ModuleGraph
 from mosaic.profile import Phase
@@ -195,7 +196,7 @@ def _qwen(described: str, layers: int, width: int, heads: int, mlp: int) -> Call
                 adapter=replace(published.adapter, width=width, heads=heads),
                 language=replace(published.language, shape=language),
             )
-            tables.append(count("qwen-val", config, QWEN_BATCH, tuple(2**power for power in range(9))))
+            tables.append(count("qwen-val", config, QWEN_BATCH, degrees_to_look_at(256)))
         # Two layers stand for the first one: what is above them is counted from there.
         numbers = {
             "visual": published.vision.layers - 1,

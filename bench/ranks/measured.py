@@ -20,7 +20,7 @@ from bench.harness import median_figure
 from bench.ranks.tape import Tape
 from bench.record import Figure, Source, missing_figure
 from mosaic.backends.host.backend import HostBackend
-from mosaic.cost.communication.ranked import ModuleTraffic, route_ms
+from mosaic.cost.communication import ModuleTraffic, route_ms
 from mosaic.graph import ModuleGraph, Part
 from mosaic.hardware import Link
 from mosaic.models import build, loss_of, make_batch

@@ -13,6 +13,7 @@ from bench.solver.gains import PAPER, RIVALS
 from bench.solver.runs import figure
 from mosaic.cli.counting import count_workload
 from mosaic.cost.analytic_cost import AnalyticCost
+from mosaic.cost.degrees import degrees_to_look_at
 from mosaic.errors import InfeasibleError
 from mosaic.hardware import find_cluster
 from mosaic.models.catalogue import PAPER_MODELS
@@ -27,7 +28,7 @@ def gains_of_models(
     *, size: str, batch: int, num_devices: Sequence[int], seconds: float, models: Sequence[str] = PAPER_MODELS
 ) -> Iterator[Figure]:
     """Ratios of predicted step times, rival over exact, one sample for each number of GPUs on which the model fits."""
-    degrees = [2**power for power in range(max(num_devices).bit_length()) if 2**power <= max(num_devices)]
+    degrees = degrees_to_look_at(max(num_devices))
     for model in models:
         samples: dict[str, list[float]] = {rival: [] for rival in RIVALS}
         reason = ""

@@ -17,13 +17,13 @@ from mosaic.cost import Cost
 from mosaic.hardware import Link
 from mosaic.plan import Plan
 from mosaic.profile import Phase
+from mosaic.simulate.step import StepModel, simulate
 from mosaic.solver import QuotaGrid, SearchOptions, solve
 from mosaic.solver.exact.search import SearchLimits
 from mosaic.solver.instances.instance import Instance
 from mosaic.solver.instances.instance_cost import TableCost
 from mosaic.solver.replan.feedback import CorrectedCost, Measured, replan
 from mosaic.solver.replan.replanner import Replanner
-from mosaic.solver.simulate import StepModel, simulate
 
 SHAPES: tuple[Shape, ...] = ("star", "layered", "multi", "align")
 EDGE_BYTES = 32 * 512 * 4096 * 2

@@ -17,8 +17,6 @@ from mosaic.errors import MosaicError
 if TYPE_CHECKING:
     from mosaic.profiler import Subject
 
-_WITH_MODEL = ("scaling", "overlap")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
@@ -52,11 +50,10 @@ class Bench:
         """Measures, prints the table and leaves the files."""
         from mosaic.microbench import QUESTIONS, BenchSettings, Budget
 
-        if self.model is not None and self.question not in _WITH_MODEL:
-            raise MosaicError(
-                f"--model goes with {' and '.join(_WITH_MODEL)}; {self.question} measures kernels of its own"
-            )
         question = QUESTIONS[self.question]
+        if self.model is not None and not question.takes_subjects:
+            takes = " and ".join(name for name, each in QUESTIONS.items() if each.takes_subjects)
+            raise MosaicError(f"--model goes with {takes}; {self.question} measures kernels of its own")
         budget = Budget(self.seconds)
         backend = open_named_backend(self.backend or "cuda")
         tiny = self.size == "tiny"
@@ -75,9 +72,8 @@ class Bench:
 
 def _subjects(where: str, device: Any, *, pair: bool) -> Sequence[Subject]:
     """Finds the modules of a user's model, moved to the device that is measured; all, or two that are independent."""
-    from mosaic.cli.workload import load_workload
+    from mosaic.cli.workload import load_workload, moved
     from mosaic.engine import find_modules
-    from mosaic.microbench.devices import moved
 
     workload = load_workload(where)
     finding = find_modules(workload.model.to(device), moved(workload.sample, device))

@@ -28,7 +28,7 @@ class Demo:
         """Runs the demo and prints what came of it."""
         from mosaic.demo.run import DemoSettings, run_demo
         from mosaic.demo.summary import summary_table
-        from mosaic.report import Progress
+        from mosaic.report.progress import Progress
 
         console = console_beside(self.json)
         settings = DemoSettings(

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 _MODEL = arg(
     metavar="FILE:FACTORY",
-    help="The model: a function FACTORY in FILE that takes nothing and returns (model, sample) or (model, sample, loss):"
-    " a module, one batch (dict of keywords, tuple of positions, or tensor), and a function from the model's output to"
-    " a scalar. Or one of the zoo's, such as zoo:clip-tiny.",
+    help="The model: a function FACTORY in FILE that takes nothing and returns (model, sample) or (model, sample, "
+    "loss): a module, one batch (dict of keywords, tuple of positions, or tensor), and a function from the model's "
+    "output to a scalar. Or one of the zoo's, such as zoo:clip-tiny.",
 )
 Model = Annotated[str, _MODEL]
 OptionalModel = Annotated[str | None, _MODEL]
@@ -75,9 +75,9 @@ def open_named_backend(name: str) -> Backend:
         MosaicError: There is no such backend.
         BackendUnavailableError: The backend cannot run here.
     """
-    from mosaic.microbench.devices import open_backend
+    from mosaic.backends.table import BACKENDS, open_backend
 
     kind, colon, number = name.partition(":")
-    if kind not in ("cuda", "host") or (colon and not number.isdecimal()):
-        raise MosaicError(f"--backend {name} is not a backend; use host, cuda, or cuda:1 for the second GPU")
-    return open_backend(kind, int(number or 0))  # type: ignore[arg-type]
+    if kind not in BACKENDS or (colon and not number.isdecimal()):
+        raise MosaicError(f"--backend {name} is not a backend; use {', '.join(BACKENDS)}, or cuda:1 for the second GPU")
+    return open_backend(kind, int(number or 0))

@@ -27,7 +27,8 @@ from mosaic.errors import InvalidPlanError, MosaicError
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan
 from mosaic.profile import Profile
-from mosaic.report import draw_plan, plan_bars, plan_table
+from mosaic.report.plan_picture import draw_plan
+from mosaic.report.table import plan_bars, plan_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -251,11 +252,12 @@ def _counted(model: str, device: str, given: PlanCommand) -> Basis:
     """Counts a model's operators on tensors without data and predicts their times on a described device."""
     from mosaic.cli.counting import count_with_traffic
     from mosaic.cost.analytic_cost import AnalyticCost
+    from mosaic.cost.degrees import degrees_to_look_at
     from mosaic.hardware import find_cluster
 
     cluster = find_cluster(device, given.gpus)
     gpus = cluster.num_devices
-    degrees = [2**power for power in range(gpus.bit_length()) if 2**power <= gpus]
+    degrees = degrees_to_look_at(gpus)
     graph, counts, traffic, unknown = count_with_traffic(model, degrees, kind=cluster.hardware.kind)
     cost = AnalyticCost(counts, cluster)
     described = cluster.hardware
@@ -276,7 +278,8 @@ def _with_ranks(
     given: PlanCommand,
 ) -> Basis:
     """Puts what GPUs tell each other into the times, in place of a sum of gradients that nothing hides."""
-    from mosaic.cost.communication.ranked import CollectiveSms, RankedCost, links_of
+    from mosaic.cost.communication.ranked import CollectiveSms, RankedCost
+    from mosaic.cost.communication.traffic import links_of
     from mosaic.solver.reserve import Reserved
 
     reserved = Reserved.of(basis.device, given.communication_slots)

@@ -25,7 +25,8 @@ from mosaic.device import Device
 from mosaic.errors import MosaicError
 from mosaic.hardware import Cluster, find_cluster
 from mosaic.profile import Profile
-from mosaic.report import Progress, graph_table, profile_table
+from mosaic.report.progress import Progress
+from mosaic.report.table import graph_table, profile_table
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Backend
@@ -85,9 +86,8 @@ def measure(given: ProfileCommand, links: Launched | None = None) -> tuple[Profi
     Returns:
         The profile, and sentences about it.
     """
-    from mosaic.cli.workload import load_workload
+    from mosaic.cli.workload import load_workload, moved
     from mosaic.engine import find_modules
-    from mosaic.microbench.devices import moved
     from mosaic.profiler import ProfileCache, ProfileSettings, default_cache_folder, profile_modules
 
     workload = load_workload(given.model)

@@ -23,7 +23,10 @@ from mosaic.engine import Handle
 from mosaic.engine.host.plain_timeline import recorded
 from mosaic.profiler import ForeignLoad, ProfileSettings
 from mosaic.provenance import Provenance
-from mosaic.report import Progress, draw_timelines, graph_table, plan_table, profile_table, write_trace
+from mosaic.report.progress import Progress
+from mosaic.report.table import graph_table, plan_table, profile_table
+from mosaic.report.timeline import draw_timelines
+from mosaic.report.trace import write_trace
 from mosaic.timeline import Timeline
 
 _WARM_STEPS = 3

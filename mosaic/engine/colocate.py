@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from mosaic.backends.base import Backend, Lanes
-from mosaic.backends.host.backend import HostBackend
-from mosaic.backends.streams.lanes import StreamLanes
+from mosaic.backends.table import default_backend
 from mosaic.cost import CostModel
 from mosaic.engine.calls.thread_state import forget_cast_weights
 from mosaic.engine.finding.find import Finding, Sample, find_modules
@@ -149,8 +148,8 @@ class _Opening:
     def __call__(self, plan: Plan, graphs: bool, adopts_shapes: bool) -> PlacedPlan:
         lanes = self.backend.open_lanes(placement.slots for placement in plan.placements)
         try:
-            if isinstance(lanes, StreamLanes) and self._launch_share is None:
-                self._launch_share = warm_up(self._model, self._finding.subjects, lanes)
+            if lanes.streams is not None and self._launch_share is None:
+                self._launch_share = warm_up(self._model, self._finding.subjects, lanes.streams)
             executor = _executor(lanes, self._finding, graphs=graphs)
             forget_cast_weights()  # profiling and warming up cast them, on streams of their own
             return PlacedPlan(plan, self._finding, executor, adopts_shapes=adopts_shapes)
@@ -180,7 +179,6 @@ def _setup(
     graphs: bool | Literal["auto"],
 ) -> TrialSetup:
     backend = opening.backend
-    tenants: Callable[[], frozenset[int]] | None = getattr(backend, "other_processes", None)
     return TrialSetup(
         settings=settings,
         plans=plans,
@@ -191,32 +189,27 @@ def _setup(
         opens_ahead=backend.device.kind != "host",
         clock=settings.clock if settings.clock is not None else clock_of(backend),
         turn=turn_of_process(),
-        tenants=tenants,
+        tenants=backend.other_processes,
     )
 
 
 def clock_of(backend: Backend) -> StepClock:
     """Returns what tells the time of steps on a backend."""
-    api = getattr(backend, "api", None)
-    return HostClock() if api is None else EventClock(api)
+    return HostClock() if backend.api is None else EventClock(backend.api)
 
 
 def _executor(lanes: Lanes, finding: Finding, *, graphs: bool) -> Runs:
-    if isinstance(lanes, StreamLanes):
-        captured = StageGraphs(lanes.api) if graphs else None
-        return StreamExecutor(lanes, in_order=finding.in_order, graphs=captured)
-    return Executor(lanes)
+    if lanes.streams is None:
+        return Executor(lanes)
+    captured = StageGraphs(lanes.streams.api) if graphs else None
+    return StreamExecutor(lanes.streams, in_order=finding.in_order, graphs=captured)
 
 
 def _backend_for(model: nn.Module) -> Backend:
     """Returns the backend of the device that holds the model's parameters."""
     devices = {parameter.device for parameter in model.parameters()}
     cuda = next((device for device in devices if device.type == "cuda"), None)
-    if cuda is None:
-        return HostBackend()
-    from mosaic.backends.cuda.backend import CudaBackend
-
-    return CudaBackend(torch.cuda.current_device() if cuda.index is None else cuda.index)
+    return default_backend(torch.device("cpu") if cuda is None else cuda)
 
 
 def wrapped_parts(model: nn.Module) -> Iterator[tuple[str, str, str]]:

@@ -31,9 +31,10 @@ from mosaic.ranks.choosing.routed import Routes
 from mosaic.ranks.colocate import colocate_ranks
 from mosaic.ranks.meeting.world import World
 from mosaic.ranks.running.prepare import cores_of_rank, prepare
+from mosaic.solver.methods import compared_methods
 from mosaic.solver.runnable import plan_to_run
 
-COMPARED = ("exact", "gahc", "sequential", "megatron", "distmm", "spindle", "spindle-optimus")
+COMPARED = compared_methods()
 """Methods that are compared unless others are named."""
 
 
@@ -112,7 +113,7 @@ def compare_plans(
 
     Args:
         make: Makes a new model with the same weights and a rank's batch; called several times.
-        methods: Names from ``RUNNABLE``.
+        methods: Names from ``METHODS``.
         plan: A plan to measure instead of profiling and planning.
         rounds: How much to measure.
         settings: How carefully rank 0 profiles.

@@ -18,7 +18,8 @@ from mosaic.solver.memory.holding import keeps_anything
 from mosaic.solver.memory.search import search_within_memory
 from mosaic.solver.options import all_options
 from mosaic.solver.replan.replanner import start_from
-from mosaic.solver.solve import SearchOptions, solve_with_hint
+from mosaic.solver.solve import solve_with_hint
+from mosaic.solver.task import SearchOptions
 
 Limit = Literal["all slots", "no gain", "slots", "memory", "neighbours"]
 

@@ -6,12 +6,11 @@ import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from mosaic.cost import Bandwidths, design_runs, fit_interference
-from mosaic.cost.interference.fit import Form
+from mosaic.cost import Bandwidths
+from mosaic.cost.interference import design_runs
 from mosaic.device import Device
-from mosaic.errors import InvalidProfileError
 from mosaic.graph import ModuleGraph
-from mosaic.profile import GroupSample, HeldOutError, PairSample, Phase, Sample
+from mosaic.profile import GroupSample, PairSample, Phase, Sample
 from mosaic.profiler.counting import estimate_bandwidths
 from mosaic.profiler.measuring.attempt import attempt
 from mosaic.profiler.measuring.beside import measure_group, pair_samples
@@ -21,9 +20,6 @@ from mosaic.profiler.subject import Subject
 
 Beside = tuple[tuple[str, tuple[int, ...]], ...]
 """Modules and the slots that each has, no slot twice."""
-
-FORMS: tuple[Form, ...] = ("additive", "full", "mosaic")
-"""Forms of interference that are compared."""
 
 _LOG = logging.getLogger("mosaic")
 
@@ -53,26 +49,6 @@ def choose_groups(subjects: Sequence[Subject], samples: Sequence[Sample], device
     bandwidths = Bandwidths(samples, estimate=estimate_bandwidths(able, device))
     runs = design_runs([subject.name for subject in able], bandwidths, device, budget=budget)
     return [lay_out(run.modules, run.quotas) for run in runs]
-
-
-def interference_errors(
-    groups: Sequence[GroupSample],
-    pairs: Sequence[PairSample],
-    samples: Sequence[Sample],
-    subjects: Sequence[Subject],
-    device: Device,
-) -> tuple[HeldOutError, ...]:
-    """Returns how well each form of interference predicts groups that it has not seen; nothing with too few groups."""
-    bandwidths = Bandwidths(samples, estimate=estimate_bandwidths(subjects, device))
-    found = []
-    for form in FORMS:
-        try:
-            fit = fit_interference(groups, bandwidths, form, device=device, pairs=pairs)
-        except InvalidProfileError as error:
-            _LOG.info("interference, %s: %s", form, error)
-            continue
-        found += [phase.held_out for phase in fit.phases if phase.held_out is not None]
-    return tuple(found)
 
 
 def lay_out(modules: Sequence[str], quotas: Sequence[int]) -> Beside:

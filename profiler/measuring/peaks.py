@@ -7,8 +7,6 @@ import statistics
 import torch
 
 from mosaic.backends.base import Lanes
-from mosaic.backends.streams.lanes import StreamLanes
-from mosaic.backends.streams.memory import measure_lane_memory
 from mosaic.profiler.subject import Subject
 
 
@@ -31,6 +29,5 @@ def phase_peaks(subject: Subject, device: torch.device) -> tuple[int, int]:
 
 def lane_bytes_of(lanes: Lanes) -> int:
     """Returns the bytes that libraries and the allocator keep for one lane, the median of all; 0 on the host."""
-    if not isinstance(lanes, StreamLanes):
-        return 0
-    return round(statistics.median(found.reserved_bytes for found in measure_lane_memory(lanes)))
+    found = [lane.reserved_bytes for lane in lanes.measure_memory()]
+    return round(statistics.median(found)) if found else 0

@@ -64,7 +64,7 @@ def measure_utilisation(
             running = behind
     running()
     total = device.num_slots * device.sms_per_slot + device.remainder_sms
-    granted: int = getattr(lane, "num_sms", None) or len(lane.slots) * device.sms_per_slot
+    granted = lane.num_sms or len(lane.slots) * device.sms_per_slot
     return window.found.on_partition(granted, total) if window.found is not None else None
 
 

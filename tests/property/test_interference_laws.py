@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from planning_cases import sample
 
 from mosaic.cost import (
-    AdditiveInterference,
     Bandwidths,
     Eq8,
     FullInterference,
@@ -73,7 +72,7 @@ def forms(draw: st.DrawFn, shares: list[float]) -> Interference:
     if kind == "leveled":
         return LeveledBandwidth({F: draw(levelings())}, WithFixed(bandwidths, draw(st.floats(0, 3))))
     eq8 = Eq8(e1=draw(st.floats(-20, 20)), e2=draw(weight), e3=draw(weight) if kind == "full" else 0.0)
-    return (FullInterference if kind == "full" else AdditiveInterference)({F: eq8}, bandwidths)
+    return FullInterference({F: eq8}, bandwidths)
 
 
 def extra_ms(form: Interference, beside: str) -> float:

@@ -14,12 +14,12 @@ from mosaic.errors import InfeasibleError
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan
 from mosaic.profile import Phase, Profile
+from mosaic.simulate.step import StepModel, simulate
 from mosaic.solver import SearchOptions, solve
 from mosaic.solver.exact.search import SearchHint, SearchLimits, search_exactly
 from mosaic.solver.gahc.placement import Machine
 from mosaic.solver.options import all_options
 from mosaic.solver.replan.replanner import Replanner, resolve, start_from
-from mosaic.solver.simulate import StepModel, simulate
 
 BOUNDED = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 ROUNDING = 1 + 1e-9

@@ -16,7 +16,6 @@ from mosaic.backends.base import Backend, Lanes
 from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.engine import Handle
 from mosaic.errors import BackendUnavailableError
-from mosaic.microbench.sharing.variants import OpensPlainLanes
 from mosaic.plan import Plan
 
 EQUALITY_STEPS = 3
@@ -138,17 +137,11 @@ class PlainStreams:
 
     def open_lanes(self, partitions: Any) -> Lanes:
         """Opens lanes that nothing confines."""
-        if not isinstance(self._backend, OpensPlainLanes):
-            raise BackendUnavailableError(
-                "plain streams cannot be had", found=f"the {self._backend.name} backend", needed="a GPU"
-            )
         return self._backend.open_plain_lanes(partitions)
 
 
 def lanes_of(bench: Bench, *, sm_target: bool) -> Backend:
     """Returns the device with lanes that tell libraries how many SMs they have, or with lanes that do not.
-
-    Its own backend would decide by what was measured before, so that the two might be the same.
 
     Raises:
         BackendUnavailableError: SM targets cannot be set here.

@@ -7,28 +7,25 @@ of its forward, so backward stays there, too. What is launched on any other stre
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
-from mosaic.backends.cuda import driver as cuda
-from mosaic.backends.cuda.environment import EnvironmentFinding, find_here, other_processes
+from mosaic.backends.base import Backend, checked_partitions
+from mosaic.backends.cuda.driver import CudaDevice, CudaDriver, Placement
+from mosaic.backends.cuda.environment import find_here, other_processes
 from mosaic.backends.cuda.lanes import GreenLanes
-from mosaic.backends.cuda.pool import GreenDriver, GreenPool, Loan, pack_layouts, pool_of
-from mosaic.backends.cuda.records import Slots
+from mosaic.backends.cuda.pool import GreenDriver, GreenPool, pack_layouts, pool_of
 from mosaic.backends.streams.api import StreamApi, TorchStreams
-from mosaic.backends.streams.lanes import StreamLanes, run_aside
+from mosaic.backends.streams.lanes import StreamLanes
 from mosaic.backends.streams.libraries import LibrarySettings
-from mosaic.backends.streams.sm_target import pays
 from mosaic.device import Device
-from mosaic.errors import BackendUnavailableError, InvalidPlanError
+from mosaic.errors import BackendUnavailableError
 
-T = TypeVar("T")
 _LOG = logging.getLogger("mosaic")
 
 
-class CudaBackend:
+class CudaBackend(Backend):
     """Runs modules on disjoint sets of a GPU's SMs.
 
     Args:
@@ -36,10 +33,8 @@ class CudaBackend:
         fine: Use the driver's smallest slots (2 SMs on Hopper), which give up large clusters.
         placement: ``merged`` makes partitions of slots; ``split`` has the driver place each layout anew, and needs a
             driver of CUDA 13.1.
-        priority: Of the lanes' streams, as CUDA counts: lower goes first.
-        remainder: Also make a lane of the SMs that the split into slots leaves over.
         verify: Look with a probe on which SMs each partition runs, once after it was made.
-        sm_target: Tell libraries to size their grids for a lane's SMs; ``"auto"`` where that was measured to pay.
+        sm_target: Tell libraries to size their grids for a lane's SMs.
         cudnn: Let torch use cuDNN on lanes; without it convolutions run by torch's own kernels there.
         api: The runtime that streams and tensors belong to; torch's by default.
         driver: The device's driver; the installed one by default.
@@ -54,44 +49,29 @@ class CudaBackend:
         ordinal: int = 0,
         *,
         fine: bool = False,
-        placement: cuda.Placement = "merged",
-        priority: int = 0,
-        remainder: bool = False,
+        placement: Placement = "merged",
         verify: bool = True,
-        sm_target: bool | Literal["auto"] = "auto",
+        sm_target: bool = False,
         cudnn: bool = True,
         api: StreamApi | None = None,
         driver: GreenDriver | None = None,
     ) -> None:
         if placement not in ("merged", "split"):
             raise ValueError(f"placement={placement!r} is neither 'merged' nor 'split'")
-        self._driver = driver if driver is not None else cuda.CudaDriver(ordinal)
+        self._driver = driver if driver is not None else CudaDriver(ordinal)
         self._info = self._driver.describe()
         if api is None:
             check_torch(self._info)
             api = TorchStreams(ordinal)
-        slots = self._driver.describe_slots(fine=fine)
-        if remainder and slots.remainder_sms == 0:
-            raise BackendUnavailableError(
-                f"there is no remainder on {self._info.name}; do without remainder=True",
-                found=f"{slots.num_slots} slots of {slots.sms_per_slot} SMs, which is all {self._info.num_sms}",
-                needed="SMs that the split into slots leaves over",
-            )
-        self.api: StreamApi = api
-        targeted = pays(self._info.name) if sm_target == "auto" else sm_target
+        self._api: StreamApi = api
         self._libraries = (
-            LibrarySettings(api.device, sm_target=targeted, cudnn=cudnn) if targeted or not cudnn else None
+            LibrarySettings(api.device, sm_target=sm_target, cudnn=cudnn) if sm_target or not cudnn else None
         )
-        self._choice: dict[str, Any] = {
-            "fine": fine,
-            "placement": placement,
-            "priority": priority,
-            "remainder": remainder,
-        }
+        self._fine, self._placement, self._verify = fine, placement, verify
         self._pool: GreenPool | None = None
-        self._verify = verify
         self._notes: dict[str, None] = {}
-        self._most_streams = 0
+        self._max_streams = 0
+        slots = self._driver.describe_slots(fine=fine)
         self._device = Device(
             name=self._info.name,
             kind="cuda",
@@ -112,9 +92,14 @@ class CudaBackend:
         return self._device
 
     @property
+    def api(self) -> StreamApi:
+        """The runtime that streams and tensors belong to."""
+        return self._api
+
+    @property
     def torch_device(self) -> torch.device:
         """``cuda:ordinal``."""
-        return self.api.device
+        return self._api.device
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -126,7 +111,7 @@ class CudaBackend:
         """The streams, which all backends of this device and kind share; made at the first use."""
         if self._pool is None:
             self.api.synchronize()  # torch makes the primary context, before the pool retains it
-            self._pool = pool_of(self._driver, **self._choice)
+            self._pool = pool_of(self._driver, fine=self._fine, placement=self._placement)
         return self._pool
 
     def open_lanes(self, partitions: Iterable[tuple[int, ...]]) -> GreenLanes:
@@ -139,8 +124,11 @@ class CudaBackend:
             BackendUnavailableError: The driver cannot do what was asked for.
             CudaError: The driver failed, or partitions were seen to share SMs that must not.
         """
-        wanted = self._checked(partitions)
-        lanes = GreenLanes(self.api, self.pool, self._borrow, wanted)
+        wanted = checked_partitions(self._device, partitions)
+        loan = self.pool.borrow(pack_layouts(wanted), image=self._image)
+        for note in loan.notes:
+            self._note(note)
+        lanes = GreenLanes(self.api, loan, self._placement)
         lanes.set_libraries(self._libraries)
         self._look_around(num_streams=len(wanted))
         return lanes
@@ -160,7 +148,7 @@ class CudaBackend:
             InvalidPlanError: As for ``open_lanes``.
             ValueError: There are not as many priorities as distinct partitions.
         """
-        wanted = self._checked(partitions)
+        wanted = checked_partitions(self._device, partitions)
         priorities = (0,) * len(wanted) if priorities is None else priorities
         if len(priorities) != len(wanted):
             raise ValueError(f"{len(priorities)} priorities for {len(wanted)} partitions; give one for each")
@@ -168,33 +156,21 @@ class CudaBackend:
         streams = {slots: (self.api.new_stream(priority), None) for slots, priority in chosen}
         return StreamLanes(self.api, streams, lambda: None)
 
-    def warm_up(self, work: Callable[[], T]) -> T:
-        """Runs work once on a plain stream of the whole device, waits for it, and returns its result.
-
-        For first calls: what libraries do then (cuDNN's plans, autotuning, loading of modules) has failed on
-        green-context streams in others' hands (``CUDA_ERROR_INVALID_CONTEXT``).
-        """
-        return run_aside(self.api, work)
-
     def other_processes(self) -> frozenset[int]:
         """Asks NVML for the processes besides this one that compute on the device; empty where it does not answer."""
         return frozenset(other_processes(self._info.uuid))
 
-    def _checked(self, partitions: Iterable[tuple[int, ...]]) -> tuple[Slots, ...]:
-        wanted = tuple(dict.fromkeys(tuple(sorted(slots)) for slots in partitions))
-        for slots in wanted:
-            if not slots or slots[0] < 0 or slots[-1] >= self._device.num_slots or len(set(slots)) != len(slots):
-                raise InvalidPlanError(
-                    f"partition {slots} cannot be opened on {self._device.name}; use distinct slots from 0 to "
-                    f"{self._device.num_slots - 1}, at least one"
-                )
-        return wanted
+    def alternatives(self) -> Mapping[str, Callable[[], Backend]]:
+        """Returns the driver's smallest slots, and layouts that the driver splits by the sizes of their partitions."""
+        ordinal = self._info.ordinal
+        return {
+            "fine": lambda: CudaBackend(ordinal, fine=True),
+            "split by sizes": lambda: CudaBackend(ordinal, placement="split"),
+        }
 
-    def _borrow(self, partitions: Iterable[Slots]) -> Loan:
-        loan = self.pool.borrow(pack_layouts(self._checked(partitions)), image=self._image)
-        for note in loan.notes:
-            self._note(note)
-        return loan
+    def read_units(self) -> tuple[int, ...]:
+        """Returns the SMs that the probe sees the current stream use."""
+        return self._driver.probe_stream(int(self.api.current_stream().cuda_stream))
 
     def _image(self) -> bytes | None:
         if not self._verify:
@@ -206,11 +182,10 @@ class CudaBackend:
             return None
 
     def _look_around(self, *, num_streams: int) -> None:
-        if num_streams <= self._most_streams:  # NVML takes a while to answer, and what it says changes little
+        if num_streams <= self._max_streams:  # NVML takes a while to answer, and what it says changes little
             return
-        self._most_streams = num_streams
-        findings: tuple[EnvironmentFinding, ...] = find_here(self._info.uuid, num_streams=num_streams)
-        for finding in findings:
+        self._max_streams = num_streams
+        for finding in find_here(self._info.uuid, num_streams=num_streams):
             self._note(finding.sentence)
 
     def _note(self, sentence: str) -> None:
@@ -219,7 +194,7 @@ class CudaBackend:
             _LOG.warning("%s", sentence)
 
 
-def check_torch(device: cuda.CudaDevice) -> None:
+def check_torch(device: CudaDevice) -> None:
     """Checks that torch has CUDA and that its device of this number is the driver's.
 
     Raises:

@@ -1,8 +1,8 @@
 """CUDA devices, their slots and pools of streams; the only module that loads the extension ``mosaic._C``.
 
-Importing this module loads neither the extension nor the driver nor torch; ``CudaBackend``, which needs torch, is
-loaded when it is first asked for. Each function raises ``BackendUnavailableError`` where something is not there and
-``CudaError`` where the driver fails; there is no silent fallback.
+Importing this module loads neither the extension nor the driver nor torch. Each function raises
+``BackendUnavailableError`` where something is not there and ``CudaError`` where the driver fails; there is no silent
+fallback.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
+from mosaic.backends.cuda.probe import compile_probe
 from mosaic.errors import BackendUnavailableError, CudaError
 
 if TYPE_CHECKING:
     from mosaic import _C
-    from mosaic.backends.cuda.backend import CudaBackend as CudaBackend
 
 Placement = Literal["merged", "split"]
 """How partitions get their SMs: slots of the one split, or one ``cuDevSmResourceSplit`` (CUDA 13.1) a layout."""
@@ -201,8 +201,6 @@ def open_pool(
     *,
     fine: bool = False,
     placement: Placement = "merged",
-    priority: int = 0,
-    remainder: bool = False,
 ) -> _C.StreamPool:
     """Makes a pool of green-context streams; the caller closes it.
 
@@ -213,15 +211,11 @@ def open_pool(
         layouts: Partitions as slots, by layout.
         fine: Use the driver's smallest slots, without large clusters.
         placement: How partitions get their SMs.
-        priority: Of the streams, as CUDA counts: lower goes first.
-        remainder: Make a partition of the SMs that the split leaves over, too.
     """
     require_extension()
     from mosaic import _C
 
-    return _C.StreamPool(
-        _C.Device(ordinal), layouts, fine=fine, placement=placement, priorities=(priority,), remainder=remainder
-    )
+    return _C.StreamPool(_C.Device(ordinal), layouts, fine=fine, placement=placement)
 
 
 def probe_source() -> str:
@@ -250,7 +244,7 @@ def probe_stream(ordinal: int, stream: int, image: bytes | None = None) -> tuple
     device = _C.Device(ordinal)
     if image is None:
         major, minor = device.compute_capability
-        image = _compiled_probe(f"{major}.{minor}")
+        image = compile_probe(f"{major}.{minor}", _C.PROBE_SOURCE)
     return tuple(_C.probe_stream(device, stream, image))
 
 
@@ -268,15 +262,20 @@ class CudaDriver:
         """Describes the device.
 
         Raises:
-            BackendUnavailableError: There is no such device, or its driver is too old for streams on slots.
+            BackendUnavailableError: There is no such device, or its driver does not answer or is too old for streams
+                on slots.
         """
         require_streams()
-        devices = describe_devices()
+        needed = "an NVIDIA GPU, Volta or newer"
+        try:
+            devices = describe_devices()
+        except CudaError as error:
+            raise BackendUnavailableError("the CUDA driver does not answer", found=str(error), needed=needed) from error
         if not 0 <= self.ordinal < len(devices):
             raise BackendUnavailableError(
-                f"device {self.ordinal} is not there; look at CUDA_VISIBLE_DEVICES",
-                found=f"{len(devices)} devices",
-                needed=f"more than {self.ordinal}",
+                f"there is no GPU number {self.ordinal}; look at CUDA_VISIBLE_DEVICES",
+                found=f"{len(devices)} GPUs",
+                needed=needed,
             )
         return devices[self.ordinal]
 
@@ -284,27 +283,17 @@ class CudaDriver:
         """Describes its slots."""
         return describe_slots(self.ordinal, fine=fine)
 
-    def open_pool(self, *, fine: bool, placement: Placement, priority: int, remainder: bool) -> _C.StreamPool:
+    def open_pool(self, *, fine: bool, placement: Placement) -> _C.StreamPool:
         """Makes an empty pool."""
-        return open_pool(self.ordinal, fine=fine, placement=placement, priority=priority, remainder=remainder)
+        return open_pool(self.ordinal, fine=fine, placement=placement)
 
     def probe_image(self) -> bytes:
-        """Returns the probe, compiled for this device; see ``cuda_probe.compile_probe``."""
-        return _compiled_probe(self.describe().compute_capability)
+        """Returns the probe, compiled for this device."""
+        return compile_probe(self.describe().compute_capability, probe_source())
 
-
-def _compiled_probe(compute_capability: str) -> bytes:
-    from mosaic.backends.cuda.probe import compile_probe
-
-    return compile_probe(compute_capability)
-
-
-def __getattr__(name: str) -> Any:
-    if name == "CudaBackend":
-        from mosaic.backends.cuda.backend import CudaBackend
-
-        return CudaBackend
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def probe_stream(self, stream: int) -> tuple[int, ...]:
+        """Probes a stream of the device; see the function of this name."""
+        return probe_stream(self.ordinal, stream)
 
 
 def _describe(device: _C.Device) -> CudaDevice:

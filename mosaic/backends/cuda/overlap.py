@@ -71,7 +71,7 @@ def _is_9(compute_capability: str) -> bool:
 
 
 def _name(record: PartitionRecord) -> str:
-    return f"the partition of slots {list(record.slots)}" if record.slots else "the remainder"
+    return f"the partition of slots {list(record.slots)}"
 
 
 def _listed(sms: Iterable[int]) -> str:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from mosaic.backends.cuda.driver import CudaDevice, Placement, SlotDescription
 from mosaic.backends.cuda.overlap import describe_excess, find_shared_sms
-from mosaic.backends.cuda.records import Layout, LayoutRecord, PartitionRecord, Slots
+from mosaic.backends.cuda.records import Layout, PartitionRecord, Slots
 
 
 class GreenDriver(Protocol):
@@ -29,11 +29,14 @@ class GreenDriver(Protocol):
     def describe_slots(self, *, fine: bool) -> SlotDescription:
         """Describes its slots."""
 
-    def open_pool(self, *, fine: bool, placement: Placement, priority: int, remainder: bool) -> Any:
+    def open_pool(self, *, fine: bool, placement: Placement) -> Any:
         """Makes an empty ``_C.StreamPool``, or what does as it does."""
 
     def probe_image(self) -> bytes:
         """Compiles the probe for the device."""
+
+    def probe_stream(self, stream: int) -> tuple[int, ...]:
+        """Returns the sorted ids of the SMs that kernels of a stream run on."""
 
     def __hash__(self) -> int:
         """Equal drivers share a pool."""
@@ -62,8 +65,6 @@ class Loan:
         streams: The stream's handle, for each partition.
         records: What the driver made of each partition.
         layout_of: Which layout each partition belongs to.
-        layouts: What each layout took to add.
-        remainder: The handle and the record of the partition of left-over SMs, if there is one.
         shared_sms: Ids of SMs that partitions share although they were given as disjoint.
         notes: What the user should know of that, in a sentence.
     """
@@ -74,15 +75,15 @@ class Loan:
         self.streams: dict[Slots, int] = {}
         self.records: dict[Slots, PartitionRecord] = {}
         self.layout_of: dict[Slots, int] = {}
-        self.layouts: tuple[LayoutRecord, ...] = ()
-        self.remainder: tuple[int, PartitionRecord] | None = None
         self.shared_sms: tuple[int, ...] = ()
         self.notes: tuple[str, ...] = ()
 
-    def keep(self, handle: int) -> int:
+    def add(self, handle: int, record: PartitionRecord, *, layout: int) -> None:
         """Notes a stream that has to be given back."""
         self._handles.append(handle)
-        return handle
+        self.streams[record.slots] = handle
+        self.records[record.slots] = record
+        self.layout_of[record.slots] = layout
 
     def give_back(self) -> None:
         """Ends the loan; the streams must have ended their work. A second call does nothing.
@@ -105,18 +106,12 @@ class GreenPool:
         driver: The device.
         fine: Use the driver's smallest slots.
         placement: How partitions get their SMs.
-        priority: Of all streams.
-        remainder: Make a partition of the SMs that the split leaves over, too.
     """
 
-    def __init__(
-        self, driver: GreenDriver, *, fine: bool, placement: Placement, priority: int, remainder: bool
-    ) -> None:
+    def __init__(self, driver: GreenDriver, *, fine: bool, placement: Placement) -> None:
         self.placement: Placement = placement
-        self.fine = fine
-        self._priority = priority
         self._compute_capability = driver.describe().compute_capability
-        self._pool = driver.open_pool(fine=fine, placement=placement, priority=priority, remainder=remainder)
+        self._pool = driver.open_pool(fine=fine, placement=placement)
         self._lock = threading.Lock()
         self._indices: dict[Layout, int] = {}
 
@@ -134,20 +129,19 @@ class GreenPool:
         """
         loan = Loan(self._pool)
         with self._lock:
-            loan.layouts = tuple(self._add(layout) for layout in layouts)
+            for layout in layouts:
+                self._add(layout)
             self._probe(layouts, image)
             found = [
                 [PartitionRecord.of(info) for info in self._pool.partitions(self._indices[layout])]
                 for layout in layouts
             ]
-            rest = [] if self._pool.remainder is None else [PartitionRecord.of(self._pool.remainder)]
-            self._judge(loan, found, rest)
+            self._judge(loan, found)
             try:
                 for layout, records in zip(layouts, found, strict=True):
-                    self._lend(loan, layout, records)
-                for record in rest:
-                    handle = self._pool.lend_remainder(priority=self._priority, shared=True)
-                    loan.remainder = (loan.keep(handle), record)
+                    index = self._indices[layout]
+                    for number, record in enumerate(records):
+                        loan.add(self._pool.lend(index, number, shared=True), record, layout=index)
             except BaseException:
                 loan.give_back()
                 raise
@@ -157,32 +151,19 @@ class GreenPool:
         """Ends streams and contexts; for when nothing is left that ran on them, tensors included."""
         self._pool.close()
 
-    @property
-    def stats(self) -> Any:
-        """Returns the pool's own counts, a ``_C.PoolStats``."""
-        return self._pool.stats()
-
-    def _add(self, layout: Layout) -> LayoutRecord:
-        if layout in self._indices:
-            return LayoutRecord(partitions=layout, num_contexts=0, num_streams=0, creation_ms=0.0, driver_bytes=0)
-        index = len(self._pool.stats().layouts)  # counted there: Ctrl-C may come between adding and noting it here
-        cost = self._pool.add_layout(layout)
-        self._indices[layout] = index
-        return LayoutRecord(
-            partitions=layout,
-            num_contexts=cost.num_contexts,
-            num_streams=cost.num_streams,
-            creation_ms=cost.creation_ms,
-            driver_bytes=cost.driver_bytes,
-        )
+    def _add(self, layout: Layout) -> None:
+        if layout not in self._indices:
+            index = len(self._pool.stats().layouts)  # counted there: Ctrl-C may come between adding and noting it here
+            self._pool.add_layout(layout)
+            self._indices[layout] = index
 
     def _probe(self, layouts: Sequence[Layout], image: Callable[[], bytes | None]) -> None:
         found = [info for layout in layouts for info in self._pool.partitions(self._indices[layout])]
         if any(info.sm_ids is None for info in found) and (compiled := image()) is not None:
             self._pool.verify(compiled)
 
-    def _judge(self, loan: Loan, found: list[list[PartitionRecord]], rest: list[PartitionRecord]) -> None:
-        everything = [record for records in found for record in records] + rest
+    def _judge(self, loan: Loan, found: list[list[PartitionRecord]]) -> None:
+        everything = [record for records in found for record in records]
         # Where each layout was split anew the driver promises nothing between layouts; their lanes take turns instead.
         groups, call = (found, "cuDevSmResourceSplit")
         if self.placement == "merged":
@@ -191,27 +172,19 @@ class GreenPool:
         loan.shared_sms = find_shared_sms(groups, compute_capability=capability, call=call)
         loan.notes = describe_excess(everything, loan.shared_sms, compute_capability=capability)
 
-    def _lend(self, loan: Loan, layout: Layout, records: Sequence[PartitionRecord]) -> None:
-        index = self._indices[layout]
-        for number, (slots, record) in enumerate(zip(layout, records, strict=True)):
-            handle = self._pool.lend(index, number, priority=self._priority, shared=True)
-            loan.streams[slots] = loan.keep(handle)
-            loan.records[slots] = record
-            loan.layout_of[slots] = index
-
 
 _MAKING = threading.Lock()
 
 
-def pool_of(driver: GreenDriver, *, fine: bool, placement: Placement, priority: int, remainder: bool) -> GreenPool:
+def pool_of(driver: GreenDriver, *, fine: bool, placement: Placement) -> GreenPool:
     """Returns the pool of a device and kind in this process; see the top of this module for why it is never ended."""
     with _MAKING:  # or two threads would make two, which give out the same SMs
-        return _make_pool(driver, fine=fine, placement=placement, priority=priority, remainder=remainder)
+        return _make_pool(driver, fine, placement)
 
 
 @functools.cache
-def _make_pool(driver: GreenDriver, **kind: Any) -> GreenPool:
-    pool = GreenPool(driver, **kind)
+def _make_pool(driver: GreenDriver, fine: bool, placement: Placement) -> GreenPool:
+    pool = GreenPool(driver, fine=fine, placement=placement)
     # At interpreter exit, too, tensors may be let go after their streams' pool; so it is never freed by Python.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(pool))
     return pool

@@ -10,18 +10,18 @@ import functools
 from types import ModuleType
 from typing import Any
 
-from mosaic.backends.cuda import driver as cuda
 from mosaic.errors import BackendUnavailableError, CudaError
 
 _NEEDED = "cuda-python 12.8 or newer and NVRTC: `pip install nvidia-cuda-nvrtc`, or a CUDA build of torch"
 
 
 @functools.cache
-def compile_probe(compute_capability: str) -> bytes:
+def compile_probe(compute_capability: str, source: str) -> bytes:
     """Compiles the probe for a device; once in a process.
 
     Args:
         compute_capability: Such as ``9.0``.
+        source: Its CUDA C++.
 
     Returns:
         A cubin; PTX where this NVRTC knows no such device yet, for the driver to compile.
@@ -34,7 +34,7 @@ def compile_probe(compute_capability: str) -> bytes:
     wanted = int(compute_capability.replace(".", ""))
     supported = [int(arch) for arch in _ask(nvrtc, "nvrtcGetSupportedArchs")]
     if wanted in supported:
-        return _compile(nvrtc, f"sm_{wanted}", "CUBIN")
+        return _compile(nvrtc, source, f"sm_{wanted}", "CUBIN")
     older = [arch for arch in supported if arch < wanted]
     if not older:
         raise BackendUnavailableError(
@@ -42,7 +42,7 @@ def compile_probe(compute_capability: str) -> bytes:
             found=f"an NVRTC for {_listed(supported)}",
             needed="an older nvidia-cuda-nvrtc, such as 12.9, for older devices",
         )
-    return _compile(nvrtc, f"compute_{max(older)}", "PTX")
+    return _compile(nvrtc, source, f"compute_{max(older)}", "PTX")
 
 
 def nvrtc_version() -> str:
@@ -71,8 +71,8 @@ def _nvrtc() -> ModuleType:
     return bindings
 
 
-def _compile(nvrtc: ModuleType, architecture: str, form: str) -> bytes:
-    program = _ask(nvrtc, "nvrtcCreateProgram", cuda.probe_source().encode(), b"mosaic_smid.cu", 0, [], [])
+def _compile(nvrtc: ModuleType, source: str, architecture: str, form: str) -> bytes:
+    program = _ask(nvrtc, "nvrtcCreateProgram", source.encode(), b"mosaic_smid.cu", 0, [], [])
     try:
         options = [f"--gpu-architecture={architecture}".encode()]
         (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import torch
 
+from mosaic.backends.base import Backend, checked_partitions
 from mosaic.backends.host.lanes import HostLanes
 from mosaic.device import Device
-from mosaic.errors import InvalidPlanError
 
 
-class HostBackend:
+class HostBackend(Backend):
     """Runs modules on disjoint sets of CPU cores.
 
     Args:
@@ -94,14 +94,12 @@ class HostBackend:
         Raises:
             InvalidPlanError: A partition is empty or names a core that is not there.
         """
-        wanted = [tuple(sorted(slots)) for slots in partitions]
-        for slots in wanted:
-            if not slots or slots[0] < 0 or slots[-1] >= self._device.num_slots or len(set(slots)) != len(slots):
-                raise InvalidPlanError(
-                    f"partition {slots} cannot be opened on {self._device.name}; use distinct slots from 0 to "
-                    f"{self._device.num_slots - 1}, at least one"
-                )
+        wanted = checked_partitions(self._device, partitions)
         return HostLanes(wanted, self._cores if self._pinned else None, self._num_threads)
+
+    def read_units(self) -> tuple[int, ...]:
+        """Returns the cores that the calling thread may run on; see ``mosaic.backends.base.Backend``."""
+        return available_cores() if hasattr(os, "sched_getaffinity") else super().read_units()
 
 
 def available_cores() -> tuple[int, ...]:

@@ -10,12 +10,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
-from mosaic.backends.base import Lane, Ticket
+from mosaic.backends.base import Lane, Lanes, Ticket
 from mosaic.errors import MosaicError
 
 T = TypeVar("T")
@@ -220,7 +219,7 @@ class HostMark:
         return (later.at_ns - self.at_ns) / 1e6
 
 
-class HostLane:
+class HostLane(Lane):
     """Ordered work on one set of cores, or on none (see ``HostLanes.aside``)."""
 
     def __init__(self, arbiter: _Arbiter, key: Key, slots: tuple[int, ...], num_threads: int) -> None:
@@ -255,7 +254,7 @@ class HostLane:
         return HostMark(time.perf_counter_ns())
 
 
-class HostLanes:
+class HostLanes(Lanes):
     """The open lanes of the host: one pinned thread for each partition."""
 
     def __init__(
@@ -323,16 +322,6 @@ class HostLanes:
     def close(self) -> None:
         """Drains and ends the threads."""
         self._finalizer()
-
-    def __enter__(self) -> Self:
-        """Returns itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Closes the lanes."""
-        self.close()
 
 
 def _shut(arbiter: _Arbiter, threads: list[threading.Thread], process: int) -> None:

@@ -17,12 +17,11 @@ from typing import Any, Generic, Self, TypeVar
 import torch
 from torch.utils import _pytree as pytree
 
-from mosaic.backends.base import Ticket
 from mosaic.backends.streams.api import StreamApi
-from mosaic.backends.streams.clock import StreamClock
-from mosaic.backends.streams.clock import StreamMark as StreamMark
+from mosaic.backends.streams.clock import StreamClock, StreamMark
 from mosaic.backends.streams.libraries import LibrarySettings
-from mosaic.errors import MosaicError
+from mosaic.backends.streams.memory import LaneMemory, run_first_products
+from mosaic.errors import BackendUnavailableError, MosaicError
 
 T = TypeVar("T")
 
@@ -102,6 +101,15 @@ class StreamLane:
         """Indices of the slots that its kernels run on."""
         return self._slots
 
+    @property
+    def num_threads(self) -> None:
+        """None: the caller's thread launches."""
+        return None
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Does nothing: the caller launches one piece of work at a time."""
+        return nullcontext()
+
     def share_slots_with(self, lanes: Sequence[StreamLane], turn: AbstractContextManager[object]) -> None:
         """Names the other lanes that have a slot in common with this one: their work excludes its own.
 
@@ -112,7 +120,7 @@ class StreamLane:
         self._rivals = tuple(weakref.ref(lane) for lane in lanes)
         self._turn = turn if lanes else nullcontext()
 
-    def submit(self, work: Callable[[], T], *, after: Sequence[Ticket[object]] = ()) -> StreamTicket[T]:
+    def submit(self, work: Callable[[], T], *, after: Sequence[object] = ()) -> StreamTicket[T]:
         """Launches work behind what the caller's stream was given so far; keeps what it raises for ``wait``.
 
         Tensors of other streams that the work reads must live until the caller has waited for it, or be declared with
@@ -129,7 +137,7 @@ class StreamLane:
         self,
         work: Callable[[], T],
         *,
-        after: Sequence[Ticket[object]] = (),
+        after: Sequence[object] = (),
         behind_caller: bool = True,
         timed: bool = True,
     ) -> StreamTicket[T]:
@@ -163,7 +171,7 @@ class StreamLane:
             event.wait(self.stream)
 
     def _launch(
-        self, work: Callable[[], T], after: Sequence[Ticket[object]], *, behind_caller: bool, timed: bool
+        self, work: Callable[[], T], after: Sequence[object], *, behind_caller: bool, timed: bool
     ) -> tuple[StreamTicket[T], BaseException | None]:
         self._check_open()
         result: T | None = None
@@ -188,7 +196,7 @@ class StreamLane:
         finally:
             del ticket, error, result
 
-    def _order_after(self, after: Sequence[Ticket[object]]) -> None:
+    def _order_after(self, after: Sequence[object]) -> None:
         for ticket in after:
             if not isinstance(ticket, StreamTicket):
                 raise TypeError(f"after={type(ticket).__name__}: a stream can only wait for work of a stream")
@@ -231,12 +239,15 @@ class StreamLanes:
         self.api = api
         self.clock = StreamClock(api)
         self._origin = self.clock.mark(api.current_stream())
-        self._conflict = conflict or _share_a_slot
-        self._turn = threading.RLock()
+        turn = threading.RLock()
         self._lanes: dict[tuple[int, ...], StreamLane] = {}
-        self._all: list[StreamLane] = []
-        self._libraries: LibrarySettings | None = None
-        self._add(streams)
+        for slots, (stream, num_sms) in streams.items():
+            self._lanes[slots] = StreamLane(api, slots, stream, self._origin, num_sms=num_sms)
+        self._all = list(self._lanes.values())
+        excludes = conflict or _share_a_slot
+        for slots, lane in self._lanes.items():
+            rivals = [other for key, other in self._lanes.items() if key != slots and excludes(key, slots)]
+            lane.share_slots_with(rivals, turn)
         self._finalizer = weakref.finalize(self, _end, api, self._all, give_back, os.getpid())
 
     @property
@@ -244,26 +255,55 @@ class StreamLanes:
         """True: the caller's thread launches everything."""
         return True
 
+    @property
+    def streams(self) -> Self:
+        """Themselves."""
+        return self
+
     def lane(self, slots: tuple[int, ...]) -> StreamLane:
         """Returns the lane of a partition; raises KeyError if it was not opened."""
         return self._lanes[slots]
+
+    def has(self, lane: object) -> bool:
+        """Whether a lane is one of these."""
+        return any(lane is own for own in self._all)
+
+    def aside(self, name: str) -> StreamLane:
+        """Raises BackendUnavailableError: a stream has no thread that could wait for other processes."""
+        raise BackendUnavailableError(
+            f"no lane without slots can be opened for {name!r}", found="streams", needed="lanes with threads"
+        )
+
+    def measure_memory(self) -> tuple[LaneMemory, ...]:
+        """Runs small products forward and backward on each lane and measures what stays behind.
+
+        Gives all cached memory and all workspaces back first, so it is not for a loop; they are made anew when needed.
+        No work of anybody may be on the lanes.
+        """
+        api = self.api
+        api.synchronize()
+        api.release_workspaces()
+        api.empty_cache()
+        found = []
+        for lane in self:
+            reserved, free = api.reserved_bytes(), api.free_bytes()
+            lane.launch(lambda: run_first_products(api.device), timed=False)
+            api.synchronize()
+            found.append(
+                LaneMemory(
+                    slots=lane.slots,
+                    reserved_bytes=max(0, api.reserved_bytes() - reserved),
+                    device_bytes=max(0, free - api.free_bytes()),
+                )
+            )
+        return tuple(found)
 
     def __iter__(self) -> Iterator[StreamLane]:
         """Goes through the lanes of partitions, in the order in which they were opened."""
         return iter(tuple(self._lanes.values()))
 
-    def _add(self, streams: Mapping[tuple[int, ...], tuple[Any, int | None]]) -> None:
-        for slots, (stream, num_sms) in streams.items():
-            self._lanes[slots] = StreamLane(self.api, slots, stream, self._origin, num_sms=num_sms)
-            self._lanes[slots].libraries = self._libraries
-            self._all.append(self._lanes[slots])
-        for slots, lane in self._lanes.items():
-            rivals = [other for key, other in self._lanes.items() if key != slots and self._conflict(key, slots)]
-            lane.share_slots_with(rivals, self._turn)
-
     def set_libraries(self, libraries: LibrarySettings | None) -> None:
-        """Launches the work of all lanes, those that are added later included, under settings of libraries, if any."""
-        self._libraries = libraries
+        """Launches the work of all lanes under settings of libraries, if any."""
         for lane in self._all:
             lane.libraries = libraries
 

@@ -7,21 +7,17 @@ first gradient comes, and puts them back where its last one has come, or where t
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from mosaic.backends.streams.sm_target import (
-    carveout_calls,
-    carveout_for,
-    cublas_calls,
-    current_cublas_handle,
-    loaded_cublas,
-)
+from mosaic.errors import BackendUnavailableError, CudaError
 
 
 class Setting:
@@ -65,7 +61,10 @@ class LibrarySettings:
 
     Args:
         device: The device.
-        sm_target: Tell cuBLAS, and what else goes by torch's carveout, how many SMs a lane has.
+        sm_target: Tell libraries for how many SMs to size their grids, which they would else ask the device: cuBLAS by
+            ``cublasSetSmCountTarget``, which is one for each handle; cuBLASLt's products, torch's CUTLASS kernels and
+            FlashAttention 3 by torch's carveout. A kernel whose grid is too large takes a partial wave more; whether a
+            target pays has to be measured.
         cudnn: Let torch use cuDNN on lanes. A backward does without it from the first module that is on a lane to its
             end: a convolution's backward chooses its kernels when it runs.
 
@@ -145,3 +144,89 @@ def _cudnn() -> tuple[Setting, ...]:
         Setting(torch._C._get_cudnn_enabled, torch._C._set_cudnn_enabled),
         Setting(torch._C._get_cudnn_sdp_enabled, torch._C._set_sdp_use_cudnn),  # not covered by the first
     )
+
+
+def carveout_calls() -> tuple[Callable[[], int | None], Callable[[int | None], None]]:
+    """Returns what reads and what writes the number of SMs that torch leaves to others.
+
+    Raises:
+        BackendUnavailableError: This torch has no such setting.
+    """
+    get: Callable[[], int | None] | None = getattr(torch._C, "_get_sm_carveout_experimental", None)
+    put: Callable[[int | None], None] | None = getattr(torch._C, "_set_sm_carveout_experimental", None)
+    if get is None or put is None:
+        raise BackendUnavailableError(
+            "the SM target of torch's matrix products cannot be set",
+            found=f"torch {torch.__version__} without _set_sm_carveout_experimental",
+            needed="torch 2.7 or newer, built for CUDA; or run without an SM target",
+        )
+    return get, put
+
+
+def carveout_for(num_sms: int, device: torch.device) -> int:
+    """Returns how many SMs of a device a partition of ``num_sms`` leaves to others.
+
+    Raises:
+        ValueError: The device has fewer SMs, or ``num_sms`` is not positive.
+    """
+    total = torch.cuda.get_device_properties(device).multi_processor_count
+    if not 0 < num_sms <= total:
+        raise ValueError(f"num_sms={num_sms} is not between 1 and the {total} SMs of {device}")
+    return total - num_sms
+
+
+def cublas_calls(library: Any, handle: int) -> tuple[Callable[[], int], Callable[[int], None]]:
+    """Returns what reads and what writes the SM target of a cuBLAS handle.
+
+    Raises:
+        BackendUnavailableError: cuBLAS is too old.
+    """
+    if not hasattr(library, "cublasSetSmCountTarget"):
+        raise BackendUnavailableError(
+            "the SM target of cuBLAS cannot be set", found="a cuBLAS without cublasSetSmCountTarget", needed="CUDA 11.5"
+        )
+
+    def get() -> int:
+        found = ctypes.c_int(0)
+        _check("cublasGetSmCountTarget", library.cublasGetSmCountTarget(ctypes.c_void_p(handle), ctypes.byref(found)))
+        return found.value
+
+    def put(num_sms: int) -> None:
+        _check(
+            "cublasSetSmCountTarget",
+            library.cublasSetSmCountTarget(ctypes.c_void_p(handle), ctypes.c_int(num_sms)),
+        )
+
+    return get, put
+
+
+def current_cublas_handle(device: torch.device) -> int:
+    """Returns the handle that the calling thread uses on a device."""
+    with torch.cuda.device(device):
+        handle: int = torch.cuda.current_blas_handle()
+    return handle
+
+
+@cache
+def loaded_cublas() -> ctypes.CDLL:
+    """Returns the libcublas that torch loaded; another copy would not know its handles.
+
+    Raises:
+        BackendUnavailableError: None was loaded.
+    """
+    maps = Path("/proc/self/maps")
+    lines = maps.read_text(encoding="utf-8").splitlines() if maps.exists() else []
+    for line in lines:
+        path = line.split(maxsplit=5)[-1]
+        if Path(path).name.startswith("libcublas.so"):
+            return ctypes.CDLL(path)
+    raise BackendUnavailableError(
+        "the SM target of cuBLAS cannot be set",
+        found="no libcublas in this process",
+        needed="torch built for CUDA, with a matrix product run before",
+    )
+
+
+def _check(call: str, status: int) -> None:
+    if status != 0:
+        raise CudaError(f"{call} failed with status {status}", call=call, status=str(status))

@@ -59,7 +59,7 @@ class Run:
         from mosaic.cli.run.here import run_in_turn
         from mosaic.cli.workload import load_workload
         from mosaic.profiler import ProfileSettings
-        from mosaic.report import Progress
+        from mosaic.report.progress import Progress
 
         console = console_beside(self.json)
         settings = ProfileSettings(refuse_share=self.max_foreign_share)

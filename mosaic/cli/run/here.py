@@ -11,7 +11,7 @@ from mosaic.child import Child
 from mosaic.cli.workload import Loop, Workload
 from mosaic.plan import Plan
 from mosaic.profiler import ProfileSettings
-from mosaic.report import Progress
+from mosaic.report.progress import Progress
 
 _ROUNDS = 4
 _WARM_STEPS = 2
@@ -117,7 +117,8 @@ def _decide(handle: mosaic.Handle, loop: Loop, progress: Progress) -> None:
 
 
 def _leave_pictures(handle: mosaic.Handle, output: Path) -> None:
-    from mosaic.report import draw_timelines, write_trace
+    from mosaic.report.timeline import draw_timelines
+    from mosaic.report.trace import write_trace
 
     timeline = handle.timeline()
     draw_timelines([timeline], output / "timeline.png", plan=handle.plan)

@@ -5,18 +5,11 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
-from typing import Protocol
 
 from mosaic.cost.interference.fixed_time import Timed, fixed_time
+from mosaic.cost.interference.protocol import HasBandwidth
 from mosaic.errors import InvalidProfileError
 from mosaic.profile import Phase, Sample
-
-
-class BandwidthEstimate(Protocol):
-    """Something that can tell a module's use of bandwidth without a measurement, such as an analytic cost model."""
-
-    def bandwidth(self, module: str, phase: Phase, degree: int, quota: int) -> float:
-        """Returns the share of the device's memory bandwidth that a module alone uses, 0 to 1."""
 
 
 class Bandwidths:
@@ -30,7 +23,7 @@ class Bandwidths:
         self,
         samples: Iterable[Sample],
         *,
-        estimate: BandwidthEstimate | None = None,
+        estimate: HasBandwidth | None = None,
         idle: Iterable[tuple[str, Phase]] = (),
     ) -> None:
         """Collects the samples that have a ``bandwidth_utilisation``.

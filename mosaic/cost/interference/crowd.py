@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mosaic.cost.interference.least_squares import Matrix
-from mosaic.cost.interference.leveling import LEAST_SHARE, MOST_IDLE, Demand
+from mosaic.cost.interference.leveling import MAX_IDLE, MIN_SHARE, Demand
 from mosaic.cost.interference.observation import Observation
 
 _STEPS = 8
@@ -69,7 +69,7 @@ class Crowds:
         for (_, members), row in rows.items():
             for column, member in enumerate(members):
                 found.is_there[row, column] = True
-                found.share[row, column] = member.share if member.share > LEAST_SHARE else 0.0
+                found.share[row, column] = member.share if member.share > MIN_SHARE else 0.0
                 found.fixed[row, column] = member.fixed
                 found.quota[row, column] = member.quota
                 found.module[row, column] = index.get(member.module, len(modules))
@@ -82,7 +82,7 @@ class Crowds:
             guess: Coefficients.
             draws: What one slot of each module can draw, and of any other last; shape (guesses, modules + 1).
         """
-        idle = (guess.idle * self.fixed * self.share).clip(0, MOST_IDLE)
+        idle = (guess.idle * self.fixed * self.share).clip(0, MAX_IDLE)
         ask = self.share / (1 - idle)
         growth = 1 + guess.cache * (self.share.sum(axis=1, keepdims=True) - self.share)
         cap = np.maximum(ask, (draws[:, self.module] * self.quota).clip(max=1.0)) * self.is_there

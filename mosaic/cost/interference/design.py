@@ -1,4 +1,4 @@
-"""Which modules to run side by side, at which quotas, so that few runs tell the coefficients of interference."""
+"""The choice of modules to run side by side, and of their quotas, so that few runs tell much about interference."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mosaic.cost.interference.eq8 import HasBandwidth
 from mosaic.cost.interference.least_squares import Matrix
 from mosaic.cost.interference.leveling import demand_of
 from mosaic.cost.interference.leveling_fit import slopes
-from mosaic.cost.interference.observation import Observation, Table
+from mosaic.cost.interference.observation import Observation, ObservationTable
+from mosaic.cost.interference.protocol import HasBandwidth
 from mosaic.device import Device
 from mosaic.profile import Phase
 
 _COLUMNS = ("e1", "e2", "e3", "pressure", "product")
 """Terms of the forms that are linear; beside them stands what our form's coefficients change, near usual ones."""
 
-_MOST_CANDIDATES = 2000
+_MAX_CANDIDATES = 2000
 _RIDGE = 1e-6  # keeps the first determinants above zero
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class GroupRun:
     """Modules to run side by side; the profiler measures each phase."""
 
     modules: tuple[str, ...]
@@ -35,13 +35,13 @@ class Run:
 
 
 def design_runs(
-    modules: Sequence[str], bandwidths: HasBandwidth, device: Device, *, budget: int, most_modules: int = 8
-) -> tuple[Run, ...]:
+    modules: Sequence[str], bandwidths: HasBandwidth, device: Device, *, budget: int, max_modules: int = 8
+) -> tuple[GroupRun, ...]:
     """Chooses runs one by one, each the one that adds most to what is known (greedily D-optimal; Fedorov, 1972).
 
     Known is the information matrix of the terms of all forms, computed from the bandwidths that modules use alone;
     for our form, which bends, of what its coefficients change near usual ones (a locally optimal design).
-    Groups are as large as slots and ``most_modules`` allow, and each size that fits is run at least once where the
+    Groups are as large as slots and ``max_modules`` allow, and each size that fits is run at least once where the
     budget has room, because Eq. 8's product cannot be told from its sum in groups of one size and alike shares, and a
     group of many tells as many times as it has members.
     The same arguments give the same runs. The first runs tell most, so a shorter budget is a prefix of a
@@ -52,15 +52,15 @@ def design_runs(
         bandwidths: What they use alone; estimates will do.
         device: Where they will run.
         budget: Runs.
-        most_modules: Largest group.
+        max_modules: Largest group.
 
     Raises:
         ValueError: The budget is below one, or fewer than two modules or slots could be put side by side.
     """
-    largest = min(len(modules), device.num_slots, most_modules)
+    largest = min(len(modules), device.num_slots, max_modules)
     if budget < 1 or largest < 2:
         raise ValueError(
-            f"budget={budget}, {len(modules)} modules, {device.num_slots} slots, most_modules={most_modules}; side by "
+            f"budget={budget}, {len(modules)} modules, {device.num_slots} slots, max_modules={max_modules}; side by "
             "side takes a budget of one or more, and two modules and slots"
         )
     candidates = list(_candidates(modules, device.num_slots, largest))
@@ -85,16 +85,16 @@ def design_runs(
     return tuple(candidates[index] for index in chosen)
 
 
-def _candidates(modules: Sequence[str], num_slots: int, largest: int) -> Iterator[Run]:
+def _candidates(modules: Sequence[str], num_slots: int, largest: int) -> Iterator[GroupRun]:
     """Groups of each size, each at even quotas and with every member in turn at most and at least of the device."""
     for size in range(2, largest + 1):
         splits = _splits(size, num_slots)
         groups = list(itertools.combinations(modules, size))
         # Evenly spread over the combinations where there are too many.
-        step = max(1, -(-len(groups) * len(splits) * (largest - 1) // _MOST_CANDIDATES))
+        step = max(1, -(-len(groups) * len(splits) * (largest - 1) // _MAX_CANDIDATES))
         for names in groups[::step]:
             for quotas in splits:
-                yield Run(modules=names, quotas=quotas)
+                yield GroupRun(modules=names, quotas=quotas)
 
 
 def _splits(size: int, num_slots: int) -> list[tuple[int, ...]]:
@@ -109,7 +109,7 @@ def _splits(size: int, num_slots: int) -> list[tuple[int, ...]]:
 
 
 def _rows(
-    runs: Sequence[Run], bandwidths: HasBandwidth, modules: Sequence[str], num_slots: int
+    runs: Sequence[GroupRun], bandwidths: HasBandwidth, modules: Sequence[str], num_slots: int
 ) -> list[NDArray[np.float64]]:
     """For each run, both phases' terms of all members, and what our form's coefficients change there."""
     seen: list[Observation] = []
@@ -123,8 +123,8 @@ def _rows(
                     Observation(group=group, phase=phase, demand=own, beside=others, alone_ms=1.0, extra_ms=0.0)
                 )
         ends.append(len(seen))
-    table = Table.of(seen)
-    linear = np.column_stack([table.column(name) for name in _COLUMNS])
+    table = ObservationTable.of(seen)
+    linear = table.columns(_COLUMNS)
     every = np.hstack([linear, slopes(seen, modules, num_slots)])
     return [every[first:last] for first, last in itertools.pairwise(ends)]
 

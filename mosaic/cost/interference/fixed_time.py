@@ -1,4 +1,4 @@
-"""How much of a module's time neither slots nor bandwidth make shorter: launches, dependent steps."""
+"""The part of a module's time that neither slots nor bandwidth make shorter: launches, dependent steps."""
 
 from __future__ import annotations
 

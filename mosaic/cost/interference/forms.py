@@ -1,47 +1,76 @@
-"""Which interference a profile's model gets, and what to know about it."""
+"""The table of forms of interference: everything that offers, fits or explains one reads it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
-from mosaic.cost.interference.bandwidth import Bandwidths
-from mosaic.cost.interference.fit import Form
-from mosaic.cost.interference.fitted import InterferenceFit, fit_interference
-from mosaic.cost.interference.measured import Interference, MeasuredInterference, NoInterference
-from mosaic.device import Device
-from mosaic.profile import Phase, Profile
+from mosaic.cost.interference.fit import Coefficients, fit_additive, fit_full, fit_ours, fit_pairwise
+from mosaic.cost.interference.observation import ObservationTable
 
-InterferenceKind = Literal["measured"] | Form
-"""A table of pairs, or a form of ``fit_interference``."""
+Needs = Literal["nothing", "pairs", "groups"]
 
 
-def choose_interference(
-    profile: Profile, bandwidths: Bandwidths, kind: InterferenceKind, fit: InterferenceFit | None
-) -> tuple[Interference, tuple[str, ...]]:
-    """Returns the interference of a profile's model, and what a reader should know about it; see ``from_profile``."""
-    if fit is not None and fit.form != kind:
-        raise ValueError(f"interference={kind!r}, but the fit is of the form {fit.form!r}; ask for that one")
-    if kind == "measured":
-        return MeasuredInterference.from_profile(profile), ()
-    if kind == "none":
-        return NoInterference(), ()
-    if fit is None:
-        fit = fit_interference(profile.groups, bandwidths, kind, device=profile.device, pairs=profile.pairs)
-    shares: dict[tuple[str, Phase], list[float]] = {}
-    for sample in profile.samples:
-        if sample.infeasible is None:
-            share = bandwidths.bandwidth(sample.module, sample.phase, sample.degree, sample.quota)
-            shares.setdefault((sample.module, sample.phase), []).append(share)
-    estimated = [
-        f"bandwidth of {m!r} {phase} is estimated" for m, phase in shares if not bandwidths.is_measured(m, phase)
-    ]
-    outside = check_fit(fit, shares, device=profile.device, num_modules=len(profile.graph.names))
-    return fit.interference(bandwidths), (*outside, *estimated)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InterferenceForm:
+    """One way to say what neighbours cost."""
+
+    name: str
+    """By which it is asked for."""
+    says: str
+    """What it takes neighbours to cost, in a sentence."""
+    needs: Needs
+    """What must have been measured: modules side by side in pairs, or in groups with the bandwidth of each alone."""
+    fit: Callable[[ObservationTable], Coefficients] | None = None
+    """What makes its coefficients of one phase from groups; None where it has none."""
+    is_zero_alone: bool = True
+    """Whether its equation, as its source writes it, is zero for a module alone; what plans are made with always is."""
 
 
-def check_fit(
-    fit: InterferenceFit, shares: Mapping[tuple[str, Phase], Sequence[float]], *, device: Device, num_modules: int
-) -> tuple[str, ...]:
-    """Says where a model of so many modules lies outside what was fitted; see ``InterferenceFit.outside``."""
-    return fit.outside(shares, device=device, num_modules=min(num_modules, device.num_slots))
+_FORMS = (
+    InterferenceForm(name="measured", says="what each measured pair lost, added up over neighbours", needs="pairs"),
+    InterferenceForm(name="none", says="neighbours cost nothing (the paper's unaware ablation)", needs="nothing"),
+    InterferenceForm(
+        name="additive",
+        says="e1 + e2 sum B milliseconds (the paper's Eq. 8 without its product, its second ablation)",
+        needs="groups",
+        fit=fit_additive,
+        is_zero_alone=False,
+    ),
+    InterferenceForm(
+        name="full",
+        says="e1 + e2 sum B + e3 prod B milliseconds (the paper's Eq. 8)",
+        needs="groups",
+        fit=fit_full,
+        is_zero_alone=False,
+    ),
+    InterferenceForm(
+        name="pairwise",
+        says="a share of the time alone that adds up over neighbours' B",
+        needs="groups",
+        fit=fit_pairwise,
+    ),
+    InterferenceForm(
+        name="ours",
+        says="bandwidth that runs out and is shared, or the pairwise form where that predicts as well",
+        needs="groups",
+        fit=fit_ours,
+    ),
+)
+
+FORMS: Mapping[str, InterferenceForm] = MappingProxyType({form.name: form for form in _FORMS})
+"""All forms by name."""
+
+
+def find_form(name: str) -> InterferenceForm:
+    """Returns the form of a name.
+
+    Raises:
+        ValueError: There is none; lists the table.
+    """
+    if name not in FORMS:
+        listed = "; ".join(f"{form.name}: {form.says}" for form in FORMS.values())
+        raise ValueError(f"interference={name!r} is no form; use one of {listed}")
+    return FORMS[name]

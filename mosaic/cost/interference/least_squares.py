@@ -1,10 +1,9 @@
-"""Small least-squares problems: coefficients that may not be negative, curved ones, and how sure one can be of them."""
+"""Small least-squares problems: coefficients that may not be negative, and curved ones."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from statistics import NormalDist
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,34 +60,6 @@ def condition_number(rows: Matrix) -> float:
     return float(singular[0] / singular[-1]) if singular[-1] > _SMALL else math.inf
 
 
-def half_widths(rows: Matrix, residuals: Matrix, groups: Sequence[int], *, confidence: float = 0.95) -> Matrix:
-    """Returns the half widths of the coefficients' t intervals, robust to noise that members of a group share.
-
-    The sandwich estimator over groups (Liang and Zeger, 1986; with its usual correction for few groups), so
-    residuals may also differ in size. As many degrees of freedom as there are groups beyond the coefficients;
-    infinite where there are none. Bounds on the coefficients are not taken into account.
-
-    Args:
-        rows: One row an observation, one column a coefficient.
-        residuals: What the fit leaves of each.
-        groups: Which group each belongs to.
-        confidence: How often such an interval should hold the truth.
-    """
-    count, size = rows.shape
-    members: dict[int, list[int]] = {}
-    for index, group in enumerate(groups):
-        members.setdefault(group, []).append(index)
-    spare = len(members) - size
-    if spare < 1 or count <= size:
-        return np.full(size, math.inf)
-    bread = np.linalg.pinv(rows.T @ rows)
-    scores = np.array([rows[of].T @ residuals[of] for of in members.values()])
-    correction = len(members) / (len(members) - 1) * (count - 1) / (count - size)
-    variances = np.diag(bread @ (scores.T @ scores) @ bread) * correction
-    spread: Matrix = np.sqrt(variances.clip(0))
-    return t_quantile(0.5 + confidence / 2, spare) * spread
-
-
 def damped(
     residuals: Callable[[Matrix], Matrix], start: Matrix, low: Matrix, high: Matrix, *, steps: int = 40
 ) -> tuple[Matrix, float]:
@@ -141,22 +112,6 @@ def jacobian(residuals: Callable[[Matrix], Matrix], at: Matrix, left: Matrix, hi
     steps = np.where(at + _STEP <= high, _STEP, -_STEP)
     slopes: Matrix = ((residuals(at + np.diag(steps)) - left) / steps[:, None]).T
     return slopes
-
-
-def t_quantile(probability: float, freedom: int) -> float:
-    """Returns a quantile of Student's t, within 0.2 percent (Abramowitz and Stegun, 26.7.5; closed forms below 3)."""
-    if freedom == 1:
-        return math.tan(math.pi * (probability - 0.5))
-    if freedom == 2:
-        return (2 * probability - 1) / math.sqrt(2 * probability * (1 - probability))
-    z = NormalDist().inv_cdf(probability)
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
-    )
-    return z + math.fsum(term / math.pow(freedom, power) for power, term in enumerate(terms, start=1))
 
 
 def _solve(rows: Matrix, values: Matrix, active: NDArray[np.bool_]) -> Matrix:

@@ -1,4 +1,4 @@
-"""Interference as bandwidth that runs out and is shared: our form, at one group and at many groups at once.
+"""Interference as bandwidth that runs out and is shared: our form.
 
 What is assumed, and all of it can be wrong on a device:
 
@@ -21,14 +21,13 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from mosaic.cost.interference.eq8 import HasBandwidth
-from mosaic.cost.interference.measured import Beside
+from mosaic.cost.interference.protocol import HasBandwidth, Neighbours
 from mosaic.profile import Phase
 
-MOST_IDLE = 0.95
+MAX_IDLE = 0.95
 """Most of a module's time alone that is taken to draw nothing."""
 
-LEAST_SHARE = 1e-9
+MIN_SHARE = 1e-9
 """A share below this is no demand."""
 
 _STEPS = 60
@@ -116,17 +115,17 @@ class Leveling:
 
     def taker(self, demand: Demand) -> Taker:
         """Returns what a demand comes to."""
-        idle = min(MOST_IDLE, self.idle * demand.fixed * demand.share)
+        idle = min(MAX_IDLE, self.idle * demand.fixed * demand.share)
         ask = demand.share / (1 - idle)
         drawn = self.draws.get(demand.module, self.draw)
         return Taker(demand.share, idle, ask, max(ask, min(1.0, drawn * demand.quota)))
 
     def extra_share(self, own: Taker, others: Sequence[Taker]) -> float:
         """Returns the extra share of the time alone that neighbours cost."""
-        if not others or own.share <= LEAST_SHARE:
+        if not others or own.share <= MIN_SHARE:
             return 0.0
         total = own.share + math.fsum(other.share for other in others)
-        drawing = [_Drawing.of(one, total, self) for one in (own, *others) if one.share > LEAST_SHARE]
+        drawing = [_Drawing.of(one, total, self) for one in (own, *others) if one.share > MIN_SHARE]
         slowdown = drawing[0].slowdown(self._level(drawing), self.fairness)
         return max(0.0, slowdown / max(1.0, own.share / self.capacity) - 1)
 
@@ -210,7 +209,7 @@ class LeveledBandwidth:
             self._known[key] = self.coefficients[phase].taker(demand)
         return self._known[key]
 
-    def extra_ms(self, module: str, phase: Phase, *, quota: int, alone_ms: float, beside: Beside) -> float:
+    def extra_ms(self, module: str, phase: Phase, *, quota: int, alone_ms: float, beside: Neighbours) -> float:
         """Returns the extra share of ``alone_ms``, in milliseconds."""
         coefficients = self.coefficients.get(phase)
         if not beside or coefficients is None:

@@ -9,17 +9,15 @@ the defaults.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mosaic.cost.interference.crowd import Crowds, guesses_of, log, typical_draw
-from mosaic.cost.interference.least_squares import Matrix, damped, jacobian, t_quantile
+from mosaic.cost.interference.least_squares import Matrix, damped, jacobian
 from mosaic.cost.interference.leveling import Leveling
-from mosaic.cost.interference.observation import Observation, Table
+from mosaic.cost.interference.observation import Observation, ObservationTable
 from mosaic.errors import InvalidProfileError
 
 NAMES = ("capacity", "fairness", "cache", "idle", "draw")
@@ -35,7 +33,6 @@ _DESIGN_SHIFTS = (-0.5, 0.5)
 _STARTS = (0.15, 0.85)  # fairness
 _SWEEPS = 3
 _GRID = 24
-_KNOWN = 0.5  # a coefficient is told by the groups if they at least halve the prior's standard deviation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,39 +43,23 @@ class Leveled:
     """``NAMES``, and then the draw of each module; draws as logarithms."""
     modules: tuple[str, ...]
     """Modules of the groups."""
-    known: Mapping[str, tuple[float, float]] = field(default_factory=lambda: MappingProxyType({}))
-    """95 % intervals of ``NAMES``; without those that the groups did not tell."""
-    known_draws: Mapping[str, tuple[float, float]] = field(default_factory=lambda: MappingProxyType({}))
-    """The same for draws, by module."""
-
-    @property
-    def named(self) -> dict[str, float]:
-        """Coefficients of the device by name."""
-        found = dict(zip(NAMES, self.values[: len(NAMES)].tolist(), strict=True))
-        return {**found, "draw": math.exp(found["draw"])}
-
-    @property
-    def draws(self) -> dict[str, float]:
-        """Draws of the modules by name."""
-        return dict(zip(self.modules, np.exp(self.values[len(NAMES) :]).tolist(), strict=True))
 
     @property
     def leveling(self) -> Leveling:
         """The coefficients, to predict with."""
-        return Leveling(**self.named, draws=self.draws)
+        first = len(NAMES)
+        found = dict(zip(NAMES, self.values[:first].tolist(), strict=True))
+        draws = dict(zip(self.modules, np.exp(self.values[first:]).tolist(), strict=True))
+        return Leveling(**{**found, "draw": math.exp(found["draw"])}, draws=draws)
 
-    def extra_ms(self, seen: Table) -> Matrix:
+    def extra_ms(self, seen: ObservationTable) -> Matrix:
         """Returns the predicted extra times, in milliseconds."""
         shares = _extra_shares(self.values[None], Crowds.of(seen.seen.tolist(), self.modules))[0]
         found: Matrix = shares * seen.alone_ms
         return found
 
-    def errors(self, seen: Table) -> Matrix:
-        """Returns relative errors of the times beside the others."""
-        return seen.errors(self.extra_ms(seen))
 
-
-def why_not_leveled(seen: Table) -> str | None:
+def why_not_leveled(seen: ObservationTable) -> str | None:
     """Returns why there are too few groups for our form; None where there are enough."""
     groups = len(seen.groups)
     if groups > len(NAMES):
@@ -89,13 +70,12 @@ def why_not_leveled(seen: Table) -> str | None:
     )
 
 
-def fit_leveled(seen: Table, *, near: Leveled | None = None, intervals: bool = False) -> Leveled:
+def fit_leveled(seen: ObservationTable, *, near: Leveled | None = None) -> Leveled:
     """Fits our form to observations of one phase.
 
     Args:
         seen: What was measured.
         near: A fit to start from, such as that to all of the groups of which some are left out now; much faster.
-        intervals: Whether to find how sure the coefficients are.
 
     Raises:
         InvalidProfileError: There are too few groups; says how many are missing.
@@ -109,17 +89,7 @@ def fit_leveled(seen: Table, *, near: Leveled | None = None, intervals: bool = F
     if near is None:
         found = [problem.swept(*one) for one in found]
     values, _ = min(found, key=lambda one: one[1])
-    if not intervals:
-        return Leveled(values=values, modules=problem.modules)
-    found_intervals = problem.intervals(values)
-    return Leveled(
-        values=values,
-        modules=problem.modules,
-        known={name: of for name, of in zip(NAMES, found_intervals, strict=False) if of is not None},
-        known_draws={
-            name: of for name, of in zip(problem.modules, found_intervals[len(NAMES) :], strict=True) if of is not None
-        },
-    )
+    return Leveled(values=values, modules=problem.modules)
 
 
 def slopes(seen: Sequence[Observation], modules: Sequence[str], num_slots: int) -> Matrix:
@@ -150,13 +120,12 @@ class _Problem:
     crowds: Crowds
     modules: tuple[str, ...]
     extra: Matrix  # share of the time alone
-    group: NDArray[np.int64]
     usual: Matrix
     low: Matrix
     high: Matrix
 
     @classmethod
-    def of(cls, seen: Table) -> _Problem:
+    def of(cls, seen: ObservationTable) -> _Problem:
         found = seen.seen.tolist()
         modules = tuple(sorted({one.demand.module for one in found} | {d.module for o in found for d in o.beside}))
         crowds = Crowds.of(found, modules)
@@ -167,7 +136,6 @@ class _Problem:
             crowds,
             modules,
             seen.extra_ms / seen.alone_ms,
-            seen.group,
             np.array([*_USUAL, *[draw] * (1 + count)]),
             np.array([*_LOW, *[_LOW[-1]] * count]),
             np.array([*_HIGH, *[_HIGH[-1]] * count]),
@@ -179,9 +147,8 @@ class _Problem:
         return values
 
     def taken_from(self, near: Leveled) -> Matrix:
-        draws = near.draws
-        first = near.values[: len(NAMES)]
-        return np.concatenate([first, log(np.array([draws.get(m, near.named["draw"]) for m in self.modules]))])
+        first, law = near.values[: len(NAMES)], near.leveling
+        return np.concatenate([first, log(np.array([law.draws.get(m, law.draw) for m in self.modules]))])
 
     def residuals(self, values: Matrix) -> Matrix:
         """Of shape (guesses, observations and then coefficients)."""
@@ -211,37 +178,6 @@ class _Problem:
             if cost > 0.99 * before:
                 break
         return values, cost
-
-    def intervals(self, values: Matrix) -> list[tuple[float, float] | None]:
-        """95 % t intervals of all coefficients; None for those that the groups did not tell.
-
-        Robust to noise that members of a group share, and cut at the bounds.
-
-        The sandwich estimator of ``half_widths`` with the prior in it.
-        """
-        size, count = len(values), len(self.extra)
-        left = self.residuals(values[None])[0]
-        slopes = jacobian(self.residuals, values, left, self.high)
-        data, prior = slopes[:count], slopes[count:]
-        bread = np.linalg.pinv(slopes.T @ slopes)
-        groups = np.unique(self.group)
-        scores = np.array([data[self.group == g].T @ left[:count][self.group == g] for g in groups])
-        spare = max(1, len(groups) - size)
-        middle = scores.T @ scores * len(groups) / (len(groups) - 1) + _ERROR**2 * prior.T @ prior
-        widths = t_quantile(0.975, spare) * np.sqrt(np.diag(bread @ middle @ bread).clip(0))
-        told = np.diag(bread) * _ERROR**2 < (_KNOWN * self._prior_spread(size)) ** 2
-        low = np.maximum(self.low, values - widths)
-        high = np.minimum(self.high, values + widths)
-        for ends in (low, high):
-            ends[NAMES.index("draw") :] = np.exp(ends[NAMES.index("draw") :])
-        bounds = zip(told.tolist(), low.tolist(), high.tolist(), strict=True)
-        return [(least, most) if is_told else None for is_told, least, most in bounds]
-
-    @staticmethod
-    def _prior_spread(size: int) -> Matrix:
-        # A module's draw is as uncertain as the device's and its own together.
-        own = math.hypot(_SPREAD[-1], _MODULE_SPREAD)
-        return np.array([*_SPREAD, *[own] * (size - len(NAMES))])
 
 
 def _extra_shares(values: Matrix, crowds: Crowds) -> Matrix:

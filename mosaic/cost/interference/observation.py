@@ -1,4 +1,4 @@
-"""What modules side by side were seen to lose, each beside the bandwidths that explain it."""
+"""Modules that ran side by side: what each lost, with the bandwidths that explain it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from mosaic.cost.interference.eq8 import HasBandwidth
 from mosaic.cost.interference.least_squares import Matrix
 from mosaic.cost.interference.leveling import Demand, demand_of
+from mosaic.cost.interference.protocol import HasBandwidth
 from mosaic.profile import GroupMember, GroupSample, PairSample, Phase
 
 
@@ -45,7 +45,7 @@ class Observation:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class ObservationTable:
     """Observations as columns; made once, cut into parts by ``where``."""
 
     seen: NDArray[np.object_]
@@ -66,7 +66,7 @@ class Table:
     """See ``Observation``."""
 
     @classmethod
-    def of(cls, seen: Sequence[Observation]) -> Table:
+    def of(cls, seen: Sequence[Observation]) -> ObservationTable:
         """Puts observations into columns."""
         rows = np.empty(len(seen), dtype=object)
         rows[:] = seen
@@ -90,20 +90,20 @@ class Table:
         found: list[int] = np.unique(self.group).tolist()
         return found
 
-    def where(self, chosen: NDArray[np.bool_]) -> Table:
+    def where(self, chosen: NDArray[np.bool_]) -> ObservationTable:
         """Returns the chosen observations."""
-        return Table(*(getattr(self, field.name)[chosen] for field in fields(self)))
+        return ObservationTable(*(getattr(self, field.name)[chosen] for field in fields(self)))
 
-    def column(self, name: str) -> Matrix:
-        """Returns what the coefficient of that name is multiplied with (see ``Eq8`` and ``Sharing``)."""
-        columns = {
+    def columns(self, names: Sequence[str]) -> Matrix:
+        """Returns what the coefficients of these names are multiplied with (see ``Eq8`` and ``Sharing``)."""
+        known = {
             "e1": np.ones(len(self)),
             "e2": self.own + self.pressure,
             "e3": self.product,
             "pressure": self.pressure,
             "product": self.own * self.pressure,
         }
-        return columns[name]
+        return np.column_stack([known[name] for name in names])
 
     def errors(self, extra_ms: Matrix) -> Matrix:
         """Returns relative errors of the times beside the others when ``extra_ms`` is predicted."""

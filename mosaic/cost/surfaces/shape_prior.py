@@ -20,13 +20,15 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.random import Generator
+from numpy.typing import NDArray
 
 from mosaic.cost.counts import Gemm, ModuleCounts, Operator, OperatorKind, PhaseCounts
-from mosaic.cost.interference.least_squares import Matrix
 from mosaic.cost.roofline import efficiency_of, ideal_time
 from mosaic.hardware import Hardware
 from mosaic.profile import Phase
 from mosaic.shape import ModuleShape, ShapeCurve
+
+Matrix = NDArray[np.float64]
 
 DRAWS = 128
 """Devices that are drawn."""

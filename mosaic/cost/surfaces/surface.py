@@ -1,17 +1,17 @@
 """How long one phase of a module takes on ``degree`` devices with ``quota`` slots of each, between the samples.
 
-Along the quota runs a ``QuotaCurve``. Across degrees, sampled at powers of two, neighbouring curves are joined linearly
-in log-log.
+Along the quota runs a ``QuotaCurve``. Across degrees, neighbouring curves of sampled ones are joined linearly in
+log-log.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Protocol
 
+from mosaic.cost.degrees import between_ms, neighbours
 from mosaic.cost.surfaces.curve import QuotaCurve
 from mosaic.errors import InvalidProfileError
 from mosaic.profile import Phase, Sample
@@ -36,7 +36,7 @@ class Surface(Protocol):
         """Sampled data-parallel degrees, rising."""
 
     def quotas(self, degree: int) -> tuple[int, ...]:
-        """Returns the quotas in slots that can be asked for at a sampled degree, rising."""
+        """Returns the quotas in slots that can be asked for at a degree, rising."""
 
     def time_ms(self, degree: int, quota: int) -> float:
         """Returns the time in milliseconds; ValueError outside what was sampled or where it cannot run."""
@@ -75,15 +75,17 @@ class ScalingSurface:
         return tuple(self._curves)
 
     def quotas(self, degree: int) -> tuple[int, ...]:
-        """Returns the quotas in slots that can be asked for at a sampled degree, rising.
+        """Returns the quotas in slots that can be asked for at a degree, rising; between two samples, at both of them.
 
         Raises:
-            ValueError: The degree was not sampled.
+            ValueError: The degree lies outside what was sampled, or next to a degree at which it cannot run.
         """
-        if degree not in self._curves:
+        around = set(self._bracket(degree))
+        if not around <= self._curves.keys():
             raise ValueError(f"{self._subject} has no samples at degree {degree}, only at {_listed(self.degrees)}")
-        sampled = self._curves[degree].quotas
-        return tuple(q for q in range(sampled[0], sampled[-1] + 1) if self._reason(degree, q) is None)
+        first = max(self._curves[near].quotas[0] for near in around)
+        last = min(self._curves[near].quotas[-1] for near in around)
+        return tuple(q for q in range(first, last + 1) if all(self._reason(near, q) is None for near in around))
 
     def time_ms(self, degree: int, quota: int) -> float:
         """Returns the time in milliseconds, alone on the device.
@@ -97,8 +99,7 @@ class ScalingSurface:
         if lower == upper or self._is_zero:
             return low_ms
         high_ms = self._on_curve(upper, quota)
-        share = math.log(degree / lower) / math.log(upper / lower)
-        return math.exp((1 - share) * math.log(low_ms) + share * math.log(high_ms))
+        return between_ms(low_ms, high_ms, lower, upper, degree)
 
     def _bracket(self, degree: int) -> tuple[int, int]:
         degrees = tuple(self._samples)
@@ -107,7 +108,7 @@ class ScalingSurface:
                 f"{self._subject}: degree {degree} lies outside the sampled degrees {_listed(degrees)}; "
                 f"profile it at degree {degree} too"
             )
-        return degrees[bisect_right(degrees, degree) - 1], degrees[bisect_left(degrees, degree)]
+        return neighbours(degrees, degree)
 
     def _on_curve(self, degree: int, quota: int) -> float:
         reason = self._reason(degree, quota)

@@ -18,6 +18,9 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mosaic.engine.calls.obstacles import Obstacle
+
+DRAW_WITH_TORCH = "nothing, or draw with torch.rand and its like only"
 _STATE_WORDS = 624
 _WORDS_END = 24 + 8 * _STATE_WORDS  # bytes; behind them a legacy state keeps a spare normal number
 _LONGEST_SEARCH = 200_000_000
@@ -77,7 +80,7 @@ class RandomnessWatch(TorchDispatchMode):
 
     def __init__(self, module: nn.Module | None) -> None:
         super().__init__()
-        self.obstacle: str | None = None
+        self.obstacle: Obstacle | None = None
         self.parts: list[nn.Module | None] = []
         self._module = module
         self._inside: list[nn.Module] = []
@@ -88,11 +91,16 @@ class RandomnessWatch(TorchDispatchMode):
         """Runs the operator unchanged."""
         if _saved_tensor_hooks() != self._hooks:
             # Recomputing saves and restores the random numbers of the whole process, from each lane's thread.
-            self.obstacle = "it uses activation checkpointing or other hooks on saved tensors"
+            self.obstacle = Obstacle(
+                "it uses activation checkpointing or other hooks on saved tensors",
+                todo="nothing, if memory needs it; on its lane it would run without",
+            )
         if not _draws(func):
             return func(*args, **(kwargs or {}))
         if (kwargs or {}).get("generator") is not None:
-            self.obstacle = "it draws random numbers from a generator of its own, which others may use too"
+            self.obstacle = Obstacle(
+                "it draws random numbers from a generator of its own, which others may use too", todo=DRAW_WITH_TORCH
+            )
         before = torch.get_rng_state()
         result = func(*args, **(kwargs or {}))
         part = self._inside[-1] if self._inside else None
@@ -100,7 +108,9 @@ class RandomnessWatch(TorchDispatchMode):
         if drew and not any(part is known for known in self.parts):
             self.parts.append(part)
         if drew and not _takes_generator(func):
-            self.obstacle = f"it draws random numbers through {func}, which takes no generator"
+            self.obstacle = Obstacle(
+                f"it draws random numbers through {func}, which takes no generator", todo=DRAW_WITH_TORCH
+            )
         return result
 
     def __enter__(self) -> Self:

@@ -10,9 +10,21 @@ import torch
 from torch.utils import _pytree as pytree
 
 from mosaic.engine.calls.branch_graph import Survey, find_uses, survey
-from mosaic.engine.calls.random_numbers import RandomnessWatch, count_draws, other_random_state
+from mosaic.engine.calls.obstacles import Obstacle, hides_tensors
+from mosaic.engine.calls.random_numbers import DRAW_WITH_TORCH, RandomnessWatch, count_draws, other_random_state
 from mosaic.engine.calls.structure import flatten, is_opaque, leaf_key, tensors_in
 from mosaic.engine.calls.thread_state import ThreadState
+
+_WRITES = Obstacle("it writes into one of its inputs", todo="let it write to a copy")
+_DRAWS = Obstacle("it draws random numbers in a way that cannot be foreseen", todo=DRAW_WITH_TORCH)
+_DRAWS_OTHERWISE = Obstacle("it draws from Python's or numpy's random numbers", todo="draw with torch")
+_SHARES = Obstacle(
+    "it uses a parameter that is used outside of it too",
+    todo="move that use into the module, or leave it where it is",
+)
+_CHECKPOINTS = Obstacle(
+    "it uses activation checkpointing", todo="nothing, if memory needs it; on its lane it would run without"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +57,7 @@ class Signature:
     """32-bit random numbers drawn."""
     drawing: tuple[torch.nn.Module, ...] | None
     """The parts of the module that draw them, each a module of its own; None if the module itself does."""
-    obstacle: str | None
+    obstacle: Obstacle | None
     """Why calls of this kind run where they are made, or None."""
     alone: str | None
     """Why two calls of this kind in one backward would sum gradients in another order on a lane, or None."""
@@ -133,20 +145,20 @@ def learn(
         result = run()
     draws = count_draws(before, torch.get_rng_state())
     leaves, spec = flatten(result)
-    hidden = next((type(leaf).__name__ for leaf in leaves if is_opaque(leaf)), None)
+    hidden = next((leaf for leaf in leaves if is_opaque(leaf)), None)
     came = {id(leaf) for leaf in arguments.leaves}
     made = list({id(t): t for t in leaves if isinstance(t, torch.Tensor) and id(t) not in came}.values())
     found = survey([tensor for tensor in made if tensor.requires_grad], arguments.differentiable)
     obstacles = [
-        f"it returns a {hidden}, which may hide tensors" if hidden is not None else None,
-        "it writes into one of its inputs" if versions != arguments.versions else None,
+        hides_tensors("returns", hidden) if hidden is not None else None,
+        _WRITES if versions != arguments.versions else None,
         watch.obstacle,
-        "it draws random numbers in a way that cannot be foreseen" if draws is None else None,
-        "it draws from Python's or numpy's random numbers" if others != other_random_state() else None,
+        _DRAWS if draws is None else None,
+        _DRAWS_OTHERWISE if others != other_random_state() else None,
         _keeps(kept, _kept_tensors(module)),
         _foreign(found, module),
-        "it uses a parameter that is used outside of it too" if parted & found.leaves.keys() else None,
-        "it uses activation checkpointing" if any("Checkpoint" in name for name in found.names) else None,
+        _SHARES if parted & found.leaves.keys() else None,
+        _CHECKPOINTS if any("Checkpoint" in name for name in found.names) else None,
     ]
     obstacle = next((reason for reason in obstacles if reason is not None), None)
     parts = tuple(part for part in watch.parts if part is not None and part is not module)
@@ -170,7 +182,7 @@ def _alone(found: Survey, state: ThreadState) -> str | None:
     return None
 
 
-def _foreign(found: Survey, module: torch.nn.Module | None) -> str | None:
+def _foreign(found: Survey, module: torch.nn.Module | None) -> Obstacle | None:
     """Returns an obstacle if results depend on what is neither an argument nor a parameter of the module."""
     if module is None:
         return None
@@ -179,7 +191,10 @@ def _foreign(found: Survey, module: torch.nn.Module | None) -> str | None:
     if not strange:
         return None
     shape = "x".join(map(str, strange[0].shape)) or "scalar"
-    return f"its result depends on a {shape} tensor that is neither an argument nor one of its parameters"
+    return Obstacle(
+        f"its result depends on a {shape} tensor that is neither an argument nor one of its parameters",
+        todo="pass it as an argument",
+    )
 
 
 def _kept_tensors(module: torch.nn.Module | None) -> dict[str, list[torch.Tensor]]:
@@ -192,11 +207,14 @@ def _kept_tensors(module: torch.nn.Module | None) -> dict[str, list[torch.Tensor
     return kept
 
 
-def _keeps(before: dict[str, list[torch.Tensor]], after: dict[str, list[torch.Tensor]]) -> str | None:
+def _keeps(before: dict[str, list[torch.Tensor]], after: dict[str, list[torch.Tensor]]) -> Obstacle | None:
     for name, tensors in after.items():
         known = {id(tensor) for tensor in before.get(name, [])}
         if any(id(tensor) not in known for tensor in tensors):
-            return f"it keeps a result in its attribute {name!r}, where others would read it too early"
+            return Obstacle(
+                f"it keeps a result in its attribute {name!r}, where others would read it too early",
+                todo="let it return that",
+            )
     return None
 
 
@@ -205,7 +223,7 @@ def _describe(
     spec: pytree.TreeSpec,
     arguments: Arguments,
     draws: int,
-    obstacle: str | None,
+    obstacle: Obstacle | None,
     alone: str | None,
 ) -> Signature:
     distinct = {id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Hashable
+import operator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import torch
@@ -44,7 +45,18 @@ def unflatten(leaves: list[Any], spec: pytree.TreeSpec) -> Any:
 
 
 def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
-    """Returns ``value`` with ``function`` applied to each tensor in it; ``value`` itself if it holds none."""
+    """Returns ``value`` with ``function`` applied to each tensor in it; what it leaves alone stays the same object."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    kind = type(value)
+    if kind is tuple or kind is list:
+        items = [map_tensors(function, item) for item in value]
+        return value if all(map(operator.is_, items, value)) else kind(items)
+    if kind is dict:
+        made = {key: map_tensors(function, item) for key, item in value.items()}
+        return value if all(map(operator.is_, made.values(), value.values())) else made
+    if isinstance(value, PLAIN_TYPES):
+        return value
     leaves, spec = flatten(value)
     if not any(isinstance(leaf, torch.Tensor) for leaf in leaves):
         return value
@@ -53,8 +65,25 @@ def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
 
 def tensors_in(value: object) -> list[torch.Tensor]:
     """Returns all tensors in nested containers, in order, repeated where they repeat."""
-    leaves, _ = flatten(value)
-    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    found: list[torch.Tensor] = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        found.append(tensor)
+        return tensor
+
+    map_tensors(note, value)
+    return found
+
+
+def tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    """Yields the tensors in a torch function's arguments: in nested lists, tuples and dicts."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_of(item)
+    elif isinstance(value, dict):
+        yield from tensors_of(tuple(value.values()))
 
 
 def memory_of(tensor: torch.Tensor) -> int:
@@ -63,6 +92,14 @@ def memory_of(tensor: torch.Tensor) -> int:
         return tensor.untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError):  # sparse tensors and some subclasses have none
         return 0
+
+
+def version_of(tensor: torch.Tensor) -> int | None:
+    """Returns how often a tensor was written to; None where torch does not count."""
+    try:
+        return tensor._version
+    except RuntimeError:  # torch's answer for a tensor of inference mode
+        return None
 
 
 def is_opaque(leaf: object) -> bool:

@@ -1,71 +1,89 @@
-"""What kind of a torch function a call is: whether it reads metadata, needs values on the host, or writes."""
+"""The table of torch functions: what each does with the tensors that it is given, on the host and on streams."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import torch
 
-from mosaic.engine.calls.structure import PLAIN_TYPES, map_tensors
+from mosaic.engine.calls.structure import tensors_of
 
 
 def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-_METADATA = _words(
+_READS = _words(
     """
     __get__:shape __get__:dtype __get__:device __get__:layout __get__:ndim __get__:requires_grad __get__:is_leaf
     __get__:grad_fn __get__:grad __get__:_version __get__:is_cuda __get__:is_cpu __get__:is_sparse __get__:is_meta
     __get__:is_quantized __get__:is_nested __get__:is_mkldnn __get__:itemsize __get__:nbytes __get__:output_nr
     __get__:retains_grad __get__:names __get__:is_xla __get__:is_mps __get__:is_xpu __get__:_backward_hooks
     __get__:_post_accumulate_grad_hooks __get__:is_sparse_csr __get__:is_mtia __get__:is_ipu __get__:is_maia
-    __set__:requires_grad __set__:grad
     size dim stride numel nelement element_size is_floating_point is_complex is_signed is_contiguous storage_offset
-    get_device ndimension __len__ register_hook register_post_accumulate_grad_hook retain_grad requires_grad_
-    is_inference has_names _is_view is_same_size result_type dim_order is_conj is_neg is_distributed is_pinned
-    record_stream
+    get_device ndimension __len__ __hash__ register_hook register_post_accumulate_grad_hook retain_grad is_inference
+    has_names _is_view is_same_size result_type dim_order is_conj is_neg is_distributed is_pinned record_stream
     """
 )
+"""Reads what belongs to the tensor object, and no value."""
+_HOOKS = _words("register_hook register_post_accumulate_grad_hook retain_grad __get__:grad")
+"""Of these, what reads a gradient."""
+_SETS = _words("__set__:requires_grad __set__:grad requires_grad_")
+"""Sets what belongs to the tensor object."""
 _VALUES = _words(
     """
     numpy tolist item __array__ __array_wrap__ data_ptr untyped_storage storage _typed_storage __dlpack__
     __dlpack_device__ __repr__ __str__ __format__ __bool__ __int__ __float__ __index__ __complex__ is_nonzero
-    __contains__ backward grad __reduce_ex__ __deepcopy__ pin_memory is_shared share_memory_ cpu __dir__ set_
-    __get__:__cuda_array_interface__ __set__:data __set__:names __set__:_backward_hooks detach_
+    __contains__ backward __reduce_ex__ __deepcopy__ pin_memory is_shared share_memory_ __dir__ set_ detach_
+    __get__:__cuda_array_interface__
     """
 )
-_IN_PLACE_OPERATORS = _words(
+"""Needs values or memory, or changes what memory a tensor stands for."""
+_VALUES_OF_PENDING = _words("__get__:data __iter__")
+"""The same for a tensor that has no memory as yet, as those of the host's lanes."""
+_VALUES_OF_DEVICE = _words("cpu grad")
+"""The same for a tensor that a device's stream is computing."""
+_IN_PLACE = _words(
     """
     __iadd__ __isub__ __imul__ __itruediv__ __ifloordiv__ __imod__ __ipow__ __imatmul__ __iand__ __ior__ __ixor__
     __ilshift__ __irshift__ __idiv__ __setitem__
     """
 )
+"""Writes into its first argument, as does each function whose name ends with ``_``."""
 _STATISTICS = _words(
     "batch_norm instance_norm native_batch_norm cudnn_batch_norm miopen_batch_norm batch_norm_update_stats"
 )
+"""May write into running statistics, which neither its schema nor torch's count of versions tells."""
 _MOVES = _words("to type type_as")
+"""May copy to another device."""
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchFunction:
     """What a torch function does with its tensors."""
 
     name: str
-    metadata: bool
-    """It reads or sets what belongs to the tensor object, and no value."""
+    """Its name; of an attribute's getter or setter ``__get__:`` or ``__set__:`` and the attribute's."""
+    reads: bool
+    """It reads what belongs to the tensor object, and no value."""
+    hooks: bool
+    """Of these: it reads a gradient."""
+    sets: bool
+    """It sets what belongs to the tensor object."""
     value: bool
-    """It needs values or memory on the host, or changes what memory a tensor stands for."""
+    """It needs values or memory of a tensor that a stream is computing, or changes what memory that stands for."""
+    value_of_pending: bool
+    """The same of a tensor that has no memory as yet."""
     writes: bool
     """It writes into its first argument."""
     writes_any: bool
     """It is an operator whose schema says that it writes into some argument."""
     statistics: bool
-    """It may write into running statistics, which neither its schema nor torch's count of versions tells."""
+    """It may write into running statistics."""
     inplace: int | None
     """Position of a parameter called ``inplace``; None if it has none."""
 
@@ -77,6 +95,10 @@ class Kind:
         if self.writes or (self.inplace is not None and self._is_inplace(args, kwargs)):
             found += tensors_of(args[0] if args else kwargs.get("input"))
         return found
+
+    def replaces(self, kwargs: dict[str, Any]) -> bool:
+        """Whether a call writes into a tensor or sets a part of one, as far as its name and ``out`` tell."""
+        return self.writes or kwargs.get("out") is not None or self.name.startswith("__set__")
 
     def moves_elsewhere(self, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> bool:
         """Whether a call may copy to another device, which the host could take for work of its own stream."""
@@ -90,56 +112,22 @@ class Kind:
 
 
 @lru_cache(maxsize=4096)
-def kind_of(func: Callable[..., Any]) -> Kind:
-    """Returns the kind of a torch function."""
+def look_up(func: Callable[..., Any]) -> TorchFunction:
+    """Returns what a torch function does."""
     name = _name(func)
-    writes = name in _IN_PLACE_OPERATORS or (name.endswith("_") and not name.endswith("__"))
-    return Kind(
+    sets = name in _SETS
+    return TorchFunction(
         name=name,
-        metadata=name in _METADATA,
-        value=name in _VALUES or (name.startswith("__set__") and name not in _METADATA),
-        writes=writes,
+        reads=name in _READS,
+        hooks=name in _HOOKS,
+        sets=sets,
+        value=name in _VALUES or name in _VALUES_OF_DEVICE or (name.startswith("__set__") and not sets),
+        value_of_pending=name in _VALUES or name in _VALUES_OF_PENDING,
+        writes=name in _IN_PLACE or (name.endswith("_") and not name.endswith("__")),
         writes_any=_schema_writes(func),
         statistics=name in _STATISTICS,
         inplace=_inplace_position(func),
     )
-
-
-def tensors_of(value: Any) -> Iterator[torch.Tensor]:
-    """Yields the tensors in a torch function's arguments."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from tensors_of(item)
-    elif isinstance(value, dict):
-        yield from tensors_of(tuple(value.values()))
-
-
-def replace(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
-    """Returns ``value`` with each tensor replaced; as ``map_tensors``, and faster for the usual containers."""
-    kind = type(value)
-    if isinstance(value, torch.Tensor):
-        return function(value)
-    if kind is tuple or kind is list:
-        return kind([replace(item, function) for item in value])
-    if kind is dict:
-        return {key: replace(item, function) for key, item in value.items()}
-    if isinstance(value, PLAIN_TYPES):
-        return value
-    return map_tensors(function, value)
-
-
-def all_tensors(value: Any) -> list[torch.Tensor]:
-    """Returns the tensors in nested containers, those included that ``tensors_of`` does not see through."""
-    found: list[torch.Tensor] = []
-
-    def note(tensor: torch.Tensor) -> torch.Tensor:
-        found.append(tensor)
-        return tensor
-
-    replace(value, note)
-    return found
 
 
 def _is_elsewhere(value: Any, device: torch.device) -> bool:

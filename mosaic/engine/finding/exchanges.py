@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from mosaic.engine.calls.structure import memory_of
-from mosaic.engine.calls.torch_functions import kind_of, tensors_of
-from mosaic.engine.streams.order import version_of
+from mosaic.engine.calls.structure import memory_of, tensors_of, version_of
+from mosaic.engine.calls.torch_functions import look_up
 
 
 class Beside:
@@ -57,9 +56,9 @@ class Beside:
         self._note_owned(running, func, args, kwargs, inputs)
 
     def _note_owned(self, running: str | None, func: Any, args: Any, kwargs: Any, inputs: list[torch.Tensor]) -> None:
-        kind = kind_of(func)
-        written = kind.written(args, kwargs)
-        if kind.name == "__set__:data" and id(args[0]) in self._named:
+        does = look_up(func)
+        written = does.written(args, kwargs)
+        if does.name == "__set__:data" and id(args[0]) in self._named:
             written = [args[0]]
             self._parameters[memory_of(args[0])] = self._named[id(args[0])]
         for tensor in written:

@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 from mosaic.engine.calls.caller import caller
+from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.calls.structure import tensors_in
-from mosaic.engine.finding.follow import follow
+from mosaic.engine.finding.follow import UNTIE, follow
 from mosaic.engine.finding.handovers import Handover
 from mosaic.engine.finding.remarks import Remark
 from mosaic.engine.finding.work import ModuleWork
@@ -47,7 +48,7 @@ class Finding:
 
     graph: ModuleGraph
     subjects: tuple[Subject, ...]
-    left_out: dict[str, str]
+    left_out: dict[str, Obstacle]
     in_order: dict[str, str] = field(default_factory=dict)
     parted: dict[str, frozenset[int]] = field(default_factory=dict)
     remarks: tuple[Remark, ...] = ()
@@ -147,7 +148,7 @@ def _choose(
     work: ModuleWork,
     include: Sequence[str] | None,
     exclude: Sequence[str],
-) -> tuple[dict[str, nn.Module], dict[str, str]]:
+) -> tuple[dict[str, nn.Module], dict[str, Obstacle]]:
     """Returns the modules to follow, and those that were passed over with the reason."""
     modules = dict(model.named_modules())
     if include is not None:
@@ -160,24 +161,30 @@ def _choose(
         total = sum(p.numel() for p in model.parameters())
         wanted = list(_largest(model, "", {name for name, at in called.items() if at}, max(1, total), work))
     chosen: dict[str, nn.Module] = {}
-    left_out: dict[str, str] = {}
+    left_out: dict[str, Obstacle] = {}
     for name in wanted:
         if _matches(name, exclude):
-            left_out[name] = "excluded by the caller"
+            left_out[name] = Obstacle("excluded by the caller")
         elif (whole := next((other for other in chosen if name.startswith(f"{other}.")), None)) is not None:
-            left_out[name] = f"is a part of {whole}, which is placed as a whole"
+            left_out[name] = Obstacle(
+                f"is a part of {whole}, which is placed as a whole",
+                todo="nothing; or name the parts: colocate(..., modules=[...])",
+            )
         elif len(called[name]) != 1:
             left_out[name] = _called_often(called[name])
         elif (buffer := _shared_buffer(model, modules[name])) is not None:
-            left_out[name] = f"shares {buffer} with the rest of the model"
+            left_out[name] = Obstacle(f"shares {buffer} with the rest of the model", todo=UNTIE)
         else:
             chosen[name] = modules[name]
     return chosen, left_out
 
 
-def _called_often(places: Sequence[str]) -> str:
+def _called_often(places: Sequence[str]) -> Obstacle:
     where = f" ({', '.join(dict.fromkeys(places))})" if places else ""
-    return f"called {len(places)} times in a step{where}; a placed module is called once, on all its inputs"
+    return Obstacle(
+        f"called {len(places)} times in a step{where}; a placed module is called once, on all its inputs",
+        todo="call it once on a concatenated batch, or leave it where it is",
+    )
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:

@@ -17,15 +17,17 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from mosaic.engine.calls.caller import caller
+from mosaic.engine.calls.obstacles import Obstacle, hides_tensors
 from mosaic.engine.calls.structure import flatten, is_opaque, tensors_in
 from mosaic.engine.calls.thread_state import ThreadState
+from mosaic.engine.calls.torch_functions import look_up
 from mosaic.engine.finding.exchanges import Beside
 from mosaic.engine.finding.handovers import Handover, Handovers
 from mosaic.engine.finding.remarks import Remark, Remarks
-from mosaic.engine.host.lane_tensor import HOOKS, operator_name, reads_metadata
 from mosaic.graph import Edge
 from mosaic.profiler import Subject
 
+UNTIE = "nothing, or untie the weights if they need not be tied"
 _RESULTS = (torch.Tensor, tuple, list)
 
 
@@ -41,7 +43,7 @@ class _Follower(TorchFunctionMode):
 
     def __init__(self, candidates: Mapping[str, nn.Module]) -> None:
         super().__init__()
-        self.obstacles: dict[str, str] = {}
+        self.obstacles: dict[str, Obstacle] = {}
         self.beside = Beside(candidates)
         self.handovers = Handovers()
         self.remarks = Remarks(candidates)
@@ -104,16 +106,20 @@ class _Follower(TorchFunctionMode):
                     continue
                 place = f" ({self._places[key]})" if key in self._places else ""
                 if key in shared.get(name, ()):
-                    self.obstacles[name] = f"shares {path} with the rest of the model{place}"
+                    self.obstacles[name] = Obstacle(f"shares {path} with the rest of the model{place}", todo=UNTIE)
                 elif key in self._used_outside[name]:
-                    self.obstacles[name] = f"its parameter {path} is used outside of it too{place}"
+                    self.obstacles[name] = Obstacle(
+                        f"its parameter {path} is used outside of it too{place}",
+                        todo="move that use into the module, or leave it where it is",
+                    )
         return {name: frozenset(self._used_outside[name]) | frozenset(shared.get(name, ())) for name in self._used}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Passes marks on from an operator's inputs to its results, and to what it writes into."""
         kwargs = kwargs or {}
-        if reads_metadata(func):
-            if operator_name(func) in HOOKS:
+        does = look_up(func)
+        if does.reads:
+            if does.hooks:
                 self.handovers.used(tensors_in((args, kwargs)), None)
             return func(*args, **kwargs)
         inputs, here = tensors_in((args, kwargs)), self._running[-1] if self._running else None
@@ -128,7 +134,7 @@ class _Follower(TorchFunctionMode):
         self.remarks.note_read(func, sources, here)
         if sources and isinstance(result, _RESULTS):
             self.mark(result, sources | self.sources(result))
-        if sources and getattr(func, "__name__", "") == "__setitem__":
+        if sources and does.name == "__setitem__":
             self.mark(args[0], sources)
         return result
 
@@ -137,8 +143,9 @@ class _Follower(TorchFunctionMode):
         for tensor in inputs:
             name = self._inside.get(id(tensor), here)
             if name is not None and name != here:
-                self.obstacles[name] = (
-                    f"a tensor made inside of it is used outside ({caller()}), other than as its result; return it"
+                self.obstacles[name] = Obstacle(
+                    f"a tensor made inside of it is used outside ({caller()}), other than as its result; return it",
+                    todo="let the module return it",
                 )
             for owner in self._owners.get(id(tensor), ()):
                 if owner == here:
@@ -162,7 +169,7 @@ class Followed:
     """The candidates' calls, in order."""
     edges: tuple[Edge, ...]
     """Which feeds which."""
-    obstacles: dict[str, str]
+    obstacles: dict[str, Obstacle]
     """Who cannot be placed, with the reason."""
     in_order: dict[str, str]
     """Who exchanges more than arguments and results with the operations between modules, with what it is."""
@@ -247,7 +254,7 @@ def _hooked(
             handle.remove()
 
 
-def _obstacle(call: Subject) -> str | None:
+def _obstacle(call: Subject) -> Obstacle | None:
     """Returns why a module that was called cannot be placed, or None."""
-    hidden = next((type(leaf).__name__ for leaf in flatten((call.args, call.kwargs))[0] if is_opaque(leaf)), None)
-    return None if hidden is None else f"it takes a {hidden}, which may hide tensors"
+    hidden = next((leaf for leaf in flatten((call.args, call.kwargs))[0] if is_opaque(leaf)), None)
+    return None if hidden is None else hides_tensors("takes", hidden)

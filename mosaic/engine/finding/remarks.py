@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from mosaic.engine.calls.caller import caller
+from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.calls.structure import memory_of
-from mosaic.engine.host.lane_tensor import operator_name, writes
+from mosaic.engine.calls.torch_functions import look_up
 
 _READS = {"item", "tolist", "numpy", "is_nonzero", "nonzero", "__bool__", "__int__", "__float__", "__index__"}
 _HOOKS = {
@@ -52,7 +53,7 @@ class Remarks:
     """
 
     def __init__(self, candidates: Mapping[str, nn.Module]) -> None:
-        self.obstacles: dict[str, str] = {}
+        self.obstacles: dict[str, Obstacle] = {}
         self._candidates = candidates
         self._found: dict[tuple[str, str], Remark] = {}
         self._given: dict[int, tuple[str, torch.Tensor]] = {}  # by memory; kept so that none is given out twice
@@ -88,20 +89,20 @@ class Remarks:
         versions = [(tensor, tensor._version) for tensor in inputs if id(tensor) in self._buffers]
 
         def ran(func: Any, kwargs: Any) -> None:
-            name = operator_name(func)
+            does = look_up(func)
             for tensor, version in versions:
                 if tensor._version != version:
                     self._note_buffer(running, *self._buffers[id(tensor)])
-            if writes(name, kwargs) and not sources:  # writes of what comes from a lane are ordered behind all lanes
+            if does.replaces(kwargs) and not sources:  # writes of what comes from a lane are ordered behind all lanes
                 target = kwargs.get("out") if kwargs.get("out") is not None else next(iter(args), None)
                 if isinstance(target, torch.Tensor):
-                    self._note_write(running, name, target)
+                    self._note_write(running, does.name, target)
 
         return ran
 
     def note_read(self, func: Any, sources: frozenset[str], running: str | None) -> None:
         """A value that stems from modules ``sources`` was looked at."""
-        name = operator_name(func)
+        name = look_up(func).name
         if name not in _READS:
             return
         if running is not None:
@@ -125,8 +126,9 @@ class Remarks:
         given = self._given.get(memory_of(target))
         if given is None or given[0] == running:
             return
-        self.obstacles[given[0]] = (
-            f"its input is written to in place ({name}, {caller()}) after it was called; write to a copy"
+        self.obstacles[given[0]] = Obstacle(
+            f"its input is written to in place ({name}, {caller()}) after it was called; write to a copy",
+            todo="write to a copy: x = x + 1 instead of x += 1",
         )
 
     def _note_buffer(self, running: str | None, owner: str, path: str) -> None:

@@ -10,8 +10,8 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from mosaic.engine.calls.structure import tensors_in
+from mosaic.engine.calls.torch_functions import look_up
 from mosaic.engine.finding.find import Sample, runner_of, uncompiled
-from mosaic.engine.host.lane_tensor import reads_metadata
 from mosaic.profiler import Subject, preserved
 
 
@@ -66,7 +66,7 @@ class _Watching(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Notes the tensors that an operator is given."""
         kwargs = kwargs or {}
-        if not reads_metadata(func):
+        if not look_up(func).reads:
             here, given = self._running[-1] if self._running else (None, set())
             for tensor in tensors_in((args, kwargs)):
                 if id(tensor) in self._watched and id(tensor) not in given:

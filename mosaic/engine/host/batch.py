@@ -12,20 +12,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from mosaic.backends.base import Lane, Ticket
-    from mosaic.engine.host.executor import Executor
+    from mosaic.backends.base import Ticket
 
-_MOST_OPERATORS = 64
-_MOST_BYTES = 1 << 20  # results live as long as the batch they are part of
+_MAX_OPERATORS = 64
+_MAX_BYTES = 1 << 20  # results live as long as the batch they are part of
 
 
 class Batch:
-    """Operators of one lane in order; handed over once."""
+    """Operators of one lane in order; handed over once.
 
-    def __init__(self, executor: Executor, lane: Lane, module: str) -> None:
-        self._executor = executor
-        self._lane = lane
-        self._module = module
+    Args:
+        submit: Hands a piece of work to the lane, behind the tickets that it needs.
+    """
+
+    def __init__(self, submit: Callable[[Callable[[], None], Sequence[Ticket[Any]]], Ticket[None]]) -> None:
+        self._submit = submit
         self._works: list[Callable[[], list[torch.Tensor]]] = []
         self._after: list[Ticket[Any]] = []
         self._bytes = 0
@@ -35,7 +36,7 @@ class Batch:
     @property
     def takes_more(self) -> bool:
         """Whether operators can be added."""
-        return self._ticket is None and len(self._works) < _MOST_OPERATORS and self._bytes < _MOST_BYTES
+        return self._ticket is None and len(self._works) < _MAX_OPERATORS and self._bytes < _MAX_BYTES
 
     @property
     def ticket(self) -> Ticket[None]:
@@ -43,16 +44,18 @@ class Batch:
         if self._ticket is None:
             works, self._works = self._works, []
             after, self._after = self._after, []
-            self._ticket = self._executor.submit_to(self._lane, self._module, "glue", lambda: self._run(works), after)
+            self._ticket = self._submit(lambda: self._run(works), after)
         return self._ticket
 
-    def add(self, work: Callable[[], list[torch.Tensor]], after: Sequence[Ticket[Any]], num_bytes: int) -> Entry:
+    def add(
+        self, work: Callable[[], list[torch.Tensor]], after: Sequence[Ticket[Any]], num_bytes: int
+    ) -> BatchedOperator:
         """Adds an operator that waits for ``after``."""
         self._works.append(work)
         self._after += after
         self._bytes += num_bytes
         self.results.append(None)
-        return Entry(self, len(self.results) - 1)
+        return BatchedOperator(self, len(self.results) - 1)
 
     @property
     def is_done(self) -> bool:
@@ -65,7 +68,7 @@ class Batch:
             self.results[index] = works.pop()()
 
 
-class Entry:
+class BatchedOperator:
     """One operator's promise; a ticket like any other."""
 
     def __init__(self, batch: Batch, index: int) -> None:

@@ -2,27 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 
-from mosaic.backends.host.lanes import HostLane
 from mosaic.engine.calls.branch_graph import capture, find_uses
-from mosaic.engine.calls.out_of_memory import is_out_of_memory
+from mosaic.engine.calls.out_of_memory import SecondTries, is_out_of_memory
 from mosaic.engine.calls.random_numbers import drawing_from
 from mosaic.engine.calls.signature import Arguments, Signature, buffer_versions
 from mosaic.engine.calls.structure import flatten, unflatten
 from mosaic.engine.calls.thread_state import on_lane
-from mosaic.engine.host.lane_tensor import LaneTensor, lane_tensors
+from mosaic.engine.host.lane_tensor import LaneTensor, RunsLaneTensors, lane_tensors
 from mosaic.errors import ModuleContractError, UnsupportedModelError
 
+T = TypeVar("T")
+
 if TYPE_CHECKING:
-    from mosaic.backends.base import Ticket
+    from mosaic.backends.base import Lane, Ticket
     from mosaic.engine.calls.site import Site
-    from mosaic.engine.host.executor import Executor
+    from mosaic.engine.host.backwards import Backwards
+
+
+class RunsCalls(RunsLaneTensors, Protocol):
+    """What a call asks of the executor that launches it."""
+
+    backwards: Backwards
+    second_tries: SecondTries
+
+    def inputs_from(self, found: Iterable[LaneTensor], lane: Lane) -> list[Ticket[Any]]:
+        """Returns what work on a lane must wait for to read tensors."""
+
+    def submit(self, site: Site, phase: str, work: Callable[[], T], after: Sequence[Ticket[Any]]) -> Ticket[T]:
+        """Hands a piece of a module's work to its lane."""
+
+    def wait(self, ticket: Ticket[T]) -> T:
+        """Waits for work."""
 
 
 class Call:
@@ -34,7 +51,7 @@ class Call:
 
     def __init__(
         self,
-        executor: Executor,
+        executor: RunsCalls,
         site: Site,
         run: Callable[..., Any],
         arguments: Arguments,
@@ -48,7 +65,7 @@ class Call:
         self.site = site
         self.signature = signature
         # A hook of the user's would be told of no gradient by the caller's graph, so those parameters stay out of it.
-        hooked = executor.gradients.is_hooked_by_others
+        hooked = executor.backwards.gradients.is_hooked_by_others
         self.parameters = [p for p in parameters if not hooked(p)] if arguments.state.grad else []
         self._run: Callable[..., Any] | None = run
         self._arguments: Arguments | None = arguments
@@ -113,7 +130,7 @@ class Call:
         if generator is not None and drawn is not None:
             generator.set_state(drawn)
         self.executor.second_tries.note(self.site.name, self._origin)
-        rest = self.site.lane.alone() if isinstance(self.site.lane, HostLane) and on_lane() else nullcontext()
+        rest = self.site.lane.alone() if on_lane() else nullcontext()
         with (
             rest,
             _noting("this was its second try, with the other lanes at rest: in the first there was no memory for it"),
@@ -182,9 +199,9 @@ class Call:
         only_asked = not torch._C._will_engine_execute_node(torch.autograd.graph.get_gradient_edge(site.anchor).node)
         running = executor.backwards.current()
         if not only_asked:
-            site.before_backward(executor)
+            executor.backwards.reach(site)
         if not keep:
-            site.left(self)
+            site.in_flight.discard(self)
         after = executor.inputs_from(lane_tensors(list(grads)), site.lane)
         work = partial(self.backward, grads, keep=keep, only_asked=only_asked)
         ticket = executor.submit(site, "backward", work, after)

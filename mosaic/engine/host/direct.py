@@ -17,30 +17,32 @@ from mosaic.engine.host.lane_tensor import LaneTensor, join_all
 
 if TYPE_CHECKING:
     from mosaic.engine.calls.site import Site
-    from mosaic.engine.host.executor import Executor
+    from mosaic.engine.host.backwards import Backwards
+    from mosaic.engine.host.lane_work import LaneWork
 
 
 class DirectCalls:
     """Runs and records such calls for one executor on the host."""
 
-    def __init__(self, executor: Executor) -> None:
-        self._executor = executor
+    def __init__(self, work: LaneWork, backwards: Backwards) -> None:
+        self._work = work
+        self._backwards = backwards
         self._last: dict[str, _Last] = {}
 
     def run(self, site: Site, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls the module; its inputs are waited for, and so are the lanes."""
-        executor = self._executor
-        if executor.num_launched:
+        work = self._work
+        if work.num_launched:
             args, kwargs = map_tensors(join_all, args), map_tensors(join_all, kwargs)
-            executor.drain()
+            work.drain()
         start = time.perf_counter_ns()
         result = run(*args, **kwargs)
-        executor.record(site, "forward", start)
+        work.record(site, "forward", start)
         if torch.is_grad_enabled():
             self._watch(site, result)
-            if executor.num_launched:
+            if work.num_launched:
                 for parameter in site.parts()[1]:  # what the module left lying about may be used beside its results
-                    executor.gradients.expect(parameter)
+                    self._backwards.gradients.expect(parameter)
         return result
 
     def close(self) -> None:
@@ -55,10 +57,10 @@ class DirectCalls:
         A gradient that a lane computed, for an operation on one of these results, becomes plain: none gets into the
         module.
         """
-        executor, started = self._executor, self._last_of(site)
+        started = self._last_of(site)
 
         def arrived(grad: torch.Tensor) -> torch.Tensor:
-            executor.backwards.current()  # counts this backward
+            self._backwards.current()  # counts this backward
             plain = grad.value() if isinstance(grad, LaneTensor) else grad
             if started is not None and started.began_ns == 0:
                 started.began_ns = time.perf_counter_ns()
@@ -80,11 +82,10 @@ class DirectCalls:
         if known is not None:
             known.hook.remove()
         last = self._last[site.name] = _Last(first)
-        executor = self._executor
 
         def ended(_: torch.Tensor) -> None:
             if last.began_ns:
-                executor.record(site, "backward", last.began_ns)
+                self._work.record(site, "backward", last.began_ns)
                 last.began_ns = 0
 
         last.hook = first.register_post_accumulate_grad_hook(ended)

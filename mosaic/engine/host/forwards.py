@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mosaic.backends.base import Ticket
 
-_MOST = 256
+_MAX_UNSEEN = 256
 
 
 class Forwards:
@@ -30,7 +30,7 @@ class Forwards:
     def note(self, ticket: Ticket[Any]) -> None:
         """Adds one, and looks at those that have ended."""
         self._unseen.append(ticket)
-        while self._unseen and ((self.looks_early and self._unseen[0].done) or len(self._unseen) > _MOST):
+        while self._unseen and ((self.looks_early and self._unseen[0].done) or len(self._unseen) > _MAX_UNSEEN):
             self._wait(self._unseen.popleft())
 
     def check(self) -> None:

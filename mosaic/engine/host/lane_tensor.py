@@ -16,16 +16,17 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import torch
 
+from mosaic.engine.calls.structure import tensors_of
 from mosaic.engine.calls.thread_state import on_lane
+from mosaic.engine.calls.torch_functions import look_up
 from mosaic.errors import ModuleContractError, UnsupportedModelError
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Lane, Ticket
-    from mosaic.engine.host.executor import Executor
 
 
 T = TypeVar("T")
@@ -33,41 +34,28 @@ LANE = "mosaic.lane"
 """Where an autograd node keeps the lane of its forward."""
 
 
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
+class RunsLaneTensors(Protocol):
+    """What a lane tensor asks of the executor that made it."""
 
+    closed: bool
 
-_METADATA = _words(
-    """
-    __get__:shape __get__:dtype __get__:device __get__:layout __get__:ndim __get__:requires_grad __get__:is_leaf
-    __get__:grad_fn __get__:grad __get__:_version __get__:is_cuda __get__:is_cpu __get__:is_sparse __get__:is_meta
-    __get__:is_quantized __get__:is_nested __get__:is_mkldnn __get__:itemsize __get__:nbytes __get__:output_nr
-    __get__:retains_grad __get__:names __get__:is_xla __get__:is_mps __get__:is_xpu
-    size dim stride numel nelement element_size is_floating_point is_complex is_signed is_contiguous storage_offset
-    get_device ndimension __len__ __hash__ register_hook retain_grad is_inference has_names _is_view
-    """
-)
-HOOKS = _words("register_hook retain_grad __get__:grad")
-"""Of what reads no value, what reads a gradient."""
-_VALUES = _words(
-    """
-    numpy tolist item __array__ data_ptr untyped_storage storage __dlpack__ __dlpack_device__ __repr__ __str__
-    __format__ __bool__ __int__ __float__ __index__ __complex__ is_nonzero __contains__ backward __reduce_ex__
-    __deepcopy__ pin_memory __get__:data __iter__ is_shared
-    """
-)
-_IN_PLACE_OPERATORS = _words(
-    """
-    __iadd__ __isub__ __imul__ __itruediv__ __ifloordiv__ __imod__ __ipow__ __imatmul__ __iand__ __ior__ __ixor__
-    __ilshift__ __irshift__ __idiv__ __setitem__
-    """
-)
+    def value(self, tensor: LaneTensor) -> torch.Tensor:
+        """Waits for a tensor's value."""
+
+    def operate(self, first: LaneTensor, func: Any, args: Any, kwargs: Any) -> Any:
+        """Runs one operator that has lane tensors among its arguments."""
+
+    def expect_gradient(self, leaf: torch.Tensor) -> None:
+        """Prepares a leaf whose gradient a lane may compute."""
+
+    def drain(self) -> None:
+        """Waits until the lanes are at rest."""
 
 
 class LaneTensor(torch.Tensor):
     """A tensor that a lane is computing; made by the executor alone."""
 
-    _executor: Executor
+    _executor: RunsLaneTensors
     _lane: Lane
     _ticket: Ticket[list[torch.Tensor]]
     _pick: int
@@ -81,7 +69,7 @@ class LaneTensor(torch.Tensor):
     def __new__(
         cls: type[LaneTensor],
         like: torch.Tensor,
-        executor: Executor,
+        executor: RunsLaneTensors,
         lane: Lane,
         ticket: Ticket[list[torch.Tensor]],
         pick: int,
@@ -157,19 +145,19 @@ class LaneTensor(torch.Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Decides between following the lane and joining it."""
         kwargs = kwargs or {}
-        name = operator_name(func)
-        if reads_metadata(func):
+        does = look_up(func)
+        if does.reads:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         found = list(lane_tensors((args, kwargs)))
         _check_thread(found)
-        if writes(name, kwargs):
+        if does.replaces(kwargs):
             found[0]._executor.drain()
             for written in lane_tensors((args[0] if args else None, kwargs.get("out"))):
                 written.join_to_write()
-        elif name not in _VALUES and _is_one_branch(found):
+        elif not does.value_of_pending and _is_one_branch(found):
             for leaf in _leaves((args, kwargs)):
-                found[0]._executor.gradients.expect(leaf)
+                found[0]._executor.expect_gradient(leaf)
             with torch._C.DisableTorchFunctionSubclass():
                 result = func(*args, **kwargs)
             _note_lane(result, found[0]._lane, (args, kwargs))
@@ -201,10 +189,10 @@ class _Join(torch.autograd.Function):
         if torch.is_grad_enabled() or isinstance(grad, LaneTensor) or executor.closed:
             return grad
         # As a tensor of the lane it makes the glue's backward follow the branch, as its forward did.
-        return LaneTensor(grad, executor, lane, Ready([grad]), 0, module)
+        return LaneTensor(grad, executor, lane, ReadyTicket([grad]), 0, module)
 
 
-class Ready(Generic[T]):
+class ReadyTicket(Generic[T]):
     """A ticket for what is there already."""
 
     def __init__(self, result: T) -> None:
@@ -227,12 +215,12 @@ class Ready(Generic[T]):
 
 def lane_tensors(value: Any) -> Iterator[LaneTensor]:
     """Yields the lane tensors in nested lists, tuples and dicts."""
-    return (tensor for tensor in all_tensors(value) if isinstance(tensor, LaneTensor))
+    return (tensor for tensor in tensors_of(value) if isinstance(tensor, LaneTensor))
 
 
 def _note_lane(result: Any, lane: Lane, inputs: Any) -> None:
     """Marks the autograd nodes of a branch's operation with its lane, so that their backward runs there too."""
-    known = {tensor.grad_fn for tensor in all_tensors(inputs)}
+    known = {tensor.grad_fn for tensor in tensors_of(inputs)}
     todo = [tensor.grad_fn for tensor in lane_tensors(result) if tensor.grad_fn is not None]
     while todo:
         node = todo.pop()
@@ -249,20 +237,9 @@ def lane_of_backward() -> Lane | None:
     return found
 
 
-def all_tensors(value: Any) -> Iterator[torch.Tensor]:
-    """Yields the tensors in nested lists, tuples and dicts, lane tensors and others, in order."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from all_tensors(item)
-    elif isinstance(value, dict):
-        yield from all_tensors(tuple(value.values()))
-
-
 def _leaves(value: Any) -> Iterator[torch.Tensor]:
     """Yields the plain leaves that want a gradient in nested lists, tuples and dicts."""
-    for tensor in all_tensors(value):
+    for tensor in tensors_of(value):
         if tensor.requires_grad and not isinstance(tensor, LaneTensor) and tensor.is_leaf:
             yield tensor
 
@@ -276,27 +253,6 @@ def join_all(value: Any) -> Any:
     if type(value) is dict:
         return {key: join_all(item) for key, item in value.items()}
     return value
-
-
-def operator_name(func: Any) -> str:
-    """Returns the name of a torch function; of an attribute's getter, ``__get__:`` and the attribute's."""
-    name: str = getattr(func, "__name__", "")
-    if name == "__get__":
-        owner = func.__self__
-        return f"__get__:{getattr(owner, '__name__', None) or owner.fget.__name__}"
-    return name
-
-
-def reads_metadata(func: Any) -> bool:
-    """Whether a torch function reads a tensor's shape, dtype and the like, and no value."""
-    return operator_name(func) in _METADATA
-
-
-def writes(name: str, kwargs: dict[str, Any]) -> bool:
-    """Whether a torch function of this name writes into its first argument, or into ``out``."""
-    if name in _IN_PLACE_OPERATORS or kwargs.get("out") is not None or name == "__set__":
-        return True
-    return name.endswith("_") and not name.endswith("__")
 
 
 def _check_thread(found: list[LaneTensor]) -> None:

@@ -8,13 +8,14 @@ import torch
 from torch.utils import _pytree as pytree
 
 from mosaic.engine.calls.shapes import ShapeTable
-from mosaic.engine.calls.structure import map_tensors
-from mosaic.engine.host.lane_tensor import LaneTensor, all_tensors, lane_of_backward, lane_tensors
+from mosaic.engine.calls.structure import map_tensors, tensors_of
+from mosaic.engine.host.lane_tensor import LaneTensor, lane_of_backward, lane_tensors
 from mosaic.errors import ModuleContractError
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Lane, Ticket
-    from mosaic.engine.host.executor import Executor
+    from mosaic.engine.host.gradients import LeafGradients
+    from mosaic.engine.host.lane_work import LaneWork
 
 _ON_MAIN = frozenset(
     {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.nondeterministic_seeded}
@@ -24,8 +25,9 @@ _ON_MAIN = frozenset(
 class Operators:
     """Decides for one executor where an operator runs."""
 
-    def __init__(self, executor: Executor) -> None:
-        self._executor = executor
+    def __init__(self, work: LaneWork, gradients: LeafGradients) -> None:
+        self._work = work
+        self._gradients = gradients
         self._shapes = ShapeTable()
 
     def run(self, first: LaneTensor, func: Any, args: Any, kwargs: Any) -> Any:
@@ -36,17 +38,17 @@ class Operators:
         are there.
         """
         lane = self._lane(first, func)
-        if self._executor.closed or not _ON_MAIN.isdisjoint(func.tags) or not _writes_only(func, args, kwargs, lane):
+        if self._work.closed or not _ON_MAIN.isdisjoint(func.tags) or not _writes_only(func, args, kwargs, lane):
             return self._run_here(func, args, kwargs)
         results = self._shapes.results(func, args, kwargs)
         if results is None:
             return self._run_here(func, args, kwargs)
-        tensors = list(all_tensors((args, kwargs)))
+        tensors = list(tensors_of((args, kwargs)))
         entry = self._queue(first, lane, func, args, kwargs, tensors, results.num_bytes)
         made = [
             tensors[leaf]
             if isinstance(leaf, int)
-            else LaneTensor(leaf, self._executor, lane, entry, index, first._module)
+            else LaneTensor(leaf, first._executor, lane, entry, index, first._module)
             for index, leaf in enumerate(results.leaves)
         ]
         if _is_view(func) and len(made) == 1 and isinstance(made[0], LaneTensor) and args[0] is first:
@@ -60,7 +62,7 @@ class Operators:
         """
         if not func._schema.is_mutable:
             found = lane_of_backward()
-            if found is not None and self._executor.has(found):
+            if found is not None and self._work.has(found):
                 return found
         return first._lane
 
@@ -74,12 +76,11 @@ class Operators:
         tensors: list[torch.Tensor],
         num_bytes: int,
     ) -> Ticket[list[torch.Tensor]]:
-        executor = self._executor
         real = [tensor for tensor in tensors if not isinstance(tensor, LaneTensor)]
         versions = [value._version for value in real]
         for value in real:
             if value.is_leaf and value.requires_grad:
-                executor.gradients.expect(value)
+                self._gradients.expect(value)
 
         def work() -> list[torch.Tensor]:
             with torch.no_grad():
@@ -89,17 +90,17 @@ class Operators:
                     f"an input of {func}, which follows {first._module!r} on its lane, was written to before the lane "
                     "had read it; write to a copy"
                 )
-            return list(all_tensors(result))
+            return list(tensors_of(result))
 
-        after = executor.inputs_from((tensor for tensor in tensors if isinstance(tensor, LaneTensor)), lane)
-        entry = executor.batch(lane, first._module).add(work, after, num_bytes)
+        after = self._work.inputs_from((tensor for tensor in tensors if isinstance(tensor, LaneTensor)), lane)
+        entry = self._work.batch(lane, first._module).add(work, after, num_bytes)
         if func._schema.is_mutable:
-            executor.last_write[lane] = entry
+            self._work.last_write[lane] = entry
         return entry
 
     def _run_here(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func._schema.is_mutable:
-            self._executor.drain()
+            self._work.drain()
         stands_for = {id(tensor.value()): tensor for tensor in lane_tensors((args, kwargs))}
         result = func(*_values(args), **_values(kwargs))
         return map_tensors(lambda tensor: stands_for.get(id(tensor), tensor), result)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mosaic.engine.calls.structure import map_tensors, version_of
 from mosaic.engine.calls.thread_state import as_lane
-from mosaic.engine.calls.torch_functions import replace
-from mosaic.engine.streams.order import LaneOrder, Point, version_of
+from mosaic.engine.streams.order import LaneOrder, Point
 from mosaic.engine.streams.tensor import StreamTensor, tagged
 from mosaic.errors import ModuleContractError
 
@@ -36,8 +36,8 @@ class PlacedCall:
         self._in_order = in_order
         self._inputs: list[torch.Tensor] = []  # plain
         self._owners: dict[int, torch.Tensor] = {}  # by the id of the plain tensor: what the caller gave
-        self._args = replace(args, self._take)
-        self._kwargs = replace(kwargs, self._take)
+        self._args = map_tensors(self._take, args)
+        self._kwargs = map_tensors(self._take, kwargs)
 
     def launch(self, run: Callable[..., Any], timeline: StreamTimeline | None) -> Any:
         """Launches the module and returns its result, its tensors tagged with the lane; noted in a timeline, if any."""
@@ -101,7 +101,7 @@ class PlacedCall:
                 found = seen[id(tensor)] = self._tag_new(tensor, point)
             return found
 
-        return replace(result, tag)
+        return map_tensors(tag, result)
 
     def _tag_new(self, tensor: torch.Tensor, point: Point) -> torch.Tensor:
         """Tags a result; what is a view of an input stays with the lane of that input."""

@@ -15,8 +15,8 @@ import torch
 
 from mosaic.backends.streams.lanes import StreamLane
 from mosaic.engine.calls.caller import note_in_place
+from mosaic.engine.calls.structure import map_tensors, tensors_in
 from mosaic.engine.calls.thread_state import as_lane, on_lane
-from mosaic.engine.calls.torch_functions import all_tensors, replace
 from mosaic.engine.graphs import Branch, Eager, StageGraphs
 from mosaic.engine.streams.call import PlacedCall
 from mosaic.engine.streams.order import ModelCall, Orders
@@ -24,7 +24,8 @@ from mosaic.engine.streams.tensor import join_tensor, on_user_stream
 from mosaic.engine.streams.timeline import StreamTimeline
 
 if TYPE_CHECKING:
-    from mosaic.backends.streams.lanes import StreamLanes, StreamMark
+    from mosaic.backends.streams.clock import StreamMark
+    from mosaic.backends.streams.lanes import StreamLanes
     from mosaic.engine.calls.site import Site
     from mosaic.timeline import Span
 
@@ -108,11 +109,11 @@ class StreamExecutor:
         if self.closed or not on_user_stream() or _obstacle() is not None:
             return run(*args, **kwargs)
         before = self._orders.call
-        self._orders.call = ModelCall(self.lanes.api, all_tensors((args, kwargs)))
+        self._orders.call = ModelCall(self.lanes.api, tensors_in((args, kwargs)))
         try:
             result = run(*args, **kwargs)
             if self._num_launched:
-                result = replace(result, join_tensor)
+                result = map_tensors(join_tensor, result)
         except BaseException:
             self.lanes.join()
             raise
@@ -128,13 +129,13 @@ class StreamExecutor:
         A lane would gain nothing. What lanes are given later takes its turn behind it (``_take_turn``).
         """
         if self._num_launched:
-            args, kwargs = replace(args, join_tensor), replace(kwargs, join_tensor)
+            args, kwargs = map_tensors(join_tensor, args), map_tensors(join_tensor, kwargs)
             self.lanes.join()
         start = self._timeline.mark()
         result = run(*args, **kwargs)
         self._alone = self._timeline.note_direct(site, start)
         self._waited.clear()
-        self._timeline.watch_backward(site, result, all_tensors((args, kwargs)))
+        self._timeline.watch_backward(site, result, tensors_in((args, kwargs)))
         return result
 
     def _take_turn(self, lane: StreamLane) -> None:
@@ -162,19 +163,19 @@ class StreamExecutor:
 
     def _run_here(self, site: Site, run: Callable[..., Any], args: Any, kwargs: Any, reason: str) -> Any:
         note_in_place(self, site.name, reason)
-        return run(*replace(args, join_tensor), **replace(kwargs, join_tensor))
+        return run(*map_tensors(join_tensor, args), **map_tensors(join_tensor, kwargs))
 
     def _run_again(self, site: Site, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Runs a call in the middle of a backward (a recomputation) on its lane, in the order of autograd's stream."""
         api, stream = self.lanes.api, self._orders.of(_lane_of(site)).stream
         here = api.current_stream()
-        args, kwargs = replace(args, join_tensor), replace(kwargs, join_tensor)
+        args, kwargs = map_tensors(join_tensor, args), map_tensors(join_tensor, kwargs)
         self._orders.order(here, before=stream)
         with api.use_stream(stream), _lane_of(site).under_settings(), as_lane():
             result = run(*args, **kwargs)
         self._orders.order(stream, before=here)
         for given, used_on in ((args, stream), (kwargs, stream), (result, here)):
-            for tensor in all_tensors(given):
+            for tensor in tensors_in(given):
                 api.record_use(tensor, used_on)
         return result
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mosaic.engine.calls.structure import version_of
 from mosaic.errors import ModuleContractError
 
 if TYPE_CHECKING:
@@ -254,11 +255,3 @@ class Orders:
             order.hold_all(here)
         for order in self._lanes.values():
             order.note_joined(here)
-
-
-def version_of(tensor: torch.Tensor) -> int | None:
-    """Returns how often a tensor was written to; None where torch does not count."""
-    try:
-        return tensor._version
-    except RuntimeError:  # torch's answer for a tensor of inference mode
-        return None

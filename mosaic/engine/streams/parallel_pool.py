@@ -8,10 +8,10 @@ from typing import Any
 from torch import nn
 
 from mosaic.backends.base import Backend
-from mosaic.backends.streams.lanes import StreamLane, StreamLanes
+from mosaic.backends.streams.lanes import StreamLane
 from mosaic.engine.calls.pieces import Piece, owner_of
 from mosaic.engine.calls.site import Site
-from mosaic.engine.calls.torch_functions import replace
+from mosaic.engine.calls.structure import map_tensors
 from mosaic.engine.graphs import Branch, Eager, StageGraphs
 from mosaic.engine.streams.executor import StreamExecutor
 from mosaic.engine.streams.parallel_sharing import SharedPieces
@@ -29,10 +29,10 @@ class StreamPool:
 
     def __init__(self, backend: Backend, slots: Mapping[str, tuple[int, ...]], *, cuda_graphs: bool) -> None:
         lanes = backend.open_lanes(slots.values())
-        if not isinstance(lanes, StreamLanes):
+        if lanes.streams is None:
             raise TypeError(f"the backend {backend.name!r} has no lanes on streams")
-        self.executor = StreamExecutor(lanes)
-        self.graphs = StageGraphs(lanes.api) if cuda_graphs else None
+        self.executor = StreamExecutor(lanes.streams)
+        self.graphs = StageGraphs(lanes.streams.api) if cuda_graphs else None
         self._shared = SharedPieces(self.executor.in_order, settle=self.executor.settle)
         self._slots = slots
         self._sites: dict[tuple[str, int], Site] = {}
@@ -74,8 +74,8 @@ class StreamPool:
             Branch(
                 name=name,
                 run=function,
-                args=replace(args, join_tensor),
-                kwargs=replace(kwargs, join_tensor),
+                args=map_tensors(join_tensor, args),
+                kwargs=map_tensors(join_tensor, kwargs),
                 lane=self._lane(name),
                 module=owner_of(function),
             )

@@ -15,7 +15,7 @@ from torch import nn
 
 from mosaic.engine.calls.branch_graph import find_leaves
 from mosaic.engine.calls.pieces import identity_of, owner_of
-from mosaic.engine.calls.torch_functions import all_tensors
+from mosaic.engine.calls.structure import tensors_in
 from mosaic.engine.streams.tensor import on_user_stream
 
 
@@ -73,7 +73,7 @@ class SharedPieces:
             if isinstance(function, nn.Module):
                 self._learn(piece, [*function.parameters(), *function.buffers()])
             else:
-                piece.given = {id(leaf) for leaf in find_leaves(all_tensors(given))}
+                piece.given = {id(leaf) for leaf in find_leaves(tensors_in(given))}
                 piece.reason = "its first call tells what it shares with others"
             if piece.reason is not None:
                 self._settle()
@@ -93,7 +93,7 @@ class SharedPieces:
             hooked: Whether to look for calls of its module between pieces. Graphs refuse modules with hooks.
         """
         if piece.given is not None:
-            leaves = [leaf for leaf in find_leaves(all_tensors(result)) if id(leaf) not in piece.given]
+            leaves = [leaf for leaf in find_leaves(tensors_in(result)) if id(leaf) not in piece.given]
             piece.given, piece.reason = None, None
             self._learn(piece, [*leaves, *_buffers_beside(leaves, piece.owner)])
         if hooked and isinstance(function, nn.Module) and function not in self._hooks:

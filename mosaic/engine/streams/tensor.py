@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from mosaic.engine.calls.structure import map_tensors, tensors_of, version_of
 from mosaic.engine.calls.thread_state import on_lane
-from mosaic.engine.calls.torch_functions import kind_of, replace, tensors_of
-from mosaic.engine.streams.order import version_of
+from mosaic.engine.calls.torch_functions import look_up
 from mosaic.errors import ModuleContractError
 
 if TYPE_CHECKING:
-    from mosaic.engine.calls.torch_functions import Kind
+    from mosaic.engine.calls.torch_functions import TorchFunction
     from mosaic.engine.streams.order import LaneOrder, Point
 
 _TAGGED_TYPES = (torch.Tensor, nn.Parameter, nn.Buffer)
@@ -84,14 +84,14 @@ class StreamTensor(torch.Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Decides between following the lane and joining it."""
         kwargs = kwargs or {}
-        kind = kind_of(func)
-        if kind.metadata:
-            return _metadata(func, kind, args, kwargs)
-        if kind.name == "__hash__":
+        does = look_up(func)
+        if does.name == "__hash__":
             return id(args[0])
-        if kind.name == "__iter__":
+        if does.reads or does.sets:
+            return _on_object(func, does, args, kwargs)
+        if does.name == "__iter__":
             return iter(args[0].unbind(0))
-        return _Call(func, kind, args, kwargs).run()
+        return _Operation(func, does, args, kwargs).run()
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # torch calls it with func first
@@ -101,14 +101,14 @@ class StreamTensor(torch.Tensor):
         return _dispatched(func, args, kwargs or {})
 
 
-class _Call:
+class _Operation:
     """One torch function that has a tensor of a lane among its arguments."""
 
-    __slots__ = ("args", "func", "kind", "kwargs", "plain_args", "plain_kwargs", "plains", "shells", "stands_for")
+    __slots__ = ("args", "does", "func", "kwargs", "plain_args", "plain_kwargs", "plains", "shells", "stands_for")
 
-    def __init__(self, func: Any, kind: Kind, args: Any, kwargs: Any) -> None:
+    def __init__(self, func: Any, does: TorchFunction, args: Any, kwargs: Any) -> None:
         self.func = func
-        self.kind = kind
+        self.does = does
         self.args = args
         self.kwargs = kwargs
         self.shells: list[StreamTensor] = []
@@ -127,20 +127,20 @@ class _Call:
         if isinstance(value, torch.Tensor):
             self.plains.append(value)
         elif isinstance(value, (tuple, list, dict)):
-            return replace(value, self._take)
+            return map_tensors(self._take, value)
         return value
 
     def run(self) -> Any:
         """Runs it where it belongs."""
         order = self.shells[0].order
-        written = self.kind.written(self.args, self.kwargs)
+        written = self.does.written(self.args, self.kwargs)
         if (
-            self.kind.value
+            self.does.value
             or order.lane.closed
             or (len(self.shells) > 1 and any(shell.order is not order for shell in self.shells))
             or (written and any(type(tensor) is not StreamTensor for tensor in written))
             or not on_user_stream()
-            or self.kind.moves_elsewhere(self.args, self.kwargs, order.home.api.device)
+            or self.does.moves_elsewhere(self.args, self.kwargs, order.home.api.device)
         ):
             return self._joined(written)
         return self._followed(order, writes=bool(written))
@@ -152,7 +152,7 @@ class _Call:
             shell.join()
         with _writing(written, here):
             result = self.func(*self.plain_args, **self.plain_kwargs)
-        return replace(result, self._restored)
+        return map_tensors(self._restored, result)
 
     def _restored(self, tensor: torch.Tensor) -> torch.Tensor:
         """Keeps an argument that is returned what it was, and a view of a lane's tensor with the lane."""
@@ -178,10 +178,10 @@ class _Call:
             else:
                 result = self.func(*self.plain_args, **self.plain_kwargs)
         point = order.point()
-        result = replace(result, lambda t: self.stands_for[id(t)] if id(t) in self.stands_for else tagged(t, point))
+        result = map_tensors(lambda t: self.stands_for[id(t)] if id(t) in self.stands_for else tagged(t, point), result)
         for plain in self.plains:
             api.record_use(plain, order.stream)
-            order.note_read(plain, point, f"{self.kind.name}, which follows a placed module on its lane,")
+            order.note_read(plain, point, f"{self.does.name}, which follows a placed module on its lane,")
         self._note_writes(order, before, writes=writes)
         return result
 
@@ -195,11 +195,11 @@ class _Call:
         if writes or before[:num_shells] != after[:num_shells]:
             if not writes and order.has_readers(besides=order.stream):
                 raise ModuleContractError(
-                    f"{self.kind.name} wrote into a tensor that other streams may still be reading, and nothing in its "
+                    f"{self.does.name} wrote into a tensor that other streams may still be reading, and nothing in its "
                     "name or schema says that it writes; write to a copy"
                 )
             order.wrote()
-        if before[num_shells:] != after[num_shells:] or (self.kind.statistics and self.plains):
+        if before[num_shells:] != after[num_shells:] or (self.does.statistics and self.plains):
             order.hold_user(order.home.api.current_stream(), order.point())
         order.settle()
 
@@ -236,10 +236,10 @@ def _dispatched(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     def value(tensor: torch.Tensor) -> torch.Tensor:
         return values.get(id(tensor), tensor)
 
-    with _writing(kind_of(func).written(args, kwargs), here):
-        result = func(*replace(args, value), **replace(kwargs, value))
+    with _writing(look_up(func).written(args, kwargs), here):
+        result = func(*map_tensors(value, args), **map_tensors(value, kwargs))
     stands_for = {id(values[id(shell)]): shell for shell in shells}
-    return replace(result, lambda tensor: stands_for.get(id(tensor), tensor))
+    return map_tensors(lambda tensor: stands_for.get(id(tensor), tensor), result)
 
 
 @contextmanager
@@ -259,14 +259,14 @@ def on_user_stream() -> bool:
     return not on_lane() and torch._C._current_graph_task_id() == -1
 
 
-def _metadata(func: Any, kind: Kind, args: Any, kwargs: dict[str, Any]) -> Any:
+def _on_object(func: Any, does: TorchFunction, args: Any, kwargs: dict[str, Any]) -> Any:
     if len(args) == 1 and not kwargs:
         result = func(_plain(args[0]))
     else:
-        result = func(*replace(args, _plain), **replace(kwargs, _plain))
-    if kind.name == "requires_grad_":
+        result = func(*map_tensors(_plain, args), **map_tensors(_plain, kwargs))
+    if does.name == "requires_grad_":
         return args[0]
-    if kind.name == "__get__:grad_fn" and args[0]._adopted:  # torch's own hooks on modules look for their node here
+    if does.name == "__get__:grad_fn" and args[0]._adopted:  # torch's own hooks on modules look for their node here
         with torch._C.DisableTorchFunctionSubclass():
             return args[0].grad_fn
     return result

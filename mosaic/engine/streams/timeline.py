@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mosaic.backends.streams.lanes import StreamLane, StreamMark
-from mosaic.engine.calls.torch_functions import all_tensors
+from mosaic.backends.streams.clock import StreamMark
+from mosaic.backends.streams.lanes import StreamLane
+from mosaic.engine.calls.structure import tensors_in
 from mosaic.timeline import Span
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class StreamTimeline:
         """Prepares to see the backward of a call, if it will have one."""
         if not torch.is_grad_enabled():
             return
-        made = [tensor for tensor in all_tensors(result) if tensor.requires_grad and not tensor.is_leaf]
+        made = [tensor for tensor in tensors_in(result) if tensor.requires_grad and not tensor.is_leaf]
         if not made:
             return
         assert isinstance(site.lane, StreamLane)

@@ -15,7 +15,8 @@ from mosaic.profile import Phase
 from mosaic.solver import solve
 from mosaic.solver.exact.search import SearchHint, SearchLimits, why_not_exact
 from mosaic.solver.replan.feedback import Measured, with_measured
-from mosaic.solver.solve import SearchOptions, solve_with_hint
+from mosaic.solver.solve import solve_with_hint
+from mosaic.solver.task import SearchOptions
 from mosaic.timeline import Span
 
 _SECONDS = 1.0

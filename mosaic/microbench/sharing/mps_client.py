@@ -17,7 +17,7 @@ def main(argument: str) -> None:
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # the daemon has it, and numbers what it shows from 0 on
     import torch
 
-    from mosaic.microbench.modules import default_subjects
+    from mosaic.microbench.kernels import default_subjects
 
     device = torch.device("cuda", given["ordinal"])
     subject = default_subjects(given["scale"], device)[given["which"]]

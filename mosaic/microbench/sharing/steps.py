@@ -85,11 +85,12 @@ class CapturedSteps:
     """
 
     def __init__(self, variant: Variant, modules: TwoModules) -> None:
-        first, second = variant.both
-        if not isinstance(first, StreamLane) or not isinstance(second, StreamLane):
+        streams = variant.lanes.streams
+        if streams is None:
             raise BackendUnavailableError(
                 "steps cannot be captured", found="lanes that are threads", needed="lanes on CUDA streams"
             )
+        first, second = (streams.lane(lane.slots) for lane in variant.both)
         self._lane, self._other = first, second
         self._graph = first.api.new_graph()
         try:

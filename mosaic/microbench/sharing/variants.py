@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 
@@ -38,19 +38,6 @@ class Variant:
     note: str = ""
     """What to know about it."""
 
-    @property
-    def alternates(self) -> bool:
-        """Whether both pieces of work share one lane."""
-        return self.both[0] is self.both[1]
-
-
-@runtime_checkable
-class OpensPlainLanes(Protocol):
-    """A backend that also has streams without green contexts."""
-
-    def open_plain_lanes(self, partitions: Any, priorities: Any = None) -> Lanes:
-        """Opens lanes on the whole device, each under the name of a partition."""
-
 
 def open_variant(kind: str, backend: Backend, split: Split) -> Variant:
     """Opens one variant.
@@ -73,40 +60,36 @@ def parts_of(split: Split) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 def _sequential(backend: Backend, split: Split) -> Variant:
     whole = backend.device.slots
-    if isinstance(backend, OpensPlainLanes):
+    try:
         lanes, note = backend.open_plain_lanes([whole]), "one plain stream with every SM"
-    else:
+    except BackendUnavailableError:
         lanes, note = backend.open_lanes([whole]), "one lane with every slot"
     lane = lanes.lane(whole)
     return Variant("one after the other", "sequential", lanes, (lane, lane), None, note)
 
 
 def _plain(backend: Backend, split: Split) -> Variant:
-    return _streams(backend, split, None, "plain streams", "plain", "two streams, every SM for both")
+    parts = parts_of(split)
+    lanes = backend.open_plain_lanes(parts)
+    return Variant("plain streams", "plain", lanes, _both(lanes, parts), None, "two streams, every SM for both")
 
 
 def _prioritised(backend: Backend, split: Split) -> Variant:
-    note = "the first module's stream goes first, every SM for both"
-    return _streams(backend, split, (-1, 0), "prioritised streams", "prioritised", note)
-
-
-def _streams(
-    backend: Backend, split: Split, priorities: tuple[int, int] | None, name: str, kind: str, note: str
-) -> Variant:
-    if not isinstance(backend, OpensPlainLanes):
-        raise BackendUnavailableError(
-            f"{name} cannot be had", found=f"the {backend.name} backend, whose lanes are confined", needed="a GPU"
-        )
     parts = parts_of(split)
-    lanes = backend.open_plain_lanes(parts, priorities=priorities)
-    return Variant(name, kind, lanes, (lanes.lane(parts[0]), lanes.lane(parts[1])), None, note)
+    lanes = backend.open_plain_lanes(parts, priorities=(-1, 0))
+    note = "the first module's stream goes first, every SM for both"
+    return Variant("prioritised streams", "prioritised", lanes, _both(lanes, parts), None, note)
+
+
+def _both(lanes: Lanes, parts: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[Lane, Lane]:
+    return lanes.lane(parts[0]), lanes.lane(parts[1])
 
 
 def _partitions(backend: Backend, split: Split) -> Variant:
     parts = parts_of(split)
     lanes = backend.open_lanes(parts)
     name = f"partitions {split[0]}+{split[1]}"
-    return Variant(name, "partitions", lanes, (lanes.lane(parts[0]), lanes.lane(parts[1])), split)
+    return Variant(name, "partitions", lanes, _both(lanes, parts), split)
 
 
 def _torch_contexts(backend: Backend, split: Split) -> Variant:
@@ -117,23 +100,17 @@ def _torch_contexts(backend: Backend, split: Split) -> Variant:
         )
     ordinal = backend.torch_device.index or 0
     sms = tuple(quota * backend.device.sms_per_slot for quota in split)
-    made = _torch_streams(sms, ordinal)
+    _, made, note = _torch_streams(sms, ordinal)
     parts = parts_of(split)
-    streams = {part: (stream, count) for part, stream, count in zip(parts, made.streams, sms, strict=True)}
+    streams = {part: (stream, count) for part, stream, count in zip(parts, made, sms, strict=True)}
     lanes = StreamLanes(TorchStreams(ordinal), streams, lambda: None)
     name = f"torch contexts {split[0]}+{split[1]}"
-    return Variant(name, "torch_contexts", lanes, (lanes.lane(parts[0]), lanes.lane(parts[1])), split, made.note)
-
-
-@dataclass(frozen=True, slots=True)
-class _TorchStreams:
-    contexts: tuple[Any, ...]
-    streams: tuple[Any, ...]
-    note: str
+    return Variant(name, "torch_contexts", lanes, _both(lanes, parts), split, note)
 
 
 @cache  # torch's allocator may ask for a stream long after its last work, so contexts live as long as the process
-def _torch_streams(sms: tuple[int, ...], ordinal: int) -> _TorchStreams:
+def _torch_streams(sms: tuple[int, ...], ordinal: int) -> tuple[tuple[Any, ...], tuple[Any, ...], str]:
+    """Returns contexts, a stream of each, and whether they are disjoint."""
     from torch.cuda import green_contexts
 
     if not getattr(green_contexts, "SUPPORTED", True):
@@ -145,7 +122,7 @@ def _torch_streams(sms: tuple[int, ...], ordinal: int) -> _TorchStreams:
         raise BackendUnavailableError(
             "torch's green contexts have no streams", found=f"torch {torch.__version__}", needed="torch 2.11"
         )
-    return _TorchStreams(tuple(contexts), tuple(context.Stream() for context in contexts), note)
+    return tuple(contexts), tuple(context.Stream() for context in contexts), note
 
 
 def _split_by_torch(torch_contexts: Any, sms: tuple[int, ...], ordinal: int) -> tuple[list[Any], str]:

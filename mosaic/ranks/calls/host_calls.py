@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from mosaic.backends.host.lanes import HostLanes
+from mosaic.backends.base import Lanes
 from mosaic.engine.calls.caller import note_in_place
 from mosaic.engine.calls.random_numbers import count_draws, drawing_from
 from mosaic.engine.calls.signature import Arguments
@@ -22,7 +22,7 @@ from mosaic.engine.calls.site import Site
 from mosaic.engine.calls.structure import flatten
 from mosaic.engine.calls.thread_state import as_lane, interception, on_lane
 from mosaic.engine.host.executor import Executor
-from mosaic.engine.host.lane_tensor import LaneTensor, Ready, join_all, join_joined
+from mosaic.engine.host.lane_tensor import LaneTensor, ReadyTicket, join_all, join_joined
 from mosaic.engine.host.span_log import SpanLog
 from mosaic.errors import ModuleContractError
 from mosaic.ranks.calls.in_step import InStep
@@ -51,7 +51,7 @@ class HostCalls(InStep):
 
     def __init__(
         self,
-        lanes: HostLanes,
+        lanes: Lanes,
         backward_begins: Callable[[], None],
         progress: RankProgress,
         num_backwards: Callable[[], int],
@@ -268,7 +268,7 @@ class HostCalls(InStep):
     def _standing(self, site: Site, rows: int, target: str, value: torch.Tensor) -> Any:
         """Returns what stands for a result that is there already, with the shape of this rank's rows."""
         like = torch.empty((rows, *value.shape[1:]), dtype=value.dtype, device="meta")
-        return standing_for(like, self.executor, site.lane, Ready([value]), 0, (site.name, target))
+        return standing_for(like, self.executor, site.lane, ReadyTicket([value]), 0, (site.name, target))
 
     def _expect_gradients(self, site: Site) -> None:
         """Prepares its parameters: operations between modules may use them too, and lanes have these gradients."""

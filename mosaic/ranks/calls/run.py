@@ -18,11 +18,9 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from mosaic.backends.host.lanes import HostLanes
-from mosaic.backends.streams.lanes import StreamLanes
 from mosaic.engine.calls.structure import map_tensors, tensors_in
 from mosaic.engine.calls.thread_state import on_lane
-from mosaic.errors import BackendUnavailableError, ModuleContractError
+from mosaic.errors import ModuleContractError
 from mosaic.ranks.calls.agree import put_aside
 from mosaic.ranks.calls.host_calls import HostCalls
 from mosaic.ranks.calls.ranked import Ranked
@@ -134,13 +132,9 @@ class RankedRuns:
         def num_backwards() -> int:
             return self._num_backwards
 
-        if isinstance(lanes, StreamLanes):
-            return StreamCalls(lanes, self.backward_begins, self.progress, num_backwards, in_order=in_order)
-        if isinstance(lanes, HostLanes):
+        if lanes.streams is None:
             return HostCalls(lanes, self.backward_begins, self.progress, num_backwards)
-        raise BackendUnavailableError(
-            "several ranks run on lanes of the host or on streams", found=type(lanes).__name__, needed="one of these"
-        )
+        return StreamCalls(lanes.streams, self.backward_begins, self.progress, num_backwards, in_order=in_order)
 
     def place(self, slots: tuple[int, ...]) -> SumPlace:
         """Returns where the gradients of a module with these slots are summed up."""

@@ -41,9 +41,8 @@ import torch
 from mosaic.backends.streams.lanes import StreamLane, StreamLanes
 from mosaic.engine.calls.caller import note_in_place
 from mosaic.engine.calls.site import Site
-from mosaic.engine.calls.structure import flatten
+from mosaic.engine.calls.structure import flatten, map_tensors
 from mosaic.engine.calls.thread_state import as_lane
-from mosaic.engine.calls.torch_functions import replace
 from mosaic.engine.streams.executor import StreamExecutor
 from mosaic.engine.streams.tensor import StreamTensor, join_tensor
 from mosaic.errors import UnsupportedModelError
@@ -156,7 +155,7 @@ class StreamCalls(InStep):
         with self.in_step():
             if reason is not None:
                 note_in_place(self.executor, ranked.name, reason)
-                *made, token = passing(*replace(leaves, join_tensor))
+                *made, token = passing(*map_tensors(join_tensor, leaves))
             else:
                 *made, token = self.executor.launch(self._sites[ranked.name], passing, tuple(leaves))
         if isinstance(token, StreamTensor):

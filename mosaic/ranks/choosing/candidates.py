@@ -46,7 +46,7 @@ def data_parallel_plan(
 ) -> Plan:
     """Returns the plan of every module on all slots of all devices, in turn.
 
-    It predicts times where the cost model knows all modules at that degree: a profile has powers of two.
+    It predicts times where the cost model knows all modules at that degree.
 
     Raises:
         InfeasibleError: Devices do not hold it, as far as memory is known.

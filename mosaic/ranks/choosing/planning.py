@@ -9,6 +9,7 @@ from torch import nn
 from mosaic.artifact import parse, to_json
 from mosaic.cost import CostModel
 from mosaic.cost.communication.ranked import RankedCost
+from mosaic.cost.degrees import degrees_to_look_at
 from mosaic.engine.finding.find import Finding
 from mosaic.engine.options import Options
 from mosaic.engine.profiled import warn_of_busy
@@ -116,7 +117,7 @@ def link_of(ring: Ring) -> Link:
 def profile_of_all(
     on: Prepared, ring: Ring, settings: ProfileSettings | None = None, progress: ProgressCallback | None = None
 ) -> Profile:
-    """Profiles the batch of all ranks on this one, at every degree that is a power of two.
+    """Profiles the batch of all ranks on this one, at ``degrees_to_look_at``.
 
     Args:
         on: The model with one rank's batch, of which every rank has as many rows.
@@ -130,7 +131,7 @@ def profile_of_all(
         tuple(repeat_batch(subject, size) for subject in finding.subjects),
         finding.graph,
         on.backend,
-        degrees=[1 << power for power in range(size.bit_length()) if 1 << power <= size],
+        degrees=degrees_to_look_at(size),
         network=ring,
         settings=settings,
         progress=progress,

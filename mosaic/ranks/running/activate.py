@@ -8,7 +8,6 @@ from functools import partial
 
 import torch
 
-from mosaic.backends.streams.lanes import StreamLanes
 from mosaic.engine.calls.structure import flatten
 from mosaic.engine.finding.find import Finding
 from mosaic.engine.finding.handovers import Handover
@@ -43,7 +42,7 @@ class Opened:
     @property
     def on_streams(self) -> bool:
         """Whether its lanes are a GPU's."""
-        return isinstance(self.runs.lanes, StreamLanes)
+        return self.runs.lanes.streams is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,9 +74,10 @@ def open_runs(on: Prepared, plan: Plan, *, is_warm: bool = False) -> Opened:
     }
     lanes = on.backend.open_lanes([*slots.values(), *(placed.slots for placed in plan.placements)])
     try:
-        if isinstance(lanes, StreamLanes) and not is_warm:
+        if lanes.streams is not None and not is_warm:
             members = {placed.module: placed.devices for placed in plan.placements}
-            warm_up(on.model, [subject for subject in finding.subjects if rank in members[subject.name]], lanes)
+            own = [subject for subject in finding.subjects if rank in members[subject.name]]
+            warm_up(on.model, own, lanes.streams)
         return Opened(runs=RankedRuns(lanes, on.world.progress, in_order=finding.in_order), slots=slots)
     except BaseException:
         lanes.close()
@@ -200,7 +200,7 @@ def _ranked_modules(
             ),
             traffic=runs.traffic,
             waiting=waiting,
-            control=world.agreements if isinstance(runs.lanes, StreamLanes) else None,
+            control=world.agreements if runs.lanes.streams is not None else None,
             batched=examined.batched[subject.name],
         )
         if rank not in ranks and gives_up:

@@ -12,6 +12,7 @@ from torch import nn
 
 from mosaic.backends.base import Backend
 from mosaic.backends.host.backend import HostBackend, available_cores
+from mosaic.backends.table import default_backend
 from mosaic.engine.calls.signature import Arguments, Signature, learn
 from mosaic.engine.calls.structure import map_tensors
 from mosaic.engine.finding.find import Finding, Sample, find_modules
@@ -90,9 +91,7 @@ def prepare(
 def backend_for(model: nn.Module, backend: Backend | None, device: torch.device) -> Backend:
     """Returns where this rank runs, once its model is seen to be there."""
     if backend is None and device.type == "cuda":
-        from mosaic.backends.cuda.backend import CudaBackend
-
-        backend = CudaBackend(own_gpu())
+        backend = default_backend(torch.device("cuda", own_gpu()))
         torch.cuda.set_device(backend.torch_device)
     backend = backend or HostBackend(cores=cores_of_rank())
     check_place(model, backend.torch_device)

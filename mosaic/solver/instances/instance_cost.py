@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from copy import copy
 
 from mosaic.artifact import fingerprint
-from mosaic.cost.interference.measured import Beside
+from mosaic.cost.interference import Neighbours
 from mosaic.errors import InfeasibleError
 from mosaic.profile import Phase
 from mosaic.solver.instances.instance import Instance, InstanceModule, InstanceOption
@@ -32,7 +32,7 @@ class TableInterference:
         """Whether no module disturbs another."""
         return not self._shares
 
-    def extra_ms(self, module: str, phase: Phase, *, quota: int, alone_ms: float, beside: Beside) -> float:
+    def extra_ms(self, module: str, phase: Phase, *, quota: int, alone_ms: float, beside: Neighbours) -> float:
         """Returns the sum over the neighbours, each in proportion to its quota, in milliseconds."""
         shares = (self._shares.get((module, name, phase), 0.0) * held for name, held in beside)
         return alone_ms * sum(shares) / self._num_slots
@@ -105,12 +105,12 @@ class TableCost:
         """Returns 0: an instance has no bandwidths, only pairs."""
         return 0.0
 
-    def interference_ms(self, module: str, phase: Phase, degree: int, quota: int, *, beside: Beside) -> float:
+    def interference_ms(self, module: str, phase: Phase, degree: int, quota: int, *, beside: Neighbours) -> float:
         """Returns what neighbours on one device add, in milliseconds."""
         alone_ms = self.time_ms(module, phase, degree, quota)
         return self.interference.extra_ms(module, phase, quota=quota, alone_ms=alone_ms, beside=beside)
 
-    def placed_ms(self, module: str, phase: Phase, degree: int, quota: int, *, beside: Beside = ()) -> float:
+    def placed_ms(self, module: str, phase: Phase, degree: int, quota: int, *, beside: Neighbours = ()) -> float:
         """Returns the time beside neighbours on one device, in milliseconds."""
         extra_ms = self.interference_ms(module, phase, degree, quota, beside=beside)
         return self.time_ms(module, phase, degree, quota) + extra_ms

@@ -13,23 +13,9 @@ from mosaic.solver.exact.search import SearchHint, SearchLimits
 from mosaic.solver.instances.checker import ROUNDING, check_plan
 from mosaic.solver.instances.instance import Instance
 from mosaic.solver.instances.instance_cost import TableCost
-from mosaic.solver.planners import PLANNERS
 from mosaic.solver.replan.replanner import start_from
-from mosaic.solver.runnable import plan_to_run
-from mosaic.solver.solve import SearchOptions, solve_with_hint
-
-Method = Literal[
-    "exact",
-    "heuristic",
-    "gahc",
-    "sequential",
-    "brute_force",
-    "megatron",
-    "distmm",
-    "distmm-waves",
-    "spindle",
-    "spindle-optimus",
-]
+from mosaic.solver.solve import solve_with_hint
+from mosaic.solver.task import SearchOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +48,7 @@ class Answer:
 def solve_instance(
     instance: Instance,
     *,
-    method: Method = "exact",
+    method: str = "exact",
     time_limit: float = 10.0,
     seed: int = 0,
     earlier: Plan | None = None,
@@ -131,8 +117,6 @@ def _check_asked(method: str, time_limit: float, earlier: Plan | None, search: S
 
 def _plan(instance: Instance, method: str, search: SearchOptions, earlier: Plan | None) -> Plan:
     graph, cost, device, count = instance.graph, TableCost(instance), instance.device, instance.num_devices
-    if method in PLANNERS and method != "sequential":
-        return plan_to_run(method, graph, cost, device, num_devices=count, search=search)
     hint = SearchHint(start=start_from(earlier, graph)) if earlier is not None else None
     return solve_with_hint(graph, cost, device, num_devices=count, method=method, search=search, hint=hint)[0]
 

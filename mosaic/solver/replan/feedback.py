@@ -16,7 +16,8 @@ from mosaic.device import Device
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan
 from mosaic.profile import Phase
-from mosaic.solver.solve import SearchOptions, solve
+from mosaic.solver.solve import solve
+from mosaic.solver.task import SearchOptions
 
 Measured = Mapping[tuple[str, Phase], float]
 """Milliseconds of each module's phase in a plan that was run; what was not measured is left out."""

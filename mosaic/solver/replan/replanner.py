@@ -20,7 +20,8 @@ from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan
 from mosaic.solver.exact.search import Knowledge, SearchHint, SearchLimits
 from mosaic.solver.replan.remembered import Remembered
-from mosaic.solver.solve import SearchOptions, solve_with_hint
+from mosaic.solver.solve import solve_with_hint
+from mosaic.solver.task import SearchOptions
 
 WARM_SHARE = 0.07
 """Share of the earlier search's time that a re-plan's search may take."""

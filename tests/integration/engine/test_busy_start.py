@@ -18,7 +18,7 @@ from mosaic.cli.main import run
 from mosaic.demo.run import DemoSettings, colocate_and_show
 from mosaic.errors import UnstableMeasurementError
 from mosaic.profiler.measuring import measure as measuring
-from mosaic.report import Progress
+from mosaic.report.progress import Progress
 
 
 def share_of_others(share: float, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,9 +19,9 @@ from mosaic.plan import SearchRecord
 from mosaic.profile import Profile
 from mosaic.ranks.colocate import colocate_ranks
 from mosaic.ranks.compare import Rounds, compare_plans
-from mosaic.solver.runnable import RUNNABLE, plan_to_run
+from mosaic.solver.methods import compared_methods
+from mosaic.solver.runnable import plan_to_run
 
-METHODS = tuple(method for method in RUNNABLE if method not in ("auto", "brute_force"))
 STEPS = 3
 WIDTH = 4
 
@@ -89,7 +89,7 @@ def all_planners(rank: int, size: int) -> dict[str, list[list[int]]]:
         profile = made_up_profile(twin, size, seed)
         graph = find_modules(Graph(seed), batches[0][:2], include=twin.names).graph
         trained = set()
-        for method in METHODS:
+        for method in compared_methods():
             model = Graph(seed)
             plan = plan_to_run(method, graph, CostModel.from_profile(profile), HostBackend(2).device, num_devices=size)
             assert plan.search.method == method

@@ -20,7 +20,7 @@ from bench.gpu.bench import Bench
 from bench.record import Study
 from mosaic import artifact
 from mosaic.backends.host.backend import HostBackend
-from mosaic.cost import Run
+from mosaic.cost.interference import GroupRun
 from mosaic.device import Device
 from mosaic.microbench import Budget
 from mosaic.profile import Phase, Sample
@@ -131,9 +131,9 @@ def test_no_run_is_both_fitted_and_held_out(num_slots, num_modules):
 
 
 def test_a_run_in_both_is_refused():
-    run = Run(modules=("a", "b"), quotas=(1, 2))
+    run = GroupRun(modules=("a", "b"), quotas=(1, 2))
     with pytest.raises(ValueError, match="1 runs are fitted and held out"):
-        Split(fit=(run,), held={2: (Run(modules=("b", "a"), quotas=(2, 1)),)})
+        Split(fit=(run,), held={2: (GroupRun(modules=("b", "a"), quotas=(2, 1)),)})
 
 
 def test_a_point_in_both_is_refused():

@@ -11,7 +11,8 @@ from bench.cost.figures import RULES
 from bench.cost.sampling import curves_of, sample_all
 from bench.cost.simulator import NUM_SLOTS, Work, draw_works, finish_ms, measure_run, together_ms
 from bench.cost.surface import tenths
-from mosaic.cost import Run, next_sample
+from mosaic.cost.interference import GroupRun
+from mosaic.cost.surfaces import next_sample
 from mosaic.profile import Phase, Sample
 
 HUNGRY = Work(name="h", arithmetic_ms=1, launch_ms=0, memory_ms=4, rate=0.25)
@@ -47,7 +48,7 @@ def test_who_ends_early_leaves_its_bandwidth_to_the_rest():
 
 
 def test_a_group_is_seen_as_a_profiler_would():
-    run = Run(modules=("b", "h"), quotas=(4, 8))
+    run = GroupRun(modules=("b", "h"), quotas=(4, 8))
     group = measure_run([HUNGRY, BUSY], run, "max-min", random.Random(0), 0.0)
     assert [(member.module, member.quota) for member in group.members] == [("b", 4), ("h", 8)]
     assert group.members[0].alone_ms == (BUSY.alone_ms(4),)

@@ -17,7 +17,8 @@ from functools import cache
 import pytest
 from planning_cases import device_of
 
-from mosaic.cost import Bandwidths, Interference, fit_interference
+from mosaic.cost import Bandwidths, Interference
+from mosaic.cost.interference import fit_interference
 from mosaic.cost.interference.fit import Form
 from mosaic.profile import GroupMember, GroupSample, Phase, Sample
 

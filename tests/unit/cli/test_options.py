@@ -31,5 +31,5 @@ def test_every_command_can_be_executed():
 
 @pytest.mark.parametrize("name", ["tpu", "host:x", "cuda:-1", ""])
 def test_a_backend_that_is_none_is_refused_with_the_names_that_there_are(name: str):
-    with pytest.raises(MosaicError, match="use host, cuda, or cuda:1"):
+    with pytest.raises(MosaicError, match="use cuda, host, or cuda:1"):
         open_named_backend(name)

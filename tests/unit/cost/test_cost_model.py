@@ -7,18 +7,8 @@ from dataclasses import replace
 import pytest
 from planning_cases import flat, linear, pair, profile_of
 
-from mosaic.cost import (
-    ADAMW_BYTES,
-    AdditiveInterference,
-    CostModel,
-    FullInterference,
-    MeasuredInterference,
-    NoInterference,
-    SharedBandwidth,
-    errors_of_profile,
-    fit_interference,
-)
-from mosaic.cost.interference.bandwidth import Bandwidths
+from mosaic.cost import ADAMW_BYTES, CostModel, FullInterference, MeasuredInterference, NoInterference, SharedBandwidth
+from mosaic.cost.interference import Bandwidths, fit_interference
 from mosaic.errors import InfeasibleError, InvalidProfileError
 from mosaic.graph import ModuleGraph, ModuleNode
 from mosaic.profile import GroupMember, GroupSample, ModuleMemory, Phase, Profile, Sample
@@ -52,10 +42,10 @@ def profile() -> Profile:
     ("name", "kind"),
     [
         ("none", NoInterference),
-        ("additive", AdditiveInterference),
+        ("additive", FullInterference),
         ("full", FullInterference),
         ("pairwise", SharedBandwidth),
-        ("mosaic", SharedBandwidth),
+        ("ours", SharedBandwidth),
         ("measured", MeasuredInterference),
     ],
 )
@@ -66,7 +56,7 @@ def test_interference_is_chosen_by_name(name: str, kind: type) -> None:
 
 
 def test_our_form_predicts_what_the_groups_lost_and_says_what_it_has_not_seen() -> None:
-    cost = CostModel.from_profile(profile(), interference="mosaic")
+    cost = CostModel.from_profile(profile(), interference="ours")
     assert cost.placed_ms("a", F, 1, 2, beside=[("b", 2)]) == pytest.approx(4 * 1.2)
     assert cost.placed_ms("a", B, 1, 4, beside=[("b", 2), ("c", 2)]) == pytest.approx(2 * 1.5)
     assert cost.findings == ("4 modules may share a device; fitted groups had at most 3",)
@@ -80,11 +70,11 @@ def test_measured_pairs_may_come_as_groups_of_two() -> None:
 
 def test_a_fit_from_another_model_is_reused() -> None:
     old = profile()
-    fit = fit_interference(old.groups, Bandwidths(old.samples), "mosaic", device=old.device)
+    fit = fit_interference(old.groups, Bandwidths(old.samples), "ours", device=old.device)
     new = replace(old, groups=())
     with pytest.raises(InvalidProfileError, match="measure groups before fitting"):
-        CostModel.from_profile(new, interference="mosaic")
-    cost = CostModel.from_profile(new, interference="mosaic", fit=fit)
+        CostModel.from_profile(new, interference="ours")
+    cost = CostModel.from_profile(new, interference="ours", fit=fit)
     assert cost.placed_ms("a", F, 1, 2, beside=[("b", 2)]) == pytest.approx(4 * 1.2)
 
 
@@ -103,8 +93,8 @@ class Estimate:
 def test_bandwidths_that_were_not_measured_are_refused_or_estimated_and_said() -> None:
     blind = replace(profile(), samples=profile_of({name: linear(8) for name in SHARES}, num_slots=8).samples)
     with pytest.raises(InvalidProfileError, match="or give an analytic cost model as the estimate"):
-        CostModel.from_profile(blind, interference="mosaic")
-    cost = CostModel.from_profile(blind, interference="mosaic", estimate=Estimate())
+        CostModel.from_profile(blind, interference="ours")
+    cost = CostModel.from_profile(blind, interference="ours", estimate=Estimate())
     assert cost.placed_ms("a", F, 1, 2, beside=[("b", 2)]) == pytest.approx(4 * 1.2)
     assert "bandwidth of 'a' forward is estimated" in cost.findings
     assert cost.bandwidth("c", B, 1, 2) == 0.6
@@ -122,16 +112,6 @@ def test_a_frozen_module_disturbs_nobody_in_the_backward_that_it_has_not() -> No
     cost = CostModel.from_profile(frozen, interference="additive")
     assert cost.bandwidth("d", B, 1, 2) == 0
     assert cost.placed_ms("a", B, 1, 2, beside=[("d", 2)]) >= 4.0
-
-
-def test_surfaces_are_chosen_by_name() -> None:
-    noisy = profile_of({"a": lambda d, q: 1 + 8 / (d * q) + 0.01 * (q % 2)}, num_slots=8)
-    smooth, fitted = (CostModel.from_profile(noisy, surface=name) for name in ("smooth", "alpha-beta"))
-    assert smooth.time_ms("a", F, 1, 3) == noisy.samples_of("a", F)[2].median_ms
-    assert fitted.time_ms("a", F, 1, 3) == pytest.approx(smooth.time_ms("a", F, 1, 3), rel=0.01)
-    assert fitted.time_ms("a", F, 1, 3) != smooth.time_ms("a", F, 1, 3)
-    with pytest.raises(ValueError, match="surface='linear'; use one of shaped, smooth, alpha-beta"):
-        CostModel.from_profile(noisy, surface="linear")
 
 
 def test_quotas_at_which_a_phase_cannot_run_are_not_offered() -> None:
@@ -152,27 +132,9 @@ def test_quotas_at_which_a_phase_cannot_run_are_not_offered() -> None:
 def test_pairs_and_groups_are_fitted_together() -> None:
     old = profile()
     pairs = tuple(pair("a", "b", 1.2, phase=phase) for phase in Phase)
-    both, groups = (CostModel.from_profile(p, interference="mosaic") for p in (replace(old, pairs=pairs), old))
+    both, groups = (CostModel.from_profile(p, interference="ours") for p in (replace(old, pairs=pairs), old))
     ask = {"beside": [("c", 2)]}
     assert both.placed_ms("a", F, 1, 2, **ask) == pytest.approx(groups.placed_ms("a", F, 1, 2, **ask))
-
-
-def test_a_profile_s_errors_at_held_out_points_are_of_every_form() -> None:
-    old = profile()
-    found = errors_of_profile(old)
-    surfaces = {(e.subject, e.phase, e.form) for e in found if e.subject != "interference"}
-    assert surfaces == {(name, phase, form) for name in SHARES for phase in Phase for form in ("smooth", "alpha-beta")}
-    forms = [e.form for e in found if e.subject == "interference"]
-    assert set(forms[:4]) == {"pairwise", "mosaic"}
-    assert set(forms) == {"none", "additive", "full", "pairwise", "mosaic"}
-    assert replace(old, held_out=found).held_out == found
-
-
-def test_what_cannot_be_judged_has_no_error() -> None:
-    blind = profile_of({"a": flat(1), "b": flat(1)}, num_slots=2, pairs=[pair("a", "b", 1.2, phase=F)])
-    assert errors_of_profile(blind) == ()
-    failed = Sample(module="a", phase=B, quota=1, infeasible="OutOfMemoryError")
-    assert errors_of_profile(replace(blind, samples=(failed,))) == ()
 
 
 def test_memory_counts_the_optimizers_state_of_what_trains_on_every_device() -> None:

@@ -9,13 +9,10 @@ import pytest
 import torch
 
 from mosaic.backends.cuda import driver as cuda
-from mosaic.backends.host.backend import HostBackend
 from mosaic.device import Device
 from mosaic.errors import CudaError
-from mosaic.microbench import BenchSettings
+from mosaic.microbench import QUESTIONS, BenchSettings
 from mosaic.microbench.pool import measure_pool
-from mosaic.microbench.pool_report import table_pool
-from mosaic.microbench.units import units_of
 
 TINY = BenchSettings.tiny()
 MIB = 1 << 20
@@ -33,8 +30,8 @@ class Driver:
     def open_pool(self, ordinal: int, layouts: Any, **options: Any) -> Pool:
         return Pool(self, layouts)
 
-    def mem_get_info(self, device: torch.device) -> tuple[int, int]:
-        return 100 * MIB - self.used_bytes, 100 * MIB
+    def free_bytes(self) -> int:
+        return 100 * MIB - self.used_bytes
 
 
 class Pool:
@@ -72,10 +69,10 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     def make(driver: Driver) -> Any:
         monkeypatch.setattr(cuda, "open_pool", driver.open_pool)
         monkeypatch.setattr(cuda, "describe_driver", lambda: SimpleNamespace(version="13.0"))
-        monkeypatch.setattr(torch.cuda, "mem_get_info", driver.mem_get_info)
         return SimpleNamespace(
             name="cuda",
             notes=(),
+            api=driver,
             torch_device=torch.device("cuda", 0),
             device=Device(name="a GPU", kind="cuda", num_slots=4, sms_per_slot=8),
         )
@@ -107,14 +104,4 @@ def test_a_pool_grows_until_the_bound_or_until_the_driver_says_no(gpu: Any):
     assert (full.growth.contexts, full.growth.stopped_by) == (3, "no more contexts")
     assert full.growth.driver_bytes == 6 * MIB
     assert driver.open_pools == 0
-    assert "3 contexts at once of 4 asked for" in str(table_pool(full).caption)
-
-
-def test_sm_ids_are_read_on_the_stream_that_is_current(gpu: Any, monkeypatch: pytest.MonkeyPatch):
-    backend = gpu(Driver())
-    asked: list[tuple[int, int]] = []
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=42))
-    monkeypatch.setattr(cuda, "probe_stream", lambda ordinal, stream: asked.append((ordinal, stream)) or (3, 5))
-    with HostBackend(num_slots=1).open_lanes([(0,)]) as lanes:
-        assert units_of(backend, lanes.lane((0,))) == (3, 5)
-    assert asked == [(0, 42)]
+    assert "3 contexts at once of 4 asked for" in str(QUESTIONS["pool"].table(full).caption)

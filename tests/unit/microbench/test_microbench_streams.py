@@ -10,14 +10,14 @@ import torch
 from fake_streams import FakeGreenDriver, FakeStreams
 
 from mosaic.artifact import load
+from mosaic.backends.base import Backend
 from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.backends.streams.lanes import StreamLanes
 from mosaic.device import Device
 from mosaic.microbench import QUESTIONS, BenchSettings, Budget
 from mosaic.microbench.interference import measure_interference
 from mosaic.microbench.isolation import measure_isolation
-from mosaic.microbench.overlap import Overlap, Row, measure_overlap
-from mosaic.microbench.overlap_result import VariantTime
+from mosaic.microbench.overlap import Overlap, Row, VariantTime, measure_overlap
 from mosaic.microbench.result import Absent
 from mosaic.microbench.timing import Pieces, time_beside, window_ms
 from mosaic.profiler import Subject
@@ -25,11 +25,12 @@ from mosaic.profiler import Subject
 TINY = BenchSettings.tiny()
 
 
-class StreamsBackend:
+class StreamsBackend(Backend):
     """A backend of four slots whose lanes are streams of a fake runtime, plain ones included."""
 
     name = "streams"
     notes = ("a fake runtime: times mean nothing",)
+    api = None  # its driver makes no contexts
     device = Device(name="fake streams", kind="cuda", num_slots=4, sms_per_slot=8)
     torch_device = torch.device("cpu")
 

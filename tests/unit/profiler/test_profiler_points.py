@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 import weakref
 from typing import Any
 
@@ -18,14 +17,13 @@ from mosaic.device import Device
 from mosaic.engine import find_modules
 from mosaic.errors import InvalidPlanError, UnstableMeasurementError, UnsupportedModelError
 from mosaic.hardware import Cluster, Link, find_hardware
-from mosaic.profile import GroupMember, GroupSample, Phase, Profile, Sample
+from mosaic.profile import Phase, Profile, Sample
 from mosaic.profiler import ProfileSettings, Ring, Subject, profile_modules
 from mosaic.profiler.measuring import beside as besides
 from mosaic.profiler.measuring import points as pointing
 from mosaic.profiler.measuring.attempt import attempt
 from mosaic.profiler.measuring.batch import split_batch
 from mosaic.profiler.measuring.beside import measure_group
-from mosaic.profiler.measuring.groups import interference_errors
 from mosaic.profiler.measuring.measure import StepTimes
 from mosaic.profiler.measuring.points import compose
 from mosaic.profiler.quotas import Sampling
@@ -296,36 +294,6 @@ def test_groups_are_run_side_by_side_at_designed_quotas():
         assert len({member.phase for member in group.members}) == 1
         assert sum(member.quota for member in group.members) <= 4
         assert all(member.times_ms and member.alone_ms for member in group.members)
-
-
-def test_forms_of_interference_are_judged_by_groups_that_they_have_not_seen():
-    rng = random.Random(0)
-    shares = {"one": 0.2, "two": 0.5, "three": 0.8}
-    samples = [
-        Sample(module=name, phase=phase, quota=quota, times_ms=(2.0,), bandwidth_utilisation=share * quota / 4)
-        for name, share in shares.items()
-        for phase in Phase
-        for quota in (1, 2, 3, 4)
-    ]
-    used = {(s.module, s.quota): s.bandwidth_utilisation or 0.0 for s in samples}
-
-    def group(phase: Phase, *quotas: int) -> GroupSample:
-        placed = list(zip(shares, quotas, strict=False))
-        total = sum(used[entry] for entry in placed)
-        times = [2.0 + total + rng.uniform(-0.01, 0.01) for _ in placed]
-        return GroupSample(
-            members=tuple(
-                GroupMember(module=name, phase=phase, quota=quota, times_ms=(time,), alone_ms=(2.0,))
-                for (name, quota), time in zip(placed, times, strict=True)
-            )
-        )
-
-    runs = [(1, 1), (1, 3), (3, 1), (2, 2), (1, 2), (2, 1), (1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2)]
-    groups = [group(phase, *quotas) for phase in Phase for quotas in runs]
-    found = interference_errors(groups, (), samples, (), device(4))
-    assert {(error.subject, error.form) for error in found} >= {("interference", "additive")}
-    assert min(error.median for error in found) < 0.05
-    assert interference_errors(groups[:1], (), samples, (), device(4)) == ()
 
 
 def test_modules_that_never_meet_are_tried_again_and_then_left_out(monkeypatch: pytest.MonkeyPatch):

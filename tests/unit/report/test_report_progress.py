@@ -5,7 +5,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from mosaic.report import Progress
+from mosaic.report.progress import Progress
 
 
 class Clock:

@@ -7,8 +7,8 @@ from mosaic.device import Device
 from mosaic.graph import Edge, ModuleGraph, ModuleNode, Part
 from mosaic.plan import Placement, Plan, SearchRecord, Stage, plan_from_quotas
 from mosaic.profile import Environment, ModuleMemory, PairSample, Phase, Profile, Sample
-from mosaic.report import graph_table, plan_bars, plan_table, profile_table
 from mosaic.report.bars import bars_of_plan, slots_text
+from mosaic.report.table import graph_table, plan_bars, plan_table, profile_table
 
 HOST = Device(name="Test CPU", kind="host", num_slots=2)
 GRAPH = ModuleGraph(

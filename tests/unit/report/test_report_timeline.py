@@ -12,11 +12,10 @@ from mosaic.device import Device
 from mosaic.errors import MosaicError
 from mosaic.graph import Part
 from mosaic.plan import Grid, Placement, Plan, SearchRecord, Stage
-from mosaic.report import draw_plan, draw_timelines
 from mosaic.report.palette import colors_of, ink_on, lighter
-from mosaic.report.plan_picture import plan_canvas
+from mosaic.report.plan_picture import draw_plan, plan_canvas
 from mosaic.report.steps import choose_steps
-from mosaic.report.timeline import timeline_canvas
+from mosaic.report.timeline import draw_timelines, timeline_canvas
 from mosaic.timeline import Span, Timeline
 
 

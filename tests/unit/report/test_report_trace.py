@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mosaic.errors import MosaicError
-from mosaic.report import chrome_trace, write_trace
+from mosaic.report.trace import chrome_trace, write_trace
 from mosaic.timeline import Span, Timeline
 
 

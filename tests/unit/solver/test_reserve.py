@@ -17,9 +17,10 @@ from mosaic.device import Device
 from mosaic.errors import InvalidPlanError
 from mosaic.plan import Plan
 from mosaic.ranks.meeting.groups import group_options
-from mosaic.report import plan_table
+from mosaic.report.table import plan_table
+from mosaic.solver.methods import METHODS
 from mosaic.solver.reserve import Reserved
-from mosaic.solver.runnable import RUNNABLE, plan_to_run
+from mosaic.solver.runnable import plan_to_run
 
 HOPPER = Device(name="H", kind="cuda", num_slots=16, sms_per_slot=8, remainder_sms=4)
 PROFILE = profile_of({"a": linear(20), "b": linear(10)}, num_slots=16, degrees=(1, 2))
@@ -30,7 +31,7 @@ def planned(method: str, slots: object, num_devices: int = 1) -> Plan:
     return plan_to_run(method, PROFILE.graph, cost, HOPPER, num_devices=num_devices, communication_slots=slots)
 
 
-@pytest.mark.parametrize("method", sorted(set(RUNNABLE) - {"auto"}))
+@pytest.mark.parametrize("method", sorted(set(METHODS) - {"auto"}))
 def test_no_method_gives_a_reserved_slot_to_a_module(method: str):
     plan = planned(method, 1, num_devices=2)
     assert max(slot for placed in plan.placements for _, slot in placed.cells) <= 14

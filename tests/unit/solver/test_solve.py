@@ -168,11 +168,6 @@ def test_no_devices_are_refused(num_devices: int) -> None:
         plan_of(profile_of({"m": flat(1)}, num_slots=1), num_devices=num_devices)
 
 
-def test_an_unknown_method_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="method='magic' is not a solver; use one of auto, exact, gahc"):
-        plan_of(profile_of({"m": flat(1)}, num_slots=1), method="magic")
-
-
 def test_brute_force_refuses_what_it_cannot_finish() -> None:
     with pytest.raises(ValueError, match="7 modules on 1 devices; brute force takes at most 6"):
         plan_of(profile_of(dict.fromkeys("abcdefg", flat(1)), num_slots=1), method="brute_force")

@@ -10,7 +10,7 @@ import pytest
 from planning_cases import flat, linear, pair, profile_of
 
 from mosaic.cost import CostModel
-from mosaic.cost.interference.measured import Beside
+from mosaic.cost.interference import Neighbours
 from mosaic.profile import ModuleMemory, Phase, Profile
 from mosaic.solver import DeploymentOption, StageEvaluator
 from mosaic.solver.exact.brute_force import best_stage
@@ -125,7 +125,7 @@ class Product:
     is_zero = False
     is_pairwise = False
 
-    def extra_ms(self, module: str, phase: Phase, *, quota: int, alone_ms: float, beside: Beside) -> float:
+    def extra_ms(self, module: str, phase: Phase, *, quota: int, alone_ms: float, beside: Neighbours) -> float:
         product = 0.02
         for _, other in beside:
             product *= 1 + other
@@ -145,7 +145,7 @@ def test_an_interference_that_is_not_pairwise_agrees_with_enumeration(num_device
 class Crowd(Product):
     """A form under which a crowd disturbs less than a pair, as the product of shares below one does in Eq. 8."""
 
-    def extra_ms(self, module: str, phase: Phase, *, quota: int, alone_ms: float, beside: Beside) -> float:
+    def extra_ms(self, module: str, phase: Phase, *, quota: int, alone_ms: float, beside: Neighbours) -> float:
         return 5.0 if len(beside) == 1 else 0.0
 
 

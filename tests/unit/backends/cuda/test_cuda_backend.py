@@ -14,8 +14,7 @@ from fake_streams.runtime import WORKSPACE_BYTES
 from mosaic.backends.base import Backend
 from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.backends.cuda.pool import pack_layouts
-from mosaic.backends.streams.memory import measure_lane_memory
-from mosaic.errors import BackendUnavailableError, CudaError, InvalidPlanError
+from mosaic.errors import CudaError, InvalidPlanError
 
 
 @pytest.fixture
@@ -59,8 +58,7 @@ def test_a_lane_tells_the_sms_that_it_was_granted_and_not_those_that_were_asked_
             return made
 
     with CudaBackend(api=runtime, driver=Stingy()).open_lanes([(0, 1), (2,)]) as lanes:
-        lanes.add_layout([(3,)])
-        assert [lane.num_sms for lane in lanes] == [14, 6, 6]
+        assert [lane.num_sms for lane in lanes] == [14, 6]
 
 
 @pytest.mark.parametrize(
@@ -76,21 +74,12 @@ def test_partitions_are_packed_into_layouts_without_a_common_slot(partitions: An
     assert pack_layouts(partitions) == layouts
 
 
-def test_the_report_has_what_was_asked_granted_seen_and_paid(driver: FakeGreenDriver, runtime: FakeStreams):
+def test_records_have_what_was_asked_granted_seen_and_paid(driver: FakeGreenDriver, runtime: FakeStreams):
     with CudaBackend(api=runtime, driver=driver).open_lanes([(0,), (2, 1), (0, 1)]) as lanes:
-        report = lanes.report
-    one, two, both = report.partitions
+        one, two, both = lanes.partitions
     assert (one.slots, two.slots, both.slots) == ((0,), (1, 2), (0, 1))
     assert (two.requested_sms, two.granted_sms, two.sm_ids) == (16, 16, tuple(range(8, 24)))
-    assert [layout.partitions for layout in report.layouts] == [((0,), (1, 2)), ((0, 1),)]
-    assert [layout.num_contexts for layout in report.layouts] == [2, 1]
-    assert (report.creation_ms, report.driver_bytes) == (111.0, 3 << 21)
-    assert (report.fine, report.placement, report.remainder, report.lane_overhead_bytes) == (
-        False,
-        "merged",
-        None,
-        None,
-    )
+    assert [record.creation_ms for record in (one, two, both)] == [37.0] * 3
 
 
 def test_streams_that_exist_are_lent_again_and_cost_nothing(driver: FakeGreenDriver, runtime: FakeStreams):
@@ -99,7 +88,7 @@ def test_streams_that_exist_are_lent_again_and_cost_nothing(driver: FakeGreenDri
     first.close()
     with CudaBackend(api=runtime, driver=driver).open_lanes([(1,), (0,)]) as second:
         assert [lane.stream.handle for lane in second] == handles[::-1]
-        assert (second.report.creation_ms, len(driver.pools)) == (0.0, 1)
+        assert [len(pool.known) for pool in driver.pools] == [2]
 
 
 def test_two_borrowers_of_one_partition_share_its_stream_until_both_are_done(
@@ -126,33 +115,9 @@ def test_lanes_that_nobody_refers_to_give_their_streams_back(driver: FakeGreenDr
 
 
 def test_kinds_of_slots_have_pools_of_their_own(driver: FakeGreenDriver, runtime: FakeStreams):
-    for choice in ({}, {"fine": True}, {"placement": "split"}, {"priority": -1}, {"remainder": True}, {}):
+    for choice in ({}, {"fine": True}, {"placement": "split"}, {}):
         CudaBackend(api=runtime, driver=driver, **choice).open_lanes([(0,)]).close()
-    assert len(driver.pools) == 5
-
-
-def test_layouts_can_be_added_while_lanes_are_open_and_say_what_they_cost(
-    driver: FakeGreenDriver, runtime: FakeStreams
-):
-    with CudaBackend(api=runtime, driver=driver).open_lanes([(0,), (1,)]) as lanes:
-        (added,) = lanes.add_layout([(1,), (3, 2)])
-        assert (added.partitions, added.num_contexts, added.creation_ms) == (((2, 3),), 1, 37.0)
-        assert [lane.slots for lane in lanes] == [(0,), (1,), (2, 3)]
-        (wide,) = lanes.add_layout([(0, 1, 2)])
-        assert wide.num_streams == 1
-        ran = [lane.launch(lambda: torch.ones(1), behind_caller=False) for lane in lanes]
-        assert [ticket.done for ticket in ran] == [True] * 4
-        one, two, three, four = (runtime.on(lane.stream)[-1] for lane in lanes)
-        assert all(four.is_after(other) for other in (one, two, three))
-        assert len(lanes.report.partitions) == 4
-    assert lent(driver) == 0
-
-
-def test_a_layout_that_the_device_does_not_have_changes_nothing(driver: FakeGreenDriver, runtime: FakeStreams):
-    with CudaBackend(api=runtime, driver=driver).open_lanes([(0,)]) as lanes:
-        with pytest.raises(InvalidPlanError, match="slots from 0 to 3"):
-            lanes.add_layout([(9,)])
-        assert [lane.slots for lane in lanes] == [(0,)]
+    assert len(driver.pools) == 3
 
 
 def test_every_partition_is_probed_once(driver: FakeGreenDriver, runtime: FakeStreams):
@@ -202,7 +167,6 @@ def test_two_sms_that_a_module_with_dynamic_parallelism_adds_are_noted_and_told(
     backend = CudaBackend(api=runtime, driver=driver)
     for _ in range(2):
         with backend.open_lanes(partitions) as lanes:
-            assert lanes.report.shared_sms == (34, 35)
             assert [lane.num_sms for lane in lanes] == [8 * len(slots) for slots in partitions]
     assert len([note for note in backend.notes if "partitions share SM 34, 35" in note and "CDP" in note]) == 1
     assert caplog.text.count("partitions share SM") == 1
@@ -221,7 +185,7 @@ def test_partitions_split_anew_take_turns_unless_they_were_seen_apart(runtime: F
     # (0,) is in one layout, (2, 3) in another, where it is placed behind (0, 1): apart, if somebody looks.
     backend = CudaBackend(api=runtime, driver=FakeGreenDriver(), placement="split", verify=verify)
     with backend.open_lanes([(0,), (1, 2, 3), (0, 1), (2, 3)]) as lanes:
-        assert [layout.partitions for layout in lanes.report.layouts] == [((0,), (1, 2, 3)), ((0, 1), (2, 3))]
+        assert [record.sm_ids is not None for record in lanes.partitions] == [verify] * 4
         for lane in lanes:
             lane.launch(lambda: torch.ones(1), behind_caller=False)
         first, second, third, last = (runtime.on(lane.stream)[-1] for lane in lanes)
@@ -229,24 +193,6 @@ def test_partitions_split_anew_take_turns_unless_they_were_seen_apart(runtime: F
         assert first.is_concurrent_with(second)
         assert third.is_concurrent_with(last)
         assert last.is_after(second)
-
-
-def test_a_remainder_is_a_lane_of_its_own(driver: FakeGreenDriver, runtime: FakeStreams):
-    with CudaBackend(api=runtime, driver=driver, remainder=True).open_lanes([(0,)]) as lanes:
-        lane = lanes.remainder
-        assert lane is not None
-        assert (lane.slots, lane.num_sms) == ((), 4)
-        assert lane.submit(lambda: 3).wait() == 3
-        assert lanes.report.remainder is not None
-        assert lanes.report.remainder.sm_ids == (32, 33, 34, 35)
-        assert [each.slots for each in lanes] == [(0,)]
-    assert lane.closed
-    assert lent(driver) == 0
-
-
-def test_a_device_without_left_over_sms_has_no_remainder_to_give(runtime: FakeStreams):
-    with pytest.raises(BackendUnavailableError, match="no remainder"):
-        CudaBackend(api=runtime, driver=FakeGreenDriver(remainder_sms=0), remainder=True)
 
 
 @pytest.mark.parametrize("slots", [(), (4,), (-1,), (0, 0)])
@@ -281,15 +227,7 @@ def test_prioritised_lanes_have_their_priorities(driver: FakeGreenDriver, runtim
         backend.open_plain_lanes([(0,), (1,)], priorities=(0,))
 
 
-def test_warming_up_uses_neither_a_lane_nor_the_callers_stream(driver: FakeGreenDriver, runtime: FakeStreams):
-    backend = CudaBackend(api=runtime, driver=driver)
-    with backend.open_lanes([(0,)]) as lanes:
-        assert backend.warm_up(lambda: torch.ones(2).sum()).item() == 2.0
-        used = {launch.stream for launch in runtime.launches[:2]}
-        assert used.isdisjoint({0, lanes.lane((0,)).stream.handle})
-
-
-def test_what_a_lane_costs_is_measured_and_kept_in_the_report(driver: FakeGreenDriver, runtime: FakeStreams):
+def test_what_a_lane_costs_is_measured(driver: FakeGreenDriver, runtime: FakeStreams):
     with CudaBackend(api=runtime, driver=driver).open_lanes([(0,), (1,)]) as lanes:
         found = lanes.measure_memory()
         assert [(lane.slots, lane.reserved_bytes) for lane in found] == [
@@ -297,8 +235,7 @@ def test_what_a_lane_costs_is_measured_and_kept_in_the_report(driver: FakeGreenD
             ((1,), WORKSPACE_BYTES),
         ]
         assert found[0].device_bytes == WORKSPACE_BYTES
-        assert lanes.report.lane_overhead_bytes == WORKSPACE_BYTES
-        assert measure_lane_memory(lanes) == found  # what was there before is given back first
+        assert lanes.measure_memory() == found  # what was there before is given back first
 
 
 def test_what_defeats_partitions_is_noted_and_logged_once(
@@ -314,3 +251,10 @@ def test_what_defeats_partitions_is_noted_and_logged_once(
     notes = [note for note in backend.notes if "CUDA_DEVICE_MAX_CONNECTIONS=1 for 2 lanes" in note]
     assert len(notes) == 1
     assert caplog.text.count("CUDA_DEVICE_MAX_CONNECTIONS=1") == 1
+
+
+def test_sm_ids_are_read_on_the_stream_that_is_current(driver: FakeGreenDriver, runtime: FakeStreams):
+    backend = CudaBackend(api=runtime, driver=driver)
+    with backend.open_lanes([(0,), (2,)]) as lanes:
+        assert lanes.lane((2,)).submit(backend.read_units).wait() == tuple(range(16, 24))
+    assert backend.read_units() == tuple(range(36))

@@ -116,7 +116,7 @@ def test_only_the_first_opening_waits_for_the_device(driver: FakeGreenDriver, ru
     with backend.open_lanes([(0,)]) as lanes:
         with runtime.use_stream(lanes.lane((0,)).stream):
             hold = runtime.hold()
-        lanes.add_layout([(1,)])
+        backend.open_lanes([(1,)]).close()
         assert not hold.is_open
         hold.open()
 

@@ -15,10 +15,8 @@ from stream_cases import colocated
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from mosaic.backends.cuda import backend as cuda_backend
 from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.backends.streams import libraries as library_settings
-from mosaic.backends.streams import sm_target
 from mosaic.backends.streams.libraries import LibrarySettings, Setting
 from mosaic.engine import Handle
 from mosaic.errors import BackendUnavailableError
@@ -288,19 +286,8 @@ def test_a_module_of_several_ranks_goes_by_the_settings_of_its_lane_in_both_phas
 
 def test_a_backend_tells_libraries_what_it_was_asked_to_of_all_its_lanes(libraries: Libraries):
     backend = CudaBackend(api=FakeStreams(), driver=FakeGreenDriver(), sm_target=True, cudnn=False)
-    with backend.open_lanes([(0,)]) as lanes:
-        lanes.add_layout([(1, 2)])
+    with backend.open_lanes([(0,), (1, 2)]) as lanes:
         assert lanes.lane((0,)).launch(libraries.seen).wait() == (NUM_SMS - 8, 8, False, False)
         assert lanes.lane((1, 2)).launch(libraries.seen).wait() == (NUM_SMS - 16, 16, False, False)
     with backend.open_plain_lanes([(0,)]) as plain:
         assert plain.lane((0,)).launch(libraries.seen).wait() == ALONE
-
-
-@pytest.mark.parametrize(("measured", "expected"), [((), ALONE), (("a GPU that is not there",), TARGET)])
-def test_auto_has_a_target_where_it_was_measured_to_pay(
-    libraries: Libraries, monkeypatch: pytest.MonkeyPatch, measured: tuple[str, ...], expected: tuple[Any, ...]
-):
-    monkeypatch.setattr(sm_target, "PAYS", frozenset(measured))
-    assert cuda_backend.pays is sm_target.pays
-    with CudaBackend(api=FakeStreams(), driver=FakeGreenDriver()).open_lanes([(0,)]) as lanes:
-        assert lanes.lane((0,)).launch(libraries.seen).wait() == expected

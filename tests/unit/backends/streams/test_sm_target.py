@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,14 @@ import torch
 from engine_cases import pair_batch, tower
 from stage_graph_cases import bench
 
-from mosaic.backends.streams.sm_target import cublas_sm_target, sm_target
+from mosaic.backends.streams.libraries import (
+    Setting,
+    carveout_calls,
+    carveout_for,
+    cublas_calls,
+    current_cublas_handle,
+    loaded_cublas,
+)
 from mosaic.engine.calls.site import Site
 from mosaic.engine.streams.executor import StreamExecutor
 from mosaic.errors import BackendUnavailableError, CudaError
@@ -79,78 +87,57 @@ def target_of(library: ctypes.CDLL) -> int:
     return value.value
 
 
-def test_the_carveout_is_what_the_partition_leaves_of_the_device(carveout: Carveout):
-    with sm_target(48, DEVICE):
-        assert carveout.value == 84
-        with sm_target(132, DEVICE):
-            assert carveout.value == 0
-        assert carveout.value == 84
+def test_the_carveout_is_what_the_partition_leaves_of_the_device_and_is_put_back(carveout: Carveout):
+    setting = Setting(*carveout_calls())
+    end = setting.begin(carveout_for(48, DEVICE))
+    assert carveout.value == 84
+    end_inner = setting.begin(carveout_for(132, DEVICE))
+    assert carveout.value == 0
+    end_inner()
+    assert carveout.value == 84
+    end()
     assert carveout.value is None
-
-
-def test_the_carveout_is_put_back_after_an_error(carveout: Carveout):
-    carveout.value = 4
-    with pytest.raises(KeyError), sm_target(48, DEVICE):
-        raise KeyError
-    assert carveout.value == 4
-
-
-def test_no_target_changes_nothing(carveout: Carveout):
-    with sm_target(None, DEVICE), cublas_sm_target(None, DEVICE):
-        pass
-    assert carveout.seen == []
 
 
 @pytest.mark.parametrize("num_sms", [0, -8, 133])
 def test_a_target_that_the_device_does_not_have_is_refused(carveout: Carveout, num_sms: int):
-    with (
-        pytest.raises(ValueError, match=f"num_sms={num_sms} is not between 1 and the 132 SMs"),
-        sm_target(num_sms, DEVICE),
-    ):
-        pass
+    with pytest.raises(ValueError, match=f"num_sms={num_sms} is not between 1 and the 132 SMs"):
+        carveout_for(num_sms, DEVICE)
 
 
 def test_a_torch_without_the_setting_is_an_error(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delattr(torch._C, "_set_sm_carveout_experimental")
-    with pytest.raises(BackendUnavailableError, match="without _set_sm_carveout_experimental"), sm_target(8, DEVICE):
-        pass
+    with pytest.raises(BackendUnavailableError, match="without _set_sm_carveout_experimental"):
+        carveout_calls()
 
 
-def test_the_target_of_a_cublas_handle_is_set_and_put_back(cublas: ctypes.CDLL):
-    with pytest.raises(KeyError), cublas_sm_target(48, DEVICE, library=cublas):  # noqa: PT012
-        assert target_of(cublas) == 48
-        raise KeyError
-    assert target_of(cublas) == 0
-
-
-def test_the_cublas_of_this_process_is_found(cublas: ctypes.CDLL):
-    with cublas_sm_target(40, DEVICE):
-        assert target_of(cublas) == 40
+def test_the_target_of_a_handle_of_the_cublas_of_this_process_is_set_and_put_back(cublas: ctypes.CDLL):
+    end = Setting(*cublas_calls(loaded_cublas(), current_cublas_handle(DEVICE))).begin(48)
+    assert target_of(cublas) == 48
+    end()
     assert target_of(cublas) == 0
 
 
 def test_a_number_that_cublas_refuses_is_an_error(cublas: ctypes.CDLL):
-    with (
-        pytest.raises(CudaError, match="failed with status 7") as caught,
-        cublas_sm_target(200, DEVICE, library=cublas),
-    ):
-        pass
+    _, put = cublas_calls(cublas, 4096)
+    with pytest.raises(CudaError, match="failed with status 7") as caught:
+        put(200)
     assert caught.value.call == "cublasSetSmCountTarget"
 
 
-def test_a_cublas_without_the_call_is_an_error(cublas: ctypes.CDLL):
-    with (
-        pytest.raises(BackendUnavailableError, match="without cublasSetSmCountTarget"),
-        cublas_sm_target(8, DEVICE, library=object()),
-    ):
-        pass
+def test_a_cublas_without_the_call_is_an_error():
+    with pytest.raises(BackendUnavailableError, match="without cublasSetSmCountTarget"):
+        cublas_calls(object(), 4096)
 
 
 class Targets:
     """Torch's target alone: there is no cuBLAS here."""
 
-    def during(self, num_sms: int) -> AbstractContextManager[None]:
-        return sm_target(num_sms, DEVICE)
+    @contextmanager
+    def during(self, num_sms: int) -> Iterator[None]:
+        end = Setting(*carveout_calls()).begin(carveout_for(num_sms, DEVICE))
+        yield
+        end()
 
 
 def test_forwards_and_backwards_are_captured_under_the_target_of_their_partition(

@@ -67,9 +67,8 @@ def test_disjoint_lanes_are_concurrent_and_lanes_with_a_common_slot_are_not(runt
         assert third.is_after(second)
 
 
-def test_lanes_opened_earlier_take_turns_with_those_of_a_layout_added_later(runtime: FakeStreams):
-    with CudaBackend(api=runtime, driver=FakeGreenDriver()).open_lanes([(0,), (1,)]) as lanes:
-        lanes.add_layout([(0, 2), (3,)])
+def test_lanes_of_one_layout_take_turns_with_those_of_another(runtime: FakeStreams):
+    with CudaBackend(api=runtime, driver=FakeGreenDriver()).open_lanes([(0,), (1,), (0, 2), (3,)]) as lanes:
         early, other, late, apart = (lanes.lane(slots) for slots in ((0,), (1,), (0, 2), (3,)))
         first = launched(runtime, late, behind_caller=False)
         assert launched(runtime, early, behind_caller=False).is_after(first)

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from planning_cases import device_of, sample
 
-from mosaic.cost import Bandwidths, Run, design_runs
+from mosaic.cost import Bandwidths
+from mosaic.cost.interference import GroupRun, design_runs
 from mosaic.cost.interference.design import _candidates, _rows
 from mosaic.cost.interference.least_squares import condition_number
 from mosaic.profile import Phase
@@ -24,7 +25,7 @@ BANDWIDTHS = Bandwidths(
 )
 
 
-def condition(runs: tuple[Run, ...]) -> float:
+def condition(runs: tuple[GroupRun, ...]) -> float:
     """Of the terms of all forms."""
     return condition_number(np.vstack(_rows(runs, BANDWIDTHS, MODULES, DEVICE.num_slots)))
 
@@ -57,7 +58,7 @@ def test_eight_designed_runs_tell_the_coefficients_better_than_most_eight_by_cha
 
 
 def test_there_are_no_more_runs_than_there_are_groups() -> None:
-    assert design_runs("ab", BANDWIDTHS, device_of(2), budget=9) == (Run(modules=("a", "b"), quotas=(1, 1)),)
+    assert design_runs("ab", BANDWIDTHS, device_of(2), budget=9) == (GroupRun(modules=("a", "b"), quotas=(1, 1)),)
 
 
 def test_modules_that_use_no_bandwidth_still_make_a_design() -> None:
@@ -70,4 +71,4 @@ def test_modules_that_use_no_bandwidth_still_make_a_design() -> None:
 )
 def test_nothing_to_run_side_by_side_is_refused(modules: str, num_slots: int, budget: int, most: int) -> None:
     with pytest.raises(ValueError, match="a budget of one or more, and two modules and slots"):
-        design_runs(modules, BANDWIDTHS, device_of(num_slots), budget=budget, most_modules=most)
+        design_runs(modules, BANDWIDTHS, device_of(num_slots), budget=budget, max_modules=most)

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from planning_cases import sample
 
-from mosaic.cost import AdditiveInterference, Bandwidths, Eq8, FullInterference, SharedBandwidth, Sharing
+from mosaic.cost import Bandwidths, Eq8, FullInterference, SharedBandwidth, Sharing
+from mosaic.cost.interference import FORMS, find_form
 from mosaic.errors import InvalidProfileError
 from mosaic.profile import Phase, Sample
 
@@ -72,11 +73,16 @@ def test_coefficients_under_which_neighbours_help_are_refused(wrong: dict[str, f
         Eq8(e1=0.0, **wrong)
 
 
-def test_the_additive_form_has_no_product() -> None:
-    with pytest.raises(ValueError, match="e3=0"):
-        AdditiveInterference({F: Eq8(e1=0.0, e3=1.0)}, bandwidths())
-    form = AdditiveInterference({F: Eq8(e1=1.0, e2=2.0)}, bandwidths(a=0.5, b=0.4, c=0.1))
+def test_eq8_without_its_product_is_the_additive_ablation() -> None:
+    form = FullInterference({F: Eq8(e1=1.0, e2=2.0)}, bandwidths(a=0.5, b=0.4, c=0.1))
     assert form.extra_ms("a", F, quota=1, alone_ms=7.0, beside=[("b", 1), ("c", 1)]) == pytest.approx(3.0)
+
+
+def test_an_unknown_form_is_refused_with_the_table() -> None:
+    assert all(find_form(name) is form and form.name == name for name, form in FORMS.items())
+    assert [name for name, form in FORMS.items() if not form.is_zero_alone] == ["additive", "full"]
+    with pytest.raises(ValueError, match=r"interference='mosaic' is no form; use one of measured: .*; ours: bandwidth"):
+        find_form("mosaic")
 
 
 def test_the_pairwise_form_takes_shares_of_the_time_alone() -> None:

@@ -12,11 +12,10 @@ import pytest
 from planning_cases import profile_of, sample
 
 from mosaic.artifact import load, save
-from mosaic.cost import CostModel, ScalingSurface, ShapedSurface, ShapePosterior, held_out_errors, next_shaped_sample
+from mosaic.cost import CostModel, ScalingSurface, ShapedSurface
 from mosaic.cost.counts import Gemm, MemoryCounts, ModuleCounts, Operator, OperatorKind, PhaseCounts
 from mosaic.cost.roofline import phase_ms
-from mosaic.cost.surfaces.shape_prior import shape_of
-from mosaic.cost.surfaces.shaped import shaped_without
+from mosaic.cost.surfaces import ShapePosterior, held_out_errors, next_shaped_sample, shape_of, shaped_without
 from mosaic.errors import InvalidProfileError
 from mosaic.hardware import Hardware, find_hardware
 from mosaic.profile import Phase, Profile, Sample
@@ -213,7 +212,7 @@ def test_a_profile_keeps_shapes_and_its_cost_model_follows_them(tmp_path) -> Non
     save(profile, tmp_path / "profile.json")
     read = load(Profile, tmp_path / "profile.json")
     assert read == profile
-    follows, plain = CostModel.from_profile(read), CostModel.from_profile(read, surface="smooth")
+    follows, plain = (CostModel.from_profile(p) for p in (read, dataclasses.replace(read, shapes=())))
     assert follows.time_ms("m", F, 1, 5) == surface(both(1, 16), F, shape()).time_ms(1, 5)
     assert follows.time_ms("m", F, 1, 5) != plain.time_ms("m", F, 1, 5)
 
