@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from bench.record import Figure
 
 PRELOADED = (
-    *("torch", "numpy", "bench.gpu.models.measure", "bench.gpu.unknowns", "bench.gpu.questions", "bench.gpu.counters"),
-    "bench.cost.study",
+    *("torch._dynamo", "numpy", "bench.gpu.models.measure", "bench.gpu.unknowns", "bench.gpu.questions"),
+    *("bench.gpu.counters", "bench.cost.study"),
 )
 """What the server that measurements are forked from loads."""
 MODEL_NAMES = ("clip", "qwen3-vl", "unified-io-2", "imagebind", "ofasys", "ctvlm")

@@ -14,6 +14,7 @@ import torch
 
 from bench.gpu.bench import Bench
 from bench.record import Figure, median_figure, missing_figure, one_line
+from mosaic.backends.base import Backend
 from mosaic.backends.cuda import driver as cuda
 from mosaic.backends.streams.libraries import (
     carveout_calls,
@@ -207,9 +208,7 @@ def measure_small_collective(bench: Bench) -> Iterator[Figure]:
 
 
 def measure_placements(bench: Bench) -> Iterator[Figure]:
-    """Times products that use clusters on unequal partitions: merged slots, a chain of splits, a sized split."""
-    from bench.gpu.placements import PLACEMENTS
-
+    """Times products that use clusters on unequal partitions: merged slots, and a sized split (CUDA 13.1)."""
     device, dtype, settings = bench.torch_device, half_type(bench.torch_device), bench.settings()
     count = bench.device.num_slots
     large = max(1, min(count - 1, round(count * 5 / 8))) if count > 1 else 1
@@ -221,17 +220,23 @@ def measure_placements(bench: Bench) -> Iterator[Figure]:
         return torch.mm(left, right, out=out)
 
     call()
-    for way, opened in PLACEMENTS.items():
+    for placement in ("merged", "split"):
         try:
-            with opened(bench.backend, split) as (lanes, note):
-                if note:
-                    bench.notes.append(f"{way}: {note}")
+            with _placed_by(placement, bench).open_lanes(parts_of(split)) as lanes:
                 for part in parts_of(split):
                     lane = lanes.lane(part)
                     sms = str(lane.num_sms or "unknown")
-                    labels = {"way": way, "quota": str(len(part)), "sms": sms}
-                    if bench.budget.allows(f"{way} at {len(part)} slots"):
+                    labels = {"way": placement, "quota": str(len(part)), "sms": sms}
+                    if bench.budget.allows(f"{placement} at {len(part)} slots"):
                         times = time_alone(lane, call, settings).all_ms
                         yield median_figure("tflops", [2.0 * size**3 / ms / 1e9 for ms in times], labels=labels)
         except Exception as error:
-            yield missing_figure("tflops", error, {"way": way})
+            yield missing_figure("tflops", error, {"way": placement})
+
+
+def _placed_by(placement: str, bench: Bench) -> Backend:
+    if placement == "merged":
+        return bench.backend
+    if not bench.on_gpu:
+        raise BackendUnavailableError("a sized split cannot be made", found="the host backend", needed="a GPU")
+    return cuda.CudaBackend(bench.torch_device.index or 0, placement="split")

@@ -2,7 +2,7 @@
 
 ``python -m bench.ranks [--quick] [--json FILE] [--pictures DIR]``
 
-Measured on gloo ranks of this machine: two for times, four for correctness alone, since there are two cores. Simulated
+Measured on two gloo ranks of this machine, since there are two cores. Simulated
 on 8 to 256 GPUs, from analytic profiles that are kept (``ranks_tables``). What needs a GPU has no number here;
 ``bench.gpu.__main__`` measures it. Every part runs in processes of its own that are ended in time, and the file is written anew
 after each part.
@@ -19,7 +19,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 from functools import partial
 
 from bench.ranks.launch import Work, on_ranks
-from bench.ranks.measured import equality, moved, peak, planners
+from bench.ranks.measured import moved, peak, planners
 from bench.ranks.pictures import draw
 from bench.ranks.simulated import METHODS, large_cluster, scaling
 from bench.record import missing_figure
@@ -63,7 +63,6 @@ def quick() -> tuple[StudyPart, ...]:
         StudyPart.alone("Table 2", 10, partial(large_cluster, name="qwen-val-30b", num_devices=256, seconds=0.7)),
         StudyPart.alone("Table 2, 70B", 10, partial(large_cluster, name="qwen-val-70b", num_devices=256, seconds=0.7)),
         StudyPart.alone("Fig. 9, clip", 10, partial(scaling, name="clip", num_devices=(16,), seconds=0.7, paper="9")),
-        _ranks("four ranks", 20, 4, partial(equality, model="clip", batch=2, steps=3)),
     )
 
 
@@ -88,7 +87,6 @@ def full() -> tuple[StudyPart, ...]:
             _ranks(f"planners, {model}", 75, 2, partial(planners, model=model, batch=8, rounds=rounds)),
             _ranks(f"memory, DDP, {model}", 15, 2, partial(peak, model=model, batch=8, with_mosaic=False)),
             _ranks(f"memory, Mosaic, {model}", 15, 2, partial(peak, model=model, batch=8, with_mosaic=True)),
-            _ranks(f"four ranks, {model}", 30, 4, partial(equality, model=model, batch=2, steps=10)),
         )
     ]
     return (StudyPart.alone("Fig. 14a", 60, partial(scale, name="ofasys", paper="14a")), *many, *large, *two)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import resource
 import statistics
 import time
@@ -20,11 +19,10 @@ from bench.harness import median_figure
 from bench.ranks.tape import Tape
 from bench.record import Figure, Source, missing_figure
 from mosaic.backends.host.backend import HostBackend
-from mosaic.cost.communication import ModuleTraffic, route_ms
+from mosaic.cost.communication.ranked import ModuleTraffic, route_ms
 from mosaic.graph import ModuleGraph, Part
 from mosaic.hardware import Link
 from mosaic.models import build, loss_of, make_batch
-from mosaic.models.layers.block import DropPath
 from mosaic.plan import Grid, Placement, Plan, SearchRecord, Stage
 from mosaic.profiler import ProfileSettings, measure_ring, repeat_batch, traffic_of
 from mosaic.ranks.colocate import colocate_ranks
@@ -254,61 +252,4 @@ def peak(rank: int, size: int, *, model: str, batch: int, with_mosaic: bool) -> 
         f"{what}: growth of resident memory of the fullest rank, {model}-tiny, {size} ranks, MB",
         max(each),
         samples=each,
-    )
-
-
-def equality(rank: int, size: int, *, model: str, batch: int, steps: int) -> Iterator[Figure]:
-    """Trains under a plan with partly overlapping ranks, without dropout, and as DDP does: how far are they apart?"""
-    finding = find_for_ranks(Zoo.make(model, batch).model, Zoo.make(model, batch).sample)
-    ours = Zoo.make(model, batch, seed=rank)
-    for part in ours.model.modules():  # what a rank draws is its own
-        if isinstance(part, nn.Dropout):
-            part.p = 0.0
-        elif isinstance(part, DropPath):
-            part.probability = 0.0
-    theirs = Zoo(copy.deepcopy(ours.model), ours.sample, ours.loss)
-    plan = overlapping_plan(finding.graph, size)
-    handle = colocate_ranks(ours.model, sample=ours.sample, plan=plan)
-    wrapped = DistributedDataParallel(theirs.model)
-    apart = []
-    pairs = [(ours.model, ours), (wrapped, theirs)]
-    optimizers = [torch.optim.SGD(zoo.model.parameters(), lr=1e-2) for _, zoo in pairs]
-    for _ in range(steps):
-        losses = []
-        for (called, zoo), optimizer in zip(pairs, optimizers, strict=True):
-            loss = zoo.loss(called(**zoo.sample))
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(loss.item())
-        apart.append(abs(losses[0] - losses[1]) / max(1e-9, abs(losses[1])))
-    state, expected = handle.full_state_dict(), theirs.model.state_dict()
-    far = max(
-        float((state[name] - tensor).abs().max()) for name, tensor in expected.items() if tensor.is_floating_point()
-    )
-    found = torch.tensor([*apart, far], dtype=torch.float64)
-    dist.all_reduce(found, dist.ReduceOp.MAX)
-    of = f"{model}-tiny, {size} ranks, {steps} steps, ranks overlapping in part"
-    yield one(
-        f"largest relative difference of a loss to DDP's, {of}",
-        max(found[:-1].tolist()),
-        samples=tuple(found[:-1].tolist()),
-    )
-    yield one(f"largest difference of a parameter to DDP's, {of}", float(found[-1]))
-    handle.remove()
-
-
-def overlapping_plan(graph: ModuleGraph, size: int) -> Plan:
-    """Returns a plan in which neighbouring modules have some of their ranks in common and some not."""
-    stages = []
-    for index, name in enumerate(graph.topological_order()):
-        degree = 1 + (index + 1) % max(1, size - 1)
-        devices = tuple(sorted({(index + step) % size for step in range(degree)}))
-        stages.append(Stage(placements=(Placement(part=Part(module=name), slots=(0,), grid=Grid(ranks=devices)),)))
-    return Plan(
-        device=HostBackend(cores=cores_of_rank()).device,
-        num_devices=size,
-        stages=tuple(stages),
-        graph=graph.fingerprint,
-        search=SearchRecord(method="manual"),
     )

@@ -1,11 +1,11 @@
-"""How good, how sure and how fast are the solvers? On generated instances; see mosaic/solver/README.md.
+"""The study of the solvers on generated instances: how good, how sure, how fast; see mosaic/solver/README.md.
 
 ``python -m bench.solver [--quick] [--json FILE] [--pictures DIR]``
 
 Costs and gains are simulated, search times are measured on this machine. A figure that could not be had has no number
 and a reason. Every part runs in a process of its own with a time after which it is ended, and the file is written anew
 after each part, so that an interrupt loses only the part that runs. ``--quick``: within a minute on two quiet cores.
-Without it: about 20 minutes, and never more than the parts' times together, which is printed first.
+Without it: about 15 minutes, and never more than the parts' times together, which is printed first.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from bench.solver.gains import gains
 from bench.solver.goals import table, with_missing
 from bench.solver.models import gains_of_models
 from bench.solver.paper import figure_13, figure_14a, figure_14b
-from bench.solver.parts import SHAPES, feedback, fine_slots, held_memory, many_changes, replanning, worth_of_parts
+from bench.solver.parts import held_memory, replanning, worth_of_parts
 from bench.solver.pictures import draw
-from bench.solver.proofs import sixty_four_modules, ten_modules, twenty_modules
+from bench.solver.proofs import ten_modules, twenty_modules
 from bench.study_parts import PartedStudy, StudyPart
 
 QUICK_SECONDS = 54.0
@@ -28,13 +28,9 @@ QUICK: tuple[StudyPart, ...] = (
     StudyPart.alone("Fig. 13", 10, lambda: figure_13(sizes=(3, 4, 5), seconds=5)),
     StudyPart.alone("Fig. 14a", 10, lambda: figure_14a(seeds=2, seconds=2)),
     StudyPart.alone("Fig. 14b", 10, lambda: figure_14b(num_modules=4, seconds=2)),
-    StudyPart.alone("worth of parts", 10, lambda: worth_of_parts(seeds=1, num_modules=6, iterations=200)),
-    StudyPart.alone("slots of 2 SMs", 10, lambda: fine_slots(seeds=1, num_modules=5, seconds=1)),
-    StudyPart.alone("feedback", 10, lambda: feedback(seeds=1, num_modules=5, sigma=0.1)),
+    StudyPart.alone("worth of parts", 10, lambda: worth_of_parts(seeds=1, num_modules=6)),
     StudyPart.alone("memory across stages", 10, lambda: held_memory(seeds=1, num_modules=6, seconds=1)),
     StudyPart.alone("re-planning", 10, lambda: replanning(problems=((14, 8),), seeds=1, seconds=1, is_whole=False)),
-    StudyPart.alone("re-planning of many", 15, lambda: many_changes(("star",), is_whole=False, seconds=1.0)),
-    StudyPart.alone("64 modules", 15, lambda: sixty_four_modules(seeds=1, limits=(2.0,))),
     StudyPart.alone("gains", 25, lambda: gains(seeds=1, num_modules=5, seconds=1)),
     StudyPart.alone("the six models", 30, lambda: gains_of_models(size="tiny", batch=8, num_devices=(2,), seconds=1)),
 )
@@ -45,15 +41,9 @@ FULL: tuple[StudyPart, ...] = (
     StudyPart.alone("Fig. 13", 240, lambda: figure_13(sizes=(3, 4, 5, 6, 8, 10, 12), seconds=30)),
     StudyPart.alone("Fig. 14a", 60, lambda: figure_14a(seeds=10, seconds=10)),
     StudyPart.alone("Fig. 14b", 150, lambda: figure_14b(num_modules=8, seconds=10)),
-    StudyPart.alone("worth of parts", 150, lambda: worth_of_parts(seeds=5, num_modules=9, iterations=1500)),
-    StudyPart.alone("slots of 2 SMs", 120, lambda: fine_slots(seeds=3, num_modules=8, seconds=5)),
-    StudyPart.alone("feedback", 60, lambda: feedback(seeds=5, num_modules=9, sigma=0.1)),
+    StudyPart.alone("worth of parts", 150, lambda: worth_of_parts(seeds=5, num_modules=9)),
     StudyPart.alone("memory across stages", 120, lambda: held_memory(seeds=3, num_modules=10, seconds=5)),
     StudyPart.alone("re-planning", 150, lambda: replanning(problems=((14, 8), (20, 8)), seeds=1, seconds=5)),
-    StudyPart.alone("re-planning of many", 400, lambda: many_changes(SHAPES, is_whole=True, seconds=5)),
-    StudyPart.alone(
-        "64 modules", 400, lambda: sixty_four_modules(seeds=2, limits=(2.0, 4.0, 6.0, 8.0, 10.0, 20.0, 60.0))
-    ),
     StudyPart.alone("gains", 240, lambda: gains(seeds=8, num_modules=10, seconds=5)),
     StudyPart.alone(
         "the six models", 300, lambda: gains_of_models(size="paper", batch=32, num_devices=(2, 4, 8), seconds=5)

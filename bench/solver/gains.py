@@ -1,4 +1,4 @@
-"""What the exact plan gains over the planners that the paper compares with, all under one cost model. Simulated."""
+"""Gains of the exact plan over the planners that the paper compares with, all under one cost model. Simulated."""
 
 from __future__ import annotations
 

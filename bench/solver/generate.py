@@ -16,10 +16,10 @@ from types import MappingProxyType
 from typing import Literal
 
 from bench.solver.table_1 import BACKBONES, ENCODERS, Kind, disturb, draw_module, tabulate
-from mosaic.solver.gahc.placement import Machine
 from mosaic.solver.instances.instance import Instance, InstanceModule
 from mosaic.solver.memory.holding import assign_alone
 from mosaic.solver.options import DeploymentOption
+from mosaic.solver.stage import Machine
 
 Shape = Literal["star", "chain", "layered", "align", "multi"]
 SHAPES: tuple[Shape, ...] = ("star", "chain", "layered", "align", "multi")
@@ -139,7 +139,7 @@ def _least_memory(modules: Sequence[InstanceModule], num_devices: int) -> int:
     memory = max(min(option.memory_bytes for option in module.options) for module in modules)
     while True:
         machine = Machine(num_devices=num_devices, num_slots=1, memory_bytes=memory)
-        if assign_alone(options, machine, most_nodes=500)[0] is not None:
+        if assign_alone(options, machine, max_nodes=500)[0] is not None:
             return memory
         memory = round(memory * 1.05) + 1
 

@@ -1,10 +1,8 @@
-"""What each part of the formulation is worth: with and without it, on the same instances."""
+"""The worth of each part of the formulation: plans with and without it, on the same instances."""
 
 from __future__ import annotations
 
 import gc
-import math
-import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -16,13 +14,11 @@ from bench.solver.runs import figure
 from mosaic.cost import Cost
 from mosaic.hardware import Link
 from mosaic.plan import Plan
-from mosaic.profile import Phase
 from mosaic.simulate.step import StepModel, simulate
 from mosaic.solver import QuotaGrid, SearchOptions, solve
 from mosaic.solver.exact.search import SearchLimits
 from mosaic.solver.instances.instance import Instance
 from mosaic.solver.instances.instance_cost import TableCost
-from mosaic.solver.replan.feedback import CorrectedCost, Measured, replan
 from mosaic.solver.replan.replanner import Replanner
 
 SHAPES: tuple[Shape, ...] = ("star", "layered", "multi", "align")
@@ -42,16 +38,16 @@ def plan_of(instance: Instance, cost: Cost | None = None, *, seconds: float = 5.
     )
 
 
-def worth_of_parts(*, seeds: int, num_modules: int, iterations: int) -> Iterator[Figure]:
+def worth_of_parts(*, seeds: int, num_modules: int) -> Iterator[Figure]:
     """What a plan loses without a part, or gains with it; per cent of the step, each sample one instance."""
     for shape in SHAPES:
         made = [
             generate(Recipe(shape=shape, num_modules=num_modules, num_slots=16, seed=seed)) for seed in range(seeds)
         ]
-        yield from _of_shape(shape, made, iterations)
+        yield from _of_shape(shape, made)
 
 
-def _of_shape(shape: str, made: Sequence[Instance], iterations: int) -> Iterator[Figure]:
+def _of_shape(shape: str, made: Sequence[Instance]) -> Iterator[Figure]:
     plans = [plan_of(one) for one in made]
     pairs = list(zip(made, plans, strict=True))
 
@@ -77,70 +73,6 @@ def _moving(instance: Instance, plan: Plan) -> float:
     still = simulate(plan, instance.graph)
     moved = simulate(plan, instance.graph, StepModel(link=Link(gb_per_s=300.0, latency_us=5.0), edge_bytes=edges))
     return moved.makespan_ms / still.makespan_ms - 1
-
-
-def fine_slots(*, seeds: int, num_modules: int, seconds: float) -> Iterator[Figure]:
-    """Sixty-six slots of 2 SMs against sixteen of 8 (and the whole device), on the same tables."""
-    for shape in SHAPES:
-        made = [
-            generate(Recipe(shape=shape, num_modules=num_modules, num_slots=66, seed=seed)) for seed in range(seeds)
-        ]
-        samples = []
-        for one in made:
-            coarse = plan_of(one, seconds=seconds, grid=QuotaGrid(step_slots=4))
-            samples.append(100 * (1 - plan_of(one, seconds=seconds).predicted_ms / coarse.predicted_ms))
-        yield figure(
-            f"gained by slots of 2 SMs over slots of 8, {shape}, mean, %",
-            samples,
-            "simulated",
-            statistic=mean,
-            paper="2 to 3 % in a prototype, 6 to 7 % on align",
-        )
-
-
-def feedback(*, seeds: int, num_modules: int, sigma: float) -> Iterator[Figure]:
-    """What prediction errors cost, and what is left of it after planning again with measured times."""
-    lost: dict[int, list[float]] = {0: [], 1: [], 2: []}
-    for shape in SHAPES:
-        for seed in range(seeds):
-            one = generate(Recipe(shape=shape, num_modules=num_modules, num_slots=16, seed=seed))
-            true = _disturbed(one, sigma, seed)
-            best_ms = plan_of(one, true).predicted_ms
-            rounds = replan(
-                one.graph, TableCost(one), one.device, _measure(true), num_devices=one.num_devices, rounds=2
-            )
-            for count in lost:
-                lost[count].append(100 * (min(r.measured_ms for r in rounds[: count + 1]) / best_ms - 1))
-    for count, samples in lost.items():
-        yield figure(
-            f"lost to prediction errors of {100 * sigma:g} %, after planning again {count} times, mean, %",
-            samples,
-            "simulated",
-            statistic=mean,
-        )
-
-
-def _disturbed(instance: Instance, sigma: float, seed: int) -> CorrectedCost:
-    """The same tables, each module's phases off by a factor of its own."""
-    draw = random.Random(seed)
-    cost = TableCost(instance)
-    ratios = {}
-    for name in instance.graph.names:
-        for phase in Phase:
-            factor = math.exp(draw.gauss(0.0, sigma))
-            ratios[name, phase] = {(d, q): factor for d in cost.degrees(name) for q in cost.quotas(name, d)}
-    return CorrectedCost(cost, ratios, reach=2.0)
-
-
-def _measure(true: Cost) -> Callable[[Plan], Measured]:
-    def measure(plan: Plan) -> Measured:
-        return {
-            (p.module, phase): true.time_ms(p.module, phase, p.degree, p.quota)
-            for p in plan.placements
-            for phase in Phase
-        }
-
-    return measure
 
 
 def held_memory(*, seeds: int, num_modules: int, seconds: float) -> Iterator[Figure]:
@@ -192,11 +124,6 @@ def replanning(
         changes = [(whole, without(whole, whole.modules[at].name)) for whole in made for at in places]
         of = f"one of {size} modules comes or goes, {num_devices} GPUs"
         yield from _of_changes(of, [*changes, *((after, before) for before, after in changes)], seconds, repeats)
-
-
-def many_changes(shapes: Sequence[Shape], *, is_whole: bool, seconds: float) -> Iterator[Figure]:
-    """Re-planning of forty modules on 32 GPUs, where a cold solve takes all of its time; each is solved once."""
-    return replanning(problems=((40, 32),), seeds=1, seconds=seconds, repeats=1, shapes=shapes, is_whole=is_whole)
 
 
 def _of_changes(

@@ -1,4 +1,4 @@
-"""How often, how soon and how nearly the exact search proves its plan best."""
+"""Proofs: the share of instances that the exact search settles, in what time, and the gaps of the rest."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from bench.solver.generate import SHAPES, Recipe, Shape, generate
 from bench.solver.runs import Searched, figure, search, two_at_a_time
 
 WITH_BACKBONE: tuple[Shape, ...] = ("star", "layered", "multi")
-NEAR = 0.02
 
 
 def ten_modules(*, seeds: int, seconds: float, disturbed: bool) -> list[Figure]:
@@ -69,47 +68,3 @@ def _searched(
 
 def _gaps_of(found: Sequence[Searched], shape: str) -> list[float]:
     return [one.gap * 100 for one in found if one.instance.startswith(shape)]
-
-
-def sixty_four_modules(*, seeds: int, limits: Sequence[float]) -> list[Figure]:
-    """Sixty-four modules on 32 GPUs: the first of rising time limits at which the gap is within 2 %.
-
-    An instance that is not there at the last limit counts with that, which leaves the median what it is as long as
-    these are fewer than half.
-    """
-    recipes = [
-        Recipe(shape=shape, num_modules=64, num_devices=32, seed=seed)
-        for shape in (*WITH_BACKBONE, "align")
-        for seed in range(seeds)
-    ]
-    found = two_at_a_time(lambda recipe: _first_near(recipe, limits), recipes)
-    times = [last.seconds for _, last in found]
-    gaps = [last.gap * 100 for _, last in found]
-    missed = sum(seconds is None for seconds, _ in found)
-    reason = ""
-    if 2 * missed >= len(found):
-        reason = f"{missed} of {len(found)} instances were not within 2 % of the bound after {limits[-1]:g} s"
-    return [
-        figure(
-            "64 modules, 32 GPUs: time to within 2 % of the bound, median, s",
-            [] if reason else times,
-            "measured",
-            reason=reason,
-        ),
-        figure(f"64 modules, 32 GPUs: gap after at most {limits[-1]:g} s, median, %", gaps, "simulated"),
-        figure(
-            f"64 modules, 32 GPUs: within 2 % of the bound after {limits[-1]:g} s, share of instances",
-            [float(seconds is not None) for seconds, _ in found],
-            "measured",
-            statistic=statistics.fmean,
-        ),
-    ]
-
-
-def _first_near(recipe: Recipe, limits: Sequence[float]) -> tuple[float | None, Searched]:
-    instance = generate(recipe)
-    for seconds in limits:
-        found = search(instance, seconds=seconds, kicks=30)
-        if found.gap <= NEAR:
-            return found.seconds, found
-    return None, found

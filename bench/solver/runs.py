@@ -11,10 +11,10 @@ from typing import TypeVar
 
 from bench.record import Figure, Source, interval
 from mosaic.solver.exact.search import SearchLimits, search_exactly
-from mosaic.solver.gahc.placement import Machine
 from mosaic.solver.instances.instance import Instance
 from mosaic.solver.instances.instance_cost import TableCost
 from mosaic.solver.options import all_options
+from mosaic.solver.stage import Machine
 
 T = TypeVar("T")
 Q = TypeVar("Q")
@@ -41,14 +41,14 @@ class Searched:
         return self.cost_ms / self.bound_ms - 1 if self.bound_ms > 0 else float("inf")
 
 
-def search(instance: Instance, *, seconds: float, kicks: int = 30) -> Searched:
+def search(instance: Instance, *, seconds: float) -> Searched:
     """Runs the exact search; its options are listed before the clock starts."""
     cost = TableCost(instance)
     options = all_options(instance.graph, cost=cost, device=instance.device, num_devices=instance.num_devices)
     machine = Machine(
         num_devices=instance.num_devices, num_slots=instance.num_slots, memory_bytes=instance.memory_bytes
     )
-    limits = SearchLimits(seconds=seconds, kicks=kicks)
+    limits = SearchLimits(seconds=seconds)
     began = time.perf_counter()
     found = search_exactly(instance.graph, options, cost=cost, machine=machine, limits=limits)
     took = time.perf_counter() - began

@@ -8,9 +8,9 @@ from mosaic.cost import Cost
 from mosaic.graph import Part
 from mosaic.plan import Grid, Placement, Stage
 from mosaic.profile import Phase
-from mosaic.solver.gahc.stage_eval import StageResult
 from mosaic.solver.options import DeploymentOption
 from mosaic.solver.slots import Choice
+from mosaic.solver.stage import StageResult
 
 Times = tuple[float, float]
 """Forward and backward, in milliseconds."""

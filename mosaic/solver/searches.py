@@ -11,10 +11,11 @@ from mosaic.solver.exact.brute_force import enumerate_plans
 from mosaic.solver.exact.brute_force_held import enumerate_held_plans
 from mosaic.solver.exact.search import search_exactly, why_not_exact
 from mosaic.solver.gahc.clustering import cluster
-from mosaic.solver.gahc.stage_eval import StageEvaluator, StageResult
+from mosaic.solver.gahc.stage_eval import StageEvaluator
 from mosaic.solver.memory.holding import fits, place_anew, swap_labels
 from mosaic.solver.memory.search import search_within_memory
-from mosaic.solver.replan.remembered import Answer, Remembered
+from mosaic.solver.replan.remembered import ProvenStages, Remembered
+from mosaic.solver.stage import StageResult
 from mosaic.solver.task import Found, Task
 
 _log = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ def find_exactly(task: Task) -> Found:
     is_proof = search.objective == "phases"  # the least sum is a bound for the phases too, but no proof
     record = found.record if is_proof else replace(found.record, status="feasible")
     if not (hint and hint.forbidden):
-        task.memo.keep(key, Answer(stages=found.stages, record=record, known=found.known))
+        task.memo.keep(key, ProvenStages(stages=found.stages, record=record, known=found.known))
     return Found(stages=_finished(task, found.stages, widen=True), record=record, known=found.known)
 
 

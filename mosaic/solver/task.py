@@ -9,11 +9,10 @@ from mosaic.cost import Cost
 from mosaic.graph import ModuleGraph
 from mosaic.plan import SearchRecord, Stage
 from mosaic.solver.exact.search import Knowledge, Objective, SearchHint, SearchLimits
-from mosaic.solver.gahc.placement import Machine
-from mosaic.solver.gahc.stage_eval import StageResult
 from mosaic.solver.options import DeploymentOption, QuotaGrid
 from mosaic.solver.planners.draft import PlannerSettings
 from mosaic.solver.replan.remembered import Remembered
+from mosaic.solver.stage import Machine, StageResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,9 +17,10 @@ from mosaic.profile import Phase, Profile
 from mosaic.simulate.step import StepModel, simulate
 from mosaic.solver import SearchOptions, solve
 from mosaic.solver.exact.search import SearchHint, SearchLimits, search_exactly
-from mosaic.solver.gahc.placement import Machine
 from mosaic.solver.options import all_options
-from mosaic.solver.replan.replanner import Replanner, resolve, start_from
+from mosaic.solver.replan.replanner import Replanner, start_from
+from mosaic.solver.solve import solve_with_hint
+from mosaic.solver.stage import Machine
 
 BOUNDED = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 ROUNDING = 1 + 1e-9
@@ -130,7 +131,10 @@ def test_any_plan_is_a_start_for_any_graph(before: Profile, after: Profile) -> N
     assert sorted(place) == sorted(after.graph.names)
     assert all(place[edge.source] < place[edge.target] for edge in after.graph.edges)
     search = SearchOptions(limits=SearchLimits(seconds=20))
-    warm = resolve(previous, after.graph, cost, after.device, search=search)
+    hint = SearchHint(start=start)
+    warm, _ = solve_with_hint(
+        after.graph, cost, after.device, num_devices=previous.num_devices, search=search, hint=hint
+    )
     assert warm.predicted_ms == pytest.approx(planned(after).predicted_ms, rel=1e-6)
 
 

@@ -1,8 +1,8 @@
 """A process that has loaded torch and forks ranks from itself, so that no rank costs a start-up of its own.
 
 Run as ``python -m ranks.nursery``: each line of its input asks for programs on some ranks each, which run at the same
-time, and is answered with a line that says how these ended. A rank ends as any program does: by an error, a signal, or at the
-end of its function. One that has not ended after the program's seconds is killed and is said to hang.
+time, and is answered with a line that says how these ended. A rank ends as any program does: by an error, a signal, or
+at the end of its function. One that has not ended after the program's seconds is killed and is said to hang.
 """
 
 from __future__ import annotations

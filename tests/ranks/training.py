@@ -6,6 +6,7 @@ import copy
 import random
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -13,12 +14,11 @@ from torch import nn
 import mosaic
 from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import find_modules
-from mosaic.errors import MosaicError
-from mosaic.graph import Part
-from mosaic.plan import Grid, Placement, Plan, SearchRecord, Stage
+from mosaic.plan import Plan
 from mosaic.ranks.colocate import colocate_ranks
+from ranks.graphs import plan_of
 
-STEPS = 20
+STEPS = 6
 
 
 class Model(nn.Module):
@@ -84,27 +84,9 @@ def plain_training(model: Model, rows: list[int], deaf: list[int], accumulate: i
 
 def draw_plan(model: Model, size: int, draw: random.Random, *, least: int = 1) -> Plan:
     """Draws subsets of ranks: equal, disjoint, nested or partly overlapping, as it comes."""
-    backend = HostBackend(1)
     graph = find_modules(model, batch(0, 3)).graph
-    stages = [
-        Stage(
-            placements=(
-                Placement(
-                    part=Part(module=name),
-                    slots=(0,),
-                    grid=Grid(ranks=tuple(draw.sample(range(size), draw.randint(least, size)))),
-                ),
-            )
-        )
-        for name in graph.topological_order()
-    ]
-    return Plan(
-        device=backend.device,
-        num_devices=size,
-        stages=tuple(stages),
-        graph=graph.fingerprint,
-        search=SearchRecord(method="manual"),
-    )
+    members = {name: tuple(draw.sample(range(size), draw.randint(least, size))) for name in graph.topological_order()}
+    return plan_of(graph, members, size)
 
 
 def random_training(rank: int, size: int) -> list[Any]:
@@ -164,38 +146,13 @@ def solved(rank: int, size: int) -> tuple[str, float]:
 
     torch.manual_seed(0)
     model = Model()
+    with pytest.raises(ValueError, match="cuda_graphs=True cannot be had on several ranks"):
+        mosaic.colocate(model, sample=batch(0, 4), options=mosaic.Options(cuda_graphs=True))
     handle = mosaic.colocate(model, sample=batch(0, 4), backend=HostBackend(1), options=mosaic.Options(profiling=FAST))
     loss = loss_of(model(**batch(rank, 4)))
     loss.backward()
     handle.remove()
     return handle.plan.fingerprint, loss.item()
-
-
-def refusals(rank: int, size: int) -> list[str]:
-    """Plans and models that cannot run on these ranks; returns what each error said."""
-    said = []
-
-    def attempt(model: nn.Module, plan: Plan | None = None) -> None:
-        try:
-            colocate_ranks(model, sample=batch(0, 3), backend=HostBackend(1), plan=plan)
-        except MosaicError as error:
-            said.append(str(error))
-
-    model = Model()
-    attempt(model, draw_plan(model, size, random.Random(rank)))
-    attempt(model, draw_plan(model, size + 1, random.Random(1)))
-    normed = Model()
-    normed.image = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8))
-    attempt(normed)
-    try:
-        mosaic.colocate(Model(), sample=batch(0, 3), options=mosaic.Options(cuda_graphs=True))
-    except ValueError as error:
-        said.append(str(error))
-    other = Model()
-    if rank:
-        other.backbone = nn.Linear(16, 8)
-    attempt(other)
-    return said
 
 
 def meeting_places(rank: int, size: int) -> list[int]:

@@ -10,16 +10,13 @@ namespace mosaic::search {
 
 // What comes before each module, directly or not, from what comes directly before it.
 std::vector<Mask> all_earlier(std::vector<Mask> before);
+std::vector<Mask> earlier_of(const Problem& problem);
 
 // What can be in no stage with each module: all that comes before or after it, directly or not.
 std::vector<Mask> all_apart(const std::vector<Mask>& earlier);
 
 // Whether no module of a set comes before another one of it.
 bool may_be_stage(Mask set, const std::vector<Mask>& apart);
-
-// Splits a set into as few chains as there can be: of each chain, every module comes before the next. `earlier` has
-// what comes before each module, directly or not.
-std::vector<std::vector<int>> split_into_chains(const std::vector<Mask>& earlier, Mask set);
 
 // Numbers from 0 for two kinds of sets: ideals, which hold all that comes before what they hold and so have the first
 // few modules of each chain; and stages, of which no module comes before another and so have one of each chain at

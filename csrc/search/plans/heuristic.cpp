@@ -1,31 +1,16 @@
-#include <algorithm>
-#include <random>
+#include "search/plans/heuristic.h"
 
-#include "search/plans/plan_search.h"
+#include <algorithm>
+
+#include "search/plans/chains.h"
 
 namespace mosaic::search {
 namespace {
 
-Mask before_of(const Problem& problem, Mask set) {
-    Mask before = 0;
-    each(set, [&](int m) { before |= problem.modules[static_cast<std::size_t>(m)].before; });
-    return before;
-}
-
-// What comes before each module, directly or not.
-std::vector<Mask> all_before(const Problem& problem) {
-    std::vector<Mask> earlier;
-    for (const Module& module : problem.modules) earlier.push_back(module.before);
-    for (std::size_t round = 0; round < earlier.size(); ++round) {  // as many rounds as the longest chain can have
-        for (Mask& own : earlier) each(own, [&](int other) { own |= earlier[static_cast<std::size_t>(other)]; });
-    }
-    return earlier;
-}
-
 class Descent {
   public:
     Descent(StageSearch& search, const Clock& clock)
-        : search_(search), problem_(search.problem()), clock_(clock), earlier_(all_before(search.problem())) {}
+        : search_(search), problem_(search.problem()), clock_(clock), apart_(all_apart(earlier_of(search.problem()))) {}
 
     Ns cost(Mask stage) { return stage == 0 ? 0 : search_.evaluate(stage).cost; }
 
@@ -50,7 +35,7 @@ class Descent {
                     const Mask merged = partition.stages[i] | partition.stages[j];
                     const Ns apart = cost(partition.stages[i]) + cost(partition.stages[j]);
                     const Ns cutoff = apart - best_gain;
-                    if (!are_independent(merged) || search_.bound(merged) >= cutoff) continue;
+                    if (!may_be_stage(merged, apart_) || search_.bound(merged) >= cutoff) continue;
                     auto stages = partition.stages;
                     stages[i] = merged;
                     stages.erase(stages.begin() + static_cast<std::ptrdiff_t>(j));
@@ -75,7 +60,7 @@ class Descent {
 
     // Replaces stages i and j (j may be one past the end: a new stage) by two others if that is better and in order.
     bool replace(Partition& partition, std::size_t i, std::size_t j, Mask first, Mask second) {
-        if (!are_independent(first) || !are_independent(second)) return false;
+        if (!may_be_stage(first, apart_) || !may_be_stage(second, apart_)) return false;
         const Ns before = cost(partition.stages[i]) + (j < partition.stages.size() ? cost(partition.stages[j]) : 0);
         if (bound(first) + bound(second) >= before) return false;
         auto stages = partition.stages;
@@ -96,12 +81,6 @@ class Descent {
     }
 
   private:
-    // No module of a stage may depend on another one of it, directly or not.
-    bool are_independent(Mask stage) const {
-        Mask earlier = 0;
-        each(stage, [&](int m) { earlier |= earlier_[static_cast<std::size_t>(m)]; });
-        return (earlier & stage) == 0;
-    }
     Ns bound(Mask stage) { return stage == 0 ? 0 : search_.bound(stage); }
     Ns search_value(Mask stage, Ns cutoff) { return stage == 0 ? 0 : search_.evaluate(stage, cutoff).cost; }
 
@@ -148,7 +127,7 @@ class Descent {
     StageSearch& search_;
     const Problem& problem_;
     const Clock& clock_;
-    std::vector<Mask> earlier_;  // what comes before each module, directly or not
+    std::vector<Mask> apart_;  // what can be in no stage with each module
 };
 
 // Modules whose longest chain of predecessors has the same length, together where they fit.
@@ -166,6 +145,8 @@ std::vector<Mask> levels(const Problem& problem) {
     return found;
 }
 
+}  // namespace
+
 void check_start(const Problem& problem, const std::vector<Mask>& start) {
     if (start.empty()) return;
     Mask seen = 0;
@@ -179,31 +160,6 @@ void check_start(const Problem& problem, const std::vector<Mask>& start) {
         throw std::invalid_argument("the start does not hold every module in an order that keeps dependencies");
     }
 }
-
-// Moves a few modules anywhere that order allows, whatever it costs.
-std::vector<Mask> kick(const Problem& problem, std::vector<Mask> stages, std::mt19937_64& draw) {
-    const int moves = 2 + static_cast<int>(draw() % 2);
-    for (int tries = 0, done = 0; tries < 20 && done < moves; ++tries) {
-        const Mask bit = Mask{1} << (draw() % static_cast<std::uint64_t>(problem.size()));
-        auto moved = stages;
-        for (Mask& stage : moved) stage &= ~bit;
-        const std::size_t target = draw() % (moved.size() + 1);
-        if (target == moved.size()) {
-            moved.push_back(bit);
-        } else {
-            moved[target] |= bit;
-        }
-        moved.erase(std::remove(moved.begin(), moved.end(), Mask{0}), moved.end());
-        const bool allowed = std::all_of(moved.begin(), moved.end(),
-                                         [&](Mask stage) { return (before_of(problem, stage) & stage) == 0; });
-        if (!allowed || !in_order(problem, moved)) continue;
-        stages = std::move(moved);
-        ++done;
-    }
-    return stages;
-}
-
-}  // namespace
 
 std::optional<std::vector<Mask>> in_order(const Problem& problem, std::vector<Mask> stages) {
     std::vector<Mask> sorted;
@@ -225,12 +181,12 @@ Partition one_by_one(StageSearch& search) {
     for (int m = 0; m < search.problem().size(); ++m) {
         const Mask bit = Mask{1} << m;
         partition.stages.push_back(bit);
-        partition.cost += search.evaluate(bit).cost;
+        partition.cost = std::min(kNever, partition.cost + search.evaluate(bit).cost);
     }
     return partition;
 }
 
-Partition improve(StageSearch& search, const Limits& limits, const Clock& clock, const std::vector<Mask>& start) {
+Partition improve(StageSearch& search, const Clock& clock, const std::vector<Mask>& start) {
     const Problem& problem = search.problem();
     check_start(problem, start);
     Descent descent(search, clock);
@@ -247,15 +203,6 @@ Partition improve(StageSearch& search, const Limits& limits, const Clock& clock,
         descent.cluster(best);
         descent.descend(best);
         descend_from(levels(problem));
-    }
-    std::mt19937_64 draw(limits.seed);
-    for (int round = 0; round < limits.kicks && !clock.is_over(); ++round) {
-        Partition kicked;
-        kicked.stages = kick(problem, best.stages, draw);
-        kicked.cost = descent.total(kicked.stages);
-        if (kicked.cost >= kNever) continue;
-        descent.descend(kicked);
-        if (kicked.cost < best.cost) best = kicked;
     }
     return best;
 }

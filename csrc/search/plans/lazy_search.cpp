@@ -1,14 +1,18 @@
 #include "search/plans/lazy_search.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 namespace mosaic::search {
 namespace {
 
-constexpr std::size_t kMostModules = 20;
+constexpr std::size_t kMaxGroups = 32;
+// Numbers of sets; each has a bound, and so has what is left after it.
+constexpr std::size_t kMaxNumbers = std::size_t{1} << 22;
 // Pairs of a set of finished modules and a stage after it; each round looks at all of them.
-constexpr std::int64_t kMostPairs = 30'000'000;
+constexpr std::int64_t kMaxPairs = 400'000'000;
+constexpr std::int64_t kPairsALook = 1'000'000;
 // Of one question about one stage, at first.
 constexpr std::int64_t kFirstNodes = 20'000;
 // Modules of a stage that is not looked at while there is news of smaller ones.
@@ -42,19 +46,22 @@ Mask LazySearch::to_modules(Mask stage) const {
 
 bool LazySearch::prepare(double least_left) {
     const std::size_t size = groups_.size();
-    if (size > kMostModules) return false;
+    if (size > kMaxGroups) return false;
     all_ = (Mask{1} << size) - 1;
     order();
+    if (index_.size() > kMaxNumbers) return false;
     stages_.assign(index_.size(), -1);
     rests_.assign(index_.size(), -1);
     nexts_.assign(index_.size(), 0);
     std::int64_t num_pairs = 0;
     bool is_late = false;
     ideals_.assign(1, make_ideal(0));
+    // Modules that are ready at once are each done, in the next stage, or later.
+    if (std::pow(3.0, __builtin_popcountll(ideals_[0].rest)) > static_cast<double>(kMaxPairs)) return false;
     rests_[0] = 0;
     for (std::size_t i = 0; i < ideals_.size(); ++i) {
         const Ideal ideal = ideals_[i];
-        if (num_pairs + (std::int64_t{1} << __builtin_popcountll(ideal.rest)) > kMostPairs) return false;
+        if (num_pairs + (std::int64_t{1} << __builtin_popcountll(ideal.rest)) > kMaxPairs) return false;
         each_stage(ideal, [&](Mask stage, std::size_t number, std::size_t next) {
             // Of a single ideal there may be as many stages as take a tenth of a second.
             if (++num_pairs % 1024 == 0) is_late = clock_.seconds_left() < limits_.seconds * least_left;
@@ -73,9 +80,9 @@ bool LazySearch::prepare(double least_left) {
 
 // Larger ones first, and else as they were found.
 void LazySearch::sort_ideals() {
-    std::vector<std::size_t> ends(kMostModules + 2, 0);
+    std::vector<std::size_t> ends(kMaxGroups + 2, 0);
     const auto place = [](const Ideal& ideal) {
-        return kMostModules - static_cast<std::size_t>(__builtin_popcountll(ideal.done));
+        return kMaxGroups - static_cast<std::size_t>(__builtin_popcountll(ideal.done));
     };
     for (const Ideal& ideal : ideals_) ++ends[place(ideal) + 1];
     for (std::size_t i = 1; i < ends.size(); ++i) ends[i] += ends[i - 1];
@@ -147,8 +154,8 @@ Ns& LazySearch::stage_bound(Mask stage, std::size_t number) {
 template <typename Visit>
 void LazySearch::each_stage(const Ideal& ideal, Visit visit) {
     // Modules of the rest are counted down in binary, so that the numbers change by what one place adds to them.
-    std::size_t stage_steps[kMostModules];
-    std::size_t ideal_steps[kMostModules];
+    std::size_t stage_steps[kMaxGroups];
+    std::size_t ideal_steps[kMaxGroups];
     std::size_t number = 0;
     std::size_t next = 0;
     std::size_t count = 0;
@@ -177,7 +184,7 @@ std::vector<Mask> LazySearch::run(const Clock& clock) {
     search_.set_max_nodes(nodes);
     while (true) {
         ++num_rounds_;
-        sweep();
+        if (!sweep(clock)) break;
         bound_ = std::max(bound_, std::min(best_, rests_[0]));
         if (bound_ >= best_ || clock.is_over()) break;
         if (work_out(lead())) continue;
@@ -190,12 +197,18 @@ std::vector<Mask> LazySearch::run(const Clock& clock) {
     return stages;
 }
 
-// The least time of what is left after each set, by the bounds of stages.
-void LazySearch::sweep() {
+// The least time of what is left after each set, by the bounds of stages. False where time ended it.
+bool LazySearch::sweep(const Clock& clock) {
+    std::int64_t num_pairs = 0;  // since the last look at the clock
     for (Ideal& ideal : ideals_) {
         const std::size_t own = ideal.number;
         // Bounds only rise: where the best stage's has not, it still is the best.
         if (nexts_[own] != 0 && stages_[ideal.next_stage] + rests_[ideal.next_ideal] == rests_[own]) continue;
+        num_pairs += std::int64_t{1} << __builtin_popcountll(ideal.rest);
+        if (num_pairs > kPairsALook) {
+            if (clock.is_over()) return false;
+            num_pairs = 0;
+        }
         Ns least = kNever;
         Mask best = 0;
         each_stage(ideal, [&](Mask stage, std::size_t number, std::size_t next) {
@@ -209,6 +222,7 @@ void LazySearch::sweep() {
         rests_[own] = least;
         nexts_[own] = best;
     }
+    return true;
 }
 
 std::vector<Mask> LazySearch::lead() const {

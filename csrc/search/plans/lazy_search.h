@@ -3,8 +3,8 @@
 
 #include <vector>
 
-#include "search/plans/chains.h"
 #include "search/clock.h"
+#include "search/plans/chains.h"
 #include "search/plans/plan_search.h"
 
 namespace mosaic::search {
@@ -56,7 +56,7 @@ class LazySearch {
     Ns& stage_bound(Mask stage, std::size_t number);
     template <typename Visit>
     void each_stage(const Ideal& ideal, Visit visit);
-    void sweep();
+    bool sweep(const Clock& clock);
     std::vector<Mask> lead() const;
     bool work_out(const std::vector<Mask>& stages);
     void raise(Mask stage, Ns bound);

@@ -1,26 +1,19 @@
-// From stages to plans: a heuristic that starts from several constructions and improves, and the exact search.
+// The best plan of a problem with a proof, or a good plan and a bound.
 #pragma once
 
 #include <cstdint>
 #include <memory>
-#include <optional>
-#include <unordered_map>
 #include <vector>
 
-#include "search/clock.h"
-#include "search/plans/longest_bound.h"
-#include "search/stages/stage_search.h"
+#include "search/plans/heuristic.h"
 
 namespace mosaic::search {
 
 struct Limits {
-    double seconds = 10;                // wall clock; 0: only the plan of one module after the other
-    std::int64_t max_nodes = 2000000;   // of one question about one stage
-    std::int64_t max_edges = 20000000;  // stages that the exact search may look at
-    int kicks = 30;                     // of the heuristic, after its first descent
+    double seconds = 10;               // wall clock; 0: only the plan of one module after the other
+    std::int64_t max_nodes = 2000000;  // of one question about one stage
     std::uint64_t seed = 0;
-    bool exact = true;      // false: heuristic with the bound of the start
-    bool patterns = false;  // whether few modules are searched like many: by prices and patterns first
+    bool exact = true;  // false: a good plan soon, with a plain bound
 };
 
 // What a search is told beforehand.
@@ -42,51 +35,6 @@ struct Plan {
     std::int64_t num_evaluations = 0;
     std::int64_t num_expanded = 0;
     double seconds = 0;
-};
-
-// A partition of the modules into stages, with its cost.
-struct Partition {
-    std::vector<Mask> stages;
-    Ns cost = kNever;
-};
-
-// Sorts stages so that every module comes after what it depends on; empty if they depend on each other in a cycle.
-std::optional<std::vector<Mask>> in_order(const Problem& problem, std::vector<Mask> stages);
-
-// One module after the other.
-Partition one_by_one(StageSearch& search);
-
-// Greedy agglomerative clustering (Algorithm 1), then descent over moves, swaps, merges and splits, then kicks. From
-// `start` instead where it is given and fits. Throws std::invalid_argument if it is no partition in order.
-Partition improve(StageSearch& search, const Limits& limits, const Clock& clock, const std::vector<Mask>& start);
-
-// Stages of an earlier plan with those modules that the search knows nothing of put where they cost least: beside
-// others, or left in the stage of their own that they have. Costs kNever where a stage cannot be.
-Partition insert_new(StageSearch& search, std::vector<Mask> stages);
-
-// What is left to do after some modules takes at least this long.
-class RestBound {
-  public:
-    explicit RestBound(const Problem& problem);
-    Ns operator()(Mask done) const;
-
-    // The same with what the longest stage tells; takes longer, is never less, and looks no higher than `at_most`.
-    Ns sharper(Mask done, Ns at_most);
-
-    Mask earlier(int module) const { return earlier_[static_cast<std::size_t>(module)]; }
-    Mask later(int module) const { return later_[static_cast<std::size_t>(module)]; }
-
-  private:
-    double work_of(Mask set) const;
-
-    std::vector<double> work_;   // least slots x time of each module, over all slots of the machine
-    std::vector<Ns> least_;      // shortest time of each module
-    std::vector<Mask> earlier_;  // what must be done before each module, directly or not
-    std::vector<Mask> later_;
-    std::vector<Ns> tail_;  // longest chain of modules from each on
-    Mask all_;
-    LongestBound longest_;
-    std::unordered_map<Mask, Ns> sharper_;
 };
 
 // The best plan with a proof, or, where a limit ends the search, the best one found and a true lower bound.

@@ -16,10 +16,12 @@ class WindowSearch {
   public:
     WindowSearch(StageSearch& search, const Limits& limits);
 
-    // Improves a plan until time is over, or as many windows in a row were in vain for each of its stages.
-    void run(const Clock& clock, int most_in_vain, Partition& best);
+    // Improves a plan until time is over, or many windows in a row were in vain.
+    void run(const Clock& clock, Partition& best);
 
   private:
+    // The stages' indices in a random order that keeps dependencies.
+    std::vector<std::size_t> draw_order(const std::vector<Mask>& stages);
     // The stages of a window, grown from a random one by its neighbours in an order of stages.
     std::vector<std::size_t> draw_window(const std::vector<Mask>& stages);
     // What is to be planned anew: free modules, and what is left of each stage.
@@ -29,7 +31,6 @@ class WindowSearch {
 
     StageSearch& search_;
     Limits limits_;
-    std::vector<Mask> earlier_;  // what comes before each module
     std::mt19937_64 random_;
 };
 

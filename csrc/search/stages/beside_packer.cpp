@@ -130,10 +130,6 @@ void BesidePacker::sort_items() {
 
 bool BesidePacker::descend(std::size_t depth) {
     if (depth == size_) return finish(states_[depth]);
-    if (!effort_->spend()) {
-        is_open_ = true;
-        return false;
-    }
     if (!has_room(depth)) return false;
     const State& state = states_[depth];
     for (int c = 0; c < items_[depth].num_choices; ++c) {
@@ -236,6 +232,10 @@ bool BesidePacker::spread(std::size_t depth, const Choice& choice, std::size_t f
 }
 
 bool BesidePacker::place(std::size_t depth, const Choice& choice) {
+    if (!effort_->spend()) {
+        is_open_ = true;
+        return false;
+    }
     const State& before = states_[depth];
     State& state = states_[depth + 1];
     const Rung& rung = choice.rungs.front();  // where the fixed point starts

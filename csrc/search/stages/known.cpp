@@ -6,7 +6,7 @@ namespace mosaic::search {
 namespace {
 
 // Sets that are handed on from search to search; beyond, only those that the latest one asked for.
-constexpr std::size_t kMostKept = 200'000;
+constexpr std::size_t kMaxKept = 200'000;
 
 bool is_same(const Option& first, const Option& second) {
     return first.degree == second.degree && first.quota == second.quota && first.forward == second.forward &&
@@ -93,23 +93,6 @@ Carried::Carried(const Known* known, const Problem& problem, const std::vector<i
     if (is_comparable(known->problem, problem) && disturbs_alike(*known, problem, before_)) known_ = known;
 }
 
-Mask Carried::strange() const {
-    Mask found = 0;
-    for (std::size_t m = 0; m < before_.size(); ++m) {
-        if (known_ == nullptr || before_[m] < 0) found |= Mask{1} << m;
-    }
-    return found;
-}
-
-Mask Carried::part_now(Mask earlier) const {
-    Mask now = 0;
-    each(earlier, [&](int m) {
-        const int index = now_[static_cast<std::size_t>(m)];
-        if (index >= 0) now |= Mask{1} << index;
-    });
-    return now;
-}
-
 std::optional<Mask> Carried::set_now(Mask earlier) const {
     Mask now = 0;
     bool is_there = true;
@@ -143,7 +126,7 @@ StageValue Carried::value_now(const StageValue& earlier) const {
 }
 
 void Carried::add_to(StageValues& values) const {
-    if (known_ == nullptr || known_->values.size() + values.size() > kMostKept) return;
+    if (known_ == nullptr || known_->values.size() + values.size() > kMaxKept) return;
     for (const auto& [earlier, value] : known_->values) {
         const auto set = set_now(earlier);
         if (!set) continue;

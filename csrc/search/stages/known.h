@@ -36,9 +36,6 @@ class Carried {
     // does not fit the problems. `known` may be null, and must outlive this.
     Carried(const Known* known, const Problem& problem, const std::vector<int>& places);
 
-    // Modules of which nothing is known, since they are new or not the same any more.
-    Mask strange() const;
-
     // What was known of a set; nothing is known of most.
     std::optional<StageValue> find(Mask set) const;
 
@@ -54,23 +51,9 @@ class Carried {
     // Adds what was known of sets that `values` says nothing of.
     void add_to(StageValues& values) const;
 
-    // Calls `visit(set, bound)` for each set that something is known of, without modules that are gone or not the same
-    // any more: for what is left of it, nothing is known (0), save where that is all. `set` may be empty.
-    template <typename Visit>
-    void each_part(Visit visit) const {
-        if (known_ == nullptr) return;
-        for (const auto& [earlier, value] : known_->values) {
-            const Mask left = part_now(earlier);
-            visit(left, __builtin_popcountll(left) == __builtin_popcountll(earlier) ? value.bound : 0);
-        }
-    }
-
   private:
     // A value with the modules' indices of now.
     StageValue value_now(const StageValue& earlier) const;
-
-    // What is left of a set of the earlier problem in this one.
-    Mask part_now(Mask earlier) const;
 
     // A set of the earlier problem in this one; none where a module is gone or not the same any more.
     std::optional<Mask> set_now(Mask earlier) const;

@@ -36,7 +36,7 @@ struct Effort {
     }
 
   private:
-    static constexpr std::int64_t kNodesALook = 1024;
+    static constexpr std::int64_t kNodesALook = 64;
 };
 
 }  // namespace mosaic::search

@@ -11,14 +11,12 @@ constexpr std::int64_t kQuickNodes = 2000;
 constexpr Ns kFirstStep = 32;
 // A best and a bound that are no further apart than this part are settled by one question just below the best.
 constexpr Ns kNear = 48;
-// Of one question about a placement: what is looked at module by module before anything else, and quota by quota then.
-constexpr std::int64_t kRoomNodes = 200;
-constexpr std::int64_t kQuotaNodes = 50000;
-constexpr std::int64_t kQuotaShare = 4;  // of what effort there is, since many modules take many nodes for nothing
+// Of one question about a placement, before it is looked for greedily.
+constexpr std::int64_t kQuickRoomNodes = 200;
 // Of one set, for which placements are also looked for greedily: that is not counted in nodes.
 constexpr int kGreedyQuestions = 40;
 // Of one question: how often a range of times is cut that took all nodes, and the part of the nodes that each cut has.
-constexpr int kMostCuts = 100;
+constexpr int kMaxCuts = 100;
 constexpr std::int64_t kRoughNodes = 5000;  // where a question has no more, a rough answer will do: nothing is cut
 constexpr std::int64_t kCutShare = 4;
 
@@ -27,12 +25,7 @@ bool is_over(const Effort& effort) { return effort.clock != nullptr && effort.cl
 }  // namespace
 
 StageSearch::StageSearch(const Problem& problem, const Effort& effort)
-    : problem_((check(problem), problem)),
-      effort_(effort),
-      bound_(problem),
-      rooms_(problem),
-      quotas_(problem),
-      greedy_(problem) {
+    : problem_((check(problem), problem)), effort_(effort), bound_(problem), rooms_(problem), greedy_(problem) {
     if (!problem.is_disturbed()) return;
     beside_ = std::make_unique<BesidePacker>(problem);
     calm_ = std::make_unique<Problem>(Problem{problem.modules, problem.machine, problem.objective, {}});
@@ -48,11 +41,6 @@ Ns StageSearch::bound(Mask set) {
 Ns StageSearch::known_bound(Mask set) const {
     const auto known = values_.find(set);
     return known == values_.end() || is_forbidden(set) ? bound_(set) : known->second.bound;
-}
-
-Ns StageSearch::found_bound(Mask set) const {
-    const auto known = values_.find(set);
-    return known == values_.end() || is_forbidden(set) ? 0 : known->second.bound;
 }
 
 void StageSearch::forbid(Mask set) {
@@ -88,7 +76,6 @@ const StageValue& StageSearch::settle(Mask set, Ns cutoff, bool is_whole) {
     greedy_left_ = kGreedyQuestions;
     if (undisturbed_) take_undisturbed(set, value, cutoff);
     value.gave_up = close(set, value, cutoff, is_whole);
-    num_open_ += value.gave_up;
     return value;
 }
 
@@ -161,7 +148,7 @@ Answer StageSearch::ask(Mask set, StageValue& value, Ns below, std::int64_t node
         if (range.low > range.high) continue;
         const Answer answer = pack(set, {range.high, below - 1 - range.low, below - 1}, effort, stage);
         if (answer == Answer::open) {
-            if (is_over(effort) || nodes <= kRoughNodes || ++num_cuts > kMostCuts || !cut(set, range, ranges))
+            if (is_over(effort) || nodes <= kRoughNodes || ++num_cuts > kMaxCuts || !cut(set, range, ranges))
                 return answer;
             effort.nodes_left = nodes / kCutShare;
             continue;
@@ -213,21 +200,15 @@ Answer StageSearch::pack(Mask set, const Target& target, Effort& effort, Stage& 
     return answer;
 }
 
-// Most questions are settled module by module at once; of the others most are quota by quota, and what memory leaves
-// open then is looked at module by module as long as there is effort.
+// Most questions are settled at once; of the others many by a greedy placement, and the rest as far as the effort goes.
 Answer StageSearch::pack_calmly(Mask set, const Target& target, Effort& effort, std::vector<Placed>& placed) {
-    const auto spend = [&](auto& packer, std::int64_t most) {
-        Effort part{std::min(most, effort.nodes_left), effort.clock};
-        const std::int64_t before = part.nodes_left;
-        const Answer answer = packer.pack(set, target, part, placed);
-        effort.nodes_left -= before - part.nodes_left;
-        return answer;
-    };
-    Answer answer = spend(rooms_, kRoomNodes);
+    Effort quick{std::min(kQuickRoomNodes, effort.nodes_left), effort.clock};
+    const std::int64_t before = quick.nodes_left;
+    const Answer answer = rooms_.pack(set, target, quick, placed);
+    effort.nodes_left -= before - quick.nodes_left;
     if (answer != Answer::open || is_over(effort)) return answer;
     if (--greedy_left_ >= 0 && greedy_.pack(set, target, placed)) return Answer::yes;
-    answer = spend(quotas_, std::min(kQuotaNodes, effort.nodes_left / kQuotaShare));
-    return answer == Answer::open ? spend(rooms_, effort.nodes_left) : answer;
+    return rooms_.pack(set, target, effort, placed);
 }
 
 void StageSearch::keep(StageValue& value, Stage& stage, Ns cost) {

@@ -8,7 +8,6 @@
 #include "search/stages/beside_packer.h"
 #include "search/stages/greedy_packer.h"
 #include "search/stages/known.h"
-#include "search/stages/quota_packer.h"
 #include "search/stages/room_packer.h"
 #include "search/stages/stage_bound.h"
 
@@ -26,9 +25,6 @@ class StageSearch {
 
     // The same with what was found out about the set; nothing is kept.
     Ns known_bound(Mask set) const;
-
-    // What was found out about the set alone; 0: nothing.
-    Ns found_bound(Mask set) const;
 
     // Finds the optimum of a set if it is below `cutoff`; otherwise proves that it is not. Where the number of nodes
     // runs out, the value stays open: its bound is below its cost.
@@ -54,12 +50,6 @@ class StageSearch {
     void forbid(Mask set);
     bool is_forbidden(Mask set) const;
 
-    // Calls `visit(set, value)` for all that was found out, in no order.
-    template <typename Visit>
-    void each_known(Visit visit) const {
-        for (const auto& [set, value] : values_) visit(set, value);
-    }
-
     // Everything found out, here and by the search before, without what was forbidden. The search is not usable
     // afterwards.
     StageValues take_values();
@@ -68,7 +58,6 @@ class StageSearch {
     void set_max_nodes(std::int64_t max_nodes);
 
     std::int64_t num_evaluations() const { return num_evaluations_; }
-    std::int64_t num_open() const { return num_open_; }
 
   private:
     struct Range {  // of forward times
@@ -92,7 +81,6 @@ class StageSearch {
     Effort effort_;
     StageBound bound_;
     RoomPacker rooms_;
-    QuotaPacker quotas_;
     GreedyPacker greedy_;
     int greedy_left_ = 0;                       // questions
     std::unique_ptr<BesidePacker> beside_;      // where modules disturb each other
@@ -103,7 +91,6 @@ class StageSearch {
     Carried carried_;
     std::vector<Mask> forbidden_;
     std::int64_t num_evaluations_ = 0;
-    std::int64_t num_open_ = 0;
 };
 
 }  // namespace mosaic::search

@@ -14,7 +14,7 @@ from mosaic.plan import Plan
 from mosaic.profile import Phase
 from mosaic.solver import solve
 from mosaic.solver.exact.search import SearchHint, SearchLimits, why_not_exact
-from mosaic.solver.replan.feedback import Measured, with_measured
+from mosaic.solver.replan.feedback import MeasuredTimes, with_measured
 from mosaic.solver.solve import solve_with_hint
 from mosaic.solver.task import SearchOptions
 from mosaic.timeline import Span
@@ -63,7 +63,7 @@ def plans_to_try(best: Plan, graph: ModuleGraph, cost: Cost, *, count: int, smal
     return (*kept, sequential)[:count]
 
 
-def measured_of(spans: Iterable[Span]) -> Measured:
+def measured_of(spans: Iterable[Span]) -> MeasuredTimes:
     """Returns the median time of each module's phases, in milliseconds."""
     times: dict[tuple[str, Phase], list[float]] = {}
     for span in spans:
@@ -72,7 +72,7 @@ def measured_of(spans: Iterable[Span]) -> Measured:
     return {key: statistics.median(values) for key, values in times.items()}
 
 
-def solve_again(plan: Plan, measured: Measured, graph: ModuleGraph, cost: Cost) -> tuple[Plan, Cost] | None:
+def solve_again(plan: Plan, measured: MeasuredTimes, graph: ModuleGraph, cost: Cost) -> tuple[Plan, Cost] | None:
     """Corrects the cost model by what a plan was measured to take, and plans with it; None where that takes long."""
     known = {module: time_ms for module, time_ms in measured.items() if module[0] in graph.names}
     corrected = with_measured(cost, plan, known)

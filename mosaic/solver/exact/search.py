@@ -19,16 +19,15 @@ from mosaic.graph import ModuleGraph
 from mosaic.plan import SearchRecord
 from mosaic.profile import Phase
 from mosaic.solver.exact.pair_table import pair_shares, pair_table
-from mosaic.solver.gahc.placement import Machine
-from mosaic.solver.gahc.stage_eval import StageResult
 from mosaic.solver.options import NS_PER_MS, DeploymentOption
+from mosaic.solver.stage import Machine, StageResult
 
 if TYPE_CHECKING:
     from mosaic import _search
 
 Objective = Literal["phases", "sum"]
 MAX_MODULES = 64
-_MOST_KICKS, _MOST_SEED = 2**31 - 1, 2**63 - 1  # what the extension's whole numbers hold
+_MAX_SEED = 2**63 - 1  # what the extension's whole numbers hold
 _NEVER_FULL = 1e9  # a capacity that nobody meets: a phase that is not disturbed
 Options = Mapping[str, Sequence[DeploymentOption]]
 _ROW = operator.attrgetter("degree", "quota", "forward_ns", "backward_ns", "memory_bytes")
@@ -40,19 +39,15 @@ class SearchLimits:
 
     seconds: float = 10.0
     """Wall clock; 0 gives the sequential plan at once."""
-    kicks: int = 30
-    """Restarts of the heuristic that the exact search starts from."""
     seed: int = 0
-    """Seed of the restarts."""
+    """Seed of what is drawn at random: the windows of a plan that are planned anew."""
     exact: bool = True
-    """Whether to prove the plan best; otherwise the heuristic's plan is returned."""
+    """Whether to prove the plan best; otherwise a good plan is returned soon."""
 
     def __post_init__(self) -> None:
-        is_sound = self.seconds >= 0 and 0 <= self.kicks <= _MOST_KICKS and 0 <= self.seed <= _MOST_SEED
-        if not is_sound:
+        if not (self.seconds >= 0 and 0 <= self.seed <= _MAX_SEED):
             raise ValueError(
-                f"seconds={self.seconds}, kicks={self.kicks}, seed={self.seed}; use values of 0 or more, at most "
-                f"{_MOST_KICKS} kicks and seed {_MOST_SEED}"
+                f"seconds={self.seconds}, seed={self.seed}; use values of 0 or more, and at most seed {_MAX_SEED}"
             )
 
 
@@ -132,7 +127,6 @@ def search_exactly(
     found: _search.Plan = search.plan(
         _problem(search, graph, names, options, rows, cost=cost, machine=machine, objective=objective),
         seconds=limits.seconds,
-        kicks=limits.kicks,
         seed=limits.seed,
         exact=limits.exact,
         start=_masks(hint.start, place),

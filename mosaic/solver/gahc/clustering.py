@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from itertools import combinations
 
 from mosaic.graph import ModuleGraph
-from mosaic.solver.gahc.stage_eval import StageEvaluator, StageResult
+from mosaic.solver.gahc.stage_eval import StageEvaluator
+from mosaic.solver.stage import StageResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,25 +27,14 @@ from typing import Any
 from mosaic.solver.gahc.extras import PairwiseExtras
 from mosaic.solver.options import DeploymentOption
 from mosaic.solver.slots import Choice, Starts, lay_out
+from mosaic.solver.stage import Machine
 
 Group = tuple[tuple[str, DeploymentOption], ...]
 """Modules that share a device, each at an option."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """What a stage has to fit on."""
-
-    num_devices: int
-    """Devices, all alike."""
-    num_slots: int
-    """Slots of each."""
-    memory_bytes: int
-    """Memory of each in bytes; 0 where unknown, which then limits nothing."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class SatQuestion:
     """What CP-SAT is asked."""
 
     options: Mapping[str, Sequence[DeploymentOption]]
@@ -63,7 +52,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class SatAnswer:
     """What CP-SAT said."""
 
     is_resolved: bool
@@ -74,7 +63,7 @@ class Answer:
     """First slots of each module."""
 
 
-def ask(question: Question) -> Answer:
+def ask(question: SatQuestion) -> SatAnswer:
     """Finds options and devices for all modules of a stage, or proves that there are none."""
     from ortools.sat.python import cp_model  # 0.3 s to import; only searches need it
 
@@ -91,19 +80,19 @@ def ask(question: Question) -> Answer:
     solver.parameters.catch_sigint_signal = False  # or it leaves the process without Python's own handler
     status = solver.solve(model)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return Answer(is_resolved=status == cp_model.INFEASIBLE)
+        return SatAnswer(is_resolved=status == cp_model.INFEASIBLE)
     devices: dict[tuple[str, DeploymentOption], tuple[int, ...]] = {}
     for (name, option, device), variable in on.items():
         if solver.boolean_value(variable):
             devices[name, option] = (*devices.get((name, option), ()), device)
     choices = {name: (option, at) for (name, option), at in devices.items()}
-    return Answer(is_resolved=True, choices=choices, starts=lay_out(choices, question.machine.num_slots))
+    return SatAnswer(is_resolved=True, choices=choices, starts=lay_out(choices, question.machine.num_slots))
 
 
 _On = dict[tuple[str, DeploymentOption, int], Any]
 
 
-def _add_selection(model: Any, question: Question) -> _On:
+def _add_selection(model: Any, question: SatQuestion) -> _On:
     """One option for each module, on as many devices as its degree."""
     on: _On = {}
     devices = range(question.machine.num_devices)
@@ -119,7 +108,7 @@ def _add_selection(model: Any, question: Question) -> _On:
     return on
 
 
-def _add_capacity(model: Any, question: Question, on: _On) -> None:
+def _add_capacity(model: Any, question: SatQuestion, on: _On) -> None:
     """Slots (paper Eq. 5) and memory of each device; devices in falling order of load."""
     machine = question.machine
     loads = []
@@ -134,7 +123,7 @@ def _add_capacity(model: Any, question: Question, on: _On) -> None:
         model.add(heavier >= lighter)
 
 
-def _add_interference(model: Any, question: Question, on: _On, extras: PairwiseExtras) -> None:
+def _add_interference(model: Any, question: SatQuestion, on: _On, extras: PairwiseExtras) -> None:
     """Paper Eq. 7, one implied linear constraint for each module, option and device.
 
     Options of a neighbour that disturb everybody alike share one variable, so a constraint stays short.
@@ -160,7 +149,7 @@ def _add_interference(model: Any, question: Question, on: _On, extras: PairwiseE
                 model.add(total <= slack).only_enforce_if(on[name, option, device])
 
 
-def _add_forbidden(model: Any, question: Question, on: _On) -> None:
+def _add_forbidden(model: Any, question: SatQuestion, on: _On) -> None:
     """No device holds a forbidden group with nobody else beside it."""
     for group in question.forbidden:
         if not all((name, option, 0) in on for name, option in group):

@@ -12,41 +12,15 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from mosaic.cost import Cost
 from mosaic.solver.gahc.extras import PairwiseExtras, group_extra_ns
-from mosaic.solver.gahc.placement import Answer, Group, Machine, Question, ask
+from mosaic.solver.gahc.placement import Group, SatAnswer, SatQuestion, ask
 from mosaic.solver.options import DeploymentOption, least_options
-from mosaic.solver.slots import Choice, Starts
+from mosaic.solver.stage import Machine, StageResult, alone
 
 _UNLIMITED_NS = 2**50
 """A target that everything meets: thirteen days."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageResult:
-    """The best allocation of one stage."""
-
-    latency_ns: int
-    """Time of its slowest module, forward and backward, beside the others; in nanoseconds."""
-    choices: Mapping[str, Choice]
-    """Option and devices of each module."""
-    starts: Mapping[str, Starts]
-    """First slot of each module on each of its devices."""
-
-    def beside(self, name: str, device: int) -> list[tuple[str, int]]:
-        """Returns the neighbours of a module on one device, each with its quota in slots."""
-        return [(n, o.quota) for n, (o, devices) in self.choices.items() if n != name and device in devices]
-
-
-def alone(name: str, options: Sequence[DeploymentOption]) -> StageResult:
-    """Returns the stage of one module alone at its fastest, on as few slots as that takes."""
-    least = min(option.forward_ns + option.backward_ns for option in options)
-    fastest = [option for option in options if option.forward_ns + option.backward_ns == least]
-    best = min(fastest, key=lambda option: (option.area, option))
-    choice = (best, tuple(range(best.degree)))
-    return StageResult(latency_ns=best.latency_ns, choices={name: choice}, starts={name: (0,) * best.degree})
 
 
 class StageEvaluator:
@@ -143,7 +117,7 @@ class StageEvaluator:
         forbidden: list[Group] = []
         while True:
             answer = ask(
-                Question(
+                SatQuestion(
                     options={name: self._candidates(name, target_ns, names) for name in names},
                     machine=self._machine,
                     target_ns=target_ns,
@@ -168,7 +142,7 @@ class StageEvaluator:
             return self._extras.candidates(name, target_ns, stage)
         return tuple(option for option in self._options[name] if option.latency_ns <= target_ns)
 
-    def _result(self, names: Sequence[str], answer: Answer) -> StageResult:
+    def _result(self, names: Sequence[str], answer: SatAnswer) -> StageResult:
         assert answer.choices is not None
         choices = {name: answer.choices[name] for name in names}
         alone = StageResult(latency_ns=0, choices=choices, starts=answer.starts)

@@ -13,15 +13,15 @@ from typing import ClassVar
 
 from mosaic.device import FORBID_EXTRA, Device
 from mosaic.graph import Edge, ModuleGraph, ModuleNode
-from mosaic.solver.options import MOST_MS
+from mosaic.solver.options import MAX_MS
 
-MOST_DEVICES = 4096
+MAX_DEVICES = 4096
 """Devices of an instance; the searches walk through them one by one."""
-MOST_SLOTS = 1024
+MAX_SLOTS = 1024
 """Slots of a device: more than any GPU has SMs."""
-MOST_BYTES = 2**53
+MAX_BYTES = 2**53
 """Bytes of a device or module: 9 PB. All modules' bytes are added up in 64 bits."""
-MOST_SHARE = 1000.0
+MAX_SHARE = 1000.0
 """What one neighbour may cost, as a share of the time alone."""
 
 
@@ -147,10 +147,10 @@ class Instance:
         found = f"num_devices={self.num_devices}, num_slots={self.num_slots}, memory_bytes={self.memory_bytes}"
         if self.num_devices < 1 or self.num_slots < 1 or self.memory_bytes < 0:
             raise ValueError(f"{found}; a machine has at least one device of one slot, and no negative memory")
-        if self.num_devices > MOST_DEVICES or self.num_slots > MOST_SLOTS or self.memory_bytes > MOST_BYTES:
+        if self.num_devices > MAX_DEVICES or self.num_slots > MAX_SLOTS or self.memory_bytes > MAX_BYTES:
             raise ValueError(
-                f"{found}; an instance has at most {MOST_DEVICES:,} devices of {MOST_SLOTS:,} slots and "
-                f"{MOST_BYTES:,} bytes: take several slots as one, and 0 bytes for no limit"
+                f"{found}; an instance has at most {MAX_DEVICES:,} devices of {MAX_SLOTS:,} slots and "
+                f"{MAX_BYTES:,} bytes: take several slots as one, and 0 bytes for no limit"
             )
 
     def _check_disturbances(self) -> None:
@@ -160,10 +160,10 @@ class Instance:
             pair = (one.module, one.beside)
             if not set(pair) <= names or one.module == one.beside or pair in seen:
                 raise ValueError(f"the disturbance of {pair[0]!r} by {pair[1]!r}: list two different modules once")
-            if not all(0 <= share <= MOST_SHARE for share in (one.forward, one.backward)):
+            if not all(0 <= share <= MAX_SHARE for share in (one.forward, one.backward)):
                 raise ValueError(
                     f"the disturbance of {pair[0]!r} by {pair[1]!r} has shares {one.forward} and {one.backward}; "
-                    f"neighbours cost 0 or more, and at most {MOST_SHARE:.0f} times the time alone"
+                    f"neighbours cost 0 or more, and at most {MAX_SHARE:.0f} times the time alone"
                 )
             seen.add(pair)
 
@@ -189,19 +189,19 @@ def _check_options(module: InstanceModule) -> None:
     for option in module.options:
         times = (option.forward_ms, option.backward_ms)
         own = (option.memory_bytes, option.resident_bytes, option.activation_bytes)
-        if option.degree < 1 or option.quota < 1 or min(own) < 0 or own[0] > MOST_BYTES:
+        if option.degree < 1 or option.quota < 1 or min(own) < 0 or own[0] > MAX_BYTES:
             raise ValueError(
-                f"{of} has {option}; degree and quota are at least 1, bytes at least 0 and at most {MOST_BYTES:,}"
+                f"{of} has {option}; degree and quota are at least 1, bytes at least 0 and at most {MAX_BYTES:,}"
             )
         if own[1] + own[2] > own[0]:
             raise ValueError(
                 f"{of} keeps {own[1]} resident_bytes and {own[2]} activation_bytes at {_where(option)}, of "
                 f"memory_bytes={own[0]}; both are parts of memory_bytes: give at least their sum"
             )
-        if not all(0 <= time <= MOST_MS for time in times):
+        if not all(0 <= time <= MAX_MS for time in times):
             raise ValueError(
                 f"{of} has the times {times} at {_where(option)}; a time is finite and not negative, and at most "
-                f"{MOST_MS:.0f} ms"
+                f"{MAX_MS:.0f} ms"
             )
         if memory.setdefault(option.degree, own) != own:
             raise ValueError(

@@ -18,14 +18,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mosaic.solver.gahc.placement import Machine
-from mosaic.solver.gahc.stage_eval import StageResult
 from mosaic.solver.options import DeploymentOption
 from mosaic.solver.slots import lay_out
+from mosaic.solver.stage import Machine, StageResult
 
-MOST_NODES = 4000
+MAX_NODES = 4000
 """Places of modules that are tried before devices are given up."""
-_MOST_SWAPS = 200
+_MAX_SWAPS = 200
 
 Stages = tuple[StageResult, ...]
 _State = tuple[int, tuple[int, ...], tuple[int, ...]]
@@ -69,7 +68,7 @@ def swap_labels(stages: Stages, machine: Machine) -> Stages | None:
         light = sorted(range(count), key=lambda device: kept[device])
         now[index] = _renamed(stage, dict(zip(heavy, light, strict=True)), machine)
         kept = [sum(pair) for pair in zip(kept, _kept(now[index], count), strict=True)]
-    for _ in range(_MOST_SWAPS):
+    for _ in range(_MAX_SWAPS):
         held = held_bytes(now, count)
         if max(held) <= machine.memory_bytes:
             return tuple(now)
@@ -138,9 +137,9 @@ def place_anew(stages: Stages, machine: Machine, *, ends: float = math.inf) -> S
     """Chooses the devices of all modules anew, at the degrees and quotas that they have.
 
     Neighbours change, and with them what they cost each other. None: nothing was found, by ``ends`` on
-    ``time.perf_counter``'s clock or within ``MOST_NODES``.
+    ``time.perf_counter``'s clock or within ``MAX_NODES``.
     """
-    search = _Placing(machine=machine, num_stages=len(stages), nodes_left=MOST_NODES, ends=ends)
+    search = _Placing(machine=machine, num_stages=len(stages), nodes_left=MAX_NODES, ends=ends)
     items = [(index, name, option) for index, one in enumerate(stages) for name, (option, _) in one.choices.items()]
     items.sort(key=lambda item: (-(item[2].kept_bytes + item[2].working_bytes), -item[2].area, item[1]))
     if not search.place([(index, name, (option,)) for index, name, option in items]):
@@ -274,7 +273,7 @@ def _shares_of(total: int, sizes: Sequence[int]) -> Iterator[list[int]]:
 
 
 def assign_alone(
-    options: Mapping[str, Sequence[DeploymentOption]], machine: Machine, *, most_nodes: int
+    options: Mapping[str, Sequence[DeploymentOption]], machine: Machine, *, max_nodes: int
 ) -> tuple[dict[str, tuple[DeploymentOption, tuple[int, ...]]] | None, bool]:
     """Chooses an option and devices for every module, each in a stage of its own, so that all fit.
 
@@ -283,12 +282,12 @@ def assign_alone(
     Args:
         options: In the order in which they are to be tried.
         machine: What there is.
-        most_nodes: Places that are tried before it gives up.
+        max_nodes: Places that are tried before it gives up.
 
     Returns:
         The choices, or None; and whether None means that there are none.
     """
     names = sorted(options, key=lambda name: (-min(o.kept_bytes + o.working_bytes for o in options[name]), name))
-    search = _Placing(machine=machine, num_stages=len(names), nodes_left=most_nodes, is_alone=True)
+    search = _Placing(machine=machine, num_stages=len(names), nodes_left=max_nodes, is_alone=True)
     found = search.place([(index, name, options[name]) for index, name in enumerate(names)])
     return (search.chosen if found else None), search.is_complete

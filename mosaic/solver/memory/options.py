@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from mosaic.errors import InfeasibleError, UndecidedError
 from mosaic.graph import ModuleGraph
-from mosaic.solver.gahc.placement import Machine
-from mosaic.solver.gahc.stage_eval import StageResult
 from mosaic.solver.memory.holding import Stages, assign_alone
 from mosaic.solver.options import DeploymentOption
 from mosaic.solver.slots import lay_out
+from mosaic.solver.stage import Machine, StageResult
 
 Options = Mapping[str, Sequence[DeploymentOption]]
 
@@ -33,14 +32,14 @@ def alone_within_memory(graph: ModuleGraph, options: Options, machine: Machine) 
     while True:
         if sum(map(on_all_devices, now.values())) <= machine.num_devices * machine.memory_bytes:
             single = {name: (option,) for name, option in now.items()}
-            placed, _ = assign_alone(single, machine, most_nodes=STEP_NODES)
+            placed, _ = assign_alone(single, machine, max_nodes=STEP_NODES)
             if placed is not None:
                 return tuple(_alone(name, *placed[name], machine) for name in graph.topological_order())
         step = _cheapest_step(now, fastest)
         if step is None:
             break
         now = {**now, step[0]: step[1]}
-    chosen, is_complete = assign_alone(fastest, machine, most_nodes=ALONE_NODES)
+    chosen, is_complete = assign_alone(fastest, machine, max_nodes=ALONE_NODES)
     if chosen is None:
         raise _refusal(options, machine, is_proven=is_complete)
     return tuple(_alone(name, *chosen[name], machine) for name in graph.topological_order())

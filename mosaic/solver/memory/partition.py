@@ -11,12 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mosaic.cost import Cost
-from mosaic.solver.gahc.placement import Machine
-from mosaic.solver.gahc.stage_eval import StageResult
 from mosaic.solver.memory.holding import Stages, state_sets
 from mosaic.solver.options import NS_PER_MS, DeploymentOption
 from mosaic.solver.predict import build_stage
 from mosaic.solver.slots import Choice, lay_out
+from mosaic.solver.stage import Machine, StageResult
 
 _Devices = Mapping[str, tuple[int, ...]]
 

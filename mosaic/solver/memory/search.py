@@ -24,11 +24,11 @@ from mosaic.errors import InfeasibleError, UndecidedError
 from mosaic.graph import ModuleGraph
 from mosaic.plan import SearchRecord
 from mosaic.solver.exact.search import ExactResult, Knowledge, Objective, SearchHint, SearchLimits, search_exactly
-from mosaic.solver.gahc.placement import Machine
 from mosaic.solver.memory.holding import Stages, assign_alone, fits, place_anew, swap_labels
 from mosaic.solver.memory.options import alone_within_memory, fastest_by_degree, on_all_devices, without_hopeless
 from mosaic.solver.memory.partition import PartitionSearch, stage_ms
 from mosaic.solver.options import DeploymentOption
+from mosaic.solver.stage import Machine
 
 Options = Mapping[str, Sequence[DeploymentOption]]
 
@@ -40,7 +40,6 @@ PARTITION_NODES = 20_000
 """Places and quotas of one partition."""
 HEURISTIC_PARTS = 8
 """Parts that a search without a proof looks at."""
-DIVE_KICKS = 3
 _CLOSE_MS = 1e-6
 
 
@@ -156,7 +155,7 @@ class _HeldSearch:
                 return
             name, degrees = lighter
             own = tuple(option for option in options[name] if option.degree in degrees)
-            quick = replace(self.limits, seconds=self._left() / 4, kicks=DIVE_KICKS, exact=False)
+            quick = replace(self.limits, seconds=self._left() / 4, exact=False)
             try:
                 options = without_hopeless({**options, name: own}, self.machine)
                 relaxed = self._relax(options, frozenset(self._forbidden()), quick)
@@ -224,7 +223,7 @@ class _HeldSearch:
     def _has_place(self, options: Options) -> bool:
         """False only where devices cannot hold the modules, whatever the stages."""
         lightest = {name: sorted(fastest_by_degree(own), key=on_all_devices) for name, own in options.items()}
-        chosen, is_complete = assign_alone(lightest, self.machine, most_nodes=PLACE_NODES)
+        chosen, is_complete = assign_alone(lightest, self.machine, max_nodes=PLACE_NODES)
         return chosen is not None or not is_complete
 
     def _divide_by_stages(self, part: _Part, relaxed: ExactResult) -> None:

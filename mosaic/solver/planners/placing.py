@@ -15,11 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from mosaic.errors import InfeasibleError
-from mosaic.solver.gahc.placement import Machine
-from mosaic.solver.gahc.stage_eval import StageResult
 from mosaic.solver.memory.holding import Stages, fits, held_bytes, place_anew, swap_labels
 from mosaic.solver.options import DeploymentOption
 from mosaic.solver.planners.draft import DraftWave, Job
+from mosaic.solver.stage import Machine, StageResult
 
 Homes = list[list[tuple[int, ...]]]
 """Devices of every job of every wave."""

@@ -1,4 +1,4 @@
-"""Measured times of a plan, put back into the cost model, and the plan made again.
+"""MeasuredTimes times of a plan, put back into the cost model, and the plan made again.
 
 A prediction that is off makes a solver prefer what it underestimates. Measuring the plan shows where; solving again
 with that corrected recovers most of what the errors cost in one or two rounds (``bench/README.md``).
@@ -7,19 +7,14 @@ with that corrected recovers most of what the errors cost in one or two rounds (
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 from mosaic.cost import Cost
 from mosaic.cost.retimed import RetimedCost
-from mosaic.device import Device
-from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan
 from mosaic.profile import Phase
-from mosaic.solver.solve import solve
-from mosaic.solver.task import SearchOptions
 
-Measured = Mapping[tuple[str, Phase], float]
+MeasuredTimes = Mapping[tuple[str, Phase], float]
 """Milliseconds of each module's phase in a plan that was run; what was not measured is left out."""
 
 _Point = tuple[int, int]
@@ -57,7 +52,7 @@ class CorrectedCost(RetimedCost):
         return math.exp(total / max(1.0, math.fsum(weights.values())))
 
 
-def with_measured(cost: Cost, plan: Plan, measured: Measured, *, reach: float = 2.0) -> CorrectedCost:
+def with_measured(cost: Cost, plan: Plan, measured: MeasuredTimes, *, reach: float = 2.0) -> CorrectedCost:
     """Corrects a cost model by the measured times of a plan that was made with it.
 
     Args:
@@ -87,73 +82,3 @@ def with_measured(cost: Cost, plan: Plan, measured: Measured, *, reach: float = 
             known = before.ratio(module, phase, *point)
             ratios.setdefault((module, phase), {})[point] = known * time_ms / predicted_ms
     return CorrectedCost(before.base, ratios, reach=reach)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Round:
-    """A plan that was made, and what it was measured to take."""
-
-    plan: Plan
-    """With the times that were predicted when it was made."""
-    measured: Measured
-    """Milliseconds of its modules."""
-    measured_ms: float
-    """Its stages with the measured times: slowest forward plus slowest backward of each."""
-
-
-def replan(
-    graph: ModuleGraph,
-    cost: Cost,
-    device: Device,
-    measure: Callable[[Plan], Measured],
-    *,
-    num_devices: int = 1,
-    rounds: int = 2,
-    reach: float = 2.0,
-    search: SearchOptions | None = None,
-) -> tuple[Round, ...]:
-    """Plans, measures, corrects and plans again, until the plan stays or the rounds are over.
-
-    Args:
-        graph: What to place.
-        cost: Predictions to begin with.
-        device: What one of the devices is.
-        measure: Runs a plan and returns the times of its modules.
-        num_devices: How many devices.
-        rounds: Plans to make after the first.
-        reach: See ``with_measured``.
-        search: How to search.
-
-    Returns:
-        What was made and measured, in order; ``best_round`` picks the one to keep.
-    """
-    done: list[Round] = []
-    seen: set[object] = set()
-    for _ in range(rounds + 1):
-        plan = solve(graph, cost, device, num_devices=num_devices, search=search)
-        key = tuple((p.module, p.cells) for p in plan.placements), tuple(stage.names for stage in plan.stages)
-        if key in seen:
-            break
-        seen.add(key)
-        measured = measure(plan)
-        done.append(Round(plan=plan, measured=measured, measured_ms=measured_step_ms(plan, measured)))
-        cost = with_measured(cost, plan, measured, reach=reach)
-    return tuple(done)
-
-
-def best_round(rounds: tuple[Round, ...]) -> Round:
-    """Returns the round that measured fastest; the first of equals."""
-    return min(rounds, key=lambda one: one.measured_ms)
-
-
-def measured_step_ms(plan: Plan, measured: Measured) -> float:
-    """Returns a plan's stages with measured times in place of predicted ones, where there are any."""
-    total = 0.0
-    for stage in plan.stages:
-        for phase in Phase:
-            times = [
-                measured.get((p.module, phase), p.forward_ms if phase is Phase.FORWARD else p.backward_ms)
-                for p in stage.placements
-            ]
-            total += max(times, default=0.0)
-    return total

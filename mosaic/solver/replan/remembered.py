@@ -24,18 +24,17 @@ from mosaic.errors import InfeasibleError
 from mosaic.graph import ModuleGraph
 from mosaic.plan import SearchRecord, Stage
 from mosaic.solver.exact.search import Knowledge
-from mosaic.solver.gahc.placement import Machine
-from mosaic.solver.gahc.stage_eval import StageResult, alone
 from mosaic.solver.options import DeploymentOption, QuotaGrid, all_options
 from mosaic.solver.predict import PlacedTimes, build_stage
 from mosaic.solver.spare import spend_spare_slots
+from mosaic.solver.stage import Machine, StageResult, alone
 from mosaic.solver.stagger import Stagger
 
-MOST_STAGES = 4096
+MAX_STAGES = 4096
 """Stages that are kept; beyond, all are let go."""
-MOST_ANSWERS = 16
+MAX_ANSWERS = 16
 """Problems whose proven answer is kept; beyond, the one that was asked for longest ago is let go."""
-MOST_MODULES = 256
+MAX_MODULES = 256
 """Modules that are kept; beyond, those that are gone are let go."""
 
 
@@ -77,7 +76,7 @@ _Basis = tuple[Device, int, QuotaGrid]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class ProvenStages:
     """What a search proved to be best."""
 
     stages: tuple[StageResult, ...]
@@ -106,7 +105,7 @@ class Remembered:
         self._is_alone = True
         self._modules: dict[str, KnownModule] = {}
         self._stages: dict[tuple[object, ...], _KnownStage] = {}
-        self._answers: dict[Hashable, Answer] = {}
+        self._answers: dict[Hashable, ProvenStages] = {}
         self._entries: dict[int, tuple[StageResult, _KnownStage]] = {}  # of this solve, by identity
         self._stagger: Stagger | None = None
 
@@ -128,7 +127,7 @@ class Remembered:
                 self._answers.clear()
             self._times = PlacedTimes(cost)
             self._is_alone = cost.interference.is_zero
-        if len(self._stages) > MOST_STAGES:
+        if len(self._stages) > MAX_STAGES:
             self._stages.clear()
         # What ``SaysWhatItKnows`` asks for; to look a protocol up takes longer than all facts do.
         facts_of: Callable[[str], Hashable] | None = getattr(cost, "facts", None)
@@ -156,7 +155,7 @@ class Remembered:
 
     def _drop_incomparable(self, names: Sequence[str]) -> None:
         """A module that is gone is known when it comes back only where its facts can be compared then."""
-        is_full = len(self._modules) > MOST_MODULES
+        is_full = len(self._modules) > MAX_MODULES
         gone = self._modules.keys() - set(names)
         for name in gone:
             if is_full or self._modules[name].facts is None:
@@ -183,7 +182,7 @@ class Remembered:
                 facts=facts_of(name) if facts_of else None,
             )
 
-    def ask(self, graph: ModuleGraph, how: Hashable) -> tuple[Hashable, Answer | None]:
+    def ask(self, graph: ModuleGraph, how: Hashable) -> tuple[Hashable, ProvenStages | None]:
         """Returns the answer to a problem that was solved before; None if it was not, or not proven.
 
         Args:
@@ -200,12 +199,12 @@ class Remembered:
             self._answers[key] = answer  # the latest
         return key, answer
 
-    def keep(self, key: Hashable, answer: Answer) -> None:
+    def keep(self, key: Hashable, answer: ProvenStages) -> None:
         """Takes the answer to a problem, if it is proven."""
         if answer.record.status != "optimal":
             return
         self._answers[key] = answer
-        if len(self._answers) > MOST_ANSWERS:
+        if len(self._answers) > MAX_ANSWERS:
             del self._answers[next(iter(self._answers))]
 
     @property

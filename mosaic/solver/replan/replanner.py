@@ -2,8 +2,7 @@
 
 What is carried over: the stages of the earlier plan, without modules that are gone, are where the search starts, and
 new modules are put where they cost least; and what the earlier search found out about sets of modules holds for every
-set whose options are unchanged, on the same devices. The best plan with stages that were known, or nearly, is found
-first, and it often is the best of all.
+set whose options are unchanged, on the same devices.
 
 To prove that takes as long as ever: a good start does not shorten it. So a re-plan has a share of the time that a cold
 search took. What it does not prove within it has a bound, and ``Replanner.prove`` goes on from there when there is
@@ -25,51 +24,13 @@ from mosaic.solver.task import SearchOptions
 
 WARM_SHARE = 0.07
 """Share of the earlier search's time that a re-plan's search may take."""
-LEAST_SECONDS = 0.02
+MIN_SECONDS = 0.02
 """What it may always take: nobody waits for less, and most small graphs are proven within it."""
 
 
-def resolve(
-    previous: Plan,
-    graph: ModuleGraph,
-    cost: Cost,
-    device: Device,
-    *,
-    num_devices: int | None = None,
-    search: SearchOptions | None = None,
-    known: Knowledge | None = None,
-) -> Plan:
-    """Plans a graph from the plan of one that has modules in common with it.
-
-    Args:
-        previous: For other modules, another batch (another ``cost``) or another number of devices.
-        graph: What to place now.
-        cost: Its costs.
-        device: What one of the devices is now.
-        num_devices: How many there are now; as many as before where None.
-        search: How to search; its limits hold as they are. By default ``warm_limits(previous)``.
-        known: Of the earlier search.
-
-    Returns:
-        The plan of a cold ``solve`` with ``method='exact'``, as far as its time: where both are proven best, both are
-        predicted to take the same time.
-
-    Raises:
-        ValueError, InfeasibleError, BackendUnavailableError: As ``solve``.
-    """
-    search = search or SearchOptions(limits=warm_limits(previous))
-    hint = SearchHint(start=start_from(previous, graph), known=known)
-    devices = previous.num_devices if num_devices is None else num_devices
-    return solve_with_hint(graph, cost, device, num_devices=devices, search=search, hint=hint)[0]
-
-
-def warm_limits(previous: Plan) -> SearchLimits:
-    """Returns limits within a tenth of what the earlier search took: the rest is for what is not search."""
-    return _warm(previous.search.seconds, seed=0)
-
-
-def _warm(cold_seconds: float, *, seed: int) -> SearchLimits:
-    return SearchLimits(seconds=max(LEAST_SECONDS, WARM_SHARE * cold_seconds), kicks=3, seed=seed)
+def warm_limits(cold_seconds: float, *, seed: int) -> SearchLimits:
+    """Limits within a tenth of what the longest search took: the rest is for what is not search."""
+    return SearchLimits(seconds=max(MIN_SECONDS, WARM_SHARE * cold_seconds), seed=seed)
 
 
 def start_from(previous: Plan, graph: ModuleGraph) -> tuple[tuple[str, ...], ...]:
@@ -139,7 +100,7 @@ class Replanner:
         search, hint = self.search, None
         if self.plan is not None:
             hint = SearchHint(start=start_from(self.plan, graph), known=self._known)
-            search = replace(search, limits=_warm(self._cold_seconds, seed=search.limits.seed))
+            search = replace(search, limits=warm_limits(self._cold_seconds, seed=search.limits.seed))
         if limits is not None:
             search = replace(search, limits=limits)
         self.plan, self._known = solve_with_hint(

@@ -37,64 +37,49 @@ def nothing_to_place():
 """
 
 
-@pytest.fixture
-def model(tmp_path):
-    path = tmp_path / "two_towers.py"
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model") / "two_towers.py"
     path.write_text(FACTORY)
     return path
 
 
-def profiled(model, tmp_path):
-    path = tmp_path / "profile.json"
+@pytest.fixture(scope="module")
+def profile(model):
+    """Measured once; tests only read it."""
+    path = model.with_name("profile.json")
     arguments = ["profile", "--model", f"{model}:make", "--output", str(path), "--max-foreign-share", "2"]
     assert run(arguments) == 0
     return path
 
 
-def test_profile_plan_and_run_work_on_a_users_model(model, tmp_path, capsys):
-    profile_path = profiled(model, tmp_path)
-    profile = artifact.load(Profile, profile_path)
-    assert profile.graph.names == ("left", "right")
+def test_profile_plan_and_run_work_on_a_users_model(model, profile, tmp_path, capsys):
+    measured = artifact.load(Profile, profile)
+    assert measured.graph.names == ("left", "right")
     plan_path = tmp_path / "plan.json"
-    assert run(["plan", str(profile_path), "--output", str(plan_path)]) == 0
+    assert run(["plan", str(profile), "--output", str(plan_path)]) == 0
     capsys.readouterr()
     plan = artifact.load(Plan, plan_path)
-    assert plan.profile == profile.fingerprint
+    assert plan.profile == measured.fingerprint
     output = tmp_path / "run"
-    code = run(
-        [
-            "run",
-            "--model",
-            f"{model}:make",
-            "--plan",
-            str(plan_path),
-            "--steps",
-            "4",
-            "--output",
-            str(output),
-            "--json",
-            "-",
-        ]
-    )
-    assert code == 0
-    measured = json.loads(capsys.readouterr().out)
-    assert measured["step_ms_plain"] > 0
-    assert measured["step_ms_colocated"] > 0
+    arguments = ["run", "--model", f"{model}:make", "--plan", str(plan_path), "--steps", "4", "--json", "-"]
+    assert run([*arguments, "--output", str(output)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["step_ms_plain"] > 0
+    assert told["step_ms_colocated"] > 0
     assert (output / "timeline.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((output / "trace.json").read_text())["traceEvents"]
 
 
-def test_json_on_standard_output_is_json_alone(model, tmp_path, capsys):
-    profile_path = profiled(model, tmp_path)
+def test_json_on_standard_output_is_json_alone(profile, tmp_path, capsys):
     capsys.readouterr()
-    assert run(["plan", str(profile_path), "--output", str(tmp_path / "p.json"), "--json", "-"]) == 0
+    assert run(["plan", str(profile), "--output", str(tmp_path / "p.json"), "--json", "-"]) == 0
     assert artifact.parse(Plan, capsys.readouterr().out, source="stdout") == artifact.load(Plan, tmp_path / "p.json")
 
 
-def test_sequential_plans_have_one_module_a_stage(model, tmp_path):
-    profile_path = profiled(model, tmp_path)
+def test_sequential_plans_have_one_module_a_stage(profile, tmp_path):
     output = tmp_path / "p.json"
-    assert run(["plan", str(profile_path), "--method", "sequential", "--output", str(output)]) == 0
+    assert run(["plan", str(profile), "--method", "sequential", "--output", str(output)]) == 0
     assert [len(stage.placements) for stage in artifact.load(Plan, output).stages] == [1, 1]
 
 
@@ -123,9 +108,9 @@ def test_wrong_quotas_are_refused(model, tmp_path, quotas):
     assert not (tmp_path / "p.json").exists()
 
 
-def test_a_truncated_profile_is_an_error_with_the_line(model, tmp_path, capsys):
-    path = profiled(model, tmp_path)
-    path.write_text(path.read_text()[:500])
+def test_a_truncated_profile_is_an_error_with_the_line(profile, tmp_path, capsys):
+    path = tmp_path / "profile.json"
+    path.write_text(profile.read_text()[:500])
     assert run(["plan", str(path), "--output", str(tmp_path / "p.json")]) == 1
     assert "profile.json, line" in capsys.readouterr().err
 
@@ -171,18 +156,12 @@ def test_a_plan_needs_a_profile_or_a_model(capsys):
     assert "give either FILE" in capsys.readouterr().err
 
 
-def test_an_unwritable_output_folder_is_an_error(model, tmp_path, capsys):
-    path = profiled(model, tmp_path)
+@pytest.mark.parametrize("command", [["plan", "{profile}"], ["demo"]])
+def test_an_unwritable_output_folder_is_an_error_before_any_work(profile, tmp_path, capsys, command):
     blocker = tmp_path / "blocker"
     blocker.write_text("")
-    assert run(["plan", str(path), "--output", str(blocker / "plan.json")]) == 1
-    assert "choose a folder that can be written" in " ".join(capsys.readouterr().err.split())
-
-
-def test_the_demo_refuses_an_unwritable_folder_before_it_works(tmp_path, capsys):
-    blocker = tmp_path / "blocker"
-    blocker.write_text("")
-    assert run(["demo", "--output", str(blocker / "out")]) == 1
+    given = [word.format(profile=profile) for word in command]
+    assert run([*given, "--output", str(blocker / "out.json")]) == 1
     assert "choose a folder that can be written" in " ".join(capsys.readouterr().err.split())
 
 
@@ -206,11 +185,10 @@ def test_the_doctor_answers_in_json_and_exits_0(capsys):
     assert "torch" in json.loads(capsys.readouterr().out)
 
 
-def test_planning_from_a_profile_never_loads_torch(model, tmp_path):
-    path = profiled(model, tmp_path)
+def test_planning_from_a_profile_never_loads_torch(profile, tmp_path):
     code = (
         "import sys; from mosaic.cli.main import run; "
-        f"assert run(['plan', {str(path)!r}, '--output', {str(tmp_path / 'p.json')!r}]) == 0; "
+        f"assert run(['plan', {str(profile)!r}, '--output', {str(tmp_path / 'p.json')!r}]) == 0; "
         "assert 'torch' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ, check=False)

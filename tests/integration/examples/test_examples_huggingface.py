@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 import pytest
 from example_cases import check
 
-pytest.importorskip("transformers", reason="the extra [examples] is not installed")
-pytestmark = pytest.mark.filterwarnings("ignore")  # of the libraries' own
+pytestmark = [
+    pytest.mark.skipif(find_spec("transformers") is None, reason="the extra [examples] is not installed"),
+    pytest.mark.filterwarnings("ignore"),  # of the libraries' own
+]
 
 MERGING = {"model.multi_modal_projector", "model.language_model", "lm_head"}
 PLACED = {
@@ -32,11 +35,8 @@ def fresh_accelerate() -> Iterator[None]:
     [
         ("clip", "bare", "fp32"),
         ("clip", "accelerate", "bf16"),
-        ("clip", "trainer", "fp32"),
         ("llava", "bare", "bf16"),
-        ("llava", "accelerate", "bf16"),
         ("llava", "trainer", "fp32"),
-        ("audio", "bare", "fp32"),
         ("audio", "accelerate", "fp32"),
         ("audio", "trainer", "bf16"),
     ],

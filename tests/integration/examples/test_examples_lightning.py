@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import pytest
 from example_cases import check
 
-pytest.importorskip("lightning", reason="the extra [examples] is not installed")
-pytestmark = pytest.mark.filterwarnings("ignore")  # of the libraries' own
+pytestmark = [
+    pytest.mark.skipif(find_spec("lightning") is None, reason="the extra [examples] is not installed"),
+    pytest.mark.filterwarnings("ignore"),  # of the libraries' own
+]
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from ranks.cases import run_ranks
-from ranks.programs.examples import HAS, RUNS, needs
+from ranks.example_runs import HAS, RUNS, needs
 from ranks.programs.zoo import ON_THREE
 
 from mosaic import models

@@ -5,18 +5,13 @@ Each case has a bound of its own on the time after which a rank counts as hangin
 
 from __future__ import annotations
 
-import os
-import random
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from ranks.nursery import Ended, run_programs
-from ranks.programs import restart
 from safetensors.torch import load_file
 
 from mosaic.rank_trace import RankTrace
@@ -181,29 +176,20 @@ def test_a_program_may_go_on_after_the_error_once_it_took_its_handle_away(outcom
 def test_torchrun_restarts_a_run_that_goes_on_from_its_last_checkpoint(
     outcomes: dict[str, list[Ended]], folder: Path, tmp_path: Path
 ):
-    draw = random.Random()
-    kill_rank, kill_step = draw.randrange(2), draw.randrange(1, restart.STEPS)
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=1"),
-            *("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--local-addr=localhost"),
-            *("-m", "ranks.programs.restart", str(tmp_path), str(kill_rank), str(kill_step)),
-        ],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    said = f"killed rank {kill_rank} at step {kill_step}\n{done.stdout}\n{done.stderr}"
-    assert done.returncode == 0, said  # torchrun may have ended the other rank before it could say anything
-    starts = [int(step) for step in re.findall(r"rank \d starts at step (\d+)", done.stdout)]
+    place = tmp_path / "restarted"
+    ((done,),) = run_programs([("ranks.programs.restart:restarted", 1, place)], seconds=200)
+    said = done.said
+    assert done.code == 0, said  # torchrun may have ended the other rank before it could say anything
+    killed = re.search(r"killed rank \d at step (\d+)", said)
+    assert killed is not None
+    starts = [int(step) for step in re.findall(r"rank \d starts at step (\d+)", said)]
     assert len(starts) == 4, said
     assert starts[:2] == [0, 0]
     assert starts[2] == starts[3], said
-    assert starts[3] <= kill_step, said
+    assert starts[3] <= int(killed[1]), said
     assert all(rank.code == 0 for rank in outcomes["uninterrupted"]), outcomes["uninterrupted"]
     expected = load_file(folder / "uninterrupted" / "model.safetensors")
-    found = load_file(tmp_path / "model.safetensors")
+    found = load_file(place / "model.safetensors")
     assert expected.keys() == found.keys()
     for name, tensor in expected.items():
         assert torch.equal(tensor, found[name]), (name, said)

@@ -16,10 +16,9 @@ from mosaic.engine import find_modules
 from mosaic.engine.handle import Handle
 from mosaic.engine.options import Options
 from mosaic.errors import MosaicError
-from mosaic.graph import Part
-from mosaic.plan import Grid, Placement, Plan, SearchRecord, Stage
+from mosaic.plan import Plan
 from mosaic.ranks import colocate
-from ranks.graphs import Drawn, Shape, batch_of, loss_of, subsets
+from ranks.graphs import Drawn, Shape, batch_of, loss_of, plan_of, subsets
 
 STEPS = 3
 SEEDS = range(3)
@@ -49,20 +48,8 @@ def draw_plan(model: Drawn, sample: Any, size: int, draw: random.Random) -> Plan
     """Draws subsets of ranks: equal, disjoint, nested or partly overlapping, as it comes."""
     shares = {"may_share": True} if size > 1 else {}
     graph = find_modules(model, sample, include=model.placed, **shares).graph
-    names = list(graph.topological_order())
     kind = draw.choice(["equal", "disjoint", "nested", "overlapping", "any", "all"])
-    members = subsets(kind, names, size, draw)
-    stages = [
-        Stage(placements=(Placement(part=Part(module=name), slots=(0,), grid=Grid(ranks=members[name])),))
-        for name in names
-    ]
-    return Plan(
-        device=HostBackend(1).device,
-        num_devices=size,
-        stages=tuple(stages),
-        graph=graph.fingerprint,
-        search=SearchRecord(method="manual"),
-    )
+    return plan_of(graph, subsets(kind, list(graph.topological_order()), size, draw), size)
 
 
 class Run:

@@ -12,31 +12,16 @@ from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import find_modules
 from mosaic.engine.options import Options, RankSettings
 from mosaic.errors import MosaicError
-from mosaic.graph import Part
-from mosaic.plan import Grid, Placement, Plan, SearchRecord, Stage
+from mosaic.plan import Plan
 from mosaic.ranks.colocate import colocate_ranks
+from ranks import graphs
+from ranks.begun import SHORT_S, watching
 from ranks.training import Model, batch, loss_of
 
 
 def plan_of(model: nn.Module, sample: Any, members: dict[str, tuple[int, ...]], size: int) -> Plan:
-    """Places modules on the ranks that are named for them, or on all, each in a stage of its own on one slot."""
-    graph = find_modules(model, sample, include=list(members) or None).graph
-    return Plan(
-        device=HostBackend(1).device,
-        num_devices=size,
-        stages=tuple(
-            Stage(
-                placements=(
-                    Placement(
-                        part=Part(module=name), slots=(0,), grid=Grid(ranks=members.get(name, tuple(range(size))))
-                    ),
-                )
-            )
-            for name in graph.topological_order()
-        ),
-        graph=graph.fingerprint,
-        search=SearchRecord(method="manual"),
-    )
+    """Places modules on the ranks that are named for them, each in a stage of its own on one slot."""
+    return graphs.plan_of(find_modules(model, sample, include=list(members)).graph, members, size)
 
 
 def observed(rank: int, size: int) -> dict[str, Any]:
@@ -211,7 +196,7 @@ def failing(rank: int, size: int) -> str:
         plan=plan,
         backend=HostBackend(1),
         modules=list(members),
-        options=Options(ranks=RankSettings(timeout_s=6)),
+        options=watching(timeout_s=SHORT_S),
     )
     model(torch.randn(3, 4)).sum().backward()
     fail_now = True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import os
 import re
 import warnings
@@ -19,9 +19,9 @@ import mosaic
 from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import find_modules
 from mosaic.ranks import RankHandle
+from ranks.example_runs import HAS, RUNS, needs
 from ranks.graphs import in_part, plan_of
 
-HAS = {name: importlib.util.find_spec(name) is not None for name in ("transformers", "peft", "accelerate", "lightning")}
 for _name in HAS:
     if HAS[_name]:  # once, before ranks are forked
         importlib.import_module(_name)
@@ -36,22 +36,6 @@ _CHANGES = (
     ("gradient_accumulation_steps=2", "gradient_accumulation_steps=1"),
 )
 
-RUNS = {
-    2: (
-        # Features of all ranks, kept of micro-batches; autocast, GradScaler, clipping.
-        ("openclip.py", "--precision", "amp", "--accum-freq", "2"),
-        ("huggingface.py", "--model", "clip", "--loop", "accelerate"),
-        ("huggingface.py", "--model", "llava"),  # whose table is looked up outside of the language model
-        ("huggingface.py", "--model", "audio", "--loop", "trainer"),
-        ("lightning_loop.py", "--form", "trainer"),
-        ("raters.py",),
-    ),
-    3: (
-        ("imagebind.py",),  # some batches come without audio; two towers are frozen
-        ("joint.py",),  # two models, each called by the loop
-        ("frozen.py", "--what", "lora"),
-    ),
-}
 FRAMEWORKS = ("accelerate", "trainer")
 """Loops of Hugging Face's, which wrap a model themselves when they see several processes."""
 
@@ -166,12 +150,6 @@ def fresh_frameworks() -> None:
         from accelerate.state import AcceleratorState
 
         AcceleratorState._reset_state(reset_partial_state=True)
-
-
-def needs(run: Sequence[str]) -> list[str]:
-    """Returns the packages that an example imports."""
-    found = {"huggingface.py": ["transformers", "accelerate"], "lightning_loop.py": ["lightning"]}
-    return {**found, "frozen.py": ["transformers", "peft"]}.get(run[0], [])
 
 
 def examples(rank: int, size: int) -> dict[str, Any]:

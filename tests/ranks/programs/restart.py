@@ -1,21 +1,23 @@
 """A training program as a person would give it to torchrun: it goes on from the last checkpoint where it is restarted.
 
-Run as ``python -m ranks.programs.restart FOLDER KILL_RANK KILL_STEP``; rank KILL_RANK kills itself at that step of its
-first start.
+torchrun's agent starts it in processes that are forked from one that has torch loaded; rank KILL_RANK kills itself at
+KILL_STEP of its first start.
 """
 
 from __future__ import annotations
 
 import os
-import sys
+import random
 from pathlib import Path
 
 import torch
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 import mosaic
 from mosaic.backends.host.backend import HostBackend
-from mosaic.graph import Part
-from mosaic.plan import Grid, Placement, Plan, SearchRecord, Stage
+from mosaic.engine import find_modules
+from mosaic.plan import Plan
+from ranks.graphs import plan_of
 from ranks.training import Model, batch, loss_of
 
 STEPS = 8
@@ -24,17 +26,7 @@ PLACES = {"image": (0,), "text": (1,), "audio": (0, 1), "backbone": (1,), "head"
 
 
 def plan_for(model: Model) -> Plan:
-    from mosaic.engine import find_modules
-
-    graph = find_modules(model, batch(0, ROWS)).graph
-    stages = tuple(
-        Stage(placements=(Placement(part=Part(module=name), slots=(0,), grid=Grid(ranks=PLACES[name])),))
-        for name in graph.topological_order()
-    )
-    device = HostBackend(1).device
-    return Plan(
-        device=device, num_devices=2, stages=stages, graph=graph.fingerprint, search=SearchRecord(method="manual")
-    )
+    return plan_of(find_modules(model, batch(0, ROWS)).graph, PLACES, 2)
 
 
 def program(folder: Path, kill_rank: int, kill_step: int) -> None:
@@ -65,5 +57,19 @@ def program(folder: Path, kill_rank: int, kill_step: int) -> None:
     handle.export(folder / "model.safetensors")
 
 
-if __name__ == "__main__":
-    program(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+def restarted(rank: int, size: int, place: Path) -> None:
+    """What ``torchrun --nproc-per-node=2 --max-restarts=1`` does, with a rank that is killed at a random step."""
+    draw = random.Random()
+    kill_rank, kill_step = draw.randrange(2), draw.randrange(1, STEPS)
+    print(f"killed rank {kill_rank} at step {kill_step}", flush=True)
+    settings = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=2,
+        max_restarts=1,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        local_addr="localhost",
+        start_method="fork",
+    )
+    elastic_launch(settings, program)(place, kill_rank, kill_step)

@@ -15,6 +15,7 @@ from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_  # a name of our own, from before any model is colocated
 
 from mosaic.errors import MosaicError, UnsupportedModelError
+from ranks.begun import SHORT_S, WATCH
 from ranks.clip import MEMBERS, Clip, batch_of, mean_loss, told
 from ranks.graphs import colocated, difference, twins
 from ranks.programs.refused import refusals, unfrozen, unsplittable
@@ -323,7 +324,7 @@ def uneven(rank: int, size: int) -> tuple[str, float]:
     """One rank leaves a backward out, as loops do with a loss that is not finite; returns what each rank is told."""
     torch.manual_seed(0)
     model = Clip()
-    colocated(model, batch_of(0, rank, (3, 3)), MEMBERS, size, timeout_s=3.0)
+    colocated(model, batch_of(0, rank, (3, 3)), MEMBERS, size, timeout_s=SHORT_S, **WATCH)
     start = time.monotonic()
     try:
         for step in range(4):

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from fake_driver.harness import FakeDriver
 from torch import nn
 
 from bench import tables
@@ -240,19 +239,6 @@ def test_another_process_answers_while_this_one_works():
     assert worked
     failed = apart(lambda: json.loads("{"), as_user=None, meanwhile=lambda: None)
     assert "JSONDecodeError" in failed["error"]
-
-
-def test_partitions_are_cut_in_a_chain_and_given_back(fake_driver: FakeDriver):
-    found = fake_driver.run(
-        f"import sys; sys.path.insert(0, {str(tables.TOP)!r})\n"
-        "from cuda.bindings import driver\n"
-        "from bench.gpu.placements import Chain\n"
-        "chain = Chain(driver, 0)\n"
-        "granted = [chain.cut(80)[1], chain.cut(48)[1]]\n"
-        "chain.close()\n"
-        "result = [granted, leaked(), misused()]"
-    )
-    assert found == [[80, 48], {}, []]
 
 
 def test_a_file_of_the_first_version_of_the_schema_is_read(tmp_path: Path):

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from fake_driver.harness import FakeDriver
+from fake_driver.pools import run_pools
 
 from bench import tables
 from bench.gpu.ladder import RUNGS
@@ -178,18 +179,18 @@ def test_bits_of_words_are_sm_ids_whatever_their_sign():
 
 
 def test_the_probe_is_launched_as_the_driver_wants_it(fake_driver: FakeDriver):
-    found = fake_driver.run(
+    found = run_pools(
+        fake_driver,
         f"import sys; sys.path.insert(0, {str(tables.TOP)!r})\n"
         "import ctypes\n"
         "from cuda.bindings import driver\n"
-        "from bench.gpu.placements import Chain\n"
         "from bench.gpu.ladder.streams import SmProbe, sm_ids\n"
         "def ask(name, *given):\n"
         "    status, *values = getattr(driver, name)(*given)\n"
         "    assert int(status) == 0, (name, status)\n"
         "    return values[0] if values else None\n"
-        "chain = Chain(driver, 0)\n"
-        "streams = [chain.cut(80)[0], chain.cut(48)[0]]\n"
+        "pool = pool_of([list(range(10)), list(range(10, 16))])\n"
+        "streams = [pool.lend(0, part) for part in (0, 1)]\n"
         "ask('cuCtxPushCurrent', ask('cuDevicePrimaryCtxRetain', ask('cuDeviceGet', 0)))\n"
         "probe = SmProbe(b'... mosaic_smid ...', 132)\n"
         "result = []\n"
@@ -199,7 +200,7 @@ def test_the_probe_is_launched_as_the_driver_wants_it(fake_driver: FakeDriver):
         "    probe.launch(int(memory), 32, stream)\n"
         "    ask('cuMemcpyDtoHAsync', ctypes.addressof(words), memory, 128, stream)\n"
         "    ask('cuStreamSynchronize', stream)\n"
-        "    result.append(sm_ids(list(words)))"
+        "    result.append(sm_ids(list(words)))",
     )
     assert found == [list(range(80)), list(range(80, 128))]
 

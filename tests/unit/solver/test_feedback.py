@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections.abc import Callable
 
 import pytest
 from planning_cases import Time, flat, linear, profile_of
 
-from mosaic.cost import CostModel
+from mosaic.cost import Cost, CostModel
 from mosaic.plan import Plan
 from mosaic.profile import Phase
 from mosaic.solver import solve
-from mosaic.solver.replan.feedback import CorrectedCost, Measured, best_round, measured_step_ms, replan, with_measured
+from mosaic.solver.replan.feedback import CorrectedCost, MeasuredTimes, with_measured
 
 TIMES = {"a": linear(6), "b": flat(4), "c": linear(8)}
 
@@ -53,7 +52,7 @@ def test_a_second_measurement_adds_to_the_first() -> None:
 
 
 @pytest.mark.parametrize("measured", [{("z", Phase.FORWARD): 1.0}, {("a", Phase.FORWARD): math.nan}])
-def test_senseless_measurements_are_refused(measured: Measured) -> None:
+def test_senseless_measurements_are_refused(measured: MeasuredTimes) -> None:
     plan, cost = case()
     with pytest.raises(ValueError, match="give finite times of the plan's modules"):
         with_measured(cost, plan, measured)
@@ -65,19 +64,13 @@ def test_a_reach_of_nothing_is_refused() -> None:
         with_measured(cost, plan, {}, reach=0)
 
 
-def times_of(true: CostModel) -> Callable[[Plan], Measured]:
-    """Runs a plan in the world that ``true`` describes, where nobody disturbs anybody."""
-    return lambda plan: {
+def measure(plan: Plan, true: CostModel) -> tuple[MeasuredTimes, float]:
+    """Runs a plan in the world that ``true`` describes, where nobody disturbs anybody; times of modules and step."""
+    times = {
         (p.module, phase): true.time_ms(p.module, phase, p.degree, p.quota) for p in plan.placements for phase in Phase
     }
-
-
-def test_right_predictions_are_measured_once() -> None:
-    profile = profile_of(TIMES, num_slots=4)
-    cost = CostModel.from_profile(profile)
-    rounds = replan(profile.graph, cost, profile.device, times_of(cost))
-    assert len(rounds) == 1
-    assert rounds[0].measured_ms == pytest.approx(rounds[0].plan.predicted_ms)
+    step = sum(max(times[p.module, phase] for p in stage.placements) for stage in plan.stages for phase in Phase)
+    return times, step
 
 
 def lost(sigma: float, seed: int) -> list[float]:
@@ -94,8 +87,14 @@ def lost(sigma: float, seed: int) -> list[float]:
     true = CostModel.from_profile(profile)
     predicted = CostModel.from_profile(profile_of(wrong, num_slots=16, edges=edges))
     best_ms = solve(profile.graph, true, profile.device).predicted_ms
-    rounds = replan(profile.graph, predicted, profile.device, times_of(true), rounds=2)
-    return [best_round(rounds[: n + 1]).measured_ms / best_ms - 1 for n in range(3)]
+    cost: Cost = predicted
+    steps = []
+    for _ in range(3):
+        plan = solve(profile.graph, cost, profile.device)
+        measured, step_ms = measure(plan, true)
+        steps.append(step_ms)
+        cost = with_measured(cost, plan, measured)
+    return [min(steps[: n + 1]) / best_ms - 1 for n in range(3)]
 
 
 @pytest.mark.parametrize("sigma", [0.05, 0.1])
@@ -106,11 +105,3 @@ def test_two_rounds_recover_most_of_what_wrong_predictions_cost(sigma: float) ->
     assert 0 <= third <= second <= first
     assert second <= 0.6 * first
     assert third <= 0.4 * first
-
-
-def test_a_measured_step_has_a_maximum_for_each_phase_of_each_stage() -> None:
-    plan, _ = case()
-    assert measured_step_ms(plan, {}) == pytest.approx(plan.predicted_ms)
-    slow = {("b", Phase.FORWARD): 100.0}
-    stage = next(stage for stage in plan.stages if "b" in stage.names)
-    assert measured_step_ms(plan, slow) == pytest.approx(plan.predicted_ms - stage.forward_ms + 100)

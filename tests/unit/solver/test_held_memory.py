@@ -16,7 +16,6 @@ from mosaic.plan import Placement, Plan, SearchRecord, Stage
 from mosaic.solver import SearchOptions, solve
 from mosaic.solver.exact.search import SearchLimits
 from mosaic.solver.explain import explain
-from mosaic.solver.gahc.placement import Machine
 from mosaic.solver.instances.checker import check_plan
 from mosaic.solver.instances.instance import Instance
 from mosaic.solver.instances.instance_cost import TableCost
@@ -24,6 +23,7 @@ from mosaic.solver.instances.problem_file import solve_instance
 from mosaic.solver.memory import options as held_options
 from mosaic.solver.memory.holding import held_bytes
 from mosaic.solver.options import all_options
+from mosaic.solver.stage import Machine
 
 
 def kept(degree: int, time_ms: float, memory_bytes: int, *, working: int = 0, quota: int = 4):

@@ -14,9 +14,10 @@ from mosaic.cost.interference import Neighbours
 from mosaic.profile import ModuleMemory, Phase, Profile
 from mosaic.solver import DeploymentOption, StageEvaluator
 from mosaic.solver.exact.brute_force import best_stage
-from mosaic.solver.gahc.placement import Machine, Question, ask
+from mosaic.solver.gahc.placement import SatQuestion, ask
 from mosaic.solver.options import all_options, least_options, undominated
 from mosaic.solver.slots import lay_out
+from mosaic.solver.stage import Machine
 
 MS = 1_000_000
 
@@ -192,7 +193,7 @@ def test_three_pairs_of_three_devices_get_other_slots_on_each_where_only_that_fi
 def test_what_fits_by_number_is_placed_although_no_common_run_of_slots_exists() -> None:
     options = {name: [option(2, 1)] for name in "xyz"}
     machine = Machine(num_devices=3, num_slots=2, memory_bytes=0)
-    answer = ask(Question(options=options, machine=machine, target_ns=10))
+    answer = ask(SatQuestion(options=options, machine=machine, target_ns=10))
     assert answer.is_resolved
     assert answer.choices is not None
 

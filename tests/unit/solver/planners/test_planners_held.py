@@ -13,11 +13,11 @@ from mosaic.graph import Part
 from mosaic.profile import ModuleMemory, Profile
 from mosaic.solver import SearchOptions
 from mosaic.solver.compare import compare
-from mosaic.solver.gahc.placement import Machine
 from mosaic.solver.options import DeploymentOption
 from mosaic.solver.planners.draft import Job, PlannerSettings
 from mosaic.solver.planners.placing import within_memory
 from mosaic.solver.solve import Solution, find_solution
+from mosaic.solver.stage import Machine
 
 PLANNERS = ("sequential", "megatron", "distmm", "distmm-waves", "spindle", "spindle-optimus")
 WHOLE = PlannerSettings()
