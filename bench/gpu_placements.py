@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from mosaic.backends.base import Backend, Lanes
-from mosaic.backends.cuda import driver as cuda
+from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.backends.streams.api import TorchStreams
 from mosaic.backends.streams.lanes import StreamLanes
 from mosaic.errors import BackendUnavailableError, CudaError
@@ -31,7 +31,7 @@ def _merged(backend: Backend, split: Split) -> Iterator[tuple[Lanes, str]]:
 def _sized(backend: Backend, split: Split) -> Iterator[tuple[Lanes, str]]:
     """One ``cuDevSmResourceSplit`` with both sizes."""
     _require_gpu(backend, "a sized split")
-    sized = cuda.CudaBackend(backend.torch_device.index or 0, placement="split")
+    sized = CudaBackend(backend.torch_device.index or 0, placement="split")
     with sized.open_lanes(parts_of(split)) as lanes:
         yield lanes, ""
 

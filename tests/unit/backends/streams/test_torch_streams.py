@@ -1,4 +1,4 @@
-"""What ``TorchStreams`` asks of ``torch.cuda``, argument by argument; no test here has a GPU."""
+"""``TorchStreams`` asks ``torch.cuda``, argument by argument; no test here has a GPU."""
 
 from __future__ import annotations
 
