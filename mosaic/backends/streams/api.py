@@ -72,9 +72,6 @@ class StreamApi(Protocol):
         The current stream is the caller's again afterwards, also where the capture fails.
         """
 
-    def allocated_bytes(self) -> int:
-        """Bytes that tensors take on the device now."""
-
     def reserved_bytes(self) -> int:
         """Bytes that torch's allocator holds on the device now."""
 
@@ -185,10 +182,6 @@ class TorchStreams:
             torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
         ):
             yield
-
-    def allocated_bytes(self) -> int:
-        """Asks the caching allocator."""
-        return torch.cuda.memory_allocated(self._device)
 
     def reserved_bytes(self) -> int:
         """Asks the caching allocator."""
