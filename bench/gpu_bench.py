@@ -15,7 +15,7 @@ from mosaic.device import Device
 from mosaic.microbench import BenchSettings, Budget
 
 if TYPE_CHECKING:
-    from bench.gpu_child import Order
+    from bench.gpu.child import Order
 
 
 @dataclass

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from bench.gpu_bench import Bench
+from bench.gpu.bench import Bench
 from bench.record import Figure, median_figure, missing_figure, one_line
 from mosaic.backends.cuda import driver as cuda
 from mosaic.backends.streams.libraries import (

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 import mosaic
-from bench.gpu_bench import Bench
-from bench.zoo import NOTES, build, config_of, fit, make_batch
+from bench.gpu.bench import Bench
+from bench.gpu.models.zoo import NOTES, build, config_of, fit, make_batch
 from mosaic import models
 from mosaic.backends.base import Backend, Lanes
 from mosaic.backends.cuda.backend import CudaBackend

@@ -15,7 +15,7 @@ from mosaic.backends.cuda.driver import describe_devices, describe_driver, descr
 from mosaic.backends.host import available_cores
 from mosaic.errors import BackendUnavailableError
 from mosaic.profile import Environment
-from mosaic.profiler.counters import Counters
+from mosaic.profiler.machine.counters import Counters
 from mosaic.profiler.records import ModuleKey
 from mosaic.profiler.structure import digest_of, inputs_of
 from mosaic.profiler.subject import Subject

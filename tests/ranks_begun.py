@@ -18,8 +18,8 @@ from torch import nn
 from mosaic.backends.host import HostBackend
 from mosaic.plan import Plan
 from mosaic.ranks.colocate import colocate_ranks
+from mosaic.ranks.meeting.watch import WatchSettings
 from mosaic.ranks.running.handle import RankHandle
-from mosaic.ranks.watching.watch import WatchSettings
 
 WATCH = WatchSettings(beat_s=0.2, grace_s=1.5)
 SHORT_S = 2.0

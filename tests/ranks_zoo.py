@@ -11,7 +11,7 @@ from torch import nn
 from mosaic import models
 from mosaic.backends.host import HostBackend
 from mosaic.engine import find_modules
-from mosaic.models.block import DropPath
+from mosaic.models.layers.block import DropPath
 from mosaic.ranks.colocate import colocate_ranks
 
 STEPS = 2

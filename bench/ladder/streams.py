@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from bench.gpu_bench import Bench
-from bench.ladder.lanes import Slots, figures_of, halves, on_lanes, reading, readings
+from bench.gpu.bench import Bench
+from bench.gpu.ladder.lanes import Slots, figures_of, halves, on_lanes, reading, readings
 from bench.record import Figure
 from mosaic.backends.cuda import driver as cuda
 from mosaic.backends.cuda.backend import CudaBackend

@@ -19,8 +19,8 @@ import mosaic
 from mosaic.backends.cuda import driver as cuda
 from mosaic.backends.cuda import probe as cuda_probe
 from mosaic.cache_folder import default_cache_folder, folder_use
-from mosaic.cli import doctor_findings as findings_of
-from mosaic.cli.doctor_report import (
+from mosaic.cli.doctor.machine import findings as findings_of
+from mosaic.cli.doctor.report import (
     CacheReport,
     DeviceReport,
     DoctorReport,

@@ -11,14 +11,14 @@ import torch
 
 from mosaic.backends.streams.clock import StreamMark
 from mosaic.backends.streams.lanes import StreamLane
-from mosaic.engine.stream_kinds import all_tensors
+from mosaic.engine.calls.torch_functions import all_tensors
 from mosaic.timeline import Span
 
 if TYPE_CHECKING:
     from mosaic.backends.streams.api import StreamApi
     from mosaic.backends.streams.clock import StreamClock
     from mosaic.backends.streams.lanes import StreamTicket
-    from mosaic.engine.site import Site
+    from mosaic.engine.calls.placed_module import Site
 
 _MAX_SPANS = 20_000
 _MAX_PENDING = 512

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from bench.gpu.ladder.streams import SmProbe, sm_ids
 from torch import nn
 
-from bench.ladder.streams import SmProbe, sm_ids
 from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.backends.cuda.overlap import CDP_SMS
 from mosaic.backends.streams.lanes import StreamLanes

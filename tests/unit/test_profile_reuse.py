@@ -15,7 +15,7 @@ from torch import nn
 import mosaic
 from mosaic.backends.host import HostBackend
 from mosaic.cache_folder import default_cache_folder, folder_use
-from mosaic.cli.doctor import collect_report, render
+from mosaic.cli.doctor.machine import collect_report, render
 from mosaic.engine.planned_from import source_of
 from mosaic.profile import Profile
 from mosaic.profiler import ProfileCache, open_cache

@@ -19,9 +19,9 @@ from mosaic.device import Device
 from mosaic.engine import find_modules
 from mosaic.profile import Phase
 from mosaic.profiler import Subject, preserved, profile_modules
-from mosaic.profiler.measure import measure_alone
+from mosaic.profiler.measuring.measure import measure_alone
+from mosaic.profiler.measuring.peaks import phase_peaks
 from mosaic.profiler.pairs import measure_pair
-from mosaic.profiler.peaks import phase_peaks
 
 
 class StreamsBackend:

@@ -16,8 +16,8 @@ from torch.utils.checkpoint import checkpoint
 
 from mosaic.backends.streams.lanes import StreamLanes
 from mosaic.engine import Handle
-from mosaic.engine.stream_order import Orders
-from mosaic.engine.stream_tensor import StreamTensor
+from mosaic.engine.streams.order import Orders
+from mosaic.engine.streams.tensor import StreamTensor
 from mosaic.errors import ModuleContractError
 
 

@@ -13,8 +13,8 @@ from stream_cases import colocated, steps
 
 from mosaic.backends.streams.clock import StreamClock
 from mosaic.backends.streams.lanes import StreamLanes
-from mosaic.engine.site import Site
-from mosaic.engine.stream_timeline import StreamTimeline
+from mosaic.engine.calls.placed_module import Site
+from mosaic.engine.streams.timeline import StreamTimeline
 
 
 @pytest.fixture

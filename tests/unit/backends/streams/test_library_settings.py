@@ -20,8 +20,8 @@ from mosaic.backends.streams import libraries as library_settings
 from mosaic.backends.streams.libraries import LibrarySettings, Setting
 from mosaic.engine import Handle
 from mosaic.errors import BackendUnavailableError
-from mosaic.ranks.lanes.stream_calls import StreamCalls
-from mosaic.ranks.watching.progress import Progress
+from mosaic.ranks.calls.stream_calls import StreamCalls
+from mosaic.ranks.meeting.progress import Progress
 
 NUM_SMS = 132
 

@@ -23,8 +23,8 @@ from mosaic.backends.streams.libraries import (
     current_cublas_handle,
     loaded_cublas,
 )
-from mosaic.engine.site import Site
-from mosaic.engine.stream_executor import StreamExecutor
+from mosaic.engine.calls.placed_module import Site
+from mosaic.engine.streams.executor import StreamExecutor
 from mosaic.errors import BackendUnavailableError, CudaError
 
 DEVICE = torch.device("cuda", 0)
