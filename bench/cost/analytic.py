@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from bench.cost.calibration import LEAST_MEASUREMENTS, Measurement, calibrate, measurements_of
+from bench.cost.calibration import MIN_MEASUREMENTS, Measurement, calibrate, measurements_of
 from bench.cost.figures import absent, mean_figure
 from bench.cost.ground import Ground
 from bench.record import Figure
@@ -35,8 +35,8 @@ def measure_analytic(ground: Ground) -> Iterator[Figure]:
     for half in (0, 1):
         fit = _measurements(ground, ground.profile, ground.names[half::2])
         held = _measurements(ground, ground.later, ground.names[1 - half :: 2])
-        if len(fit) < LEAST_MEASUREMENTS:
-            yield from absent((BEFORE, AFTER), f"{len(fit)} measurements to fit; it takes {LEAST_MEASUREMENTS}")
+        if len(fit) < MIN_MEASUREMENTS:
+            yield from absent((BEFORE, AFTER), f"{len(fit)} measurements to fit; it takes {MIN_MEASUREMENTS}")
             return
         before += errors(hardware, held)
         calibrated = calibrate(hardware, fit)

@@ -30,7 +30,7 @@ from mosaic.errors import InvalidProfileError
 from mosaic.hardware import Hardware
 from mosaic.profile import Profile
 
-LEAST_MEASUREMENTS = 6
+MIN_MEASUREMENTS = 6
 """With fewer, six factors fit anything and predict nothing."""
 
 _FACTORS = ("matmul", "attention", "conv", "memory", "launch_us", "sm_gb_per_s")
@@ -38,7 +38,7 @@ _BOUNDS = ((0.005, 2.0), (0.005, 2.0), (0.005, 2.0), (0.005, 2.0), (0.01, 1000.0
 _KINDS = {OperatorKind.MATMUL: 0, OperatorKind.ATTENTION: 1, OperatorKind.CONV: 2}
 _MEMORY, _LAUNCH, _DRAWN = 3, 4, 5
 _OUTLIER = 0.1
-_MOST_FOLDS = 8
+_MAX_FOLDS = 8
 
 _LEVEL = np.array([-1.0, -1.0, -1.0, -1.0, 1.0, 0.0])
 """How factors move together where everything is slower."""
@@ -97,13 +97,6 @@ class Calibrated:
     """What was allowed to change: ``nothing``, ``one speed for everything``, ``each kind``, ..."""
     fitted: tuple[str, ...]
     """Factors on which the measurements depend; the others keep their value."""
-    num_measurements: int
-    """Measurements used."""
-
-    @property
-    def is_better(self) -> bool:
-        """Whether it predicts what it has not seen better than before; if not, nothing was changed."""
-        return self.freedom != NOTHING and self.error_held_out < self.error_before
 
 
 def calibrate(hardware: Hardware, measurements: Sequence[Measurement]) -> Calibrated:
@@ -115,9 +108,9 @@ def calibrate(hardware: Hardware, measurements: Sequence[Measurement]) -> Calibr
     Raises:
         ValueError: There are fewer than six measurements, or one has a quota that the device does not have.
     """
-    if len(measurements) < LEAST_MEASUREMENTS:
+    if len(measurements) < MIN_MEASUREMENTS:
         raise ValueError(
-            f"calibration of {hardware.name} needs at least {LEAST_MEASUREMENTS} measurements, there are "
+            f"calibration of {hardware.name} needs at least {MIN_MEASUREMENTS} measurements, there are "
             f"{len(measurements)}: measure more kernels, sizes or quotas"
         )
     for measurement in measurements:
@@ -137,7 +130,6 @@ def calibrate(hardware: Hardware, measurements: Sequence[Measurement]) -> Calibr
         error_held_out=held_out,
         freedom=freedom,
         fitted=tuple(name for name, is_fitted in zip(_FACTORS, fitted, strict=True) if is_fitted),
-        num_measurements=len(measurements),
     )
 
 
@@ -270,7 +262,7 @@ def _choose_freedom(work: _Work, start: Vector) -> tuple[str, float | None, floa
 
     From nothing to all; a freer one takes over where its gain over the modules is above its standard error.
     """
-    folds = work.groups % _MOST_FOLDS
+    folds = work.groups % _MAX_FOLDS
     chosen: tuple[str, float | None] = (NOTHING, None)
     least = np.abs(work.ratios(start))
     for name, sigma in _FREEDOMS:

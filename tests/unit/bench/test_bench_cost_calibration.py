@@ -58,7 +58,6 @@ def test_calibration_finds_the_factors_behind_times(counts):
     assert found.error_before > 0.2
     assert found.error_after < 0.01
     assert found.error_held_out < 0.01
-    assert found.is_better
     assert found.hardware.efficiency.matmul == pytest.approx(0.55, rel=0.05)
     assert found.hardware.efficiency.attention == pytest.approx(0.3, rel=0.05)
     assert found.hardware.launch_us == pytest.approx(2.5, rel=0.05)
@@ -106,7 +105,6 @@ def test_modules_that_contradict_each_other_change_nothing(counts):
     assert found.freedom == NOTHING
     assert found.hardware == H100
     assert found.fitted == ()
-    assert not found.is_better
     assert found.error_held_out == found.error_before == found.error_after
 
 
@@ -117,7 +115,6 @@ def test_a_device_that_is_slower_in_everything_takes_one_speed(counts):
     ]
     found = calibrate(H100, slow)
     assert found.freedom != NOTHING
-    assert found.is_better
     assert found.error_before == pytest.approx(2.0, abs=0.2)
     assert found.error_held_out < 0.15
 
@@ -163,7 +160,6 @@ def test_real_kernels_calibrate_this_host():
     found = calibrate(find_hardware("host"), tuple(measured_here()))
     assert isinstance(found, Calibrated)
     assert found.error_after <= found.error_before
-    assert found.num_measurements == 8
 
 
 def measured_here():
