@@ -163,7 +163,7 @@ class Ground:
         counts = {s.name: count_module(s.module, s.args, s.kwargs, target=kind) for s in self.finding.subjects}
         hardware = self.hardware
         if hardware is not None:
-            found = measurements_of(self.profile, {name: {1: of} for name, of in counts.items()})
+            found = measurements_of(self.profile, counts)
             hardware = calibrate(hardware, found).hardware
         return CountedBandwidths(counts, self.bench.device, hardware)
 
