@@ -17,7 +17,7 @@ COUNTS = tuple(range(2, 9))
 ALL = "all"
 """Stands for a model of all modules of the study where they do not fit on the device at once."""
 
-FORMS: Mapping[str, str] = MappingProxyType(
+FORM_WORDS: Mapping[str, str] = MappingProxyType(
     {"none": "interference-unaware", "additive": "additive", "full": "full", "ours": "ours"}
 )
 """Forms of interference that are compared, and what figures call them."""
@@ -40,13 +40,13 @@ SHARE_OF_GRID = "samples of adaptive sampling over those of the paper's grid"
 def error_name(count: int, form: str, *, rule: str = "") -> str:
     """Names the error at held-out plans; ``rule`` says that it is simulated."""
     head = f"simulated ({rule}): " if rule else ""
-    return f"{head}prediction error of held-out plans, {count} modules, {FORMS[form]}"
+    return f"{head}prediction error of held-out plans, {count} modules, {FORM_WORDS[form]}"
 
 
 def step_name(count: int | str, form: str, *, rule: str = "") -> str:
     """Names what a form's plan takes, as a multiple of what the unaware plan takes; ``count`` may be ``ALL``."""
     head = f"simulated ({rule}): " if rule else ""
-    return f"{head}step of the plan over the unaware one's, {count} modules, {FORMS[form]}"
+    return f"{head}step of the plan over the unaware one's, {count} modules, {FORM_WORDS[form]}"
 
 
 _HEADS = ("", *(f"simulated ({num} slots): " for num in SLOTS))

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from bench.cost.figures import COUNTS, FORMS, absent, error_name, mean_figure
+from bench.cost.figures import COUNTS, FORM_WORDS, absent, error_name, mean_figure
 from bench.cost.ground import Fits, Ground
 from bench.record import Figure
 from mosaic.cost import CostModel, HasBandwidth
@@ -27,7 +27,7 @@ RunKey = frozenset[tuple[str, int]]
 
 def group_names() -> tuple[str, ...]:
     """Returns the names of figures of held-out plans."""
-    errors = [error_name(count, form) for count in COUNTS for form in FORMS]
+    errors = [error_name(count, form) for count in COUNTS for form in FORM_WORDS]
     return (*errors, *(text.format(count) for count in COUNTS for text in (SLOWDOWN, REPEATED)))
 
 
@@ -35,7 +35,7 @@ def measure_groups(ground: Ground) -> Iterator[Figure]:
     """Fits every form to some groups, then measures others and compares; leaves the fits in ``ground``."""
     missing = missing_counts(ground)
     for count, why in missing.items():
-        names = [error_name(count, form) for form in FORMS]
+        names = [error_name(count, form) for form in FORM_WORDS]
         yield from absent([*names, SLOWDOWN.format(count), REPEATED.format(count)], why)
     counts = [count for count in COUNTS if count not in missing]
     if not counts:
@@ -149,7 +149,7 @@ def _measure_runs(ground: Ground, runs: Sequence[GroupRun]) -> list[tuple[RunKey
 def fit_forms(groups: Sequence[GroupSample], bandwidths: HasBandwidth, device: Device) -> Fits:
     """Fits every form to the groups."""
     found: Fits = {}
-    for form in FORMS:
+    for form in FORM_WORDS:
         try:
             fitted = find_form(form).fit is not None
             found[form] = fit_interference(groups, bandwidths, form, device=device) if fitted else None

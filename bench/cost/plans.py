@@ -1,4 +1,4 @@
-"""What the plan that each model of interference leads to costs when it is really run (paper Fig. 12b)."""
+"""The plan that each model of interference leads to, really run (paper Fig. 12b)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 
 import mosaic
-from bench.cost.figures import ALL, COUNTS, FORMS, absent, step_name
+from bench.cost.figures import ALL, COUNTS, FORM_WORDS, absent, step_name
 from bench.cost.ground import Ground
 from bench.cost.groups import missing_counts
 from bench.cost.models import NAMES
@@ -58,15 +58,15 @@ def measure_plans(ground: Ground) -> Iterator[Figure]:
 
 
 def _names(count: int | str) -> list[str]:
-    steps = [step_name(count, form) for form in FORMS]
-    return [*steps, *(ms_name(count, of) for of in (*FORMS.values(), IN_TURN))]
+    steps = [step_name(count, form) for form in FORM_WORDS]
+    return [*steps, *(ms_name(count, of) for of in (*FORM_WORDS.values(), IN_TURN))]
 
 
 def _measure(ground: Ground, name: int | str) -> Iterator[Figure]:
     count = len(ground.names) if isinstance(name, str) else name
     plans, reasons = plan_with_all(ground, count)
     times = _run_in_turn(ground, count, {shape_of(plan): plan for plan in plans.values()})
-    unaware = shape_of(plans[FORMS["none"]])
+    unaware = shape_of(plans[FORM_WORDS["none"]])
     for of, plan in plans.items():
         labels = {
             "plan": shape_of(plan),
@@ -75,7 +75,7 @@ def _measure(ground: Ground, name: int | str) -> Iterator[Figure]:
             "side by side": str(max(len(stage.placements) for stage in plan.stages)),
         }
         yield replace(median_figure(ms_name(name, of), times[shape_of(plan)]), labels=labels)
-    for form, words in FORMS.items():
+    for form, words in FORM_WORDS.items():
         if words not in plans:
             yield from absent([step_name(name, form), ms_name(name, words)], reasons[words])
             continue
@@ -103,10 +103,10 @@ def plan_with_all(ground: Ground, count: int) -> tuple[dict[str, Plan], dict[str
     reasons: dict[str, str] = {}
     for form, fit in ground.fits.items():
         if isinstance(fit, str):
-            reasons[FORMS[form]] = fit
+            reasons[FORM_WORDS[form]] = fit
             continue
         cost = CostModel.from_profile(profile, interference=form, fit=fit, estimate=ground.bandwidths)
-        plans[FORMS[form]] = solve(graph, cost, ground.bench.device, search=search)
+        plans[FORM_WORDS[form]] = solve(graph, cost, ground.bench.device, search=search)
         if form == "none":
             plans[IN_TURN] = solve(graph, cost, ground.bench.device, method="sequential")
     return plans, reasons

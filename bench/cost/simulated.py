@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 from functools import cache
 
-from bench.cost.figures import COUNTS, FORMS, RULES, absent, error_name, mean_figure, step_name
+from bench.cost.figures import COUNTS, FORM_WORDS, RULES, absent, error_name, mean_figure, step_name
 from bench.cost.ground import Fits, Scale
 from bench.cost.groups import fit_forms, measured_ms, predict_ms, split_runs
 from bench.cost.plans import SEARCH_LIMITS
@@ -30,7 +30,7 @@ Errors = dict[tuple[int, str], list[float]]
 def simulated_names() -> tuple[str, ...]:
     """Returns the names of the simulated figures of held-out plans and of plans that ran."""
     named = (error_name, step_name)
-    return tuple(name(n, form, rule=rule) for rule in RULES for name in named for n in COUNTS for form in FORMS)
+    return tuple(name(n, form, rule=rule) for rule in RULES for name in named for n in COUNTS for form in FORM_WORDS)
 
 
 def simulate_all(scale: Scale, budget: Budget) -> Iterator[Figure]:
@@ -40,19 +40,19 @@ def simulate_all(scale: Scale, budget: Budget) -> Iterator[Figure]:
             continue
         found = [simulate(rule, seed) for seed in range(scale.seeds)]
         for count in COUNTS:
-            for form in FORMS:
+            for form in FORM_WORDS:
                 errors = [error for _, _, of in found for error in of[count, form]]
                 yield mean_figure(error_name(count, form, rule=rule), errors, source="simulated")
         for count in COUNTS:
-            names = [step_name(count, form, rule=rule) for form in FORMS]
+            names = [step_name(count, form, rule=rule) for form in FORM_WORDS]
             if not budget.allows(f"simulated plans of {count} modules"):
                 yield from absent(names, "no time was left", source="simulated")
                 continue
             times = [
-                {form: _plan_ms(works[:count], form, fits[form], rule, scale) for form in FORMS}
+                {form: _plan_ms(works[:count], form, fits[form], rule, scale) for form in FORM_WORDS}
                 for works, fits, _ in found
             ]
-            for name, form in zip(names, FORMS, strict=True):
+            for name, form in zip(names, FORM_WORDS, strict=True):
                 ratios = [of[form] / of["none"] for of in times]
                 yield mean_figure(name, ratios, source="simulated")
 

@@ -10,7 +10,7 @@ import pytest
 
 from bench.cost import __main__ as bench_cost
 from bench.cost import study as cost_study
-from bench.cost.figures import COUNTS, FORMS, GOALS, TRIED, error_name, judged, mean_figure, verdict
+from bench.cost.figures import COUNTS, FORM_WORDS, GOALS, TRIED, error_name, judged, mean_figure, verdict
 from bench.cost.ground import TINY, Ground
 from bench.cost.groups import key, split_runs
 from bench.cost.plans import shape_of
@@ -70,7 +70,7 @@ def test_a_figure_without_a_number_has_a_reason_and_one_with_a_number_its_sample
 def test_more_modules_than_cores_are_absent_and_simulated_in_figures_of_their_own(written):
     figures = {figure.name: figure for figure in written[0].figures}
     for count in COUNTS[1:]:
-        for form in FORMS:
+        for form in FORM_WORDS:
             measured = figures[error_name(count, form)]
             assert (measured.value, measured.reason) == (None, "this machine has 2 cores")
             assert figures[error_name(count, form, rule="max-min")].source == "simulated"
