@@ -11,8 +11,7 @@ from mosaic.cost import Cost
 from mosaic.device import Device
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan, SearchRecord, Stage
-from mosaic.solver.exact.brute_force import enumerate_plans
-from mosaic.solver.exact.brute_force_held import enumerate_held_plans
+from mosaic.solver.exact.brute_force import enumerate_held_plans, enumerate_plans
 from mosaic.solver.exact.search import (
     Knowledge,
     Objective,
