@@ -17,7 +17,8 @@ from bench.cost_figures import COUNTS, FORMS, GOALS, RULES, error_name, step_nam
 from bench.cost_ground import FULL, QUICK, Scale
 from bench.cost_study import CostStudy
 from bench.gpu.bench import Bench
-from bench.harness import Figure, Study, finish
+from bench.harness import finish
+from bench.record import Figure, Study
 from mosaic.artifact import save
 from mosaic.backends.host import HostBackend
 from mosaic.microbench import Budget

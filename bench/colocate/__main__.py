@@ -15,7 +15,8 @@ from pathlib import Path
 from bench.bench_cost import published
 from bench.colocate.calls import measure_calls
 from bench.colocate.models import goals, measure_models
-from bench.harness import Study, finish
+from bench.harness import finish
+from bench.record import Study
 from mosaic.artifact import save
 from mosaic.microbench import Budget
 from mosaic.profiler import ForeignLoad
