@@ -13,19 +13,23 @@ from fake_streams import FakeStreams, Launch
 from torch import nn
 
 import mosaic
-from mosaic.backends.cuda_lanes import StreamLanes
+from mosaic.backends.base import Backend
+from mosaic.backends.streams.lanes import StreamLanes
 from mosaic.device import Device
 from mosaic.engine import Handle, find_modules
 from mosaic.plan import plan_from_quotas
 
 
-class FakeBackend:
+class FakeBackend(Backend):
     """A device whose partitions are fake streams."""
+
+    name = "cuda"
+    api: FakeStreams = None  # type: ignore[assignment]  # each has its own; these stand for the protocol's properties
+    device: Device = None  # type: ignore[assignment]
+    torch_device: torch.device = None  # type: ignore[assignment]
 
     def __init__(self, num_slots: int = 2) -> None:
         self.api = FakeStreams()
-        self.name = "cuda"
-        self.notes = ()
         self.device = Device(name="a fake device", kind="cuda", num_slots=num_slots, sms_per_slot=8)
         self.torch_device = self.api.device
 
@@ -50,7 +54,9 @@ def colocated(
     plan = plan_from_quotas(stages, graph=find_modules(model, sample, **choice).graph, device=backend.device)
     named = {"modules": choice.get("include"), "exclude": choice.get("exclude", ())}
     with backend.api.watching():
-        handle = mosaic.colocate(model, sample=sample, plan=plan, backend=backend, graphs=graphs, **named)
+        handle = mosaic.colocate(
+            model, sample=sample, plan=plan, backend=backend, options=mosaic.Options(cuda_graphs=graphs), **named
+        )
         try:
             yield handle, backend
         finally:

@@ -12,9 +12,9 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.bench_cost import published
 from bench.colocate.calls import measure_calls
 from bench.colocate.models import goals, measure_models
+from bench.cost.__main__ import published
 from bench.harness import finish
 from bench.record import Study
 from mosaic.artifact import save

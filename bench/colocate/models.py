@@ -16,11 +16,11 @@ from torch import nn
 import mosaic
 from bench.colocate.calls import ALONE, GOAL_US
 from bench.record import Figure, median_figure, missing_figure
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import find_modules
-from mosaic.engine.trial_settings import TrialSettings
+from mosaic.engine.trial.settings import TrialSettings
 from mosaic.microbench import Budget
-from mosaic.models import SIX, build, loss_of, make_batch
+from mosaic.models import PAPER_MODELS, build, loss_of, make_batch
 from mosaic.plan import plan_from_quotas
 from mosaic.profiler import ProfileSettings
 
@@ -59,17 +59,17 @@ def plain_name(model: str, size: str) -> str:
 def measure_models(rounds: int, budget: Budget) -> list[Figure]:
     """Measures the paper's six models at the size that two cores hold, and names what they do not."""
     figures = []
-    for index, name in enumerate(SIX):
+    for index, name in enumerate(PAPER_MODELS):
         if budget.left_s > 0:
-            figures += _sequential(name, rounds, Budget(budget.left_s / (2 * len(SIX) - index)))
+            figures += _sequential(name, rounds, Budget(budget.left_s / (2 * len(PAPER_MODELS) - index)))
         else:
             figures += [missing_figure(name_of(name, "tiny"), _NO_TIME) for name_of in (plain_name, sequential_name)]
-    for index, name in enumerate(SIX):
+    for index, name in enumerate(PAPER_MODELS):
         if budget.left_s > 0:
-            figures += _tried(name, rounds, Budget(budget.left_s / (len(SIX) - index)))
+            figures += _tried(name, rounds, Budget(budget.left_s / (len(PAPER_MODELS) - index)))
         else:
             figures += [missing_figure(name_of(name, "tiny"), _NO_TIME) for name_of in (tried_name, lost_name)]
-    for name in SIX:
+    for name in PAPER_MODELS:
         for size in _LARGE:
             figures += [
                 missing_figure(name_of(name, size), "needs a GPU: a step takes minutes on a CPU")
@@ -82,7 +82,7 @@ def goals(figures: Sequence[Figure]) -> list[str]:
     """Returns a line for each goal: met, not met, or not measured."""
     by_name = {figure.name: figure for figure in figures}
     lines = [_verdict(by_name[ALONE], GOAL_US)]
-    for name, size in itertools.product(SIX, ("tiny", *_LARGE)):
+    for name, size in itertools.product(PAPER_MODELS, ("tiny", *_LARGE)):
         lost = by_name[lost_name(name, size)]
         lines.append(_verdict(lost, TrialSettings().max_lost_steps))
         for name_of in (sequential_name, tried_name):
@@ -156,7 +156,7 @@ def _tried(name: str, rounds: int, budget: Budget) -> list[Figure]:
     model, batch = build(name, "tiny"), make_batch(name, "tiny")
     plain, tried = Loop.of(copy.deepcopy(model), batch), Loop.of(model, batch)
     settings = ProfileSettings(sample_seconds=_SAMPLE_S, refuse_share=2.0, foreign_share=2.0)
-    handle = mosaic.colocate(model, sample=batch, cache=None, settings=settings)
+    handle = mosaic.colocate(model, sample=batch, options=mosaic.Options(cache=None, profiling=settings))
     try:
         plain_ms = statistics.median(plain.step_ms() for _ in range(5))
         for _ in range(TrialSettings().max_steps + 1):

@@ -8,10 +8,10 @@ import torch
 
 from bench.record import Figure
 from mosaic.backends.base import Backend
-from mosaic.backends.host import HostBackend
+from mosaic.backends.cuda.backend import CudaBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.device import Device
 from mosaic.microbench import BenchSettings, Budget
-from mosaic.microbench.devices import open_backend
 
 
 @dataclass
@@ -73,7 +73,7 @@ def open_bench(
     *, seconds: float, dry_run: bool, ordinal: int = 0, cudnn: bool = True, known: tuple[Figure, ...] = ()
 ) -> Bench:
     """Opens a GPU's backend, or in a dry run the host's, for a measurement of so many seconds."""
-    backend = HostBackend(num_slots=2) if dry_run else open_backend("cuda", ordinal, cudnn=cudnn)
+    backend = HostBackend(num_slots=2) if dry_run else CudaBackend(ordinal, cudnn=cudnn)
     return Bench(
         backend=backend,
         budget=Budget(seconds),

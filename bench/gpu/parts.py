@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 PRELOADED = (
     *("torch._dynamo", "numpy", "bench.gpu.models.measure", "bench.gpu.unknowns", "bench.gpu.questions"),
-    *("bench.gpu.counters", "bench.cost_study"),
+    *("bench.gpu.counters", "bench.cost.study"),
 )
 """What the server that measurements are forked from loads."""
 MODEL_NAMES = ("clip", "qwen3-vl", "unified-io-2", "imagebind", "ofasys", "ctvlm")
-"""Names of ``mosaic.models.SIX``, in order of growing complexity."""
+"""Names of ``mosaic.models.PAPER_MODELS``, in order of growing complexity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +134,7 @@ _IN_ORDER = (
     Measurement(
         name="cost",
         asks="how well are held-out plans of 2 to 8 modules predicted, and what do the plans cost?",
-        function="bench.cost_study:measure_cost",
+        function="bench.cost.study:measure_cost",
         seconds=10,
     ),
 )

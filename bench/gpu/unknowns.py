@@ -7,22 +7,27 @@ back, and how many there can be: ``pool``. Confinement of forward, and of a back
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 
 from bench.gpu.bench import Bench
 from bench.record import Figure, median_figure, missing_figure, one_line
-from mosaic.backends import cuda
 from mosaic.backends.base import Backend
-from mosaic.backends.sm_target import cublas_sm_target, sm_target
+from mosaic.backends.cuda import driver as cuda
+from mosaic.backends.streams.libraries import (
+    carveout_calls,
+    carveout_for,
+    cublas_calls,
+    current_cublas_handle,
+    loaded_cublas,
+)
 from mosaic.errors import BackendUnavailableError
-from mosaic.microbench.kernels import half_type
-from mosaic.microbench.modules import default_subjects
-from mosaic.microbench.steps import CapturedSteps, EagerSteps, TwoModules
+from mosaic.microbench.kernels import default_subjects, half_type
+from mosaic.microbench.sharing.steps import CapturedSteps, EagerSteps, TwoModules
+from mosaic.microbench.sharing.variants import open_variant, parts_of
 from mosaic.microbench.timing import time_alone
-from mosaic.microbench.variants import open_variant, parts_of
 
 
 def measure_device(bench: Bench) -> Iterator[Figure]:
@@ -69,8 +74,8 @@ def measure_sm_target(bench: Bench) -> Iterator[Figure]:
     }
     targets: dict[str, Callable[[int | None, torch.device], AbstractContextManager[None]]] = {
         "none": lambda *_: nullcontext(),
-        "torch": sm_target,
-        "cublas": cublas_sm_target,
+        "torch": _torch_target,
+        "cublas": _cublas_target,
     }
     with bench.backend.open_lanes([tuple(range(quota)) for quota in quotas]) as lanes:
         for quota in quotas:
@@ -82,11 +87,33 @@ def measure_sm_target(bench: Bench) -> Iterator[Figure]:
                     if not bench.budget.allows(f"{product} at {quota} slots, target {target}"):
                         continue
                     try:
-                        with opened(getattr(lane, "num_sms", None), device):
+                        with opened(lane.num_sms, device):
                             times = time_alone(lane, call, settings).all_ms
                         yield median_figure("time_ms", times, labels=labels)
                     except Exception as error:
                         yield missing_figure("time_ms", error, labels)
+
+
+@contextmanager
+def _held(calls: tuple[Callable[[], Any], Callable[[Any], object]], value: Any) -> Iterator[None]:
+    get, put = calls
+    before = get()
+    put(value)
+    try:
+        yield
+    finally:
+        put(before)
+
+
+def _torch_target(num_sms: int | None, device: torch.device) -> AbstractContextManager[None]:
+    return nullcontext() if num_sms is None else _held(carveout_calls(), carveout_for(num_sms, device))
+
+
+def _cublas_target(num_sms: int | None, device: torch.device) -> AbstractContextManager[None]:
+    """Reaches plain cuBLAS products, which torch's target does not."""
+    if num_sms is None:
+        return nullcontext()
+    return _held(cublas_calls(loaded_cublas(), current_cublas_handle(device)), num_sms)
 
 
 def measure_outside_backward(bench: Bench) -> Iterator[Figure]:
@@ -198,7 +225,7 @@ def measure_placements(bench: Bench) -> Iterator[Figure]:
             with _placed_by(placement, bench).open_lanes(parts_of(split)) as lanes:
                 for part in parts_of(split):
                     lane = lanes.lane(part)
-                    sms = str(getattr(lane, "num_sms", None) or "unknown")
+                    sms = str(lane.num_sms or "unknown")
                     labels = {"way": placement, "quota": str(len(part)), "sms": sms}
                     if bench.budget.allows(f"{placement} at {len(part)} slots"):
                         times = time_alone(lane, call, settings).all_ms

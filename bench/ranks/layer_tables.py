@@ -14,7 +14,8 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from mosaic.artifact import load, save
-from mosaic.cost.communication import ModuleTraffic
+from mosaic.cost.communication.ranked import ModuleTraffic
+from mosaic.cost.degrees import degrees_to_look_at
 from mosaic.device import FORBID_EXTRA
 from mosaic.graph import ModuleGraph
 from mosaic.profile import Phase
@@ -95,7 +96,7 @@ def count(name: str, config: Any, batch: int, degrees: Sequence[int], described:
         key: value.bfloat16() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
         for key, value in models.make_batch(name, config=config, batch=batch, device=meta).items()
     }
-    finding = find_modules(model, sample, include=models.entry_of(name).modules)
+    finding = find_modules(model, sample, include=models.find_model(name).modules)
     counts = {
         s.name: count_degrees(s.module, s.args, s.kwargs, degrees=tuple(degrees), target="cuda", settings=s.settings)
         for s in finding.subjects
@@ -195,7 +196,7 @@ def _qwen(described: str, layers: int, width: int, heads: int, mlp: int) -> Call
                 adapter=replace(published.adapter, width=width, heads=heads),
                 language=replace(published.language, shape=language),
             )
-            tables.append(count("qwen-val", config, QWEN_BATCH, tuple(2**power for power in range(9))))
+            tables.append(count("qwen-val", config, QWEN_BATCH, degrees_to_look_at(256)))
         # Two layers stand for the first one: what is above them is counted from there.
         numbers = {
             "visual": published.vision.layers - 1,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,16 +17,17 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bench.ranks.tape import Tape
 from bench.record import Figure, Source, median_figure, missing_figure
-from mosaic.backends.host import HostBackend
-from mosaic.cost.communication import ModuleTraffic, route_ms
-from mosaic.graph import ModuleGraph
+from mosaic.backends.host.backend import HostBackend
+from mosaic.cost.communication.ranked import ModuleTraffic, route_ms
+from mosaic.graph import ModuleGraph, Part
 from mosaic.hardware import Link
 from mosaic.models import build, loss_of, make_batch
-from mosaic.plan import Placement, Plan, SearchRecord, Stage
+from mosaic.plan import Grid, Placement, Plan, SearchRecord, Stage
 from mosaic.profiler import ProfileSettings, measure_ring, repeat_batch, traffic_of
-from mosaic.ranks.colocate import colocate_ranks, cores_of_rank, found_for_ranks
+from mosaic.ranks.colocate import colocate_ranks
 from mosaic.ranks.compare import COMPARED, MeasuredMethod, Rounds, Steps, compare_plans
-from mosaic.ranks.rows.routing import RowRouting, least_moved
+from mosaic.ranks.rows.routing import RowRouting
+from mosaic.ranks.running.prepare import cores_of_rank, find_for_ranks
 
 SETTINGS = ProfileSettings(sample_seconds=0.1, min_repeats=2, max_repeats=5, refuse_share=2.0, foreign_share=2.0)
 MB = 1e6
@@ -44,6 +45,11 @@ class Zoo:
     def make(name: str, batch: int, seed: int = 0) -> Zoo:
         """Makes it with the same weights every time."""
         return Zoo(build(name, "tiny"), make_batch(name, "tiny", batch=batch, seed=seed), loss_of)
+
+
+def least_moved(held: Sequence[int], parts: Sequence[int]) -> int:
+    """How many rows must travel at least, whoever routes: what ranks are short of."""
+    return sum(max(0, part - own) for part, own in zip(parts, held, strict=True))
 
 
 def one(name: str, value: float, source: Source = "measured", samples: tuple[float, ...] = (), **labels: str) -> Figure:
@@ -92,7 +98,7 @@ def apart_plan(graph: ModuleGraph, size: int) -> Plan:
     stages = []
     for index, name in enumerate(graph.topological_order()):
         devices = tuple(range(size)) if index % 3 == 2 else (index % size,)
-        stages.append(Stage(placements=(Placement(module=name, slots=slots, devices=devices),)))
+        stages.append(Stage(placements=(Placement(part=Part(module=name), slots=slots, grid=Grid(ranks=devices)),)))
     return Plan(
         device=HostBackend(cores=cores_of_rank()).device,
         num_devices=size,
@@ -105,8 +111,7 @@ def apart_plan(graph: ModuleGraph, size: int) -> Plan:
 def moved(rank: int, size: int, *, model: str, batch: int, steps: int) -> Iterator[Figure]:
     """Start-up, bytes, overlap and predicted communication of a plan in which everything travels."""
     of = f"{model}-tiny, {size} ranks"
-    finding, error = found_for_ranks(Zoo.make(model, batch).model, Zoo.make(model, batch).sample)
-    assert finding is not None, error
+    finding = find_for_ranks(Zoo.make(model, batch).model, Zoo.make(model, batch).sample)
     plan = apart_plan(finding.graph, size)
     zoo = Zoo.make(model, batch)
     made_s: list[float] = []
@@ -231,8 +236,7 @@ def peak(rank: int, size: int, *, model: str, batch: int, with_mosaic: bool) -> 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     zoo = Zoo.make(model, batch)
     if with_mosaic:
-        finding, error = found_for_ranks(Zoo.make(model, batch).model, zoo.sample)
-        assert finding is not None, error
+        finding = find_for_ranks(Zoo.make(model, batch).model, zoo.sample)
         colocate_ranks(zoo.model, sample=zoo.sample, plan=apart_plan(finding.graph, size))
         loop = Steps(zoo.model, zoo)
     else:

@@ -1,6 +1,6 @@
 """Many GPUs, simulated from analytic profiles: every planner's plan of one model under one cost model, links included.
 
-A step is simulated event by event (``mosaic.solver.simulate``): no barrier ends a stage, and a module starts when its
+A step is simulated event by event (``mosaic.simulate.step``): no barrier ends a stage, and a module starts when its
 inputs are there and its slots are free. Its time has the rows that travel to its ranks and back and the sum of its
 gradients (``RankedCost``). Papers' numbers stand in a label of their own; they are of other hardware and details.
 """
@@ -14,17 +14,18 @@ from bench.ranks.layer_tables import ModelTable, load_table
 from bench.record import Figure, missing_figure
 from mosaic.artifact import fingerprint
 from mosaic.cost.communication import RankedCost, links_of
-from mosaic.cost.interference import Beside, Interference, NoInterference
+from mosaic.cost.interference import Interference, Neighbours, NoInterference
 from mosaic.errors import MosaicError
 from mosaic.hardware import find_cluster
 from mosaic.plan import Plan
 from mosaic.profile import Phase
+from mosaic.simulate.step import simulate
 from mosaic.solver import SearchOptions
-from mosaic.solver.exact import SearchLimits
+from mosaic.solver.exact.search import SearchLimits
+from mosaic.solver.methods import compared_methods
 from mosaic.solver.runnable import plan_to_run
-from mosaic.solver.simulate import simulate
 
-METHODS = ("exact", "gahc", "sequential", "megatron", "distmm", "spindle", "spindle-optimus")
+METHODS = compared_methods()
 FIGURE_14A: Mapping[tuple[str, int], str] = MappingProxyType(
     {
         ("megatron", 8): "1.68",
@@ -93,11 +94,11 @@ class ModelCost:
         """Returns 0: a table has none."""
         return 0.0
 
-    def interference_ms(self, module: str, phase: Phase, degree: int, quota: int, *, beside: Beside) -> float:
+    def interference_ms(self, module: str, phase: Phase, degree: int, quota: int, *, beside: Neighbours) -> float:
         """Returns 0."""
         return 0.0
 
-    def placed_ms(self, module: str, phase: Phase, degree: int, quota: int, *, beside: Beside = ()) -> float:
+    def placed_ms(self, module: str, phase: Phase, degree: int, quota: int, *, beside: Neighbours = ()) -> float:
         """Returns the time alone."""
         return self.time_ms(module, phase, degree, quota)
 

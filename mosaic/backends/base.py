@@ -1,18 +1,27 @@
-"""The protocol of a backend: what a device is, and lanes that run work on partitions of it.
+"""The protocols of a backend: what a device is, and lanes that run work on partitions of it.
 
 A *lane* is ordered work on one partition: a pinned thread on the host, a green-context stream on CUDA. Work is
-handed over with ``submit`` and answered by a *ticket*. ``tests/contract`` holds every backend to these promises.
+handed over with ``submit`` and answered by a *ticket*. ``tests/contract`` holds every backend of the table to these
+promises. What only some backends can do has an answer here that says no: a new backend derives from the protocols and
+writes what it can do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
-from typing import Protocol, Self, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar, runtime_checkable
 
 import torch
 
 from mosaic.device import Device
+from mosaic.errors import BackendUnavailableError, InvalidPlanError
+
+if TYPE_CHECKING:
+    from mosaic.backends.streams.api import StreamApi
+    from mosaic.backends.streams.lanes import StreamLanes
+    from mosaic.backends.streams.memory import LaneMemory
 
 T = TypeVar("T")
 Result = TypeVar("Result", covariant=True)
@@ -56,6 +65,16 @@ class Lane(Protocol):
     def slots(self) -> tuple[int, ...]:
         """The slots that its work holds while it runs."""
 
+    @property
+    def num_sms(self) -> int | None:
+        """SMs that its work may use; None where nobody confines it, or nobody tells."""
+        return None
+
+    @property
+    def num_threads(self) -> int | None:
+        """Intra-op threads of its own thread; None where the caller's thread launches."""
+        return None
+
     def submit(self, work: Callable[[], T], *, after: Sequence[Ticket[object]] = ()) -> Ticket[T]:
         """Hands over work that starts when all earlier work of this lane and all of ``after`` has ended.
 
@@ -73,6 +92,13 @@ class Lane(Protocol):
     def mark(self) -> Mark:
         """Notes the point that the lane has come to; to be called from work that runs on it."""
 
+    def alone(self) -> AbstractContextManager[None]:
+        """Lets the work that calls it, on the lane's own thread, go on while no other lane works.
+
+        Where lanes have no threads there is nothing to hold back: the caller launches one piece of work at a time.
+        """
+        return nullcontext()
+
 
 @runtime_checkable
 class Lanes(Protocol):
@@ -82,8 +108,34 @@ class Lanes(Protocol):
     def launches_inline(self) -> bool:
         """Whether the caller's thread launches the work, so that lanes overlap only while no work blocks it."""
 
+    @property
+    def streams(self) -> StreamLanes | None:
+        """Themselves where they are streams, with their events and graphs; None where they are not."""
+        return None
+
     def lane(self, slots: tuple[int, ...]) -> Lane:
         """Returns the lane of a partition; raises KeyError if it was not opened."""
+
+    def aside(self, name: str) -> Lane:
+        """Opens a lane that holds no slots, or returns it, for work that waits for other processes.
+
+        Raises:
+            BackendUnavailableError: Lanes have no threads that could wait.
+        """
+        raise BackendUnavailableError(
+            f"no lane without slots can be opened for {name!r}", found=type(self).__name__, needed="lanes with threads"
+        )
+
+    def has(self, lane: Lane) -> bool:
+        """Whether a lane is one of these."""
+        try:
+            return self.lane(lane.slots) is lane
+        except KeyError:
+            return False
+
+    def measure_memory(self) -> tuple[LaneMemory, ...]:
+        """Measures what each lane costs in device memory before any module runs on it; nothing where it costs none."""
+        return ()
 
     def drain(self) -> None:
         """Waits until everything submitted so far has ended; raises nothing that the work raised."""
@@ -91,14 +143,15 @@ class Lanes(Protocol):
     def close(self) -> None:
         """Drains, then gives threads, streams and contexts back. Calling it again does nothing."""
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        """Returns itself."""
+        return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Closes the lanes."""
+        self.close()
 
 
 class Backend(Protocol):
@@ -106,7 +159,7 @@ class Backend(Protocol):
 
     @property
     def name(self) -> str:
-        """``host`` or ``cuda``."""
+        """Its name in the table of backends."""
 
     @property
     def device(self) -> Device:
@@ -119,6 +172,12 @@ class Backend(Protocol):
     @property
     def notes(self) -> tuple[str, ...]:
         """What the user should know about it here, one sentence each; empty when all is well."""
+        return ()
+
+    @property
+    def api(self) -> StreamApi | None:
+        """The runtime whose streams its lanes are; None where they are no streams, and nothing can be captured."""
+        return None
 
     def open_lanes(self, partitions: Iterable[tuple[int, ...]]) -> Lanes:
         """Opens one lane for each distinct partition, beforehand, so that a step never creates one.
@@ -126,3 +185,47 @@ class Backend(Protocol):
         Raises:
             InvalidPlanError: A partition is empty or asks for a slot that the device does not have.
         """
+
+    def open_plain_lanes(self, partitions: Iterable[tuple[int, ...]], priorities: Sequence[int] | None = None) -> Lanes:
+        """Opens lanes under the names of partitions that nothing confines to these: to compare with.
+
+        Raises:
+            BackendUnavailableError: Its lanes are confined.
+        """
+        raise BackendUnavailableError(
+            "plain streams cannot be had", found=f"the {self.name} backend, whose lanes are confined", needed="a GPU"
+        )
+
+    def alternatives(self) -> Mapping[str, Callable[[], Backend]]:
+        """Returns the other ways to make slots or partitions on the same device, by name."""
+        return {}
+
+    def read_units(self) -> tuple[int, ...]:
+        """Returns the sorted ids of the SMs or cores that work runs on; to be called from work on a lane.
+
+        Raises:
+            BackendUnavailableError: They cannot be read here.
+        """
+        raise BackendUnavailableError(
+            "what work runs on cannot be read", found=f"the {self.name} backend", needed="a GPU, or Linux"
+        )
+
+    def other_processes(self) -> frozenset[int]:
+        """Returns the processes besides this one that compute on the device, as far as somebody tells."""
+        return frozenset()
+
+
+def checked_partitions(device: Device, partitions: Iterable[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+    """Returns the distinct partitions, each with its slots in order.
+
+    Raises:
+        InvalidPlanError: A partition is empty or asks for a slot that the device does not have.
+    """
+    wanted = tuple(dict.fromkeys(tuple(sorted(slots)) for slots in partitions))
+    for slots in wanted:
+        if not slots or slots[0] < 0 or slots[-1] >= device.num_slots or len(set(slots)) != len(slots):
+            raise InvalidPlanError(
+                f"partition {slots} cannot be opened on {device.name}; use distinct slots from 0 to "
+                f"{device.num_slots - 1}, at least one"
+            )
+    return wanted

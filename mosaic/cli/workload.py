@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from mosaic.errors import MosaicError
 
@@ -116,7 +117,12 @@ def _from_zoo(where: str, device: torch.device) -> Workload:
         sample = models.make_batch(name, size, batch=count, device=device)
     except ValueError as error:
         raise MosaicError(f"{where!r} is not zoo:NAME-SIZE: {error}") from error
-    return Workload(model, sample, models.loss_of)
+    return Workload(model, sample, models.find_model(name).loss)
+
+
+def moved(sample: Any, device: torch.device) -> Any:
+    """Returns a batch with its tensors on a device."""
+    return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), sample)
 
 
 def mean_square(output: Any) -> torch.Tensor:

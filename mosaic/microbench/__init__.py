@@ -6,8 +6,7 @@ JSON, to a table and to a picture. What cannot be had on a machine is a row with
 
 from __future__ import annotations
 
-from mosaic.microbench.budget import Budget
 from mosaic.microbench.questions import QUESTIONS, Question
-from mosaic.microbench.settings import BenchSettings
+from mosaic.microbench.settings import BenchSettings, Budget
 
 __all__ = ["QUESTIONS", "BenchSettings", "Budget", "Question"]

@@ -13,13 +13,13 @@ from typing import ClassVar
 
 from mosaic.backends.base import Backend
 from mosaic.device import FORBID_EXTRA
-from mosaic.microbench.beside import Beside, measure_beside
-from mosaic.microbench.budget import Budget
 from mosaic.microbench.kernels import Kernel, kernels_named
+from mosaic.microbench.report import Picture, Report
 from mosaic.microbench.result import Recorder, Result, Spread
 from mosaic.microbench.scaling import gb_per_s
-from mosaic.microbench.settings import BenchSettings
-from mosaic.microbench.variants import parts_of
+from mosaic.microbench.settings import BenchSettings, Budget
+from mosaic.microbench.sharing.variants import parts_of
+from mosaic.microbench.timing import LaneTimes, measure_beside
 
 KERNELS = ("gemm", "attention", "elementwise", "launches")
 """What is paired by default: two bound by arithmetic, one by bandwidth, one by launching."""
@@ -115,7 +115,7 @@ def _pieces(
     ]
 
 
-def _point(pair: tuple[Kernel, Kernel], split: tuple[int, int], found: Beside) -> InterferencePoint:
+def _point(pair: tuple[Kernel, Kernel], split: tuple[int, int], found: LaneTimes) -> InterferencePoint:
     alone = Spread.of(found.alone_ms)
     together = Spread.of(found.beside_ms) if found.beside_ms else None
     return InterferencePoint(
@@ -130,3 +130,66 @@ def _point(pair: tuple[Kernel, Kernel], split: tuple[int, int], found: Beside) -
         alone_gb_per_s=gb_per_s(pair[0], alone.median),
         together_gb_per_s=gb_per_s(pair[0], together.median) if together is not None else None,
     )
+
+
+def report_interference(result: InterferenceResult) -> Report:
+    """Returns a row for each kernel, its neighbour and split, and a matrix of slow-downs."""
+    rows = [
+        (
+            point.kernel,
+            point.beside,
+            f"{point.quota}+{point.beside_quota}",
+            point.alone_ms.median,
+            point.together_ms.median if point.together_ms else None,
+            point.slowdown,
+            point.alone_gb_per_s,
+            point.together_gb_per_s,
+        )
+        for point in result.points
+    ]
+    cells = {
+        (f"{point.kernel}, {point.quota} of {point.quota + point.beside_quota}", point.beside): point.slowdown
+        for point in sorted(result.points, key=lambda point: (point.kernel, point.quota))
+    }
+    return Report(
+        title="Two kernels side by side, measured",
+        headings=(("kernel", None), ("beside", None), ("slots", 0), ("alone\nms", 3), ("together\nms", 3),
+                  ("slow-\ndown", 2), ("GB/s\nalone", 0), ("GB/s\ntogether", 0)),
+        rows=rows,
+        summary=_summary(result),
+        picture=Picture(
+            title="Slow-down beside a neighbour that has the other slots, measured",
+            y_axis="each row: a kernel and its share of the slots; 1 is undisturbed, blank was not measured",
+            cells=cells,
+        ),
+    )  # fmt: skip
+
+
+def _summary(result: InterferenceResult) -> list[str]:
+    lines = ["together counts only the calls during which the other kernel ran from beginning to end"]
+    known = [point for point in result.points if point.slowdown is not None]
+    if known:
+        worst = max(known, key=lambda point: point.slowdown or 0)
+        lines.append(
+            f"at most {worst.slowdown:.2f} times as long: {worst.kernel} on {worst.quota} slots beside "
+            f"{worst.beside} on {worst.beside_quota}"
+        )
+    lines += _bandwidth(result)
+    missed = sum(point.together_ms is None for point in result.points)
+    if missed:
+        lines.append(f"{missed} rows have no time together: no call lay inside the other's run")
+    return lines
+
+
+def _bandwidth(result: InterferenceResult) -> list[str]:
+    """Says what two memory-bound kernels of one kind move together; their points stand next to each other."""
+    totals = [
+        (one.together_gb_per_s + other.together_gb_per_s, one)
+        for one, other in zip(result.points[::2], result.points[1::2], strict=True)
+        if one.kernel == other.kernel and one.together_gb_per_s is not None and other.together_gb_per_s is not None
+    ]
+    if not totals:
+        return []
+    most, point = max(totals, key=lambda found: found[0])
+    split = f"{point.quota}+{point.beside_quota}"
+    return [f"most moved by two kernels together: {most:.0f} GB/s, {point.kernel} on {split} slots"]

@@ -6,20 +6,21 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from mosaic.backends.base import Backend
+import torch
+
+from mosaic.backends.base import Backend, Lane
 from mosaic.device import FORBID_EXTRA
 from mosaic.errors import BackendUnavailableError, MosaicError
-from mosaic.microbench.beside import measure_beside
-from mosaic.microbench.budget import Budget
-from mosaic.microbench.devices import alternatives
 from mosaic.microbench.kernels import Kernel, kernels_named, long_kernels, short_kernel
+from mosaic.microbench.report import Picture, Report, bar_of, spread_text
 from mosaic.microbench.result import Recorder, Result, Spread
-from mosaic.microbench.settings import BenchSettings
-from mosaic.microbench.timing import time_alone
-from mosaic.microbench.units import units_of, units_of_backward
-from mosaic.microbench.variants import UNAVAILABLE, Split, open_variant
+from mosaic.microbench.settings import BenchSettings, Budget
+from mosaic.microbench.sharing.variants import UNAVAILABLE, Split, open_variant
+from mosaic.microbench.timing import measure_beside, time_alone
+from mosaic.report.bars import slots_text
+from mosaic.report.charts import Bar
 
 DELAYED = ("partitions", "plain", "prioritised", "torch_contexts")
 """Variants on which a short kernel is timed beside a long one."""
@@ -131,7 +132,7 @@ def measure_isolation(backend: Backend, settings: BenchSettings, budget: Budget 
     layouts: list[LayoutUnits] = []
     placements: list[PlacementTime] = []
     delays = _delays(backend, settings, recorder)
-    for name, make in (("default", lambda: backend), *alternatives(backend).items()):
+    for name, make in (("default", lambda: backend), *backend.alternatives().items()):
         if not recorder.budget.allows(f"SM ids, {name}"):
             continue
         try:
@@ -140,7 +141,7 @@ def measure_isolation(backend: Backend, settings: BenchSettings, budget: Budget 
             placements += _placements(made, name, settings, recorder)
         except UNAVAILABLE as error:
             recorder.cannot(name, error)
-    if not alternatives(backend):
+    if not backend.alternatives():
         recorder.cannot("finer slots and split placement", f"the {backend.name} backend has one kind of slot")
     return IsolationResult(
         layouts=tuple(layouts),
@@ -177,9 +178,9 @@ def _layouts(backend: Backend, name: str, recorder: Recorder) -> list[LayoutUnit
                 seen = tuple(
                     PartitionUnits(
                         slots=slots,
-                        num_sms=getattr(lanes.lane(slots), "num_sms", None),
-                        units=units_of(backend, lanes.lane(slots)),
-                        backward_units=units_of_backward(backend, lanes.lane(slots)),
+                        num_sms=lanes.lane(slots).num_sms,
+                        units=lanes.lane(slots).submit(backend.read_units).wait(),
+                        backward_units=_units_of_backward(backend, lanes.lane(slots)),
                     )
                     for slots in partitions
                 )
@@ -193,6 +194,28 @@ def _layouts(backend: Backend, name: str, recorder: Recorder) -> list[LayoutUnit
     return found
 
 
+def _units_of_backward(backend: Backend, lane: Lane) -> tuple[int, ...]:
+    """Returns what a backward runs on whose forward ran on the lane and which is started on the lane."""
+    seen: list[tuple[int, ...]] = []
+
+    class _Look(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+            return value * 1.0
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+            seen.append(backend.read_units())
+            return gradients[0]
+
+    def work() -> None:
+        value = torch.ones(8, device=backend.torch_device, requires_grad=True)
+        _Look.apply(value).sum().backward()
+
+    lane.submit(work).wait()
+    return seen[0]
+
+
 def _placements(backend: Backend, name: str, settings: BenchSettings, recorder: Recorder) -> list[PlacementTime]:
     half = tuple(range(max(1, backend.device.num_slots // 2)))
     found: list[PlacementTime] = []
@@ -201,8 +224,7 @@ def _placements(backend: Backend, name: str, settings: BenchSettings, recorder: 
             if recorder.budget.allows(f"{kernel.name} on half of the device, {name}"):
                 lane, call = lanes.lane(half), kernel.prepare(backend.torch_device)
                 spread = Spread.of(time_alone(lane, call, settings).all_ms)
-                num_sms = getattr(lane, "num_sms", None)
-                found.append(PlacementTime(slots_are=name, kernel=kernel.name, num_sms=num_sms, time_ms=spread))
+                found.append(PlacementTime(slots_are=name, kernel=kernel.name, num_sms=lane.num_sms, time_ms=spread))
     return found
 
 
@@ -239,4 +261,54 @@ def _delay(backend: Backend, kind: str, split: Split, kernel: Kernel, settings: 
         beside_ms=Spread.of(shorts.beside_ms) if shorts.beside_ms else None,
         worst_ms=max(shorts.beside_ms, default=None),
         note=variant.note,
+    )
+
+
+def report_isolation(result: IsolationResult) -> Report:
+    """Returns a row for each kind of lanes and long kernel, below it what partitions ran on, and bars of the times."""
+    rows, bars = [], []
+    for delay in result.delays:
+        long = f"{delay.long_kernel}, {delay.long_ms:.1f} ms"
+        rows.append(
+            (delay.variant, long, delay.alone_ms.median, delay.beside_ms, delay.worst_ms, _times_as_long(delay))
+        )
+        for what, spread in (("alone", delay.alone_ms), (f"beside {delay.long_kernel}", delay.beside_ms)):
+            name = f"{delay.variant}, {what}"
+            if spread is None:
+                bars.append(Bar(name=name, group=what, text="never met"))
+            else:
+                bars.append(bar_of(name, what, spread, f"{spread.median * 1e3:.1f} us"))
+    summary = [*map(_layout_text, result.layouts)]
+    summary += [
+        f"{time.kernel} on half of the device, {time.slots_are} slots: {spread_text(time.time_ms)} ms"
+        + (f" on {time.num_sms} SMs" if time.num_sms is not None else "")
+        for time in result.placements
+    ]
+    summary += dict.fromkeys(f"{delay.variant}: {delay.note}" for delay in result.delays if delay.note)
+    return Report(
+        title="Does a long kernel delay a short one, measured",
+        headings=(("short on", None), ("beside", None), ("alone\nms", 3), ("beside it\nms", 3), ("worst\nms", 3),
+                  ("times\nas long", 2)),
+        rows=rows,
+        summary=summary,
+        picture=Picture(
+            title="A short kernel alone and beside a long one, measured", x_axis="milliseconds a call", bars=bars
+        ),
+    )  # fmt: skip
+
+
+def _times_as_long(delay: Delay) -> float | None:
+    if delay.beside_ms is None or delay.alone_ms.median <= 0:
+        return None
+    return delay.beside_ms.median / delay.alone_ms.median
+
+
+def _layout_text(layout: LayoutUnits) -> str:
+    sizes = "+".join(str(quota) for quota in layout.quotas)
+    units = " | ".join(slots_text(partition.units) for partition in layout.partitions[:4])
+    more = " | ..." if len(layout.partitions) > 4 else ""
+    kept = all(partition.keeps_backward for partition in layout.partitions)
+    return (
+        f"{sizes} slots ({layout.slots_are}) ran on {units}{more}: "
+        f"{'disjoint' if layout.disjoint else 'NOT DISJOINT'}, backward {'inside' if kept else 'NOT INSIDE'}"
     )

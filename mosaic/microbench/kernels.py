@@ -1,4 +1,4 @@
-"""The kernels that are measured: one for each way in which a GPU can be the bottleneck.
+"""The work that is measured: a kernel for each way in which a GPU can be the bottleneck, and two unequal modules.
 
 Their data is random: constant data switches fewer transistors, and matrix units run faster on it than on any that is
 trained on.
@@ -8,45 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
+from torch import nn
 
 from mosaic.microbench.settings import Scale
 from mosaic.microbench.timing import Call
 from mosaic.profiler import Subject
 
 
-class Work(Protocol):
-    """Something to repeat on a lane."""
-
-    @property
-    def name(self) -> str:
-        """What it is."""
-
-    @property
-    def flops(self) -> float:
-        """Floating-point operations of a call; 0 where it is not counted."""
-
-    @property
-    def moved_bytes(self) -> float:
-        """Least traffic with memory of a call; 0 where it is not counted."""
-
-    def prepare(self, device: torch.device) -> Call:
-        """Makes inputs of its own on a device and returns a call; the first call has been done."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
-    """One operator at one size."""
+    """One operator at one size, or one module."""
 
     name: str
-    """What it is."""
-    bound_by: str
-    """What limits it on a whole device."""
-    flops: float
+    """The operator, or the module and its passes."""
+    flops: float = 0.0
     """Floating-point operations of a call; 0 where it is not counted."""
-    moved_bytes: float
+    moved_bytes: float = 0.0
     """Least traffic with memory of a call; 0 where it is not counted."""
     make: Callable[[torch.device], Call]
     """Makes inputs and returns a call."""
@@ -58,40 +37,15 @@ class Kernel:
         return call
 
 
-@dataclass(frozen=True, slots=True)
-class ModuleWork:
-    """Forward, or forward and backward, of one of a user's modules."""
+def kernel_of_module(subject: Subject, *, backward: bool) -> Kernel:
+    """Returns forward, or forward and backward, of one of a user's modules, whose inputs are on the device already."""
 
-    subject: Subject
-    """The module with its inputs."""
-    backward: bool
-    """Whether backward belongs to a call."""
+    def call() -> None:
+        outputs = subject.forward()
+        if backward:
+            subject.backward(outputs)
 
-    @property
-    def name(self) -> str:
-        """The module's name and what a call does."""
-        return f"{self.subject.name} {'forward+backward' if self.backward else 'forward'}"
-
-    @property
-    def flops(self) -> float:
-        """Not counted."""
-        return 0.0
-
-    @property
-    def moved_bytes(self) -> float:
-        """Not counted."""
-        return 0.0
-
-    def prepare(self, device: torch.device) -> Call:
-        """Takes the module as it is; its inputs are on the device already."""
-
-        def call() -> None:
-            outputs = self.subject.forward()
-            if self.backward:
-                self.subject.backward(outputs)
-
-        call()
-        return call
+    return Kernel(name=f"{subject.name} {'forward+backward' if backward else 'forward'}", make=lambda device: call)
 
 
 def kernel_set(scale: Scale, device: torch.device) -> tuple[Kernel, ...]:
@@ -139,7 +93,7 @@ def _gemm(size: int, dtype: torch.dtype) -> Kernel:
         return lambda: torch.mm(left, right, out=out)
 
     moved = 3.0 * size * size * dtype.itemsize
-    return Kernel(name="gemm", bound_by="matrix units", flops=2.0 * size**3, moved_bytes=moved, make=make)
+    return Kernel(name="gemm", flops=2.0 * size**3, moved_bytes=moved, make=make)
 
 
 def _attention(shape: tuple[int, int, int], dtype: torch.dtype) -> Kernel:
@@ -152,7 +106,7 @@ def _attention(shape: tuple[int, int, int], dtype: torch.dtype) -> Kernel:
 
     flops = 4.0 * batch * heads * length**2 * width
     moved = 4.0 * batch * heads * length * width * dtype.itemsize
-    return Kernel(name="attention", bound_by="matrix units and exponentials", flops=flops, moved_bytes=moved, make=make)
+    return Kernel(name="attention", flops=flops, moved_bytes=moved, make=make)
 
 
 def _convolution(shape: tuple[int, int, int], dtype: torch.dtype) -> Kernel:
@@ -166,7 +120,7 @@ def _convolution(shape: tuple[int, int, int], dtype: torch.dtype) -> Kernel:
 
     flops = 2.0 * batch * side**2 * channels**2 * 9
     moved = (2.0 * batch * channels * side**2 + 9.0 * channels**2) * dtype.itemsize
-    return Kernel(name="convolution", bound_by="matrix units", flops=flops, moved_bytes=moved, make=make)
+    return Kernel(name="convolution", flops=flops, moved_bytes=moved, make=make)
 
 
 def _elementwise(count: int, dtype: torch.dtype) -> Kernel:
@@ -175,7 +129,7 @@ def _elementwise(count: int, dtype: torch.dtype) -> Kernel:
         return lambda: torch.mul(given, 1.5, out=out)
 
     moved = 2.0 * count * dtype.itemsize
-    return Kernel(name="elementwise", bound_by="memory bandwidth", flops=float(count), moved_bytes=moved, make=make)
+    return Kernel(name="elementwise", flops=float(count), moved_bytes=moved, make=make)
 
 
 def _reduction(count: int) -> Kernel:
@@ -183,7 +137,7 @@ def _reduction(count: int) -> Kernel:
         given = torch.randn(count, device=device)
         return given.sum
 
-    return Kernel(name="reduction", bound_by="memory bandwidth", flops=float(count), moved_bytes=4.0 * count, make=make)
+    return Kernel(name="reduction", flops=float(count), moved_bytes=4.0 * count, make=make)
 
 
 def _launches(count: int) -> Kernel:
@@ -196,4 +150,49 @@ def _launches(count: int) -> Kernel:
 
         return call
 
-    return Kernel(name="launches", bound_by="launching", flops=1024.0 * count, moved_bytes=0.0, make=make)
+    return Kernel(name="launches", flops=1024.0 * count, make=make)
+
+
+@dataclass(frozen=True, slots=True)
+class _Size:
+    layers: int
+    width: int
+    heads: int
+    tokens: int
+    channels: int
+    side: int
+    batch: int
+
+
+_SIZES: dict[Scale, _Size] = {
+    "tiny": _Size(1, 16, 2, 8, 4, 8, 2),
+    "host": _Size(2, 128, 4, 64, 32, 28, 8),
+    "gpu": _Size(6, 768, 12, 197, 256, 56, 16),
+}
+
+
+def default_subjects(scale: Scale, device: torch.device, *, seed: int = 0) -> tuple[Subject, Subject]:
+    """Returns two modules with inputs on a device, the same numbers for the same seed."""
+    size, dtype = _SIZES[scale], half_type(device)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        encoder: nn.Module = nn.Sequential(
+            *(
+                nn.TransformerEncoderLayer(size.width, size.heads, 4 * size.width, dropout=0.0, batch_first=True)
+                for _ in range(size.layers)
+            )
+        )
+        convolutions: nn.Module = nn.Sequential(
+            *(
+                layer
+                for _ in range(size.layers)
+                for layer in (nn.Conv2d(size.channels, size.channels, 3, padding=1), nn.GELU())
+            )
+        )
+        tokens = torch.randn(size.batch, size.tokens, size.width)
+        image = torch.randn(size.batch, size.channels, size.side, size.side)
+    encoder, convolutions = (module.to(device, dtype) for module in (encoder, convolutions))
+    return (
+        Subject("transformer", encoder, (tokens.to(device, dtype),), {}),
+        Subject("convolutions", convolutions, (image.to(device, dtype),), {}),
+    )

@@ -9,18 +9,77 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import ClassVar, Literal
 
 from mosaic.backends.base import Backend
+from mosaic.device import FORBID_EXTRA
 from mosaic.errors import BackendUnavailableError, MosaicError
-from mosaic.microbench.budget import Budget
-from mosaic.microbench.modules import default_subjects
-from mosaic.microbench.mps import NEEDS_S, rounds_under_mps
-from mosaic.microbench.overlap_result import Launching, OverlapResult, Passes, VariantTime, gain_of
-from mosaic.microbench.result import Absent, Recorder, Spread
-from mosaic.microbench.settings import BenchSettings
-from mosaic.microbench.steps import CapturedSteps, EagerSteps, TwoModules
-from mosaic.microbench.variants import Split, Variant, open_variant
+from mosaic.microbench.kernels import default_subjects
+from mosaic.microbench.report import Picture, Report, bar_of, number_text
+from mosaic.microbench.result import Absent, Recorder, Result, Spread
+from mosaic.microbench.settings import BenchSettings, Budget
+from mosaic.microbench.sharing.mps import NEEDS_S, rounds_under_mps
+from mosaic.microbench.sharing.steps import CapturedSteps, EagerSteps, TwoModules
+from mosaic.microbench.sharing.variants import Split, Variant, open_variant
 from mosaic.profiler import Subject
+
+Passes = Literal["forward", "forward+backward"]
+Launching = Literal["eager", "captured"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VariantTime:
+    """One way of sharing, one kind of step."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+
+    variant: str
+    """Which way, with its quotas."""
+    kind: str
+    """``sequential``, ``plain``, ``prioritised``, ``partitions``, ``torch_contexts`` or ``mps``."""
+    quotas: tuple[int, int] | None
+    """Slots of each module; None where nothing confines them."""
+    passes: Passes
+    """What a step is."""
+    launching: Launching
+    """Operator by operator, or as one CUDA graph."""
+    step_ms: Spread
+    """From the step's beginning to the end of both modules."""
+    note: str = ""
+    """What to know about it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gain:
+    """Where a speed-up comes from; ratios of median times, each None where one of the two is missing."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+
+    passes: Passes
+    """What a step is."""
+    launching: Launching
+    """How it is launched."""
+    total: float | None
+    """One after the other, over the best partitions."""
+    concurrency: float | None
+    """One after the other, over plain streams."""
+    quotas: float | None
+    """Plain streams, over the best partitions; below 1 the quotas cost more than they bring."""
+    best_partitions: str
+    """The split that was best of those tried; empty where there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverlapResult(Result):
+    """Step times by way of sharing."""
+
+    modules: tuple[str, str]
+    """Names of the two modules."""
+    times: tuple[VariantTime, ...]
+    """Everything measured."""
+    gains: tuple[Gain, ...]
+    """One for each kind of step."""
+
 
 Row = VariantTime | Absent
 """One way of sharing and one kind of step: its times, or why there are none."""
@@ -108,7 +167,7 @@ class Overlap:
                 try:
                     variant = open_variant(kind, self._backend, split)
                 except Exception as error:
-                    yield from self._cannot(_words(kind, split), error)
+                    yield from self._cannot(_name_of(kind, split), error)
                     continue
                 stack.callback(self._close, variant.name, variant.lanes.close)
                 try:
@@ -199,7 +258,7 @@ class Overlap:
         )
 
 
-def _words(kind: str, split: Split) -> str:
+def _name_of(kind: str, split: Split) -> str:
     return f"partitions {split[0]}+{split[1]}" if kind == "partitions" else kind.replace("_", " ")
 
 
@@ -223,3 +282,68 @@ class _Running:
             step_ms=Spread.of(self.samples),
             note=self.variant.note,
         )
+
+
+def gain_of(times: Sequence[VariantTime], passes: Passes, launching: Launching) -> Gain | None:
+    """Splits the gain of one kind of step into concurrency and quotas; None where nothing was measured."""
+    chosen = [time for time in times if time.passes == passes and time.launching == launching]
+    if not chosen:
+        return None
+    by_kind = {time.kind: time.step_ms.median for time in chosen if time.kind in ("sequential", "plain")}
+    partitions = [time for time in chosen if time.kind == "partitions"]
+    best = min(partitions, key=lambda time: time.step_ms.median, default=None)
+    sequential, plain = by_kind.get("sequential"), by_kind.get("plain")
+    best_ms = best.step_ms.median if best is not None else None
+    return Gain(
+        passes=passes,
+        launching=launching,
+        total=_ratio(sequential, best_ms),
+        concurrency=_ratio(sequential, plain),
+        quotas=_ratio(plain, best_ms),
+        best_partitions=best.variant if best is not None else "",
+    )
+
+
+def _ratio(over: float | None, under: float | None) -> float | None:
+    return over / under if over is not None and under else None
+
+
+def report_overlap(result: OverlapResult) -> Report:
+    """Returns a row and a bar for each kind of step and way of sharing."""
+    rows, bars = [], []
+    for time in result.times:
+        step, speedup = f"{time.passes}, {time.launching}", _speedup(time, result)
+        rows.append((step, time.variant, time.step_ms, speedup))
+        text = f"{time.step_ms.median:.2f} ms  ({number_text(speedup)}×)"
+        bars.append(bar_of(f"{time.variant}, {step}", step, time.step_ms, text))
+    notes = dict.fromkeys(f"{time.variant}: {time.note}" for time in result.times if time.note)
+    both = f"{result.modules[0]} and {result.modules[1]}"
+    return Report(
+        title=f"{both} side by side, measured",
+        headings=(("step", None), ("variant", None), ("time, ms", 3), ("against one\nafter the other", 2)),
+        rows=rows,
+        merged=True,
+        summary=[*map(_gain_text, result.gains), *notes],
+        picture=Picture(
+            title=f"{both}: a step of both, measured",
+            x_axis="milliseconds a step; (×) against one after the other",
+            bars=bars,
+        ),
+    )
+
+
+def _speedup(time: VariantTime, result: OverlapResult) -> float | None:
+    base = [
+        other.step_ms.median
+        for other in result.times
+        if other.kind == "sequential" and (other.passes, other.launching) == (time.passes, time.launching)
+    ]
+    return base[0] / time.step_ms.median if base and time.step_ms.median > 0 else None
+
+
+def _gain_text(gain: Gain) -> str:
+    return (
+        f"{gain.passes}, {gain.launching}: gain {number_text(gain.total)} = concurrency "
+        f"{number_text(gain.concurrency)} x quotas {number_text(gain.quotas)}"
+        + (f" ({gain.best_partitions}, best of those tried)" if gain.best_partitions else "")
+    )

@@ -6,17 +6,21 @@ Paper section 3.2 and Fig. 11(a): about 37 ms on demand, about 0.013 ms from the
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, ClassVar
 
-from mosaic.backends import cuda
+import torch
+
 from mosaic.backends.base import Backend
+from mosaic.backends.cuda import driver
 from mosaic.device import FORBID_EXTRA
 from mosaic.errors import BackendUnavailableError, CudaError
-from mosaic.microbench.budget import Budget
-from mosaic.microbench.makers import Maker, free_bytes, makers, many_partitions, open_lender
+from mosaic.microbench.report import Picture, Report, bar_of, spread_text
 from mosaic.microbench.result import Recorder, Result, Spread
-from mosaic.microbench.settings import BenchSettings
+from mosaic.microbench.settings import BenchSettings, Budget
+from mosaic.report.charts import Bar
 
 PAPER_CREATE_MS = 37.0
 """On-demand creation, paper Fig. 11(a)."""
@@ -25,7 +29,12 @@ PAPER_LEND_MS = 0.013
 GOAL_LEND_NS = 1000.0
 """What lending should stay under here."""
 
+Slots = tuple[int, ...]
+Make = Callable[[Slots], Callable[[], object]]
+"""Makes what runs on a partition, from nothing; returns what ends it."""
+
 _BATCHES = 10
+_MIB = 2.0**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,21 +111,23 @@ def measure_pool(backend: Backend, settings: BenchSettings, budget: Budget | Non
     """
     recorder = Recorder(backend, budget or Budget())
     whole = backend.device.slots
-    free_bytes(backend)  # torch makes the primary context, before a pool retains it
+    _free_bytes(backend)  # torch makes the primary context, before a pool retains it
     lending = _lend(backend, whole, settings) if recorder.budget.allows("lending") else None
     creations: list[Creation] = []
-    for maker, name, reason in makers(backend):
-        if maker is None:
-            recorder.cannot(name, reason)
+    for way, find in _ways(backend).items():
+        try:
+            make = find()
+        except BackendUnavailableError as error:
+            recorder.cannot(way, error)
             continue
         for quota in settings.quotas(len(whole)):
-            if recorder.budget.allows(f"{name} at {quota} slots"):
+            if recorder.budget.allows(f"{way} at {quota} slots"):
                 try:
-                    creations.append(_create(backend, maker, quota, settings, recorder))
+                    creations.append(_create(backend, way, make, quota, settings, recorder))
                 except (CudaError, BackendUnavailableError, RuntimeError) as error:
-                    recorder.cannot(f"{name} at {quota} slots", error)
+                    recorder.cannot(f"{way} at {quota} slots", error)
     growth = None
-    if backend.torch_device.type == "cuda" and recorder.budget.allows("many contexts"):
+    if backend.api is not None and recorder.budget.allows("many contexts"):
         growth = _grow(backend, settings)
     return PoolResult(
         creations=tuple(creations),
@@ -128,29 +139,71 @@ def measure_pool(backend: Backend, settings: BenchSettings, budget: Budget | Non
     )
 
 
-def _create(backend: Backend, maker: Maker, quota: int, settings: BenchSettings, recorder: Recorder) -> Creation:
+def _ways(backend: Backend) -> dict[str, Callable[[], Make]]:
+    """Returns the ways to make what runs on a partition; each is looked for when it is called."""
+    if backend.api is None:
+        return {
+            "lanes": lambda: lambda slots: backend.open_lanes([slots]).close,
+            "contexts and driver memory": lambda: _no_contexts(backend),
+        }
+    ordinal = backend.torch_device.index or 0
+    return {
+        "context and stream": lambda: lambda slots: driver.open_pool(ordinal, [[slots]]).close,
+        "torch.cuda.green_contexts": lambda: _torch_contexts(backend.device.sms_per_slot, ordinal),
+    }
+
+
+def _no_contexts(backend: Backend) -> Make:
+    raise BackendUnavailableError(
+        "there are none", found=f"the {backend.name} backend, which has threads in their place", needed="a GPU"
+    )
+
+
+def _torch_contexts(sms_per_slot: int, ordinal: int) -> Make:
+    from torch.cuda import green_contexts
+
+    kind: Any = green_contexts.GreenContext
+    create = getattr(kind, "create", kind)
+    if not getattr(green_contexts, "SUPPORTED", True) or not hasattr(kind, "Stream"):
+        raise BackendUnavailableError(
+            "torch's green contexts cannot be had",
+            found=f"torch {torch.__version__}",
+            needed="torch 2.11 built with CUDA 12.8 or newer",
+        )
+
+    def make(slots: Slots) -> Callable[[], object]:
+        context = create(num_sms=len(slots) * sms_per_slot, device_id=ordinal)
+        held = [context, context.Stream()]
+        return held.clear  # both end when they are let go
+
+    return make
+
+
+def _create(
+    backend: Backend, way: str, make: Make, quota: int, settings: BenchSettings, recorder: Recorder
+) -> Creation:
     slots = tuple(range(quota))
-    maker.make(slots).close()  # what is set up once for the process belongs to no repetition
+    make(slots)()  # what is set up once for the process belongs to no repetition
     create, destroy, held = [], [], []
-    first = free_bytes(backend)
+    first = _free_bytes(backend)
     for number in range(settings.repeats):
         if number >= 3 and not recorder.budget.left_s:
             break
-        before = free_bytes(backend)
+        before = _free_bytes(backend)
         start = time.perf_counter_ns()
-        made = maker.make(slots)
+        close = make(slots)
         there = time.perf_counter_ns()
-        meanwhile = free_bytes(backend)
+        meanwhile = _free_bytes(backend)
         closing = time.perf_counter_ns()
-        made.close()
+        close()
         gone = time.perf_counter_ns()
         create.append((there - start) / 1e6)
         destroy.append((gone - closing) / 1e6)
         if before is not None and meanwhile is not None:
             held.append(float(before - meanwhile))
-    last = free_bytes(backend)
+    last = _free_bytes(backend)
     return Creation(
-        way=maker.name,
+        way=way,
         quota=quota,
         create_ms=Spread.of(create),
         destroy_ms=Spread.of(destroy),
@@ -159,23 +212,41 @@ def _create(backend: Backend, maker: Maker, quota: int, settings: BenchSettings,
     )
 
 
-def _lend(backend: Backend, slots: tuple[int, ...], settings: BenchSettings) -> Lending:
+def _lend(backend: Backend, slots: Slots, settings: BenchSettings) -> Lending:
+    """Times a pool's lending and giving back, or looking up a lane where there is no pool."""
+    if backend.api is None:
+        with backend.open_lanes([slots]) as lanes:
+            return _lending("look up a lane", lambda: lanes.lane(slots), settings)
+    pool = driver.open_pool(backend.torch_device.index or 0, [[slots]])
+    lend, give_back = pool.lend, pool.give_back
+    try:
+        return _lending("lend and give back", lambda: give_back(lend(0, 0)), settings)
+    finally:
+        pool.close()
+
+
+def _lending(way: str, once: Callable[[], object], settings: BenchSettings) -> Lending:
     batch = max(1, settings.lends // _BATCHES)
     means = []
-    with open_lender(backend, slots) as lender:
-        once = lender.once
-        once()
-        for _ in range(_BATCHES):
-            start = time.perf_counter_ns()
-            for _ in range(batch):
-                once()
-            means.append((time.perf_counter_ns() - start) / batch)
-        return Lending(way=lender.name, lends=batch * _BATCHES, time_ns=Spread.of(means))
+    once()
+    for _ in range(_BATCHES):
+        start = time.perf_counter_ns()
+        for _ in range(batch):
+            once()
+        means.append((time.perf_counter_ns() - start) / batch)
+    return Lending(way=way, lends=batch * _BATCHES, time_ns=Spread.of(means))
+
+
+def _free_bytes(backend: Backend) -> int | None:
+    """Returns the device's free memory as its driver tells it; None on the host."""
+    return None if backend.api is None else backend.api.free_bytes()
 
 
 def _grow(backend: Backend, settings: BenchSettings) -> Growth:
-    partitions = many_partitions(backend.device.num_slots, settings.most_contexts)
-    pool: Any = cuda.open_pool(backend.torch_device.index or 0, [[partitions[0]]])
+    sizes = range(1, backend.device.num_slots + 1)
+    every = (tuple(range(start, start + size)) for size in sizes for start in range(len(sizes) - size + 1))
+    partitions = list(islice(every, settings.max_contexts))
+    pool: Any = driver.open_pool(backend.torch_device.index or 0, [[partitions[0]]])
     times: list[float] = []
     stopped_by = ""
     try:
@@ -196,3 +267,51 @@ def _grow(backend: Backend, settings: BenchSettings) -> Growth:
         )
     finally:
         pool.close()
+
+
+def report_pool(result: PoolResult) -> Report:
+    """Returns a row and a bar for each way and quota; below them what lending and a growing pool cost."""
+    rows, bars = [], []
+    for creation in result.creations:
+        held = None if creation.held_bytes is None else creation.held_bytes.median / _MIB
+        kept = None if creation.kept_bytes is None else creation.kept_bytes / _MIB
+        rows.append((creation.way, creation.quota, creation.create_ms, creation.destroy_ms, held, kept))
+        name, spread = f"{creation.way}, {creation.quota} slots", creation.create_ms
+        bars.append(bar_of(name, creation.way, spread, f"{spread.median:.3f} ms"))
+    if result.lending is not None:
+        lent = result.lending.time_ns.median
+        bars.append(Bar(name=result.lending.way, group="lend", value=lent / 1e6, text=f"{lent:.0f} ns"))
+    return Report(
+        title="Making against lending, measured",
+        headings=(("what is made", None), ("slots", 0), ("made in, ms", 3), ("ended in, ms", 3), ("holds\nMiB", 1),
+                  ("not given\nback, MiB", 1)),
+        rows=rows,
+        merged=True,
+        summary=_summary(result),
+        picture=Picture(
+            title="Making what runs on a partition, against lending it, measured", x_axis="milliseconds", bars=bars
+        ),
+    )  # fmt: skip
+
+
+def _summary(result: PoolResult) -> list[str]:
+    lines = []
+    if result.lending is not None:
+        spread = result.lending.time_ns
+        lines.append(
+            f"{result.lending.way}: {spread_text(spread, 0)} ns, over {result.lending.lends} times; "
+            f"the goal is under {GOAL_LEND_NS:.0f} ns"
+        )
+    if result.growth is not None:
+        lines.append(_growth_text(result.growth))
+    lines.append(f"the paper has {PAPER_CREATE_MS:.0f} ms to make and {PAPER_LEND_MS} ms to lend, on H100s (Fig. 11a)")
+    return lines
+
+
+def _growth_text(growth: Growth) -> str:
+    added = "" if growth.add_layout_ms is None else f", a layout more takes {spread_text(growth.add_layout_ms)} ms"
+    end = f"; then: {growth.stopped_by}" if growth.stopped_by else ", no limit met"
+    return (
+        f"{growth.contexts} contexts at once of {growth.asked} asked for, {growth.driver_bytes / _MIB:.0f} MiB"
+        f"{added}{end}"
+    )

@@ -1,4 +1,4 @@
-"""What every result file holds: where it comes from, spreads, and what could not be had."""
+"""Contents of every result file: where it comes from, spreads, and what could not be had."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mosaic.artifact import Ge
 from mosaic.backends.base import Backend
 from mosaic.device import FORBID_EXTRA, Device
 from mosaic.errors import MosaicError
-from mosaic.microbench.budget import Budget
+from mosaic.microbench.settings import Budget
 from mosaic.profiler import ForeignLoad
 from mosaic.provenance import Provenance
 
@@ -45,16 +45,6 @@ class Spread:
         if len(values) > 1:
             first, middle, third = statistics.quantiles(values, n=4, method="inclusive")
         return cls(median=middle, first_quartile=first, third_quartile=third, count=len(values), samples=values)
-
-    @property
-    def low(self) -> float:
-        """Smallest."""
-        return min(self.samples)
-
-    @property
-    def high(self) -> float:
-        """Largest."""
-        return max(self.samples)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +129,7 @@ class Recorder:
 
     def origin(self) -> Origin:
         """Returns where the result comes from; to be called at the end."""
-        on_host = self.backend.name == "host"
+        on_host = self.backend.device.kind == "host"
         notes = self.backend.notes
         if on_host:
             notes = ("measured on the CPU's cores: these times say nothing about a GPU", *notes)
@@ -156,6 +146,6 @@ class Recorder:
 
 
 def _driver_version() -> str:
-    from mosaic.backends.cuda import describe_driver
+    from mosaic.backends.cuda.driver import describe_driver
 
     return describe_driver().version

@@ -8,12 +8,13 @@ from typing import ClassVar
 
 from mosaic.backends.base import Backend
 from mosaic.device import FORBID_EXTRA
-from mosaic.microbench.budget import Budget
-from mosaic.microbench.kernels import ModuleWork, Work, kernel_set
+from mosaic.microbench.kernels import Kernel, kernel_of_module, kernel_set
+from mosaic.microbench.report import Picture, Report
 from mosaic.microbench.result import Recorder, Result, Spread
-from mosaic.microbench.settings import BenchSettings
+from mosaic.microbench.settings import BenchSettings, Budget
 from mosaic.microbench.timing import time_alone
 from mosaic.profiler import Subject
+from mosaic.report.charts import Line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +70,7 @@ def measure_scaling(
         subjects: Modules to time, forward and forward with backward; none for the kernel set.
     """
     recorder = Recorder(backend, budget or Budget())
-    chosen: list[Work] = [ModuleWork(subject, backward) for subject in subjects for backward in (False, True)]
+    chosen = [kernel_of_module(subject, backward=backward) for subject in subjects for backward in (False, True)]
     chosen = chosen or [*kernel_set(settings.scale, backend.torch_device)]
     quotas = settings.quotas(backend.device.num_slots)
     points: list[ScalingPoint] = []
@@ -82,14 +83,14 @@ def measure_scaling(
                 if recorder.budget.allows(f"{work.name} at {quota} slots"):
                     lane = lanes.lane(tuple(range(quota)))
                     spread = Spread.of(time_alone(lane, call, settings).all_ms)
-                    points.append(point_of(work, quota, getattr(lane, "num_sms", None), spread))
+                    points.append(point_of(work, quota, lane.num_sms, spread))
             lanes.drain()
     order = {work.name: index for index, work in enumerate(chosen)}
     points.sort(key=lambda point: (order[point.work], point.quota))
     return ScalingResult(points=tuple(points), left_out=recorder.left_out, origin=recorder.origin())
 
 
-def point_of(work: Work, quota: int, num_sms: int | None, time_ms: Spread) -> ScalingPoint:
+def point_of(work: Kernel, quota: int, num_sms: int | None, time_ms: Spread) -> ScalingPoint:
     """Returns a point with what was achieved by the median."""
     seconds = time_ms.median / 1e3
     return ScalingPoint(
@@ -102,6 +103,37 @@ def point_of(work: Work, quota: int, num_sms: int | None, time_ms: Spread) -> Sc
     )
 
 
-def gb_per_s(work: Work, time_ms: float) -> float | None:
+def gb_per_s(work: Kernel, time_ms: float) -> float | None:
     """Returns the bandwidth of a call in 1e9 bytes a second; None where its traffic is not counted."""
     return work.moved_bytes / time_ms / 1e6 if work.moved_bytes and time_ms > 0 else None
+
+
+def report_scaling(result: ScalingResult) -> Report:
+    """Returns a row for each kernel or module and quota, and lines of speed over quota."""
+    rows, lines = [], []
+    count = result.origin.device.num_slots
+    for work in result.works:
+        points = result.of(work)
+        whole = points[-1].time_ms.median
+        for point in points:
+            speed = whole / point.time_ms.median if point.time_ms.median > 0 else 1.0
+            rows.append((work, point.quota, point.num_sms, point.time_ms, speed, point.tflops, point.gb_per_s))
+        times = [(point.quota / count, point.time_ms) for point in points]
+        quartiles = [
+            (share, whole / time.median, whole / time.third_quartile, whole / time.first_quartile)
+            for share, time in times
+        ]
+        lines.append(Line(name=work, points=tuple(quartiles)))
+    return Report(
+        title="Time by quota, measured",
+        headings=(("work", None), ("slots", 0), ("SMs", 0), ("time, ms", 3), ("speed", 2), ("TFLOP/s", 2), ("GB/s", 0)),
+        rows=rows,
+        merged=True,
+        summary=("speed is relative to the largest quota that was measured; GB/s count the least possible traffic",),
+        picture=Picture(
+            title="Speed by quota, measured",
+            x_axis="share of the slots",
+            y_axis="speed, relative to the largest quota",
+            lines=lines,
+        ),
+    )

@@ -1,15 +1,24 @@
-"""How long, how often: measurements on lanes by a question's settings; ``mosaic.profiler.together`` does the timing."""
+"""Timing one lane alone, or two side by side, by a question's settings; ``mosaic.profiler.measuring.together`` does the rest."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from mosaic.backends.base import Lane, Lanes
 from mosaic.microbench.settings import BenchSettings
-from mosaic.profiler.together import MOST_PIECES, Call, Part, Pieces, run_alone, run_together, window_ms
+from mosaic.profiler.measuring.together import (
+    MAX_PIECES,
+    Call,
+    LaneWork,
+    Pieces,
+    run_alone,
+    run_together,
+    window_ms,
+)
 
 __all__ = ["Call", "Pieces", "time_alone", "time_beside", "window_ms"]
 
@@ -41,9 +50,36 @@ def time_beside(
     parts = []
     for (lane, call), ms in zip(both, alone_ms, strict=True):
         calls = _calls_in_piece(ms, settings.piece_ms)
-        pieces = min(MOST_PIECES, max(3, math.ceil(settings.together_ms / (ms * calls))))
-        parts.append(Part(lane, call, calls, pieces, ms))
+        pieces = min(MAX_PIECES, max(3, math.ceil(settings.together_ms / (ms * calls))))
+        parts.append(LaneWork(lane, call, calls, pieces, ms))
     return run_together(parts, inline=lanes.launches_inline, device=device)
+
+
+@dataclass(frozen=True, slots=True)
+class LaneTimes:
+    """Times of one of two lanes, in milliseconds a call."""
+
+    alone_ms: tuple[float, ...]
+    """With the other lane idle, taken right before."""
+    beside_ms: tuple[float, ...]
+    """Of the pieces during which the other lane was running throughout; empty where there is none."""
+    overlap_ms: float
+    """How long both were running; 0 where they never met."""
+
+
+def measure_beside(
+    lanes: Lanes, both: tuple[tuple[Lane, Call], tuple[Lane, Call]], settings: BenchSettings, device: torch.device
+) -> tuple[LaneTimes, LaneTimes]:
+    """Times both lanes alone, then side by side."""
+    alone = [time_alone(lane, call, settings, held_on=device).all_ms for lane, call in both]
+    middle = [max(1e-4, sorted(times)[len(times) // 2]) for times in alone]
+    pieces = time_beside(lanes, both, middle, settings, device)
+    start, end = window_ms(pieces)
+    first, second = (
+        LaneTimes(times, found.within(start, end), max(0.0, end - start))
+        for times, found in zip(alone, pieces, strict=True)
+    )
+    return first, second
 
 
 def _estimate_ms(lane: Lane, call: Call) -> float:

@@ -15,7 +15,7 @@ from mosaic.report.palette import FAINT, GLUE, INK, darker, ink_on, lighter
 DPI = 200
 _FORMATS = (".png", ".svg")
 _TEXT_SIZE = 10.0
-_LEAST_TEXT_SIZE = 6.5
+_MIN_TEXT_SIZE = 6.5
 _ELLIPSIS = "…"
 
 
@@ -120,9 +120,9 @@ class Canvas:
         wide, high = (abs(corners[1] - corners[0]) / DPI).tolist()
         size = min(_TEXT_SIZE, high * 72 * 0.78)
         upright_size = min(_TEXT_SIZE, wide * 72 * 0.78)
-        shown = self.fit(name, wide - 0.06, size) if size >= _LEAST_TEXT_SIZE else ""
-        upright = self.fit(name, high - 0.06, upright_size) if upright_size >= _LEAST_TEXT_SIZE else ""
-        if not shown and not upright and size >= _LEAST_TEXT_SIZE:
+        shown = self.fit(name, wide - 0.06, size) if size >= _MIN_TEXT_SIZE else ""
+        upright = self.fit(name, high - 0.06, upright_size) if upright_size >= _MIN_TEXT_SIZE else ""
+        if not shown and not upright and size >= _MIN_TEXT_SIZE:
             shown = self.shorten(name.rpartition(".")[2], wide - 0.06, size)
             shown = shown if len(shown) > 4 else ""
         if shown or upright:

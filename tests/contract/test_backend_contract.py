@@ -1,4 +1,4 @@
-"""What every backend promises in ``mosaic/backends/base.py``; a new backend adds itself to ``BACKENDS``.
+"""The promises of ``mosaic/backends/base.py``, held by every backend of the table.
 
 ``fake-cuda`` is the product of the ``cuda`` backend on a fake runtime and a fake driver, so that its promises are held
 on machines without a GPU; ``cuda`` is the same on a real one.
@@ -6,11 +6,13 @@ on machines without a GPU; ``cuda`` is the same on a real one.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,17 +20,20 @@ import torch
 from contract.gates import CudaGate, FakeStreamGate, Gate, ThreadGate
 from fake_streams import FakeGreenDriver, FakeStreams
 
+from mosaic.backends import table
 from mosaic.backends.base import Backend, Lanes, Ticket
-from mosaic.backends.cuda import CudaBackend
-from mosaic.backends.host import HostBackend
-from mosaic.errors import InvalidPlanError, MosaicError
+from mosaic.backends.cuda.backend import CudaBackend
+from mosaic.backends.host.backend import HostBackend
+from mosaic.backends.table import BACKENDS, open_backend
+from mosaic.errors import BackendUnavailableError, InvalidPlanError, MosaicError
 
 WAIT_S = 60
-BACKENDS: dict[str, Callable[[], Backend]] = {
-    "host": lambda: HostBackend(num_slots=4),
+MADE: dict[str, Callable[[], Backend]] = {
+    **{name: partial(open_backend, name) for name in BACKENDS},
+    "host": lambda: HostBackend(num_slots=4),  # whatever this machine has
     "fake-cuda": lambda: CudaBackend(api=FakeStreams(), driver=FakeGreenDriver(num_slots=4)),
-    "cuda": CudaBackend,
 }
+NAMES = [pytest.param(name, marks=[pytest.mark.gpu] if name == "cuda" else []) for name in MADE]
 WITH_THREADS = ["host"]
 
 
@@ -36,9 +41,9 @@ class StopEverything(BaseException):
     """Stands for KeyboardInterrupt: not an Exception."""
 
 
-@pytest.fixture(params=["host", "fake-cuda", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.fixture(params=NAMES)
 def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
-    made = BACKENDS[request.param]()
+    made = MADE[request.param]()
     if isinstance(made, CudaBackend) and isinstance(made.api, FakeStreams):
         with made.api.watching():
             yield made
@@ -48,7 +53,7 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
 
 @pytest.fixture(params=WITH_THREADS)
 def threaded(request: pytest.FixtureRequest) -> Backend:
-    return BACKENDS[request.param]()
+    return MADE[request.param]()
 
 
 @pytest.fixture
@@ -71,7 +76,8 @@ def finish(ticket: Ticket[Any]) -> tuple[int, int]:
 
 
 def test_a_backend_names_itself_and_its_device(backend: Backend):
-    assert backend.name == backend.device.kind
+    assert backend.name in table.BACKENDS
+    assert backend.torch_device.type == table.BACKENDS[backend.name].torch_type or backend.name == "cuda"
     assert backend.device.num_slots >= 4
     assert all(isinstance(note, str) for note in backend.notes)
 
@@ -286,3 +292,16 @@ def test_results_are_let_go_with_their_ticket(backend: Backend):
 def test_the_protocols_are_met(backend: Backend):
     with backend.open_lanes([(0,)]) as lanes:
         assert isinstance(lanes, Lanes)
+        assert lanes.has(lanes.lane((0,)))
+        with backend.open_lanes([(0,)]) as others:
+            assert not lanes.has(others.lane((0,)))
+
+
+def test_what_a_backend_cannot_do_it_says(backend: Backend):
+    with backend.open_lanes([(0,)]) as lanes:
+        assert (lanes.streams is None) == (backend.api is None)
+        assert (lanes.lane((0,)).num_threads is None) == lanes.launches_inline
+        assert lanes.lane((0,)).num_sms in (None, backend.device.sms_per_slot)
+        for ability in (lambda: lanes.aside("waiting"), lambda: backend.open_plain_lanes([(0,)]).close()):
+            with contextlib.suppress(BackendUnavailableError):
+                ability()

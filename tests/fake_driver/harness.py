@@ -16,7 +16,7 @@ from typing import Any
 SOURCES = Path(__file__).parent
 
 LOADED = ("ctypes", "json", "threading", "mosaic._C")
-WITH_TORCH = ("torch._dynamo", "fake_streams", "mosaic.backends.cuda")
+WITH_TORCH = ("torch._dynamo", "fake_streams", "mosaic.backends.cuda.driver")
 """What children find loaded; those that import torch find it, too."""
 
 # Names that every child has: the library through ctypes, and the error of a call as plain data.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from mosaic.backends.cuda import CudaDevice, Placement, SlotDescription
+from mosaic.backends.cuda.driver import CudaDevice, Placement, SlotDescription
 from mosaic.errors import BackendUnavailableError
 
 
@@ -42,7 +42,6 @@ class FakePool:
     placement: Placement
     layouts: list[list[FakePartition]] = field(default_factory=list)
     costs: list[FakeCost] = field(default_factory=list)
-    remainder: FakePartition | None = None
     closed: bool = False
     num_verified: int = 0
     known: dict[tuple[object, ...], FakePartition] = field(default_factory=dict)
@@ -64,16 +63,10 @@ class FakePool:
         self.costs.append(FakeCost(made, made, 37.0 * made, made << 21))
         return self.costs[-1]
 
-    def lend(self, layout: int, partition: int, priority: int = 0, *, shared: bool = False) -> int:
+    def lend(self, layout: int, partition: int, *, shared: bool = False) -> int:
         if self.closed:
             raise ValueError("this stream pool is closed; make a new one")
-        return self._lend(self.layouts[layout][partition], shared=shared)
-
-    def lend_remainder(self, priority: int = 0, *, shared: bool = False) -> int:
-        assert self.remainder is not None
-        return self._lend(self.remainder, shared=shared)
-
-    def _lend(self, found: FakePartition, *, shared: bool) -> int:
+        found = self.layouts[layout][partition]
         if found.num_borrowers and not shared:
             raise BackendUnavailableError("all streams are lent", found="1 lent", needed="one that is not")
         found.num_borrowers += 1
@@ -101,7 +94,7 @@ class FakePool:
         self.closed = True
 
     def _all(self) -> list[FakePartition]:
-        return [*self.known.values(), *([self.remainder] if self.remainder is not None else [])]
+        return list(self.known.values())
 
 
 class FakeGreenDriver:
@@ -133,19 +126,18 @@ class FakeGreenDriver:
     def describe_slots(self, *, fine: bool) -> SlotDescription:
         return self.slots
 
-    def open_pool(self, *, fine: bool, placement: Placement, priority: int, remainder: bool) -> FakePool:
-        pool = FakePool(self, placement)
-        if remainder:
-            first = self.slots.num_slots * self.slots.sms_per_slot
-            ids = list(range(first, first + self.slots.remainder_sms))
-            pool.remainder = FakePartition([], len(ids), len(ids), ids, self._next_stream())
-        self.pools.append(pool)
-        return pool
+    def open_pool(self, *, fine: bool, placement: Placement) -> FakePool:
+        self.pools.append(FakePool(self, placement))
+        return self.pools[-1]
 
     def probe_image(self) -> bytes:
         if self.no_nvrtc:
             raise BackendUnavailableError("the SM probe cannot be compiled", found="nothing", needed="NVRTC")
         return self.image
+
+    def probe_stream(self, stream: int) -> tuple[int, ...]:
+        found = [one for pool in self.pools for one in pool._all() if one.stream == stream]
+        return tuple(found[0].ids) if found else tuple(range(self.describe().num_sms))
 
     def partition(self, slots: Sequence[int], start: int | None) -> FakePartition:
         """Merged slots are where they are; those of a split follow each other from ``start`` on."""

@@ -36,6 +36,10 @@ class FakeStream:
         return other
 
     @property
+    def cuda_stream(self) -> int:
+        return self.handle
+
+    @property
     def handle(self) -> int:
         return self._queue.handle
 

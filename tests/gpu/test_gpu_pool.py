@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mosaic.backends import cuda
-from mosaic.backends.cuda import CudaBackend
-from mosaic.backends.cuda_records import LayoutRecord
+from mosaic.backends.cuda import driver as cuda
+from mosaic.backends.cuda.backend import CudaBackend
+from mosaic.backends.cuda.records import LayoutRecord
 from mosaic.errors import BackendUnavailableError
 
 pytestmark = pytest.mark.gpu

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from bench.gpu.ladder.streams import SmProbe, sm_ids
-from mosaic.backends.cuda import CudaBackend
-from mosaic.backends.cuda_lanes import StreamLanes
-from mosaic.backends.cuda_overlap import CDP_SMS
+from mosaic.backends.cuda.backend import CudaBackend
+from mosaic.backends.cuda.overlap import CDP_SMS
+from mosaic.backends.streams.lanes import StreamLanes
 from mosaic.engine.graphs import Branch, Eager, StageGraphs
 
 pytestmark = pytest.mark.gpu

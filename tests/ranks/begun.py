@@ -8,24 +8,25 @@ import random
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
+from mosaic.engine.options import Options, RankSettings
 from mosaic.plan import Plan
 from mosaic.ranks.colocate import colocate_ranks
 from mosaic.ranks.running.handle import RankHandle
-from mosaic.ranks.watching.watch import WatchSettings
 from ranks.training import Model, batch, draw_plan, loss_of
 
-WATCH = WatchSettings(beat_s=0.2, grace_s=1.5)
 SHORT_S = 2.0
 """For programs that are to run out of time; the others have enough of it on any machine."""
 TIMEOUT_S = 30.0
 ROWS = 3
+WATCH = {"beat_s": 0.2, "grace_s": 1.5}
+"""How ranks watch each other: with less patience than by default."""
 STEPS = 4
 
 
@@ -46,12 +47,20 @@ def halves(model: nn.Module, size: int) -> Plan:
     return draw_plan(model, size, random.Random(3))
 
 
-def begin(rank: int, size: int, place: Path, **options: Any) -> tuple[Model, RankHandle]:
+def watching(**settings: Any) -> Options:
+    return Options(ranks=RankSettings(**{"timeout_s": TIMEOUT_S, **WATCH, **settings}))
+
+
+def begin(
+    rank: int, size: int, place: Path, *, plan: Plan | Literal["halves"] | None = "halves", **settings: Any
+) -> tuple[Model, RankHandle]:
+    """Joins the others and colocates a model; without a plan, by one that is solved."""
     join(rank, size, place)
     torch.manual_seed(0)
     model = Model()
-    given = {"plan": halves(model, size), "watch": WATCH, "timeout_s": TIMEOUT_S, **options}
-    return model, colocate_ranks(model, sample=batch(0, ROWS), backend=HostBackend(1), **given)
+    plan = halves(model, size) if plan == "halves" else plan
+    sample, options = batch(0, ROWS), watching(**settings)
+    return model, colocate_ranks(model, sample, plan=plan, backend=HostBackend(1), options=options)
 
 
 def train(model: Model, steps: int = STEPS, before: Callable[[int], None] = lambda step: None) -> None:

@@ -12,10 +12,11 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import find_modules
-from mosaic.graph import ModuleGraph
-from mosaic.plan import Placement, Plan, SearchRecord, Stage
+from mosaic.engine.options import Options, RankSettings
+from mosaic.graph import ModuleGraph, Part
+from mosaic.plan import Grid, Placement, Plan, SearchRecord, Stage
 from mosaic.ranks import RankHandle
 from mosaic.ranks.colocate import colocate_ranks
 
@@ -176,7 +177,7 @@ def plan_of(
 ) -> Plan:
     """Returns a plan that puts the modules of a graph on ranks, each on the first slot of its device."""
     stages = [
-        Stage(placements=(Placement(module=name, slots=(0,), devices=members[name]),))
+        Stage(placements=(Placement(part=Part(module=name), slots=(0,), grid=Grid(ranks=members[name])),))
         for name in graph.topological_order()
     ]
     return Plan(
@@ -195,12 +196,19 @@ def colocated(
     size: int,
     *,
     num_slots: int = 1,
-    **options: Any,
+    **settings: Any,
 ) -> RankHandle:
-    """Colocates a model with its modules on these ranks, each on the first slot of its device."""
+    """Colocates a model with its modules on these ranks, each on its device's first slot; ``settings`` of ranks."""
     backend = HostBackend(num_slots)
     plan = plan_for(model, sample, members, size, backend=backend)
-    return colocate_ranks(model, sample=sample, modules=list(members), plan=plan, backend=backend, **options)
+    return colocate_ranks(
+        model,
+        sample=sample,
+        modules=list(members),
+        plan=plan,
+        backend=backend,
+        options=Options(ranks=RankSettings(**settings)),
+    )
 
 
 def twins(make: Callable[[], nn.Module], seed: int) -> tuple[nn.Module, nn.Module]:

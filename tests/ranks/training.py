@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 import mosaic
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import find_modules
 from mosaic.plan import Plan
 from mosaic.ranks.colocate import colocate_ranks
@@ -146,9 +146,9 @@ def solved(rank: int, size: int) -> tuple[str, float]:
 
     torch.manual_seed(0)
     model = Model()
-    with pytest.raises(ValueError, match="graphs cannot be given on several ranks; leave it out"):
-        mosaic.colocate(model, sample=batch(0, 4), graphs=True)
-    handle = mosaic.colocate(model, sample=batch(0, 4), backend=HostBackend(1), settings=FAST)
+    with pytest.raises(ValueError, match="cuda_graphs=True cannot be had on several ranks"):
+        mosaic.colocate(model, sample=batch(0, 4), options=mosaic.Options(cuda_graphs=True))
+    handle = mosaic.colocate(model, sample=batch(0, 4), backend=HostBackend(1), options=mosaic.Options(profiling=FAST))
     loss = loss_of(model(**batch(rank, 4)))
     loss.backward()
     handle.remove()

@@ -8,22 +8,19 @@ import threading
 
 import pytest
 
-from bench import (
-    bench_solver,
-    bounded,
-    solver_gains,
-    solver_goals,
-    solver_models,
-    solver_paper,
-    solver_parts,
-    solver_pictures,
-    solver_proofs,
-)
+from bench import bounded
 from bench.record import Study
-from bench.solver_runs import figure, search
+from bench.solver import __main__ as bench_solver
+from bench.solver import gains as solver_gains
+from bench.solver import goals as solver_goals
+from bench.solver import models as solver_models
+from bench.solver import paper as solver_paper
+from bench.solver import parts as solver_parts
+from bench.solver import pictures as solver_pictures
+from bench.solver.generate import Recipe, generate
+from bench.solver.runs import figure, search
 from bench.study_parts import StudyPart
 from mosaic.artifact import load
-from mosaic.solver.generate import Recipe, generate
 
 
 def test_a_search_gives_cost_bound_and_gap():
@@ -46,14 +43,6 @@ def test_a_figure_says_how_many_samples_it_has():
     made = figure("x, s", [1.0, 3.0, 2.0], "measured", paper="15.87 s")
     assert made.value == 2.0
     assert made.labels == {"samples": "3", "paper": "15.87 s", "p10": "1.2", "p90": "2.8"}
-
-
-def test_sixty_four_modules_that_are_never_near_have_a_reason_in_place_of_a_time():
-    time_to, gap, share = solver_proofs.sixty_four_modules(seeds=1, limits=(0.0,))
-    assert time_to.value is None
-    assert "not within 2 %" in time_to.reason
-    assert gap.value > 2
-    assert share.value == 0
 
 
 def test_gains_are_at_least_one_over_algorithm_1():
@@ -138,17 +127,10 @@ def test_a_model_of_the_zoo_has_a_gain_over_each_planner_with_its_source():
 
 
 def test_every_part_of_the_formulation_has_a_figure_for_every_shape():
-    found = list(solver_parts.worth_of_parts(seeds=1, num_modules=3, iterations=5))
-    assert len({one.name for one in found}) == len(found) == 6 * len(solver_parts.SHAPES)
+    found = list(solver_parts.worth_of_parts(seeds=1, num_modules=3))
+    assert len({one.name for one in found}) == len(found) == 4 * len(solver_parts.SHAPES)
     assert all(one.value is not None for one in found)
     assert all(one.value >= -1e-6 for one in found if one.name.startswith("lost"))
-
-
-def test_finer_slots_never_make_a_plan_slower_and_feedback_never_a_worse_one():
-    fine = list(solver_parts.fine_slots(seeds=1, num_modules=3, seconds=5))
-    assert all(one.value >= -1e-6 for one in fine)
-    lost = [one.value for one in solver_parts.feedback(seeds=1, num_modules=4, sigma=0.2)]
-    assert lost[0] >= lost[1] >= lost[2] >= -1e-6
 
 
 def test_holding_memory_never_makes_a_plan_faster_and_replans_are_compared_with_cold_ones():

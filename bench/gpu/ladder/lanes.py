@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.gpu.bench import Bench
 from bench.record import Figure, missing_figure, one_line
-from mosaic.backends.cuda_backend import CudaBackend
+from mosaic.backends.cuda.backend import CudaBackend
 
 Slots = tuple[int, ...]
 

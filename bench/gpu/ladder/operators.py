@@ -13,7 +13,8 @@ from bench.gpu.bench import Bench
 from bench.gpu.ladder import CLOSE
 from bench.gpu.ladder.lanes import figures_of, halves, on_lanes, reading
 from bench.record import Figure
-from mosaic.backends.cuda_backend import CudaBackend
+from mosaic.backends.cuda.backend import CudaBackend
+from mosaic.backends.streams.lanes import run_aside
 from mosaic.microbench.kernels import half_type
 
 Step = Callable[[], list[torch.Tensor]]
@@ -77,7 +78,7 @@ def _convolutions(bench: Bench, how: str) -> Iterator[Figure]:
         (lane,) = lanes
         for name, step in _kernels(backend).items():
             if how == "warm":
-                backend.warm_up(step)
+                run_aside(backend.api, step)
             off = torch.backends.cudnn.flags(enabled=False) if how == "native" else nullcontext()
 
             def run(step: Step = step, off: Any = off) -> float:

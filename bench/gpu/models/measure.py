@@ -20,7 +20,7 @@ from bench.record import Figure, missing_figure
 from bench.roofline import count_step
 from mosaic.cost import CostModel
 from mosaic.engine import find_modules
-from mosaic.engine.find import Finding
+from mosaic.engine.finding.find import Finding
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan, plan_from_quotas
 from mosaic.profiler import ProfileSettings, Subject, profile_modules

@@ -24,11 +24,10 @@ from bench.gpu.bench import Bench
 from bench.gpu.tables import number
 from bench.record import Figure, missing_figure
 from mosaic.backends.base import Lane, Lanes
-from mosaic.errors import UnsupportedModelError
-from mosaic.microbench.variants import OpensPlainLanes
+from mosaic.errors import BackendUnavailableError, UnsupportedModelError
 from mosaic.profiler import Subject
-from mosaic.profiler.batch import batch_of, split_batch
-from mosaic.profiler.together import hold_back
+from mosaic.profiler.measuring.batch import batch_of, split_batch
+from mosaic.profiler.measuring.together import hold_back
 
 Lever = Literal["lanes", "graphs", "neither"]
 
@@ -155,9 +154,10 @@ def sentence_of(stages: Sequence[Stage], step_ms: float) -> str:
 
 def _whole_device(bench: Bench) -> Lanes:
     """Opens a plain stream with every SM, or where there are none a lane with every slot."""
-    if isinstance(bench.backend, OpensPlainLanes):
+    try:
         return bench.backend.open_plain_lanes([bench.device.slots])
-    return bench.backend.open_lanes([bench.device.slots])
+    except BackendUnavailableError:
+        return bench.backend.open_lanes([bench.device.slots])
 
 
 def _step(subject: Subject) -> None:

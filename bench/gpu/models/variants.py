@@ -13,10 +13,9 @@ from bench.gpu.bench import Bench
 from bench.gpu.models.zoo import NOTES, build, config_of, fit, make_batch
 from mosaic import models
 from mosaic.backends.base import Backend, Lanes
-from mosaic.backends.cuda import CudaBackend
+from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.engine import Handle
 from mosaic.errors import BackendUnavailableError
-from mosaic.microbench.variants import OpensPlainLanes
 from mosaic.plan import Plan
 
 EQUALITY_STEPS = 3
@@ -38,7 +37,7 @@ class Workload:
         self.batch = batch if fitted is None else min(batch, fitted.batch)
         self.note = NOTES[name] if fitted is None else fitted.note
         self.device = bench.torch_device
-        self.modules = models.entry_of(name).modules
+        self.modules = models.find_model(name).modules
         self.model = build(name, config=config, device=self.device)
         self.inputs = make_batch(name, config=config, batch=self.batch, device=self.device)
         on_gpu = {"fused": True, "capturable": True} if bench.on_gpu else {}
@@ -111,7 +110,12 @@ def colocated(work: Workload, plan: Plan, backend: Backend, *, graphs: bool = Fa
         raise BackendUnavailableError("stages cannot be captured", found="the host backend", needed="a GPU")
     with ExitStack() as stack:
         handle: Handle = mosaic.colocate(
-            work.model, sample=work.loss, plan=plan, backend=backend, modules=work.modules, graphs=graphs
+            work.model,
+            sample=work.loss,
+            plan=plan,
+            backend=backend,
+            modules=work.modules,
+            options=mosaic.Options(cuda_graphs=graphs),
         )
         stack.callback(handle.remove)
 
@@ -133,17 +137,11 @@ class PlainStreams:
 
     def open_lanes(self, partitions: Any) -> Lanes:
         """Opens lanes that nothing confines."""
-        if not isinstance(self._backend, OpensPlainLanes):
-            raise BackendUnavailableError(
-                "plain streams cannot be had", found=f"the {self._backend.name} backend", needed="a GPU"
-            )
         return self._backend.open_plain_lanes(partitions)
 
 
 def lanes_of(bench: Bench, *, sm_target: bool) -> Backend:
     """Returns the device with lanes that tell libraries how many SMs they have, or with lanes that do not.
-
-    Its own backend would decide by what was measured before, so that the two might be the same.
 
     Raises:
         BackendUnavailableError: SM targets cannot be set here.

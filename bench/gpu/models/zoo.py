@@ -23,7 +23,7 @@ from torch import nn
 from bench.gpu.models.zoo_memory import Forward, count_forward, needed_bytes, shift_of, usable_bytes
 from mosaic import models
 from mosaic.errors import MosaicError
-from mosaic.models.block import Shape
+from mosaic.models.layers.block import Shape
 
 Sizes = Literal["paper", "tiny"]
 

@@ -1,8 +1,8 @@
-"""What really travels between ranks under a plan, where results go straight on: bytes, and times predicted of them.
+"""Bytes that really travel between ranks under a plan where results go straight on, and times predicted of them.
 
 A solver counts every result as going home, since it does not know yet where the modules that take it will run
-(``mosaic.cost.communication``): an upper bound. Once a plan is there, its ways are known, and are those of the engine
-(``mosaic.ranks.rows.ways``). The busiest rank of a way sends or gets so many rows, with so many others::
+(``mosaic.cost.communication.ranked``): an upper bound. Once a plan is there, its ways are known, and are those of the
+engine (``mosaic.ranks.rows.ways``). The busiest rank of a way sends or gets so many rows, with so many others::
 
     t = others * latency + rows * bytes of a row / bandwidth
 
@@ -18,16 +18,15 @@ from typing import Literal
 
 import torch
 
-from mosaic.engine.find import Finding
-from mosaic.engine.handovers import Handover
-from mosaic.engine.structure import flatten
+from mosaic.engine.calls.structure import flatten
+from mosaic.engine.finding.find import Finding
+from mosaic.engine.finding.handovers import Handover
 from mosaic.hardware import Link
 from mosaic.plan import Placement, Plan, Stage
 from mosaic.ranks.calls.handing import alike_on_all, chosen_straight, stops_of
-from mosaic.ranks.meeting.world import World
 from mosaic.ranks.rows.layout import Transfer
 from mosaic.ranks.rows.ways import Ways
-from mosaic.ranks.running.activate import Examined
+from mosaic.ranks.running.prepare import Examined, Prepared
 
 Direction = Literal["forward", "backward"]
 
@@ -81,10 +80,11 @@ class Routes:
         self._size = size
 
     @staticmethod
-    def agreed(finding: Finding, examined: Examined, world: World, *, direct: bool) -> Routes:
+    def agreed(on: Prepared) -> Routes:
         """Asks all ranks what their samples showed; every rank calls it."""
-        handovers = alike_on_all(finding.handovers, world)
-        return Routes(finding, examined, handovers if direct else (), world.size)
+        handovers = alike_on_all(on.finding.handovers, on.world)
+        is_straight = on.direct and on.backend.device.kind == "host"
+        return Routes(on.finding, on.examined, handovers if is_straight else (), on.world.size)
 
     def of(self, plan: Plan) -> list[Routed]:
         """Returns all that travels in a step of the sample, but for sums of parameters' gradients."""

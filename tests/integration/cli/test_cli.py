@@ -57,7 +57,7 @@ def test_profile_plan_and_run_work_on_a_users_model(model, profile, tmp_path, ca
     measured = artifact.load(Profile, profile)
     assert measured.graph.names == ("left", "right")
     plan_path = tmp_path / "plan.json"
-    assert run(["plan", "--profile", str(profile), "--output", str(plan_path)]) == 0
+    assert run(["plan", str(profile), "--output", str(plan_path)]) == 0
     capsys.readouterr()
     plan = artifact.load(Plan, plan_path)
     assert plan.profile == measured.fingerprint
@@ -73,13 +73,13 @@ def test_profile_plan_and_run_work_on_a_users_model(model, profile, tmp_path, ca
 
 def test_json_on_standard_output_is_json_alone(profile, tmp_path, capsys):
     capsys.readouterr()
-    assert run(["plan", "--profile", str(profile), "--output", str(tmp_path / "p.json"), "--json", "-"]) == 0
+    assert run(["plan", str(profile), "--output", str(tmp_path / "p.json"), "--json", "-"]) == 0
     assert artifact.parse(Plan, capsys.readouterr().out, source="stdout") == artifact.load(Plan, tmp_path / "p.json")
 
 
 def test_sequential_plans_have_one_module_a_stage(profile, tmp_path):
     output = tmp_path / "p.json"
-    assert run(["plan", "--profile", str(profile), "--method", "sequential", "--output", str(output)]) == 0
+    assert run(["plan", str(profile), "--method", "sequential", "--output", str(output)]) == 0
     assert [len(stage.placements) for stage in artifact.load(Plan, output).stages] == [1, 1]
 
 
@@ -111,7 +111,7 @@ def test_wrong_quotas_are_refused(model, tmp_path, quotas):
 def test_a_truncated_profile_is_an_error_with_the_line(profile, tmp_path, capsys):
     path = tmp_path / "profile.json"
     path.write_text(profile.read_text()[:500])
-    assert run(["plan", "--profile", str(path), "--output", str(tmp_path / "p.json")]) == 1
+    assert run(["plan", str(path), "--output", str(tmp_path / "p.json")]) == 1
     assert "profile.json, line" in capsys.readouterr().err
 
 
@@ -153,10 +153,10 @@ def test_a_device_or_number_that_cannot_be_is_refused(model, tmp_path, capsys, a
 
 def test_a_plan_needs_a_profile_or_a_model(capsys):
     assert run(["plan"]) == 1
-    assert "either --profile FILE or --model" in capsys.readouterr().err
+    assert "give either FILE" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", [["plan", "--profile", "{profile}"], ["demo"]])
+@pytest.mark.parametrize("command", [["plan", "{profile}"], ["demo"]])
 def test_an_unwritable_output_folder_is_an_error_before_any_work(profile, tmp_path, capsys, command):
     blocker = tmp_path / "blocker"
     blocker.write_text("")
@@ -188,7 +188,7 @@ def test_the_doctor_answers_in_json_and_exits_0(capsys):
 def test_planning_from_a_profile_never_loads_torch(profile, tmp_path):
     code = (
         "import sys; from mosaic.cli.main import run; "
-        f"assert run(['plan', '--profile', {str(profile)!r}, '--output', {str(tmp_path / 'p.json')!r}]) == 0; "
+        f"assert run(['plan', {str(profile)!r}, '--output', {str(tmp_path / 'p.json')!r}]) == 0; "
         "assert 'torch' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ, check=False)

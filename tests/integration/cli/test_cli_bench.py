@@ -7,7 +7,7 @@ import json
 import pytest
 
 from mosaic import artifact
-from mosaic.backends import cuda
+from mosaic.backends.cuda import driver as cuda
 from mosaic.cli.main import run
 from mosaic.errors import BackendUnavailableError
 from mosaic.microbench import QUESTIONS
@@ -55,7 +55,7 @@ def test_without_a_gpu_each_question_says_what_it_needs_and_exits_with_4(questio
 
 @pytest.mark.parametrize("question", list(QUESTIONS))
 def test_a_dry_run_on_the_host_leaves_table_json_and_picture(question, tmp_path, capsys):
-    arguments = ["bench", question, "--backend", "host", "--tiny", "--output", str(tmp_path), "--json", "-"]
+    arguments = ["bench", question, "--backend", "host", "--size", "tiny", "--output", str(tmp_path), "--json", "-"]
     assert run(arguments) == 0
     output = capsys.readouterr()
     result = artifact.load(QUESTIONS[question].result, tmp_path / f"{question}.json")
@@ -65,7 +65,7 @@ def test_a_dry_run_on_the_host_leaves_table_json_and_picture(question, tmp_path,
 
 
 def test_a_budget_of_nothing_still_leaves_a_file_that_says_so(tmp_path):
-    arguments = ["bench", "scaling", "--backend", "host", "--tiny", "--seconds", "0", "--output", str(tmp_path)]
+    arguments = ["bench", "scaling", "--backend", "host", "--size", "tiny", "--seconds", "0", "--output", str(tmp_path)]
     assert run(arguments) == 0
     assert json.loads((tmp_path / "scaling.json").read_text())["left_out"]
 
@@ -74,7 +74,7 @@ def test_a_budget_of_nothing_still_leaves_a_file_that_says_so(tmp_path):
 def test_a_users_modules_can_be_measured(question, key, tmp_path):
     path = tmp_path / "two_linears.py"
     path.write_text(MODEL)
-    arguments = ["bench", question, "--backend", "host", "--tiny", "--model", f"{path}:make"]
+    arguments = ["bench", question, "--backend", "host", "--size", "tiny", "--model", f"{path}:make"]
     assert run([*arguments, "--output", str(tmp_path)]) == 0
     written = json.loads((tmp_path / f"{question}.json").read_text())
     assert written[key]
@@ -85,7 +85,7 @@ def test_a_users_modules_can_be_measured(question, key, tmp_path):
 def test_modules_that_wait_for_each_other_do_not_overlap(tmp_path, capsys):
     path = tmp_path / "a_chain.py"
     path.write_text(MODEL)
-    arguments = ["bench", "overlap", "--backend", "host", "--tiny", "--model", f"{path}:make_chain"]
+    arguments = ["bench", "overlap", "--backend", "host", "--size", "tiny", "--model", f"{path}:make_chain"]
     assert run([*arguments, "--output", str(tmp_path)]) == 1
     assert "independent of each other" in " ".join(capsys.readouterr().err.split())
 
@@ -93,13 +93,13 @@ def test_modules_that_wait_for_each_other_do_not_overlap(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["pool", "--model", "a.py:make"], "--model goes with scaling and overlap"),
-        (["pool", "--device", "1"], "device 1 is not there"),
-        (["pool", "--seconds", "-1"], "a budget is not negative"),
+        (["pool", "--backend", "host", "--model", "a.py:make"], "--model goes with scaling and overlap"),
+        (["pool", "--backend", "host:1"], "device 1 is not there"),
+        (["pool", "--backend", "host", "--seconds", "-1"], "a budget is not negative"),
     ],
 )
 def test_what_does_not_fit_together_is_an_error(arguments, message, tmp_path, capsys):
-    assert run(["bench", *arguments, "--backend", "host", "--output", str(tmp_path)]) == 1
+    assert run(["bench", *arguments, "--output", str(tmp_path)]) == 1
     assert message in " ".join(capsys.readouterr().err.split())
 
 

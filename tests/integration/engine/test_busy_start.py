@@ -13,12 +13,12 @@ from engine_cases import FAST, Trap, TwoTowers, pair_batch
 from rich.console import Console
 
 import mosaic
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.cli.main import run
 from mosaic.demo.run import DemoSettings, colocate_and_show
 from mosaic.errors import UnstableMeasurementError
-from mosaic.profiler import measure as measuring
-from mosaic.report import Progress
+from mosaic.profiler.measuring import measure as measuring
+from mosaic.report.progress import Progress
 
 
 def share_of_others(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,8 +32,8 @@ def share_of_others(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def begin(model: TwoTowers, **options: Any) -> mosaic.Handle:
-    given = {"cache": None, "settings": FAST, **options}
-    return mosaic.colocate(model, sample=pair_batch(), backend=HostBackend(num_slots=2), **given)
+    given = mosaic.Options(**{"cache": None, "profiling": FAST, **options})
+    return mosaic.colocate(model, sample=pair_batch(), backend=HostBackend(num_slots=2), options=given)
 
 
 def weights_after(model: TwoTowers, steps: int = 3) -> dict[str, torch.Tensor]:

@@ -27,7 +27,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 import mosaic
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import Handle
 from mosaic.errors import (
     BackendUnavailableError,
@@ -42,7 +42,7 @@ from mosaic.profiler import ProfileCache
 
 def test_a_model_without_modules_to_place_is_refused():
     with pytest.raises(UnsupportedModelError, match="found no module to place"):
-        mosaic.colocate(nn.Linear(8, 8), sample=pair_batch()[0], settings=FAST)
+        mosaic.colocate(nn.Linear(8, 8), sample=pair_batch()[0], options=mosaic.Options(profiling=FAST))
 
 
 def test_other_shapes_than_profiled_run_in_place_and_are_said_once(
@@ -74,12 +74,18 @@ def test_a_plan_of_another_model_is_refused(model: TwoTowers):
 
 
 def test_a_profile_of_another_device_or_model_is_refused(model: TwoTowers):
-    profile = mosaic.colocate(model, sample=pair_batch(), backend=HostBackend(num_slots=1), settings=FAST).profile
+    profile = mosaic.colocate(
+        model, sample=pair_batch(), backend=HostBackend(num_slots=1), options=mosaic.Options(profiling=FAST)
+    ).profile
     assert profile is not None
     with pytest.raises(InvalidProfileError, match="profile again on this device"):
-        mosaic.colocate(model, sample=pair_batch(), profile=profile, backend=HostBackend(num_slots=2))
+        mosaic.colocate(
+            model, sample=pair_batch(), options=mosaic.Options(profile=profile), backend=HostBackend(num_slots=2)
+        )
     with pytest.raises(InvalidProfileError, match="profile this model again"):
-        mosaic.colocate(model, sample=pair_batch(rows=3), profile=profile, backend=HostBackend(num_slots=1))
+        mosaic.colocate(
+            model, sample=pair_batch(rows=3), options=mosaic.Options(profile=profile), backend=HostBackend(num_slots=1)
+        )
 
 
 def test_a_model_on_another_device_is_refused():
@@ -122,7 +128,9 @@ def test_colocating_twice_is_refused_and_leaves_the_first(model: TwoTowers, hand
 
 def test_a_small_gain_leaves_the_model_as_it_was_and_says_so(model: TwoTowers, caplog: pytest.LogCaptureFixture):
     with caplog.at_level(logging.INFO, logger="mosaic"):
-        handle = mosaic.colocate(model, sample=pair_batch(), backend=HostBackend(num_slots=1), settings=FAST)
+        handle = mosaic.colocate(
+            model, sample=pair_batch(), backend=HostBackend(num_slots=1), options=mosaic.Options(profiling=FAST)
+        )
     assert not handle.active
     assert type(model.left) is Trap
     assert "the model is left as it was" in handle.describe()
@@ -142,7 +150,9 @@ def test_a_given_plan_runs_as_it_is(model: TwoTowers):
 def test_a_profile_taken_by_colocating_leaves_no_trace(model: TwoTowers):
     before = copy.deepcopy(model.state_dict())
     state = torch.get_rng_state()
-    mosaic.colocate(model, sample=pair_batch(), backend=HostBackend(num_slots=2), settings=FAST).remove()
+    mosaic.colocate(
+        model, sample=pair_batch(), backend=HostBackend(num_slots=2), options=mosaic.Options(profiling=FAST)
+    ).remove()
     assert torch.equal(state, torch.get_rng_state())
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -227,9 +237,9 @@ def test_timeline_and_metrics_tell_what_ran(model: TwoTowers, handle: Handle):
 def test_measurements_of_an_earlier_run_are_not_taken_again(tmp_path: Path):
     cache = ProfileCache(tmp_path)
     settings = dataclasses.replace(FAST, pairs=False)
-    first = mosaic.colocate(TwoTowers(), sample=pair_batch(), settings=settings, cache=cache)
+    first = mosaic.colocate(TwoTowers(), sample=pair_batch(), options=mosaic.Options(profiling=settings, cache=cache))
     first.remove()
-    again = mosaic.colocate(TwoTowers(), sample=pair_batch(), settings=settings, cache=cache)
+    again = mosaic.colocate(TwoTowers(), sample=pair_batch(), options=mosaic.Options(profiling=settings, cache=cache))
     again.remove()
     assert first.profile is not None
     assert again.profile is not None

@@ -12,8 +12,8 @@ from engine_cases import SIDE_BY_SIDE, Record, Trap, TwoTowers, assert_same, pai
 from stream_cases import FakeBackend, colocated, run_both
 
 import mosaic
-from mosaic.engine.stream_executor import StreamExecutor
-from mosaic.engine.stream_tensor import StreamTensor
+from mosaic.engine.streams.executor import StreamExecutor
+from mosaic.engine.streams.tensor import StreamTensor
 from mosaic.errors import BackendUnavailableError
 
 
@@ -105,13 +105,15 @@ def test_a_branch_and_the_whole_model_share_a_step_and_each_other_s_results():
 
 
 def test_graphs_on_the_host_are_refused():
-    with pytest.raises(ValueError, match="graphs=True"):
-        mosaic.colocate(towers(), sample=pair_batch(), graphs=True)
+    with pytest.raises(ValueError, match="cuda_graphs=True"):
+        mosaic.colocate(towers(), sample=pair_batch(), options=mosaic.Options(cuda_graphs=True))
 
 
 def test_a_word_for_graphs_that_nobody_knows_is_refused():
-    with pytest.raises(ValueError, match="graphs='always'; use True, False or 'auto'"):
-        mosaic.colocate(towers(), sample=pair_batch(), backend=FakeBackend(), graphs="always")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="cuda_graphs='always'; use True, False or 'auto'"):
+        mosaic.colocate(
+            towers(), sample=pair_batch(), backend=FakeBackend(), options=mosaic.Options(cuda_graphs="always")
+        )  # type: ignore[arg-type]
 
 
 def test_with_graphs_training_is_equal_too():

@@ -14,9 +14,10 @@ from engine_cases import SIDE_BY_SIDE, Record, Trap, TwoTowers, assert_same, pai
 from trial_cases import BESIDE, IN_TURN, PLAIN, LoopClock, running, steps, times, trying
 
 import mosaic
-from mosaic.backends.host import HostBackend
-from mosaic.engine import TrialSettings, trial_run
-from mosaic.engine.attach import is_attached
+from mosaic.backends.host.backend import HostBackend
+from mosaic.engine import TrialSettings
+from mosaic.engine.calls.attach import is_attached
+from mosaic.engine.trial import lineup
 from mosaic.profile import Phase
 
 
@@ -96,7 +97,7 @@ def test_measured_times_go_back_and_the_plan_that_they_give_takes_part(
 ):
     """Side by side is predicted faster; measured, neighbours disturb each other so that one lane each pays better."""
     slow = {(name, phase): 40.0 for name in ("left", "right") for phase in Phase}
-    monkeypatch.setattr(trial_run, "measured_of", lambda spans: slow if any(spans) else {})
+    monkeypatch.setattr(lineup, "measured_of", lambda spans: slow if any(spans) else {})
     curves: dict[str, Any] = {name: lambda _, quota: {1: 4.0, 2: 4.4, 3: 4.0}[quota] for name in ("left", "right")}
     with trying(towers, backend=HostBackend(num_slots=3), times=curves, max_replans=2) as (handle, clock):
         steps(towers, handle, clock, lambda name: 10.0)
@@ -333,7 +334,9 @@ def test_a_plan_that_is_given_is_tried_only_where_that_is_asked_for(towers: TwoT
     handle.remove()
     clock = LoopClock()
     settings = TrialSettings(clock=clock)
-    handle = mosaic.colocate(towers, sample=pair_batch(), plan=plan, backend=backend, trial=settings)
+    handle = mosaic.colocate(
+        towers, sample=pair_batch(), plan=plan, backend=backend, options=mosaic.Options(trial=settings)
+    )
     assert handle.is_trying
     steps(towers, handle, clock, times(plain=10, beside=6))
     assert handle.active

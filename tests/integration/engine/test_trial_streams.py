@@ -62,9 +62,11 @@ def test_without_a_clock_of_the_test_s_events_tell_the_time(towers: TwoTowers):
         handle = mosaic.colocate(
             towers,
             sample=pair_batch(),
-            profile=profile_for(towers, pair_batch(), backend),
+            options=mosaic.Options(
+                profile=profile_for(towers, pair_batch(), backend),
+                trial=TrialSettings(max_steps=30, max_lost_steps=1000),
+            ),
             backend=backend,  # type: ignore[arg-type]
-            trial=TrialSettings(max_steps=30, max_lost_steps=1000),
         )
         optimizer = torch.optim.SGD(towers.parameters(), lr=0.01)
         for step in range(40):
@@ -80,7 +82,7 @@ def test_another_process_on_the_device_begins_a_new_trial(towers: TwoTowers, mon
     backend: Any = FakeBackend()
     processes: list[frozenset[int]] = [frozenset()]
     backend.other_processes = lambda: processes[0]
-    monkeypatch.setattr("mosaic.engine.trial_run._TENANT_STEPS", 10)
+    monkeypatch.setattr("mosaic.engine.trial.run._TENANT_STEPS", 10)
     with backend.api.watching(), trying(towers, backend=backend, retrial_steps=1) as (handle, clock):
         steps(towers, handle, clock, times(plain=10, beside=6))
         steps(towers, handle, clock, times(plain=10, beside=6), 25, until_decided=False)
@@ -162,7 +164,9 @@ def test_a_plan_that_runs_as_it_is_runs_as_graphs_only_where_that_is_asked_for(t
     backend: Any = FakeBackend()
     plan = plan_from_quotas(SIDE_BY_SIDE, graph=find_modules(towers, pair_batch()).graph, device=backend.device)
     with backend.api.watching():
-        handle = mosaic.colocate(towers, sample=pair_batch(), plan=plan, backend=backend, graphs=graphs)
+        handle = mosaic.colocate(
+            towers, sample=pair_batch(), plan=plan, backend=backend, options=mosaic.Options(cuda_graphs=graphs)
+        )
         executor: Any = handle._executor
         assert (executor.graphs is not None) is (graphs is True)
         handle.remove()

@@ -10,13 +10,13 @@ import torch
 from example_cases import FOLDER, added_lines, assert_equal, check, run_colocated, run_plain
 
 import mosaic
-from mosaic.engine.stage import Region
+from mosaic.engine.parallel import ParallelBlock
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in FOLDER.glob("*.py")))
 def test_an_example_differs_from_the_plain_loop_by_one_line_or_two_in_the_explicit_form(name: str):
     lines = added_lines(name)
-    explicit = any("mosaic.stage(" in line for line in lines)
+    explicit = any("mosaic.parallel(" in line for line in lines)
     assert len(lines) == (2 if explicit else 1)
     assert explicit or "mosaic.colocate(" in lines[0]
     source = (FOLDER / name).read_text(encoding="utf-8")
@@ -60,14 +60,14 @@ def test_two_models_in_one_step_are_equal():
 
 
 def test_raters_without_gradients_are_equal_and_run_on_lanes(monkeypatch: pytest.MonkeyPatch):
-    regions: list[Region] = []
-    stage = mosaic.stage
+    regions: list[ParallelBlock] = []
+    parallel = mosaic.parallel
 
-    def noting(*args: object, **kwargs: object) -> Region:
-        regions.append(stage(*args, **kwargs))
+    def noting(*args: object, **kwargs: object) -> ParallelBlock:
+        regions.append(parallel(*args, **kwargs))
         return regions[-1]
 
-    monkeypatch.setattr(mosaic, "stage", noting)
+    monkeypatch.setattr(mosaic, "parallel", noting)
     assert_equal(run_plain("raters.py"), run_colocated("raters.py"))
     executor = regions[0]._pool.executor
     assert len(regions) == 20

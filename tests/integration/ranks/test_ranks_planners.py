@@ -8,17 +8,18 @@ import pytest
 import torch
 from engine_cases import FAST
 from ranks.cases import run_ranks
-from ranks.programs.planners import METHODS, Graph
+from ranks.programs.planners import Graph
 
 import mosaic
-from mosaic.backends.host import HostBackend
-from mosaic.solver.runnable import RUNNABLE, check_method
+from mosaic.backends.host.backend import HostBackend
+from mosaic.solver.methods import METHODS, compared_methods
+from mosaic.solver.runnable import check_method
 
 
 def test_plans_of_all_planners_train_as_data_parallel_training(tmp_path: Path):
     told = run_ranks("ranks.programs.planners:all_planners", 3, tmp_path)
     assert told[0] == told[1] == told[2]
-    assert len(told[0]) == 2 * len(METHODS)
+    assert len(told[0]) == 2 * len(compared_methods())
     assert all(set(devices) == {0, 1, 2} for devices in told[0]["megatron 0"])
     spread = [sorted(map(tuple, devices)) for devices in told[0].values()]
     assert any(set(first).isdisjoint(second) for one in spread for first in one for second in one), "none are disjoint"
@@ -41,7 +42,11 @@ def test_a_method_can_be_named_on_one_rank_and_its_plan_runs_as_it_is():
     model, x = Graph(0), torch.randn(4, 4)
     plain = model(x).item()
     handle = mosaic.colocate(
-        model, sample=x, modules=model.names, method="megatron", backend=HostBackend(2), cache=None, settings=FAST
+        model,
+        sample=x,
+        modules=model.names,
+        options=mosaic.Options(method="megatron", cache=None, profiling=FAST),
+        backend=HostBackend(2),
     )
     assert handle.plan.search.method == "megatron"
     assert handle.active
@@ -52,8 +57,8 @@ def test_a_method_can_be_named_on_one_rank_and_its_plan_runs_as_it_is():
 
 def test_a_method_that_is_unknown_or_needless_is_refused():
     with pytest.raises(ValueError, match="method='best' is no solver and no planner; use one of auto, "):
-        mosaic.colocate(Graph(0), sample=torch.randn(2, 4), method="best")
+        mosaic.colocate(Graph(0), sample=torch.randn(2, 4), options=mosaic.Options(method="best"))
     plan = object()
     with pytest.raises(ValueError, match="a plan and method='gahc' were given"):
         check_method("gahc", plan)
-    assert {"megatron", "distmm", "spindle", "spindle-optimus", "sequential", "gahc", "exact"} <= set(RUNNABLE)
+    assert {"megatron", "distmm", "spindle", "spindle-optimus", "sequential", "gahc", "exact"} <= set(METHODS)

@@ -44,7 +44,7 @@ def test_a_use_that_the_sample_did_not_make_is_an_error_and_no_hang(observed: li
     for rank, told in enumerate(observed):
         found = told["misused"]
         for use in ("reads", "returns", "swaps"):
-            assert "colocate(..., direct=False)" in found[use], found
+            assert "options=Options(ranks=RankSettings(direct=False))" in found[use], found
             assert "'eye'" in found[use], found
             assert found[f"after {use}"] == "True", found
         assert found["outside"] == "True"

@@ -11,9 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import find_modules
 from mosaic.engine.handle import Handle
+from mosaic.engine.options import Options
 from mosaic.errors import MosaicError
 from mosaic.plan import Plan
 from mosaic.ranks import colocate
@@ -68,7 +69,7 @@ class Run:
             modules=self.model.placed,
             plan=plan,
             backend=HostBackend(1),
-            **({} if size > 1 else {"trial": None}),
+            options=Options(trial="auto" if size > 1 else None),
         )
 
     def train(self, begin: int, end: int) -> None:

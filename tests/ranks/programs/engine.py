@@ -8,13 +8,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import find_modules
+from mosaic.engine.options import Options, RankSettings
 from mosaic.errors import MosaicError
 from mosaic.plan import Plan
 from mosaic.ranks.colocate import colocate_ranks
 from ranks import graphs
-from ranks.begun import SHORT_S, WATCH
+from ranks.begun import SHORT_S, watching
 from ranks.training import Model, batch, loss_of
 
 
@@ -110,7 +111,14 @@ def met_while_computing(rank: int, size: int) -> bool:
     members = {"left": (0,), "right": (1,)}
     plan = plan_of(model, [sample], members, size)
     backend = HostBackend(1)
-    handle = colocate_ranks(model, sample=[sample], plan=plan, backend=backend, modules=list(members), timeout_s=30)
+    handle = colocate_ranks(
+        model,
+        sample=[sample],
+        plan=plan,
+        backend=backend,
+        modules=list(members),
+        options=Options(ranks=RankSettings(timeout_s=30)),
+    )
     model.left.group = model.right.group = handle.world.group(range(size))
     for _ in range(2):
         model(torch.randn(3, 4)).sum().backward()
@@ -188,8 +196,7 @@ def failing(rank: int, size: int) -> str:
         plan=plan,
         backend=HostBackend(1),
         modules=list(members),
-        timeout_s=SHORT_S,
-        watch=WATCH,
+        options=watching(timeout_s=SHORT_S),
     )
     model(torch.randn(3, 4)).sum().backward()
     fail_now = True

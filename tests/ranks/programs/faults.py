@@ -16,10 +16,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
+from mosaic.engine.options import Options, RankSettings
 from mosaic.plan import Plan
 from mosaic.ranks.colocate import colocate_ranks
-from ranks.begun import ROWS, SHORT_S, STEPS, WATCH, at_step, begin, halves, join, kill_this_process, train
+from ranks.begun import ROWS, SHORT_S, STEPS, WATCH, at_step, begin, halves, join, kill_this_process, train, watching
 from ranks.graphs import colocated
 from ranks.training import Model, batch, loss_of
 
@@ -110,7 +111,7 @@ def fewer_batches_on_one(rank: int, size: int, place: Path) -> None:
 
 
 def interrupted(rank: int, size: int, place: Path) -> None:
-    model, _ = begin(rank, size, place)
+    model, _ = begin(rank, size, place, grace_s=15.0)  # each ends by itself, also where the machine is busy
     train(model, before=at_step(1, lambda: os.kill(os.getpid(), signal.SIGINT)) if rank == 1 else lambda step: None)
 
 
@@ -124,7 +125,7 @@ def fails_at_the_start(rank: int, size: int, place: Path) -> None:
 
         HostBackend.open_lanes = broken  # type: ignore[method-assign]
     plan = halves(model, size)
-    colocate_ranks(model, sample=batch(0, ROWS), backend=HostBackend(1), plan=plan, watch=WATCH, timeout_s=30.0)
+    colocate_ranks(model, sample=batch(0, ROWS), backend=HostBackend(1), plan=plan, options=watching())
 
 
 # Slow, or stuck.
@@ -185,7 +186,13 @@ def never_comes(rank: int, size: int, place: Path) -> None:
     if rank in (1, 3):
         threading.Event().wait(4.0)
         return
-    colocate_ranks(model, sample=batch(0, ROWS), backend=HostBackend(1), plan=halves(model, size), timeout_s=1.5)
+    colocate_ranks(
+        model,
+        sample=batch(0, ROWS),
+        backend=HostBackend(1),
+        plan=halves(model, size),
+        options=Options(ranks=RankSettings(timeout_s=1.5)),
+    )
 
 
 def never_starts(rank: int, size: int, place: Path) -> None:
@@ -228,7 +235,13 @@ def a_plan_that_is_no_json(rank: int, size: int, place: Path) -> None:
         load(Plan, path)
     model = Model()
     plan = halves(model, size)
-    colocate_ranks(model, sample=batch(0, ROWS), backend=HostBackend(1), plan=plan, timeout_s=1.5)
+    colocate_ranks(
+        model,
+        sample=batch(0, ROWS),
+        backend=HostBackend(1),
+        plan=plan,
+        options=Options(ranks=RankSettings(timeout_s=1.5)),
+    )
 
 
 def unlike(rank: int, size: int, place: Path) -> None:
@@ -249,7 +262,7 @@ def unlike(rank: int, size: int, place: Path) -> None:
         changes.clear()
         changes.update(changed)
         try:
-            colocate_ranks(Model(), sample=batch(0, ROWS), backend=HostBackend(1), timeout_s=30.0, watch=WATCH)
+            colocate_ranks(Model(), sample=batch(0, ROWS), backend=HostBackend(1), options=watching())
         except MosaicError as error:
             print(error)
 
@@ -285,7 +298,7 @@ def nothing_on_one(rank: int, size: int, place: Path) -> None:
     join(rank, size, place)
     x = torch.arange(12.0).view(4, 3) / 10
     members = {"image": (0,), "text": (0, 1)}
-    colocated(model, {"image": x, "text": x}, members, size, watch=WATCH, timeout_s=20.0)
+    colocated(model, {"image": x, "text": x}, members, size, timeout_s=20.0, **WATCH)
     has = {(0, 0): (x, x), (0, 1): (None, None), (1, 0): (x, None), (1, 1): (None, x), (2, 0): (None, None)}
     for micro in range(3):
         model(*has.get((micro, rank), (None, None))).backward()
@@ -311,8 +324,7 @@ def slow_rank(rank: int, size: int, place: Path) -> None:
         sample=batch(0, ROWS),
         backend=HostBackend(1),
         plan=restart.plan_for(model),
-        timeout_s=60.0,
-        watch=WATCH,
+        options=watching(timeout_s=60.0),
     )
     if rank == 1:
         heavy = torch.randn(400, 400)
@@ -340,7 +352,7 @@ def caught(rank: int, size: int, place: Path) -> None:
         train(model, before=at_step(1, kill_this_process) if rank == 1 else lambda step: None)
     except RankFailedError as error:
         handle.remove(gather=False)
-        threading.Event().wait(WATCH.grace_s + 0.3)
+        threading.Event().wait(WATCH["grace_s"] + 0.3)
         print("caught", error.ranks)
 
 

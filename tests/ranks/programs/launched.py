@@ -13,11 +13,11 @@ import torch
 from torch import nn
 
 from mosaic.artifact import save
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.cli.main import run
 from mosaic.cli.workload import load_workload
 from mosaic.engine import find_modules
-from mosaic.ranks.colocate import cores_of_rank
+from mosaic.ranks.running.prepare import cores_of_rank
 from ranks.begun import ROWS, begin, join
 from ranks.graphs import in_part, plan_of
 from ranks.training import Model, batch, draw_plan
@@ -46,11 +46,13 @@ class Locked(Model):
     """Hands a lock to a module, which no rank can send to another."""
 
     def forward(self, image: torch.Tensor, text: torch.Tensor, audio: torch.Tensor) -> Any:
-        return self.image(image, lock=threading.Lock())
+        return self.image(image, lock=self.lock)
 
 
 def a_script_with_an_input_that_cannot_be_sent(rank: int, size: int, place: Path) -> None:
     model, _ = begin(rank, size, place)
+    locks = [threading.Lock() for _ in range(rank + 1)]  # ranks are forked alike, and one address would be one lock
+    model.lock = locks[rank]
     model.forward = Locked.forward.__get__(model)  # type: ignore[method-assign]
     model(**batch(0, ROWS))
 

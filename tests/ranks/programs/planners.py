@@ -11,16 +11,17 @@ from engine_cases import FAST
 from planning_cases import profile_of
 from torch import nn
 
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.cost import CostModel
 from mosaic.engine import find_modules
+from mosaic.engine.options import Options
 from mosaic.plan import SearchRecord
 from mosaic.profile import Profile
 from mosaic.ranks.colocate import colocate_ranks
 from mosaic.ranks.compare import Rounds, compare_plans
-from mosaic.solver.runnable import RUNNABLE, plan_to_run
+from mosaic.solver.methods import compared_methods
+from mosaic.solver.runnable import plan_to_run
 
-METHODS = tuple(method for method in RUNNABLE if method not in ("auto", "brute_force"))
 STEPS = 3
 WIDTH = 4
 
@@ -88,7 +89,7 @@ def all_planners(rank: int, size: int) -> dict[str, list[list[int]]]:
         profile = made_up_profile(twin, size, seed)
         graph = find_modules(Graph(seed), batches[0][:2], include=twin.names).graph
         trained = set()
-        for method in METHODS:
+        for method in compared_methods():
             model = Graph(seed)
             plan = plan_to_run(method, graph, CostModel.from_profile(profile), HostBackend(2).device, num_devices=size)
             assert plan.search.method == method
@@ -131,8 +132,7 @@ def _by_name(rank: int, size: int) -> None:
         model,
         sample=torch.ones(2, WIDTH),
         modules=model.names,
-        method="distmm",
-        profile=made_up_profile(model, size, 1) if rank == 0 else None,
+        options=Options(method="distmm", profile=made_up_profile(model, size, 1) if rank == 0 else None),
         backend=HostBackend(2),
     )
     assert handle.plan.search.method == "distmm"

@@ -14,10 +14,9 @@ import torch
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 import mosaic
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import find_modules
 from mosaic.plan import Plan
-from mosaic.ranks.watching.watch import WatchSettings
 from ranks.graphs import plan_of
 from ranks.training import Model, batch, loss_of
 
@@ -39,8 +38,7 @@ def program(folder: Path, kill_rank: int, kill_step: int) -> None:
         sample=batch(0, ROWS),
         plan=plan_for(model),
         backend=HostBackend(1),
-        timeout_s=120.0,
-        watch=WatchSettings(beat_s=0.2),
+        options=mosaic.Options(ranks=mosaic.RankSettings(timeout_s=120.0, beat_s=0.2)),
     )
     rank = torch.distributed.get_rank()
     is_first = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from mosaic.backends.host.backend import HostBackend
 from mosaic.errors import ModuleContractError, RankFailedError
 from mosaic.ranks.choosing.routed import Routes, sent_bytes
-from mosaic.ranks.colocate import found_for_ranks
-from mosaic.ranks.running.activate import examine
+from mosaic.ranks.running.prepare import prepare
 from ranks.graphs import colocated, difference, subsets, twins
 
 WIDTH = 5
@@ -141,11 +141,9 @@ def predicted(kind: str, direct: bool, rank: int, size: int) -> tuple[dict[str, 
     model = Relay(frozen=kind == "any")
     members = subsets(kind, NAMES, size, random.Random(5))
     sample = batch(0, [5] * size, rank)
-    finding, _ = found_for_ranks(model, sample, NAMES)
-    assert finding is not None
-    examined = examine(model, finding, sample)
     handle = colocated(model, sample, members, size, direct=direct)
-    routes = Routes.agreed(finding, examined, handle.world, direct=direct)
+    twin = Relay(frozen=kind == "any")
+    routes = Routes.agreed(prepare(handle.world, twin, sample, HostBackend(1), modules=NAMES, direct=direct))
     wanted = {f"sent_bytes/{phase}/{name}": n for (name, phase), n in sent_bytes(routes.of(handle.plan)).items()}
     loss_of(model(*sample)).backward()
     told = handle.world.tell({name: n for name, n in handle.metrics().items() if name.startswith("sent_bytes/")})

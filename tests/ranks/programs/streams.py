@@ -15,12 +15,13 @@ from stream_cases import FakeBackend
 from torch import nn
 
 from mosaic.engine import find_modules
+from mosaic.engine.options import Options, RankSettings
 from mosaic.errors import MosaicError
-from mosaic.graph import ModuleGraph
-from mosaic.plan import Placement, Plan, SearchRecord, Stage
+from mosaic.graph import ModuleGraph, Part
+from mosaic.plan import Grid, Placement, Plan, SearchRecord, Stage
 from mosaic.ranks import RankHandle
+from mosaic.ranks.calls.stream_calls import StreamCalls
 from mosaic.ranks.colocate import colocate_ranks
-from mosaic.ranks.lanes.stream_calls import StreamCalls
 from ranks import training
 from ranks.graphs import Drawn, Shape
 from ranks.graphs import batch_of as drawn_batch
@@ -47,10 +48,19 @@ def plan_of(
     """
     graph = find_modules(model, batch(0, 3)).graph
     if alone:
-        whole = [Placement(module=name, slots=(0, 1, 2, 3), devices=tuple(range(size))) for name in members]
+        whole = [
+            Placement(part=Part(module=name), slots=(0, 1, 2, 3), grid=Grid(ranks=tuple(range(size))))
+            for name in members
+        ]
         return _plan(graph, backend, [Stage(placements=(each,)) for each in whole], size)
-    first = [Placement(module=name, slots=slots, devices=members[name]) for name, slots in SIDE_BY_SIDE.items()]
-    last = [Placement(module=name, slots=(0, 1, 2), devices=members[name]) for name in ("backbone", "head")]
+    first = [
+        Placement(part=Part(module=name), slots=slots, grid=Grid(ranks=members[name]))
+        for name, slots in SIDE_BY_SIDE.items()
+    ]
+    last = [
+        Placement(part=Part(module=name), slots=(0, 1, 2), grid=Grid(ranks=members[name]))
+        for name in ("backbone", "head")
+    ]
     stages = [Stage(placements=tuple(first)), *(Stage(placements=(each,)) for each in last)]
     return _plan(graph, backend, stages, size)
 
@@ -73,7 +83,9 @@ def colocated(
     nccl = FakeNccl(backend.api)
     plan = plan_of(model, backend, members, size, alone=alone)
     with backend.api.watching(), nccl.standing_in():
-        handle = colocate_ranks(model, sample=batch(0, 3), plan=plan, backend=backend, timeout_s=20)
+        handle = colocate_ranks(
+            model, sample=batch(0, 3), plan=plan, backend=backend, options=Options(ranks=RankSettings(timeout_s=20))
+        )
         assert isinstance(handle._executor._calls, StreamCalls)  # type: ignore[union-attr]
         yield handle, backend, nccl
         handle.remove()
@@ -147,7 +159,11 @@ def tied(rank: int, size: int) -> float:
         device=backend.device,
         num_devices=size,
         stages=tuple(
-            Stage(placements=(Placement(module=name, slots=(index,), devices=members.get(name, (0, 1))),))
+            Stage(
+                placements=(
+                    Placement(part=Part(module=name), slots=(index,), grid=Grid(ranks=members.get(name, (0, 1)))),
+                )
+            )
             for index, name in enumerate(graph.topological_order())
         ),
         graph=graph.fingerprint,

@@ -14,16 +14,16 @@ from planning_cases import flat, profile_of
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
+from mosaic.engine.options import Options, RankSettings
 from mosaic.errors import MosaicError, UnstableMeasurementError
 from mosaic.profile import Profile
 from mosaic.profiler import Ring
-from mosaic.profiler import measure as measuring
+from mosaic.profiler.measuring import measure as measuring
 from mosaic.ranks import RankHandle
 from mosaic.ranks.choosing import planning
 from mosaic.ranks.choosing.candidates import RANK_TRIAL
 from mosaic.ranks.colocate import colocate_ranks
-from mosaic.ranks.watching.watch import WatchSettings
 from ranks.begun import join, kill_this_process
 from ranks.graphs import difference
 
@@ -97,18 +97,18 @@ def links(*_: Any, **__: Any) -> Ring:
     return Ring(latency_us=50.0, gb_per_s=1.0)
 
 
-def tried(model: nn.Module, *turns: float, **options: Any) -> RankHandle:
+def tried(model: nn.Module, *turns: float) -> RankHandle:
     planning.measure_ring = links
     return colocate_ranks(
         model,
         sample=torch.ones(ROWS, WIDTH),
         modules=[LEFT, RIGHT],
-        profile=measured(),
         backend=HostBackend(1),
-        trial=replace(RANK_TRIAL, clock=Script(*turns)),
-        watch=WatchSettings(beat_s=0.2, grace_s=1.5),
-        timeout_s=30.0,
-        **options,
+        options=Options(
+            profile=measured(),
+            trial=replace(RANK_TRIAL, clock=Script(*turns)),
+            ranks=RankSettings(beat_s=0.2, grace_s=1.5, timeout_s=30.0),
+        ),
     )
 
 
@@ -247,14 +247,14 @@ def untried(rank: int, size: int, place: Path) -> None:
     assert "no plan is tried: the one that was given runs" in handle.describe()
     assert "trials" not in handle.metrics()
     handle.remove()
-    handle = colocate_ranks(Towers(), profile=measured(), trial=None, **given)
+    handle = colocate_ranks(Towers(), options=Options(profile=measured(), trial=None), **given)
     assert handle.plan.search.method == "exact"
     assert "no plan is tried: the one that was planned runs" in handle.describe()
     handle.remove()
     even = profile_of(
         {LEFT: lambda degree, _: 100 / degree, RIGHT: lambda degree, _: 100 / degree}, num_slots=1, degrees=(1, 2)
     )
-    handle = colocate_ranks(Towers(), profile=even, **given)
+    handle = colocate_ranks(Towers(), options=Options(profile=even), **given)
     assert handle.plan.search.method in ("data-parallel", "exact")
     assert [placed.degree for placed in handle.plan.placements] == [2, 2]
     assert "nothing is tried: " in handle.describe(), handle.describe()
@@ -273,14 +273,14 @@ def busy(rank: int, size: int, place: Path) -> None:
     join(rank, size, place)
     if rank == 0:
         measuring.ForeignLoad = BusyLoad  # type: ignore[assignment,misc]
-    given = {"sample": torch.ones(ROWS, WIDTH), "modules": [LEFT, RIGHT], "backend": HostBackend(1), "settings": FAST}
-    for options in ({"method": "exact"}, {"if_busy": "raise"}):
+    given = {"sample": torch.ones(ROWS, WIDTH), "modules": [LEFT, RIGHT], "backend": HostBackend(1)}
+    for options in (Options(method="exact", profiling=FAST), Options(if_busy="raise", profiling=FAST)):
         with pytest.raises(MosaicError, match="other processes took 300%") as raised:
-            colocate_ranks(Towers(), **given, **options)
+            colocate_ranks(Towers(), **given, options=options)
         assert raised.errisinstance(UnstableMeasurementError) == (rank == 0), raised.value
     torch.manual_seed(7)
     model = Towers()
-    handle = colocate_ranks(model, **given)
+    handle = colocate_ranks(model, **given, options=Options(profiling=FAST))
     assert handle.plan.search.method == "data-parallel"
     assert [placed.devices for placed in handle.plan.placements] == [(0, 1), (0, 1)]
     said = handle.describe()

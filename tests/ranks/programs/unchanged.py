@@ -324,7 +324,7 @@ def uneven(rank: int, size: int) -> tuple[str, float]:
     """One rank leaves a backward out, as loops do with a loss that is not finite; returns what each rank is told."""
     torch.manual_seed(0)
     model = Clip()
-    colocated(model, batch_of(0, rank, (3, 3)), MEMBERS, size, timeout_s=SHORT_S, watch=WATCH)
+    colocated(model, batch_of(0, rank, (3, 3)), MEMBERS, size, timeout_s=SHORT_S, **WATCH)
     start = time.monotonic()
     try:
         for step in range(4):

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from mosaic import models
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import find_modules
-from mosaic.models.block import DropPath
+from mosaic.models.layers.block import DropPath
 from mosaic.ranks.colocate import colocate_ranks
 from ranks.graphs import difference, in_part, plan_of, twins
 
@@ -55,7 +55,7 @@ def zoo(rank: int, size: int) -> dict[str, Any]:
             continue
         model, wrapped = twins(lambda name=name: build(name), 0)
         sample = batch_of(name, 0, rank, size)
-        graph = find_modules(model, sample, include=models.entry_of(name).modules, may_share=True).graph
+        graph = find_modules(model, sample, include=models.find_model(name).modules, may_share=True).graph
         members = in_part(graph.names, size)
         handle = colocate_ranks(
             model, sample=sample, modules=graph.names, plan=plan_of(graph, members, size), backend=HostBackend(1)

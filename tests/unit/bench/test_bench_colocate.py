@@ -13,7 +13,7 @@ from bench.colocate.models import Loop, goals, in_rounds, lost_name, plain_name,
 from bench.record import Figure, Study
 from mosaic import artifact
 from mosaic.microbench import Budget
-from mosaic.models import SIX
+from mosaic.models import PAPER_MODELS
 
 
 @pytest.fixture(scope="module")
@@ -34,19 +34,19 @@ def test_what_calls_cost_is_measured(made: Study):
 def test_every_model_has_its_figures_in_every_size_and_a_null_has_a_reason(made: Study):
     by_name = {figure.name: figure for figure in made.figures}
     assert len(by_name) == len(made.figures)
-    for name in SIX:
+    for name in PAPER_MODELS:
         wanted = [
             name_of(name, size) for size in ("tiny", "public", "paper") for name_of in (sequential_name, tried_name)
         ]
         for figure in [by_name[key] for key in (*wanted, lost_name(name, "paper"), plain_name(name, "tiny"))]:
             assert (figure.value is None) == bool(figure.reason)
-    assert sum(line.startswith("not measured") for line in goals(made.figures)) >= len(SIX) * 2
+    assert sum(line.startswith("not measured") for line in goals(made.figures)) >= len(PAPER_MODELS) * 2
 
 
 def figures(plain_ms: float, ratio: tuple[float, float, float]) -> list[Figure]:
     low, value, high = ratio
     found = [Figure(name=ALONE, source="measured", value=5.0, low=4.0, high=30.0)]
-    for name in SIX:
+    for name in PAPER_MODELS:
         for size in ("tiny", "public", "paper"):
             found += [
                 Figure(name=name_of(name, size), source="measured", value=value, low=low, high=high)

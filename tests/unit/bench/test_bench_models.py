@@ -30,9 +30,9 @@ from bench.gpu.models.rule_of_thumb import (
 )
 from bench.gpu.models.variants import Step, Workload, lanes_of
 from bench.record import Figure
-from mosaic.backends.cuda import CudaBackend
-from mosaic.backends.host import HostBackend
-from mosaic.engine.thread_state import ThreadState
+from mosaic.backends.cuda.backend import CudaBackend
+from mosaic.backends.host.backend import HostBackend
+from mosaic.engine.calls.thread_state import ThreadState
 from mosaic.errors import BackendUnavailableError
 from mosaic.microbench import Budget
 from mosaic.profiler import Subject

@@ -29,12 +29,11 @@ from bench.record import Figure, Part, Study, median_figure, missing_figure
 from bench.roofline import ADAMW_BYTES, Count, count_step
 from mosaic import models
 from mosaic.artifact import load, save
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.device import Device
 from mosaic.errors import MosaicError
 from mosaic.microbench import QUESTIONS, BenchSettings, Budget
-from mosaic.microbench.overlap import Overlap, Row
-from mosaic.microbench.overlap_result import VariantTime
+from mosaic.microbench.overlap import Overlap, Row, VariantTime
 from mosaic.microbench.result import Absent, Spread
 
 H200 = Device(name="NVIDIA H200", kind="cuda", num_slots=16, sms_per_slot=8, remainder_sms=4, memory_bytes=1 << 37)
@@ -171,7 +170,7 @@ def test_every_measurement_can_be_resolved_and_asks_a_question():
         assert callable(measurement.resolve())
         assert measurement.asks.endswith("?")
         assert measurement.seconds > 0
-    assert tuple(NOTES) == MODEL_NAMES == models.SIX
+    assert tuple(NOTES) == MODEL_NAMES == models.PAPER_MODELS
 
 
 def test_what_tells_most_is_measured_first():

@@ -1,0 +1,225 @@
+"""The CUDA backend: lanes are green-context streams, so each module's kernels stay on the SMs of its partition.
+
+Work goes to a lane by launching on its stream, from any thread; autograd runs each operation's backward on the stream
+of its forward, so backward stays there, too. What is launched on any other stream uses the whole device.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+
+from mosaic.backends.base import Backend, checked_partitions
+from mosaic.backends.cuda.driver import CudaDevice, CudaDriver, Placement
+from mosaic.backends.cuda.environment import find_here, other_processes
+from mosaic.backends.cuda.lanes import GreenLanes
+from mosaic.backends.cuda.pool import GreenDriver, GreenPool, pack_layouts, pool_of
+from mosaic.backends.streams.api import StreamApi, TorchStreams
+from mosaic.backends.streams.lanes import StreamLanes
+from mosaic.backends.streams.libraries import LibrarySettings
+from mosaic.device import Device
+from mosaic.errors import BackendUnavailableError
+
+_LOG = logging.getLogger("mosaic")
+
+
+class CudaBackend(Backend):
+    """Runs modules on disjoint sets of a GPU's SMs.
+
+    Args:
+        ordinal: The driver's number of the device, which is torch's, too.
+        fine: Use the driver's smallest slots (2 SMs on Hopper), which give up large clusters.
+        placement: ``merged`` makes partitions of slots; ``split`` has the driver place each layout anew, and needs a
+            driver of CUDA 13.1.
+        verify: Look with a probe on which SMs each partition runs, once after it was made.
+        sm_target: Tell libraries to size their grids for a lane's SMs.
+        cudnn: Let torch use cuDNN on lanes; without it convolutions run by torch's own kernels there.
+        api: The runtime that streams and tensors belong to; torch's by default.
+        driver: The device's driver; the installed one by default.
+
+    Raises:
+        BackendUnavailableError: There is no such device, its driver is too old, or torch cannot use it.
+        CudaError: The driver failed.
+    """
+
+    def __init__(
+        self,
+        ordinal: int = 0,
+        *,
+        fine: bool = False,
+        placement: Placement = "merged",
+        verify: bool = True,
+        sm_target: bool = False,
+        cudnn: bool = True,
+        api: StreamApi | None = None,
+        driver: GreenDriver | None = None,
+    ) -> None:
+        if placement not in ("merged", "split"):
+            raise ValueError(f"placement={placement!r} is neither 'merged' nor 'split'")
+        self._driver = driver if driver is not None else CudaDriver(ordinal)
+        self._info = self._driver.describe()
+        if api is None:
+            check_torch(self._info)
+            api = TorchStreams(ordinal)
+        self._api: StreamApi = api
+        self._libraries = (
+            LibrarySettings(api.device, sm_target=sm_target, cudnn=cudnn) if sm_target or not cudnn else None
+        )
+        self._fine, self._placement, self._verify = fine, placement, verify
+        self._pool: GreenPool | None = None
+        self._notes: dict[str, None] = {}
+        self._max_streams = 0
+        slots = self._driver.describe_slots(fine=fine)
+        self._device = Device(
+            name=self._info.name,
+            kind="cuda",
+            num_slots=slots.num_slots,
+            sms_per_slot=slots.sms_per_slot,
+            remainder_sms=slots.remainder_sms,
+            memory_bytes=self._info.total_memory_bytes,
+        )
+
+    @property
+    def name(self) -> str:
+        """``cuda``."""
+        return "cuda"
+
+    @property
+    def device(self) -> Device:
+        """The GPU and its slots."""
+        return self._device
+
+    @property
+    def api(self) -> StreamApi:
+        """The runtime that streams and tensors belong to."""
+        return self._api
+
+    @property
+    def torch_device(self) -> torch.device:
+        """``cuda:ordinal``."""
+        return self._api.device
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What defeats partitions here, as far as it was seen when lanes were opened."""
+        return tuple(self._notes)
+
+    @property
+    def pool(self) -> GreenPool:
+        """The streams, which all backends of this device and kind share; made at the first use."""
+        if self._pool is None:
+            self.api.synchronize()  # torch makes the primary context, before the pool retains it
+            self._pool = pool_of(self._driver, fine=self._fine, placement=self._placement)
+        return self._pool
+
+    def open_lanes(self, partitions: Iterable[tuple[int, ...]]) -> GreenLanes:
+        """Opens one lane for each distinct partition; streams that exist already are lent again.
+
+        Partitions may overlap, as those of different stages do: work on lanes with a slot in common takes turns.
+
+        Raises:
+            InvalidPlanError: A partition is empty or names a slot that the device does not have.
+            BackendUnavailableError: The driver cannot do what was asked for.
+            CudaError: The driver failed, or partitions were seen to share SMs that must not.
+        """
+        wanted = checked_partitions(self._device, partitions)
+        loan = self.pool.borrow(pack_layouts(wanted), image=self._image)
+        for note in loan.notes:
+            self._note(note)
+        lanes = GreenLanes(self.api, loan, self._placement)
+        lanes.set_libraries(self._libraries)
+        self._look_around(num_streams=len(wanted))
+        return lanes
+
+    def open_plain_lanes(
+        self, partitions: Iterable[tuple[int, ...]], priorities: Sequence[int] | None = None
+    ) -> StreamLanes:
+        """Opens plain streams on the whole device under the names of partitions: to compare with, and nothing else.
+
+        Nothing confines them, and ``num_sms`` of each is None. Lanes with a slot in common take turns, as others do.
+
+        Args:
+            partitions: Names of the lanes.
+            priorities: Of each stream, as CUDA counts: lower goes first; all 0 by default.
+
+        Raises:
+            InvalidPlanError: As for ``open_lanes``.
+            ValueError: There are not as many priorities as distinct partitions.
+        """
+        wanted = checked_partitions(self._device, partitions)
+        priorities = (0,) * len(wanted) if priorities is None else priorities
+        if len(priorities) != len(wanted):
+            raise ValueError(f"{len(priorities)} priorities for {len(wanted)} partitions; give one for each")
+        chosen = zip(wanted, priorities, strict=True)
+        streams = {slots: (self.api.new_stream(priority), None) for slots, priority in chosen}
+        return StreamLanes(self.api, streams, lambda: None)
+
+    def other_processes(self) -> frozenset[int]:
+        """Asks NVML for the processes besides this one that compute on the device; empty where it does not answer."""
+        return frozenset(other_processes(self._info.uuid))
+
+    def alternatives(self) -> Mapping[str, Callable[[], Backend]]:
+        """Returns the driver's smallest slots, and layouts that the driver splits by the sizes of their partitions."""
+        ordinal = self._info.ordinal
+        return {
+            "fine": lambda: CudaBackend(ordinal, fine=True),
+            "split by sizes": lambda: CudaBackend(ordinal, placement="split"),
+        }
+
+    def read_units(self) -> tuple[int, ...]:
+        """Returns the SMs that the probe sees the current stream use."""
+        return self._driver.probe_stream(int(self.api.current_stream().cuda_stream))
+
+    def _image(self) -> bytes | None:
+        if not self._verify:
+            return None
+        try:
+            return self._driver.probe_image()
+        except BackendUnavailableError as problem:
+            self._note(f"partitions were not probed, so their SM ids are unknown: {problem}")
+            return None
+
+    def _look_around(self, *, num_streams: int) -> None:
+        if num_streams <= self._max_streams:  # NVML takes a while to answer, and what it says changes little
+            return
+        self._max_streams = num_streams
+        for finding in find_here(self._info.uuid, num_streams=num_streams):
+            self._note(finding.sentence)
+
+    def _note(self, sentence: str) -> None:
+        if sentence not in self._notes:
+            self._notes[sentence] = None
+            _LOG.warning("%s", sentence)
+
+
+def check_torch(device: CudaDevice) -> None:
+    """Checks that torch has CUDA and that its device of this number is the driver's.
+
+    Raises:
+        BackendUnavailableError: It has not, or is not.
+    """
+    if not torch.cuda.is_available():
+        built = "without CUDA" if torch.version.cuda is None else f"with CUDA {torch.version.cuda}"
+        raise BackendUnavailableError(
+            "torch cannot use the GPU",
+            found=f"torch {torch.__version__}, built {built}",
+            needed="a build of torch with CUDA that this driver serves (pytorch.org/get-started)",
+        )
+    count = torch.cuda.device_count()
+    if device.ordinal >= count:
+        raise BackendUnavailableError(
+            f"torch does not see device {device.ordinal}, which the driver offers as {device.name}; "
+            "set CUDA_VISIBLE_DEVICES before the process starts, not inside of it",
+            found=f"{count} devices in torch",
+            needed=f"more than {device.ordinal}",
+        )
+    uuid = getattr(torch.cuda.get_device_properties(device.ordinal), "uuid", None)
+    if uuid is not None and str(uuid).removeprefix("GPU-") != device.uuid.removeprefix("GPU-"):
+        raise BackendUnavailableError(
+            f"device {device.ordinal} of torch is another one than the driver's; "
+            "set CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER before the process starts, not inside of it",
+            found=f"GPU-{str(uuid).removeprefix('GPU-')} in torch",
+            needed=device.uuid,
+        )

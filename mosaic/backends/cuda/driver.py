@@ -1,0 +1,308 @@
+"""CUDA devices, their slots and pools of streams; the only module that loads the extension ``mosaic._C``.
+
+Importing this module loads neither the extension nor the driver nor torch. Each function raises
+``BackendUnavailableError`` where something is not there and ``CudaError`` where the driver fails; there is no silent
+fallback.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from mosaic.backends.cuda.probe import compile_probe
+from mosaic.errors import BackendUnavailableError, CudaError
+
+if TYPE_CHECKING:
+    from mosaic import _C
+
+Placement = Literal["merged", "split"]
+"""How partitions get their SMs: slots of the one split, or one ``cuDevSmResourceSplit`` (CUDA 13.1) a layout."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MissingFunction:
+    """A driver function that Mosaic uses and the installed driver does not have."""
+
+    name: str
+    since: str
+    """CUDA version that brought it, such as ``12.4``."""
+    use: str
+    """What is lost: ``base``, ``slots``, ``streams`` or ``placement`` (the last only makes better splits)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverDescription:
+    """The CUDA driver of this machine."""
+
+    version: str
+    """CUDA version that the driver serves, such as ``13.0``."""
+    missing: tuple[MissingFunction, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CudaDevice:
+    """One GPU, as its driver describes it."""
+
+    ordinal: int
+    name: str
+    uuid: str
+    compute_capability: str
+    num_sms: int
+    total_memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotDescription:
+    """How a device's SMs are given out."""
+
+    fine: bool
+    """True for the driver's smallest slots, which give up large clusters."""
+    num_slots: int
+    sms_per_slot: int
+    remainder_sms: int
+    """SMs left over, outside every slot."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NvmlDescription:
+    """What NVIDIA's management library says."""
+
+    driver_version: str
+    """The driver's own version, such as ``580.65.06``."""
+    num_devices: int
+
+
+def require_extension() -> None:
+    """Loads ``mosaic._C``.
+
+    Raises:
+        BackendUnavailableError: It is not built, or does not load.
+    """
+    try:
+        importlib.import_module("mosaic._C")
+    except ImportError as error:
+        raise BackendUnavailableError(
+            "the extension mosaic._C does not load; build it with `pip install -e .` or `pip install .`",
+            found=str(error),
+            needed="Linux, g++ with C++17 and Python's headers",
+        ) from error
+
+
+def is_available() -> bool:
+    """Tells whether there is a GPU whose SMs can be split and given green-context streams.
+
+    A driver that fails counts as not available; ``mosaic doctor`` tells why.
+    """
+    try:
+        driver = describe_driver()
+        return not lost_uses(driver) and len(describe_devices()) > 0
+    except (BackendUnavailableError, CudaError):
+        return False
+
+
+def require_streams() -> None:
+    """Raises BackendUnavailableError if the driver is too old to give slots streams."""
+    driver = describe_driver()
+    lost = lost_uses(driver)
+    if lost:
+        missing = [function.name for function in driver.missing if function.use in lost]
+        raise BackendUnavailableError(
+            "the CUDA driver is too old for green-context streams",
+            found=f"CUDA {driver.version}, without {', '.join(missing)}",
+            needed="CUDA 12.5",
+        )
+
+
+def lost_uses(driver: DriverDescription) -> tuple[str, ...]:
+    """Returns what cannot be done with this driver, in the order ``base``, ``slots``, ``streams``."""
+    missing = {function.use for function in driver.missing}
+    return tuple(use for use in ("base", "slots", "streams") if use in missing)
+
+
+def version_text(version: int) -> str:
+    """Writes CUDA's version number as people do: 12040 is ``12.4``."""
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
+def describe_driver() -> DriverDescription:
+    """Returns the driver's version and the functions it lacks."""
+    require_extension()
+    from mosaic import _C
+
+    return DriverDescription(
+        version=version_text(_C.driver_version()),
+        missing=tuple(
+            MissingFunction(name=function.name, since=version_text(function.since), use=function.use)
+            for function in _C.missing_functions()
+        ),
+    )
+
+
+def describe_devices() -> tuple[CudaDevice, ...]:
+    """Returns every device that the driver offers, in the driver's order."""
+    require_extension()
+    from mosaic import _C
+
+    return tuple(_describe(_C.Device(ordinal)) for ordinal in range(_C.device_count()))
+
+
+def describe_slots(ordinal: int, *, fine: bool = False) -> SlotDescription:
+    """Splits a device on trial and returns what came of it; nothing is reserved.
+
+    Args:
+        ordinal: The driver's number of the device.
+        fine: Ask for the driver's smallest slots, without large clusters.
+    """
+    require_extension()
+    from mosaic import _C
+
+    split = _C.SlotSplit(_C.Device(ordinal), fine=fine)
+    return SlotDescription(
+        fine=split.fine,
+        num_slots=split.num_slots,
+        sms_per_slot=split.sms_per_slot,
+        remainder_sms=split.remainder_sms,
+    )
+
+
+def describe_nvml() -> NvmlDescription:
+    """Asks NVIDIA's management library, which comes with the driver, through ``nvidia-ml-py``.
+
+    Raises:
+        BackendUnavailableError: The Python package, the library or the right to use it is not there.
+    """
+    try:
+        import pynvml
+    except ImportError as error:
+        raise BackendUnavailableError(
+            "NVML cannot be asked", found=str(error), needed="the package nvidia-ml-py"
+        ) from error
+    try:
+        pynvml.nvmlInit()
+        try:
+            return NvmlDescription(
+                driver_version=str(pynvml.nvmlSystemGetDriverVersion()),
+                num_devices=int(pynvml.nvmlDeviceGetCount()),
+            )
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError as error:
+        raise BackendUnavailableError(
+            "NVML does not answer", found=str(error), needed="libnvidia-ml.so.1, which an NVIDIA driver brings"
+        ) from error
+
+
+def open_pool(
+    ordinal: int,
+    layouts: Sequence[Sequence[Sequence[int]]] = (),
+    *,
+    fine: bool = False,
+    placement: Placement = "merged",
+) -> _C.StreamPool:
+    """Makes a pool of green-context streams; the caller closes it.
+
+    Two pools on one device have two splits and give out the same SMs, so ``CudaBackend`` shares one in a process.
+
+    Args:
+        ordinal: The driver's number of the device.
+        layouts: Partitions as slots, by layout.
+        fine: Use the driver's smallest slots, without large clusters.
+        placement: How partitions get their SMs.
+    """
+    require_extension()
+    from mosaic import _C
+
+    return _C.StreamPool(_C.Device(ordinal), layouts, fine=fine, placement=placement)
+
+
+def probe_source() -> str:
+    """Returns the CUDA C++ of the kernel that notes the SM of each of its blocks."""
+    require_extension()
+    from mosaic import _C
+
+    return _C.PROBE_SOURCE
+
+
+def probe_stream(ordinal: int, stream: int, image: bytes | None = None) -> tuple[int, ...]:
+    """Returns the sorted ids of the SMs that kernels of a stream run on; blocks until the probe has run.
+
+    Args:
+        ordinal: The driver's number of the device.
+        stream: A stream's handle, whoever made it; 0 is the default stream.
+        image: The compiled probe; by default it is compiled for the device, once in a process.
+
+    Raises:
+        BackendUnavailableError: NVRTC is not there to compile the probe.
+        CudaError: The probe could not be loaded or run.
+    """
+    require_extension()
+    from mosaic import _C
+
+    device = _C.Device(ordinal)
+    if image is None:
+        major, minor = device.compute_capability
+        image = compile_probe(f"{major}.{minor}", _C.PROBE_SOURCE)
+    return tuple(_C.probe_stream(device, stream, image))
+
+
+@dataclass(frozen=True, slots=True)
+class CudaDriver:
+    """One device through the installed driver: all that a backend needs of it besides torch.
+
+    Attributes:
+        ordinal: The driver's number of the device.
+    """
+
+    ordinal: int
+
+    def describe(self) -> CudaDevice:
+        """Describes the device.
+
+        Raises:
+            BackendUnavailableError: There is no such device, or its driver does not answer or is too old for streams
+                on slots.
+        """
+        require_streams()
+        needed = "an NVIDIA GPU, Volta or newer"
+        try:
+            devices = describe_devices()
+        except CudaError as error:
+            raise BackendUnavailableError("the CUDA driver does not answer", found=str(error), needed=needed) from error
+        if not 0 <= self.ordinal < len(devices):
+            raise BackendUnavailableError(
+                f"there is no GPU number {self.ordinal}; look at CUDA_VISIBLE_DEVICES",
+                found=f"{len(devices)} GPUs",
+                needed=needed,
+            )
+        return devices[self.ordinal]
+
+    def describe_slots(self, *, fine: bool) -> SlotDescription:
+        """Describes its slots."""
+        return describe_slots(self.ordinal, fine=fine)
+
+    def open_pool(self, *, fine: bool, placement: Placement) -> _C.StreamPool:
+        """Makes an empty pool."""
+        return open_pool(self.ordinal, fine=fine, placement=placement)
+
+    def probe_image(self) -> bytes:
+        """Returns the probe, compiled for this device."""
+        return compile_probe(self.describe().compute_capability, probe_source())
+
+    def probe_stream(self, stream: int) -> tuple[int, ...]:
+        """Probes a stream of the device; see the function of this name."""
+        return probe_stream(self.ordinal, stream)
+
+
+def _describe(device: _C.Device) -> CudaDevice:
+    major, minor = device.compute_capability
+    return CudaDevice(
+        ordinal=device.ordinal,
+        name=device.name,
+        uuid=device.uuid,
+        compute_capability=f"{major}.{minor}",
+        num_sms=device.num_sms,
+        total_memory_bytes=device.total_memory_bytes,
+    )

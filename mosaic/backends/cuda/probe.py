@@ -1,0 +1,112 @@
+"""Compiles the probe, the kernel that tells on which SMs a stream's work runs, with NVRTC.
+
+NVRTC comes with CUDA builds of torch, with the package ``nvidia-cuda-nvrtc``, and with the CUDA toolkit; cuda-python
+finds whichever is there. Compiling takes about 50 ms and no GPU.
+"""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+from typing import Any
+
+from mosaic.errors import BackendUnavailableError, CudaError
+
+_NEEDED = "cuda-python 12.8 or newer and NVRTC: `pip install nvidia-cuda-nvrtc`, or a CUDA build of torch"
+
+
+@functools.cache
+def compile_probe(compute_capability: str, source: str) -> bytes:
+    """Compiles the probe for a device; once in a process.
+
+    Args:
+        compute_capability: Such as ``9.0``.
+        source: Its CUDA C++.
+
+    Returns:
+        A cubin; PTX where this NVRTC knows no such device yet, for the driver to compile.
+
+    Raises:
+        BackendUnavailableError: NVRTC is not there, or knows nothing that this device could run.
+        CudaError: NVRTC failed.
+    """
+    nvrtc = _nvrtc()
+    wanted = int(compute_capability.replace(".", ""))
+    supported = [int(arch) for arch in _ask(nvrtc, "nvrtcGetSupportedArchs")]
+    if wanted in supported:
+        return _compile(nvrtc, source, f"sm_{wanted}", "CUBIN")
+    older = [arch for arch in supported if arch < wanted]
+    if not older:
+        raise BackendUnavailableError(
+            f"NVRTC {nvrtc_version()} cannot compile for compute capability {compute_capability}",
+            found=f"an NVRTC for {_listed(supported)}",
+            needed="an older nvidia-cuda-nvrtc, such as 12.9, for older devices",
+        )
+    return _compile(nvrtc, source, f"compute_{max(older)}", "PTX")
+
+
+def nvrtc_version() -> str:
+    """Returns NVRTC's version, such as ``13.0``.
+
+    Raises:
+        BackendUnavailableError: It is not there.
+    """
+    nvrtc = _nvrtc()
+    major, minor = _ask_all(nvrtc, "nvrtcVersion")
+    return f"{major}.{minor}"
+
+
+def _nvrtc() -> ModuleType:
+    """Imports NVRTC's bindings and makes sure that the library itself is there."""
+    try:
+        from cuda.bindings import nvrtc
+    except ImportError as error:
+        raise BackendUnavailableError("the SM probe cannot be compiled", found=str(error), needed=_NEEDED) from error
+    try:
+        nvrtc.nvrtcVersion()
+    except RuntimeError as error:  # cuda.pathfinder's DynamicLibNotFoundError is one, too
+        found = str(error).strip().splitlines() or ["no libnvrtc"]
+        raise BackendUnavailableError("the SM probe cannot be compiled", found=found[0], needed=_NEEDED) from error
+    bindings: ModuleType = nvrtc
+    return bindings
+
+
+def _compile(nvrtc: ModuleType, source: str, architecture: str, form: str) -> bytes:
+    program = _ask(nvrtc, "nvrtcCreateProgram", source.encode(), b"mosaic_smid.cu", 0, [], [])
+    try:
+        options = [f"--gpu-architecture={architecture}".encode()]
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            log = _read(nvrtc, program, "ProgramLog").rstrip(b"\0").decode(errors="replace").strip()
+            raise CudaError(
+                f"NVRTC did not compile the SM probe for {architecture}: {status.name}, {log}",
+                call="nvrtcCompileProgram",
+                status=status.name,
+            )
+        return _read(nvrtc, program, form)
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def _read(nvrtc: ModuleType, program: Any, what: str) -> bytes:
+    size: int = _ask(nvrtc, f"nvrtcGet{what}Size", program)
+    if size <= 1:  # an empty text; and Python has one object for all bytes of length one, not to be written into
+        return b""
+    text = bytes(size)  # the bindings fill it in place, as their examples do
+    _ask_all(nvrtc, f"nvrtcGet{what}", program, text)
+    return text
+
+
+def _ask(nvrtc: ModuleType, call: str, *arguments: Any) -> Any:
+    return _ask_all(nvrtc, call, *arguments)[0]
+
+
+def _ask_all(nvrtc: ModuleType, call: str, *arguments: Any) -> tuple[Any, ...]:
+    status, *found = getattr(nvrtc, call)(*arguments)
+    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        raise CudaError(f"{call} failed with {status.name}", call=call, status=status.name)
+    return tuple(found)
+
+
+def _listed(architectures: list[int]) -> str:
+    return ", ".join(f"{number // 10}.{number % 10}" for number in architectures)

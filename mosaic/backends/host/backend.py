@@ -1,0 +1,127 @@
+"""The host backend: lanes are threads pinned to disjoint cores, each with its own intra-op thread count.
+
+A slot is one core. Work of different lanes really runs at the same time as long as it is inside torch
+operators, which give up the interpreter lock; backward runs whole inside them. OpenMP pools belong to the
+thread that calls them and inherit its affinity, so a lane's operators cannot leave its cores.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import torch
+
+from mosaic.backends.base import Backend, checked_partitions
+from mosaic.backends.host.lanes import HostLanes
+from mosaic.device import Device
+
+
+class HostBackend(Backend):
+    """Runs modules on disjoint sets of CPU cores.
+
+    Args:
+        num_slots: Slots to offer; the cores that this process may use by default. More than there are cores
+            works, unpinned and without any gain in speed: for tests on a small machine.
+        num_threads: Intra-op threads of every lane; as many as it has slots by default. Sums come out in another order
+            with another number of threads, so 1 makes a colocated loop equal, bit for bit, to a plain one of one
+            thread, whatever the quotas.
+        cores: The cores to offer; those that this process may use by default. Ranks on one machine take a share each.
+    """
+
+    def __init__(
+        self, num_slots: int | None = None, *, num_threads: int | None = None, cores: Sequence[int] | None = None
+    ) -> None:
+        cores = available_cores() if cores is None else tuple(cores)
+        self._pinned = hasattr(os, "sched_setaffinity")
+        if num_slots is not None and num_slots < 1:
+            raise ValueError(f"num_slots={num_slots}; the host backend needs at least one slot")
+        if num_threads is not None and num_threads < 1:
+            raise ValueError(f"num_threads={num_threads}; a lane needs at least one thread")
+        self._num_threads = num_threads
+        count = num_slots if num_slots is not None else len(cores)
+        if count > len(cores):
+            self._pinned = False
+        self._cores = dict(enumerate(cores))
+        self._num_cores = len(cores)
+        self._device = Device(
+            name=f"{cpu_name()}, {count} core{'s' if count > 1 else ''}",
+            kind="host",
+            num_slots=count,
+            memory_bytes=_memory_bytes(),
+        )
+
+    @property
+    def name(self) -> str:
+        """``host``."""
+        return "host"
+
+    @property
+    def device(self) -> Device:
+        """The CPU cores that this process may use."""
+        return self._device
+
+    @property
+    def torch_device(self) -> torch.device:
+        """``cpu``."""
+        return torch.device("cpu")
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know about this host."""
+        found = []
+        if self._device.num_slots == 1:
+            found.append("there is one core only: modules run one after the other")
+        if self._device.num_slots > self._num_cores:
+            found.append(
+                f"{self._device.num_slots} slots were asked for on {self._num_cores} cores: lanes are not pinned, "
+                "and times mean nothing"
+            )
+        elif not self._pinned:
+            found.append("this system has no thread affinity: lanes have their thread counts but are not pinned")
+        if os.environ.get("OMP_WAIT_POLICY", "").upper() != "PASSIVE":
+            found.append(
+                "OMP_WAIT_POLICY is not PASSIVE: idle OpenMP threads spin and disturb the other lanes; "
+                "set it before torch is imported (the mosaic command does)"
+            )
+        return tuple(found)
+
+    def open_lanes(self, partitions: Iterable[tuple[int, ...]]) -> HostLanes:
+        """Starts one pinned thread for each distinct partition.
+
+        Raises:
+            InvalidPlanError: A partition is empty or names a core that is not there.
+        """
+        wanted = checked_partitions(self._device, partitions)
+        return HostLanes(wanted, self._cores if self._pinned else None, self._num_threads)
+
+    def read_units(self) -> tuple[int, ...]:
+        """Returns the cores that the calling thread may run on; see ``mosaic.backends.base.Backend``."""
+        return available_cores() if hasattr(os, "sched_getaffinity") else super().read_units()
+
+
+def available_cores() -> tuple[int, ...]:
+    """Returns the CPU cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
+
+
+def cpu_name() -> str:
+    """Returns the processor's product name, or its architecture where the system does not say."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine() or "unknown processor"
+
+
+def _memory_bytes() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return 0

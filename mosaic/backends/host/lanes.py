@@ -1,0 +1,333 @@
+"""Lanes of the host backend: pinned threads, and the arbiter that decides which of them runs next."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from mosaic.backends.base import Lane, Lanes, Ticket
+from mosaic.errors import MosaicError
+
+T = TypeVar("T")
+Key = tuple[int, ...] | str
+"""What tells lanes apart: their slots, or for one that holds none its name."""
+
+
+class HostTicket(Generic[T]):
+    """One piece of work on a host lane; made by ``HostLane.submit`` alone."""
+
+    def __init__(
+        self, work: Callable[[], T], slots: tuple[int, ...], after: Sequence[Ticket[object]], order: int
+    ) -> None:
+        self._work: Callable[[], T] | None = work
+        self.slots = slots
+        self.after: tuple[Ticket[object], ...] = tuple(ticket for ticket in after if not ticket.done)
+        self.order = order
+        self._finished = threading.Event()
+        self._result: T | None = None
+        self._error: BaseException | None = None
+        self._interval_ns = (0, 0)
+
+    @property
+    def done(self) -> bool:
+        """Whether the work has ended, well or not."""
+        return self._finished.is_set()
+
+    @property
+    def interval_ns(self) -> tuple[int, int]:
+        """Start and end on ``time.perf_counter_ns``; zeros until done."""
+        return self._interval_ns
+
+    @property
+    def ready(self) -> bool:
+        """Whether everything that it waits for has ended."""
+        self.after = tuple(ticket for ticket in self.after if not ticket.done)
+        return not self.after
+
+    def wait(self) -> T:
+        """Blocks until the work has ended; returns its result or raises what it raised."""
+        self._finished.wait()
+        if self._error is not None:
+            raise self._error
+        return self._result  # type: ignore[return-value]  # set whenever there is no error
+
+    def run(self) -> None:
+        """Does the work on the calling thread; whatever it raises is kept for ``wait``."""
+        work, self._work = self._work, None
+        start = time.perf_counter_ns()
+        try:
+            assert work is not None, "a ticket ran twice"
+            self._result = work()
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._interval_ns = (start, time.perf_counter_ns())
+
+    def finish(self) -> None:
+        """Marks it as ended, so that waiters go on."""
+        self._finished.set()
+
+
+class _Arbiter:
+    """Decides which lane runs next: all its state is guarded by one lock.
+
+    A lane runs its oldest ticket once the ticket's inputs are there and its slots are free. Of two tickets that
+    want the same slot and could both run, the one submitted first goes first. No ticket waits for a later one,
+    so the ticket with the lowest order can always run: there is no deadlock.
+
+    Each lane's thread sleeps on a condition of its own and is woken only when its next ticket may run: a thread
+    woken in vain takes the interpreter lock from one that works.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.at_rest = threading.Condition(self.lock)
+        self.wake: dict[Key, threading.Condition] = {}
+        self.queues: dict[Key, deque[HostTicket[Any]]] = {}
+        self.held: set[int] = set()
+        self.num_submitted = 0
+        self.num_running = 0
+        self.num_pausing = 0  # work that has begun and waits to go on alone
+        self.is_alone = False
+        self.closing = False
+
+    def open(self, key: Key) -> None:
+        """Adds a lane."""
+        with self.lock:
+            self.queues[key] = deque()
+            self.wake[key] = threading.Condition(self.lock)
+
+    def submit(
+        self, key: Key, slots: tuple[int, ...], work: Callable[[], T], after: Sequence[Ticket[object]]
+    ) -> HostTicket[T]:
+        with self.lock:
+            if self.closing:
+                raise MosaicError("this lane is closed; colocate the model again to open new ones")
+            ticket = HostTicket(work, slots, after, self.num_submitted)
+            self.num_submitted += 1
+            self.queues[key].append(ticket)
+            self._wake_ready()
+        return ticket
+
+    def next(self, key: Key) -> HostTicket[Any] | None:
+        """Blocks a lane's thread until its next ticket may run; None when the lane should end."""
+        queue = self.queues[key]
+        with self.lock:
+            while True:
+                if queue and self._may_run(queue[0]):
+                    ticket = queue.popleft()
+                    self.held.update(ticket.slots)
+                    self.num_running += 1
+                    return ticket
+                if self.closing and not queue:
+                    return None
+                self.wake[key].wait()
+
+    def ended(self, ticket: HostTicket[Any]) -> None:
+        with self.lock:
+            self.held.difference_update(ticket.slots)
+            self.num_running -= 1
+            ticket.finish()
+            self._wake_ready()
+            if not self.num_running:
+                self.at_rest.notify_all()
+
+    def drain(self) -> None:
+        with self.lock:
+            while not self._is_at_rest():
+                self.at_rest.wait()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        with self.lock:
+            self.num_running -= 1
+            self.num_pausing += 1  # from here on nothing begins
+            self.at_rest.notify_all()
+            while self.num_running:
+                self.at_rest.wait()
+            self.num_running += 1
+            self.num_pausing -= 1
+            self.is_alone = True
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.is_alone = False
+                self._wake_ready()
+
+    def close(self) -> None:
+        with self.lock:
+            self.closing = True
+            for condition in self.wake.values():
+                condition.notify()
+
+    def _is_at_rest(self) -> bool:
+        return not self.num_running and not self.num_pausing and not any(self.queues.values())
+
+    def _wake_ready(self) -> None:
+        for key, queue in self.queues.items():
+            if queue and self._may_run(queue[0]):
+                self.wake[key].notify()
+
+    def _may_run(self, ticket: HostTicket[Any]) -> bool:
+        if self.num_pausing or self.is_alone or not ticket.ready or not self.held.isdisjoint(ticket.slots):
+            return False
+        for queue in self.queues.values():
+            first = queue[0] if queue else ticket
+            if first.order < ticket.order and not set(first.slots).isdisjoint(ticket.slots) and first.ready:
+                return False
+        return True
+
+
+def _serve(
+    arbiter: _Arbiter,
+    key: Key,
+    cores: frozenset[int] | None,
+    num_threads: int,
+    started: threading.Semaphore,
+) -> None:
+    """Body of a lane's thread."""
+    if cores is not None:
+        os.sched_setaffinity(0, cores)
+    torch.get_num_threads()  # a thread's first use of torch takes over what any thread set last; have that behind us
+    torch.set_num_threads(num_threads)  # per thread: every lane sets its own
+    started.release()
+    while (ticket := arbiter.next(key)) is not None:
+        ticket.run()
+        arbiter.ended(ticket)
+        del ticket  # or the tensors it holds live until the next one
+
+
+@dataclass(frozen=True, slots=True)
+class HostMark:
+    """A reading of the clock on a lane's thread."""
+
+    at_ns: int
+    """``time.perf_counter_ns``."""
+
+    def ms_until(self, later: HostMark) -> float:
+        """Returns the milliseconds between two readings."""
+        return (later.at_ns - self.at_ns) / 1e6
+
+
+class HostLane(Lane):
+    """Ordered work on one set of cores, or on none (see ``HostLanes.aside``)."""
+
+    def __init__(self, arbiter: _Arbiter, key: Key, slots: tuple[int, ...], num_threads: int) -> None:
+        self._arbiter = arbiter
+        self._key = key
+        self._slots = slots
+        self._num_threads = num_threads
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """Indices of the cores that it is pinned to."""
+        return self._slots
+
+    @property
+    def num_threads(self) -> int:
+        """Intra-op threads that its work runs with."""
+        return self._num_threads
+
+    def submit(self, work: Callable[[], T], *, after: Sequence[Ticket[object]] = ()) -> HostTicket[T]:
+        """Hands over work; see ``mosaic.backends.base.Lane``."""
+        return self._arbiter.submit(self._key, self._slots, work, after)
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Lets the work that calls it, on this lane's thread, go on while no other lane works.
+
+        Others end what they have begun and begin nothing new until it is left. Of several that ask, one goes at a time.
+        """
+        return self._arbiter.alone()
+
+    def mark(self) -> HostMark:
+        """Reads the clock."""
+        return HostMark(time.perf_counter_ns())
+
+
+class HostLanes(Lanes):
+    """The open lanes of the host: one pinned thread for each partition."""
+
+    def __init__(
+        self, partitions: Iterable[tuple[int, ...]], cores: dict[int, int] | None, num_threads: int | None = None
+    ) -> None:
+        self._arbiter = _Arbiter()
+        self._process = os.getpid()
+        self._cores = cores
+        self._lanes: dict[Key, HostLane] = {}
+        self._threads: list[threading.Thread] = []
+        wanted = list(dict.fromkeys(partitions))
+        for slots in wanted:
+            self._arbiter.open(slots)
+            self._lanes[slots] = HostLane(self._arbiter, slots, slots, num_threads or len(slots))
+        self._start(wanted)
+        # Threads hold the arbiter, not this object: lanes that nobody refers to any more end by themselves.
+        self._finalizer = weakref.finalize(self, _shut, self._arbiter, self._threads, self._process)
+
+    def aside(self, name: str) -> HostLane:
+        """Opens a lane that holds no slots, or returns it, for work that waits for other processes.
+
+        Its thread may run on all cores of these lanes, with one intra-op thread.
+        """
+        if name not in self._lanes:
+            self._arbiter.open(name)
+            self._lanes[name] = HostLane(self._arbiter, name, (), 1)
+            self._start([name])
+        return self._lanes[name]
+
+    def has(self, lane: Lane) -> bool:
+        """Whether a lane is one of these."""
+        return any(lane is own for own in self._lanes.values())
+
+    def _start(self, keys: Sequence[Key]) -> None:
+        """Starts the threads of lanes."""
+        started = threading.Semaphore(0)
+        own_threads = torch.get_num_threads()
+        for key in keys:
+            lane, pinned = self._lanes[key], None
+            if self._cores is not None:
+                pinned = frozenset(self._cores[slot] for slot in lane.slots or self._cores)
+            name = f"mosaic-lane-{key if isinstance(key, str) else '-'.join(map(str, key))}"
+            work = (self._arbiter, key, pinned, lane.num_threads, started)
+            self._threads.append(threading.Thread(target=_serve, args=work, name=name, daemon=True))
+            self._threads[-1].start()
+        for _ in keys:
+            started.acquire()
+        torch.set_num_threads(own_threads)  # a thread that the user starts later takes over what was set last
+
+    @property
+    def launches_inline(self) -> bool:
+        """False: each lane has a thread of its own."""
+        return False
+
+    def lane(self, slots: tuple[int, ...]) -> HostLane:
+        """Returns the lane of a partition; raises KeyError if it was not opened."""
+        if os.getpid() != self._process:
+            raise MosaicError("lanes do not survive a fork; colocate the model again in the child process")
+        return self._lanes[slots]
+
+    def drain(self) -> None:
+        """Waits until everything submitted so far has ended."""
+        self._arbiter.drain()
+
+    def close(self) -> None:
+        """Drains and ends the threads."""
+        self._finalizer()
+
+
+def _shut(arbiter: _Arbiter, threads: list[threading.Thread], process: int) -> None:
+    if os.getpid() != process:  # a forked child has none of these threads
+        return
+    arbiter.close()
+    for thread in threads:
+        if thread is not threading.current_thread():
+            thread.join()

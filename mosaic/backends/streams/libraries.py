@@ -1,0 +1,232 @@
+"""Settings of libraries that hold while work of a lane is launched, in its forward and in its backward.
+
+They belong to the process (torch's SM carveout, its cuDNN switches) or to a thread's cuBLAS handle, and autograd
+launches the backward of a module later and from a thread of its own. So a module's backward sets them anew where its
+first gradient comes, and puts them back where its last one has come, or where the whole backward ends or fails.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mosaic.errors import BackendUnavailableError, CudaError
+
+
+class Setting:
+    """One setting, which several pieces of work may want otherwise: the latest that runs has its way.
+
+    Args:
+        get: Reads it.
+        put: Writes it.
+    """
+
+    def __init__(self, get: Callable[[], Any], put: Callable[[Any], object]) -> None:
+        self._get = get
+        self._put = put
+        self._lock = threading.RLock()
+        self._before: Any = None
+        self._running: dict[object, Any] = {}
+
+    def begin(self, value: Any) -> Callable[[], None]:
+        """Sets it; returns what ends that, after which it is as the others want it, or as it was before all of them."""
+        key = object()
+        with self._lock:
+            if not self._running:
+                self._before = self._get()
+            self._put(value)
+            self._running[key] = value
+        return partial(self._end, key)
+
+    def _end(self, key: object) -> None:
+        with self._lock:
+            if key in self._running:
+                del self._running[key]
+                self._put([self._before, *self._running.values()][-1])
+
+
+class LibrarySettings:
+    """What libraries are told of the lanes of one device.
+
+    Results are right whatever holds: a setting of SMs changes grids, and without cuDNN torch has kernels of its own.
+    Not promised is the SM target of a node of backward at whose time other modules' nodes run in between, nor that of
+    a module's nodes behind the first of its parameters.
+
+    Args:
+        device: The device.
+        sm_target: Tell libraries for how many SMs to size their grids, which they would else ask the device: cuBLAS by
+            ``cublasSetSmCountTarget``, which is one for each handle; cuBLASLt's products, torch's CUTLASS kernels and
+            FlashAttention 3 by torch's carveout. A kernel whose grid is too large takes a partial wave more; whether a
+            target pays has to be measured.
+        cudnn: Let torch use cuDNN on lanes. A backward does without it from the first module that is on a lane to its
+            end: a convolution's backward chooses its kernels when it runs.
+
+    Raises:
+        BackendUnavailableError: An SM target cannot be set here.
+    """
+
+    def __init__(self, device: torch.device, *, sm_target: bool = False, cudnn: bool = True) -> None:
+        self._device = device
+        self._cublas = loaded_cublas() if sm_target else None
+        self._carveout = _carveout() if sm_target else None
+        self._cudnn = () if cudnn else _cudnn()
+
+    @contextmanager
+    def during(self, num_sms: int | None) -> Iterator[None]:
+        """Holds them inside the block, for launches of the calling thread on a lane with so many SMs (None: all)."""
+        with self._begin_target(num_sms), self._begin_cudnn():
+            if self._cudnn and torch._C._current_graph_task_id() != -1:  # a recomputation: its backward comes unseen
+                _end_with_backward(self._begin_cudnn())
+            yield
+
+    def begin_backward(self, num_sms: int | None) -> ExitStack:
+        """Holds them for a module's backward, in the thread that runs it; closing the result ends the SM target."""
+        target = self._begin_target(num_sms)
+        _end_with_backward(target, self._begin_cudnn())
+        return target
+
+    def _begin_target(self, num_sms: int | None) -> ExitStack:
+        with ExitStack() as target:
+            if self._carveout is not None and num_sms is not None:
+                target.callback(self._carveout.begin(carveout_for(num_sms, self._device)))
+                handle = current_cublas_handle(self._device)
+                target.callback(_cublas_target(self._cublas, handle).begin(num_sms))
+            return target.pop_all()
+
+    def _begin_cudnn(self) -> ExitStack:
+        without = ExitStack()
+        for setting in self._cudnn:
+            without.callback(setting.begin(False))
+        return without
+
+
+class _Guard:
+    """Ends what holds until a backward ends: autograd calls it then, or only lets go of it if the backward failed."""
+
+    def __init__(self, *held: ExitStack) -> None:
+        self._held = held
+
+    def __call__(self) -> None:
+        for stack in self._held:
+            stack.close()
+
+    def __del__(self) -> None:
+        self()
+
+
+def _end_with_backward(*held: ExitStack) -> None:
+    torch.autograd.Variable._execution_engine.queue_callback(_Guard(*held))  # type: ignore[attr-defined]
+
+
+# Each is one for the process, as what it sets is: of two that took turns, either would put back what the other set.
+
+
+@cache
+def _carveout() -> Setting:
+    return Setting(*carveout_calls())
+
+
+@cache
+def _cublas_target(cublas: Any, handle: int) -> Setting:
+    return Setting(*cublas_calls(cublas, handle))
+
+
+@cache
+def _cudnn() -> tuple[Setting, ...]:
+    return (
+        Setting(torch._C._get_cudnn_enabled, torch._C._set_cudnn_enabled),
+        Setting(torch._C._get_cudnn_sdp_enabled, torch._C._set_sdp_use_cudnn),  # not covered by the first
+    )
+
+
+def carveout_calls() -> tuple[Callable[[], int | None], Callable[[int | None], None]]:
+    """Returns what reads and what writes the number of SMs that torch leaves to others.
+
+    Raises:
+        BackendUnavailableError: This torch has no such setting.
+    """
+    get: Callable[[], int | None] | None = getattr(torch._C, "_get_sm_carveout_experimental", None)
+    put: Callable[[int | None], None] | None = getattr(torch._C, "_set_sm_carveout_experimental", None)
+    if get is None or put is None:
+        raise BackendUnavailableError(
+            "the SM target of torch's matrix products cannot be set",
+            found=f"torch {torch.__version__} without _set_sm_carveout_experimental",
+            needed="torch 2.7 or newer, built for CUDA; or run without an SM target",
+        )
+    return get, put
+
+
+def carveout_for(num_sms: int, device: torch.device) -> int:
+    """Returns how many SMs of a device a partition of ``num_sms`` leaves to others.
+
+    Raises:
+        ValueError: The device has fewer SMs, or ``num_sms`` is not positive.
+    """
+    total = torch.cuda.get_device_properties(device).multi_processor_count
+    if not 0 < num_sms <= total:
+        raise ValueError(f"num_sms={num_sms} is not between 1 and the {total} SMs of {device}")
+    return total - num_sms
+
+
+def cublas_calls(library: Any, handle: int) -> tuple[Callable[[], int], Callable[[int], None]]:
+    """Returns what reads and what writes the SM target of a cuBLAS handle.
+
+    Raises:
+        BackendUnavailableError: cuBLAS is too old.
+    """
+    if not hasattr(library, "cublasSetSmCountTarget"):
+        raise BackendUnavailableError(
+            "the SM target of cuBLAS cannot be set", found="a cuBLAS without cublasSetSmCountTarget", needed="CUDA 11.5"
+        )
+
+    def get() -> int:
+        found = ctypes.c_int(0)
+        _check("cublasGetSmCountTarget", library.cublasGetSmCountTarget(ctypes.c_void_p(handle), ctypes.byref(found)))
+        return found.value
+
+    def put(num_sms: int) -> None:
+        _check(
+            "cublasSetSmCountTarget",
+            library.cublasSetSmCountTarget(ctypes.c_void_p(handle), ctypes.c_int(num_sms)),
+        )
+
+    return get, put
+
+
+def current_cublas_handle(device: torch.device) -> int:
+    """Returns the handle that the calling thread uses on a device."""
+    with torch.cuda.device(device):
+        handle: int = torch.cuda.current_blas_handle()
+    return handle
+
+
+@cache
+def loaded_cublas() -> ctypes.CDLL:
+    """Returns the libcublas that torch loaded; another copy would not know its handles.
+
+    Raises:
+        BackendUnavailableError: None was loaded.
+    """
+    maps = Path("/proc/self/maps")
+    lines = maps.read_text(encoding="utf-8").splitlines() if maps.exists() else []
+    for line in lines:
+        path = line.split(maxsplit=5)[-1]
+        if Path(path).name.startswith("libcublas.so"):
+            return ctypes.CDLL(path)
+    raise BackendUnavailableError(
+        "the SM target of cuBLAS cannot be set",
+        found="no libcublas in this process",
+        needed="torch built for CUDA, with a matrix product run before",
+    )
+
+
+def _check(call: str, status: int) -> None:
+    if status != 0:
+        raise CudaError(f"{call} failed with status {status}", call=call, status=str(status))

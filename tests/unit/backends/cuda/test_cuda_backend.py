@@ -1,0 +1,260 @@
+"""``CudaBackend`` on a fake runtime and a fake driver inside of this process."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from fake_streams import FakeGreenDriver, FakeStreams
+from fake_streams.runtime import WORKSPACE_BYTES
+
+from mosaic.backends.base import Backend
+from mosaic.backends.cuda.backend import CudaBackend
+from mosaic.backends.cuda.pool import pack_layouts
+from mosaic.errors import CudaError, InvalidPlanError
+
+
+@pytest.fixture
+def driver() -> FakeGreenDriver:
+    return FakeGreenDriver()
+
+
+@pytest.fixture
+def runtime() -> Iterator[FakeStreams]:
+    made = FakeStreams()
+    with made.watching():
+        yield made
+
+
+def lent(driver: FakeGreenDriver) -> int:
+    return sum(pool.stats().num_lent for pool in driver.pools)
+
+
+def test_the_device_is_the_drivers(driver: FakeGreenDriver, runtime: FakeStreams):
+    backend: Backend = CudaBackend(api=runtime, driver=driver)
+    assert (backend.device.kind, backend.device.num_slots, backend.device.sms_per_slot) == ("cuda", 4, 8)
+    assert (backend.device.remainder_sms, backend.device.memory_bytes) == (4, 80 << 30)
+    assert backend.torch_device == runtime.device
+
+
+def test_partitions_of_several_stages_get_lanes_with_their_sms(driver: FakeGreenDriver, runtime: FakeStreams):
+    stages = [(0, 1), (2, 3), (0, 1, 2), (3,), (0, 1)]
+    with CudaBackend(api=runtime, driver=driver).open_lanes(stages) as lanes:
+        assert [lane.slots for lane in lanes] == [(0, 1), (2, 3), (0, 1, 2), (3,)]
+        assert [lane.num_sms for lane in lanes] == [16, 16, 24, 8]
+        assert len({lane.stream.handle for lane in lanes}) == 4
+        assert lent(driver) == 4
+    assert lent(driver) == 0
+
+
+def test_a_lane_tells_the_sms_that_it_was_granted_and_not_those_that_were_asked_for(runtime: FakeStreams):
+    class Stingy(FakeGreenDriver):
+        def partition(self, slots: Any, start: int | None) -> Any:
+            made = super().partition(slots, start)
+            made.granted_sms -= 2
+            return made
+
+    with CudaBackend(api=runtime, driver=Stingy()).open_lanes([(0, 1), (2,)]) as lanes:
+        assert [lane.num_sms for lane in lanes] == [14, 6]
+
+
+@pytest.mark.parametrize(
+    ("partitions", "layouts"),
+    [
+        ([], ()),
+        ([(0,), (1,)], (((0,), (1,)),)),
+        ([(0, 1), (2, 3), (0, 1, 2), (3,)], (((0, 1), (2, 3)), ((0, 1, 2), (3,)))),
+        ([(0,), (0, 1), (1,), (0,)], (((0,), (1,)), ((0, 1),))),
+    ],
+)
+def test_partitions_are_packed_into_layouts_without_a_common_slot(partitions: Any, layouts: Any):
+    assert pack_layouts(partitions) == layouts
+
+
+def test_records_have_what_was_asked_granted_seen_and_paid(driver: FakeGreenDriver, runtime: FakeStreams):
+    with CudaBackend(api=runtime, driver=driver).open_lanes([(0,), (2, 1), (0, 1)]) as lanes:
+        one, two, both = lanes.partitions
+    assert (one.slots, two.slots, both.slots) == ((0,), (1, 2), (0, 1))
+    assert (two.requested_sms, two.granted_sms, two.sm_ids) == (16, 16, tuple(range(8, 24)))
+    assert [record.creation_ms for record in (one, two, both)] == [37.0] * 3
+
+
+def test_streams_that_exist_are_lent_again_and_cost_nothing(driver: FakeGreenDriver, runtime: FakeStreams):
+    first = CudaBackend(api=runtime, driver=driver).open_lanes([(0,), (1,)])
+    handles = [lane.stream.handle for lane in first]
+    first.close()
+    with CudaBackend(api=runtime, driver=driver).open_lanes([(1,), (0,)]) as second:
+        assert [lane.stream.handle for lane in second] == handles[::-1]
+        assert [len(pool.known) for pool in driver.pools] == [2]
+
+
+def test_two_borrowers_of_one_partition_share_its_stream_until_both_are_done(
+    driver: FakeGreenDriver, runtime: FakeStreams
+):
+    backend = CudaBackend(api=runtime, driver=driver)
+    one, two = backend.open_lanes([(0,)]), backend.open_lanes([(0,), (1,)])
+    assert one.lane((0,)).stream == two.lane((0,)).stream
+    assert lent(driver) == 2
+    two.close()
+    assert lent(driver) == 1
+    one.close()
+    assert lent(driver) == 0
+
+
+def test_lanes_that_nobody_refers_to_give_their_streams_back(driver: FakeGreenDriver, runtime: FakeStreams):
+    lanes = CudaBackend(api=runtime, driver=driver).open_lanes([(0,), (0, 1)])
+    gc.disable()
+    try:
+        del lanes
+        assert lent(driver) == 0
+    finally:
+        gc.enable()
+
+
+def test_kinds_of_slots_have_pools_of_their_own(driver: FakeGreenDriver, runtime: FakeStreams):
+    for choice in ({}, {"fine": True}, {"placement": "split"}, {}):
+        CudaBackend(api=runtime, driver=driver, **choice).open_lanes([(0,)]).close()
+    assert len(driver.pools) == 3
+
+
+def test_every_partition_is_probed_once(driver: FakeGreenDriver, runtime: FakeStreams):
+    backend = CudaBackend(api=runtime, driver=driver)
+    backend.open_lanes([(0,), (1,)]).close()
+    backend.open_lanes([(1,), (0,)]).close()
+    backend.open_lanes([(0,), (2,)]).close()
+    assert driver.pools[0].num_verified == 2
+
+
+def test_without_the_probe_sm_ids_are_unknown(driver: FakeGreenDriver, runtime: FakeStreams):
+    backend = CudaBackend(api=runtime, driver=driver, verify=False)
+    with backend.open_lanes([(0,)]) as lanes:
+        assert lanes.partitions[0].sm_ids is None
+    assert not any("probed" in note for note in backend.notes)
+
+
+def test_a_machine_without_nvrtc_is_told_that_nothing_was_probed(
+    driver: FakeGreenDriver, runtime: FakeStreams, caplog: pytest.LogCaptureFixture
+):
+    driver.no_nvrtc = True
+    backend = CudaBackend(api=runtime, driver=driver)
+    for _ in range(2):
+        backend.open_lanes([(0,)]).close()
+    assert len([note for note in backend.notes if "partitions were not probed" in note]) == 1
+    assert caplog.text.count("partitions were not probed") == 1
+
+
+@pytest.mark.parametrize("partitions", [[(0,), (1,)], [(0,), (0, 1), (1, 2), (2,)]])
+def test_partitions_that_are_seen_to_share_sms_are_refused_in_one_layout_or_two(
+    driver: FakeGreenDriver, runtime: FakeStreams, partitions: list[tuple[int, ...]]
+):
+    driver.spread_sms = [33, 34, 35]
+    backend = CudaBackend(api=runtime, driver=driver)
+    for _ in range(2):
+        with pytest.raises(CudaError) as raised:
+            backend.open_lanes(partitions)
+        assert raised.value.call == "cuDevSmResourceSplitByCount"
+        assert lent(driver) == 0
+
+
+@pytest.mark.parametrize("partitions", [[(0,), (1,)], [(0,), (0, 1), (1, 2), (2,)]])
+def test_two_sms_that_a_module_with_dynamic_parallelism_adds_are_noted_and_told(
+    driver: FakeGreenDriver, runtime: FakeStreams, partitions: list[tuple[int, ...]], caplog: pytest.LogCaptureFixture
+):
+    driver.spread_sms = [34, 35]
+    backend = CudaBackend(api=runtime, driver=driver)
+    for _ in range(2):
+        with backend.open_lanes(partitions) as lanes:
+            assert [lane.num_sms for lane in lanes] == [8 * len(slots) for slots in partitions]
+    assert len([note for note in backend.notes if "partitions share SM 34, 35" in note and "CDP" in note]) == 1
+    assert caplog.text.count("partitions share SM") == 1
+
+
+def test_overlap_between_layouts_names_the_slots_and_the_sms(driver: FakeGreenDriver, runtime: FakeStreams):
+    driver.spread_sms = [33, 34, 35]
+    pool = CudaBackend(api=runtime, driver=driver).pool
+    words = r"slots \[0, 1\] and the partition of slots \[2, 3\] were seen to share SM 33, 34, 35.*CDP.*doctor"
+    with pytest.raises(CudaError, match=words):
+        pool.borrow([((0, 1),), ((2, 3),)], image=lambda: driver.image)
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_partitions_split_anew_take_turns_unless_they_were_seen_apart(runtime: FakeStreams, verify: bool):
+    # (0,) is in one layout, (2, 3) in another, where it is placed behind (0, 1): apart, if somebody looks.
+    backend = CudaBackend(api=runtime, driver=FakeGreenDriver(), placement="split", verify=verify)
+    with backend.open_lanes([(0,), (1, 2, 3), (0, 1), (2, 3)]) as lanes:
+        assert [record.sm_ids is not None for record in lanes.partitions] == [verify] * 4
+        for lane in lanes:
+            lane.launch(lambda: torch.ones(1), behind_caller=False)
+        first, second, third, last = (runtime.on(lane.stream)[-1] for lane in lanes)
+        assert first.is_concurrent_with(last) == verify
+        assert first.is_concurrent_with(second)
+        assert third.is_concurrent_with(last)
+        assert last.is_after(second)
+
+
+@pytest.mark.parametrize("slots", [(), (4,), (-1,), (0, 0)])
+def test_slots_that_are_not_there_are_refused_before_a_pool_is_made(
+    driver: FakeGreenDriver, runtime: FakeStreams, slots: tuple[int, ...]
+):
+    backend = CudaBackend(api=runtime, driver=driver)
+    for open_lanes in (backend.open_lanes, backend.open_plain_lanes):
+        with pytest.raises(InvalidPlanError, match="distinct slots from 0 to 3"):
+            open_lanes([(0,), slots])
+    assert driver.pools == []
+
+
+def test_an_unknown_placement_is_refused(driver: FakeGreenDriver, runtime: FakeStreams):
+    with pytest.raises(ValueError, match="neither 'merged' nor 'split'"):
+        CudaBackend(api=runtime, driver=driver, placement="anywhere")  # type: ignore[arg-type]
+
+
+def test_plain_lanes_are_streams_of_the_whole_device(driver: FakeGreenDriver, runtime: FakeStreams):
+    with CudaBackend(api=runtime, driver=driver).open_plain_lanes([(0,), (1,)]) as lanes:
+        assert [lane.num_sms for lane in lanes] == [None, None]
+        assert [lane.stream.priority for lane in lanes] == [0, 0]
+        assert len({lane.stream.handle for lane in lanes}) == 2
+    assert driver.pools == []
+
+
+def test_prioritised_lanes_have_their_priorities(driver: FakeGreenDriver, runtime: FakeStreams):
+    backend = CudaBackend(api=runtime, driver=driver)
+    with backend.open_plain_lanes([(0,), (1,)], priorities=(-1, 0)) as lanes:
+        assert [lane.stream.priority for lane in lanes] == [-1, 0]
+    with pytest.raises(ValueError, match="1 priorities for 2 partitions"):
+        backend.open_plain_lanes([(0,), (1,)], priorities=(0,))
+
+
+def test_what_a_lane_costs_is_measured(driver: FakeGreenDriver, runtime: FakeStreams):
+    with CudaBackend(api=runtime, driver=driver).open_lanes([(0,), (1,)]) as lanes:
+        found = lanes.measure_memory()
+        assert [(lane.slots, lane.reserved_bytes) for lane in found] == [
+            ((0,), WORKSPACE_BYTES),
+            ((1,), WORKSPACE_BYTES),
+        ]
+        assert found[0].device_bytes == WORKSPACE_BYTES
+        assert lanes.measure_memory() == found  # what was there before is given back first
+
+
+def test_what_defeats_partitions_is_noted_and_logged_once(
+    driver: FakeGreenDriver,
+    runtime: FakeStreams,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+):
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    backend = CudaBackend(api=runtime, driver=driver)
+    for _ in range(2):
+        backend.open_lanes([(0,), (1,)]).close()
+    notes = [note for note in backend.notes if "CUDA_DEVICE_MAX_CONNECTIONS=1 for 2 lanes" in note]
+    assert len(notes) == 1
+    assert caplog.text.count("CUDA_DEVICE_MAX_CONNECTIONS=1") == 1
+
+
+def test_sm_ids_are_read_on_the_stream_that_is_current(driver: FakeGreenDriver, runtime: FakeStreams):
+    backend = CudaBackend(api=runtime, driver=driver)
+    with backend.open_lanes([(0,), (2,)]) as lanes:
+        assert lanes.lane((2,)).submit(backend.read_units).wait() == tuple(range(16, 24))
+    assert backend.read_units() == tuple(range(36))

@@ -1,0 +1,128 @@
+"""``CudaBackend`` lends and takes back: when the driver fails, Ctrl-C comes, lanes are let go, threads come at once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fake_streams import FakeGreenDriver, FakeStreams
+
+from mosaic.backends.cuda.backend import CudaBackend
+from mosaic.backends.cuda.pool import GreenPool
+from mosaic.errors import CudaError
+
+
+@pytest.fixture
+def driver() -> FakeGreenDriver:
+    return FakeGreenDriver()
+
+
+@pytest.fixture
+def runtime() -> Iterator[FakeStreams]:
+    made = FakeStreams()
+    with made.watching():
+        yield made
+
+
+def lent(driver: FakeGreenDriver) -> int:
+    return sum(pool.stats().num_lent for pool in driver.pools)
+
+
+def test_a_failing_driver_lends_nothing(driver: FakeGreenDriver, runtime: FakeStreams, monkeypatch: pytest.MonkeyPatch):
+    backend = CudaBackend(api=runtime, driver=driver)
+    backend.open_lanes([(0,), (1,)]).close()
+    lend, calls = driver.pools[0].lend, []
+
+    def fail_second(*arguments: Any, **options: Any) -> int:
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise CudaError("no", call="cuStreamCreate", status="CUDA_ERROR_UNKNOWN")
+        return lend(*arguments, **options)
+
+    monkeypatch.setattr(driver.pools[0], "lend", fail_second)
+    with pytest.raises(CudaError):
+        backend.open_lanes([(0,), (1,)])
+    assert lent(driver) == 0
+    with backend.open_lanes([(0,), (1,)]):
+        assert lent(driver) == 2
+
+
+def test_an_interrupt_while_a_layout_is_made_does_not_shift_the_layouts_after_it(
+    driver: FakeGreenDriver, runtime: FakeStreams, monkeypatch: pytest.MonkeyPatch
+):
+    backend = CudaBackend(api=runtime, driver=driver)
+    backend.open_lanes([(0,)]).close()
+    add_layout = driver.pools[0].add_layout
+
+    def interrupted(layout: Any) -> Any:
+        add_layout(layout)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(driver.pools[0], "add_layout", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        backend.open_lanes([(1,)])
+    monkeypatch.setattr(driver.pools[0], "add_layout", add_layout)
+    with backend.open_lanes([(2, 3)]) as lanes:
+        assert [(record.slots, record.sm_ids) for record in lanes.partitions] == [((2, 3), tuple(range(16, 32)))]
+        assert lanes.lane((2, 3)).num_sms == 16
+
+
+def test_lanes_may_be_let_go_in_the_middle_of_borrowing(
+    driver: FakeGreenDriver, runtime: FakeStreams, monkeypatch: pytest.MonkeyPatch
+):
+    """As the garbage collector may do, on the same thread."""
+    backend = CudaBackend(api=runtime, driver=driver)
+    old = [backend.open_lanes([(0,)])]
+    lend = driver.pools[0].lend
+
+    def lend_and_let_go(*arguments: Any, **options: Any) -> int:
+        while old:
+            old.pop()
+        return lend(*arguments, **options)
+
+    monkeypatch.setattr(driver.pools[0], "lend", lend_and_let_go)
+    with backend.open_lanes([(0,), (1,)]):
+        assert old == []
+        assert lent(driver) == 2
+    assert lent(driver) == 0
+
+
+def test_threads_open_and_close_at_once(driver: FakeGreenDriver):
+    api = FakeStreams()
+    failures: list[BaseException] = []
+
+    def use(seed: int) -> None:
+        try:
+            for turn in range(60):
+                with CudaBackend(api=api, driver=driver).open_lanes([((seed + turn) % 4,), (0, 1)]) as lanes:
+                    assert len(list(lanes)) == 2
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=use, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert lent(driver) == 0
+    assert len(driver.pools) == 1
+
+
+def test_only_the_first_opening_waits_for_the_device(driver: FakeGreenDriver, runtime: FakeStreams):
+    backend = CudaBackend(api=runtime, driver=driver)
+    with backend.open_lanes([(0,)]) as lanes:
+        with runtime.use_stream(lanes.lane((0,)).stream):
+            hold = runtime.hold()
+        backend.open_lanes([(1,)]).close()
+        assert not hold.is_open
+        hold.open()
+
+
+def test_the_pool_of_a_process_is_never_freed_by_python(driver: FakeGreenDriver, runtime: FakeStreams):
+    backend = CudaBackend(api=runtime, driver=driver)
+    backend.open_lanes([(0,)]).close()
+    assert isinstance(backend.pool, GreenPool)
+    assert not driver.pools[0].closed

@@ -1,0 +1,317 @@
+"""The extension ``mosaic._C`` against the fake driver, in child processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from fake_driver.harness import FakeDriver, compile_library
+
+# Calls every function that describes devices and slots, in the order of a normal life; those of pools have tests of
+# their own.
+LIFE = """
+from mosaic import _C
+def life():
+    _C.driver_version(), _C.missing_functions(), _C.device_count()
+    device = _C.Device(0)
+    with_context = _C.PrimaryContext(device)
+    _C.SlotSplit(device).select([0, 1])
+    with_context.close()
+"""
+
+USED = [
+    "cuGetProcAddress",
+    "cuDriverGetVersion",
+    "cuInit",
+    "cuDeviceGetCount",
+    "cuDeviceGet",
+    "cuDeviceGetName",
+    "cuDeviceGetUuid",
+    "cuDeviceGetAttribute",
+    "cuDeviceTotalMem",
+    "cuDevicePrimaryCtxRetain",
+    "cuDevicePrimaryCtxRelease",
+    "cuDeviceGetDevResource",
+    "cuDevSmResourceSplitByCount",
+]
+
+# Before the driver's own error functions are known, a status has only its number.
+UNNAMED = {"cuGetProcAddress": "CUresult 999", "cuDriverGetVersion": "CUresult 999"}
+
+
+@pytest.mark.parametrize("call", USED)
+def test_each_failing_call_raises_a_cuda_error_that_names_call_and_status(fake_driver: FakeDriver, call: str):
+    error = fake_driver.run(LIFE + "result = error_of(life)", fail=f"{call}=999")
+    assert (error["kind"], error["call"]) == ("CudaError", call)
+    assert error["status"] == UNNAMED.get(call, "CUDA_ERROR_UNKNOWN")
+    assert call in error["text"]
+
+
+def test_the_list_of_calls_under_test_is_the_list_of_calls_made(fake_driver: FakeDriver):
+    assert sorted(fake_driver.run(LIFE + "life(); result = called()")) == sorted(USED)
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+def test_the_dry_run_and_the_split_itself_are_both_checked(fake_driver: FakeDriver, nth: int):
+    error = fake_driver.run(LIFE + "result = error_of(life)", fail=f"cuDevSmResourceSplitByCount@{nth}=915")
+    assert error["status"] == "CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION"
+
+
+def test_a_status_without_a_name_is_given_by_its_number(fake_driver: FakeDriver):
+    error = fake_driver.run(LIFE + "result = error_of(life)", fail="cuDeviceGet=4321")
+    assert error["status"] == "CUresult 4321"
+
+
+@pytest.mark.parametrize("call", ["cuDeviceGetName", "cuDevSmResourceSplitByCount", "cuDevicePrimaryCtxRelease"])
+def test_a_failure_leaves_no_primary_context_retained_and_the_next_try_works(fake_driver: FakeDriver, call: str):
+    body = f"""
+fake.mosaic_fake_fail(b"{call}", 999)
+first = error_of(life)
+fake.mosaic_fake_fail(b"{call}", 0)
+second = error_of(life)
+result = [first["call"], second, count("created", "primary") - count("destroyed", "primary")]
+"""
+    leaked = 1 if call == "cuDevicePrimaryCtxRelease" else 0  # a release that failed cannot be known to be done
+    assert fake_driver.run(LIFE + body) == [call, None, leaked]
+
+
+def test_132_sms_of_hopper_make_16_slots_of_8_and_leave_4(fake_driver: FakeDriver):
+    body = """
+from mosaic import _C
+device = _C.Device(0)
+split = _C.SlotSplit(device)
+result = [split.num_slots, split.sms_per_slot, split.remainder_sms, split.granted_sms, split.fine,
+          device.min_sm_partition_size, device.sm_coscheduled_alignment]
+"""
+    assert fake_driver.run(body) == [16, 8, 4, [8] * 16, False, 8, 8]
+
+
+def test_fine_slots_are_of_2_sms_and_leave_none(fake_driver: FakeDriver):
+    body = """
+from mosaic import _C
+split = _C.SlotSplit(_C.Device(0), fine=True)
+result = [split.num_slots, split.sms_per_slot, split.remainder_sms, split.granted_sms == [2] * 66, split.fine]
+"""
+    assert fake_driver.run(body) == [66, 2, 0, True, True]
+
+
+@pytest.mark.parametrize(
+    ("device", "slots"), [("108:8.0", [27, 4, 0]), ("80:7.0", [40, 2, 0]), ("142:8.9", [35, 4, 2])]
+)
+def test_the_size_of_a_slot_is_the_drivers_and_differs_by_device(
+    fake_driver: FakeDriver, device: str, slots: list[int]
+):
+    body = """
+from mosaic import _C
+split = _C.SlotSplit(_C.Device(0))
+result = [split.num_slots, split.sms_per_slot, split.remainder_sms]
+"""
+    assert fake_driver.run(body, devices=device) == slots
+
+
+def test_a_driver_before_13_0_does_not_tell_the_minimum_and_the_split_reads_it_all_the_same(
+    fake_driver: FakeDriver,
+):
+    body = """
+from mosaic import _C
+device = _C.Device(0)
+split = _C.SlotSplit(device)
+result = [device.min_sm_partition_size, device.sm_coscheduled_alignment, split.num_slots, split.sms_per_slot]
+"""
+    assert fake_driver.run(body, version=12040) == [None, None, 16, 8]
+
+
+@pytest.mark.parametrize(
+    ("quirk", "words"),
+    [
+        ("fewer_groups", "made 15 groups where its dry run promised 16"),
+        ("uneven_groups", "groups of unequal size (8 and 7 SMs)"),
+        ("too_many_sms", "gave out 133 SMs of 132"),
+        ("no_groups", "would make 0 groups of 132 SMs"),
+    ],
+)
+def test_a_split_that_breaks_the_drivers_own_rules_is_refused(fake_driver: FakeDriver, quirk: str, words: str):
+    error = fake_driver.run(LIFE + "result = error_of(life)", quirk=quirk)
+    assert (error["kind"], error["call"], error["status"]) == (
+        "CudaError",
+        "cuDevSmResourceSplitByCount",
+        "CUDA_SUCCESS",
+    )
+    assert words in error["text"]
+
+
+def test_a_device_tells_who_it_is(fake_driver: FakeDriver):
+    body = """
+from mosaic import _C
+device = _C.Device(1)
+result = [_C.device_count(), device.ordinal, device.name, device.uuid, device.compute_capability,
+          device.num_sms, device.total_memory_bytes]
+"""
+    uuid = "GPU-01112131-4151-6171-8191-a1b1c1d1e1f1"
+    expected = [2, 1, "Fake GPU", uuid, [8, 0], 108, 80 * 2**30]
+    assert fake_driver.run(body, devices="132:9.0,108:8.0") == expected
+
+
+@pytest.mark.parametrize("ordinal", [-1, 2])
+def test_an_ordinal_out_of_range_is_refused_with_the_way_out(fake_driver: FakeDriver, ordinal: int):
+    body = f"from mosaic import _C\nresult = error_of(lambda: _C.Device({ordinal}))"
+    error = fake_driver.run(body, devices="132:9.0,132:9.0")
+    assert error == {
+        "kind": "ValueError",
+        "text": f"ordinal={ordinal} names no device: this machine has 2; use 0 to 1",
+    }
+
+
+@pytest.mark.parametrize(
+    ("slots", "text"),
+    [
+        ("[]", "slots=[] is empty, but a partition needs a slot; name some of 0 to 15"),
+        ("[3, 1, 3]", "slots=[3, 1, 3] names slot 3 twice, but a partition is a set; name each slot once"),
+        ("[0, 16]", "slots=[0, 16] names slot 16, but this split has 16 slots; use 0 to 15"),
+        ("[-1]", "slots=[-1] names slot -1, but this split has 16 slots; use 0 to 15"),
+    ],
+)
+def test_a_bad_set_of_slots_is_refused_with_the_way_out(fake_driver: FakeDriver, slots: str, text: str):
+    body = f"from mosaic import _C\nresult = error_of(lambda: _C.SlotSplit(_C.Device(0)).select({slots}))"
+    assert fake_driver.run(body) == {"kind": "ValueError", "text": text}
+
+
+def test_a_set_of_slots_is_sorted_and_knows_its_sms(fake_driver: FakeDriver):
+    body = """
+from mosaic import _C
+chosen = _C.SlotSplit(_C.Device(0)).select([5, 0, 9])
+result = [chosen.slots, chosen.num_sms]
+"""
+    assert fake_driver.run(body) == [[0, 5, 9], 24]
+
+
+@pytest.mark.parametrize("end", ["held.close(); held.close()", "del held", "held = None"])
+def test_a_primary_context_is_released_once(fake_driver: FakeDriver, end: str):
+    body = f"""
+from mosaic import _C
+held = _C.PrimaryContext(_C.Device(0))
+before = [held.held, count("created", "primary"), count("destroyed", "primary")]
+{end}
+result = [before, count("created", "primary"), count("destroyed", "primary")]
+"""
+    assert fake_driver.run(body) == [[True, 1, 0], 1, 1]
+
+
+def test_a_primary_context_held_at_exit_and_errors_kept_at_exit_crash_nothing(fake_driver: FakeDriver):
+    body = """
+import sys
+from mosaic import _C
+sys.held = _C.PrimaryContext(_C.Device(0))
+try:
+    _C.SlotSplit(_C.Device(0)).select([])
+except ValueError as error:
+    sys.kept = error
+fake.mosaic_fake_fail(b"cuDeviceGet", 999)
+try:
+    _C.Device(0)
+except Exception as error:
+    sys.also_kept = error
+result = True
+"""
+    assert fake_driver.run(body) is True
+
+
+def test_an_old_driver_names_the_functions_that_it_lacks(fake_driver: FakeDriver):
+    body = """
+from mosaic import _C
+missing = {f.name: (f.since, f.use) for f in _C.missing_functions()}
+result = [_C.driver_version(), missing, _C.Device(0).num_sms]
+"""
+    version, missing, num_sms = fake_driver.run(body, version=12000)
+    assert (version, num_sms) == (12000, 132)
+    assert missing == {
+        "cuDeviceGetDevResource": [12040, "slots"],
+        "cuDevSmResourceSplitByCount": [12040, "slots"],
+        "cuDevResourceGenerateDesc": [12040, "streams"],
+        "cuGreenCtxCreate": [12040, "streams"],
+        "cuGreenCtxDestroy": [12040, "streams"],
+        "cuGreenCtxGetDevResource": [12040, "streams"],
+        "cuGreenCtxStreamCreate": [12050, "streams"],
+        "cuDevSmResourceSplit": [13010, "placement"],
+    }
+
+
+def test_slots_of_an_old_driver_are_unavailable_and_the_needed_version_is_named(fake_driver: FakeDriver):
+    body = "from mosaic import _C\nresult = error_of(lambda: _C.SlotSplit(_C.Device(0)))"
+    error = fake_driver.run(body, version=12000)
+    assert error["kind"] == "BackendUnavailableError"
+    assert "cuDeviceGetDevResource" in error["text"]
+    assert error["found"] == "a driver of CUDA 12.0"
+    assert error["needed"] == "a driver of CUDA 12.4 or newer"
+
+
+@pytest.mark.parametrize("call", ["driver_version()", "missing_functions()", "device_count()", "Device(0)"])
+def test_without_a_driver_every_entry_says_that_there_is_none(call: str):
+    body = f"""
+from mosaic import _C
+from mosaic.errors import BackendUnavailableError
+try:
+    _C.{call}
+except BackendUnavailableError as error:
+    assert "libcuda.so.1" in error.found and "12.5" in error.needed, vars(error)
+else:
+    raise SystemExit("no error")
+"""
+    if _has_driver():
+        pytest.skip("this machine has a driver")
+    child = subprocess.run([sys.executable, "-c", body], capture_output=True, text=True)
+    assert child.returncode == 0, child.stderr
+
+
+def _has_driver() -> bool:
+    check = "import ctypes; ctypes.CDLL('libcuda.so.1')"
+    return subprocess.run([sys.executable, "-c", check], capture_output=True).returncode == 0
+
+
+def test_a_driver_without_the_look_up_call_is_too_old(tmp_path):
+    source = tmp_path / "empty.cpp"
+    source.write_text("int nothing;\n")
+    ancient = FakeDriver(compile_library(tmp_path, source))
+    error = ancient.run("from mosaic import _C\nresult = error_of(_C.driver_version)")
+    assert (error["kind"], error["found"]) == (
+        "BackendUnavailableError",
+        "libcuda.so.1 without cuGetProcAddress_v2",
+    )
+
+
+@pytest.mark.parametrize(("status", "name"), [(100, "CUDA_ERROR_NO_DEVICE"), (34, "CUDA_ERROR_STUB_LIBRARY")])
+def test_a_driver_without_devices_is_unavailable_rather_than_broken(fake_driver: FakeDriver, status: int, name: str):
+    body = "from mosaic import _C\nresult = error_of(_C.device_count)"
+    error = fake_driver.run(body, fail=f"cuInit={status}")
+    assert (error["kind"], error["found"]) == ("BackendUnavailableError", f"cuInit gave {name}")
+
+
+@pytest.mark.parametrize("version", [13000, 14000])
+def test_every_function_is_had_in_the_form_that_it_was_written_for(fake_driver: FakeDriver, version: int):
+    """A driver has a form for each version that changed a function, and gives the one that is asked for."""
+    body = """
+from mosaic import _C
+pool = _C.StreamPool(_C.Device(0), [[[0], [1]]], remainder=True)
+pool.verify(_C.PROBE_SOURCE.encode())
+_C.Device(0).uuid, _C.Device(0).total_memory_bytes
+pool.close()
+result = [misused(), leaked()]
+"""
+    assert fake_driver.run(body, version=version) == [[], {}]
+
+
+def test_importing_the_extension_does_not_touch_the_driver(fake_driver: FakeDriver):
+    body = "import mosaic._C, mosaic.backends.cuda.driver\nresult = count('calls', 'cuGetProcAddress')"
+    assert fake_driver.run(body) == 0
+
+
+def test_a_failed_look_up_is_tried_again(fake_driver: FakeDriver):
+    body = """
+from mosaic import _C
+fake.mosaic_fake_fail(b"cuDriverGetVersion", 999)
+first = error_of(_C.driver_version)["call"]
+fake.mosaic_fake_fail(b"cuDriverGetVersion", 0)
+result = [first, _C.driver_version()]
+"""
+    assert fake_driver.run(body) == ["cuDriverGetVersion", 13000]

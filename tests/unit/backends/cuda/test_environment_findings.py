@@ -1,0 +1,178 @@
+"""What defeats partitions of SMs, judged from what was seen."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mosaic.backends.cuda.environment import (
+    NvmlAnswers,
+    Surroundings,
+    ask_nvml,
+    find_here,
+    find_in,
+    mps_control,
+    other_processes,
+)
+
+
+def found(environ: dict[str, str] | None = None, *, num_streams: int | None = 2, **seen: Any) -> list[str]:
+    return [one.name for one in find_in(Surroundings(environ=environ or {}, num_streams=num_streams, **seen))]
+
+
+def test_quiet_surroundings_have_no_findings():
+    assert found() == []
+    assert found({"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "100", "CUDA_DEVICE_MAX_CONNECTIONS": "32"}) == []
+
+
+@pytest.mark.parametrize("percentage", ["50", "99.9", "all", ""])
+def test_a_share_of_threads_under_mps_is_found(percentage: str):
+    assert found({"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": percentage}) == ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"]
+
+
+@pytest.mark.parametrize("percentage", ["100", " 100.0 "])
+def test_all_threads_under_mps_are_fine(percentage: str):
+    assert found({"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": percentage}) == []
+
+
+@pytest.mark.parametrize(
+    ("setting", "num_streams", "is_enough"),
+    [
+        (None, 7, True),
+        (None, 8, False),
+        (None, 31, False),
+        ("1", 1, False),
+        ("2", 1, True),
+        ("32", 31, True),
+        ("32", 60, True),
+        ("33", 1, False),
+        ("0", 1, False),
+        ("many", 1, False),
+        ("8", None, True),
+        ("4", None, False),
+        (None, None, True),
+    ],
+)
+def test_each_stream_and_the_loops_own_need_a_queue(setting: str | None, num_streams: int | None, is_enough: bool):
+    environ = {} if setting is None else {"CUDA_DEVICE_MAX_CONNECTIONS": setting}
+    assert (found(environ, num_streams=num_streams) == []) == is_enough
+
+
+def test_the_finding_about_queues_says_how_many_and_how_to_change_it():
+    (one,) = find_in(Surroundings(environ={"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, num_streams=3))
+    assert "CUDA_DEVICE_MAX_CONNECTIONS=1 for 3 lanes" in one.sentence
+    assert "set 32 before the process starts" in one.sentence
+    (unset,) = find_in(Surroundings(environ={}, num_streams=9))
+    assert "is not set, so there are 8 queues for 9 lanes" in unset.sentence
+
+
+def test_an_mps_daemon_is_found_by_its_pipe(tmp_path: Path):
+    environ = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}
+    assert mps_control(environ) == ""
+    (tmp_path / "control").write_text("a file is no pipe")
+    assert mps_control(environ) == ""
+    (tmp_path / "control").unlink()
+    os.mkfifo(tmp_path / "control")
+    assert mps_control(environ) == str(tmp_path / "control")
+    assert found(mps_control=str(tmp_path / "control")) == ["MPS"]
+
+
+@pytest.mark.parametrize(
+    ("processes", "own", "others"),
+    [
+        ((), 7, ""),
+        ((7,), 7, ""),
+        ((7, 8), 7, "8"),
+        ((8,), 7, ""),  # in a container this process may be known by another id
+        ((8, 9), 7, "8, 9"),
+        ((8,), None, "8"),
+    ],
+)
+def test_other_processes_on_the_device_are_found(processes: tuple[int, ...], own: int | None, others: str):
+    seen = Surroundings(environ={}, num_streams=2, nvml=NvmlAnswers(processes=processes), own_process=own)
+    findings = find_in(seen)
+    assert bool(findings) == bool(others)
+    assert all(f"(ids {others})" in one.found for one in findings)
+
+
+def test_mig_is_named():
+    assert found(nvml=NvmlAnswers(mig=True)) == ["MIG"]
+
+
+def test_a_silent_nvml_is_said_to_leave_it_unknown():
+    (one,) = find_in(Surroundings(environ={}, num_streams=2, nvml=NvmlAnswers(problem="no library")))
+    assert "NVML does not answer (no library)" in one.sentence
+    assert "unknown" in one.rule
+
+
+class FakeNvml:
+    """``pynvml`` with one device."""
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, *, knows_mig: bool = True, fails: bool = False) -> None:
+        self.ended = False
+        self._knows_mig = knows_mig
+        self._fails = fails
+
+    def nvmlInit(self) -> None:  # noqa: N802
+        if self._fails:
+            raise self.NVMLError("Driver/library version mismatch")
+
+    def nvmlShutdown(self) -> None:  # noqa: N802
+        self.ended = True
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:  # noqa: N802
+        if uuid != "GPU-1":
+            raise self.NVMLError("Not Found")
+        return uuid
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[Any]:  # noqa: N802
+        return [SimpleNamespace(pid=9), SimpleNamespace(pid=os.getpid())]
+
+    def nvmlDeviceGetMigMode(self, handle: str) -> list[int]:  # noqa: N802
+        if not self._knows_mig:
+            raise self.NVMLError("Not Supported")
+        return [1, 1]
+
+
+def test_nvml_is_asked_about_the_device_by_its_uuid(monkeypatch: pytest.MonkeyPatch):
+    nvml = FakeNvml()
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    answers = ask_nvml("GPU-1")
+    assert answers == NvmlAnswers(processes=tuple(sorted([9, os.getpid()])), mig=True)
+    assert nvml.ended
+    assert ask_nvml("GPU-2").problem == "Not Found"
+
+
+def test_other_processes_on_a_device_are_those_besides_this_one(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
+    assert other_processes("GPU-1") == (9,)
+    assert other_processes("GPU-2") == ()
+
+
+def test_a_device_without_mig_has_none(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(knows_mig=False))
+    assert not ask_nvml("GPU-1").mig
+
+
+@pytest.mark.parametrize("module", [None, FakeNvml(fails=True)])
+def test_nvml_that_cannot_be_asked_says_why(monkeypatch: pytest.MonkeyPatch, module: Any):
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+    assert ask_nvml("GPU-1").problem
+
+
+def test_this_process_is_judged_by_its_own_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(knows_mig=False))
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    monkeypatch.delenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", raising=False)
+    findings = find_here("GPU-1", num_streams=2)
+    assert [one.name for one in findings] == ["CUDA_DEVICE_MAX_CONNECTIONS", "other processes"]
+    assert "(ids 9)" in findings[1].found

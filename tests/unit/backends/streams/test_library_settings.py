@@ -1,0 +1,293 @@
+"""What libraries are told of lanes: in forward, in backward, in recomputation, and never for longer."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from engine_cases import SIDE_BY_SIDE, TwoTowers, pair_batch
+from fake_streams import FakeGreenDriver, FakeStreams
+from stream_cases import colocated
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from mosaic.backends.cuda.backend import CudaBackend
+from mosaic.backends.streams import libraries as library_settings
+from mosaic.backends.streams.libraries import LibrarySettings, Setting
+from mosaic.engine import Handle
+from mosaic.errors import BackendUnavailableError
+from mosaic.ranks.calls.stream_calls import StreamCalls
+from mosaic.ranks.meeting.progress import RankProgress
+
+NUM_SMS = 132
+
+
+class Libraries:
+    """torch's carveout, its switches of cuDNN, and a cuBLAS with a handle for each thread."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.carveout: int | None = None
+        self.targets: dict[int, int] = {}
+        patch.setattr(torch._C, "_get_sm_carveout_experimental", lambda: self.carveout)
+        patch.setattr(torch._C, "_set_sm_carveout_experimental", lambda value: setattr(self, "carveout", value))
+        properties = SimpleNamespace(multi_processor_count=NUM_SMS)
+        patch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+        patch.setattr(library_settings, "current_cublas_handle", lambda device: threading.get_ident())
+        patch.setattr(library_settings, "loaded_cublas", lambda: self)
+
+    def cublasGetSmCountTarget(self, handle: Any, found: Any) -> int:  # noqa: N802
+        found._obj.value = self.targets.get(handle.value, 0)
+        return 0
+
+    def cublasSetSmCountTarget(self, handle: Any, num_sms: Any) -> int:  # noqa: N802
+        self.targets[handle.value] = num_sms.value
+        return 0
+
+    def seen(self) -> tuple[int | None, int, bool, bool]:
+        """What work that this thread launches now goes by."""
+        target = self.targets.get(threading.get_ident(), 0)
+        return self.carveout, target, torch.backends.cudnn.enabled, torch.backends.cuda.cudnn_sdp_enabled()
+
+
+ALONE = (None, 0, True, True)
+TARGET = (NUM_SMS - 8, 8, True, True)
+NO_CUDNN = (None, 0, False, False)
+
+
+@pytest.fixture
+def libraries(monkeypatch: pytest.MonkeyPatch) -> Iterator[Libraries]:
+    made = Libraries(monkeypatch)
+    library_settings._carveout.cache_clear()
+    library_settings._cublas_target.cache_clear()
+    yield made
+    assert made.seen() == ALONE
+    assert set(made.targets.values()) <= {0}
+
+
+class Looking(nn.Module):
+    """A tower that notes what holds in its forward and in its backward."""
+
+    def __init__(self, libraries: Libraries, *, fails: bool = False) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 16), nn.Linear(16, 16)
+        self.fails = fails
+        self.forwards: list[Any] = []
+        self.backwards: list[Any] = []
+        self._look: Callable[[], Any] = libraries.seen
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.forwards.append(self._look())
+        hidden = self.first(x)
+        if hidden.requires_grad:
+            hidden.register_hook(self._back)
+        return self.last(hidden)
+
+    def _back(self, _: torch.Tensor) -> None:
+        self.backwards.append(self._look())
+        if self.fails:
+            raise ZeroDivisionError
+
+
+def tell(handle: Handle, **choice: Any) -> None:
+    executor: Any = handle._executor
+    executor.lanes.set_libraries(LibrarySettings(torch.device("cuda", 0), **choice))
+
+
+def towers(libraries: Libraries, **options: Any) -> tuple[TwoTowers, Looking, Looking]:
+    left, right = Looking(libraries), Looking(libraries, **options)
+    return TwoTowers(left, right), left, right
+
+
+# Settings.
+
+
+def test_the_latest_that_runs_has_its_way_and_nothing_is_left_in_whatever_order_they_end():
+    held = {"value": "before"}
+    setting = Setting(lambda: held["value"], lambda value: held.update(value=value))
+    one, other = setting.begin("one"), setting.begin("other")
+    assert held["value"] == "other"
+    one()
+    assert held["value"] == "other"
+    other()
+    assert held["value"] == "before"
+    held["value"] = "somebody else's"
+    other()
+    assert held["value"] == "somebody else's"
+    outer, inner = setting.begin("outer"), setting.begin("inner")
+    inner()
+    assert held["value"] == "outer"
+    outer()
+    assert held["value"] == "somebody else's"
+
+
+def test_what_cannot_be_told_leaves_nothing_behind(libraries: Libraries, monkeypatch: pytest.MonkeyPatch):
+    settings = LibrarySettings(torch.device("cuda", 0), sm_target=True)
+    monkeypatch.setattr(libraries, "cublasSetSmCountTarget", lambda handle, num_sms: 7)
+    with pytest.raises(Exception, match="failed with status 7"), settings.during(8):
+        pass
+    assert libraries.carveout is None
+
+
+def test_a_torch_without_a_carveout_is_an_error_when_a_target_is_asked_for(
+    libraries: Libraries, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delattr(torch._C, "_set_sm_carveout_experimental")
+    with pytest.raises(BackendUnavailableError, match="without _set_sm_carveout_experimental"):
+        LibrarySettings(torch.device("cuda", 0), sm_target=True)
+
+
+# Forward and backward of placed modules.
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [({"sm_target": True}, TARGET), ({"cudnn": False}, NO_CUDNN), ({}, ALONE)],
+)
+def test_forward_and_backward_of_a_lane_go_by_its_settings(
+    libraries: Libraries, choice: dict[str, bool], expected: tuple[Any, ...]
+):
+    model, left, right = towers(libraries)
+    with colocated(model, pair_batch(), SIDE_BY_SIDE) as (handle, _):
+        for tower in (left, right):
+            tower.forwards.clear()
+            tower.backwards.clear()
+        tell(handle, **choice)
+        for _ in range(2):
+            loss = model(*pair_batch()).square().mean()
+            assert libraries.seen() == ALONE
+            loss.backward()
+            assert libraries.seen() == ALONE
+    for tower in (left, right):
+        assert (tower.forwards, tower.backwards) == ([expected] * 2, [expected] * 2)
+
+
+def test_the_handle_of_the_thread_that_runs_backward_has_the_target(libraries: Libraries):
+    model, left, _ = towers(libraries)
+    with colocated(model, pair_batch(), SIDE_BY_SIDE) as (handle, backend):
+        tell(handle, sm_target=True)
+        loss = model(*pair_batch()).square().mean()
+        left.backwards.clear()
+
+        def back() -> None:
+            with backend.api.watching():
+                loss.backward()
+
+        thread = threading.Thread(target=back)
+        thread.start()
+        thread.join()
+    assert left.backwards == [TARGET]
+
+
+def test_what_is_not_on_a_lane_has_no_target_before_between_and_behind_placed_modules(libraries: Libraries):
+    seen: dict[str, Any] = {}
+
+    class Model(nn.Module):
+        """A stem and a middle that are not placed, about two towers that follow each other."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.middle = nn.Linear(8, 8), nn.Linear(16, 8)
+            self.left, self.right = Looking(libraries), Looking(libraries)
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            stem = self.stem(x)
+            middle = self.middle(self.left(stem))
+            result = self.right(middle + y)
+            for name, tensor in (("stem", stem), ("middle", middle)):
+                if tensor.requires_grad:
+                    tensor.register_hook(lambda _, name=name: seen.update({name: libraries.seen()}))
+            return result
+
+    model = Model()
+    with colocated(model, pair_batch(), ({"left": 1}, {"right": 1}), include=["left", "right"]) as (handle, _):
+        tell(handle, sm_target=True)
+        model.left.backwards.clear()
+        model(*pair_batch()).square().mean().backward()
+    assert model.left.backwards == [TARGET]
+    assert seen == {"stem": ALONE, "middle": ALONE}
+
+
+@pytest.mark.parametrize("choice", [{"sm_target": True}, {"cudnn": False}])
+def test_a_backward_that_fails_leaves_nothing_set(libraries: Libraries, choice: dict[str, bool]):
+    model, _, right = towers(libraries)
+    with colocated(model, pair_batch(), SIDE_BY_SIDE) as (handle, _):
+        tell(handle, **choice)
+        right.fails = True
+        for _ in range(2):
+            loss = model(*pair_batch()).square().mean()
+            with pytest.raises(ZeroDivisionError):
+                loss.backward()
+            assert libraries.seen() == ALONE
+
+
+def test_a_backward_after_one_that_failed_is_under_the_settings_too(libraries: Libraries):
+    model, _, right = towers(libraries)
+    with colocated(model, pair_batch(), SIDE_BY_SIDE) as (handle, _):
+        tell(handle, sm_target=True)
+        loss = model(*pair_batch()).square().mean()
+        right.fails = True
+        with pytest.raises(ZeroDivisionError):
+            loss.backward(retain_graph=True)
+        right.fails = False
+        right.backwards.clear()
+        loss.backward()
+        assert right.backwards == [TARGET]
+
+
+def test_a_forward_that_fails_leaves_nothing_set(libraries: Libraries):
+    model, left, _ = towers(libraries)
+    with colocated(model, pair_batch(), SIDE_BY_SIDE) as (handle, _):
+        tell(handle, sm_target=True, cudnn=False)
+        with pytest.raises(RuntimeError):
+            model(torch.ones(3, 9), torch.ones(3, 8))
+        assert left.forwards[-1] == (NUM_SMS - 8, 8, False, False)
+        assert libraries.seen() == ALONE
+
+
+def test_without_cudnn_a_backward_stays_so_until_all_of_it_has_ended(libraries: Libraries):
+    model, _, _ = towers(libraries)
+    seen: list[Any] = []
+    with colocated(model, pair_batch(), SIDE_BY_SIDE) as (handle, _):
+        tell(handle, sm_target=True, cudnn=False)
+        x = pair_batch()[0].requires_grad_()
+        x.register_hook(lambda _: seen.append(libraries.seen()))
+        model(x, pair_batch()[1]).square().mean().backward()
+    assert seen[0][2:] == (False, False)  # behind the first of the tower's parameters, where its target has ended
+
+
+@pytest.mark.parametrize("is_reentrant", [False, True])
+def test_a_recomputation_and_its_backward_are_without_cudnn(libraries: Libraries, is_reentrant: bool):
+    model, left, _ = towers(libraries)
+    with colocated(model, pair_batch(), SIDE_BY_SIDE) as (handle, _):
+        tell(handle, cudnn=False)
+        x = pair_batch()[0].requires_grad_()
+        left.forwards.clear()
+        left.backwards.clear()
+        result = checkpoint(model.left, x, use_reentrant=is_reentrant)
+        result.sum().backward()
+    assert left.forwards == [NO_CUDNN] * 2
+    assert left.backwards == [NO_CUDNN]
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+def test_a_module_of_several_ranks_goes_by_the_settings_of_its_lane_in_both_phases(libraries: Libraries, phase: Any):
+    backend = CudaBackend(api=FakeStreams(), driver=FakeGreenDriver(), sm_target=True, cudnn=False)
+    with backend.open_lanes([(0,)]) as lanes:
+        calls = StreamCalls(lanes, lambda: None, RankProgress(), lambda: 0, in_order={})
+        assert calls.compute("module", (0,))(libraries.seen, phase) == (NUM_SMS - 8, 8, False, False)
+
+
+# The backend's choice.
+
+
+def test_a_backend_tells_libraries_what_it_was_asked_to_of_all_its_lanes(libraries: Libraries):
+    backend = CudaBackend(api=FakeStreams(), driver=FakeGreenDriver(), sm_target=True, cudnn=False)
+    with backend.open_lanes([(0,), (1, 2)]) as lanes:
+        assert lanes.lane((0,)).launch(libraries.seen).wait() == (NUM_SMS - 8, 8, False, False)
+        assert lanes.lane((1, 2)).launch(libraries.seen).wait() == (NUM_SMS - 16, 16, False, False)
+    with backend.open_plain_lanes([(0,)]) as plain:
+        assert plain.lane((0,)).launch(libraries.seen).wait() == ALONE

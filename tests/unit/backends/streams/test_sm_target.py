@@ -1,0 +1,163 @@
+"""The SM targets of libraries: set around launches, put back always."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from engine_cases import pair_batch, tower
+from stage_graph_cases import bench
+
+from mosaic.backends.streams.libraries import (
+    Setting,
+    carveout_calls,
+    carveout_for,
+    cublas_calls,
+    current_cublas_handle,
+    loaded_cublas,
+)
+from mosaic.engine.calls.site import Site
+from mosaic.engine.streams.executor import StreamExecutor
+from mosaic.errors import BackendUnavailableError, CudaError
+
+DEVICE = torch.device("cuda", 0)
+
+CUBLAS = """
+static int target = 0;
+extern "C" int cublasGetSmCountTarget(void *handle, int *value) { *value = target; return handle ? 0 : 1; }
+extern "C" int cublasSetSmCountTarget(void *handle, int value) {
+    if (!handle) return 1;
+    if (value > 132) return 7;
+    target = value;
+    return 0;
+}
+"""
+
+
+class Carveout:
+    """torch's process-global setting."""
+
+    def __init__(self) -> None:
+        self.value: int | None = None
+        self.seen: list[int | None] = []
+
+    def get(self) -> int | None:
+        return self.value
+
+    def put(self, value: int | None) -> None:
+        self.value = value
+        self.seen.append(value)
+
+
+@pytest.fixture
+def carveout(monkeypatch: pytest.MonkeyPatch) -> Carveout:
+    fake = Carveout()
+    monkeypatch.setattr(torch._C, "_get_sm_carveout_experimental", fake.get)
+    monkeypatch.setattr(torch._C, "_set_sm_carveout_experimental", fake.put)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132))
+    return fake
+
+
+@pytest.fixture(scope="module")
+def built_cublas(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cublas")
+    source, library = folder / "cublas.cpp", folder / "libcublas.so.13"
+    source.write_text(CUBLAS, encoding="utf-8")
+    subprocess.run(["g++", "-shared", "-fPIC", "-o", str(library), str(source)], check=True, timeout=120)
+    return library
+
+
+@pytest.fixture
+def cublas(built_cublas: Path, monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
+    monkeypatch.setattr(torch.cuda, "current_blas_handle", lambda: 4096)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: torch.no_grad())
+    return ctypes.CDLL(str(built_cublas))
+
+
+def target_of(library: ctypes.CDLL) -> int:
+    value = ctypes.c_int(0)
+    library.cublasGetSmCountTarget(ctypes.c_void_p(4096), ctypes.byref(value))
+    return value.value
+
+
+def test_the_carveout_is_what_the_partition_leaves_of_the_device_and_is_put_back(carveout: Carveout):
+    setting = Setting(*carveout_calls())
+    end = setting.begin(carveout_for(48, DEVICE))
+    assert carveout.value == 84
+    end_inner = setting.begin(carveout_for(132, DEVICE))
+    assert carveout.value == 0
+    end_inner()
+    assert carveout.value == 84
+    end()
+    assert carveout.value is None
+
+
+@pytest.mark.parametrize("num_sms", [0, -8, 133])
+def test_a_target_that_the_device_does_not_have_is_refused(carveout: Carveout, num_sms: int):
+    with pytest.raises(ValueError, match=f"num_sms={num_sms} is not between 1 and the 132 SMs"):
+        carveout_for(num_sms, DEVICE)
+
+
+def test_a_torch_without_the_setting_is_an_error(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delattr(torch._C, "_set_sm_carveout_experimental")
+    with pytest.raises(BackendUnavailableError, match="without _set_sm_carveout_experimental"):
+        carveout_calls()
+
+
+def test_the_target_of_a_handle_of_the_cublas_of_this_process_is_set_and_put_back(cublas: ctypes.CDLL):
+    end = Setting(*cublas_calls(loaded_cublas(), current_cublas_handle(DEVICE))).begin(48)
+    assert target_of(cublas) == 48
+    end()
+    assert target_of(cublas) == 0
+
+
+def test_a_number_that_cublas_refuses_is_an_error(cublas: ctypes.CDLL):
+    _, put = cublas_calls(cublas, 4096)
+    with pytest.raises(CudaError, match="failed with status 7") as caught:
+        put(200)
+    assert caught.value.call == "cublasSetSmCountTarget"
+
+
+def test_a_cublas_without_the_call_is_an_error():
+    with pytest.raises(BackendUnavailableError, match="without cublasSetSmCountTarget"):
+        cublas_calls(object(), 4096)
+
+
+class Targets:
+    """Torch's target alone: there is no cuBLAS here."""
+
+    @contextmanager
+    def during(self, num_sms: int) -> Iterator[None]:
+        end = Setting(*carveout_calls()).begin(carveout_for(num_sms, DEVICE))
+        yield
+        end()
+
+
+def test_forwards_and_backwards_are_captured_under_the_target_of_their_partition(
+    carveout: Carveout, monkeypatch: pytest.MonkeyPatch
+):
+    seen: dict[int, list[Any]] = {}
+    with bench() as ours:
+        launch = ours.runtime.launch
+
+        def noting(name: str, reads: Any, writes: Any) -> None:
+            if ours.runtime.is_capturing() and "mm" in name:
+                seen.setdefault(ours.runtime.current_stream().handle, []).append(carveout.value)
+            launch(name, reads, writes)
+
+        monkeypatch.setattr(ours.runtime, "launch", noting)
+        ours.lanes.set_libraries(Targets())  # type: ignore[arg-type]
+        executor = StreamExecutor(ours.lanes, graphs=ours.graphs)
+        for name, x in zip(("left", "right"), pair_batch(), strict=True):
+            module = tower()
+            executor.call(Site(name, module, ours.lane(name)), module, (x,), {})
+        assert ours.graphs.refused == {}
+        assert seen == {ours.lane(name).stream.handle: 5 * [124] for name in ("left", "right")}  # 2 forward
+    assert carveout.value is None

@@ -1,0 +1,314 @@
+"""Lanes on streams: what is ordered after what, and what is kept for how long. A fake runtime finds races."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from fake_streams import FakeGreenDriver, FakeStreams, Launch, RaceError
+
+from mosaic.backends.cuda.backend import CudaBackend
+from mosaic.backends.streams.lanes import StreamLane, StreamLanes, run_aside
+from mosaic.errors import MosaicError
+
+
+@pytest.fixture
+def runtime() -> Iterator[FakeStreams]:
+    made = FakeStreams()
+    with made.watching():
+        yield made
+
+
+def open_on(runtime: FakeStreams, *partitions: tuple[int, ...], given_back: list[str] | None = None) -> StreamLanes:
+    streams = {slots: (runtime.new_stream(), 8 * len(slots)) for slots in partitions}
+    return StreamLanes(runtime, streams, lambda: (given_back if given_back is not None else []).append("back"))
+
+
+def launched(runtime: FakeStreams, lane: StreamLane, work: Any = lambda: torch.ones(2), **options: Any) -> Launch:
+    """Launches on a lane and returns the first operator of it."""
+    before = len(runtime.launches)
+    lane.launch(work, **options)
+    return runtime.launches[before]
+
+
+def test_work_runs_on_the_lanes_stream_and_the_callers_is_current_again(runtime: FakeStreams):
+    with open_on(runtime, (0,)) as lanes:
+        lane = lanes.lane((0,))
+        one = launched(runtime, lane)
+        assert one.stream == lane.stream.handle
+        assert runtime.current_stream() == runtime.main
+
+
+def test_work_starts_after_what_the_caller_launched_before(runtime: FakeStreams):
+    with open_on(runtime, (0,)) as lanes:
+        torch.ones(2)
+        before = runtime.launches[-1]
+        assert launched(runtime, lanes.lane((0,))).is_after(before)
+
+
+def test_work_that_need_not_be_behind_the_caller_is_not(runtime: FakeStreams):
+    with open_on(runtime, (0,)) as lanes:
+        torch.ones(2)
+        before = runtime.launches[-1]
+        assert launched(runtime, lanes.lane((0,)), behind_caller=False).is_concurrent_with(before)
+
+
+def test_disjoint_lanes_are_concurrent_and_lanes_with_a_common_slot_are_not(runtime: FakeStreams):
+    with open_on(runtime, (0,), (1,), (1, 2)) as lanes:
+        first, second, third = (launched(runtime, lane, behind_caller=False) for lane in lanes)
+        assert first.is_concurrent_with(second)
+        assert first.is_concurrent_with(third)
+        assert third.is_after(second)
+
+
+def test_lanes_of_one_layout_take_turns_with_those_of_another(runtime: FakeStreams):
+    with CudaBackend(api=runtime, driver=FakeGreenDriver()).open_lanes([(0,), (1,), (0, 2), (3,)]) as lanes:
+        early, other, late, apart = (lanes.lane(slots) for slots in ((0,), (1,), (0, 2), (3,)))
+        first = launched(runtime, late, behind_caller=False)
+        assert launched(runtime, early, behind_caller=False).is_after(first)
+        assert launched(runtime, other, behind_caller=False).is_concurrent_with(first)
+        assert launched(runtime, apart, behind_caller=False).is_concurrent_with(first)
+        last = launched(runtime, early, behind_caller=False)
+        assert launched(runtime, late, behind_caller=False).is_after(last)
+
+
+def test_a_callers_rule_of_conflict_replaces_that_of_slots(runtime: FakeStreams):
+    streams = {(0,): (runtime.new_stream(), 8), (1,): (runtime.new_stream(), 8)}
+    with StreamLanes(runtime, streams, lambda: None, conflict=lambda one, other: True) as lanes:
+        first, second = (launched(runtime, lane, behind_caller=False) for lane in lanes)
+        assert second.is_after(first)
+
+
+def test_work_is_ordered_after_the_tickets_it_names(runtime: FakeStreams):
+    with open_on(runtime, (0,), (1,)) as lanes:
+        one, two = lanes
+        ticket = one.submit(lambda: torch.ones(2))
+        first = runtime.launches[-1]
+        assert launched(runtime, two, behind_caller=False, after=[ticket]).is_after(first)
+
+
+def test_only_tickets_of_streams_can_be_waited_for(runtime: FakeStreams):
+    with open_on(runtime, (0,)) as lanes, pytest.raises(TypeError, match="a stream can only wait"):
+        lanes.lane((0,)).submit(lambda: None, after=[object()])  # type: ignore[list-item]
+
+
+def test_a_result_can_be_used_once_it_was_waited_for_and_not_before(runtime: FakeStreams):
+    with open_on(runtime, (0,)) as lanes:
+        kept: list[torch.Tensor] = []
+        ticket = lanes.lane((0,)).submit(lambda: kept.append(torch.ones(2)))
+        with pytest.raises(RaceError):
+            kept[0] + 1
+        ticket.wait()
+        kept[0] + 1
+
+
+def test_waiting_does_not_block_the_thread(runtime: FakeStreams):
+    with open_on(runtime, (0,)) as lanes:
+        held: list[Any] = []
+        ticket = lanes.lane((0,)).submit(lambda: (held.append(runtime.hold()), torch.ones(2))[1])
+        ticket.wait()
+        assert not ticket.done
+        held[0].open()
+        assert ticket.done
+
+
+def test_tensors_of_a_result_may_be_let_go_while_the_caller_still_uses_them(runtime: FakeStreams):
+    with open_on(runtime, (0,)) as lanes:
+        lane = lanes.lane((0,))
+        result = lane.submit(lambda: {"deep": [torch.ones(2)]}).wait()
+        result["deep"][0] * 2
+        del result
+        launched(runtime, lane, behind_caller=False)  # checks what was let go
+
+
+def test_results_live_as_long_as_their_ticket_and_no_longer(runtime: FakeStreams):
+    with open_on(runtime, (0,)) as lanes:
+        ticket = lanes.lane((0,)).submit(lambda: torch.ones(2))
+        alive = weakref.ref(ticket.wait())
+        assert alive() is not None
+        del ticket
+        assert alive() is None
+
+
+def test_an_error_and_what_it_saw_is_let_go_with_its_ticket(runtime: FakeStreams):
+    class Thing:
+        pass
+
+    def fail() -> None:
+        local = Thing()
+        seen.append(weakref.ref(local))
+        raise ValueError("no")
+
+    seen: list[weakref.ref[Thing]] = []
+    with open_on(runtime, (0,)) as lanes:
+        gc.disable()
+        try:
+            ticket = lanes.lane((0,)).submit(fail)
+            assert seen[0]() is not None
+            del ticket
+            assert seen[0]() is None
+        finally:
+            gc.enable()
+
+
+def test_launch_raises_at_once_and_the_lane_goes_on(runtime: FakeStreams):
+    with open_on(runtime, (0,)) as lanes:
+        with pytest.raises(ZeroDivisionError):
+            lanes.lane((0,)).launch(lambda: 1 / 0)
+        assert runtime.current_stream() == runtime.main
+        assert lanes.lane((0,)).launch(lambda: 5).wait() == 5
+
+
+def test_work_launched_without_times_says_so(runtime: FakeStreams):
+    with open_on(runtime, (0,)) as lanes:
+        ticket = lanes.lane((0,)).launch(lambda: None, timed=False)
+        with pytest.raises(MosaicError, match="without times"):
+            ticket.interval_ns  # noqa: B018
+
+
+def test_draining_blocks_until_the_streams_have_ended_whatever_was_launched_on_them(runtime: FakeStreams):
+    with open_on(runtime, (0,)) as lanes:
+        lane = lanes.lane((0,))
+        with runtime.use_stream(lane.stream):  # as autograd does in a backward, without a ticket
+            hold = runtime.hold()
+        drained = threading.Event()
+        thread = threading.Thread(target=lambda: (lanes.drain(), drained.set()))
+        thread.start()
+        assert not drained.wait(0.05)
+        hold.open()
+        assert drained.wait(60)
+        thread.join()
+
+
+def test_backward_runs_on_the_stream_of_its_forward(runtime: FakeStreams):
+    weight = torch.ones(3, 3, requires_grad=True)
+    streams: list[Any] = []
+    with open_on(runtime, (0,)) as lanes:
+        lane = lanes.lane((0,))
+
+        def forward() -> torch.Tensor:
+            result = weight @ weight
+            result.register_hook(lambda grad: streams.append(runtime.current_stream()))
+            return result.sum()
+
+        with_loss = lane.submit(lambda: forward().backward())
+        with_loss.wait()
+        assert streams == [lane.stream]
+
+
+def test_joining_orders_the_callers_stream_after_all_lanes_without_blocking(runtime: FakeStreams):
+    with open_on(runtime, (0,), (1,)) as lanes:
+        work = [launched(runtime, lane) for lane in lanes]
+        lanes.join()
+        torch.ones(2)
+        assert all(runtime.launches[-1].is_after(one) for one in work)
+
+
+def test_closing_gives_back_once_after_the_work_has_ended(runtime: FakeStreams):
+    given_back: list[str] = []
+    lanes = open_on(runtime, (0,), given_back=given_back)
+    lane = lanes.lane((0,))
+    launched(runtime, lane)
+    lanes.close()
+    lanes.close()
+    assert given_back == ["back"]
+    assert runtime.host.get(lane.stream.handle) == 1
+    with pytest.raises(MosaicError, match="closed"):
+        lane.launch(lambda: None)
+
+
+def test_lanes_that_nobody_refers_to_give_back_what_they_have(runtime: FakeStreams):
+    given_back: list[str] = []
+    lanes = open_on(runtime, (0,), (0, 1), given_back=given_back)
+    lane = lanes.lane((0,))
+    gc.disable()
+    try:
+        del lanes
+        assert given_back == ["back"]
+    finally:
+        gc.enable()
+    assert lane.closed
+
+
+def test_a_failure_while_closing_still_gives_back(runtime: FakeStreams, monkeypatch: pytest.MonkeyPatch):
+    given_back: list[str] = []
+    lanes = open_on(runtime, (0,), given_back=given_back)
+
+    def fail(**options: Any) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(runtime, "new_event", fail)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        lanes.close()
+    assert given_back == ["back"]
+
+
+def test_a_forked_child_is_told_and_gives_nothing_back(runtime: FakeStreams):
+    given_back: list[str] = []
+    lanes = open_on(runtime, (0,), given_back=given_back)
+    child = os.fork()
+    if child == 0:
+        try:
+            lanes.lane((0,)).submit(lambda: None)
+        except MosaicError as error:
+            lanes.close()
+            os._exit(0 if "fork" in str(error) and given_back == [] else 1)
+        os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    lanes.close()
+
+
+def test_threads_on_lanes_with_a_common_slot_take_turns(runtime: FakeStreams):
+    """No two pieces of work of rivals are concurrent, whichever thread launches them."""
+    with open_on(runtime, (0, 1), (1, 2)) as lanes:
+
+        def submit(lane: StreamLane) -> None:
+            with runtime.watching():
+                for _ in range(30):
+                    lane.launch(lambda: torch.ones(2), behind_caller=False)
+
+        threads = [threading.Thread(target=submit, args=(lane,)) for lane in lanes]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        one, other = (runtime.on(lane.stream) for lane in lanes)
+    assert len(one) == len(other) == 30
+    assert not any(a.is_concurrent_with(b) for a in one for b in other)
+
+
+def test_what_was_made_aside_may_be_let_go_while_the_caller_still_uses_it(
+    runtime: FakeStreams, monkeypatch: pytest.MonkeyPatch
+):
+    side = runtime.new_stream()
+    monkeypatch.setattr(runtime, "new_stream", lambda: side)
+    made = run_aside(runtime, lambda: torch.ones(2) * 2)
+    doubled = made * 2
+    del made
+    with runtime.use_stream(side):
+        torch.ones(2)  # may be given that memory, and nothing orders it after the product
+    assert doubled.tolist() == [4.0, 4.0]
+
+
+def test_work_aside_runs_on_a_stream_of_its_own_and_has_ended_when_it_returns(runtime: FakeStreams):
+    torch.ones(2)
+    before = runtime.launches[-1]
+    result = run_aside(runtime, lambda: torch.ones(2))
+    aside = runtime.launches[-1]
+    assert aside.stream != before.stream
+    assert aside.is_after(before)
+    assert runtime.host[aside.stream] == 1
+    result + 1
+    del result
+
+
+def test_work_aside_that_fails_leaves_the_callers_stream_current(runtime: FakeStreams):
+    with pytest.raises(ZeroDivisionError):
+        run_aside(runtime, lambda: 1 / 0)
+    assert runtime.current_stream() == runtime.main

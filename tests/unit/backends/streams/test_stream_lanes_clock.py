@@ -1,0 +1,150 @@
+"""Times on streams are exact however long ago the lanes were opened, and nothing is asked of an event too early."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mosaic.backends.streams.clock import StreamClock
+from mosaic.engine.trial.clock import EventClock
+
+
+class Event:
+    """An event that tells times as CUDA does: as a 32-bit float, and not before it was passed."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self.at_ms = 0.0
+        self.is_passed = False
+
+    def record(self, stream: Any) -> None:
+        self.at_ms = self._runtime.now_ms
+
+    def query(self) -> bool:
+        self._runtime.refuse_in_capture()
+        return self.is_passed
+
+    def synchronize(self) -> None:
+        self._runtime.refuse_in_capture()
+        self.is_passed = True
+
+    def elapsed_time(self, later: Event) -> float:
+        """cuda.h: where one or both "has not yet been completed [...] CUDA_ERROR_NOT_READY is returned"."""
+        if not (self.is_passed and later.is_passed):
+            raise RuntimeError("CUDA error: device not ready")
+        return float(np.float32(later.at_ms - self.at_ms))
+
+
+class Runtime:
+    """A device whose time passes when the test says so."""
+
+    def __init__(self) -> None:
+        self.now_ms = 0.0
+        self.capturing = False
+        self.events: list[Event] = []
+
+    def new_stream(self) -> None:
+        return None
+
+    def current_stream(self) -> None:
+        return None
+
+    def new_event(self, *, timing: bool) -> Event:
+        assert timing
+        self.events.append(Event(self))
+        return self.events[-1]
+
+    def refuse_in_capture(self) -> None:
+        if self.capturing:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+
+@pytest.fixture
+def runtime() -> Any:
+    return Runtime()
+
+
+def test_marks_hours_apart_are_told_to_a_microsecond(runtime: Any):
+    clock = StreamClock(runtime)
+    origin = clock.mark(None)
+    for _ in range(3600 * 5 + 1):
+        runtime.now_ms += 1000.5
+        clock.start_step()
+    start = clock.mark(None)
+    runtime.now_ms += 0.0125
+    end = clock.mark(None)
+    assert start.ms_until(end) == pytest.approx(0.0125, abs=1e-5)
+    assert origin.ms_until(end) == pytest.approx(runtime.now_ms, abs=1e-5)
+    assert end.at_ms() - start.at_ms() == pytest.approx(0.0125, abs=1e-5)
+
+
+def test_a_long_wait_between_two_steps_does_not_blur_what_follows(runtime: Any):
+    clock = StreamClock(runtime)
+    clock.mark(None)
+    runtime.now_ms += 36e6  # ten hours
+    clock.start_step()
+    start = clock.mark(None)
+    runtime.now_ms += 0.003
+    end = clock.mark(None)
+    assert end.at_ms() - start.at_ms() == pytest.approx(0.003, abs=1e-6)
+
+
+def test_a_step_takes_one_event_to_measure_from_and_a_mark_takes_its_own(runtime: Any):
+    clock = StreamClock(runtime)
+    for step in range(4):
+        clock.start_step()
+        for _ in range(5):
+            clock.mark(None)
+        assert len(runtime.events) == 1 + 6 * (step + 1)
+
+
+def test_steps_that_were_read_are_forgotten(runtime: Any):
+    clock = StreamClock(runtime)
+    for step in range(1000):
+        runtime.now_ms += 200.0
+        clock.start_step()
+        mark = clock.mark(None)
+        if step % 10 == 9:
+            assert mark.at_ms() == runtime.now_ms
+            assert len(clock._unread) == 0
+
+
+def test_marks_can_be_read_late_and_in_any_order(runtime: Any):
+    clock = StreamClock(runtime)
+    marks = []
+    for _ in range(5):
+        marks.append(clock.mark(None))
+        runtime.now_ms += 200.0
+        clock.start_step()
+    assert not any(event.is_passed for event in runtime.events)
+    assert [mark.at_ms() for mark in reversed(marks)] == [800.0, 600.0, 400.0, 200.0, 0.0]
+    assert marks[1].ms_until(marks[4]) == 600.0
+
+
+def test_marks_of_one_step_are_measured_from_each_other(runtime: Any):
+    clock = StreamClock(runtime)
+    runtime.now_ms = 36e6
+    start = clock.mark(None)
+    runtime.now_ms += 0.25
+    assert start.ms_until(clock.mark(None)) == 0.25
+
+
+def test_nothing_is_asked_of_an_event_while_a_stream_is_captured(runtime: Any):
+    clock = StreamClock(runtime)
+    before = clock.mark(None)
+    runtime.now_ms, runtime.capturing = 5000.0, True
+    clock.start_step()
+    inside = clock.mark(None)
+    runtime.capturing = False
+    assert before.ms_until(inside) == 5000.0
+
+
+def test_the_clock_of_steps_waits_for_its_events_before_it_asks_them(runtime: Any):
+    clock = EventClock(runtime)
+    before = clock.mark()
+    runtime.now_ms += 7.0
+    after = clock.mark()
+    assert not clock.is_past(after)
+    assert clock.ms_between(before, after) == 7.0

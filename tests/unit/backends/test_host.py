@@ -1,0 +1,104 @@
+"""What is special about the host: cores, thread counts, forks."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+import torch
+
+from mosaic.backends.host.backend import HostBackend, available_cores, cpu_name
+from mosaic.errors import MosaicError
+
+
+def test_the_host_offers_the_cores_that_the_process_may_use():
+    backend = HostBackend()
+    assert backend.device.num_slots == len(available_cores())
+    assert backend.device.memory_bytes > 0
+    assert cpu_name() in backend.device.name
+
+
+def test_each_lane_has_as_many_threads_as_slots():
+    before = torch.get_num_threads()
+    with HostBackend(num_slots=4).open_lanes([(0,), (1, 2), (0, 1, 2, 3)]) as lanes:
+        counts = [lanes.lane(slots).submit(torch.get_num_threads).wait() for slots in ((0,), (1, 2), (0, 1, 2, 3))]
+    assert counts == [1, 2, 4]
+    assert torch.get_num_threads() == before
+
+
+def test_lanes_may_have_another_number_of_threads_than_slots():
+    with HostBackend(num_slots=4, num_threads=1).open_lanes([(0, 1, 2)]) as lanes:
+        assert lanes.lane((0, 1, 2)).submit(torch.get_num_threads).wait() == lanes.lane((0, 1, 2)).num_threads == 1
+    with pytest.raises(ValueError, match="num_threads=0"):
+        HostBackend(num_threads=0)
+
+
+def test_a_thread_of_the_user_does_not_take_over_a_lane_s_thread_count():
+    before = torch.get_num_threads()
+    found: list[int] = []
+    with HostBackend(num_slots=4).open_lanes([(0,), (0, 1, 2, 3)]):
+        thread = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+        thread.start()
+        thread.join()
+    assert found == [before]
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no thread affinity")
+def test_a_lane_is_pinned_to_its_cores_and_the_caller_is_not():
+    cores = available_cores()
+    with HostBackend(num_slots=1).open_lanes([(0,)]) as lanes:
+        assert lanes.lane((0,)).submit(lambda: os.sched_getaffinity(0)).wait() == {cores[0]}
+    assert tuple(sorted(os.sched_getaffinity(0))) == cores
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no thread affinity")
+def test_more_slots_than_cores_run_unpinned_and_say_so():
+    count = len(available_cores()) + 1
+    backend = HostBackend(num_slots=count)
+    assert any(f"{count} slots were asked for" in note for note in backend.notes)
+    with backend.open_lanes([(0,)]) as lanes:
+        assert tuple(sorted(lanes.lane((0,)).submit(lambda: os.sched_getaffinity(0)).wait())) == available_cores()
+
+
+def test_one_core_is_said_to_give_no_overlap():
+    assert any("one core" in note for note in HostBackend(num_slots=1).notes)
+
+
+def test_a_system_without_affinity_is_said_to_have_none(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delattr(os, "sched_setaffinity", raising=False)
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    backend = HostBackend(num_slots=1)
+    assert any("no thread affinity" in note for note in backend.notes)
+    with backend.open_lanes([(0,)]) as lanes:
+        assert lanes.lane((0,)).submit(lambda: 7).wait() == 7
+
+
+def test_active_waiting_of_openmp_is_warned_of(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    assert any("OMP_WAIT_POLICY" in note for note in HostBackend().notes)
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
+    assert not any("OMP_WAIT_POLICY" in note for note in HostBackend().notes)
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_a_host_without_slots_is_refused(count: int):
+    with pytest.raises(ValueError, match="at least one slot"):
+        HostBackend(num_slots=count)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_lanes_refuse_to_be_used_in_a_forked_child():
+    with HostBackend(num_slots=2).open_lanes([(0,)]) as lanes:
+        assert lanes.lane((0,)).submit(lambda: 1).wait() == 1
+        child = os.fork()
+        if child == 0:  # no pytest in here: the child ends by itself, with the answer as its exit code
+            try:
+                lanes.lane((0,))
+            except MosaicError as error:
+                lanes.close()
+                os._exit(0 if "fork" in str(error) else 1)
+            os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert lanes.lane((0,)).submit(lambda: 2).wait() == 2

@@ -1,0 +1,173 @@
+"""The questions of ``mosaic bench``, on the host and on streams without a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from mosaic.artifact import load
+from mosaic.backends.host.backend import HostBackend, available_cores
+from mosaic.errors import MosaicError
+from mosaic.microbench import QUESTIONS, BenchSettings, Budget, Question
+from mosaic.microbench.interference import measure_interference
+from mosaic.microbench.isolation import measure_isolation
+from mosaic.microbench.overlap import VariantTime, gain_of, measure_overlap
+from mosaic.microbench.pool import measure_pool
+from mosaic.microbench.result import Spread
+from mosaic.microbench.scaling import measure_scaling
+from mosaic.profiler import Subject
+
+TINY = BenchSettings.tiny()
+
+
+@pytest.fixture(params=list(QUESTIONS))
+def question(request: pytest.FixtureRequest) -> Question:
+    return QUESTIONS[request.param]
+
+
+def test_every_question_is_answered_on_the_host_and_its_file_is_read_back(question: Question, tmp_path: Path):
+    result = question.measure(HostBackend(num_slots=2), TINY, None)
+    written, picture = question.leave(result, tmp_path)
+    assert load(question.result, written) == result
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert result.origin.provenance.created
+    assert result.origin.device.num_slots == 2
+    assert any("say nothing about a GPU" in note for note in result.origin.notes)
+    assert question.table(result).row_count > 0
+
+
+def test_a_spent_budget_leaves_a_valid_result_that_names_what_is_missing(question: Question, tmp_path: Path):
+    result = question.measure(HostBackend(num_slots=2), TINY, Budget(0))
+    written, _ = question.leave(result, tmp_path)
+    assert load(question.result, written) == result
+    assert result.left_out
+    question.table(result)
+
+
+class Pieces(Budget):
+    """A budget of pieces in the place of seconds."""
+
+    def __init__(self, pieces: int) -> None:
+        super().__init__()
+        self.pieces = pieces
+
+    def allows(self, piece: str, *, needs_s: float = 0.0) -> bool:
+        self.pieces -= 1
+        if self.pieces < 0:
+            self._left_out.append(piece)
+        return self.pieces >= 0
+
+
+def test_a_budget_that_runs_out_keeps_what_was_measured(question: Question, tmp_path: Path):
+    result = question.measure(HostBackend(num_slots=2), TINY, Pieces(2))
+    written, _ = question.leave(result, tmp_path)
+    assert load(question.result, written) == result
+    assert result.left_out
+    assert question.table(result).row_count > 0
+
+
+def test_a_budget_notes_what_it_had_no_time_for():
+    assert Budget(100).allows("a")
+    budget = Budget(100)
+    assert not budget.allows("b", needs_s=200)
+    assert budget.left_out == ("b",)
+    with pytest.raises(ValueError, match="not negative"):
+        Budget(-1)
+
+
+def test_two_questions_on_one_budget_name_only_their_own(tmp_path: Path):
+    budget = Budget(0)
+    first = measure_scaling(HostBackend(num_slots=2), TINY, budget)
+    second = measure_interference(HostBackend(num_slots=2), TINY, budget)
+    assert "gemm" in first.left_out
+    assert second.left_out
+    assert set(first.left_out).isdisjoint(second.left_out)
+
+
+def test_one_slot_is_too_few_for_two_partitions_and_that_is_said():
+    backend = HostBackend(num_slots=1)
+    assert "two partitions need two" in measure_interference(backend, TINY).absent[0].reason
+    assert measure_isolation(backend, TINY).delays == ()
+    overlap = measure_overlap(backend, TINY)
+    assert {time.kind for time in overlap.times} == {"sequential"}
+    assert any(absent.what == "partitions" for absent in overlap.absent)
+
+
+def test_what_ran_together_ran_during_the_other():
+    result = measure_interference(HostBackend(num_slots=2), TINY, kernels=("gemm", "launches"))
+    assert result.points
+    for point in result.points:
+        assert (point.together_ms is None) == (point.slowdown is None)
+        if point.together_ms is not None:
+            assert sum(point.together_ms.samples) <= point.overlap_ms * 1.001
+
+
+@pytest.mark.skipif(len(available_cores()) < 2, reason="needs two cores")
+def test_host_partitions_run_on_cores_of_their_own():
+    result = measure_isolation(HostBackend(), TINY)
+    assert result.layouts
+    for layout in result.layouts:
+        assert layout.disjoint
+        assert all(part.keeps_backward and len(part.units) == len(part.slots) for part in layout.partitions)
+
+
+def test_scaling_has_a_point_for_every_kernel_and_quota():
+    result = measure_scaling(HostBackend(num_slots=4), TINY)
+    assert [point.quota for point in result.of("gemm")] == [2, 4]
+    assert all(point.gb_per_s for point in result.of("elementwise"))
+    assert all(point.gb_per_s is None for point in result.of("launches"))
+
+
+def test_lends_are_counted_and_creation_has_its_repetitions():
+    result = measure_pool(HostBackend(num_slots=2), TINY)
+    assert result.lending is not None
+    assert result.lending.lends == TINY.lends
+    assert {creation.create_ms.count for creation in result.creations} == {TINY.repeats}
+    assert result.growth is None
+    assert any("contexts" in absent.what for absent in result.absent)
+
+
+def step(kind: str, median: float, name: str = "") -> VariantTime:
+    return VariantTime(
+        variant=name or kind, kind=kind, quotas=None, passes="forward", launching="eager", step_ms=Spread.of([median])
+    )
+
+
+def test_a_gain_is_split_into_concurrency_and_quotas():
+    times = [step("sequential", 12), step("plain", 8), step("partitions", 9, "a"), step("partitions", 6, "b")]
+    gain = gain_of(times, "forward", "eager")
+    assert gain is not None
+    assert (gain.total, gain.concurrency, gain.best_partitions) == (2.0, 1.5, "b")
+    assert gain.quotas == pytest.approx(8 / 6)
+    assert gain_of(times, "forward", "captured") is None
+    alone = gain_of([step("partitions", 5)], "forward", "eager")
+    assert alone is not None
+    assert (alone.total, alone.concurrency, alone.quotas) == (None, None, None)
+
+
+def test_a_spread_has_quartiles_and_all_samples():
+    spread = Spread.of([4, 1, 3, 2, 5])
+    assert (spread.first_quartile, spread.median, spread.third_quartile, spread.count) == (2, 3, 4, 5)
+    assert spread.samples == (4, 1, 3, 2, 5)
+    assert Spread.of([2]).third_quartile == 2
+    with pytest.raises(ValueError, match="at least one"):
+        Spread.of([])
+
+
+def test_quotas_and_splits_cover_the_device_at_equal_parts():
+    settings = BenchSettings(scale="tiny", grid=4)
+    assert settings.quotas(16) == (4, 8, 12, 16)
+    assert settings.splits(16) == ((4, 12), (8, 8), (12, 4))
+    assert settings.quotas(3) == (1, 2, 3)
+    assert settings.splits(1) == ()
+    with pytest.raises(ValueError, match="counts start at 1"):
+        BenchSettings(scale="tiny", repeats=0)
+
+
+def test_modules_need_a_companion():
+    with pytest.raises(MosaicError, match="needs two modules"):
+        measure_overlap(
+            HostBackend(num_slots=2), TINY, subjects=[Subject("one", torch.nn.Linear(1, 1), (torch.ones(1),), {})]
+        )
