@@ -138,7 +138,8 @@ def test_planning_data_needs_no_torch():
 
 
 def test_looking_at_checkpoints_needs_no_torch():
-    assert loaded_by("import mosaic.checkpoint.folder, mosaic.cli.checkpoints") == set()
+    assert loaded_by("import mosaic.checkpoint.folder, mosaic.checkpoint.manifest") == set()
+    assert "torch" not in loaded_by("import mosaic.cli.checkpoints")
 
 
 def test_planning_needs_no_torch():

@@ -17,7 +17,7 @@ from mosaic.engine.calls.structure import tensors_in
 from mosaic.engine.finding.follow import UNTIE, follow
 from mosaic.engine.finding.handovers import Handover
 from mosaic.engine.finding.remarks import Remark
-from mosaic.engine.finding.work import ModuleWork
+from mosaic.engine.finding.work_counter import ModuleWork
 from mosaic.errors import UnsupportedModelError
 from mosaic.graph import ModuleGraph, ModuleNode
 from mosaic.profiler import Subject, preserved

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from mosaic.backends.streams.api import StreamApi
 from mosaic.engine.calls.structure import unflatten
-from mosaic.engine.graphs.calls import Change, ModuleState, TakenCall
+from mosaic.engine.graphs.module_state import Change, ModuleState, TakenCall
 from mosaic.errors import MosaicError
 
 

@@ -13,7 +13,7 @@ from mosaic.engine.host.lane_tensor import LaneTensor
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Ticket
-    from mosaic.engine.calls.site import Site
+    from mosaic.engine.calls.placed_module import Site
     from mosaic.engine.host.lane_work import LaneWork
 
 

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Lane, Ticket
-    from mosaic.engine.calls.site import Site
+    from mosaic.engine.calls.placed_module import Site
     from mosaic.engine.host.backwards import Backwards
 
 

@@ -16,7 +16,7 @@ from mosaic.engine.calls.structure import map_tensors, tensors_in
 from mosaic.engine.host.lane_tensor import LaneTensor, join_all
 
 if TYPE_CHECKING:
-    from mosaic.engine.calls.site import Site
+    from mosaic.engine.calls.placed_module import Site
     from mosaic.engine.host.backwards import Backwards
     from mosaic.engine.host.lane_work import LaneWork
 

@@ -38,7 +38,7 @@ from mosaic.engine.host.operators import Operators
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Lanes
-    from mosaic.engine.calls.site import Site
+    from mosaic.engine.calls.placed_module import Site
 
 
 class Executor(LaneWork):

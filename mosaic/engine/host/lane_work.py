@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from mosaic.backends.base import Lane, Lanes, Ticket
-    from mosaic.engine.calls.site import Site
+    from mosaic.engine.calls.placed_module import Site
     from mosaic.timeline import Span
 
 T = TypeVar("T")

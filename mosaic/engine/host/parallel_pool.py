@@ -11,7 +11,7 @@ from torch import nn
 
 from mosaic.engine.calls.branch_graph import find_leaves
 from mosaic.engine.calls.pieces import Piece, identity_of, owner_of
-from mosaic.engine.calls.site import Site
+from mosaic.engine.calls.placed_module import Site
 from mosaic.engine.calls.structure import tensors_in
 from mosaic.engine.host.executor import Executor
 from mosaic.engine.host.lane_tensor import LaneTensor

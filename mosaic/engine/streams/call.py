@@ -14,7 +14,7 @@ from mosaic.engine.streams.tensor import StreamTensor, tagged
 from mosaic.errors import ModuleContractError
 
 if TYPE_CHECKING:
-    from mosaic.engine.calls.site import Site
+    from mosaic.engine.calls.placed_module import Site
     from mosaic.engine.streams.timeline import StreamTimeline
 
 

@@ -26,7 +26,7 @@ from mosaic.engine.streams.timeline import StreamTimeline
 if TYPE_CHECKING:
     from mosaic.backends.streams.clock import StreamMark
     from mosaic.backends.streams.lanes import StreamLanes
-    from mosaic.engine.calls.site import Site
+    from mosaic.engine.calls.placed_module import Site
     from mosaic.timeline import Span
 
 

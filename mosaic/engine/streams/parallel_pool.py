@@ -10,7 +10,7 @@ from torch import nn
 from mosaic.backends.base import Backend
 from mosaic.backends.streams.lanes import StreamLane
 from mosaic.engine.calls.pieces import Piece, owner_of
-from mosaic.engine.calls.site import Site
+from mosaic.engine.calls.placed_module import Site
 from mosaic.engine.calls.structure import map_tensors
 from mosaic.engine.graphs import Branch, Eager, StageGraphs
 from mosaic.engine.streams.executor import StreamExecutor

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mosaic.backends.streams.api import StreamApi
     from mosaic.backends.streams.clock import StreamClock
     from mosaic.backends.streams.lanes import StreamTicket
-    from mosaic.engine.calls.site import Site
+    from mosaic.engine.calls.placed_module import Site
 
 _MAX_SPANS = 20_000
 _MAX_PENDING = 512

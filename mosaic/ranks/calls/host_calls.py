@@ -16,9 +16,9 @@ import torch
 
 from mosaic.backends.base import Lanes
 from mosaic.engine.calls.caller import note_in_place
+from mosaic.engine.calls.placed_module import Site
 from mosaic.engine.calls.random_numbers import count_draws, drawing_from
 from mosaic.engine.calls.signature import Arguments
-from mosaic.engine.calls.site import Site
 from mosaic.engine.calls.structure import flatten
 from mosaic.engine.calls.thread_state import as_lane, interception, on_lane
 from mosaic.engine.host.executor import Executor

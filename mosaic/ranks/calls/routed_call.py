@@ -17,7 +17,7 @@ from mosaic.ranks.calls.straight import standing_for
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Ticket
-    from mosaic.engine.calls.site import Site
+    from mosaic.engine.calls.placed_module import Site
     from mosaic.engine.host.lane_tensor import LaneTensor
     from mosaic.ranks.calls.host_calls import HostCalls
     from mosaic.ranks.calls.ranked import Ranked

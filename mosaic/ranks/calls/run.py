@@ -31,7 +31,7 @@ from mosaic.ranks.parameters.tied import Compute, running
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Lanes
-    from mosaic.engine.calls.site import Site
+    from mosaic.engine.calls.placed_module import Site
     from mosaic.timeline import Span
 
 

@@ -40,7 +40,7 @@ import torch
 
 from mosaic.backends.streams.lanes import StreamLane, StreamLanes
 from mosaic.engine.calls.caller import note_in_place
-from mosaic.engine.calls.site import Site
+from mosaic.engine.calls.placed_module import Site
 from mosaic.engine.calls.structure import flatten, map_tensors
 from mosaic.engine.calls.thread_state import as_lane
 from mosaic.engine.streams.executor import StreamExecutor

@@ -23,7 +23,7 @@ from mosaic.backends.streams.libraries import (
     current_cublas_handle,
     loaded_cublas,
 )
-from mosaic.engine.calls.site import Site
+from mosaic.engine.calls.placed_module import Site
 from mosaic.engine.streams.executor import StreamExecutor
 from mosaic.errors import BackendUnavailableError, CudaError
 

@@ -13,7 +13,7 @@ from stream_cases import colocated, steps
 
 from mosaic.backends.streams.clock import StreamClock
 from mosaic.backends.streams.lanes import StreamLanes
-from mosaic.engine.calls.site import Site
+from mosaic.engine.calls.placed_module import Site
 from mosaic.engine.streams.timeline import StreamTimeline
 
 
