@@ -28,9 +28,7 @@ def main() -> None:
     """Rewrites the tables, or says whether they are as they should be."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if a table is out of date")
-    parser.add_argument(
-        "--keep", type=Path, metavar="FILE", help="check a file of bench.gpu and keep it first"
-    )
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="check a file of bench.gpu and keep it first")
     given = parser.parse_args()
     if given.keep is not None:
         print(f"kept {keep(given.keep)}")

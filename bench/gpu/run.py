@@ -121,9 +121,7 @@ class Record:
 
 def command_text(arguments: Sequence[str]) -> str:
     """Returns the command line as it may be published: of a path, its last part."""
-    return shlex.join(
-        ["python", "-m", "bench.gpu", *(Path(word).name if "/" in word else word for word in arguments)]
-    )
+    return shlex.join(["python", "-m", "bench.gpu", *(Path(word).name if "/" in word else word for word in arguments)])
 
 
 def without_folders(text: str) -> str:
