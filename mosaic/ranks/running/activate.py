@@ -11,13 +11,12 @@ import torch
 from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.calls.structure import flatten
 from mosaic.engine.finding.find import Finding
-from mosaic.engine.finding.handovers import Handover
 from mosaic.engine.placing import PlacedPlan
 from mosaic.engine.streams.first_calls import warm_up
 from mosaic.engine.trial.report import TrialReport
 from mosaic.plan import Plan
 from mosaic.profiler import Subject
-from mosaic.ranks.calls.handing import hand_over, handed_straight, stops_of
+from mosaic.ranks.calls.handing import hand_over
 from mosaic.ranks.calls.ranked import Ranked
 from mosaic.ranks.calls.run import RankedRuns
 from mosaic.ranks.meeting.progress import THE_LOOP, Waiting
@@ -106,7 +105,8 @@ def place(on: Prepared, plan: Plan, opened: Opened, *, gives_up: bool = True) ->
     else:
         ranked = _ranked_modules(on, runs, holdings, members, opened.slots, gives_up=gives_up)
         is_straight = on.direct and not opened.on_streams
-        handed, ways = _handed(on, members) if is_straight else ((), Ways({}))
+        handed = on.handing.handed(finding.handovers, members, world) if is_straight else ()
+        ways = on.handing.ways(handed, members) if is_straight else Ways({})
         hand_over(ranked, handed, ways)
         hooks = [
             even_out(parameter, holders, members)
@@ -208,15 +208,6 @@ def _ranked_modules(
         if rank not in ranks and gives_up:
             give_up(subject.module, keep=held, told=GivenUp(subject.name, ranks))
     return ranked
-
-
-def _handed(on: Prepared, members: Mapping[str, Members]) -> tuple[tuple[Handover, ...], Ways]:
-    """Returns which results go straight on, and the ways of all rows then."""
-    finding, examined = on.finding, on.examined
-    templates = {name: template for name, (template, _) in examined.learned.items()}
-    known = (finding.subjects, members, examined.batched, templates)
-    handed = handed_straight(finding.handovers, *known, on.world)
-    return handed, Ways(stops_of(handed, *known))
 
 
 def _feed(subject: Subject, ranked: Ranked, examined: Examined) -> Feed:

@@ -19,6 +19,7 @@ from mosaic.engine.finding.find import Finding, Sample, find_modules
 from mosaic.engine.finding.users import users_of
 from mosaic.errors import UnsupportedModelError
 from mosaic.profiler import Subject, preserved
+from mosaic.ranks.calls.handing import HandingFacts
 from mosaic.ranks.calls.ranked import Template
 from mosaic.ranks.meeting.devices import check_place, own_gpu
 from mosaic.ranks.meeting.world import World
@@ -66,6 +67,8 @@ class Prepared:
     """The ranks."""
     backend: Backend
     """Where this rank runs."""
+    handing: HandingFacts
+    """What decides which results may go straight."""
     direct: bool = True
     """Whether results may go from one module's ranks straight to another's; on streams none do so far."""
 
@@ -84,8 +87,21 @@ def prepare(
     finding = world.together(lambda: find_for_ranks(model, sample, modules, exclude))
     examined = world.together(lambda: examine_on_sample(model, finding, sample))
     return Prepared(
-        model=model, sample=sample, finding=finding, examined=examined, world=world, backend=backend, direct=direct
+        model=model,
+        sample=sample,
+        finding=finding,
+        examined=examined,
+        world=world,
+        backend=backend,
+        handing=handing_facts(finding, examined),
+        direct=direct,
     )
+
+
+def handing_facts(finding: Finding, examined: Examined) -> HandingFacts:
+    """Returns what decides which results may go straight."""
+    templates = {name: template for name, (template, _) in examined.learned.items()}
+    return HandingFacts(subjects=finding.subjects, batched=examined.batched, templates=templates)
 
 
 def backend_for(model: nn.Module, backend: Backend | None, device: torch.device) -> Backend:

@@ -17,7 +17,7 @@ from mosaic.profile import Phase
 from mosaic.profiler import Ring
 from mosaic.ranks.choosing.planning import cost_of_ranks, link_of
 from mosaic.ranks.choosing.routed import Routes
-from mosaic.ranks.running.prepare import Examined, examine_on_sample, find_for_ranks
+from mosaic.ranks.running.prepare import Examined, examine_on_sample, find_for_ranks, handing_facts
 from mosaic.solver.runnable import with_communication
 
 SIZE = 4
@@ -56,7 +56,7 @@ def test_where_all_results_go_home_the_solver_s_times_are_right(case: Case, kind
     ring = Ring(latency_us=latency_us, gb_per_s=1e-5)
     plan = planned(case, kind, ring)
     assert (plan.communication_ms > 0) == (kind != "all")
-    told = Routes(*case[1:], (), SIZE).told(plan, link_of(ring))
+    told = Routes(handing_facts(*case[1:]), (), SIZE).told(plan, link_of(ring))
     for before, after in zip(plan.placements, told.placements, strict=True):
         assert after.route_forward_ms == pytest.approx(before.route_forward_ms)
         assert after.route_backward_ms == pytest.approx(before.route_backward_ms)
@@ -66,7 +66,7 @@ def test_where_all_results_go_home_the_solver_s_times_are_right(case: Case, kind
 def test_results_that_go_straight_take_less_and_nothing_else_changes(case: Case):
     ring = Ring(latency_us=0.0, gb_per_s=1e-5)
     plan = planned(case, "equal", ring)
-    told = Routes(*case[1:], case[1].handovers, SIZE).told(plan, link_of(ring))
+    told = Routes(handing_facts(*case[1:]), case[1].handovers, SIZE).told(plan, link_of(ring))
     assert told.communication_ms < plan.communication_ms
     assert told.predicted_ms < plan.predicted_ms
     for before, after in zip(plan.placements, told.placements, strict=True):
@@ -83,7 +83,7 @@ def test_a_way_takes_the_latency_of_each_partner_of_the_busiest_rank(case: Case)
     ring = Ring(latency_us=1000.0, gb_per_s=1e9)
     model, finding, examined = case
     plan = plan_for(model, batch(0, [ROWS] * SIZE, 0), dict.fromkeys(NAMES, (0,)), SIZE)
-    told = Routes(finding, examined, (), SIZE).told(plan, link_of(ring))
+    told = Routes(handing_facts(finding, examined), (), SIZE).told(plan, link_of(ring))
     # Arguments from three ranks and results to them; of the first, whose input is data, only the results' gradients.
     assert told.placement("eye").route_forward_ms == pytest.approx(6.0)
     assert told.placement("eye").route_backward_ms == pytest.approx(3.0)
