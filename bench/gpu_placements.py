@@ -12,7 +12,7 @@ from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.backends.streams.api import TorchStreams
 from mosaic.backends.streams.lanes import StreamLanes
 from mosaic.errors import BackendUnavailableError, CudaError
-from mosaic.microbench.sharing.variants import Split, parts_of
+from mosaic.microbench.sharing.variants import QuotaPair, parts_of
 
 Opened = AbstractContextManager[tuple[Lanes, str]]
 
@@ -21,14 +21,14 @@ _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 
 
 @contextmanager
-def _merged(backend: Backend, split: Split) -> Iterator[tuple[Lanes, str]]:
+def _merged(backend: Backend, split: QuotaPair) -> Iterator[tuple[Lanes, str]]:
     """Slots of one split, put together."""
     with backend.open_lanes(parts_of(split)) as lanes:
         yield lanes, ""
 
 
 @contextmanager
-def _sized(backend: Backend, split: Split) -> Iterator[tuple[Lanes, str]]:
+def _sized(backend: Backend, split: QuotaPair) -> Iterator[tuple[Lanes, str]]:
     """One ``cuDevSmResourceSplit`` with both sizes."""
     _require_gpu(backend, "a sized split")
     sized = CudaBackend(backend.torch_device.index or 0, placement="split")
@@ -37,7 +37,7 @@ def _sized(backend: Backend, split: Split) -> Iterator[tuple[Lanes, str]]:
 
 
 @contextmanager
-def _chained(backend: Backend, split: Split) -> Iterator[tuple[Lanes, str]]:
+def _chained(backend: Backend, split: QuotaPair) -> Iterator[tuple[Lanes, str]]:
     """A split, a context on what it left over, and a split of that."""
     _require_gpu(backend, "a chain of splits")
     try:
@@ -115,7 +115,7 @@ def _require_gpu(backend: Backend, what: str) -> None:
         raise BackendUnavailableError(f"{what} cannot be made", found=f"the {backend.name} backend", needed="a GPU")
 
 
-PLACEMENTS: Mapping[str, Callable[[Backend, Split], Opened]] = MappingProxyType(
+PLACEMENTS: Mapping[str, Callable[[Backend, QuotaPair], Opened]] = MappingProxyType(
     {"merged slots": _merged, "chain of splits": _chained, "sized split (13.1)": _sized}
 )
 """Opens two lanes, with what to know about them."""
