@@ -28,7 +28,7 @@ types: $(STAMP)
 	rm -rf build/types && mkdir -p build/types/mosaic
 	ln -s $(CURDIR)/mosaic/* build/types/mosaic/
 	ln -s $(CURDIR)/profiler build/types/mosaic/profiler
-	cd build/types && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml
+	cd build/types && $(CURDIR)/$(BIN)/mypy --cache-dir ../mypy --config-file $(CURDIR)/pyproject.toml
 
 # Whole files to each of two workers, in the order of their names: the long ones, under integration/, come first.
 # Plain loops in processes of their own are at their best with threads that spin; here these would take the other

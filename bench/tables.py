@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from bench import gpu_tables
+from bench.gpu import tables as gpu_tables
 from bench.record import Study
 from mosaic.artifact import load, save, write_text
 from mosaic.demo.record import RunRecord
@@ -96,7 +96,7 @@ def draw() -> None:
     """Draws the pictures of all kept GPU results."""
     results = gpu_results()
     if results:
-        from bench.gpu_pictures import draw_pictures
+        from bench.gpu.pictures import draw_pictures
 
         for path, study in results:
             draw_pictures(study, path.with_suffix(""))

@@ -2,19 +2,13 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include "search/cheapest_partition.h"
-#include "search/interference.h"
-#include "search/order_branching.h"
-#include "search/pair_search.h"
-#include "search/plan_search.h"
-#include "search/quota_packer.h"
+#include "search/plans/plan_search.h"
+#include "search/stages/interference.h"
 
 namespace py = pybind11;
 using namespace mosaic::search;
 
 namespace {
-
-constexpr double kNoLimit = 1e9;  // seconds
 
 Module make_module(const Options& options, const std::vector<int>& before) {
     Module module{options, 0};
@@ -196,107 +190,21 @@ void bind_plan(py::module_& module) {
         .def_readonly("seconds", &Plan::seconds);
 }
 
-void bind_patterns(py::module_& module) {
-    module.def(
-        "list_patterns",
-        [](const Problem& problem, Ns slack, std::size_t most) {
-            const StageAreas areas(problem);
-            const Clock clock(kNoLimit);
-            PatternPricer pricer(areas, problem.all());
-            const Prices prices = find_prices(areas, pricer, problem.all(), {}, clock);
-            std::unordered_map<Mask, Ns> found;
-            const std::vector<double> asked(prices.of.begin(), prices.of.end());
-            const bool is_whole = pricer.list(asked, static_cast<double>(slack), most, clock, found);
-            return std::make_tuple(prices.of, found, is_whole);
-        },
-        py::arg("problem"), py::arg("slack"), py::kw_only(), py::arg("most") = 300000,
-        py::call_guard<py::gil_scoped_release>(), "Prices, and sets that take little more than their modules' worth.");
-    module.def(
-        "cheapest_partitions",
-        [](const Problem& problem, const std::unordered_map<Mask, Ns>& columns, Ns slack,
-           const std::vector<std::pair<Mask, Ns>>& raises) {
-            const StageAreas areas(problem);
-            const Clock clock(kNoLimit);
-            std::vector<Column> listed;
-            for (const auto& [stage, excess] : columns) listed.push_back({stage, excess});
-            CheapestPartition cheapest(areas, problem.all(), std::move(listed), slack, INT64_MAX);
-            std::vector<std::pair<Ns, std::vector<Mask>>> found;
-            for (std::size_t i = 0; i <= raises.size(); ++i) {
-                if (i > 0) cheapest.raise(raises[i - 1].first, raises[i - 1].second);
-                std::vector<Mask> stages = cheapest.find(slack, clock);
-                found.emplace_back(cheapest.least(), std::move(stages));
-            }
-            return found;
-        },
-        py::arg("problem"), py::arg("columns"), py::arg("slack"),
-        py::arg("raises") = std::vector<std::pair<Mask, Ns>>{}, py::call_guard<py::gil_scoped_release>(),
-        "The cheapest partition into these stages, and again after each of the raises.");
-}
-
-// Single steps of the search, which tests and studies ask on their own.
-void bind_steps(py::module_& module) {
-    module.def(
-        "together", [](const Problem& problem, Mask modules) { return StageAreas(problem).together(modules); },
-        py::arg("problem"), py::arg("modules"), py::call_guard<py::gil_scoped_release>(),
-        "The least that modules take side by side as far as their area tells.");
-    module.def(
-        "improve_by_pairs",
-        [](const Problem& problem, const std::vector<Mask>& start, int kicks, std::uint64_t seed, double seconds) {
-            Limits limits;
-            limits.kicks = kicks;
-            limits.seed = seed;
-            limits.seconds = seconds;
-            const Partition best = improve_by_pairs(problem, limits, start);
-            return std::make_pair(best.stages, best.cost);
-        },
-        py::arg("problem"), py::arg("start"), py::kw_only(), py::arg("kicks") = Limits{}.kicks, py::arg("seed") = 0,
-        py::arg("seconds") = 10.0, py::call_guard<py::gil_scoped_release>(),
-        "A partition with pairs of its stages planned anew, and what it takes.");
-    module.def(
-        "bound_by_order",
-        [](const Problem& problem, Ns incumbent, double seconds) {
-            const OrderBounds bounds = bound_by_order(problem, incumbent, Clock(seconds));
-            return std::make_pair(bounds.by_prices, bounds.by_order);
-        },
-        py::arg("problem"), py::kw_only(), py::arg("incumbent") = kNever, py::arg("seconds") = 10.0,
-        py::call_guard<py::gil_scoped_release>(), "What no plan is below, by prices and by the order of stages.");
-    module.def(
-        "pack_by_quota",
-        [](const Problem& problem, Mask modules, Ns forward, Ns backward, Ns latency, std::int64_t max_nodes) {
-            check(problem);
-            std::vector<Placed> placed;
-            Effort effort{max_nodes, nullptr};
-            const Answer answer = QuotaPacker(problem).pack(modules, {forward, backward, latency}, effort, placed);
-            if (answer != Answer::yes) placed.clear();
-            std::vector<std::tuple<int, int, std::vector<int>, std::vector<int>>> rows;
-            for (const Placed& one : placed) rows.emplace_back(one.module, one.option, one.devices, one.starts);
-            const char* name = answer == Answer::yes ? "yes" : answer == Answer::no ? "no" : "open";
-            return std::make_tuple(std::string(name), rows, max_nodes - effort.nodes_left);
-        },
-        py::arg("problem"), py::arg("modules"), py::kw_only(), py::arg("forward") = kNever,
-        py::arg("backward") = kNever, py::arg("latency") = kNever, py::arg("max_nodes") = Limits{}.max_nodes,
-        py::call_guard<py::gil_scoped_release>(), "Whether modules fit side by side, by quotas; how, and nodes taken.");
-    bind_patterns(module);
-}
-
 }  // namespace
 
 PYBIND11_MODULE(_search, module) {
     module.doc() = "Planning's hot loops: the exact search over stages, and the heuristic that it starts from.";
     bind_problem(module);
     bind_plan(module);
-    bind_steps(module);
     module.def(
         "plan",
-        [](const Problem& problem, double seconds, std::int64_t max_nodes, std::int64_t max_edges, int kicks,
-           std::uint64_t seed, bool exact, bool patterns, const std::vector<Mask>& start,
-           const std::vector<Mask>& forbidden, const std::shared_ptr<Known>& known, const std::vector<int>& places) {
-            return plan_until_signalled(problem, {seconds, max_nodes, max_edges, kicks, seed, exact, patterns},
-                                        {start, forbidden, known, places});
+        [](const Problem& problem, double seconds, std::int64_t max_nodes, std::uint64_t seed, bool exact,
+           const std::vector<Mask>& start, const std::vector<Mask>& forbidden, const std::shared_ptr<Known>& known,
+           const std::vector<int>& places) {
+            return plan_until_signalled(problem, {seconds, max_nodes, seed, exact}, {start, forbidden, known, places});
         },
         py::arg("problem"), py::kw_only(), py::arg("seconds") = 10.0, py::arg("max_nodes") = Limits{}.max_nodes,
-        py::arg("max_edges") = Limits{}.max_edges, py::arg("kicks") = Limits{}.kicks, py::arg("seed") = 0,
-        py::arg("exact") = true, py::arg("patterns") = false, py::arg("start") = std::vector<Mask>{},
+        py::arg("seed") = 0, py::arg("exact") = true, py::arg("start") = std::vector<Mask>{},
         py::arg("forbidden") = std::vector<Mask>{}, py::arg("known") = std::shared_ptr<Known>{},
         py::arg("places") = std::vector<int>{}, py::call_guard<py::gil_scoped_release>(),
         "Searches for the best plan.");

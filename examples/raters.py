@@ -112,8 +112,8 @@ def main(arguments: Sequence[str] | None = None) -> tuple[nn.Module, list[dict[s
             clips = torch.randn(*shape, generator=generator).to(args.device)
             words = torch.randint(1000, (size.batch, size.words), generator=generator).to(args.device)
             # plain: scores = {name: rater(clips, words) for name, rater in raters.items()}
-            with mosaic.stage(shares, backend=where) as stage:  # <- mosaic
-                scores = {name: stage.run(name, rater, clips, words) for name, rater in raters.items()}  # <- mosaic
+            with mosaic.parallel(shares, backend=where) as parallel:  # <- mosaic
+                scores = {name: parallel.run(name, rater, clips, words) for name, rater in raters.items()}  # <- mosaic
             ratings.append({name: score.clone() for name, score in scores.items()})
     return raters, ratings
 

@@ -12,14 +12,15 @@ if TYPE_CHECKING:
     from mosaic.device import Device
 
     # From where they are defined: mosaic.engine has modules of these names, too, and type checkers take those.
-    from mosaic.engine.colocate import colocate
     from mosaic.engine.handle import Handle
-    from mosaic.engine.stage import stage
-    from mosaic.engine.trial_settings import TrialSettings
+    from mosaic.engine.options import Options, RankSettings
+    from mosaic.engine.parallel import parallel
+    from mosaic.engine.trial.settings import TrialSettings
     from mosaic.errors import MosaicError
     from mosaic.graph import Edge, ModuleGraph, ModuleNode
     from mosaic.plan import Plan, plan_from_quotas
     from mosaic.profile import Profile
+    from mosaic.ranks.colocate import colocate
 
 __version__ = "0.1.0"
 
@@ -30,12 +31,14 @@ _HOME = {
     "ModuleGraph": "mosaic.graph",
     "ModuleNode": "mosaic.graph",
     "MosaicError": "mosaic.errors",
+    "Options": "mosaic.engine",
     "Plan": "mosaic.plan",
     "Profile": "mosaic.profile",
+    "RankSettings": "mosaic.engine",
     "TrialSettings": "mosaic.engine",
     "colocate": "mosaic.ranks",
+    "parallel": "mosaic.engine",
     "plan_from_quotas": "mosaic.plan",
-    "stage": "mosaic.engine",
 }
 
 __all__ = [
@@ -45,13 +48,15 @@ __all__ = [
     "ModuleGraph",
     "ModuleNode",
     "MosaicError",
+    "Options",
     "Plan",
     "Profile",
+    "RankSettings",
     "TrialSettings",
     "__version__",
     "colocate",
+    "parallel",
     "plan_from_quotas",
-    "stage",
 ]
 
 

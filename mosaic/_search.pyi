@@ -4,7 +4,7 @@ Plain C++, no CUDA, the GIL released; the same input and seed give the same answ
 search. Times are nanoseconds. ``ValueError`` for what no search can work on.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 class Option:
     """One way to deploy a module; times in nanoseconds."""
@@ -125,11 +125,8 @@ def plan(
     *,
     seconds: float = 10.0,
     max_nodes: int = 2000000,
-    max_edges: int = 20000000,
-    kicks: int = 30,
     seed: int = 0,
     exact: bool = True,
-    patterns: bool = False,
     start: Sequence[int] = (),
     forbidden: Sequence[int] = (),
     known: Known | None = None,
@@ -139,55 +136,5 @@ def plan(
 
     Sets of modules are bitmasks. The search starts from the partition ``start`` where it is given and fits, uses no set
     of ``forbidden`` as a stage, and takes from ``known`` what holds here too: ``places`` has the index that each
-    module had there, or -1. ``patterns``: few modules are searched as many are, by prices and patterns first.
-    """
-
-def together(problem: Problem, modules: int) -> int:
-    """The least that a set of modules takes side by side as far as area tells; INT64_MAX // 4 where it does not fit."""
-
-def improve_by_pairs(
-    problem: Problem, start: Sequence[int], *, kicks: int = 30, seed: int = 0, seconds: float = 10.0
-) -> tuple[list[int], int]:
-    """Plans pairs of stages of a partition anew until ``kicks`` in a row bring nothing.
-
-    Returns the stages, as bitmasks in no order, and what they take in nanoseconds.
-    """
-
-def bound_by_order(problem: Problem, *, incumbent: int = ..., seconds: float = 10.0) -> tuple[int, int]:
-    """What no plan takes less than, in nanoseconds: by prices of modules alone, and with the order of stages.
-
-    The second is no more than ``incumbent``; without a limit of time that counts, both are the same each time.
-    """
-
-def pack_by_quota(
-    problem: Problem,
-    modules: int,
-    *,
-    forward: int = ...,
-    backward: int = ...,
-    latency: int = ...,
-    max_nodes: int = ...,
-) -> tuple[str, list[tuple[int, int, list[int], list[int]]], int]:
-    """Whether a set of modules (a bitmask) fits side by side with options that meet these times, in nanoseconds.
-
-    Looks at one quota after the other; disturbance is left out. Returns ``yes``, ``no``, or ``open`` where nodes ran
-    out or memory ruled out what was found; for ``yes`` each module with its option, devices and first slots on them;
-    and how many nodes it took.
-    """
-
-def list_patterns(problem: Problem, slack: int, *, most: int = 300000) -> tuple[list[int], dict[int, int], bool]:
-    """Prices of modules; and sets, as bitmasks, that take by area less than ``slack`` above what theirs add up to.
-
-    Returns the prices, what each of those sets takes at least (all in nanoseconds), and whether all are listed: not
-    where there are more than ``most``.
-    """
-
-def cheapest_partitions(
-    problem: Problem, columns: Mapping[int, int], slack: int, raises: Sequence[tuple[int, int]] = ()
-) -> list[tuple[int, list[int]]]:
-    """The cheapest partition of all modules into stages of ``columns``, if it costs less than ``slack``.
-
-    ``columns`` has the cost of each stage, a bitmask. It is asked again after each of ``raises``, each of which makes a
-    stage dearer. Returns for each question what no partition is below (``slack`` at most), and the stages in an order
-    that keeps dependencies, or none.
+    module had there, or -1.
     """

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+MAX_GRID = 2000
+"""Characters up to which a message shows a whole schedule."""
+
 
 class MosaicError(Exception):
     """Base of all errors raised by Mosaic."""
@@ -71,6 +74,20 @@ class InvalidCheckpointError(MosaicError):
 
 class InvalidPlanError(MosaicError):
     """A plan contradicts itself, its graph, its profile or the device it should run on."""
+
+
+class InvalidScheduleError(MosaicError):
+    """A schedule contradicts itself, its plan or its graph, or can never end.
+
+    Attributes:
+        grid: All of its rows as text, a line for each rank; empty where there is no schedule yet.
+        cell: Rank and place in its row of the action at fault; None where it is none of them.
+    """
+
+    def __init__(self, message: str, *, grid: str = "", cell: tuple[int, int] | None = None) -> None:
+        super().__init__(message + (f"\n{grid}" if 0 < len(grid) <= MAX_GRID else ""))
+        self.grid = grid
+        self.cell = cell
 
 
 class InvalidProfileError(MosaicError):

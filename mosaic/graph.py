@@ -1,15 +1,72 @@
-"""Which module of a model feeds which, as plain data that needs neither torch nor a GPU."""
+"""Which module of a model feeds which, as plain data that needs neither torch nor a GPU.
+
+What a plan places is a ``Part``: a module, or some of its layers.
+"""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from typing import Annotated, ClassVar
 
 from mosaic.artifact import Ge, fingerprint
 from mosaic.device import FORBID_EXTRA
 from mosaic.errors import InvalidGraphError
+
+_SLICE = re.compile(r"(?P<module>.+)\[(?P<first>\d+):(?P<end>\d+)/(?P<total>\d+)\]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A module, or its layers ``first`` to ``first + count`` of ``total``; ``str`` gives ``text`` or ``text[4:8/12]``.
+
+    Raises:
+        InvalidGraphError: The layers end behind the last one.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+
+    module: str
+    """Name in the graph."""
+    first: Annotated[int, Ge(0)] = 0
+    """Index of its first layer."""
+    count: Annotated[int, Ge(1)] = 1
+    """Layers in this part."""
+    total: Annotated[int, Ge(1)] = 1
+    """Layers of the whole module."""
+
+    def __post_init__(self) -> None:
+        if self.first < 0 or self.count < 1 or self.end > self.total:
+            raise InvalidGraphError(f"layers {self.first} to {self.end} of {self.module!r}; it has {self.total}")
+
+    @property
+    def end(self) -> int:
+        """Index of the layer behind its last one."""
+        return self.first + self.count
+
+    @property
+    def share(self) -> float:
+        """Share of the module's layers, above 0 and at most 1."""
+        return self.count / self.total
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is the whole module."""
+        return self.count == self.total
+
+    def __str__(self) -> str:
+        return self.module if self.total == 1 else f"{self.module}[{self.first}:{self.end}/{self.total}]"
+
+    @classmethod
+    def parse(cls, text: str) -> Part:
+        """Reads what ``str`` wrote."""
+        found = _SLICE.fullmatch(text)
+        if found is None:
+            return cls(module=text)
+        first, end, total = (int(found[name]) for name in ("first", "end", "total"))
+        return cls(module=found["module"], first=first, count=end - first, total=total)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +95,8 @@ class Edge:
     """Module that produces."""
     target: str
     """Module that consumes."""
+    num_bytes: Annotated[int, Ge(0)] | None = field(default=None, compare=False)
+    """Bytes of a whole batch that cross it, in backward as many; None where unknown. An edge is its two ends."""
 
 
 class _WorkedOut:
@@ -88,11 +147,12 @@ class ModuleGraph(_WorkedOut):
 
     @property
     def fingerprint(self) -> str:
-        """16 hexadecimal digits that name this graph, its sizes and its input shapes."""
+        """16 hexadecimal digits that name this graph, its sizes and its input shapes; what edges carry follows."""
         try:
             known: str = self._fingerprint
         except AttributeError:
-            known = fingerprint(self)
+            edges = [{"source": edge.source, "target": edge.target} for edge in self.edges]
+            known = fingerprint({"modules": self.modules, "edges": edges})
             object.__setattr__(self, "_fingerprint", known)
         return known
 

@@ -1,4 +1,8 @@
-"""Who runs when, and on which slots: the answer of the solver and the order of the engine."""
+"""Where parts of a model run: stages, and for each part its ranks and its slots.
+
+The least that a file needs of a placement is ``{"part": {"module": "text"}, "slots": [0, 1]}``: the whole module, on
+rank 0. When a rank does what within a stage, and with several microbatches, is a ``Schedule``'s to say.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +14,51 @@ from typing import Annotated, ClassVar, Literal
 from mosaic.artifact import Ge, fingerprint
 from mosaic.device import FORBID_EXTRA, Device
 from mosaic.errors import InvalidPlanError
-from mosaic.graph import ModuleGraph
+from mosaic.graph import ModuleGraph, Part
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """Ranks as an array with the axes ``data``, ``context`` and ``tensor``, of which the last changes fastest.
+
+    Raises:
+        InvalidPlanError: The ranks do not fill the array.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
+
+    ranks: tuple[int, ...] = (0,)
+    """In the array's order; rank i is on device i."""
+    context: Annotated[int, Ge(1)] = 1
+    """Ranks that share each sample's sequence."""
+    tensor: Annotated[int, Ge(1)] = 1
+    """Ranks that share each layer."""
+
+    def __post_init__(self) -> None:
+        if self.context * self.tensor > 1 and len(self.ranks) % (self.context * self.tensor):
+            raise InvalidPlanError(
+                f"{len(self.ranks)} ranks do not fill a grid of context={self.context} and tensor={self.tensor}; "
+                f"give a multiple of {self.context * self.tensor}"
+            )
+
+    @property
+    def data(self) -> int:
+        """Ranks along ``data``, which share the batch: the data-parallel degree."""
+        return len(self.ranks) // (self.context * self.tensor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """One module's place: its devices, its slots on each of them, and the times predicted there."""
+    """One part's place: its ranks, its slots on each of their devices, and the times predicted there."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
-    module: str
-    """Name in the graph."""
+    part: Part
+    """What runs there."""
     slots: tuple[int, ...]
     """Slot indices, rising; their number is the quota. On the first of its devices, where they differ."""
-    devices: tuple[int, ...] = (0,)
-    """Device indices; their number is the data-parallel degree."""
+    grid: Grid = Grid()
+    """Its ranks."""
     slots_by_device: tuple[tuple[int, ...], ...] = ()
     """Slot indices on each of ``devices`` where these differ between them; empty where all have ``slots``."""
     forward_ms: Annotated[float, Ge(0)] = 0.0
@@ -39,19 +73,29 @@ class Placement:
     """The part of ``backward_ms`` in which its parameters' gradients are summed and nothing else is done."""
 
     @property
+    def module(self) -> str:
+        """Name of its module in the graph."""
+        return self.part.module
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """Device indices, one for each of its ranks, in the grid's order."""
+        return self.grid.ranks
+
+    @property
     def quota(self) -> int:
         """Number of slots on each device."""
         return len(self.slots)
 
     @property
     def degree(self) -> int:
-        """Number of devices."""
-        return len(self.devices)
+        """Data-parallel degree."""
+        return self.grid.data
 
     @property
     def cells(self) -> tuple[tuple[int, int], ...]:
         """Each device and slot that it holds."""
-        everywhere = self.slots_by_device or (self.slots,) * self.degree
+        everywhere = self.slots_by_device or (self.slots,) * len(self.devices)
         return tuple((device, slot) for device, slots in zip(self.devices, everywhere, strict=True) for slot in slots)
 
     def slots_on(self, device: int) -> tuple[int, ...]:
@@ -62,12 +106,12 @@ class Placement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """Modules meant to run at the same time, on disjoint partitions wherever they share a device."""
+    """Parts meant to run at the same time, on disjoint partitions wherever they share a device."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     placements: tuple[Placement, ...]
-    """The stage's modules."""
+    """The stage's parts."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -111,17 +155,17 @@ class SearchRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Stages in order, with every module of a graph in exactly one of them.
+    """Stages in order, with every module of a graph, or its parts one after the other, in exactly one of them.
 
     Raises:
-        InvalidPlanError: A module is placed twice or not on a slot of the device, or two modules of one
+        InvalidPlanError: A module is placed twice, in part only, or not on a slot of the device, or two parts of one
             stage share a slot of one device.
     """
 
-    SCHEMA_VERSION: ClassVar[int] = 1
+    SCHEMA_VERSION: ClassVar[int] = 2
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
-    schema_version: int = 1
+    schema_version: int = 2
     """Version of this file's layout."""
     device: Device
     """What one of the devices is."""
@@ -143,21 +187,22 @@ class Plan:
     """SMs that a collective is held to: of those slots and of the device's remainder; 0: it takes what it likes."""
 
     def __post_init__(self) -> None:
-        placed: set[str] = set()
-        for stage in self.stages:
+        parts: dict[str, list[tuple[int, Part]]] = {}
+        for index, stage in enumerate(self.stages):
             taken = [0] * self.num_devices  # bits of slots
             for placement in stage.placements:
-                if placement.module in placed:
-                    raise InvalidPlanError(f"module {placement.module!r} is placed twice; place it once")
-                placed.add(placement.module)
+                parts.setdefault(placement.part.module, []).append((index, placement.part))
                 if not self._is_one_run(placement):
                     self._check_placement(placement)
-                everywhere = placement.slots_by_device or (placement.slots,) * placement.degree
+                everywhere = placement.slots_by_device or (placement.slots,) * len(placement.devices)
                 for device, slots in zip(placement.devices, everywhere, strict=True):
                     bits = _bits(slots)
                     if taken[device] & bits:
                         raise _shared(stage, placement)
                     taken[device] |= bits
+        for found in parts.values():
+            if len(found) > 1 or not found[0][1].is_whole:
+                _check_parts(found)
 
     def _is_one_run(self, placement: Placement) -> bool:
         """Whether it has one run of slots on all of its devices, and all are there: what most have, seen at once."""
@@ -187,12 +232,12 @@ class Plan:
                     f"{of} has slots {slots}; {self.device.name} has slots 0 to {self.device.num_slots - 1}"
                 )
         by_device = placement.slots_by_device
-        if by_device and (len(by_device) != placement.degree or by_device[0] != placement.slots):
+        if by_device and (len(by_device) != len(placement.devices) or by_device[0] != placement.slots):
             raise InvalidPlanError(
                 f"{of} has slots_by_device {by_device} on devices {placement.devices}; give one entry for each device, "
                 "the first of them equal to slots"
             )
-        if not placement.devices or len(set(placement.devices)) != placement.degree:
+        if not placement.devices or len(set(placement.devices)) != len(placement.devices):
             raise InvalidPlanError(f"{of} has devices {placement.devices}; name each device once, at least one")
         if not all(0 <= device < self.num_devices for device in placement.devices):
             raise InvalidPlanError(
@@ -228,6 +273,11 @@ class Plan:
         return max(0.0, self.predicted_ms / bound_ms - 1) if bound_ms > 0 else None
 
     @property
+    def sliced(self) -> tuple[str, ...]:
+        """Modules that are placed in several parts, sorted."""
+        return tuple(sorted({placement.module for placement in self.placements if not placement.part.is_whole}))
+
+    @property
     def is_colocated(self) -> bool:
         """Whether any stage has more than one module."""
         return any(len(stage.placements) > 1 for stage in self.stages)
@@ -238,7 +288,7 @@ class Plan:
         return fingerprint(self)
 
     def placement(self, module: str) -> Placement:
-        """Returns where a module is placed; raises KeyError if it is not in this plan."""
+        """Returns where a module, or the first of its parts, is placed; raises KeyError if it is not in this plan."""
         for placement in self.placements:
             if placement.module == module:
                 return placement
@@ -254,7 +304,7 @@ class Plan:
         )
 
     def check_matches(self, *, graph: ModuleGraph, device: Device) -> None:
-        """Raises InvalidPlanError unless this plan can run ``graph`` on ``device``."""
+        """Raises InvalidPlanError unless this plan can run ``graph`` on ``device``: whole modules, each on one axis."""
         if self.device.kind != device.kind or self.device.num_slots > device.num_slots:
             raise InvalidPlanError(
                 f"the plan is for {self.device.name} with {self.device.num_slots} slots; this device is "
@@ -266,13 +316,29 @@ class Plan:
                 f"({', '.join(graph.names)}); plan again for this model and these input shapes"
             )
         self.check_covers(graph)
+        if self.sliced:
+            raise InvalidPlanError(
+                f"the plan of {self.search.method} cuts {', '.join(self.sliced)} into parts, and whole modules are "
+                "run; plan without slices, or place layers as modules"
+            )
+        for placement in self.placements:
+            if placement.grid.context * placement.grid.tensor > 1:
+                raise InvalidPlanError(
+                    f"{placement.module!r} has context={placement.grid.context} and tensor={placement.grid.tensor}; "
+                    "modules are run with data parallelism only: use 1 for both"
+                )
 
     def check_covers(self, graph: ModuleGraph) -> None:
         """Raises InvalidPlanError unless each module is placed once, after everything that it depends on.
 
         Paper section 3.1, formulas 2 and 3.
         """
-        stage_of = {p.module: index for index, stage in enumerate(self.stages) for p in stage.placements}
+        stage_of: dict[str, int] = {}  # of the last part
+        first_of: dict[str, int] = {}
+        for index, stage in enumerate(self.stages):
+            for placement in stage.placements:
+                first_of.setdefault(placement.part.module, index)
+                stage_of[placement.part.module] = index
         names = dict.fromkeys(graph.names)
         missing = [name for name in names if name not in stage_of]
         unknown = [name for name in stage_of if name not in names]
@@ -281,11 +347,29 @@ class Plan:
                 f"the plan leaves out {missing or 'nothing'} and places {unknown or 'nothing'} that the graph lacks"
             )
         for edge in graph.edges:
-            if stage_of[edge.source] >= stage_of[edge.target]:
+            if stage_of[edge.source] >= first_of[edge.target]:
                 raise InvalidPlanError(
-                    f"{edge.target!r} (stage {stage_of[edge.target]}) depends on {edge.source!r} "
+                    f"{edge.target!r} (stage {first_of[edge.target]}) depends on {edge.source!r} "
                     f"(stage {stage_of[edge.source]}); put it in a later stage"
                 )
+
+
+def _check_parts(found: Sequence[tuple[int, Part]]) -> None:
+    """Raises InvalidPlanError unless a module's parts, each with its stage, follow each other and make it whole."""
+    done, before, total = 0, -1, found[0][1].total
+    for index, part in found:
+        if part.is_whole:
+            raise InvalidPlanError(f"module {part.module!r} is placed twice; place it once")
+        if part.first != done or part.total != total:
+            raise InvalidPlanError(
+                f"{part.module!r} goes on at layer {part.first} of {part.total} after {done} of {total}; place each "
+                "layer once, in order"
+            )
+        if index == before:
+            raise InvalidPlanError(f"two parts of {part.module!r} are in stage {index}; put one into a later stage")
+        done, before = part.end, index
+    if done != total:
+        raise InvalidPlanError(f"{found[0][1].module!r} is placed up to layer {done} of {total}; place all layers")
 
 
 def _bits(slots: tuple[int, ...]) -> int:
@@ -329,7 +413,7 @@ def plan_from_quotas(stages: Sequence[Mapping[str, int]], *, graph: ModuleGraph,
         first = 0
         placements = []
         for name, quota in quotas.items():
-            placements.append(Placement(module=name, slots=tuple(range(first, first + quota))))
+            placements.append(Placement(part=Part(module=name), slots=tuple(range(first, first + quota))))
             first += quota
         built.append(Stage(placements=tuple(placements)))
     plan = Plan(device=device, stages=tuple(built), graph=graph.fingerprint, search=SearchRecord(method="manual"))

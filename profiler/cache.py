@@ -16,7 +16,7 @@ from mosaic.artifact import fingerprint, load, save
 from mosaic.cache_folder import default_cache_folder
 from mosaic.errors import InvalidFileError, MosaicError
 from mosaic.profile import GroupSample, ModuleMemory, PairSample
-from mosaic.profiler.records import Kept, ModuleKey, ModuleRecord, SideKey, SideRecord
+from mosaic.profiler.records import MeasuredPoint, ModuleKey, ModuleRecord, SideKey, SideRecord
 
 Record = TypeVar("Record", ModuleRecord, SideRecord)
 
@@ -39,7 +39,7 @@ class ProfileCache:
         empty = ModuleRecord(key=key)
         return self._read(ModuleRecord, empty, self._path(key)).renamed(name) if self._reuse else empty
 
-    def add_module(self, key: ModuleKey, points: Iterable[Kept], memory: ModuleMemory | None) -> None:
+    def add_module(self, key: ModuleKey, points: Iterable[MeasuredPoint], memory: ModuleMemory | None) -> None:
         """Keeps measurements of a module; newer ones take the place of older ones."""
         found = tuple(points)
         self._change(ModuleRecord, ModuleRecord(key=key), self._path(key), lambda record: record.merged(found, memory))

@@ -1,4 +1,4 @@
-"""Which degrees and quotas to measure: fixed ones, or wherever a measurement tells most."""
+"""The choice of degrees and quotas to measure: fixed ones, or wherever a measurement tells most."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from mosaic.cost.sampling import next_of_both, next_shaped_sample
+from mosaic.cost.surfaces import next_of_both, next_shaped_sample
 from mosaic.device import Device
 from mosaic.profile import Sample
 from mosaic.shape import ModuleShape
@@ -14,7 +14,7 @@ from mosaic.shape import ModuleShape
 QuotaChoice = Literal["tenths", "all", "adaptive"]
 """The slots nearest to tenths of the device, every slot, or wherever the surface bends."""
 
-_MOST_CANDIDATES = 32
+_MAX_CANDIDATES = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +36,12 @@ class Sampling:
 
         Raises:
             InvalidPlanError: A quota is below one slot or above the device.
-            ValueError: There is no such choice, or degrees are not 1 and powers of two.
+            ValueError: There is no such choice, or a degree is below 1.
         """
         everywhere = tuple(range(1, device.num_slots + 1))
         is_adaptive = quotas == "adaptive"
         if is_adaptive:
-            step = -(-device.num_slots // _MOST_CANDIDATES)
+            step = -(-device.num_slots // _MAX_CANDIDATES)
             chosen = tuple(sorted({1, *everywhere[step - 1 :: step], device.num_slots}))
         elif quotas == "tenths":
             chosen = default_quotas(device)
@@ -54,8 +54,8 @@ class Sampling:
         for quota in chosen:
             device.check_quota(quota, of="profiling")
         wanted = tuple(sorted({1, *degrees}))
-        if not chosen or any(degree < 1 or degree & (degree - 1) for degree in wanted):
-            raise ValueError(f"quotas {chosen}, degrees {wanted}; use one quota or more, and degrees 1, 2, 4, 8, ...")
+        if not chosen or wanted[0] < 1:
+            raise ValueError(f"quotas {chosen}, degrees {wanted}; use one quota or more, and degrees from 1 on")
         return cls(quotas=chosen, degrees=wanted, bound=bound if is_adaptive else None)
 
     @property

@@ -1,4 +1,4 @@
-"""What a cache keeps of measurements: of one module, and of modules side by side, whatever they are called."""
+"""Records that a cache keeps: measurements of one module, and of modules side by side, whatever they are called."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ModuleKey:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class MeasuredPoint:
     """One point, and how far it can be trusted."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
@@ -62,10 +62,10 @@ class ModuleRecord:
     """Which module."""
     memory: ModuleMemory | None = None
     """What it keeps."""
-    points: tuple[Kept, ...] = ()
+    points: tuple[MeasuredPoint, ...] = ()
     """What was measured, each point once."""
 
-    def merged(self, points: Iterable[Kept], memory: ModuleMemory | None) -> ModuleRecord:
+    def merged(self, points: Iterable[MeasuredPoint], memory: ModuleMemory | None) -> ModuleRecord:
         """Returns the record with newer measurements in the place of older ones."""
         known = {kept.point: kept for kept in (*self.points, *points)}
         return dataclasses.replace(self, points=tuple(known.values()), memory=memory or self.memory)
@@ -83,7 +83,7 @@ class ModuleRecord:
             ),
         )
 
-    def at(self, degree: int, quota: int) -> Kept | None:
+    def at(self, degree: int, quota: int) -> MeasuredPoint | None:
         """Returns one point; None where it was not measured."""
         return next((kept for kept in self.points if kept.point == (degree, quota)), None)
 

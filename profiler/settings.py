@@ -1,8 +1,10 @@
-"""How long and how carefully to measure."""
+"""Bounds of a profiling run: its time, its repetitions, its tolerance of noise."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from time import monotonic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,3 +54,27 @@ class ProfileSettings:
             raise ValueError("spread, sample_seconds, foreign_share and refuse_share are positive")
         if self.max_seconds is not None and not self.max_seconds >= 0:
             raise ValueError(f"max_seconds={self.max_seconds}; use 0 or more, or None for no deadline")
+
+
+class Deadline:
+    """The end of a profiling run's time, and what it left out; begins when it is made.
+
+    Args:
+        seconds: Until it is over; None for never.
+        clock: Tells seconds.
+
+    Attributes:
+        left_out: What was not measured for want of time, in words.
+    """
+
+    def __init__(self, seconds: float | None, clock: Callable[[], float] = monotonic) -> None:
+        self.left_out: list[str] = []
+        self._clock = clock
+        self._ends = None if seconds is None else clock() + seconds
+
+    def leaves_out(self, what: str) -> bool:
+        """Returns whether the time is over; notes what is therefore not measured."""
+        if self._ends is None or self._clock() < self._ends:
+            return False
+        self.left_out.append(what)
+        return True

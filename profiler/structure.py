@@ -1,4 +1,4 @@
-"""What a module is: a hash of its classes, settings, parameters and inputs, by which measurements are found again."""
+"""A module's identity: a hash of its classes, settings, parameters and inputs finds its measurements again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where and with what a profile is measured."""
+"""The machine and software that a profile is measured with."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import torch
 
 from mosaic.backends.base import Backend
 from mosaic.backends.cuda.driver import describe_devices, describe_driver, describe_nvml
-from mosaic.backends.host import available_cores
+from mosaic.backends.host.backend import available_cores
 from mosaic.errors import BackendUnavailableError
 from mosaic.profile import Environment
-from mosaic.profiler.counters import Counters
+from mosaic.profiler.machine.counters import Counters
 from mosaic.profiler.records import ModuleKey
 from mosaic.profiler.structure import digest_of, inputs_of
 from mosaic.profiler.subject import Subject

@@ -11,23 +11,20 @@ from contextlib import contextmanager
 from torch import nn
 
 from mosaic.backends.base import Backend
-from mosaic.cost.sampling import held_out_errors
-from mosaic.cost.shaped import shaped_without
+from mosaic.cost.surfaces import held_out_errors, shaped_without
 from mosaic.graph import ModuleGraph
 from mosaic.profile import GroupSample, HeldOutError, Phase, Profile, Sample
 from mosaic.profiler.cache import ProfileCache
-from mosaic.profiler.communication import Network
-from mosaic.profiler.counters import Counters
-from mosaic.profiler.deadline import Deadline
-from mosaic.profiler.estimate import estimate_bandwidths
-from mosaic.profiler.groups import SideBySide, choose_groups, choose_pairs, interference_errors
-from mosaic.profiler.noise import ForeignLoad
-from mosaic.profiler.peaks import lane_bytes_of
-from mosaic.profiler.points import ModulePoints, Site
+from mosaic.profiler.counting import Counted, count_subjects, estimate_bandwidths, shapes_of
+from mosaic.profiler.machine.communication import Network
+from mosaic.profiler.machine.counters import Counters
+from mosaic.profiler.machine.noise import ForeignLoad
+from mosaic.profiler.measuring.groups import SideBySide, choose_groups, choose_pairs
+from mosaic.profiler.measuring.peaks import lane_bytes_of
+from mosaic.profiler.measuring.points import MeasuringSite, ModulePoints
 from mosaic.profiler.preserve import preserved
 from mosaic.profiler.quotas import QuotaChoice, Sampling
-from mosaic.profiler.settings import ProfileSettings
-from mosaic.profiler.shapes import Counted, count_subjects, shapes_of
+from mosaic.profiler.settings import Deadline, ProfileSettings
 from mosaic.profiler.structure import structures_of
 from mosaic.profiler.subject import Subject
 from mosaic.profiler.surroundings import environment_of, key_of, now_utc
@@ -65,8 +62,8 @@ def profile_modules(
         graph: Which feeds which; pairs that depend on each other are not measured side by side.
         backend: Where to measure.
         quotas: Quotas in slots, or a choice of them; by default the slots nearest to tenths of the device.
-        degrees: Data-parallel degrees, powers of two. Above 1 they are composed: one replica's share of the batch
-            is timed here, and the sum of the gradients over ``network`` is added to its backward.
+        degrees: Data-parallel degrees; those between them are interpolated. Above 1 they are composed: one replica's
+            share of the batch is timed here, and the sum of the gradients over ``network`` is added to its backward.
         network: Links between devices, such as a ``mosaic.hardware.Cluster``.
         cache: Where measurements are kept as they are made, and found again by a later or a resumed run.
         counters: Of the backend's GPU; without, occupancy and bandwidth stay unknown.
@@ -75,7 +72,7 @@ def profile_modules(
 
     Raises:
         InvalidPlanError: A quota is below one slot or above the device.
-        ValueError: A degree is no power of two, or above 1 without a network.
+        ValueError: A degree is below 1, or above 1 without a network.
         UnsupportedModelError: A module fails wherever it is run; has its name and what it raised.
         UnstableMeasurementError: The machine is too busy to measure.
     """
@@ -139,9 +136,6 @@ class _Sweep:
             )
         if network is not None and len(sampling.degrees) > 1:
             shapes = self._shapes(network)
-        held_out = held_out_of(samples, shapes)
-        if groups:
-            held_out += interference_errors(groups, measured, samples, self._subjects, self._backend.device)
         return Profile(
             device=self._backend.device,
             graph=self._graph,
@@ -150,7 +144,7 @@ class _Sweep:
             groups=groups,
             memory=tuple(memory),
             structures=structures_of(self._subjects),
-            held_out=held_out,
+            held_out=held_out_of(samples, shapes),
             shapes=tuple(shapes.values()),
             left_out=tuple(self._deadline.left_out),
             environment=environment_of(
@@ -201,9 +195,9 @@ class _Sweep:
             return tuple(self._side_by_side(site).groups(layouts))
 
     @contextmanager
-    def _site(self, partitions: Iterable[tuple[int, ...]]) -> Iterator[Site]:
+    def _site(self, partitions: Iterable[tuple[int, ...]]) -> Iterator[MeasuringSite]:
         with self._backend.open_lanes(partitions) as lanes:
-            yield Site(
+            yield MeasuringSite(
                 lanes,
                 self._backend.device,
                 self._backend.torch_device,
@@ -214,7 +208,7 @@ class _Sweep:
                 self._deadline,
             )
 
-    def _side_by_side(self, site: Site) -> SideBySide:
+    def _side_by_side(self, site: MeasuringSite) -> SideBySide:
         by_name = {subject.name: subject for subject in self._subjects}
         return SideBySide(site, by_name, self._keys, self._steps.next)
 

@@ -1,4 +1,4 @@
-"""What a module takes and makes in a step, in bytes: what travels where it runs on some of several ranks."""
+"""Bytes that a module takes and makes in a step: they travel where it runs on some of several ranks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 
 from mosaic.cost.communication import ModuleTraffic
-from mosaic.profiler.batch import batch_of
+from mosaic.profiler.measuring.batch import batch_of
 from mosaic.profiler.subject import Subject, map_tensors, tensors_in
 
 

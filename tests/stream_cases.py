@@ -54,7 +54,9 @@ def colocated(
     plan = plan_from_quotas(stages, graph=find_modules(model, sample, **choice).graph, device=backend.device)
     named = {"modules": choice.get("include"), "exclude": choice.get("exclude", ())}
     with backend.api.watching():
-        handle = mosaic.colocate(model, sample=sample, plan=plan, backend=backend, graphs=graphs, **named)
+        handle = mosaic.colocate(
+            model, sample=sample, plan=plan, backend=backend, options=mosaic.Options(cuda_graphs=graphs), **named
+        )
         try:
             yield handle, backend
         finally:

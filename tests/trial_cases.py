@@ -14,9 +14,9 @@ from torch import nn
 
 import mosaic
 from mosaic.backends.base import Backend
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import Handle, TrialSettings, find_modules
-from mosaic.engine.trial_plans import name_of
+from mosaic.engine.trial.plans import name_of
 from mosaic.profile import Profile
 from mosaic.profiler import environment_of
 
@@ -78,10 +78,12 @@ def trying(
     handle = mosaic.colocate(
         model,
         sample=sample,
-        profile=profile_for(model, sample, backend, times),
+        options=mosaic.Options(
+            profile=profile_for(model, sample, backend, times),
+            cuda_graphs=graphs,
+            trial=TrialSettings(clock=clock, **bounds),
+        ),
         backend=backend,
-        graphs=graphs,
-        trial=TrialSettings(clock=clock, **bounds),
     )
     try:
         yield handle, clock

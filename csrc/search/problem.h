@@ -118,4 +118,11 @@ void each(Mask set, Visit visit) {
     for (Mask rest = set; rest != 0; rest &= rest - 1) visit(__builtin_ctzll(rest));
 }
 
+// What must be in an earlier stage than some module of a set.
+inline Mask before_of(const Problem& problem, Mask set) {
+    Mask before = 0;
+    each(set, [&](int m) { before |= problem.modules[static_cast<std::size_t>(m)].before; });
+    return before;
+}
+
 }  // namespace mosaic::search

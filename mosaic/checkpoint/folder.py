@@ -56,7 +56,7 @@ def checkpoints_in(folder: Path) -> tuple[Checkpoint, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class SavingPlace:
     """Where a checkpoint is written, and where it will be."""
 
     aside: Path
@@ -65,7 +65,7 @@ class Place:
     """Its name once it is complete."""
 
     @staticmethod
-    def make(folder: Path, step: int) -> Place:
+    def make(folder: Path, step: int) -> SavingPlace:
         """Makes room for the next checkpoint.
 
         Raises:
@@ -80,7 +80,7 @@ class Place:
             raise MosaicError(
                 f"cannot save in {folder}: {error.strerror or error}; choose a folder that can be written"
             ) from error
-        return Place(aside=aside, final=folder / f"{serial:08d}-step-{step}")
+        return SavingPlace(aside=aside, final=folder / f"{serial:08d}-step-{step}")
 
     def commit(self, keep: int) -> None:
         """Makes what was written and flushed the newest checkpoint, and drops those beyond the ``keep`` newest."""

@@ -11,21 +11,16 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.state_dict_loader import load as read_distributed
 from torch.optim import Optimizer
 
-from mosaic.checkpoint.alone import load_alone
-from mosaic.checkpoint.dtypes import entry_of
 from mosaic.checkpoint.folder import Checkpoint, choose, damage_of
-from mosaic.checkpoint.manifest import MODEL, STATE, Manifest, TensorEntry
-from mosaic.checkpoint.model_tensors import ModelTensors
+from mosaic.checkpoint.manifest import MODEL, RANDOM, STATE, Manifest, TensorEntry
+from mosaic.checkpoint.model_tensors import ModelTensors, raise_other_model
 from mosaic.checkpoint.optimizer_state import check_fits, restore, targets
 from mosaic.checkpoint.plain_data import from_plain
 from mosaic.checkpoint.random_state import set_random_state
 from mosaic.checkpoint.ranks import Ranks
-from mosaic.checkpoint.saving import RANDOM
+from mosaic.checkpoint.tensor_file import TensorSpec, open_tensors
 from mosaic.errors import InvalidCheckpointError, MosaicError
 
 _LOG = logging.getLogger(__name__)
@@ -44,24 +39,24 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class LoadRequest:
     """What is to be loaded, and into what."""
 
     model: nn.Module
     """The model, of which this rank may have a part."""
     folder: Path
     """The run's checkpoints."""
-    step: int | None
+    step: int | None = None
     """Which one; the newest by default."""
-    optimizer: Optimizer | None
+    optimizer: Optimizer | None = None
     """Gets its state."""
-    scheduler: Any
+    scheduler: Any = None
     """Gets its state."""
-    fall_back: bool
+    fall_back: bool = False
     """Whether to take an earlier one where the newest is damaged."""
 
 
-def load(request: Request, ranks: Ranks) -> Loaded:
+def load(request: LoadRequest, ranks: Ranks) -> Loaded:
     """Loads a checkpoint on all ranks.
 
     Raises:
@@ -76,8 +71,8 @@ def load(request: Request, ranks: Ranks) -> Loaded:
         error = failure
     ranks.all_or_none(error)
     assert opened is not None
-    opened.read(ranks)
     try:
+        opened.read()
         opened.restore(request, ranks.rank)
     except Exception as failure:  # of any kind, from the user's objects
         error = failure
@@ -85,7 +80,7 @@ def load(request: Request, ranks: Ranks) -> Loaded:
     return Loaded(step=chosen.step, extra=from_plain(opened.state["extra"]), path=chosen.path)
 
 
-def _choose(request: Request, ranks: Ranks) -> Checkpoint:
+def _choose(request: LoadRequest, ranks: Ranks) -> Checkpoint:
     """Returns the checkpoint to load, the same on all ranks, once its files are known to be whole."""
     found, error = [], None
     if ranks.rank == 0:
@@ -124,7 +119,7 @@ class _Opened:
     into: dict[str, torch.Tensor]
 
     @staticmethod
-    def open(chosen: Checkpoint, request: Request) -> _Opened:
+    def open(chosen: Checkpoint, request: LoadRequest) -> _Opened:
         manifest = Manifest.read(chosen.path)
         state = json.loads((chosen.path / STATE).read_text(encoding="utf-8"))
         stored = {tensor.name: tensor for tensor in manifest.tensors}
@@ -139,22 +134,18 @@ class _Opened:
             into.update(targets(state["optimizer"], model, stored))
         return _Opened(path=chosen.path, manifest=manifest, state=state, model=model, into=into)
 
-    def read(self, ranks: Ranks) -> None:
-        """Copies what was saved into the room that is there."""
-        from mosaic.checkpoint.storage import Reader
+    def read(self) -> None:
+        """Copies what was saved into the room that is there, one tensor after the other."""
+        by_file: dict[str, list[str]] = {}
+        for tensor in self.manifest.tensors:
+            if tensor.name in self.into:
+                by_file.setdefault(tensor.file, []).append(tensor.name)
+        for file, names in by_file.items():
+            with open_tensors(self.path / file) as opened, torch.no_grad():
+                for name in names:
+                    self.into[name].copy_(opened.get_tensor(name))
 
-        reader, planner = Reader(self.path, self.manifest), DefaultLoadPlanner(flatten_state_dict=False)
-        try:
-            if ranks.size == 1:
-                load_alone(self.into, reader, planner)
-            else:
-                group = ranks.background_group()
-                read_distributed(self.into, storage_reader=reader, planner=planner, process_group=group)
-        except CheckpointException as error:
-            reasons = "; ".join(f"{cause} (rank {rank})" for rank, (cause, _) in error.failures.items())
-            raise InvalidCheckpointError(f"{self.path} could not be read: {reasons}") from error
-
-    def restore(self, request: Request, rank: int) -> None:
+    def restore(self, request: LoadRequest, rank: int) -> None:
         """Gives the rest its state."""
         if request.optimizer is not None:
             restore(self.state["optimizer"], request.optimizer, self.model, self.into.__getitem__)
@@ -163,9 +154,7 @@ class _Opened:
         name = f"{RANDOM}{rank}"
         found = next((tensor for tensor in self.manifest.tensors if tensor.name == name), None)
         if found is not None:
-            from safetensors import safe_open
-
-            with safe_open(self.path / found.file, framework="pt") as file:
+            with open_tensors(self.path / found.file) as file:
                 set_random_state(from_plain(json.loads(bytes(file.get_tensor(name).tolist()))))
 
 
@@ -179,14 +168,10 @@ def _check_model(path: Path, stored: Mapping[str, TensorEntry], model: ModelTens
         elif name not in saved:
             differing.append(f"{name} is only in the model")
         else:
-            own = entry_of(name, model.tensors[name])
+            own = TensorSpec.of(name, model.tensors[name])
             if (own.dtype, own.shape) != (saved[name].dtype, saved[name].shape):
                 differing.append(
                     f"{name} is {saved[name].dtype} {list(saved[name].shape)} in the checkpoint and {own.dtype} "
                     f"{list(own.shape)} in the model"
                 )
-    if differing:
-        more = f"; and {len(differing) - 8} more" if len(differing) > 8 else ""
-        raise InvalidCheckpointError(
-            f"{path} is of another model: {'; '.join(differing[:8])}{more}; build the model that was saved"
-        )
+    raise_other_model(path, differing)

@@ -1,4 +1,4 @@
-"""What a checkpoint has in it, as a JSON file: its files with their checksums, and its tensors."""
+"""A checkpoint's table of contents, a JSON file: its files with their checksums, and its tensors."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ STATE = "state.json"
 """Name of the file with all that is no tensor."""
 MODEL = "model."
 """What the names of the model's own tensors begin with."""
+RANDOM = "random."
+"""What the names of ranks' random states begin with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""What a handle offers for keeping a run: saving, loading, and weights as one plain file."""
+"""A handle's methods for keeping a run: saving, loading, and weights as one plain file."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class KeepsCheckpoints(ABC):
         """Begins a checkpoint; the loop goes on while it is written.
 
         Called between steps. The model, the optimizer and the state of the random generators are copied before it
-        returns; then a thread writes them with ``torch.distributed.checkpoint``, beside the place where they will be,
-        and renames the whole once it is on the disk. A run that is killed at any instant leaves the last complete one.
+        returns; then a thread writes them beside the place where they will be, and renames the whole once it is on the
+        disk. A run that is killed at any instant leaves the last complete one.
 
         One is written at a time: the next ``save``, ``load``, ``finish_saving`` or ``remove`` waits for it, and raises
         its error if it had one.
@@ -63,11 +63,11 @@ class KeepsCheckpoints(ABC):
             MosaicError: The one before could not be written, the folder cannot be, or the ranks differ.
             TypeError: There is something that no checkpoint holds; names it.
         """
-        from mosaic.checkpoint.saving import Job
+        from mosaic.checkpoint.saving import SaveRequest
 
         self._settle()
         return self._the_saver().save(
-            Job(
+            SaveRequest(
                 model=self._model,
                 folder=Path(folder),
                 step=step,
@@ -120,14 +120,14 @@ class KeepsCheckpoints(ABC):
             InvalidCheckpointError: There is none, it is damaged, or it is of another model or optimizer; says in what.
         """
         from mosaic.checkpoint.folder import checkpoints_in
-        from mosaic.checkpoint.loading import Request, load
+        from mosaic.checkpoint.loading import LoadRequest, load
 
         self._settle()
         self.finish_saving()
         ranks = self._the_ranks()
         if missing_ok and ranks.first_says(not checkpoints_in(Path(folder))):
             return None
-        request = Request(
+        request = LoadRequest(
             model=self._model,
             folder=Path(folder),
             step=step,
@@ -145,7 +145,7 @@ class KeepsCheckpoints(ABC):
         Raises:
             MosaicError: It cannot be written; nothing is left of it.
         """
-        from mosaic.checkpoint.whole_file import export
+        from mosaic.checkpoint.plain_weights import export
 
         self._settle()
         export(self._model, Path(path), self._the_ranks())
@@ -157,7 +157,7 @@ class KeepsCheckpoints(ABC):
             InvalidCheckpointError: It is of another model; says in what it differs.
             InvalidFileError: It is no such file, or cut short.
         """
-        from mosaic.checkpoint.whole_file import load_weights
+        from mosaic.checkpoint.plain_weights import load_weights
 
         self._settle()
         load_weights(self._model, Path(path), self._the_ranks())

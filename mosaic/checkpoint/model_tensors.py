@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import nn
 
-from mosaic.errors import UnsupportedModelError
+from mosaic.errors import InvalidCheckpointError, UnsupportedModelError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,3 +52,12 @@ class ModelTensors:
     def here(self) -> dict[str, torch.Tensor]:
         """Those that this rank has, cut from autograd."""
         return {name: tensor.detach() for name, tensor in self.tensors.items() if not tensor.is_meta}
+
+
+def raise_other_model(path: Path, differing: Sequence[str]) -> None:
+    """Raises InvalidCheckpointError if a file differs from a model in something; names the first few."""
+    if differing:
+        more = f"; and {len(differing) - 8} more" if len(differing) > 8 else ""
+        raise InvalidCheckpointError(
+            f"{path} is of another model: {'; '.join(differing[:8])}{more}; build the model that was saved"
+        )

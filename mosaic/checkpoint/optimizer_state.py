@@ -1,4 +1,4 @@
-"""What an optimizer knows, by the names of parameters: their numbers differ between ranks and plans."""
+"""An optimizer's state by the names of parameters: their numbers differ between ranks and plans."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from mosaic.checkpoint.dtypes import dtype_of
 from mosaic.checkpoint.manifest import TensorEntry
 from mosaic.checkpoint.model_tensors import ModelTensors
 from mosaic.checkpoint.plain_data import from_plain, kept_in, to_plain
+from mosaic.checkpoint.tensor_file import dtype_of
 from mosaic.errors import InvalidCheckpointError
 
 PREFIX = "optimizer."

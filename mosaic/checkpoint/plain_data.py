@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 
-from mosaic.checkpoint.dtypes import bytes_of, entry_of, tensor_from
-from mosaic.checkpoint.safetensors_file import Entry
+from mosaic.checkpoint.tensor_file import TensorSpec, bytes_of, dtype_of
 
-LARGEST_TENSOR_BYTES = 1 << 20
+MAX_TENSOR_BYTES = 1 << 20
 """Tensors above this have no place in a JSON file."""
 
 Keep = Callable[[torch.Tensor, str], str]
@@ -79,8 +78,9 @@ def from_plain(value: Any, kept: Callable[[str], torch.Tensor] | None = None) ->
     if kind == "kept" and kept is not None:
         return kept(value["key"])
     if kind == "tensor":
-        entry = Entry(name="", dtype=value["dtype"], shape=tuple(value["shape"]))
-        return tensor_from(bytearray(base64.b64decode(value["base64"])), entry)
+        content, dtype = bytearray(base64.b64decode(value["base64"])), dtype_of(value["dtype"])
+        found = torch.frombuffer(content, dtype=dtype) if content else torch.empty(0, dtype=dtype)
+        return found.view(value["shape"])
     raise ValueError(f"{kind!r} is no kind of value in a checkpoint of this version")
 
 
@@ -96,13 +96,13 @@ def kept_in(value: Any) -> list[str]:
 
 
 def _inline(tensor: torch.Tensor, where: str) -> dict[str, Any]:
-    entry = entry_of(where, tensor)
+    spec = TensorSpec.of(where, tensor)
     if tensor.is_meta:
         raise TypeError(f"{where} is a tensor without content (on the meta device); leave it out")
-    if entry.num_bytes > LARGEST_TENSOR_BYTES:
+    if spec.num_bytes > MAX_TENSOR_BYTES:
         raise TypeError(
-            f"{where} is a tensor of {entry.num_bytes} bytes, and {LARGEST_TENSOR_BYTES} fit into the JSON of a "
+            f"{where} is a tensor of {spec.num_bytes} bytes, and {MAX_TENSOR_BYTES} fit into the JSON of a "
             "checkpoint; make it a buffer of the model"
         )
     text = base64.b64encode(bytes_of(tensor)).decode()
-    return {"$": "tensor", "dtype": entry.dtype, "shape": list(entry.shape), "base64": text}
+    return {"$": "tensor", "dtype": spec.dtype, "shape": list(spec.shape), "base64": text}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
 
 import torch.distributed as dist
+
+Told = TypeVar("Told")
 
 
 class Ranks(Protocol):
@@ -18,10 +20,10 @@ class Ranks(Protocol):
     def size(self) -> int:
         """How many there are."""
 
-    def tell(self, value: Any) -> list[Any]:
-        """Returns what each one told: data that JSON could hold."""
+    def tell(self, value: Told) -> list[Told]:
+        """Returns what each one told."""
 
-    def first_says(self, value: Any) -> Any:
+    def first_says(self, value: Told) -> Told:
         """Returns what the first one told."""
 
     def all_or_none(self, error: BaseException | None) -> None:
@@ -37,11 +39,11 @@ class OneRank:
     rank = 0
     size = 1
 
-    def tell(self, value: Any) -> list[Any]:
+    def tell(self, value: Told) -> list[Told]:
         """Returns it."""
         return [value]
 
-    def first_says(self, value: Any) -> Any:
+    def first_says(self, value: Told) -> Told:
         """Returns it."""
         return value
 
@@ -50,6 +52,14 @@ class OneRank:
         if error is not None:
             raise error
 
-    def background_group(self) -> dist.ProcessGroup | None:
+    def background_group(self) -> None:
         """Returns None: there is nobody to talk to."""
-        return None
+
+
+def tell_in(group: dist.ProcessGroup | None, value: Told) -> list[Told]:
+    """Returns what each rank of a group told, or what the only process told."""
+    if group is None:
+        return [value]
+    found: list[Told] = [value] * dist.get_world_size(group)
+    dist.all_gather_object(found, value, group=group)
+    return found

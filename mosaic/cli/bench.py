@@ -3,45 +3,71 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+import tyro
 from rich.console import Console
 
-from mosaic.artifact import to_json, write_text
-from mosaic.backends.table import open_backend
+from mosaic.cli.options import BackendName, Json, OptionalModel, console_beside, open_named_backend, write_json
 from mosaic.errors import MosaicError
-from mosaic.microbench import QUESTIONS, BenchSettings, Budget
 
 if TYPE_CHECKING:
-    from mosaic.cli.main import Bench
     from mosaic.profiler import Subject
 
 
-def bench(given: Bench) -> None:
-    """Measures, prints the table and leaves the files."""
-    question = QUESTIONS[given.question]
-    if given.model is not None and not question.takes_subjects:
-        takes = " and ".join(name for name, each in QUESTIONS.items() if each.takes_subjects)
-        raise MosaicError(f"--model goes with {takes}; {given.question} measures kernels of its own")
-    budget = Budget(given.seconds)
-    backend = open_backend(given.backend, given.device)
-    settings = BenchSettings.tiny() if given.tiny else BenchSettings.fit(backend, quick=given.quick)
-    more: dict[str, Any] = {}
-    if given.model is not None:
-        more["subjects"] = _subjects(given.model, backend.torch_device, pair=given.question == "overlap")
-    Console(stderr=True).print(f"{question.name}: {question.asks} Measuring {backend.device.name}", highlight=False)
-    result = question.measure(backend, settings, budget, **more)
-    to_stdout = given.json is not None and str(given.json) == "-"
-    console = Console(stderr=to_stdout)
-    console.print(question.table(result))
-    written = question.leave(result, given.output)
-    console.print(f"wrote {' and '.join(map(str, written))}", highlight=False)
-    if to_stdout:
-        print(to_json(result), end="")
-    elif given.json is not None:
-        write_text(to_json(result), Path(given.json))
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """Measure how a GPU's SMs can be shared: one question a run, answered as a table, a JSON file and a picture.
+
+    pool: what making a context and a stream costs, against lending one.
+    scaling: how much time a kernel or a module takes at every quota.
+    interference: what two kernels side by side cost each other, over quotas.
+    isolation: which SMs a partition really uses, and whether a long kernel delays a short one next to it.
+    overlap: the same two modules one after the other, on plain and prioritised streams, on partitions, under MPS,
+    captured or not: what quotas earn, and what concurrency alone does.
+
+    Needs an NVIDIA GPU from Volta on and exits with 4 without one; --backend host goes through the same measurement on
+    CPU cores, for dry runs.
+    """
+
+    question: tyro.conf.Positional[Literal["pool", "scaling", "interference", "isolation", "overlap"]]
+    """Which one."""
+    size: Literal["full", "quick", "tiny"] = "full"
+    """quick: fewer quotas and repetitions; tiny: the smallest sizes that go through everything, whose times mean
+    little."""
+    seconds: float = float("inf")
+    """Stop after about this long and keep what there is; what was left out is named."""
+    model: OptionalModel = None
+    backend: BackendName = "cuda"
+    output: Path = Path("mosaic-bench")
+    """Folder for QUESTION.json and QUESTION.png."""
+    json: Json = None
+
+    def execute(self) -> None:
+        """Measures, prints the table and leaves the files."""
+        from mosaic.microbench import QUESTIONS, BenchSettings, Budget
+
+        question = QUESTIONS[self.question]
+        if self.model is not None and not question.takes_subjects:
+            takes = " and ".join(name for name, each in QUESTIONS.items() if each.takes_subjects)
+            raise MosaicError(f"--model goes with {takes}; {self.question} measures kernels of its own")
+        budget = Budget(self.seconds)
+        backend = open_named_backend(self.backend or "cuda")
+        tiny = self.size == "tiny"
+        settings = BenchSettings.tiny() if tiny else BenchSettings.fit(backend, quick=self.size == "quick")
+        more: dict[str, Any] = {}
+        if self.model is not None:
+            more["subjects"] = _subjects(self.model, backend.torch_device, pair=self.question == "overlap")
+        Console(stderr=True).print(f"{question.name}: {question.asks} Measuring {backend.device.name}", highlight=False)
+        result = question.measure(backend, settings, budget, **more)
+        console = console_beside(self.json)
+        console.print(question.table(result))
+        written = question.leave(result, self.output)
+        console.print(f"wrote {' and '.join(map(str, written))}", highlight=False)
+        write_json(result, self.json)
 
 
 def _subjects(where: str, device: Any, *, pair: bool) -> Sequence[Subject]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 from tyro.conf import arg
 
+from mosaic.cli.options import Json, takes_stdout, write_json
 from mosaic.errors import InvalidCheckpointError
 
 if TYPE_CHECKING:
@@ -32,35 +33,28 @@ class Checkpoints:
     """Look only at the newest checkpoint of this step."""
     export: Annotated[Path | None, arg(metavar="FILE")] = None
     """Write the weights of the newest one, or of --step, as one safetensors file that the plain model loads."""
-    json: Annotated[Path | None, arg(metavar="FILE")] = None
-    """Write what was found here; - for standard output."""
+    json: Json = None
 
+    def execute(self) -> None:
+        """Lists, verifies or exports, and raises what is damaged."""
+        from mosaic.checkpoint.folder import choose
 
-def checkpoints(given: Checkpoints) -> None:
-    """``mosaic checkpoints``."""
-    from mosaic.artifact import write_text
-    from mosaic.checkpoint.extract import extract_weights
-    from mosaic.checkpoint.folder import choose
+        found = choose(self.folder, self.step)
+        if self.step is not None or self.export is not None:
+            found = found[:1]
+        rows = [_row(each, verify=self.verify) for each in found]
+        write_json(json.dumps(rows, indent=2) + "\n", self.json)
+        out = sys.stderr if takes_stdout(self.json) else sys.stdout
+        for row in rows:
+            print(_line(row), file=out)
+        if self.export is not None:
+            from mosaic.checkpoint.plain_weights import extract_weights
 
-    found = choose(given.folder, given.step)
-    if given.step is not None or given.export is not None:
-        found = found[:1]
-    rows = [_row(each, verify=given.verify) for each in found]
-    to_stdout = given.json is not None and str(given.json) == "-"
-    text = json.dumps(rows, indent=2) + "\n"
-    if to_stdout:
-        sys.stdout.write(text)
-    elif given.json is not None:
-        write_text(text, given.json)
-    out = sys.stderr if to_stdout else sys.stdout
-    for row in rows:
-        print(_line(row), file=out)
-    if given.export is not None:
-        count = extract_weights(found[0].path, given.export)
-        print(f"{count} tensors of {found[0].path} are in {given.export}", file=out)
-    damaged = [sentence for row in rows for sentence in row["damage"]]
-    if damaged:
-        raise InvalidCheckpointError("\n".join(damaged))
+            count = extract_weights(found[0].path, self.export)
+            print(f"{count} tensors of {found[0].path} are in {self.export}", file=out)
+        damaged = [sentence for row in rows for sentence in row["damage"]]
+        if damaged:
+            raise InvalidCheckpointError("\n".join(damaged))
 
 
 def _row(checkpoint: Checkpoint, *, verify: bool) -> dict[str, Any]:

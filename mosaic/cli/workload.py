@@ -117,7 +117,7 @@ def _from_zoo(where: str, device: torch.device) -> Workload:
         sample = models.make_batch(name, size, batch=count, device=device)
     except ValueError as error:
         raise MosaicError(f"{where!r} is not zoo:NAME-SIZE: {error}") from error
-    return Workload(model, sample, models.loss_of)
+    return Workload(model, sample, models.find_model(name).loss)
 
 
 def moved(sample: Any, device: torch.device) -> Any:

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
-from mosaic.artifact import fingerprint
 from mosaic.cost.counts import ModuleCounts
-from mosaic.cost.interference import Interference, NoInterference
-from mosaic.cost.model import TimedBeside
+from mosaic.cost.degrees import between_ms, degrees_between, neighbours
+from mosaic.cost.interference.protocol import Interference, NoInterference
+from mosaic.cost.protocol import TimedBeside
 from mosaic.cost.roofline import phase_bandwidth, phase_ms
 from mosaic.errors import InvalidProfileError
 from mosaic.hardware import Cluster, Hardware, Link
 from mosaic.profile import Phase
-
-SOURCE = "predicted"
-"""Kind of every number that comes from here; never in one column with measured ones."""
 
 
 class AnalyticCost(TimedBeside):
@@ -33,7 +30,6 @@ class AnalyticCost(TimedBeside):
         ValueError: A module has no counts, or there is one device and counts of higher degrees.
     """
 
-    source = SOURCE
     profile_fingerprint: str | None = None
     """There is no profile behind it."""
 
@@ -62,19 +58,14 @@ class AnalyticCost(TimedBeside):
         return tuple(self._counts)
 
     @property
-    def fingerprint(self) -> str:
-        """16 hexadecimal digits that name the device, its links and its efficiencies."""
-        return fingerprint(self.cluster)
-
-    @property
     def uncounted(self) -> dict[str, tuple[str, ...]]:
         """For each module, operators whose arithmetic is not known and therefore missing in its times."""
         found = {name: next(iter(by_degree.values())).uncounted for name, by_degree in self._counts.items()}
         return {name: operators for name, operators in found.items() if operators}
 
     def degrees(self, module: str) -> tuple[int, ...]:
-        """Returns the degrees that were counted and that the cluster has devices for, rising."""
-        return tuple(degree for degree in self._of(module) if degree <= self.cluster.num_devices)
+        """Returns the degrees that were counted, and those between them, that the cluster has devices for; rising."""
+        return tuple(d for d in degrees_between(tuple(self._of(module))) if d <= self.cluster.num_devices)
 
     def quotas(self, module: str, degree: int = 1) -> tuple[int, ...]:
         """Returns all quotas in slots, rising."""
@@ -86,7 +77,7 @@ class AnalyticCost(TimedBeside):
 
         Raises:
             InvalidProfileError: The module was not counted.
-            ValueError: ``degree`` was not counted, or the device has no such quota.
+            ValueError: ``degree`` lies outside what was counted, or the device has no such quota.
         """
         self._at(module, degree)
         if not 1 <= quota <= self.hardware.num_slots:
@@ -114,11 +105,15 @@ class AnalyticCost(TimedBeside):
         return phase_bandwidth(counts, self.hardware, self._sms(quota), network_gb_per_s=self._network(degree))
 
     def _phase_ms(self, module: str, phase: Phase, degree: int, quota: int) -> float:
-        counts = self._at(module, degree)
-        alone_ms = phase_ms(
-            counts.phase(phase), self.hardware, self._sms(quota), network_gb_per_s=self._network(degree)
+        known = self._of(module)
+        low, high = neighbours(tuple(known), degree)
+        low_ms, high_ms = (
+            phase_ms(known[at].phase(phase), self.hardware, self._sms(quota), network_gb_per_s=self._network(degree))
+            for at in (low, high)
         )
-        return alone_ms + (self.communication_ms(module, degree) if phase is Phase.BACKWARD else 0.0)
+        return between_ms(low_ms, high_ms, low, high, degree) + (
+            self.communication_ms(module, degree) if phase is Phase.BACKWARD else 0.0
+        )
 
     def _sms(self, quota: int) -> int:
         return quota * self.hardware.sms_per_slot
@@ -134,8 +129,11 @@ class AnalyticCost(TimedBeside):
         return self._counts[module]
 
     def _at(self, module: str, degree: int) -> ModuleCounts:
+        """The counts of a degree, or of the next lower one, whose devices have more samples each."""
         by_degree = self._of(module)
-        if degree not in by_degree:
-            counted = ", ".join(map(str, by_degree))
-            raise ValueError(f"{module!r} was counted at degrees {counted}, not at {degree}; count it there too")
-        return by_degree[degree]
+        counted = tuple(by_degree)
+        if not counted[0] <= degree <= counted[-1]:
+            raise ValueError(
+                f"{module!r} was counted at degrees {', '.join(map(str, counted))}, not at {degree}; count it there too"
+            )
+        return by_degree[neighbours(counted, degree)[0]]

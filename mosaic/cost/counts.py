@@ -1,4 +1,4 @@
-"""What a module needs whatever runs it: operators, floating-point operations, bytes. Plain data, without torch."""
+"""The needs of a module whatever runs it: operators, floating-point operations, bytes. Plain data, without torch."""
 
 from __future__ import annotations
 

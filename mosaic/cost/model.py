@@ -1,96 +1,22 @@
-"""The one interface through which time and memory of modules are asked for, and its measured form."""
+"""The cost model that is made from a profile."""
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Literal, Protocol, get_args
 
-from mosaic.cost.alpha_beta import AlphaBetaSurface
-from mosaic.cost.bandwidth import BandwidthEstimate, Bandwidths
-from mosaic.cost.choice import InterferenceKind, choose_interference
-from mosaic.cost.interference import Beside, Interference, NoInterference
-from mosaic.cost.interference_fit import InterferenceFit
-from mosaic.cost.shaped import ShapedSurface
-from mosaic.cost.surface import ScalingSurface, Surface
+from mosaic.cost.degrees import degrees_between
+from mosaic.cost.interference.bandwidth import Bandwidths
+from mosaic.cost.interference.fitted import InterferenceFit, interference_of
+from mosaic.cost.interference.protocol import HasBandwidth, Interference, NoInterference
+from mosaic.cost.protocol import TimedBeside
+from mosaic.cost.surfaces.shaped import ShapedSurface
+from mosaic.cost.surfaces.surface import Surface
 from mosaic.errors import InvalidProfileError
 from mosaic.profile import ModuleMemory, Phase, Profile, Sample
 
-SurfaceKind = Literal["shaped", "smooth", "alpha-beta"]
-"""``ShapedSurface``, ``ScalingSurface`` or ``AlphaBetaSurface``."""
 ADAMW_BYTES = 8.0
 """Of the optimizer's state for each parameter that trains: AdamW's two moments in 32 bits."""
-
-
-class Cost(Protocol):
-    """What a solver asks of a cost model, measured or analytic (paper section 3.3)."""
-
-    @property
-    def profile_fingerprint(self) -> str | None:
-        """Names the profile behind it; None where there is none."""
-
-    @property
-    def interference(self) -> Interference:
-        """How neighbours on a device slow each other down."""
-
-    def degrees(self, module: str) -> tuple[int, ...]:
-        """Returns the data-parallel degrees that may be asked for, rising."""
-
-    def quotas(self, module: str, degree: int = 1) -> tuple[int, ...]:
-        """Returns the quotas in slots that may be asked for, rising."""
-
-    def time_ms(self, module: str, phase: Phase, degree: int, quota: int) -> float:
-        """Returns the time alone on the device, in milliseconds."""
-
-    def memory_bytes(self, module: str, degree: int) -> int:
-        """Returns the bytes that the module needs on each of its devices; 0 where unknown."""
-
-    def kept_bytes(self, module: str, degree: int) -> int:
-        """Returns the bytes of those that it keeps on each device while other stages run; 0 where unknown."""
-
-    def bandwidth(self, module: str, phase: Phase, degree: int, quota: int) -> float:
-        """Returns the share of a device's memory bandwidth that it uses alone, 0 to 1."""
-
-    def interference_ms(self, module: str, phase: Phase, degree: int, quota: int, *, beside: Beside) -> float:
-        """Returns what neighbours on one device add to the time, in milliseconds."""
-
-    def placed_ms(self, module: str, phase: Phase, degree: int, quota: int, *, beside: Beside = ()) -> float:
-        """Returns the time beside neighbours on one device, in milliseconds."""
-
-
-class TimedBeside(ABC):
-    """Times beside neighbours, for cost models that know times alone and a form of interference.
-
-    Attributes:
-        interference: How neighbours on a device slow each other down.
-    """
-
-    interference: Interference
-
-    @abstractmethod
-    def time_ms(self, module: str, phase: Phase, degree: int, quota: int) -> float:
-        """Returns the time alone on the device, in milliseconds."""
-
-    def interference_ms(self, module: str, phase: Phase, degree: int, quota: int, *, beside: Beside) -> float:
-        """Returns what the neighbours on one device add to a phase, in milliseconds (paper Eq. 7's delta)."""
-        if not beside:
-            return 0.0
-        alone_ms = self.time_ms(module, phase, degree, quota)
-        return self.interference.extra_ms(module, phase, quota=quota, alone_ms=alone_ms, beside=beside)
-
-    def placed_ms(self, module: str, phase: Phase, degree: int, quota: int, *, beside: Beside = ()) -> float:
-        """Returns the time of one phase beside the given (module, quota) neighbours, in milliseconds.
-
-        A module on several devices with different neighbours takes the longest of them (paper Eq. 7).
-
-        Raises:
-            InvalidProfileError: The module is not known.
-            ValueError: ``degree`` or ``quota`` lies outside what is known.
-        """
-        return self.time_ms(module, phase, degree, quota) + self.interference_ms(
-            module, phase, degree, quota, beside=beside
-        )
 
 
 class CostModel(TimedBeside):
@@ -134,10 +60,9 @@ class CostModel(TimedBeside):
         cls,
         profile: Profile,
         *,
-        interference: InterferenceKind = "measured",
-        surface: SurfaceKind = "shaped",
+        interference: str = "measured",
         fit: InterferenceFit | None = None,
-        estimate: BandwidthEstimate | None = None,
+        estimate: HasBandwidth | None = None,
         optimizer_bytes: float = ADAMW_BYTES,
     ) -> CostModel:
         """Builds surfaces, memory and interference from a profile.
@@ -146,10 +71,7 @@ class CostModel(TimedBeside):
 
         Args:
             profile: What was measured.
-            interference: ``measured`` (the profile's pairs), or a form: ``none``, ``additive``, ``full`` (paper Eq. 8
-                without and with its product), ``pairwise``, ``mosaic``.
-            surface: ``shaped`` (``ShapedSurface``: by the profile's counted shapes; smooth for a module without one),
-                ``smooth`` (``ScalingSurface``) or ``alpha-beta`` (Spindle's, over degree times quota).
+            interference: Name in the table of forms (``mosaic.cost.interference.FORMS``).
             fit: Coefficients of that form, found on this device before; fitted to the profile's groups and pairs
                 where None.
             estimate: Asked for bandwidths that were not measured.
@@ -159,10 +81,8 @@ class CostModel(TimedBeside):
 
         Raises:
             InvalidProfileError: A module has no samples of a phase that it runs, or a form lacks bandwidths or groups.
-            ValueError: There is no such surface, ``fit`` is of another form, or ``optimizer_bytes`` is negative.
+            ValueError: There is no such form, ``fit`` is of another one, or ``optimizer_bytes`` is negative.
         """
-        if surface not in get_args(SurfaceKind):
-            raise ValueError(f"surface={surface!r}; use one of {', '.join(get_args(SurfaceKind))}")
         if not 0 <= optimizer_bytes < float("inf"):
             raise ValueError(f"optimizer_bytes={optimizer_bytes}; bytes for each parameter are finite, 0 or more")
         grouped = _by_phase(profile)
@@ -173,9 +93,9 @@ class CostModel(TimedBeside):
                 at[sample.degree] = max(at.get(sample.degree, 0), sample.peak_bytes)
         idle = [(name, phase) for name in profile.graph.names for phase in Phase if (name, phase) not in grouped]
         bandwidths = Bandwidths(profile.samples, estimate=estimate, idle=idle)
-        chosen, findings = choose_interference(profile, bandwidths, interference, fit)
+        chosen, findings = interference_of(profile, bandwidths, interference, fit)
         return cls(
-            {key: _surface(surface, profile, grouped, key) for key in grouped},
+            {key: _surface(profile, grouped, key) for key in grouped},
             memory={entry.module: entry for entry in profile.memory},
             optimizer_bytes=_optimizer_state(profile, optimizer_bytes),
             peak_bytes=peaks,
@@ -191,15 +111,22 @@ class CostModel(TimedBeside):
         return tuple(module for module, phase in self._surfaces if phase is Phase.FORWARD)
 
     def degrees(self, module: str) -> tuple[int, ...]:
-        """Returns the data-parallel degrees sampled in every phase of a module, rising."""
+        """Returns the data-parallel degrees sampled in every phase of a module and those between them, rising."""
         surfaces = self._of(module)
-        return tuple(d for d in surfaces[0].degrees if all(d in surface.degrees for surface in surfaces))
+        sampled = [d for d in surfaces[0].degrees if all(d in surface.degrees for surface in surfaces)]
+        return tuple(degree for degree in degrees_between(sampled) if self._is_known(module, degree)) if sampled else ()
+
+    def _is_known(self, module: str, degree: int) -> bool:
+        try:
+            return bool(self.quotas(module, degree))
+        except ValueError:  # next to a degree at which the module cannot run
+            return False
 
     def quotas(self, module: str, degree: int = 1) -> tuple[int, ...]:
         """Returns the quotas in slots that the samples of every phase enclose, rising.
 
         Raises:
-            ValueError: The degree was not sampled.
+            ValueError: The degree lies outside what was sampled.
         """
         first, *others = (surface.quotas(degree) for surface in self._of(module))
         return tuple(quota for quota in first if all(quota in other for other in others))
@@ -260,12 +187,8 @@ class CostModel(TimedBeside):
 
 
 def _surface(
-    kind: SurfaceKind, profile: Profile, grouped: Mapping[tuple[str, Phase], list[Sample]], key: tuple[str, Phase]
-) -> Surface:
-    if kind == "alpha-beta":
-        return AlphaBetaSurface(grouped[key])
-    if kind == "smooth":
-        return ScalingSurface(grouped[key])
+    profile: Profile, grouped: Mapping[tuple[str, Phase], list[Sample]], key: tuple[str, Phase]
+) -> ShapedSurface:
     others = [s for (module, phase), of in grouped.items() if module == key[0] and phase is not key[1] for s in of]
     return ShapedSurface(grouped[key], shape=profile.shape_of(key[0]), others=others)
 

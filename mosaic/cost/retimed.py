@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mosaic.cost.interference import Interference
-from mosaic.cost.model import Cost, TimedBeside
+from mosaic.cost.interference.protocol import Interference
+from mosaic.cost.protocol import Cost, TimedBeside
 from mosaic.profile import Phase
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mosaic.demo.recordings import WORDS, Progress, Recordings, load_recordings
+from mosaic.demo.recordings import WORDS, FrameCallback, Recordings, load_recordings
 
 NUM_TEST_STRINGS = 200
 NUM_TEST_SCANS = 397
@@ -74,7 +74,7 @@ class DigitTriples:
         return len(ALPHABET) + 1
 
 
-def load(cache: Path, *, seed: int = 0, progress: Progress | None = None) -> DigitTriples:
+def load(cache: Path, *, seed: int = 0, progress: FrameCallback | None = None) -> DigitTriples:
     """Opens the set, making it on first use (seconds) in a folder of the caller's.
 
     Args:

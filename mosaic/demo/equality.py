@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import torch
 
 import mosaic
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.demo.data import Batch
 from mosaic.demo.loop import train
 from mosaic.demo.model import TriModal
 from mosaic.device import Device
 from mosaic.engine import Handle
-from mosaic.graph import ModuleGraph
+from mosaic.graph import ModuleGraph, Part
 from mosaic.plan import Placement, Plan, SearchRecord, Stage
 
 
@@ -63,7 +63,7 @@ def one_slot_plan(graph: ModuleGraph, device: Device) -> Plan:
             first += 1
         if first == len(stages):
             stages.append([])
-        stages[first].append(Placement(module=name, slots=(len(stages[first]),)))
+        stages[first].append(Placement(part=Part(module=name), slots=(len(stages[first]),)))
         level[name] = first
     return Plan(
         device=device,

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ class PlainProcess(Child):
     """The caller's side of the plain loop."""
 
     def __init__(self, settings: PlainSettings) -> None:
-        super().__init__("mosaic.demo.plain", json.dumps(_as_dict(settings)))
+        super().__init__("mosaic.demo.plain", json.dumps(asdict(settings), default=str))
 
     def train(self, steps: int) -> list[float]:
         """Takes training steps; returns their times in milliseconds."""
@@ -52,16 +52,6 @@ class PlainProcess(Child):
         return found
 
 
-def _as_dict(settings: PlainSettings) -> dict[str, Any]:
-    return {
-        "cache": str(settings.cache),
-        "seed": settings.seed,
-        "batch_size": settings.batch_size,
-        "steps": settings.steps,
-        "learning_rate": settings.learning_rate,
-    }
-
-
 def _serve(settings: PlainSettings) -> None:
     """Body of the process: trains, records or evaluates on request."""
     import torch
@@ -71,7 +61,7 @@ def _serve(settings: PlainSettings) -> None:
     from mosaic.demo.loop import retrieval
     from mosaic.demo.loop import train as train_on
     from mosaic.demo.model import TriModal
-    from mosaic.engine.plain_timeline import recorded
+    from mosaic.engine.host.plain_timeline import recorded
 
     data = load(settings.cache, seed=settings.seed)
     torch.manual_seed(settings.seed)

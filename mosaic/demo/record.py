@@ -1,4 +1,4 @@
-"""What the demo leaves behind: one JSON file with everything that it measured and where."""
+"""The demo's record: one JSON file with everything that it measured and where."""
 
 from __future__ import annotations
 

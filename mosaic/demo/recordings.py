@@ -1,4 +1,4 @@
-"""What spoken digit triples are recombined from: scans of digits and log-mel spectra of words, in one cached file."""
+"""The raw material of spoken digit triples: scans of digits and log-mel spectra of words, in one cached file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ VOICES = (
 )
 WORDS_PER_MINUTE = (165, 190, 220)
 NUM_MELS = 40
-MOST_FRAMES = 32
+MAX_FRAMES = 32
 
 _VERSION = 1
 _FILE = "spoken-digit-triples.npz"
@@ -36,7 +36,7 @@ _HOP_MS = 16
 _WINDOW_MS = 32
 _RANGE_DB = 80.0
 
-Progress: TypeAlias = Callable[[int, int], None]
+FrameCallback: TypeAlias = Callable[[int, int], None]
 """Called with what is done and what there is in all."""
 
 _logger = logging.getLogger(__name__)
@@ -51,14 +51,14 @@ class Recordings:
     scan_digits: NDArray[np.int64]
     """(num_scans,), 0 to 9."""
     speech: NDArray[np.uint8]
-    """(num_voices, num_speeds, 10, MOST_FRAMES, NUM_MELS) log-mel, 0 (silence) to 255; a frame is 16 ms."""
+    """(num_voices, num_speeds, 10, MAX_FRAMES, NUM_MELS) log-mel, 0 (silence) to 255; a frame is 16 ms."""
     speech_frames: NDArray[np.int64]
     """(num_voices, num_speeds, 10): frames of each word, a short silence after it included."""
     voices: tuple[str, ...]
     """espeak-ng's names."""
 
 
-def load_recordings(cache: Path, progress: Progress | None = None) -> Recordings:
+def load_recordings(cache: Path, progress: FrameCallback | None = None) -> Recordings:
     """Reads the recordings from a folder; makes them where they are missing, damaged or of another version.
 
     Raises:
@@ -116,7 +116,7 @@ def _write(path: Path, recordings: Recordings) -> None:
             aside.unlink()
 
 
-def _make(progress: Progress | None) -> Recordings:
+def _make(progress: FrameCallback | None) -> Recordings:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
@@ -125,7 +125,7 @@ def _make(progress: Progress | None) -> Recordings:
         ) from error
     digits = load_digits()
     shape = (len(VOICES), len(WORDS_PER_MINUTE), len(WORDS))
-    speech = np.zeros((*shape, MOST_FRAMES, NUM_MELS), dtype=np.uint8)
+    speech = np.zeros((*shape, MAX_FRAMES, NUM_MELS), dtype=np.uint8)
     frames = np.zeros(shape, dtype=np.int64)
     with Synthesiser() as synthesiser:
         mels = _mel_filters(synthesiser.sample_rate)
@@ -173,5 +173,5 @@ def _log_mel(samples: NDArray[np.int16], mels: NDArray[np.float64], sample_rate:
 def _trim(spectrum: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Cuts the silence around a word, leaves one frame of it at the end, and cuts what is longer than a slot."""
     loud = np.flatnonzero(spectrum.max(axis=1) > 255 * 0.4)
-    word = spectrum[loud[0] : loud[-1] + 1][: MOST_FRAMES - 1]
+    word = spectrum[loud[0] : loud[-1] + 1][: MAX_FRAMES - 1]
     return np.concatenate([word, np.zeros((1, NUM_MELS), dtype=np.uint8)])

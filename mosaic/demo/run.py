@@ -20,10 +20,13 @@ from mosaic.demo.model import TriModal
 from mosaic.demo.plain import PlainProcess, PlainSettings, timed_steps
 from mosaic.demo.record import RunRecord
 from mosaic.engine import Handle
-from mosaic.engine.plain_timeline import recorded
+from mosaic.engine.host.plain_timeline import recorded
 from mosaic.profiler import ForeignLoad, ProfileSettings
 from mosaic.provenance import Provenance
-from mosaic.report import Progress, draw_timelines, graph_table, plan_table, profile_table, write_trace
+from mosaic.report.progress import Progress
+from mosaic.report.table import graph_table, plan_table, profile_table
+from mosaic.report.timeline import draw_timelines
+from mosaic.report.trace import write_trace
 from mosaic.timeline import Timeline
 
 _WARM_STEPS = 3
@@ -141,11 +144,13 @@ def colocate_and_show(
     handle = mosaic.colocate(
         model,
         sample=batch,
-        cache=None,  # measuring is part of what is shown, and nothing of it is left in the user's own folder
-        trial=None,  # the solved plan is measured here in many more rounds, against the plain loop at its best
-        settings=ProfileSettings(sample_seconds=0.6, refuse_share=settings.max_foreign_share),
-        if_busy="raise",  # what is measured here is what is shown
-        progress=progress.follow("profiling the modules"),
+        options=mosaic.Options(
+            cache=None,  # measuring is part of what is shown, and nothing of it is left in the user's own folder
+            trial=None,  # the solved plan is measured here in many more rounds, against the plain loop at its best
+            profiling=ProfileSettings(sample_seconds=0.6, refuse_share=settings.max_foreign_share),
+            if_busy="raise",  # what is measured here is what is shown
+            progress=progress.follow("profiling the modules"),
+        ),
     )
     assert handle.profile is not None
     save(handle.profile, settings.output / "profile.json")

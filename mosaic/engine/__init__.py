@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from mosaic.engine.colocate import colocate
-from mosaic.engine.find import find_modules
+from mosaic.engine.finding.find import find_modules
 from mosaic.engine.handle import Handle
-from mosaic.engine.stage import stage
-from mosaic.engine.trial_settings import TrialSettings
+from mosaic.engine.options import Options, RankSettings
+from mosaic.engine.parallel import parallel
+from mosaic.engine.trial.settings import TrialSettings
 
-__all__ = ["Handle", "TrialSettings", "colocate", "find_modules", "stage"]
+__all__ = ["Handle", "Options", "RankSettings", "TrialSettings", "find_modules", "parallel"]

@@ -1,10 +1,9 @@
-"""``mosaic.colocate``: one call before the loop."""
+"""``mosaic.colocate`` on one rank: one call before the loop."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -13,32 +12,25 @@ from torch import nn
 from mosaic.backends.base import Backend, Lanes
 from mosaic.backends.table import default_backend
 from mosaic.cost import CostModel
-from mosaic.engine.executor import Executor
-from mosaic.engine.find import Finding, Sample, find_modules
-from mosaic.engine.first_calls import warm_up
+from mosaic.engine.calls.thread_state import forget_cast_weights
+from mosaic.engine.finding.find import Finding, Sample, find_modules
 from mosaic.engine.graphs import StageGraphs
 from mosaic.engine.handle import Handle
+from mosaic.engine.host.executor import Executor
+from mosaic.engine.options import DEFAULT_OPTIONS, Options
 from mosaic.engine.placing import PlacedPlan, Runs
-from mosaic.engine.stream_executor import StreamExecutor
-from mosaic.engine.thread_state import forget_cast_weights
-from mosaic.engine.trial_clock import EventClock, HostClock
-from mosaic.engine.trial_plans import plans_to_try
-from mosaic.engine.trial_settings import StepClock, TrialSettings
-from mosaic.engine.trial_setup import TrialSetup
-from mosaic.engine.trial_turn import turn_of_process
-from mosaic.engine.unprofiled import IfBusy, falls_back, plan_in_turn, warn_of_busy
+from mosaic.engine.profiled import plan_in_turn, warn_of_busy
+from mosaic.engine.streams.executor import StreamExecutor
+from mosaic.engine.streams.first_calls import warm_up
+from mosaic.engine.trial.clock import EventClock, HostClock
+from mosaic.engine.trial.plans import plans_to_try
+from mosaic.engine.trial.settings import StepClock, TrialSettings
+from mosaic.engine.trial.setup import TrialSetup
+from mosaic.engine.trial.turn import turn_of_process
 from mosaic.errors import BackendUnavailableError, UnstableMeasurementError, UnsupportedModelError
 from mosaic.plan import Plan
 from mosaic.profile import Profile
-from mosaic.profiler import (
-    ProfileCache,
-    ProfileSettings,
-    environment_of,
-    open_cache,
-    profile_modules,
-    structures_of,
-)
-from mosaic.profiler.sweep import ProgressCallback
+from mosaic.profiler import environment_of, open_cache, profile_modules, structures_of
 from mosaic.solver.runnable import check_method, plan_to_run
 
 SMALLEST_GAIN = 1.02
@@ -54,28 +46,17 @@ _WRAPPERS = {
 }
 
 
-def colocate(
+def colocate_one(
     model: nn.Module,
-    *,
     sample: Sample,
+    *,
+    plan: Plan | None = None,
     modules: Sequence[str] | None = None,
     exclude: Sequence[str] = (),
-    plan: Plan | None = None,
-    method: str = "auto",
-    profile: Profile | None = None,
-    cache: ProfileCache | Path | Literal["user"] | None = "user",
     backend: Backend | None = None,
-    graphs: bool | Literal["auto"] = "auto",
-    trial: TrialSettings | Literal["auto"] | None = "auto",
-    settings: ProfileSettings | None = None,
-    if_busy: IfBusy = "plain",
-    progress: ProgressCallback | None = None,
+    options: Options = DEFAULT_OPTIONS,
 ) -> Handle:
-    """Makes a model's own training loop run its modules side by side; changes nothing else about it.
-
-    Finds the modules that can be placed by one run on ``sample``, profiles them unless ``profile`` is given, solves
-    for stages and quotas unless ``plan`` is given, and opens the lanes. Afterwards ``model(...)`` and
-    ``loss.backward()`` compute what they computed before: on the host backend bit for bit at equal thread counts.
+    """Colocates a model on this process's device; see ``mosaic.colocate``.
 
     A plan that Mosaic solved for is tried before it is kept. In the loop's first steps the plain loop, the best plan,
     the next best ones and the sequential one take turns, a few steps each; what was measured goes back into the
@@ -86,54 +67,14 @@ def colocate(
 
     On the host, steps of a trial run at the thread counts of the plans that are tried, so that two runs agree bit for
     bit only with ``trial=None`` and one plan, or at one thread.
-
-    Args:
-        model: Any module tree, on the backend's device, in the mode in which it will train. It is changed in place:
-            the classes of placed modules are swapped, as FSDP2 does; parameters, keys and references stay.
-        sample: One batch as it will be trained on: a dict of keywords, a sequence of positions, a tensor, or a
-            function that runs the model once.
-        modules: Names or patterns of the modules to place, such as ``["trunks.*"]``; found by default.
-        exclude: Names or patterns of modules to leave where they are.
-        plan: A plan to run instead of solving for one.
-        method: Who plans: a solver, or a planner that Mosaic is compared with (``mosaic.solver.runnable.RUNNABLE``).
-            The plan of a method that is named runs as it is, like one that is given; ``auto`` is tried first.
-        profile: Measurements to plan from instead of taking them. No profile knows the optimizer: a plan leaves room
-            for AdamW's two moments in 32 bits, 8 bytes for each parameter that trains.
-        cache: Measurements of earlier runs: what is there is not taken again, and what is taken is kept. By default in
-            the user's cache folder (``~/.cache/mosaic/profiles``, or under ``$XDG_CACHE_HOME``); None for none.
-        backend: Where to run; by default the GPU that holds the model's parameters, or the host.
-        graphs: On a GPU, launch placed modules as CUDA graphs wherever that is right; they are captured at their first
-            calls. For modules of many small operators, which one thread cannot launch fast enough. ``auto``: a trial
-            also tries the best plan that way, where launching takes more than 0.3 of the modules' time on the device;
-            without a trial, and on the host, nothing is captured.
-        trial: How to try plans; ``auto`` is ``TrialSettings()`` where Mosaic solves the plan, and None where it is
-            given. None runs the plan, unless it was solved for and its predicted speed-up is under 2 %.
-        settings: How carefully to profile.
-        if_busy: What to do where other processes take so much of the machine that measuring means nothing (60 % of
-            its CPU time, ``ProfileSettings.refuse_share``): ``plain`` logs a warning and runs the model as it was,
-            with the reason in ``describe()``; ``raise`` raises. What the cache has needs no measuring. A method that
-            is named raises in any case, since nothing else was asked for.
-        progress: Told what is being profiled, how much is done, and how much there is.
-
-    Raises:
-        UnsupportedModelError: No module can be placed, or the model is wrapped in something that cannot be colocated.
-        InvalidPlanError: The plan is for another model or device.
-        InvalidProfileError: The profile is of another model or device.
-        UnstableMeasurementError: The machine is too busy to profile, and ``if_busy`` or a named method forbids to go
-            on without.
-        BackendUnavailableError: The model is on a device that the backend does not run.
-        ValueError: A plan and a method were given, or there is no such method; graphs are asked for on the host.
     """
-    check_method(method, plan)
-    may_fall_back = falls_back(if_busy, method)
-    kept = open_cache(cache)
+    check_method(options.method, plan)
+    kept = open_cache(options.cache)
     backend = backend or _backend_for(model)
+    options.check_for_one_rank(backend.device.kind)
     _refuse(model, backend)
-    if not isinstance(graphs, bool) and graphs != "auto":
-        raise ValueError(f"graphs={graphs!r}; use True, False or 'auto'")
-    if graphs is True and backend.device.kind == "host":
-        raise ValueError("graphs=True needs a model on a GPU; leave graphs out on the host")
     finding = find_modules(model, sample, include=modules, exclude=exclude)
+    profile = options.profile
     if profile is not None:
         profile.check_matches(
             graph=finding.graph,
@@ -141,46 +82,53 @@ def colocate(
             environment=environment_of(backend),
             structures=structures_of(finding.subjects),
         )
-    if plan is not None:
-        plan.check_matches(graph=finding.graph, device=backend.device)
-        opening = _Opening(model, finding, backend)
-        if not isinstance(trial, TrialSettings):
-            placed = opening(plan, graphs is True, False)
-            return _handle(model, finding, plan, profile, backend, placed=placed)
-        known = CostModel.from_profile(profile) if profile is not None else None
-        setup = _setup(opening, (plan,), known, trial, graphs=graphs)
-        return _handle(model, finding, plan, profile, backend, trial=setup)
-    if profile is None:
+    if plan is None and profile is None:
         try:
             profile = profile_modules(
-                model, finding.subjects, finding.graph, backend, cache=kept, settings=settings, progress=progress
+                model,
+                finding.subjects,
+                finding.graph,
+                backend,
+                cache=kept,
+                settings=options.profiling,
+                progress=options.progress,
             )
         except UnstableMeasurementError as error:
-            if not may_fall_back:
+            if not options.may_fall_back:
                 raise
             note = warn_of_busy("the modules were not profiled", "the model runs as it was", error)
             plan = plan_in_turn(finding.graph, backend.device)
             return Handle(model, finding, plan, profile=None, notes=(note, *backend.notes))
-    cost = CostModel.from_profile(profile)
-    plan = plan_to_run(method, finding.graph, cost, backend.device)
+    cost = CostModel.from_profile(profile) if profile is not None else None
     opening = _Opening(model, finding, backend)
-    if method != "auto" and not isinstance(trial, TrialSettings):
-        return _handle(model, finding, plan, profile, backend, placed=opening(plan, graphs is True, False))
-    if plan.predicted_speedup < SMALLEST_GAIN:
-        note = (
-            f"the best plan is predicted to be {plan.predicted_speedup:.3f} times as fast as one module after the "
-            f"other; below {SMALLEST_GAIN} the model is left as it was"
-        )
-        _LOG.info(note)
-        return Handle(model, finding, plan, profile=profile, notes=(note, *backend.notes))
+    trial = options.trial
+    if plan is not None:
+        plan.check_matches(graph=finding.graph, device=backend.device)
+        plans: tuple[Plan, ...] = (plan,)
+        trial = None if trial == "auto" else trial
+    else:
+        assert cost is not None
+        plan = plan_to_run(options.method, finding.graph, cost, backend.device)
+        if options.method != "auto":
+            trial = None if trial == "auto" else trial
+        if (options.method == "auto" or trial is not None) and plan.predicted_speedup < SMALLEST_GAIN:
+            note = (
+                f"the best plan is predicted to be {plan.predicted_speedup:.3f} times as fast as one module after the "
+                f"other; below {SMALLEST_GAIN} the model is left as it was"
+            )
+            _LOG.info(note)
+            return Handle(model, finding, plan, profile=profile, notes=(note, *backend.notes))
+        trial = TrialSettings() if trial == "auto" else trial
+        plans = (plan,) if trial is None else _plans_to_try(plan, finding, cost, trial)
     if trial is None:
-        return _handle(model, finding, plan, profile, backend, placed=opening(plan, graphs is True, False))
-    chosen = TrialSettings() if trial == "auto" else trial
-    plans = plans_to_try(
-        plan, finding.graph, cost, count=chosen.max_plans, smallest_gain=min(SMALLEST_GAIN, chosen.smallest_gain)
-    )
-    setup = _setup(opening, plans, cost, chosen, graphs=graphs)
+        return _handle(model, finding, plan, profile, backend, placed=opening(plan, options.cuda_graphs is True, False))
+    setup = _setup(opening, plans, cost, trial, graphs=options.cuda_graphs)
     return _handle(model, finding, plan, profile, backend, trial=setup)
+
+
+def _plans_to_try(plan: Plan, finding: Finding, cost: CostModel, trial: TrialSettings) -> tuple[Plan, ...]:
+    gain = min(SMALLEST_GAIN, trial.smallest_gain)
+    return plans_to_try(plan, finding.graph, cost, count=trial.max_plans, smallest_gain=gain)
 
 
 class _Opening:

@@ -12,29 +12,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from mosaic.engine.calls.signature import Arguments, learn
 from mosaic.engine.colocate import wrapped_parts
-from mosaic.engine.find import Finding, Sample, find_modules
-from mosaic.engine.remarks import Remark
-from mosaic.engine.signature import Arguments, learn
+from mosaic.engine.finding.find import Finding, Sample, find_modules
+from mosaic.engine.finding.remarks import Remark
 from mosaic.errors import UnsupportedModelError
 from mosaic.profiler import preserved
-
-_TODO = {
-    "Cache, which may hide": "switch it off while training: model.config.use_cache = False",
-    "which may hide tensors": "return and take tensors, lists, tuples, dicts or dataclasses",
-    "writes into one of its inputs": "let it write to a copy",
-    "keeps a result in its attribute": "let it return that",
-    "activation checkpointing": "nothing, if memory needs it; on its lane it would run without",
-    "Python's or numpy's random": "draw with torch",
-    "random numbers": "nothing, or draw with torch.rand and its like only",
-    "neither an argument nor": "pass it as an argument",
-    "times in a step": "call it once on a concatenated batch, or leave it where it is",
-    "shares": "nothing, or untie the weights if they need not be tied",
-    "written to in place": "write to a copy: x = x + 1 instead of x += 1",
-    "is used outside of it too": "move that use into the module, or leave it where it is",
-    "as its result": "let the module return it",
-    "a part of": "nothing; or name the parts: colocate(..., modules=[...])",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +63,7 @@ def examine(model: nn.Module, sample: Sample, *, origin: str) -> Examination:
     for edge in finding.graph.edges:
         edges[edge.target].append(edge.source)
     left_out = [
-        Remark(module=name, what=reason, where=_own_place(reason, model, name), todo=_todo(reason))
+        Remark(module=name, what=reason, where=_own_place(reason, model, name), todo=reason.todo)
         for name, reason in finding.left_out.items()
     ]
     return Examination(
@@ -104,7 +87,7 @@ def _obstacles(model: nn.Module, finding: Finding) -> list[Remark]:
         if signature.obstacle is not None:
             where = finding.places[subject.name]
             found.append(
-                Remark(module=subject.name, what=signature.obstacle, where=where, todo=_todo(signature.obstacle))
+                Remark(module=subject.name, what=signature.obstacle, where=where, todo=signature.obstacle.todo)
             )
     return found
 
@@ -134,10 +117,6 @@ def _class_of(module: nn.Module, otherwise: str) -> str:
     if code is None:
         return otherwise
     return f"{code.co_filename}:{code.co_firstlineno} in {type(module).__qualname__}"
-
-
-def _todo(reason: str) -> str:
-    return next((todo for text, todo in _TODO.items() if text in reason), "nothing; it runs where it is called")
 
 
 def _failed(error: Exception, origin: str) -> Remark:

@@ -1,4 +1,4 @@
-"""Timing one lane alone, or two side by side, by a question's settings; ``mosaic.profiler.together`` does the rest."""
+"""Timing one lane alone, or two side by side, by a question's settings; ``mosaic.profiler.measuring.together`` does the rest."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ import torch
 
 from mosaic.backends.base import Lane, Lanes
 from mosaic.microbench.settings import BenchSettings
-from mosaic.profiler.together import MOST_PIECES, Call, Part, Pieces, run_alone, run_together, window_ms
+from mosaic.profiler.measuring.together import (
+    MAX_PIECES,
+    Call,
+    LaneWork,
+    Pieces,
+    run_alone,
+    run_together,
+    window_ms,
+)
 
 __all__ = ["Call", "Pieces", "time_alone", "time_beside", "window_ms"]
 
@@ -42,8 +50,8 @@ def time_beside(
     parts = []
     for (lane, call), ms in zip(both, alone_ms, strict=True):
         calls = _calls_in_piece(ms, settings.piece_ms)
-        pieces = min(MOST_PIECES, max(3, math.ceil(settings.together_ms / (ms * calls))))
-        parts.append(Part(lane, call, calls, pieces, ms))
+        pieces = min(MAX_PIECES, max(3, math.ceil(settings.together_ms / (ms * calls))))
+        parts.append(LaneWork(lane, call, calls, pieces, ms))
     return run_together(parts, inline=lanes.launches_inline, device=device)
 
 

@@ -5,23 +5,24 @@
     model = models.build("imagebind", size="tiny")
     loss = models.loss_of(model(**models.make_batch("imagebind", size="tiny")))
 
-Each model exists ``tiny``, as published (``public``) and with the dimensions of the paper's Table 1 on the inputs of
-its Table 2 (``paper``); its file says where the table and the published model differ. Weights and samples are random.
+Each model is a file with a ``MODEL`` at its end, which ``catalogue`` names. It exists ``tiny``, as published
+(``public``) and with the dimensions of the paper's Table 1 on the inputs of its Table 2 (``paper``); its file says
+where the table and the published model differ. Weights and samples are random.
 """
 
-from mosaic.models.catalogue import MODELS, SIX, Entry, Size, build, config_of, entry_of, loss_of, make_batch
+from mosaic.models.catalogue import MODELS, PAPER_MODELS, build, config_of, find_model, make_batch
 from mosaic.models.inputs import TABLE_2, InputSizes
+from mosaic.models.zoo_model import ZooModel, loss_of
 
 __all__ = [
     "MODELS",
-    "SIX",
+    "PAPER_MODELS",
     "TABLE_2",
-    "Entry",
     "InputSizes",
-    "Size",
+    "ZooModel",
     "build",
     "config_of",
-    "entry_of",
+    "find_model",
     "loss_of",
     "make_batch",
 ]

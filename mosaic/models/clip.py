@@ -16,10 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mosaic.models.block import Shape
 from mosaic.models.inputs import TABLE_2, TINY, Draw, InputSizes
-from mosaic.models.losses import contrastive_loss
-from mosaic.models.towers import Patches, PatchTower, TokenTower
+from mosaic.models.layers.block import Shape
+from mosaic.models.layers.targets import contrastive_loss
+from mosaic.models.layers.towers import Patches, PatchTower, TokenTower
+from mosaic.models.zoo_model import ZooModel
 
 VOCABULARY = 49_408
 """Of CLIP's byte pairs; the last one ends a text."""
@@ -110,3 +111,13 @@ def make_batch(config: ClipConfig, draw: Draw) -> dict[str, Tensor]:
     text = draw.text(config.vocabulary - 1)
     text[:, -1] = config.vocabulary - 1
     return {"image": draw.image(), "text": text}
+
+
+MODEL = ZooModel(
+    name="clip",
+    make=Clip,
+    sample=make_batch,
+    sizes=SIZES,
+    source="Radford et al. 2021",
+    workload="mosaic",
+)

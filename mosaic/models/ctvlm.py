@@ -17,18 +17,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mosaic.models.block import Shape
 from mosaic.models.inputs import TABLE_2, TINY, Draw, InputSizes
-from mosaic.models.language_model import LLAMA_2_7B, TINY_LLAMA, LanguageConfig, LanguageModel
-from mosaic.models.losses import next_token_loss
-from mosaic.models.towers import Patches, PatchTower, embedding
+from mosaic.models.layers.block import Shape
+from mosaic.models.layers.language_model import LLAMA_2_7B, TINY_LLAMA, LanguageConfig, LanguageModel
+from mosaic.models.layers.targets import next_token_loss
+from mosaic.models.layers.towers import Patches, PatchTower, embedding
+from mosaic.models.zoo_model import ZooModel
 
 MODULES = tuple(f"{branch}.{part}" for branch in ("small", "large") for part in ("visual", "language_model"))
 """Modules to place, where the two models as wholes are too coarse."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BranchConfig:
+class VisionLanguageConfig:
     """Dimensions of one of the two models."""
 
     vision: Shape
@@ -38,7 +39,7 @@ class BranchConfig:
     language: LanguageConfig
     """Language model."""
 
-    def tiny(self) -> BranchConfig:
+    def tiny(self) -> VisionLanguageConfig:
         """Returns the same kind of model, small."""
         return replace(self, vision=self.vision.tiny(), patch=16, language=self.language.tiny())
 
@@ -47,9 +48,9 @@ class BranchConfig:
 class CtvlmConfig:
     """Dimensions of both."""
 
-    small: BranchConfig
+    small: VisionLanguageConfig
     """The tiny model."""
-    large: BranchConfig
+    large: VisionLanguageConfig
     """The large model; of the same vocabulary."""
     inputs: InputSizes
     """Sizes of an image and of a text."""
@@ -58,8 +59,8 @@ class CtvlmConfig:
 
 
 _PUBLISHED = CtvlmConfig(
-    small=BranchConfig(vision=Shape(layers=12, width=768, heads=12), patch=16, language=TINY_LLAMA),
-    large=BranchConfig(vision=Shape(layers=24, width=1024, heads=16), patch=14, language=LLAMA_2_7B),
+    small=VisionLanguageConfig(vision=Shape(layers=12, width=768, heads=12), patch=16, language=TINY_LLAMA),
+    large=VisionLanguageConfig(vision=Shape(layers=24, width=1024, heads=16), patch=14, language=LLAMA_2_7B),
     inputs=InputSizes(image_px=224, text_tokens=512),
 )
 _LARGE_TINY = _PUBLISHED.large.tiny()
@@ -79,7 +80,7 @@ SIZES: Mapping[str, CtvlmConfig] = MappingProxyType(
 )
 
 
-class Branch(nn.Module):
+class VisionLanguageModel(nn.Module):
     """One vision-language model: the image's tokens stand before the text's.
 
     Args:
@@ -87,7 +88,7 @@ class Branch(nn.Module):
         image_px: Height and width of an image.
     """
 
-    def __init__(self, config: BranchConfig, image_px: int) -> None:
+    def __init__(self, config: VisionLanguageConfig, image_px: int) -> None:
         super().__init__()
         width = config.language.shape.width
         patches = Patches(channels=3, extent=(image_px,) * 2, patch=(config.patch,) * 2)
@@ -122,8 +123,8 @@ class Ctvlm(nn.Module):
         if vocabularies[0] != vocabularies[1]:
             raise ValueError(f"vocabularies of {vocabularies} ids cannot be distilled; give both models the same")
         self.temperature = config.temperature
-        self.small = Branch(config.small, config.inputs.image_px)
-        self.large = Branch(config.large, config.inputs.image_px)
+        self.small = VisionLanguageModel(config.small, config.inputs.image_px)
+        self.large = VisionLanguageModel(config.large, config.inputs.image_px)
         self.align = nn.Linear(config.small.language.shape.width, config.large.language.shape.width)
 
     def forward(self, input_ids: Tensor, labels: Tensor, image: Tensor | None = None) -> dict[str, Tensor]:
@@ -156,3 +157,14 @@ def make_batch(config: CtvlmConfig, draw: Draw) -> dict[str, Tensor]:
     """Draws images and texts."""
     ids = draw.text(config.small.language.vocabulary)
     return {"input_ids": ids, "labels": ids.clone(), "image": draw.image()}
+
+
+MODEL = ZooModel(
+    name="ctvlm",
+    make=Ctvlm,
+    sample=make_batch,
+    sizes=SIZES,
+    source="Lu et al., ACM MM 2024; a stand-in",
+    workload="mosaic",
+    modules=MODULES,
+)

@@ -22,11 +22,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mosaic.models.block import Shape
 from mosaic.models.clip import VOCABULARY
 from mosaic.models.inputs import TABLE_2, TINY, Draw, InputSizes
-from mosaic.models.losses import contrastive_loss
-from mosaic.models.towers import Patches, PatchTower, TokenTower
+from mosaic.models.layers.block import Shape
+from mosaic.models.layers.targets import contrastive_loss
+from mosaic.models.layers.towers import Patches, PatchTower, TokenTower
+from mosaic.models.zoo_model import ZooModel
 
 MODALITIES = ("image", "text", "audio", "depth", "thermal", "imu")
 """In the order of the original; images are the anchor of all others."""
@@ -196,3 +197,14 @@ def _encoder(config: ImageBindConfig, modality: str) -> nn.Module:
         first_norm=modality == "image",
         head_dropout=config.imu_dropout if modality == "imu" else 0.0,
     )
+
+
+MODEL = ZooModel(
+    name="imagebind",
+    make=ImageBind,
+    sample=make_batch,
+    sizes=SIZES,
+    source="Girdhar et al. 2023",
+    workload="mosaic",
+    frozen=FROZEN,
+)

@@ -13,10 +13,11 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from mosaic.models.imagebind import FIXED_SCALES, MODALITIES, ImageBind, ImageBindConfig
+from mosaic.models.imagebind import FIXED_SCALES, MODALITIES, SIZES, ImageBind, ImageBindConfig
 from mosaic.models.imagebind import make_batch as make_samples
 from mosaic.models.inputs import Draw
-from mosaic.models.losses import contrastive_loss
+from mosaic.models.layers.targets import contrastive_loss
+from mosaic.models.zoo_model import ZooModel
 
 TASKS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
@@ -77,3 +78,13 @@ def make_batch(
         samples = make_samples(config, draw)
         made[task] = {modality: samples[modality] for modality in TASKS[task]}
     return made
+
+
+MODEL = ZooModel(
+    name="multitask-clip",
+    make=MultitaskClip,
+    sample=make_batch,
+    sizes=SIZES,
+    source="Spindle, section 5 and appendix C",
+    workload="spindle",
+)

@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mosaic.models.inputs import Draw
-from mosaic.models.losses import token_loss
-from mosaic.models.ofasys import MODALITIES, WORDS, WRITTEN_WORDS, Ofasys, OfasysConfig
+from mosaic.models.layers.targets import shifted, token_loss
+from mosaic.models.ofasys import MODALITIES, SIZES, WORDS, WRITTEN_WORDS, Ofasys, OfasysConfig
 from mosaic.models.ofasys import make_batch as make_samples
-from mosaic.models.targets import shifted
+from mosaic.models.zoo_model import ZooModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,3 +144,13 @@ def _real(rows: Rows) -> Tensor:
     first = next(iter(rows.values()))
     lengths = torch.cat([torch.full((len(part),), part.shape[1], device=first.device) for part in rows.values()])
     return (torch.arange(longest, device=first.device) < lengths.unsqueeze(1))[:, None, None]
+
+
+MODEL = ZooModel(
+    name="multitask-ofasys",
+    make=MultitaskOfasys,
+    sample=make_batch,
+    sizes=SIZES,
+    source="Spindle, section 5 and appendix C",
+    workload="spindle",
+)

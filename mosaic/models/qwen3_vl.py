@@ -16,13 +16,14 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
-from mosaic.models.attention import grid_positions
-from mosaic.models.block import Shape
 from mosaic.models.inputs import TABLE_2, TINY, Draw, InputSizes
-from mosaic.models.language_model import LanguageConfig, LanguageModel, language_shape, merge
-from mosaic.models.losses import next_token_loss
-from mosaic.models.qwen3_vision import FRAMES, MERGE, VisionConfig, VisionTower
-from mosaic.models.towers import embedding
+from mosaic.models.layers.attention import grid_positions
+from mosaic.models.layers.block import Shape
+from mosaic.models.layers.language_model import LanguageConfig, LanguageModel, language_shape, merge
+from mosaic.models.layers.qwen3_vision import FRAMES, MERGE, VisionConfig, VisionTower
+from mosaic.models.layers.targets import next_token_loss
+from mosaic.models.layers.towers import embedding
+from mosaic.models.zoo_model import ZooModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,3 +166,13 @@ def make_batch(config: Qwen3VLConfig, draw: Draw, *, video: bool = False) -> dic
     positions = positions_of(tokens, 1, frames, side, draw.device).expand(draw.batch, -1, -1).contiguous()
     seen = {"video": draw.video()} if video else {"image": draw.image()}
     return {"input_ids": ids, "position_ids": positions, "labels": labels, **seen}
+
+
+MODEL = ZooModel(
+    name="qwen3-vl",
+    make=Qwen3VL,
+    sample=make_batch,
+    sizes=SIZES,
+    source="Bai et al. 2025",
+    workload="mosaic",
+)

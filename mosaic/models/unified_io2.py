@@ -22,14 +22,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mosaic.models.attention import Angles, Rotary, grid_positions, line_positions
-from mosaic.models.block import Shape, Stack
 from mosaic.models.inputs import TABLE_2, TINY, Draw, InputSizes
-from mosaic.models.language_model import language_shape
-from mosaic.models.losses import token_loss
-from mosaic.models.resampler import Resampler
-from mosaic.models.targets import shifted, target_mask
-from mosaic.models.towers import Patches, PatchTower, embedding
+from mosaic.models.layers.attention import Angles, Rotary, grid_positions, line_positions
+from mosaic.models.layers.block import Shape, Stack
+from mosaic.models.layers.language_model import language_shape
+from mosaic.models.layers.resampler import Resampler
+from mosaic.models.layers.targets import shifted, target_mask, token_loss
+from mosaic.models.layers.towers import Patches, PatchTower, embedding
+from mosaic.models.zoo_model import ZooModel
 
 TARGETS = ("text", "image", "audio")
 """What the decoder writes, in its order."""
@@ -263,3 +263,15 @@ def make_batch(config: UnifiedIO2Config, draw: Draw) -> dict[str, Tensor]:
 
 def _joined(angles: list[Angles]) -> Angles:
     return torch.cat([cosines for cosines, _ in angles]), torch.cat([sines for _, sines in angles])
+
+
+MODEL = ZooModel(
+    name="unified-io-2",
+    make=UnifiedIO2,
+    sample=make_batch,
+    sizes=SIZES,
+    source="Lu et al. 2024",
+    workload="mosaic",
+    frozen=FROZEN,
+    modules=MODULES,
+)

@@ -20,19 +20,21 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mosaic.backends.base import Backend
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.cost import Cost
-from mosaic.engine.find import Finding
+from mosaic.engine.finding.find import Finding
 from mosaic.errors import InfeasibleError
 from mosaic.plan import Plan
 from mosaic.profiler import ProfileSettings, measure_ring
 from mosaic.ranks.choosing.planning import cost_of_ranks, link_of, profile_of_all
 from mosaic.ranks.choosing.routed import Routes
-from mosaic.ranks.colocate import colocate_ranks, cores_of_rank, examined_for_ranks, found_for_ranks
+from mosaic.ranks.colocate import colocate_ranks
 from mosaic.ranks.meeting.world import World
+from mosaic.ranks.running.prepare import cores_of_rank, prepare
+from mosaic.solver.methods import compared_methods
 from mosaic.solver.runnable import plan_to_run
 
-COMPARED = ("exact", "gahc", "sequential", "megatron", "distmm", "spindle", "spindle-optimus")
+COMPARED = compared_methods()
 """Methods that are compared unless others are named."""
 
 
@@ -111,7 +113,7 @@ def compare_plans(
 
     Args:
         make: Makes a new model with the same weights and a rank's batch; called several times.
-        methods: Names from ``RUNNABLE``.
+        methods: Names from ``METHODS``.
         plan: A plan to measure instead of profiling and planning.
         rounds: How much to measure.
         settings: How carefully rank 0 profiles.
@@ -160,23 +162,15 @@ def _plans(
 ) -> dict[str, Plan | str]:
     """Has rank 0 plan by each method; a plan, or why there is none."""
     ring = measure_ring(backend.torch_device, group=world.everyone)
-    finding, error = found_for_ranks(trained.model, trained.sample)
-    world.all_or_none(error)
-    assert finding is not None
-    examined, error = examined_for_ranks(trained.model, finding, trained.sample)
-    world.all_or_none(error)
-    assert examined is not None
-    routes = Routes.agreed(finding, examined, world, direct=backend.device.kind == "host")
-    found: dict[str, Plan | str] = {}
-    if world.rank == 0:
-        try:
-            profile = profile_of_all(trained.model, finding, backend, world.size, ring, settings)
-            cost = cost_of_ranks(trained.model, finding, profile, ring, world.size)
-            told = partial(routes.told, link=link_of(ring))
-            found = _planned(methods, finding, cost, told, backend, world.size)
-        except Exception as failure:  # whatever it is, the other ranks wait for an answer
-            error = failure
-    world.all_or_none(error)
+    on = prepare(world, trained.model, trained.sample, backend)
+    told = partial(Routes.agreed(on).told, link=link_of(ring))
+
+    def planned() -> dict[str, Plan | str]:
+        profile = profile_of_all(on, ring, settings)
+        cost = cost_of_ranks(trained.model, on.finding, profile, ring, world.size)
+        return _planned(methods, on.finding, cost, told, backend, world.size)
+
+    found = world.together(lambda: planned() if world.rank == 0 else {})
     plans: dict[str, Plan | str] = world.first_says(found)
     return plans
 

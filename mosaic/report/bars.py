@@ -1,4 +1,4 @@
-"""Where the rectangles of a plan lie in predicted time: shared by the picture and the terminal."""
+"""A plan's rectangles in predicted time: shared by the picture and the terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mosaic.plan import Plan, Stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bar:
+class PlanBar:
     """One module's predicted forward or backward on one device."""
 
     module: str
@@ -33,7 +33,7 @@ class Bar:
 class PlanBars:
     """A plan's step as rectangles: forwards in stage order, then backwards in the reverse order."""
 
-    bars: tuple[Bar, ...]
+    bars: tuple[PlanBar, ...]
     """One for each placement, phase and device."""
     edges_ms: tuple[tuple[int, str, float, float], ...]
     """Stage index, phase, start and end of each stage's forward and backward."""
@@ -49,7 +49,7 @@ def bars_of_plan(plan: Plan) -> PlanBars:
     order: list[tuple[int, Stage, Literal["forward", "backward"]]] = []
     order += [(index, stage, "forward") for index, stage in enumerate(plan.stages)]
     order += [(index, stage, "backward") for index, stage in reversed(tuple(enumerate(plan.stages)))]
-    bars: list[Bar] = []
+    bars: list[PlanBar] = []
     edges: list[tuple[int, str, float, float]] = []
     now = 0.0
     for index, stage, phase in order:
@@ -60,7 +60,7 @@ def bars_of_plan(plan: Plan) -> PlanBars:
             longest = max(longest, length)
             if length > 0:
                 bars += [
-                    Bar(
+                    PlanBar(
                         module=placement.module,
                         phase=phase,
                         stage=index,
@@ -97,9 +97,9 @@ def ms_text(time_ms: float) -> str:
     return f"{time_ms:.0f}" if time_ms >= 100 else f"{time_ms:.3g}"
 
 
-def rows_of_slots(plan: Plan, bars: Sequence[Bar]) -> list[tuple[str, tuple[Bar, ...]]]:
+def rows_of_slots(plan: Plan, bars: Sequence[PlanBar]) -> list[tuple[str, tuple[PlanBar, ...]]]:
     """Returns a name and the bars of each slot; above 16 slots, neighbours that do the same share a row."""
-    rows: list[tuple[int, list[int], tuple[Bar, ...]]] = []
+    rows: list[tuple[int, list[int], tuple[PlanBar, ...]]] = []
     merge = plan.num_devices * plan.device.num_slots > 16
     for device in range(plan.num_devices):
         for slot in plan.device.slots:

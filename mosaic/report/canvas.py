@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
@@ -15,7 +16,7 @@ from mosaic.report.palette import FAINT, GLUE, INK, darker, ink_on, lighter
 DPI = 200
 _FORMATS = (".png", ".svg")
 _TEXT_SIZE = 10.0
-_LEAST_TEXT_SIZE = 6.5
+_MIN_TEXT_SIZE = 6.5
 _ELLIPSIS = "…"
 
 
@@ -90,8 +91,8 @@ class Canvas:
         """Returns ``text``, or as many of its first letters and an ellipsis as ``room`` inches hold."""
         if self.measure(text, size, weight) <= room:
             return text
-        lengths = range(len(text) - 1, 0, -1)
-        return next((t for n in lengths if self.measure(t := text[:n] + _ELLIPSIS, size, weight) <= room), "")
+        fitting = bisect_right(range(len(text)), room, key=lambda n: self.measure(text[:n] + _ELLIPSIS, size, weight))
+        return text[: fitting - 1] + _ELLIPSIS if fitting > 1 else ""
 
     def measure(self, text: str, size: float = _TEXT_SIZE, weight: str = "normal") -> float:
         """Returns the width of ``text`` in inches."""
@@ -120,9 +121,9 @@ class Canvas:
         wide, high = (abs(corners[1] - corners[0]) / DPI).tolist()
         size = min(_TEXT_SIZE, high * 72 * 0.78)
         upright_size = min(_TEXT_SIZE, wide * 72 * 0.78)
-        shown = self.fit(name, wide - 0.06, size) if size >= _LEAST_TEXT_SIZE else ""
-        upright = self.fit(name, high - 0.06, upright_size) if upright_size >= _LEAST_TEXT_SIZE else ""
-        if not shown and not upright and size >= _LEAST_TEXT_SIZE:
+        shown = self.fit(name, wide - 0.06, size) if size >= _MIN_TEXT_SIZE else ""
+        upright = self.fit(name, high - 0.06, upright_size) if upright_size >= _MIN_TEXT_SIZE else ""
+        if not shown and not upright and size >= _MIN_TEXT_SIZE:
             shown = self.shorten(name.rpartition(".")[2], wide - 0.06, size)
             shown = shown if len(shown) > 4 else ""
         if shown or upright:

@@ -15,7 +15,7 @@ _COLUMNS = (
     ("planner", False),
     ("predicted\nms", True),
     ("× best", True),
-    ("waves", True),
+    ("stages", True),
     ("sliced\nmodules", True),
     ("search\ns", True),
     ("note", False),
@@ -41,7 +41,7 @@ def _cells(one: Comparison) -> list[str]:
         one.method,
         f"{one.predicted_ms:.2f}",
         "-" if one.ratio is None else f"{one.ratio:.2f}",
-        str(one.num_waves),
+        str(one.num_stages),
         str(len(one.sliced)),
         f"{one.seconds:.2f}",
         _note(one),
@@ -53,7 +53,7 @@ def _note(one: Comparison) -> str:
         return "proven best of whole modules"
     if one.bound_ms > 0 and one.predicted_ms:
         return f"at most {one.predicted_ms / one.bound_ms - 1:.1%} above the best of whole modules"
-    return "" if one.is_runnable else "cannot be run as a plan"
+    return "" if one.is_runnable else "cannot be run: it slices modules"
 
 
 def _caption(compared: Sequence[Comparison]) -> str:

@@ -1,4 +1,4 @@
-"""Why a plan is as it is, for the terminal: ``mosaic plan --explain``."""
+"""Reasons of a plan, for the terminal: ``mosaic plan --explain``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all tables for the terminal look like."""
+"""The look of all tables for the terminal."""
 
 from __future__ import annotations
 

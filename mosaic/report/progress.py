@@ -1,4 +1,4 @@
-"""What is going on and how long it will take, while long work runs: a bar for people, few lines for logs."""
+"""Progress of long work: a bar for people, few lines for logs."""
 
 from __future__ import annotations
 

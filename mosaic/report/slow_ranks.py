@@ -1,4 +1,4 @@
-"""Which of several ranks is slow: its own computing takes longer than that of the same modules on other ranks.
+"""Finding a slow rank among several: its own computing takes longer than that of the same modules on other ranks.
 
 Waiting is told apart from computing. A rank that waits is not slow, and where one is slow the others wait. Modules are
 compared by the medians of their steps, the first one left out, where a step or more are left. A rank that something
@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from mosaic.errors import InvalidFileError
 from mosaic.rank_trace import RankSpan, RankTrace
 
-RATIO = 1.25
+MIN_RATIO = 1.25
 """How much longer than elsewhere a module has to take: rows of ranks may differ by one, machines by some percent."""
-MOST = 0.75
+MIN_STEP_SHARE = 0.75
 """Share of the steps in which it has to take that much longer: a machine that is now and then busy is not slow."""
-SHARE = 0.03
+MIN_LOST_SHARE = 0.03
 """Of the time of a step: less than this is not worth a word."""
 
 
@@ -158,7 +158,7 @@ def _summary(trace: RankTrace, tables: Mapping[int, _Table], steps: set[int]) ->
             compared += 1
             here_ms = statistics.median(here.values())
             elsewhere_ms = statistics.median(statistics.median(other.values()) for other in others)
-            if elsewhere_ms > 0 and here_ms >= RATIO * elsewhere_ms and _mostly_longer(here, others):
+            if elsewhere_ms > 0 and here_ms >= MIN_RATIO * elsewhere_ms and _mostly_longer(here, others):
                 found.append(SlowModule(module=module, phase=phase, here_ms=here_ms, elsewhere_ms=elsewhere_ms))
     compute = _per_step(_of_kind(trace.spans, "compute", steps), steps)
     wait = _per_step(_of_kind(trace.spans, "wait", steps), steps)
@@ -170,7 +170,7 @@ def _summary(trace: RankTrace, tables: Mapping[int, _Table], steps: set[int]) ->
         compute_ms=compute,
         wait_ms=wait,
         num_compared=compared,
-        slow=tuple(found) if lost > SHARE * (compute + wait) else (),
+        slow=tuple(found) if lost > MIN_LOST_SHARE * (compute + wait) else (),
     )
 
 
@@ -180,8 +180,8 @@ def _mostly_longer(here: Mapping[int, float], others: Sequence[Mapping[int, floa
     for step, time_ms in here.items():
         elsewhere = [other[step] for other in others if step in other]
         if elsewhere:
-            longer.append(time_ms >= RATIO * statistics.median(elsewhere))
-    return sum(longer) >= MOST * len(longer)
+            longer.append(time_ms >= MIN_RATIO * statistics.median(elsewhere))
+    return sum(longer) >= MIN_STEP_SHARE * len(longer)
 
 
 def _per_step(spans: Iterable[RankSpan], steps: set[int]) -> float:

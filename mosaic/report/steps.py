@@ -1,4 +1,4 @@
-"""Which of the recorded steps stand for a run when there is no room for all of them."""
+"""Choosing recorded steps that stand for a run when there is no room for all of them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,11 @@
 """From costs to a plan: which modules share a stage, and on which slots. Loads neither torch nor ortools."""
 
+from mosaic.solver.gahc.stage_eval import StageEvaluator
+from mosaic.solver.methods import METHODS
 from mosaic.solver.options import DeploymentOption, QuotaGrid
-from mosaic.solver.solve import METHODS, SearchOptions, solve
-from mosaic.solver.stage_eval import StageEvaluator, StageResult
+from mosaic.solver.solve import solve
+from mosaic.solver.stage import StageResult
+from mosaic.solver.task import SearchOptions
 
 __all__ = [
     "METHODS",

@@ -1,7 +1,7 @@
-"""Every planner on the same graph, devices and cost model: what ``mosaic plan --compare`` prints.
+"""Every method on the same graph, devices and cost model: what ``mosaic plan --compare`` prints.
 
 All times are predicted by that one cost model; nothing is measured here. The order of the planners differs from
-input to input. A schedule that slices modules (Spindle's) may be predicted to beat the best plan of whole modules.
+input to input. A plan that slices modules (Spindle's) may be predicted to beat the best plan of whole modules.
 """
 
 from __future__ import annotations
@@ -16,22 +16,26 @@ from mosaic.device import Device
 from mosaic.errors import BackendUnavailableError, InfeasibleError, UndecidedError
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan
+from mosaic.solver.methods import METHODS, compared_methods
 from mosaic.solver.options import all_options
-from mosaic.solver.planners import PLANNERS, PlannerSettings, WavePlan, plan_with
-from mosaic.solver.solve import METHODS, SearchOptions, solve
+from mosaic.solver.planners.draft import PlannerSettings
+from mosaic.solver.solve import Solution, find_solution
+from mosaic.solver.task import SearchOptions
 
-COMPARED = (*PLANNERS, "gahc", "exact")
-"""Planners and solvers that are compared unless others are named."""
+COMPARED_LAYERS = 12
+"""Layers that a module is taken to have where the planners' settings do not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What one planner made of it, or why it could not."""
+    """What one method made of it, or why it could not."""
 
     method: str
     """Name of the planner or solver."""
-    plan: Plan | WavePlan | None = None
+    plan: Plan | None = None
     """What it answers; None where it could not."""
+    predicted_ms: float | None = None
+    """Predicted time of a step's modules, in milliseconds, by the method's own rule; None where it could not."""
     reason: str = ""
     """Why it could not; empty where it could."""
     ratio: float | None = None
@@ -41,26 +45,19 @@ class Comparison:
     """Wall time of planning."""
 
     @property
-    def predicted_ms(self) -> float | None:
-        """Predicted time of a step's modules, in milliseconds; None where it could not."""
-        return None if self.plan is None else self.plan.predicted_ms
-
-    @property
-    def num_waves(self) -> int:
-        """Stages or waves, one after the other; 0 where it could not."""
-        if self.plan is None:
-            return 0
-        return len(self.plan.waves if isinstance(self.plan, WavePlan) else self.plan.stages)
+    def num_stages(self) -> int:
+        """Stages, one after the other; 0 where it could not."""
+        return 0 if self.plan is None else len(self.plan.stages)
 
     @property
     def sliced(self) -> tuple[str, ...]:
         """Modules that it cuts into several parts."""
-        return self.plan.sliced if isinstance(self.plan, WavePlan) else ()
+        return () if self.plan is None else self.plan.sliced
 
     @property
     def is_runnable(self) -> bool:
-        """Whether it is a plan that can be run, or can be turned into one by ``WavePlan.as_plan``."""
-        return self.plan is not None and (isinstance(self.plan, Plan) or self.plan.is_runnable)
+        """Whether its plan can be run: it keeps modules whole."""
+        return self.plan is not None and not self.sliced
 
     @property
     def status(self) -> Literal["optimal", "feasible"]:
@@ -79,9 +76,8 @@ def compare(
     device: Device,
     *,
     num_devices: int = 1,
-    methods: Sequence[str] = COMPARED,
+    methods: Sequence[str] | None = None,
     search: SearchOptions | None = None,
-    settings: PlannerSettings | None = None,
 ) -> tuple[Comparison, ...]:
     """Plans with every method in turn; a method that cannot do it is listed with its reason.
 
@@ -90,9 +86,8 @@ def compare(
         cost: Times, memory and interference, the same for all.
         device: What one of the devices is.
         num_devices: How many of them.
-        methods: Names from ``PLANNERS`` and ``METHODS``, each once.
-        search: Granularity and limits of the solvers; its grid holds for ``sequential`` too.
-        settings: Granularity of Spindle's slices, and variants.
+        methods: Names from ``METHODS``, each once; by default those that the table says are compared.
+        search: Granularity and limits; modules count as ``COMPARED_LAYERS`` layers where it says nothing of planners.
 
     Returns:
         One entry for each method, in their order.
@@ -103,29 +98,28 @@ def compare(
     """
     if num_devices < 1:
         raise ValueError(f"num_devices={num_devices}; a plan needs at least one device")
-    known = (*PLANNERS, *(method for method in METHODS if method not in PLANNERS))
-    if not methods or not set(methods) <= set(known) or len(set(methods)) < len(methods):
-        raise ValueError(f"methods={tuple(methods)}; name each once, at least one of {', '.join(known)}")
+    methods = compared_methods() if methods is None else methods
+    if not methods or not set(methods) <= set(METHODS) or len(set(methods)) < len(methods):
+        raise ValueError(f"methods={tuple(methods)}; name each once, at least one of {', '.join(METHODS)}")
     search = search or SearchOptions()
-    settings = settings or PlannerSettings()
-    settings = replace(settings, hold_memory=settings.hold_memory and search.hold_memory)
+    if search.planners == PlannerSettings():
+        search = replace(search, planners=PlannerSettings(default_layers=COMPARED_LAYERS))
     all_options(graph, cost=cost, device=device, num_devices=num_devices, grid=search.grid)  # what none could do
 
-    def plan(method: str) -> Plan | WavePlan:
-        if method in PLANNERS:
-            return plan_with(method, graph, cost, device, num_devices=num_devices, grid=search.grid, settings=settings)
-        return solve(graph, cost, device, num_devices=num_devices, method=method, search=search)
+    def plan(method: str) -> Solution:
+        return find_solution(graph, cost, device, num_devices=num_devices, method=method, search=search)
 
     return _with_ratios([_attempt(method, plan) for method in methods])
 
 
-def _attempt(method: str, plan: Callable[[str], Plan | WavePlan]) -> Comparison:
+def _attempt(method: str, plan: Callable[[str], Solution]) -> Comparison:
     began = time.perf_counter()
     try:
-        found, reason = plan(method), ""
+        found = plan(method)
     except (BackendUnavailableError, InfeasibleError, UndecidedError, ValueError) as error:
-        found, reason = None, str(error)
-    return Comparison(method=method, plan=found, reason=reason, seconds=time.perf_counter() - began)
+        return Comparison(method=method, reason=str(error), seconds=time.perf_counter() - began)
+    seconds = time.perf_counter() - began
+    return Comparison(method=method, plan=found.plan, predicted_ms=found.predicted_ms, seconds=seconds)
 
 
 def _with_ratios(found: Sequence[Comparison]) -> tuple[Comparison, ...]:

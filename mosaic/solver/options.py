@@ -17,7 +17,7 @@ from mosaic.graph import ModuleGraph
 from mosaic.profile import Phase
 
 NS_PER_MS = 1_000_000
-MOST_MS = 1e7
+MAX_MS = 1e7
 """What a phase of a module may take: three hours. Those of 64 modules, slowed down, are added up in 64 bits."""
 
 
@@ -93,7 +93,7 @@ def deployment_options(
 
     Raises:
         InfeasibleError: None fits; says what the module needs and what there is.
-        ValueError: The cost model gives a time that is negative, above ``MOST_MS`` or not a number.
+        ValueError: The cost model gives a time that is negative, above ``MAX_MS`` or not a number.
     """
     grid = grid or QuotaGrid()
     time_ms, forward, backward = cost.time_ms, Phase.FORWARD, Phase.BACKWARD
@@ -111,7 +111,7 @@ def deployment_options(
             # Thousands of times a solve, and most of an easy one.
             forward_ms = time_ms(module, forward, degree, quota)
             backward_ms = time_ms(module, backward, degree, quota)
-            if not (0 <= forward_ms <= MOST_MS and 0 <= backward_ms <= MOST_MS):  # also catches NaN
+            if not (0 <= forward_ms <= MAX_MS and 0 <= backward_ms <= MAX_MS):  # also catches NaN
                 raise _no_time(module, degree, quota, forward_ms, backward_ms)
             options.append(
                 DeploymentOption(
@@ -186,11 +186,11 @@ def _is_no_worse(first: DeploymentOption, second: DeploymentOption) -> bool:
 
 
 def _no_time(module: str, degree: int, quota: int, forward_ms: float, backward_ms: float) -> ValueError:
-    is_forward = not 0 <= forward_ms <= MOST_MS
+    is_forward = not 0 <= forward_ms <= MAX_MS
     phase, time_ms = (Phase.FORWARD, forward_ms) if is_forward else (Phase.BACKWARD, backward_ms)
     return ValueError(
         f"the cost model gives {module!r} {phase} a time of {time_ms} ms at degree {degree}, quota {quota}; "
-        f"a time is finite and not negative, and at most {MOST_MS:.0f} ms"
+        f"a time is finite and not negative, and at most {MAX_MS:.0f} ms"
     )
 
 
@@ -203,7 +203,7 @@ def _why_none(module: str, *, cost: Cost, device: Device, num_devices: int, too_
     degrees = cost.degrees(module)
     if not any(degree <= num_devices for degree in degrees):
         return (
-            f"{module!r} was profiled on {', '.join(map(str, degrees)) or 'no number of'} devices at once; "
+            f"{module!r} is known on {', '.join(map(str, degrees)) or 'no number of'} devices at once; "
             f"there are {num_devices}: profile it at a lower degree"
         )
     quotas = sorted({quota for degree in degrees if degree <= num_devices for quota in cost.quotas(module, degree)})

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mosaic.cost import Cost
-from mosaic.plan import Placement, Stage
+from mosaic.graph import Part
+from mosaic.plan import Grid, Placement, Stage
 from mosaic.profile import Phase
 from mosaic.solver.options import DeploymentOption
 from mosaic.solver.slots import Choice
-from mosaic.solver.stage_eval import StageResult
+from mosaic.solver.stage import StageResult
 
 Times = tuple[float, float]
 """Forward and backward, in milliseconds."""
@@ -78,9 +79,9 @@ def build_stage(result: StageResult, times: Cost | PlacedTimes) -> Stage:
         runs = tuple(tuple(range(start, start + option.quota)) for start in starts)
         placements.append(
             Placement(
-                module=name,
+                part=Part(module=name),
                 slots=runs[0],
-                devices=devices,
+                grid=Grid(ranks=devices),
                 slots_by_device=runs if len(set(starts)) > 1 else (),
                 forward_ms=placed[name][0],
                 backward_ms=placed[name][1],

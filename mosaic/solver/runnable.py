@@ -1,10 +1,7 @@
-"""A plan that can be run from any method: the solvers, and the planners that Mosaic is compared with.
+"""A plan for the engine: by any method, with slots left to communication, and told what its communication takes.
 
-What becomes of a comparison planner's answer. ``sequential``, ``megatron``, ``distmm``, ``distmm-waves`` and
-``spindle-optimus`` keep modules whole: each of their waves is a stage. Spindle slices MetaOps between operators, and a
-plan holds whole modules, so a module counts as one operator here. Where a model's layers are placed as modules
-(``modules=["vision.layers.*", ...]``), chains of equal ones are what Spindle contracts and slices, and the plan has the
-slices. Waves end with a barrier in a prediction and with none when they run: a module starts when its inputs are there.
+Every method keeps modules whole here. Where a model's layers are placed as modules
+(``modules=["vision.layers.*", ...]``), chains of equal ones are what Spindle contracts and slices.
 """
 
 from __future__ import annotations
@@ -12,22 +9,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mosaic.cost import Cost
-from mosaic.cost.communication import RankedCost
+from mosaic.cost.communication.ranked import RankedCost
 from mosaic.device import Device
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Placement, Plan, Stage
-from mosaic.solver.planners import PLANNERS, PlannerSettings, plan_with
+from mosaic.solver.exact.search import SearchHint
+from mosaic.solver.methods import method_of
 from mosaic.solver.reserve import CommunicationSlots, Reserved
-from mosaic.solver.solve import METHODS, SearchOptions, solve
-
-RUNNABLE = (*METHODS, *(name for name in PLANNERS if name not in METHODS))
-"""Methods whose plans can be run, by name."""
+from mosaic.solver.solve import solve_with_hint
+from mosaic.solver.task import SearchOptions
 
 
 def check_method(method: str, plan: Plan | None = None) -> None:
-    """Raises ValueError unless there is a solver or planner of that name, and no plan that makes it needless."""
-    if method not in RUNNABLE:
-        raise ValueError(f"method={method!r} is no solver and no planner; use one of {', '.join(RUNNABLE)}")
+    """Raises ValueError unless there is a method of that name, and no plan that makes it needless."""
+    method_of(method)
     if plan is not None and method != "auto":
         raise ValueError(f"a plan and method={method!r} were given; a plan runs as it is: leave one of them out")
 
@@ -41,33 +36,30 @@ def plan_to_run(
     num_devices: int = 1,
     search: SearchOptions | None = None,
     communication_slots: CommunicationSlots = 0,
+    hint: SearchHint | None = None,
 ) -> Plan:
     """Plans by one method, so that the plan can be run.
 
     Args:
-        method: One of ``RUNNABLE``.
+        method: One of ``METHODS``.
         graph: What to place.
         cost: Times, memory and interference.
         device: What one of the devices is.
         num_devices: How many of them.
         search: Granularity and limits of the solvers; its grid holds for ``sequential`` too.
         communication_slots: Slots of each device that no module gets, or ``remainder``; see ``reserve``.
+        hint: What an exact search starts from.
 
     Raises:
         InfeasibleError: A module fits on no device, or there is no plan that devices hold.
-        ValueError: There is no such method, no device, nothing left beside what is reserved, or the method cannot
-            search this problem.
+        ValueError: There is no such method, or it takes no hint; no device, nothing left beside what is
+            reserved, or the method cannot search this problem.
     """
-    check_method(method)
     whole, reserved = device, Reserved.of(device, communication_slots)
     device = reserved.left_of(whole)
-    if method in METHODS:
-        plan = solve(graph, cost, device, num_devices=num_devices, method=method, search=search)
-    else:
-        settings = PlannerSettings(default_operators=1)
-        grid = search.grid if search is not None else None
-        waves = plan_with(method, graph, cost, device, num_devices=num_devices, grid=grid, settings=settings)
-        plan = waves.as_plan(graph)
+    if hint is not None and not method_of(method).starts_from_plan:
+        raise ValueError(f"method={method!r} does not start from an earlier plan; use exact, or no plan")
+    plan, _ = solve_with_hint(graph, cost, device, num_devices=num_devices, method=method, search=search, hint=hint)
     plan = reserved.told(plan, whole)
     return with_communication(plan, cost) if isinstance(cost, RankedCost) else plan
 

@@ -23,7 +23,7 @@ from fake_streams import FakeGreenDriver, FakeStreams
 from mosaic.backends import table
 from mosaic.backends.base import Backend, Lanes, Ticket
 from mosaic.backends.cuda.backend import CudaBackend
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.backends.table import BACKENDS, open_backend
 from mosaic.errors import BackendUnavailableError, InvalidPlanError, MosaicError
 

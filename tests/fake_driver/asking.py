@@ -102,17 +102,6 @@ def wait(stream):
 
 def sms_in(words):
     return [sm for sm in range(256) if words[sm // 32] >> sm % 32 & 1]
-
-def record(event, stream):
-    return call("cuEventRecord", event, stream, version=2000)
-
-def event():
-    handle = ctypes.c_void_p()
-    assert call("cuEventCreate", ctypes.byref(handle), 0, version=2000) == 0
-    return handle
-
-def follow(stream, event):
-    return call("cuStreamWaitEvent", stream, event, 0, version=3020)
 """
 
 # A kernel, memory for what it sees, and two streams on 8 SMs each.

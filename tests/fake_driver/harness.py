@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import os
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 SOURCES = Path(__file__).parent
+
+LOADED = ("ctypes", "json", "threading", "mosaic._C")
+WITH_TORCH = ("torch._dynamo", "fake_streams", "mosaic.backends.cuda.driver")
+"""What children find loaded; those that import torch find it, too."""
 
 # Names that every child has: the library through ctypes, and the error of a call as plain data.
 PRELUDE = """
@@ -49,6 +56,37 @@ def compile_library(folder: Path, *sources: Path) -> Path:
     return folder
 
 
+class Nursery:
+    """A process from which children are forked; see ``fake_driver.children``."""
+
+    def __init__(self, folder: Path, modules: tuple[str, ...]) -> None:
+        self._places = [Path(tempfile.mkdtemp(prefix="children", dir=folder)) / name for name in ("output", "errors")]
+        path = os.pathsep.join(place for place in sys.path if place)
+        self._process = subprocess.Popen(
+            [sys.executable, "-W", "error", "-m", "fake_driver.children", *modules],
+            env={**os.environ, "LD_LIBRARY_PATH": str(folder), "PYTHONPATH": path},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        atexit.register(self._process.kill)
+
+    def run(self, body: str, environment: dict[str, str]) -> str:
+        """Runs a body in a child to its end; returns what it wrote."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        output, errors = self._places
+        asked = {"body": body, "environment": environment, "output": str(output), "errors": str(errors)}
+        self._process.stdin.write(json.dumps(asked) + "\n")
+        self._process.stdin.flush()
+        code = self._process.stdout.readline().strip()
+        assert code == "0", f"exit code {code}\n{errors.read_text()}"
+        return output.read_text()
+
+
+_nursery = functools.cache(Nursery)
+
+
 @dataclass(frozen=True)
 class FakeDriver:
     """A folder with a ``libcuda.so.1`` in it; nothing of this process is touched."""
@@ -68,12 +106,5 @@ class FakeDriver:
     def run(self, body: str, **settings: str | int) -> Any:
         """Runs the body in a child and returns what it leaves in ``result``, by way of JSON."""
         script = f"{PRELUDE}\n{body}\nprint(json.dumps(result))"
-        child = subprocess.run(
-            [sys.executable, "-W", "error", "-c", script],
-            env=self.environment(**settings),
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        assert child.returncode == 0, f"exit code {child.returncode}\n{child.stderr}"
-        return json.loads(child.stdout.splitlines()[-1])
+        modules = LOADED + (WITH_TORCH if "import torch" in body else ())
+        return json.loads(_nursery(self.folder, modules).run(script, self.environment(**settings)).splitlines()[-1])

@@ -4,7 +4,7 @@
 //
 // MOSAIC_FAKE_QUIRK makes it a driver that breaks its word: fewer_groups, uneven_groups, too_many_sms, no_groups,
 // overlapping_groups (each group but the first has an SM of the one before in place of its own), other_sizes
-// (sized_split.cpp), one_sm_less (green.cpp), kernels_spread and its like (launch.cpp), strict_events (events.cpp).
+// (sized_split.cpp), one_sm_less (green.cpp), kernels_spread and its like (launch.cpp).
 //
 // MOSAIC_FAKE_CLUSTERS=18,16,... gives the device GPCs of so many SMs; without it there is one, of all SMs. Then splits
 // make "fewer groups [...] than purely dividing the total SM count by the minCount due to cluster requirements"

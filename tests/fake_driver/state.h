@@ -52,12 +52,6 @@ struct Stream {
     std::deque<std::function<void()>> pending;
 };
 
-struct Event {
-    int device;  // whose primary context was current when it was made
-    Stream* stream = nullptr;
-    int num_given = 0;  // work of the stream that came before it
-};
-
 // What cuLibraryLoadData made, and the kernel in it; a kernel's handle is its library's.
 struct Library {
     std::string code;
@@ -108,7 +102,6 @@ struct State {
     Objects<GreenContext> contexts;
     Objects<Stream> streams;
     std::map<int, Stream> default_streams;  // by device
-    Objects<Event> events;
     Objects<Library> libraries;
     Objects<Memory> memory;
 
@@ -134,7 +127,6 @@ const std::vector<Function>& sized_split_functions();
 const std::vector<Function>& green_functions();
 const std::vector<Function>& context_functions();
 const std::vector<Function>& launch_functions();
-const std::vector<Function>& event_functions();
 
 // Fills in an SM resource as the driver's own queries do.
 void describe_sms(Resource* out, int device, const std::vector<unsigned>& sms);

@@ -16,7 +16,7 @@ import mosaic
 from mosaic.backends.base import Backend
 from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.engine import Handle, find_modules
-from mosaic.engine.stream_tensor import StreamTensor
+from mosaic.engine.streams.tensor import StreamTensor
 from mosaic.plan import plan_from_quotas
 
 pytestmark = [
@@ -66,12 +66,14 @@ def batch(device: torch.device, step: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @contextmanager
-def colocated(model: nn.Module, backend: Backend, **options: Any) -> Iterator[Handle]:
+def colocated(model: nn.Module, backend: Backend, *, graphs: bool = False) -> Iterator[Handle]:
     sample = batch(backend.torch_device, 0)
     slots = backend.device.num_slots
     stages = [{"left": slots - slots // 3, "right": slots // 3}, {"backbone": slots}]
     plan = plan_from_quotas(stages, graph=find_modules(model, sample).graph, device=backend.device)
-    handle = mosaic.colocate(model, sample=sample, plan=plan, backend=backend, **options)
+    handle = mosaic.colocate(
+        model, sample=sample, plan=plan, backend=backend, options=mosaic.Options(cuda_graphs=graphs)
+    )
     try:
         yield handle
     finally:
@@ -98,7 +100,7 @@ def test_ten_steps_are_equal_to_the_plain_loop_s_within_rounding(backend: Backen
     model = Three().to(backend.torch_device)
     plain, ours = Record(), Record()
     train(copy.deepcopy(model), backend.torch_device, 10, plain)
-    with colocated(model, backend, graphs=graphs) as handle:
+    with colocated(model, backend, cuda_graphs=graphs) as handle:
         train(model, backend.torch_device, 10, ours)
         assert handle.metrics()["calls_in_place"] == 0
     for mine, theirs in zip(ours.values, plain.values, strict=True):

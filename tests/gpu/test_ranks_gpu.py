@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from ranks_training import Model, batch, loss_of
+from ranks.training import Model, batch, loss_of
 from torch import nn
 
 from mosaic.backends.base import Backend
 from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.engine import find_modules
-from mosaic.plan import Placement, Plan, SearchRecord, Stage
+from mosaic.graph import Part
+from mosaic.plan import Grid, Placement, Plan, SearchRecord, Stage
 from mosaic.ranks.colocate import colocate_ranks
 
 pytestmark = pytest.mark.gpu
@@ -39,14 +40,19 @@ def alone(tmp_path: Path) -> Iterator[None]:
 
 def plan_of(model: nn.Module, sample: dict[str, torch.Tensor], backend: Backend) -> Plan:
     graph = find_modules(model, sample).graph
-    beside = tuple(Placement(module=name, slots=(slot,), devices=(0,)) for slot, name in enumerate(FIRST))
+    beside = tuple(
+        Placement(part=Part(module=name), slots=(slot,), grid=Grid(ranks=(0,))) for slot, name in enumerate(FIRST)
+    )
     rest = [name for name in graph.topological_order() if name not in FIRST]
     return Plan(
         device=backend.device,
         num_devices=1,
         stages=(
             Stage(placements=beside),
-            *(Stage(placements=(Placement(module=name, slots=(0, 1, 2), devices=(0,)),)) for name in rest),
+            *(
+                Stage(placements=(Placement(part=Part(module=name), slots=(0, 1, 2), grid=Grid(ranks=(0,))),))
+                for name in rest
+            ),
         ),
         graph=graph.fingerprint,
         search=SearchRecord(method="manual"),

@@ -18,16 +18,16 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from ranks_checkpoints import Run
+from ranks.programs.checkpoints import Run
 from safetensors.torch import load_file, save_file, save_model
 from torch import nn
 
-from mosaic.checkpoint import storage
+from mosaic.checkpoint import writing
 from mosaic.checkpoint.folder import checkpoints_in, damage_of
-from mosaic.checkpoint.loading import Request, load
+from mosaic.checkpoint.loading import LoadRequest, load
+from mosaic.checkpoint.plain_weights import export, load_weights
 from mosaic.checkpoint.ranks import OneRank
-from mosaic.checkpoint.saving import Job, Saver
-from mosaic.checkpoint.whole_file import load_weights
+from mosaic.checkpoint.saving import Saver, SaveRequest
 from mosaic.cli.main import run as mosaic
 from mosaic.errors import InvalidCheckpointError, InvalidFileError, MosaicError, UnsupportedModelError
 
@@ -46,19 +46,9 @@ class Tied(nn.Module):
         return self.head(self.body(self.embed(ids)))
 
 
-def job(model: nn.Module, folder: Path, step: int = 1, **more: Any) -> Job:
-    given = {"optimizer": None, "scheduler": None, "extra": {}, "keep": 3, "plan": "", **more}
-    return Job(model=model, folder=folder, step=step, **given)
-
-
-def request(model: nn.Module, folder: Path, **more: Any) -> Request:
-    given = {"step": None, "optimizer": None, "scheduler": None, "fall_back": False, **more}
-    return Request(model=model, folder=folder, **given)
-
-
 def saved(model: nn.Module, folder: Path, step: int = 1, **more: Any) -> Path:
     saver = Saver(OneRank())
-    path = saver.save(job(model, folder, step, **more))
+    path = saver.save(SaveRequest(model=model, folder=folder, step=step, **more))
     saver.finish()
     return path
 
@@ -110,22 +100,22 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_is_not_in_it(
     model = Tied()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     trained(model, optimizer, range(2))
-    may_write, really = threading.Event(), storage.write_tensors
+    may_write, really = threading.Event(), writing.write_tensors
 
     def waiting(*args: Any) -> Any:
         assert may_write.wait(60)
         return really(*args)
 
-    monkeypatch.setattr(storage, "write_tensors", waiting)
+    monkeypatch.setattr(writing, "write_tensors", waiting)
     saver = Saver(OneRank())
-    saver.save(job(model, tmp_path, 2, optimizer=optimizer))
+    saver.save(SaveRequest(model=model, folder=tmp_path, step=2, optimizer=optimizer))
     then = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     trained(model, optimizer, range(2, 4))
     assert checkpoints_in(tmp_path) == ()
     may_write.set()
     saver.finish()
     other = Tied()
-    load(request(other, tmp_path), OneRank())
+    load(LoadRequest(model=other, folder=tmp_path), OneRank())
     for name, tensor in other.state_dict().items():
         assert torch.equal(tensor, then[name])
         assert not torch.equal(tensor, model.state_dict()[name])
@@ -153,7 +143,7 @@ def test_training_from_a_checkpoint_is_training_that_did_not_end(kind: str, tmp_
     trained(model, optimizer, range(3, 6))
     other = Tied()
     again = OPTIMIZERS[kind](other.parameters())
-    assert load(request(other, tmp_path, optimizer=again), OneRank()).step == 3
+    assert load(LoadRequest(model=other, folder=tmp_path, optimizer=again), OneRank()).step == 3
     trained(other, again, range(3, 6))
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, other.state_dict()[name]), name
@@ -164,7 +154,7 @@ def test_saving_and_loading_warn_of_nothing_and_leave_the_filters_of_warnings_al
         warnings.simplefilter("error")
         before = list(warnings.filters)
         saved(Tied(), tmp_path, 3)
-        assert load(request(Tied(), tmp_path), OneRank()).step == 3
+        assert load(LoadRequest(model=Tied(), folder=tmp_path), OneRank()).step == 3
         assert warnings.filters == before
 
 
@@ -173,28 +163,18 @@ def test_a_full_disk_is_told_and_leaves_nothing_half_written(tmp_path: Path, cap
     first = saved(model, tmp_path)
     saver = Saver(OneRank())
     with disk_of(4096), caplog.at_level(logging.ERROR):
-        saver.save(job(model, tmp_path, 2))
+        saver.save(SaveRequest(model=model, folder=tmp_path, step=2))
         with pytest.raises(MosaicError, match=r"step-2 could not be saved: .*File too large.*\(rank 0\)"):
-            saver.save(job(model, tmp_path, 3))
+            saver.save(SaveRequest(model=model, folder=tmp_path, step=3))
         assert "step-2 could not be saved" in caplog.text
         assert [path.name for path in tmp_path.iterdir()] == [first.name]
         with pytest.raises(MosaicError, match=r"cannot write .*w.safetensors: File too large"):
-            Handles.export(model, tmp_path / "w.safetensors")
+            export(model, tmp_path / "w.safetensors", OneRank())
     assert [path.name for path in tmp_path.iterdir()] == [first.name]
     assert damage_of(first) == ()
-    saver.save(job(model, tmp_path, 3))  # once there is room, it goes on
+    saver.save(SaveRequest(model=model, folder=tmp_path, step=3))  # once there is room, it goes on
     saver.finish()
     assert [found.step for found in checkpoints_in(tmp_path)] == [3, 1]
-
-
-class Handles:
-    """What a handle does, without one."""
-
-    @staticmethod
-    def export(model: nn.Module, path: Path) -> None:
-        from mosaic.checkpoint.whole_file import export
-
-        export(model, path, OneRank())
 
 
 def test_a_handle_waits_for_its_checkpoint_when_it_is_removed_and_tells_what_went_wrong(tmp_path: Path):
@@ -225,7 +205,7 @@ def test_torch_reads_a_checkpoint_without_mosaic(tmp_path: Path):
 
 def test_weights_go_to_a_plain_file_and_come_from_one_or_several(tmp_path: Path):
     model = Tied()
-    Handles.export(model, tmp_path / "all.safetensors")
+    export(model, tmp_path / "all.safetensors", OneRank())
     plain = Tied()
     plain.load_state_dict(load_file(tmp_path / "all.safetensors"))
     save_model(model, str(tmp_path / "one_name.safetensors"))  # which drops one of two tied names
@@ -270,7 +250,7 @@ def test_an_optimizer_that_does_not_fit_is_refused(tmp_path: Path):
 
     def refused(optimizer: torch.optim.Optimizer, said: str) -> None:
         with pytest.raises(InvalidCheckpointError, match=said):
-            load(request(model, tmp_path, optimizer=optimizer), OneRank())
+            load(LoadRequest(model=model, folder=tmp_path, optimizer=optimizer), OneRank())
 
     refused(torch.optim.SGD(groups, lr=0.1), "has the state of AdamW and the optimizer is SGD")
     refused(torch.optim.AdamW([model.embed.weight]), "had body.weight, body.bias; give it the same parameters")

@@ -75,6 +75,8 @@ def test_the_modules_of_each_model_are_found(name: str):
     for before, after in pairwise(levels):
         for module in after:
             assert set(finding.graph.predecessors(module)) == before
+    if (named := models.find_model(name).modules) is not None:
+        assert set(find_modules(models.build(name), batch_of(name), include=named).graph.names) == set(named)
 
 
 @pytest.mark.parametrize("name", models.MODELS)

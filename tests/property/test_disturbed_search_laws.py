@@ -10,24 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from instance_cases import ROUNDING_MS, bounded, instances
 
-from mosaic.cost import (
-    AdditiveInterference,
-    Cost,
-    Eq8,
-    FullInterference,
-    Interference,
-    LeveledBandwidth,
-    Leveling,
-    MeasuredInterference,
-)
+from mosaic.cost import Cost, Eq8, FullInterference, Interference, LeveledBandwidth, Leveling, MeasuredInterference
 from mosaic.profile import PairSample, Phase
 from mosaic.solver import solve
-from mosaic.solver.exact import why_not_exact
-from mosaic.solver.instance import Instance, InstanceModule, InstanceOption
-from mosaic.solver.instance_cost import TableCost
+from mosaic.solver.exact.pair_table import pair_shares, pair_table
+from mosaic.solver.exact.search import why_not_exact
+from mosaic.solver.instances.instance import Instance, InstanceModule, InstanceOption
+from mosaic.solver.instances.instance_cost import TableCost
 from mosaic.solver.options import all_options
-from mosaic.solver.pair_table import pair_shares, pair_table
-from mosaic.solver.placement import Machine
+from mosaic.solver.stage import Machine
 
 
 @dataclass(frozen=True)
@@ -88,7 +79,7 @@ def by_equation_8(draw: st.DrawFn, instance: Instance) -> FullInterference:
     weight = st.floats(0, 20)
     drawn = draw(bandwidths(instance))
     if draw(st.booleans()):
-        return AdditiveInterference(draw(phases(st.builds(Eq8, e1=st.floats(-10, 10), e2=weight))), drawn)
+        return FullInterference(draw(phases(st.builds(Eq8, e1=st.floats(-10, 10), e2=weight))), drawn)
     return FullInterference(draw(phases(st.builds(Eq8, e1=st.floats(-10, 10), e2=weight, e3=weight))), drawn)
 
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from planning_cases import sample
 
 from mosaic.cost import (
-    AdditiveInterference,
     Bandwidths,
     Eq8,
     FullInterference,
@@ -21,10 +20,10 @@ from mosaic.cost import (
     SharedBandwidth,
     Sharing,
 )
-from mosaic.cost.crowd import Crowds, guesses_of
-from mosaic.cost.least_squares import nonnegative
-from mosaic.cost.leveling import Demand
-from mosaic.cost.observation import Observation
+from mosaic.cost.interference.crowd import Crowds, guesses_of
+from mosaic.cost.interference.least_squares import nonnegative
+from mosaic.cost.interference.leveling import Demand
+from mosaic.cost.interference.observation import Observation
 from mosaic.profile import Phase
 
 BOUNDED = settings(max_examples=150, deadline=None, derandomize=True)
@@ -73,7 +72,7 @@ def forms(draw: st.DrawFn, shares: list[float]) -> Interference:
     if kind == "leveled":
         return LeveledBandwidth({F: draw(levelings())}, WithFixed(bandwidths, draw(st.floats(0, 3))))
     eq8 = Eq8(e1=draw(st.floats(-20, 20)), e2=draw(weight), e3=draw(weight) if kind == "full" else 0.0)
-    return (FullInterference if kind == "full" else AdditiveInterference)({F: eq8}, bandwidths)
+    return FullInterference({F: eq8}, bandwidths)
 
 
 def extra_ms(form: Interference, beside: str) -> float:

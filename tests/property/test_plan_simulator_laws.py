@@ -14,13 +14,13 @@ from mosaic.errors import InfeasibleError
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan
 from mosaic.profile import Phase, Profile
+from mosaic.simulate.step import StepModel, simulate
 from mosaic.solver import SearchOptions, solve
-from mosaic.solver.dependency import rearrange
-from mosaic.solver.exact import SearchHint, SearchLimits, search_exactly
-from mosaic.solver.incremental import Replanner, resolve, start_from
+from mosaic.solver.exact.search import SearchHint, SearchLimits, search_exactly
 from mosaic.solver.options import all_options
-from mosaic.solver.placement import Machine
-from mosaic.solver.simulate import StepModel, simulate
+from mosaic.solver.replan.replanner import Replanner, start_from
+from mosaic.solver.solve import solve_with_hint
+from mosaic.solver.stage import Machine
 
 BOUNDED = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 ROUNDING = 1 + 1e-9
@@ -99,16 +99,6 @@ def test_the_critical_spans_fill_the_whole_step(profile: Profile) -> None:
     assert sum(span.end_ms - span.start_ms for span in step.critical) == pytest.approx(step.makespan_ms)
 
 
-@given(profiles(disturbed=True))
-@settings(BOUNDED, max_examples=20)
-def test_rearranging_never_makes_a_step_longer(profile: Profile) -> None:
-    cost = CostModel.from_profile(profile)
-    plan = planned(profile)
-    found = rearrange(plan, profile.graph, cost, iterations=60)
-    assert found.step.makespan_ms <= simulate(plan, profile.graph, StepModel(cost=cost)).makespan_ms
-    found.plan.check_covers(profile.graph)
-
-
 def without(graph: ModuleGraph, name: str) -> ModuleGraph:
     return ModuleGraph(
         modules=tuple(node for node in graph.modules if node.name != name),
@@ -141,7 +131,10 @@ def test_any_plan_is_a_start_for_any_graph(before: Profile, after: Profile) -> N
     assert sorted(place) == sorted(after.graph.names)
     assert all(place[edge.source] < place[edge.target] for edge in after.graph.edges)
     search = SearchOptions(limits=SearchLimits(seconds=20))
-    warm = resolve(previous, after.graph, cost, after.device, search=search)
+    hint = SearchHint(start=start)
+    warm, _ = solve_with_hint(
+        after.graph, cost, after.device, num_devices=previous.num_devices, search=search, hint=hint
+    )
     assert warm.predicted_ms == pytest.approx(planned(after).predicted_ms, rel=1e-6)
 
 

@@ -1,4 +1,4 @@
-"""Laws that every comparison planner obeys, checked by a reading of the schedule that shares no code with it.
+"""Laws that every comparison planner obeys, checked by a reading of its plan that shares no code with it.
 
 No order between the planners is a law: it changes from input to input.
 """
@@ -19,15 +19,21 @@ from planning_cases import profile_of
 from mosaic.artifact import parse, to_json
 from mosaic.cost import CostModel
 from mosaic.errors import InfeasibleError
+from mosaic.plan import Plan
 from mosaic.profile import ModuleMemory, Phase, Profile
-from mosaic.solver import SearchOptions, solve
-from mosaic.solver.planners import PLANNERS, PlannerSettings, WavePlan, plan_with
+from mosaic.simulate.order import staged_schedule
+from mosaic.simulate.step import simulate
 from mosaic.solver.planners.distmm import balance
+from mosaic.solver.planners.draft import PlannerSettings
 from mosaic.solver.planners.malleable import MetaOp, continuous_optimum, rounded, two_points
 from mosaic.solver.planners.wavefront import schedule_level
+from mosaic.solver.solve import Solution, find_solution
+from mosaic.solver.task import SearchOptions
 
 BOUNDED = settings(max_examples=80, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 CLOSE = 1 + 1e-9
+PLANNERS = ("sequential", "megatron", "distmm", "distmm-waves", "spindle", "spindle-optimus")
+PHASES = ("forward_ms", "backward_ms")
 
 
 @dataclass(frozen=True)
@@ -35,15 +41,16 @@ class Instance:
     profile: Profile
     num_devices: int
     settings: PlannerSettings
+    hold_memory: bool = False
 
-    def plan(self, name: str) -> WavePlan:
-        return plan_with(
-            name,
+    def plan(self, name: str) -> Solution:
+        return find_solution(
             self.profile.graph,
             CostModel.from_profile(self.profile),
             self.profile.device,
             num_devices=self.num_devices,
-            settings=self.settings,
+            method=name,
+            search=SearchOptions(planners=self.settings, hold_memory=self.hold_memory),
         )
 
 
@@ -77,13 +84,12 @@ def instances(draw: st.DrawFn, max_modules: int = 6, max_devices: int = 6, degre
         memory_bytes=memory_bytes,
     )
     chosen = PlannerSettings(
-        num_operators={name: draw(st.integers(1, 9)) for name in names if draw(st.booleans())},
-        default_operators=draw(st.sampled_from([1, 12])),
+        num_layers={name: draw(st.integers(1, 9)) for name in names if draw(st.booleans())},
+        default_layers=draw(st.sampled_from([1, 12])),
         slice_overhead_ms=draw(st.sampled_from([0.0, 0.25])),
         interpolation=draw(st.sampled_from(["speedup", "time"])),
         extend=draw(st.booleans()),
         island_size=draw(st.integers(1, 8)),
-        hold_memory=False,
     )
     return Instance(profile=profile, num_devices=num_devices, settings=chosen)
 
@@ -91,43 +97,46 @@ def instances(draw: st.DrawFn, max_modules: int = 6, max_devices: int = 6, degre
 @pytest.mark.parametrize("name", PLANNERS)
 @given(instance=instances())
 @BOUNDED
-def test_every_operator_runs_once_in_order_and_after_what_its_module_waits_for(name: str, instance: Instance) -> None:
-    schedule = instance.plan(name)
+def test_every_layer_runs_once_in_order_and_after_what_its_module_waits_for(name: str, instance: Instance) -> None:
+    found, graph = instance.plan(name), instance.profile.graph
+    step = simulate(found.plan, graph, schedule=staged_schedule(found.plan))
     forward, backward = defaultdict(list), defaultdict(list)
-    for span in schedule.spans():
-        (forward if span.phase == "forward" else backward)[span.part.module].append(span)
-    assert set(forward) == set(backward) == set(instance.profile.graph.names)
+    for span in step.spans:
+        (forward if span.phase is Phase.FORWARD else backward)[span.module].append(span)
+    assert set(forward) == set(backward) == set(graph.names)
     for spans in forward.values():
-        assert sum(Fraction(span.part.count, span.part.total) for span in spans) == 1
-        at = [operator for s in spans for operator in range(s.part.first, s.part.first + s.part.count)]
-        assert at == list(range(spans[0].part.total))
+        spans.sort(key=lambda span: span.work.part.first)
+        assert sum(Fraction(span.work.part.count, span.work.part.total) for span in spans) == 1
+        at = [layer for s in spans for layer in range(s.work.part.first, s.work.part.end)]
+        assert at == list(range(spans[0].work.part.total))
         assert all(before.end_ms <= after.start_ms * CLOSE for before, after in itertools.pairwise(spans))
-    for edge in instance.profile.graph.edges:
+    for edge in graph.edges:
         ended = max(span.end_ms for span in forward[edge.source])
         assert ended <= min(span.start_ms for span in forward[edge.target]) * CLOSE
         ended = max(span.end_ms for span in backward[edge.target])
         assert ended <= min(span.start_ms for span in backward[edge.source]) * CLOSE
+    assert step.makespan_ms <= found.predicted_ms * CLOSE
 
 
 @pytest.mark.parametrize("name", PLANNERS)
 @given(instance=instances())
 @BOUNDED
 def test_no_device_is_ever_held_twice_and_memory_is_kept(name: str, instance: Instance) -> None:
-    schedule = instance.plan(name)
+    plan = instance.plan(name).plan
     cost = CostModel.from_profile(instance.profile)
+    placed = {placement.part: placement for placement in plan.placements}
     busy = defaultdict(list)
-    for span in schedule.spans():
-        for device in span.devices:
+    for span in simulate(plan, instance.profile.graph).spans:
+        for device in placed[span.work.part].devices:
             assert 0 <= device < instance.num_devices
             busy[device].append((span.start_ms, span.end_ms))
     for spans in busy.values():
         assert all(before[1] <= after[0] * CLOSE for before, after in itertools.pairwise(sorted(spans)))
     room = instance.profile.device.memory_bytes or math.inf
-    for wave in schedule.waves:
-        held = [device for run in wave.runs for device in run.devices]
+    for stage in plan.stages:
+        held = [device for placement in stage.placements for device in placement.devices]
         assert len(held) == len(set(held))
-        for run in wave.runs:
-            assert all(cost.memory_bytes(part.module, len(run.devices)) <= room for part in run.parts)
+    assert all(cost.memory_bytes(placement.module, placement.degree) <= room for placement in plan.placements)
 
 
 @pytest.mark.parametrize("name", PLANNERS)
@@ -137,17 +146,17 @@ def test_what_modules_keep_fits_on_every_device_or_there_is_a_reason(name: str, 
     free = instance.plan(name)
     cost = CostModel.from_profile(instance.profile)
     try:
-        schedule = replace(instance, settings=replace(instance.settings, hold_memory=True)).plan(name)
+        found = replace(instance, hold_memory=True).plan(name)
     except InfeasibleError:
         assert instance.profile.device.memory_bytes
         return
     if name != "sequential":  # which may take other degrees
-        assert schedule.predicted_ms == free.predicted_ms
+        assert found.predicted_ms == free.predicted_ms
     room = instance.profile.device.memory_bytes or math.inf
     kept = [0.0] * instance.num_devices
-    for run in (run for wave in schedule.waves for run in wave.runs):
-        for device in run.devices:
-            kept[device] += sum(cost.kept_bytes(part.module, len(run.devices)) * part.share for part in run.parts)
+    for placement in found.plan.placements:
+        for device in placement.devices:
+            kept[device] += cost.kept_bytes(placement.module, placement.degree) * placement.part.share
     assert max(kept) <= room * CLOSE
 
 
@@ -155,41 +164,31 @@ def test_what_modules_keep_fits_on_every_device_or_there_is_a_reason(name: str, 
 @given(instance=instances())
 @BOUNDED
 def test_the_predicted_time_is_that_of_the_cost_model(name: str, instance: Instance) -> None:
-    schedule = instance.plan(name)
+    found = instance.plan(name)
     cost = CostModel.from_profile(instance.profile)
-    total = 0.0
-    for wave in schedule.waves:
-        for phase in Phase:
-            runs = []
-            for run in wave.runs:
-                runs.append(0.0)
-                for part in run.parts:
-                    runs[-1] += part.count / part.total * cost.time_ms(part.module, phase, len(run.devices), run.quota)
-                    runs[-1] += instance.settings.slice_overhead_ms * (part.count < part.total)
-            total += max(runs)
-    assert schedule.predicted_ms == pytest.approx(total)
-    assert schedule.spans()[0].start_ms == 0
-    assert max(span.end_ms for span in schedule.spans()) == pytest.approx(total)
+    for placement in found.plan.placements:
+        extra_ms = 0.0 if placement.part.is_whole else instance.settings.slice_overhead_ms
+        for phase, told in ((Phase.FORWARD, placement.forward_ms), (Phase.BACKWARD, placement.backward_ms)):
+            own_ms = cost.time_ms(placement.module, phase, placement.degree, placement.quota)
+            assert told == pytest.approx(placement.part.share * own_ms + extra_ms)
+    total = sum(max(getattr(p, way) for p in s.placements) for s in found.plan.stages for way in PHASES)
+    assert found.plan.predicted_ms == pytest.approx(total)
+    # Chains are stages one after the other, and a wave has no barriers inside.
+    assert found.predicted_ms <= total * CLOSE
+    if name != "spindle":
+        assert found.predicted_ms == pytest.approx(total)
     if name != "sequential":
-        assert all(run.quota == instance.profile.device.num_slots for wave in schedule.waves for run in wave.runs)
+        assert all(placement.quota == instance.profile.device.num_slots for placement in found.plan.placements)
 
 
 @given(instances(max_modules=5, max_devices=4))
 @BOUNDED
 def test_no_plan_of_whole_modules_beats_the_proven_best(instance: Instance) -> None:
-    cost = CostModel.from_profile(instance.profile)
-    graph, device = instance.profile.graph, instance.profile.device
-    exact = solve(
-        graph, cost, device, num_devices=instance.num_devices, method="exact", search=SearchOptions(hold_memory=False)
-    )
+    exact = instance.plan("exact").plan
     for name in PLANNERS:
-        schedule = instance.plan(name)
-        assert schedule.sequential_ms == pytest.approx(exact.sequential_ms)
-        if schedule.is_runnable:
-            plan = schedule.as_plan(graph)  # checks what it covers
-            if all(len(wave.runs) == 1 or len(run.parts) == 1 for wave in schedule.waves for run in wave.runs):
-                assert plan.predicted_ms == pytest.approx(schedule.predicted_ms)
-            assert plan.predicted_ms >= schedule.predicted_ms * (1 - 1e-9)
+        plan = instance.plan(name).plan
+        assert plan.sequential_ms == pytest.approx(exact.sequential_ms)
+        if not plan.sliced:
             assert exact.search.status != "optimal" or exact.predicted_ms <= plan.predicted_ms * (1 + 1e-6)
 
 
@@ -197,7 +196,9 @@ def test_no_plan_of_whole_modules_beats_the_proven_best(instance: Instance) -> N
 @BOUNDED
 def test_megatron_is_sequential_where_there_is_one_degree(instance: Instance) -> None:
     # These times fall with the quota, so the whole device is also each module's best.
-    assert instance.plan("megatron").waves == instance.plan("sequential").waves
+    megatron, sequential = (instance.plan(name).plan for name in ("megatron", "sequential"))
+    assert [stage.names for stage in megatron.stages] == [stage.names for stage in sequential.stages]
+    assert megatron.predicted_ms == pytest.approx(sequential.predicted_ms)
 
 
 @given(instances())
@@ -216,10 +217,10 @@ def test_sequential_is_never_slower_than_megatron(instance: Instance) -> None:
 @pytest.mark.parametrize("name", PLANNERS)
 @given(instance=instances(max_modules=4))
 @settings(BOUNDED, max_examples=25)
-def test_schedules_survive_json_and_repeat(name: str, instance: Instance) -> None:
-    schedule = instance.plan(name)
-    assert parse(WavePlan, to_json(schedule), source="waves.json") == schedule
-    assert instance.plan(name).waves == schedule.waves
+def test_plans_survive_json_and_repeat(name: str, instance: Instance) -> None:
+    plan = instance.plan(name).plan
+    assert parse(Plan, to_json(plan), source="plan.json") == plan
+    assert instance.plan(name).plan.stages == plan.stages
 
 
 @st.composite

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mosaic.engine.trial_race import Race, Verdict, median_interval
-from mosaic.engine.trial_settings import TrialSettings
+from mosaic.engine.trial.race import Decision, Race, median_interval
+from mosaic.engine.trial.settings import TrialSettings
 
 BOUNDED = settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 
@@ -23,7 +23,7 @@ class Ran:
     """A race to its end."""
 
     race: Race
-    verdict: Verdict
+    decision: Decision
     order: list[int] = field(default_factory=list)
     """Who ran each step."""
     overrun: bool = False
@@ -35,25 +35,25 @@ def run(draw: Draw, count: int, chosen: TrialSettings, *, joins: int = 0, late: 
     race = Race(chosen)
     for index in range(count):
         race.add(f"plan {index + 1}")
-    ran = Ran(race, Verdict(winner=0, reason=""))
+    ran = Ran(race, Decision(winner=0, reason=""))
     while True:
         if joins and race.is_round_over:
             joins -= 1
-            race.add(f"plan {len(race.entries)}")
-        found = race.next_visit()
-        if isinstance(found, Verdict) and late and race.has_room:
+            race.add(f"plan {len(race.contenders)}")
+        found = race.next_turn()
+        if isinstance(found, Decision) and late and race.has_room:
             late = False
             race.add("late")
             continue
-        if isinstance(found, Verdict):
-            ran.verdict = found
+        if isinstance(found, Decision):
+            ran.decision = found
             return ran
         for _ in range(found.num_steps):
             if race.is_cut:
                 break
-            ran.overrun |= found.entry > 0 and race.is_over_budget
-            race.note(draw(found.entry, race.num_steps))
-            ran.order.append(found.entry)
+            ran.overrun |= found.contender > 0 and race.is_over_budget
+            race.note(draw(found.contender, race.num_steps))
+            ran.order.append(found.contender)
 
 
 def noisy(true_ms: list[float], noise: float, seed: int) -> Draw:
@@ -80,7 +80,7 @@ def test_it_never_ends_on_a_plan_slower_than_the_plain_loop_by_more_than_the_noi
     joins = min(joins, len(true_ms) - 2)
     late &= joins == 0 and len(true_ms) > 2
     ran = run(noisy(true_ms, noise, seed), len(true_ms) - 1 - joins - late, chosen, joins=joins, late=late)
-    assert true_ms[ran.verdict.winner] <= true_ms[0] * (1 + noise) / (1 - noise)
+    assert true_ms[ran.decision.winner] <= true_ms[0] * (1 + noise) / (1 - noise)
 
 
 @BOUNDED
@@ -101,18 +101,18 @@ def test_the_bounds_of_its_cost_hold(true_ms: list[float], noise: float, seed: i
 def test_what_joins_once_it_is_decided_wins_if_it_is_faster_than_all(true_ms: list[float], chosen: TrialSettings):
     times = [*true_ms, min(true_ms) / 2]
     ran = run(noisy(times, 0, 0), len(true_ms) - 1, chosen, late=True)
-    last = ran.race.entries[-1]
+    last = ran.race.contenders[-1]
     if last.name == "late" and last.num_visits > 1 and len(last.samples) > 4:
-        assert ran.verdict.winner == len(true_ms)
+        assert ran.decision.winner == len(true_ms)
 
 
 @BOUNDED
 @given(true_times, st.floats(0, 0.5), st.integers(0, 1000), chosen_settings)
 def test_equal_times_give_equal_decisions(true_ms: list[float], noise: float, seed: int, chosen: TrialSettings):
     first, second = (run(noisy(true_ms, noise, seed), len(true_ms) - 1, chosen) for _ in range(2))
-    assert first.verdict == second.verdict
+    assert first.decision == second.decision
     assert first.order == second.order
-    assert first.race.report(first.verdict) == second.race.report(second.verdict)
+    assert first.race.standings(first.decision) == second.race.standings(second.decision)
 
 
 @BOUNDED
@@ -121,9 +121,9 @@ def test_a_clear_gain_is_found(true_ms: list[float], seed: int):
     fastest = min(true_ms)
     ran = run(noisy(true_ms, 0.01, seed), len(true_ms) - 1, TrialSettings(max_steps=400, max_lost_steps=1000))
     if fastest * 1.06 <= true_ms[0]:
-        assert true_ms[ran.verdict.winner] <= fastest * 1.05  # 2 % is not looked for, and 1 % noise on both sides
+        assert true_ms[ran.decision.winner] <= fastest * 1.05  # 2 % is not looked for, and 1 % noise on both sides
     else:
-        assert true_ms[ran.verdict.winner] <= true_ms[0]
+        assert true_ms[ran.decision.winner] <= true_ms[0]
 
 
 @BOUNDED
@@ -135,7 +135,7 @@ def test_a_step_of_each_turn_that_takes_forever_changes_nothing_of_that(
     source = random.Random(seed)
     plain = noisy(true_ms, 0.05, seed)
     ran = run(lambda entry, step: plain(entry, step) * (50 if source.random() < 0.1 else 1), len(true_ms) - 1, chosen)
-    assert true_ms[ran.verdict.winner] <= true_ms[0] * 1.05 / 0.95
+    assert true_ms[ran.decision.winner] <= true_ms[0] * 1.05 / 0.95
 
 
 @BOUNDED
@@ -167,7 +167,7 @@ def wins(slower: float) -> int:
         def draw(entry: int, _: int, source: random.Random = source) -> float:
             return source.lognormvariate(2, 0.3) * (slower if entry else 1)
 
-        won += bool(run(draw, 6, TrialSettings()).verdict.winner)
+        won += bool(run(draw, 6, TrialSettings()).decision.winner)
     return won
 
 

@@ -2,8 +2,8 @@ import pytest
 
 from mosaic.device import Device
 from mosaic.errors import InvalidPlanError
-from mosaic.graph import Edge, ModuleGraph, ModuleNode
-from mosaic.plan import Placement, Plan, SearchRecord, Stage, plan_from_quotas
+from mosaic.graph import Edge, ModuleGraph, ModuleNode, Part
+from mosaic.plan import Grid, Placement, Plan, SearchRecord, Stage, plan_from_quotas
 
 DEVICE = Device(name="four cores", kind="host", num_slots=4)
 GRAPH = ModuleGraph(
@@ -17,7 +17,11 @@ def plan(*stages, num_devices=1, **placement):
         device=DEVICE,
         num_devices=num_devices,
         stages=tuple(
-            Stage(placements=tuple(Placement(module=name, slots=slots, **placement) for name, slots in stage.items()))
+            Stage(
+                placements=tuple(
+                    Placement(part=Part(module=name), slots=slots, **placement) for name, slots in stage.items()
+                )
+            )
             for stage in stages
         ),
         graph=GRAPH.fingerprint,
@@ -61,8 +65,8 @@ def test_the_same_slots_on_other_devices_do_not_overlap():
         stages=(
             Stage(
                 placements=(
-                    Placement(module="image", slots=(0,), devices=(0,)),
-                    Placement(module="text", slots=(0,), devices=(1,)),
+                    Placement(part=Part(module="image"), slots=(0,), grid=Grid(ranks=(0,))),
+                    Placement(part=Part(module="text"), slots=(0,), grid=Grid(ranks=(1,))),
                 )
             ),
         ),
@@ -74,7 +78,7 @@ def test_the_same_slots_on_other_devices_do_not_overlap():
 
 def test_a_device_that_is_not_there_is_refused():
     with pytest.raises(InvalidPlanError, match="devices 0 to 0"):
-        plan({"image": (0,)}, devices=(1,))
+        plan({"image": (0,)}, grid=Grid(ranks=(1,)))
 
 
 def test_a_module_placed_twice_is_refused():
@@ -117,11 +121,11 @@ def test_predicted_time_takes_each_phase_of_a_stage_by_its_slowest():
         stages=(
             Stage(
                 placements=(
-                    Placement(module="image", slots=(0,), forward_ms=1.0, backward_ms=5.0),
-                    Placement(module="text", slots=(1,), forward_ms=2.0, backward_ms=3.0),
+                    Placement(part=Part(module="image"), slots=(0,), forward_ms=1.0, backward_ms=5.0),
+                    Placement(part=Part(module="text"), slots=(1,), forward_ms=2.0, backward_ms=3.0),
                 )
             ),
-            Stage(placements=(Placement(module="head", slots=(0, 1), forward_ms=0.5, backward_ms=0.5),)),
+            Stage(placements=(Placement(part=Part(module="head"), slots=(0, 1), forward_ms=0.5, backward_ms=0.5),)),
         ),
         graph=GRAPH.fingerprint,
         sequential_ms=12.0,

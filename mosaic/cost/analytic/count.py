@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
@@ -11,17 +12,17 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
-from torch.utils.checkpoint import checkpoint as run_checkpointed
 
 from mosaic.cost.analytic.fake import Resize, fake_copy, leading_sizes
 from mosaic.cost.analytic.gpu_kernels import GpuKernels
-from mosaic.cost.analytic.memory import Optimizer, count_memory
 from mosaic.cost.analytic.trace import LiveMemory, OperatorTrace
 from mosaic.cost.counts import MemoryCounts, ModuleCounts, PhaseCounts, merge_equal
 from mosaic.errors import UnsupportedModelError
 
 _log = logging.getLogger(__name__)
 
+KernelsOf = Literal["cuda", "host"]
+"""Whose kernels are counted."""
 Settings = Callable[[], AbstractContextManager[Any]]
 """Makes a context for the forward, such as ``lambda: torch.autocast("cpu", torch.bfloat16)``."""
 
@@ -31,16 +32,12 @@ def count_module(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
-    training: bool = True,
-    optimizer: Optimizer = "adamw",
-    master_weights: bool = False,
-    checkpoint: bool = False,
-    target: Literal["cuda", "host"] = "cuda",
+    target: KernelsOf = "cuda",
     settings: Settings | None = None,
     batch: int | None = None,
     rows: int | None = None,
 ) -> ModuleCounts:
-    """Counts operators, bytes and memory of one forward and backward of a module.
+    """Counts operators, bytes and memory of one forward and backward of a module that AdamW trains.
 
     Nothing is computed and neither module nor arguments are touched: they are copied to tensors without data, so a
     module may be larger than this machine, and may lie on the meta device. Backward is autograd's own, so what a
@@ -50,11 +47,6 @@ def count_module(
         module: In the mode (train or eval) in which it will run.
         args: Positional arguments of one call; tensors keep their ``requires_grad``.
         kwargs: Keyword arguments.
-        training: Whether there is a backward; without, forward keeps nothing.
-        optimizer: Whose state is counted.
-        master_weights: Whether the optimizer keeps float32 copies of parameters in 16 bits, and its state in float32.
-        checkpoint: Whether the module as a whole keeps its inputs only and runs again in backward, up to the last
-            result that backward needs (``torch.utils.checkpoint`` stops there).
         target: Whose choice of kernels to follow where torch has several: fused attention and cuDNN's recurrent
             layers on ``cuda``.
         settings: Context of the forward; on these tensors autocast is the CPU's.
@@ -72,8 +64,7 @@ def count_module(
     resize = _resizing(likely, batch) if batch is not None and likely else None
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     fake, (fake_args, fake_kwargs) = fake_copy(module, mode), fake_copy(given, mode, resize)
-    on_gpu = target == "cuda"
-    run = _Run(fake, fake_args, fake_kwargs, training=training, checkpoint=checkpoint, on_gpu=on_gpu, settings=settings)
+    run = _Run(fake, fake_args, fake_kwargs, on_gpu=target == "cuda", settings=settings)
     try:
         with mode:
             forward, backward, memory, uncounted = run.count()
@@ -87,7 +78,7 @@ def count_module(
         batch=batch if resize is not None and batch is not None else _rows(sizes, run.result_sizes, likely),
         forward=forward,
         backward=backward,
-        memory=count_memory(fake, memory, training=training, optimizer=optimizer, master_weights=master_weights),
+        memory=_with_residents(fake, memory),
         uncounted=uncounted,
     )
 
@@ -98,7 +89,8 @@ def count_degrees(
     kwargs: Mapping[str, Any] | None = None,
     *,
     degrees: Sequence[int] = (1, 2, 4, 8, 16, 32),
-    **options: Any,
+    target: KernelsOf = "cuda",
+    settings: Settings | None = None,
 ) -> dict[int, ModuleCounts]:
     """Counts a module at several data-parallel degrees: a device of degree d has ceil(B/d) of the B samples.
 
@@ -110,19 +102,21 @@ def count_degrees(
         args: See ``count_module``; the batch is the most frequent first dimension, of those that results have too.
         kwargs: See ``count_module``.
         degrees: Degrees to count; the whole batch (degree 1) always is.
-        options: See ``count_module``.
+        target: See ``count_module``.
+        settings: See ``count_module``.
 
     Raises:
         UnsupportedModelError: See ``count_module``.
     """
-    whole = count_module(module, args, kwargs, **options)
+    whole = count_module(module, args, kwargs, target=target, settings=settings)
     counted = {1: whole}
     for degree in sorted(set(degrees) - {1}):
         if not 1 <= degree <= whole.batch:
             continue
         try:
+            batch = -(-whole.batch // degree)
             counted[degree] = count_module(
-                module, args, kwargs, batch=-(-whole.batch // degree), rows=whole.batch, **options
+                module, args, kwargs, target=target, settings=settings, batch=batch, rows=whole.batch
             )
         except UnsupportedModelError as error:
             _log.warning("degree %d is left out: %s", degree, error)
@@ -142,13 +136,10 @@ class _Run:
         args: Any,
         kwargs: dict[str, Any],
         *,
-        training: bool,
-        checkpoint: bool,
         on_gpu: bool,
         settings: Settings | None,
     ) -> None:
         self._module, self._args, self._kwargs = module, args, kwargs
-        self._training, self._checkpoint = training, checkpoint
         self._settings: Settings = settings or nullcontext
         self._gpu = GpuKernels() if on_gpu else None
         self._memory = LiveMemory((*module.parameters(), *module.buffers()))
@@ -163,18 +154,18 @@ class _Run:
             forward_trace.fused_region = backward_trace.fused_region = self._gpu.in_recurrent_call
         hooks = torch.autograd.graph.saved_tensors_hooks(self._keep, lambda tensor: tensor)
         seen = self._gpu or nullcontext()
-        with seen, torch.set_grad_enabled(self._training), forward_trace, hooks, self._settings():
-            outputs = self._call()
+        with seen, torch.enable_grad(), forward_trace, hooks, self._settings():
+            outputs = self._module(*self._args, **self._kwargs)
         forward_peak = self._memory.peak_bytes
         self._memory.start_phase()
         for parameter in self._module.parameters():
-            if parameter.requires_grad and self._training:
+            if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(self._release_gradient)
         made = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
         self.result_sizes = {len(leaf) for leaf in made if leaf.dim()}
         wanted = [leaf for leaf in made if leaf.requires_grad]
         outputs, made = None, []
-        if wanted and self._training:
+        if wanted:
             gradients = [torch.empty_like(output) for output in wanted]
             with seen, backward_trace:
                 torch.autograd.backward(wanted, gradients)
@@ -191,11 +182,6 @@ class _Run:
             tuple({**forward_trace.uncounted, **backward_trace.uncounted}),
         )
 
-    def _call(self) -> Any:
-        if self._checkpoint and self._training:
-            return run_checkpointed(self._module, *self._args, use_reentrant=False, **self._kwargs)
-        return self._module(*self._args, **self._kwargs)
-
     def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         if id(storage) not in self._resident:
@@ -206,6 +192,22 @@ class _Run:
     def _release_gradient(self, parameter: torch.Tensor) -> None:
         if parameter.grad is not None:
             self._memory.release(parameter.grad)
+
+
+def _with_residents(module: nn.Module, run: MemoryCounts) -> MemoryCounts:
+    """Adds what stays from step to step; AdamW's two moments have the parameter's dtype."""
+    trained = _num_bytes_of(p for p in module.parameters() if p.requires_grad)
+    return dataclasses.replace(
+        run,
+        parameter_bytes=_num_bytes_of(module.parameters()),
+        buffer_bytes=_num_bytes_of(module.buffers()),
+        gradient_bytes=trained,
+        optimizer_bytes=2 * trained,
+    )
+
+
+def _num_bytes_of(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def _rows(sizes: Mapping[int, int], results: Collection[int], likely: int) -> int:

@@ -1,4 +1,4 @@
-"""What the ranks tell each other before a module's rows move: how many there are, and that the calls are alike.
+"""Ranks tell each other, before a module's rows move, how many there are, and see that the calls are alike.
 
 A rank whose call cannot be routed says so here, so that all of them raise and none waits for rows that never come.
 """
@@ -6,15 +6,16 @@ A rank whose call cannot be routed says so here, so that all of them raise and n
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from mosaic.engine.calls.structure import flatten
 from mosaic.errors import ModuleContractError
-from mosaic.ranks.watching.progress import Waiting, unwatched
+from mosaic.ranks.meeting.progress import Waiting, unwatched
 
 _FACTS = 6
 _ADDED = 2
@@ -121,7 +122,8 @@ def _check(name: str, table: torch.Tensor) -> None:
     if len(table[:, 5].unique()) > 1:
         raise ModuleContractError(
             f"{name!r} is called within the model's own call on some ranks and outside of it on others, so that they "
-            "do not agree on which way its rows go; call it in one place on all ranks, or colocate(..., direct=False)"
+            "do not agree on which way its rows go; call it in one place on all ranks, or colocate(..., "
+            "options=Options(ranks=RankSettings(direct=False)))"
         )
     if (table[:, 1] == _ADDED).any() and not table[:, 1].all():
         raise ModuleContractError(
@@ -144,3 +146,52 @@ def _said(leaves: Sequence[Any], added: str = "") -> int:
 
 def _shapes(cut: Sequence[torch.Tensor]) -> int:
     return zlib.crc32(repr([(tuple(leaf.shape[1:]), leaf.dtype) for leaf in cut]).encode())
+
+
+@dataclass(frozen=True, slots=True)
+class WithAdded:
+    """Makes a module's own call with keyword arguments that are not routed."""
+
+    run: Callable[..., Any]
+    """Makes the call."""
+    added: Mapping[str, Any]
+    """By name; the same on all ranks that call."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Makes it."""
+        return self.run(*args, **kwargs, **self.added)
+
+
+def put_aside(
+    run: Callable[..., Any], kwargs: dict[str, Any], known: Collection[str]
+) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """Returns what makes a module's call with those arguments that hold no rows, and the other ones.
+
+    Args:
+        run: Makes the call.
+        kwargs: Its keyword arguments.
+        known: Names of those in the sample's step.
+    """
+    added = {name: value for name, value in kwargs.items() if name not in known and _holds_no_rows(value)}
+    if not added:
+        return run, kwargs
+    return WithAdded(run, added), {name: value for name, value in kwargs.items() if name not in added}
+
+
+def said_by(run: Callable[..., Any]) -> str:
+    """Returns a text for what was put aside, which has to be the same on all ranks; empty for nothing.
+
+    Of tensors it has shape and type, since reading a value would make the host wait for a GPU.
+    """
+    if not isinstance(run, WithAdded):
+        return ""
+    leaves = [
+        (leaf.dtype, tuple(leaf.shape)) if isinstance(leaf, torch.Tensor) else leaf for leaf in flatten(run.added)[0]
+    ]
+    return f"{sorted(run.added)} {leaves}"
+
+
+def _holds_no_rows(value: Any) -> bool:
+    return all(
+        not isinstance(leaf, torch.Tensor) or (not leaf.dim() and not leaf.requires_grad) for leaf in flatten(value)[0]
+    )

@@ -5,40 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from mosaic.ranks.calls import steps
 from mosaic.ranks.calls.steps import Step
-from mosaic.ranks.meeting.collectives import carrier_of, wait_for
-from mosaic.ranks.watching.progress import Waiting, unwatched
-from mosaic.ranks.watching.traffic import Phase, Traffic
-
-
-class Way(Protocol):
-    """From where to where rows go: a ``RowRouting`` or a ``Transfer``, there or back."""
-
-    @property
-    def is_local(self) -> bool:
-        """Whether every row stays where it is."""
-
-    @property
-    def back(self) -> Way:
-        """The way back."""
-
-    def sends(self, rank: int) -> tuple[int, ...]:
-        """Rows that a rank gives to each rank."""
-
-    def receives(self, rank: int) -> tuple[int, ...]:
-        """Rows that a rank gets from each rank."""
-
-    def send_order(self, rank: int) -> tuple[int, ...] | None:
-        """In which order a rank's rows are sent; None for as they lie."""
-
-    def receive_order(self, rank: int) -> tuple[int, ...] | None:
-        """In which order rows are taken that came; None for as they came."""
+from mosaic.ranks.meeting.groups import carrier_of, wait_for
+from mosaic.ranks.meeting.progress import SentPhase, Traffic, Waiting, unwatched
+from mosaic.ranks.rows.layout import Transfer
 
 
 class Exchange:
@@ -70,12 +46,12 @@ class Exchange:
         self._note = note
         self._waiting = waiting
 
-    def begin(self, step: Step, ways: Iterable[Way]) -> None:
+    def begin(self, step: Step, ways: Iterable[Transfer]) -> None:
         """Notes that what follows is a step, unless nothing travels."""
         if not all(way.is_local for way in ways):
             self._note(step)
 
-    def move(self, tensor: torch.Tensor, way: Way, phase: Phase = "forward") -> torch.Tensor:
+    def move(self, tensor: torch.Tensor, way: Transfer, phase: SentPhase = "forward") -> torch.Tensor:
         """Returns the rows that this rank gets for those that it has; none, where it is to have none."""
         if way.is_local:
             return tensor
@@ -94,7 +70,7 @@ class ToMembers(torch.autograd.Function):
     """Rows of several tensors to the members, each its way; their gradients, divided by ``scale``, back."""
 
     @staticmethod
-    def forward(ctx: Any, exchange: Exchange, scale: float, ways: Sequence[Way], *tensors: torch.Tensor) -> Any:
+    def forward(ctx: Any, exchange: Exchange, scale: float, ways: Sequence[Transfer], *tensors: torch.Tensor) -> Any:
         """Moves the rows to the members."""
         ctx.exchange, ctx.scale, ctx.ways = exchange, scale, ways
         return tuple(_fresh(tensor, exchange.move(tensor, way)) for tensor, way in zip(tensors, ways, strict=True))
@@ -116,7 +92,9 @@ class ToHolders(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, exchange: Exchange, scale: float, ways: Sequence[Way | None], *tensors: torch.Tensor) -> Any:
+    def forward(
+        ctx: Any, exchange: Exchange, scale: float, ways: Sequence[Transfer | None], *tensors: torch.Tensor
+    ) -> Any:
         """Moves the results to the holders."""
         ctx.exchange, ctx.scale, ctx.ways = exchange, scale, ways
         moved = (

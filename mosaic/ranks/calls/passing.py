@@ -1,6 +1,6 @@
 """One call of a routed module on one rank: the steps of its forward, and the graph that takes its backward back.
 
-The graph of a call is a chain, ``ToMembers -> Here or Absent -> ToHolders``, so its backward has one order. The
+The graph of a call is a chain, ``ToMembers -> Here or NoRows -> ToHolders``, so its backward has one order. The
 module's own graph hangs below ``Here``: its backward runs where its forward ran.
 """
 
@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from mosaic.engine.structure import flatten, unflatten
-from mosaic.engine.thread_state import ThreadState
+from mosaic.engine.calls.structure import flatten, unflatten
+from mosaic.engine.calls.thread_state import ThreadState
 from mosaic.errors import ModuleContractError
 from mosaic.ranks.calls import steps
-from mosaic.ranks.calls.added import said_by
-from mosaic.ranks.calls.agree import agree
-from mosaic.ranks.calls.exchange import Exchange, Shared, ToHolders, ToMembers, Way
-from mosaic.ranks.meeting.collectives import carrier_of, wait_for
-from mosaic.ranks.rows.routing import RowRouting
+from mosaic.ranks.calls.agree import agree, said_by
+from mosaic.ranks.calls.exchange import Exchange, Shared, ToHolders, ToMembers
+from mosaic.ranks.meeting.groups import carrier_of, wait_for
+from mosaic.ranks.rows.layout import Transfer
 
 if TYPE_CHECKING:
     from mosaic.ranks.calls.ranked import Ranked
@@ -72,7 +71,7 @@ class ForwardPass:
         self._there: tuple[bool, ...] = ()
         self._wanted: list[bool] = []
         self._exchange: Exchange
-        self._home: Way
+        self._home: Transfer
         self._held: tuple[int, ...] = ()
 
     def go(self) -> ForwardPass:
@@ -111,7 +110,7 @@ class ForwardPass:
         if self._straight:
             self._home = ranked.ways.transfer(None, ranked.name, agreed.held)
         else:
-            self._home = RowRouting(held=agreed.held, members=ranked.members)
+            self._home = ranked.ways.parts(ranked.members, agreed.held)
         self._exchange = Exchange(
             ranked.group,
             ranked.name,
@@ -170,7 +169,7 @@ class ForwardPass:
         self.made = ranked.template.of_no_rows()
         wanted = ranked.template.wanted_now()
         if wanted:
-            stood_in = Absent.apply(ranked, [self.made[index] for index in wanted], self._anchor, *tensors)
+            stood_in = NoRows.apply(ranked, [self.made[index] for index in wanted], self._anchor, *tensors)
             for index, tensor in zip(wanted, stood_in, strict=True):
                 self.made[index] = tensor
 
@@ -193,7 +192,7 @@ class ForwardPass:
                 home[index] = (exchange.move(leaf, back) if goes[index] else leaf).detach()
         self.made = home
 
-    def _way_of(self, argument: int) -> Way:
+    def _way_of(self, argument: int) -> Transfer:
         source = self._ranked.taken.get(argument) if self._straight else None
         if source is None:
             return self._home
@@ -220,7 +219,7 @@ class ForwardPass:
             )
 
 
-class Absent(torch.autograd.Function):
+class NoRows(torch.autograd.Function):
     """Stands on a rank that has no rows for a module: results and gradients of no rows."""
 
     @staticmethod

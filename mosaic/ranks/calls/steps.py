@@ -1,8 +1,8 @@
 """The steps of a routed call, as data: the engine runs them in this order, and a model checker goes through them.
 
-What a step waits for is all that matters for whether ranks can block each other. ``tests/ranks_model.py`` reads these
-tables and tries every interleaving of small cases; ``tests/integration/test_ranks_engine.py`` holds what really runs to
-them.
+What a step waits for is all that matters for whether ranks can block each other. ``tests/ranks/interleavings.py`` reads
+these tables and tries every interleaving of small cases; ``tests/integration/ranks/test_ranks_engine.py`` holds what
+really runs to them.
 """
 
 from __future__ import annotations

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mosaic.engine.lane_tensor import HOOKS, LaneTensor, Ready, operator_name, reads_metadata
+from mosaic.engine.calls.torch_functions import look_up
+from mosaic.engine.host.lane_tensor import LaneTensor, ReadyTicket, RunsLaneTensors
 from mosaic.errors import ModuleContractError
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Lane, Ticket
-    from mosaic.engine.executor import Executor
 
 
 class StraightTensor(LaneTensor):
@@ -38,7 +38,8 @@ class StraightTensor(LaneTensor):
         return ModuleContractError(
             f"{what} reads a result of {source!r}, which this rank does not have: it goes straight to the ranks of "
             f"{target!r}, since in the sample's step nothing else used it; colocate with a sample whose step uses it "
-            f"as this one does, or with colocate(..., direct=False), or leave the module where it is called: "
+            f"as this one does, or with colocate(..., options=Options(ranks=RankSettings(direct=False))), or "
+            f"leave the module where it is called: "
             f"colocate(..., exclude=[{target!r}])"
         )
 
@@ -46,12 +47,13 @@ class StraightTensor(LaneTensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Reads a shape and the like, and refuses anything else."""
         kwargs = kwargs or {}
-        if reads_metadata(func) and operator_name(func) not in HOOKS:
+        does = look_up(func)
+        if does.reads and not does.hooks:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         if func is torch.empty_like:  # of its shape, too
             return torch.empty(args[0].shape, **{"dtype": args[0].dtype, "device": args[0].device, **kwargs})
-        raise _first((args, kwargs)).refusal(operator_name(func) or str(func))
+        raise _first((args, kwargs)).refusal(does.name or str(func))
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # torch calls it with func first
@@ -66,7 +68,7 @@ def _first(value: Any) -> StraightTensor:
 
 
 def standing_for(
-    like: torch.Tensor, executor: Executor, lane: Lane, ticket: Ticket[Any], pick: int, ends: tuple[str, str]
+    like: torch.Tensor, executor: RunsLaneTensors, lane: Lane, ticket: Ticket[Any], pick: int, ends: tuple[str, str]
 ) -> StraightTensor:
     """Returns what stands for a result.
 
@@ -83,7 +85,7 @@ def standing_for(
     return made
 
 
-class Kept(torch.autograd.Function):
+class IntoStraight(torch.autograd.Function):
     """From a result in the caller's own graph to what stands for it; and a gradient, which stands for one, back."""
 
     @staticmethod
@@ -99,7 +101,7 @@ class Kept(torch.autograd.Function):
         return None, grad.value() if isinstance(grad, LaneTensor) else grad
 
 
-class Opened(torch.autograd.Function):
+class OutOfStraight(torch.autograd.Function):
     """The other way, for a module that takes it in the caller's own graph."""
 
     @staticmethod
@@ -113,9 +115,9 @@ class Opened(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         """Returns what stands for the gradient."""
         like, executor, lane, module = ctx.place
-        return LaneTensor(like, executor, lane, Ready([grads[0]]), 0, module)
+        return LaneTensor(like, executor, lane, ReadyTicket([grads[0]]), 0, module)
 
 
 def opened(leaf: Any) -> Any:
     """Returns what stands for a result as the rows that this rank has of it, and anything else as it is."""
-    return Opened.apply(leaf) if isinstance(leaf, StraightTensor) else leaf
+    return OutOfStraight.apply(leaf) if isinstance(leaf, StraightTensor) else leaf

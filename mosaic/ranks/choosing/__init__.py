@@ -1,4 +1,4 @@
 """Before the loop: rank 0 profiles and solves, and all ranks try the plans that are worth it.
 
-``contest`` decides from times alone; ``routed`` predicts what travels. Imports all other packages.
+``routed`` predicts what travels. Imports all other packages.
 """

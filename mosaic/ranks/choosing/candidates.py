@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 from mosaic.cost import Cost
 from mosaic.device import Device
-from mosaic.engine.trial_settings import TrialSettings
+from mosaic.engine.trial.settings import TrialSettings
 from mosaic.errors import InfeasibleError, UndecidedError
-from mosaic.graph import ModuleGraph
-from mosaic.plan import Placement, Plan, SearchRecord, Stage
+from mosaic.graph import ModuleGraph, Part
+from mosaic.plan import Grid, Placement, Plan, SearchRecord, Stage
 from mosaic.solver.reserve import CommunicationSlots, Reserved
 from mosaic.solver.runnable import plan_to_run
 
@@ -46,7 +46,7 @@ def data_parallel_plan(
 ) -> Plan:
     """Returns the plan of every module on all slots of all devices, in turn.
 
-    It predicts times where the cost model knows all modules at that degree: a profile has powers of two.
+    It predicts times where the cost model knows all modules at that degree.
 
     Raises:
         InfeasibleError: Devices do not hold it, as far as memory is known.
@@ -65,14 +65,14 @@ def data_parallel_plan(
     reserved = Reserved.of(device, communication_slots)
     slots = tuple(range(reserved.left_of(device).num_slots))
     stages = tuple(
-        Stage(placements=(Placement(module=name, slots=slots, devices=tuple(range(num_devices))),))
+        Stage(placements=(Placement(part=Part(module=name), slots=slots, grid=Grid(ranks=tuple(range(num_devices)))),))
         for name in graph.topological_order()
     )
     plan = Plan(device=device, num_devices=num_devices, stages=stages, graph=graph.fingerprint, search=record)
     return reserved.told(plan, device)
 
 
-def plans_to_try(
+def rank_plans_to_try(
     best: Plan,
     graph: ModuleGraph,
     settings: TrialSettings,

@@ -1,6 +1,11 @@
 """Trying plans on all ranks before the loop begins, on the sample's step: forward, and backward of a made-up loss.
 
-Plans take turns (``mosaic.ranks.choosing.contest``). For a turn a plan is made ready as it would be to run, but for
+The race is that of one rank's trial (``mosaic.engine.trial.race``), with data-parallel training in the place of the
+plain loop. Every rank holds a race of its own and is told the same times, so that all know whose turn it is without
+asking. No step trains anything, so that all that count are time lost. The last plan that is left runs, tried or not:
+what fails in it fails in the loop.
+
+For a turn a plan is made ready as it would be to run, but for
 parameters: nobody gives any up yet. Its communicators stay there for the next turn and for the plan that wins. Nothing
 is left of the steps: no optimizer takes one, and gradients, buffers and random numbers are put back as they were.
 
@@ -12,130 +17,92 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
-from mosaic.backends.base import Backend
+from mosaic.engine.calls.structure import tensors_in
 from mosaic.engine.colocate import clock_of
-from mosaic.engine.find import Finding, Sample, runner_of
+from mosaic.engine.finding.find import runner_of
 from mosaic.engine.handle import Handle
-from mosaic.engine.structure import tensors_in
-from mosaic.engine.trial_settings import StepClock, TrialSettings
+from mosaic.engine.trial.race import Decision, Race, Turn
+from mosaic.engine.trial.report import TrialReport
+from mosaic.engine.trial.settings import StepClock, TrialSettings
 from mosaic.errors import RankFailedError
 from mosaic.plan import Plan
 from mosaic.profiler import preserved
-from mosaic.ranks.choosing.contest import Contest, Outcome, Turn
-from mosaic.ranks.meeting.world import World
-from mosaic.ranks.running.activate import Activated, Examined, open_runs, place
-from mosaic.ranks.running.tried import Tried
-from mosaic.ranks.watching.alarm import Alarm
+from mosaic.ranks.meeting.alarm import Alarm
+from mosaic.ranks.running.activate import Activated, open_runs, place
+from mosaic.ranks.running.prepare import Prepared
 
 _LOG = logging.getLogger("mosaic")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialSubject:
-    """What plans are tried on."""
-
-    model: nn.Module
-    """The model, whole on every rank."""
-    sample: Sample
-    """This rank's batch."""
-    finding: Finding
-    """Its modules."""
-    examined: Examined
-    """What the sample showed beyond them."""
-    direct: bool
-    """Whether results may go straight."""
-
-
-def try_plans(
-    subject: TrialSubject, plans: Sequence[Plan], settings: TrialSettings, world: World, backend: Backend
-) -> tuple[Plan, Tried]:
+def try_plans(on: Prepared, plans: Sequence[Plan], settings: TrialSettings) -> tuple[Plan, TrialReport]:
     """Returns the plan to run, and what was measured; every rank calls it with the same plans and gets the same.
 
     Args:
-        subject: What to try them on.
+        on: The model on this rank.
         plans: The one to beat first.
         settings: Bounds.
-        world: The ranks.
-        backend: Where this rank runs.
 
     Raises:
         RankFailedError: Another rank has failed; names it.
     """
-    names = [plan.search.method for plan in plans]
-    contest = Contest(names, settings)
-    with preserved(subject.model):
-        trying = _Trying(subject, plans, settings.clock or clock_of(backend), world, backend)
-        while isinstance(found := contest.next(), Turn):
-            trying.take(found, contest)
+    world = on.world
+    race = Race(settings, [plan.search.method for plan in plans], trains=False)
+    with preserved(on.model):
+        trying = _Trying(on, plans, settings.clock or clock_of(on.backend))
+        while isinstance(found := race.next_turn(), Turn):
+            trying.take(found, race)
     world.progress.calls = world.progress.step = 0
     world.progress.clear_waits()
-    return plans[world.first_says(found.winner)], _tried(found)
+    return plans[world.first_says(found.winner)], _report(race, found)
 
 
 class _Trying:
     """One trial: gives plans their turns."""
 
-    def __init__(
-        self, subject: TrialSubject, plans: Sequence[Plan], clock: StepClock, world: World, backend: Backend
-    ) -> None:
-        self._subject = subject
+    def __init__(self, on: Prepared, plans: Sequence[Plan], clock: StepClock) -> None:
+        self._on = on
         self._plans = plans
         self._clock = clock
-        self._world = world
-        self._backend = backend
-        self._run = runner_of(subject.model, subject.sample)
+        self._run = runner_of(on.model, on.sample)
         self._num_turns = 0
 
-    def take(self, turn: Turn, contest: Contest) -> None:
-        """Gives a plan its turn; the contest is told of its times, or that it failed."""
-        subject, world, plan = self._subject, self._world, self._plans[turn.plan]
+    def take(self, turn: Turn, race: Race) -> None:
+        """Gives a plan its turn; the race is told of its times, or that it failed."""
+        world, plan = self._on.world, self._plans[turn.contender]
         self._num_turns += 1
         opened, error = None, None
         try:
-            opened = open_runs(
-                subject.model, subject.finding, plan, world, self._backend, is_warm=self._num_turns > len(self._plans)
-            )
+            opened = open_runs(self._on, plan, is_warm=self._num_turns > len(self._plans))
         except Exception as failure:  # of any kind: all ranks have to hear of it
             error = failure
         failed = _said(world.tell(None if error is None else _text_of(error)))
         if failed is not None:
             if opened is not None:
                 opened.runs.close()
-            contest.fail(failed)
+            race.drop(turn.contender, f"could not run: {failed}")
             return
         assert opened is not None
         world.max_ctas = plan.communication_sms or None
         with world.groups.lending() as loan:
-            found = place(
-                subject.model,
-                subject.finding,
-                plan,
-                world,
-                subject.examined,
-                opened,
-                direct=subject.direct,
-                gives_up=False,
-            )
+            found = place(self._on, plan, opened, gives_up=False)
         with Alarm(world.store, world.rank, f"trial/{self._num_turns}", loan.groups, world.progress) as alarm:
-            failed = self._steps(found, turn.num_steps, contest, alarm)
+            failed = self._steps(found, turn.num_steps, race, alarm)
         if failed is None:
             world.groups.give_back(loan)
         else:
             world.groups.destroy(loan)
-            contest.fail(failed)
+            race.drop(turn.contender, f"could not run: {failed}")
 
-    def _steps(self, found: Activated, num_steps: int, contest: Contest, alarm: Alarm) -> str | None:
+    def _steps(self, found: Activated, num_steps: int, race: Race, alarm: Alarm) -> str | None:
         """Takes steps until the turn is over; returns why the plan cannot run, or None."""
-        model = self._subject.model
-        handle = Handle(model, self._subject.finding, found.placed.plan, profile=None, notes=(), placed=found.placed)
+        model, world = self._on.model, self._on.world
+        handle = Handle(model, self._on.finding, found.placed.plan, profile=None, notes=(), placed=found.placed)
         try:
-            self._world.tell(None)  # so that the first step, too, begins with all ranks ready
+            world.tell(None)  # so that the first step, too, begins with all ranks ready
             for _ in range(num_steps):
                 took_ms, why = 0.0, None
                 try:
@@ -147,13 +114,13 @@ class _Trying:
                     why = text if alarm.ring(text) else None  # else this one failed since another did
                 for parameter in model.parameters():
                     parameter.grad = None
-                told = self._world.tell((took_ms, why))
+                told = world.tell((took_ms, why))
                 failed = _said([text for _, text in told])
                 if failed is not None:
                     alarm.free()  # of what this rank may still be waiting for
                     return failed
-                contest.note([ms for ms, _ in told])
-                if contest.is_cut:
+                race.note(max(ms for ms, _ in told))
+                if race.is_cut:
                     break
             return None
         finally:
@@ -183,13 +150,14 @@ def _said(told: Sequence[str | None]) -> str | None:
     return "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(told) if text is not None) or None
 
 
-def _tried(found: Outcome) -> Tried:
-    sentences = (
-        f"trial: {found.reason} ({found.num_steps} steps of the sample before the loop, {found.lost_ms:.1f} ms)",
-        *(one.sentence() for one in found.measured),
+def _report(race: Race, decision: Decision) -> TrialReport:
+    found = TrialReport.of(
+        f"trial: {decision.reason} ({race.num_steps} steps of the sample before the loop, {race.took_ms:.1f} ms)",
+        race.standings(decision),
+        num_trials=1,
+        num_steps=race.num_steps,
+        lost_ms=race.took_ms,
     )
-    for line in sentences:
+    for line in found.sentences:
         _LOG.info(line)
-    times = {f"trial_ms/{one.name}": one.median_ms for one in found.measured if one.median_ms is not None}
-    metrics = {"trials": 1.0, "trial_steps": float(found.num_steps), "trial_lost_ms": found.lost_ms, **times}
-    return Tried(sentences, metrics, ran=found.num_steps > 0)
+    return found

@@ -1,8 +1,8 @@
-"""What really travels between ranks under a plan, where results go straight on: bytes, and times predicted of them.
+"""Bytes that really travel between ranks under a plan where results go straight on, and times predicted of them.
 
 A solver counts every result as going home, since it does not know yet where the modules that take it will run
-(``mosaic.cost.communication``): an upper bound. Once a plan is there, its ways are known, and are those of the engine
-(``mosaic.ranks.rows.ways``). The busiest rank of a way sends or gets so many rows, with so many others::
+(``mosaic.cost.communication.ranked``): an upper bound. Once a plan is there, its ways are known, and are those of the
+engine (``mosaic.ranks.rows.ways``). The busiest rank of a way sends or gets so many rows, with so many others::
 
     t = others * latency + rows * bytes of a row / bandwidth
 
@@ -18,16 +18,13 @@ from typing import Literal
 
 import torch
 
-from mosaic.engine.find import Finding
-from mosaic.engine.handovers import Handover
-from mosaic.engine.structure import flatten
+from mosaic.engine.calls.structure import flatten
+from mosaic.engine.finding.handovers import Handover
 from mosaic.hardware import Link
 from mosaic.plan import Placement, Plan, Stage
-from mosaic.ranks.calls.handing import alike_on_all, chosen_straight, stops_of
-from mosaic.ranks.meeting.world import World
+from mosaic.ranks.calls.handing import HandingFacts, alike_on_all
 from mosaic.ranks.rows.layout import Transfer
-from mosaic.ranks.rows.ways import Ways
-from mosaic.ranks.running.activate import Examined
+from mosaic.ranks.running.prepare import Prepared
 
 Direction = Literal["forward", "backward"]
 
@@ -67,36 +64,33 @@ class Routes:
     """The ways of a model's rows under any plan.
 
     Args:
-        finding: Its modules.
-        examined: What the sample showed beyond them.
+        facts: Its modules, and what the sample showed of them.
         handovers: Results that may go straight; the same on all ranks, or none.
         size: Ranks, of which each holds as many rows as its sample.
     """
 
-    def __init__(self, finding: Finding, examined: Examined, handovers: Sequence[Handover], size: int) -> None:
-        self._subjects = finding.subjects
-        self._batched = examined.batched
-        self._templates = {name: template for name, (template, _) in examined.learned.items()}
+    def __init__(self, facts: HandingFacts, handovers: Sequence[Handover], size: int) -> None:
+        self._facts = facts
         self._handovers = tuple(handovers)
         self._size = size
 
     @staticmethod
-    def agreed(finding: Finding, examined: Examined, world: World, *, direct: bool) -> Routes:
+    def agreed(on: Prepared) -> Routes:
         """Asks all ranks what their samples showed; every rank calls it."""
-        handovers = alike_on_all(finding.handovers, world)
-        return Routes(finding, examined, handovers if direct else (), world.size)
+        handovers = alike_on_all(on.finding.handovers, on.world)
+        is_straight = on.direct and on.backend.device.kind == "host"
+        return Routes(on.handing, handovers if is_straight else (), on.world.size)
 
     def of(self, plan: Plan) -> list[Routed]:
         """Returns all that travels in a step of the sample, but for sums of parameters' gradients."""
         members = {placed.module: tuple(sorted(placed.devices)) for placed in plan.placements}
-        known = (self._subjects, members, self._batched, self._templates)
-        handed = chosen_straight(self._handovers, *known, self._size)
-        ways = Ways(stops_of(handed, *known))
+        facts = self._facts
+        ways = facts.ways(facts.chosen(self._handovers, members, self._size), members)
         found = []
-        for subject in self._subjects:
+        for subject in facts.subjects:
             name = subject.name
             leaves = flatten((subject.args, subject.kwargs))[0]
-            cut = [index for index, has_rows in enumerate(self._batched[name]) if has_rows]
+            cut = [index for index, has_rows in enumerate(facts.batched[name]) if has_rows]
             held = (len(leaves[cut[0]]),) * self._size
             taken, given = ways.stops[name].taken, ways.stops[name].given
             weights: dict[tuple[str | None, bool, Direction], float] = defaultdict(float)
@@ -104,7 +98,7 @@ class Routes:
                 each = leaves[index].nbytes / max(1, len(leaves[index]))
                 weights[taken.get(index), True, "forward"] += each
                 weights[taken.get(index), True, "backward"] += each * leaves[index].requires_grad
-            template = self._templates[name]
+            template = facts.templates[name]
             for index, (leaf, trains) in enumerate(zip(template.leaves, template.differentiable, strict=True)):
                 if isinstance(leaf, torch.Tensor) and index not in given:
                     each = leaf.nbytes / max(1, len(leaf))

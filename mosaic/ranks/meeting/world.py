@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
 from mosaic.device import Device
+from mosaic.engine.options import RankSettings
 from mosaic.errors import BackendUnavailableError, InvalidPlanError, MosaicError
-from mosaic.ranks.meeting.clocks import ClockOffset, measure_clock
-from mosaic.ranks.meeting.collectives import carrier_of, group_options, meeting_under, warm_up
-from mosaic.ranks.meeting.group_pool import GroupKey, GroupPool
-from mosaic.ranks.watching.progress import OUTSIDE, Progress
-from mosaic.ranks.watching.roll import Identity, call_roll, default_store, is_launched, meet
-from mosaic.ranks.watching.watch import Watch, WatchSettings
+from mosaic.ranks.meeting.groups import GroupKey, GroupPool, carrier_of, connect, group_options, meeting_under
+from mosaic.ranks.meeting.progress import THE_LOOP, RankProgress
+from mosaic.ranks.meeting.roll import Identity, call_roll, default_store, is_launched, meet
+from mosaic.ranks.meeting.watch import Watch
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = RankSettings().timeout_s
 """How long a rank waits for another one in a step before it gives up, by default."""
 PATIENCE_S = 1800.0
 """How long ranks wait while one of them profiles and solves."""
+
+_Made = TypeVar("_Made")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +98,7 @@ class World:
         self,
         *,
         timeout_s: float = TIMEOUT_S,
-        watch: WatchSettings | None = None,
+        watch: RankSettings | None = None,
         device: torch.device | None = None,
     ) -> None:
         if not dist.is_initialized():
@@ -107,11 +108,11 @@ class World:
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
         self.timeout = datetime.timedelta(seconds=timeout_s)
-        self.progress = Progress()
+        self.progress = RankProgress()
         self.watch: Watch | None = None
         self.max_ctas: int | None = None
         self.device = device = device or torch.device("cpu")
-        if device.type == "cuda":  # read by NCCL at its first call; see mosaic.ranks.lanes.stream_calls
+        if device.type == "cuda":  # read by NCCL at its first call; see mosaic.ranks.calls.stream_calls
             os.environ.setdefault("NCCL_LAUNCH_ORDER_IMPLICIT", "1")
         me = Identity.of_this_process(self.rank, self.size)
         roll = call_roll(default_store(), me, timeout_s=timeout_s)
@@ -119,7 +120,7 @@ class World:
         self.groups = GroupPool(self._made, self._forget)
         if watch is not None and self.size > 1:
             holder = _holder_of(roll.ranks)
-            self.watch = Watch(roll.store, roll.ranks, me, self.progress, watch, timeout_s=timeout_s, holder=holder)
+            self.watch = Watch(roll.store, roll.ranks, me, self.progress, watch, holder=holder)
             self.watch.start()
         # Rank 0 may profile for minutes while the others wait for its plan.
         self._patient = max(self.timeout, datetime.timedelta(seconds=PATIENCE_S))
@@ -131,10 +132,9 @@ class World:
             self.agreements = self.group(range(self.size), backend="gloo") if device.type == "cuda" else self.everyone
             if self.watch is not None:
                 self._covered(dist.group.WORLD)
-                self.watch.stand_in(self._new_group(self.timeout))
 
     @classmethod
-    def join(cls, device: torch.device, *, timeout_s: float = TIMEOUT_S, watch: WatchSettings | None = None) -> Self:
+    def join(cls, device: torch.device, *, timeout_s: float = TIMEOUT_S, watch: RankSettings | None = None) -> Self:
         """Returns the ranks that torchrun started; makes the default process group unless the loop has made it."""
         if not dist.is_initialized():
             backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
@@ -168,11 +168,6 @@ class World:
             self.close(error)
             raise
 
-    def clock(self) -> ClockOffset:
-        """Returns how far this rank's clock is from rank 0's; every rank asks."""
-        with self.progress.waiting(OUTSIDE, "agreement"):
-            return measure_clock(self._control)
-
     def close(self, error: BaseException | None = None) -> None:
         """Stops watching, and tells the others that this rank is done, or why it could not begin."""
         if self.watch is not None:
@@ -190,11 +185,11 @@ class World:
     def _made(self, key: GroupKey) -> Any:
         """Makes a communicator and warms it up."""
         options = group_options(key.backend, key.max_ctas)
-        with self.progress.waiting(OUTSIDE, "agreement"):
+        with self.progress.waiting(THE_LOOP, "agreement"):
             made = self._new_group(self.timeout, ranks=list(key.ranks), backend=key.backend, pg_options=options)
             group = self._covered(made)
             if key.backend == "nccl" and self.rank in key.ranks:
-                warm_up(group, self.device)
+                connect(group, self.device)
         return group
 
     def _new_group(self, timeout: datetime.timedelta, *, backend: str = "gloo", **options: Any) -> Any:
@@ -219,21 +214,21 @@ class World:
     def background_group(self) -> dist.ProcessGroup:
         """Returns the group of all ranks, on CPUs, in which checkpoints are written; all ranks have to ask for it."""
         if self._background is None:
-            with self.progress.waiting(OUTSIDE, "agreement"):
+            with self.progress.waiting(THE_LOOP, "agreement"):
                 self._background = self._covered(self._new_group(self._patient))
         return self._background
 
     def tell(self, value: Any) -> list[Any]:
         """Returns what each rank told: data that JSON could hold."""
         found: list[Any] = [None] * self.size
-        with self.progress.waiting(OUTSIDE, "agreement"):
+        with self.progress.waiting(THE_LOOP, "agreement"):
             dist.all_gather_object(found, value, group=self._control)
         return found
 
     def first_says(self, value: Any) -> Any:
         """Returns what rank 0 told."""
         found = [value]
-        with self.progress.waiting(OUTSIDE, "agreement"):
+        with self.progress.waiting(THE_LOOP, "agreement"):
             dist.broadcast_object_list(found, src=0, group=self._control)
         return found[0]
 
@@ -289,6 +284,16 @@ class World:
                 f"the plan is for {num_devices} devices and there are {self.size} ranks; start {num_devices} ranks, "
                 f"or plan again: mosaic plan --gpus {self.size}"
             )
+
+    def together(self, work: Callable[[], _Made]) -> _Made:
+        """Returns what this rank's work makes; if any rank's fails, all raise: its own error there, or who failed."""
+        made, error = None, None
+        try:
+            made = work()
+        except Exception as failure:  # of any kind: all ranks have to hear of it
+            error = failure
+        self.all_or_none(error)
+        return made  # type: ignore[return-value]  # there is no error
 
     def all_or_none(self, error: BaseException | None) -> None:
         """Raises on every rank if one of them failed: its own error there, one that names it elsewhere."""

@@ -65,11 +65,6 @@ def take_back(model: nn.Module, whole: Callable[[str, torch.Tensor], torch.Tenso
             del part._forward_pre_hooks[key]
 
 
-def is_given_up(module: nn.Module) -> bool:
-    """Whether a module holds nothing on this rank."""
-    return any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers()))
-
-
 @dataclass(frozen=True, slots=True)
 class GivenUp:
     """Refuses calls of what has no parameters here: a part that the loop calls itself, or a copy of the model."""

@@ -9,13 +9,11 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from mosaic.ranks.watching.progress import Waiting, unwatched
-
-BUCKET_BYTES = 25 * 2**20
-"""Bytes of gradients that are reduced together; as in DDP."""
+from mosaic.cost.communication.ranked import BUCKET_BYTES
+from mosaic.ranks.meeting.progress import Waiting, unwatched
 
 
-class Place(Protocol):
+class SumPlace(Protocol):
     """Where gradients are summed up."""
 
     def follow(self) -> None:
@@ -66,7 +64,7 @@ class GradientReducer:
         bucket_bytes: int = BUCKET_BYTES,
         overlaps: bool = True,
         waiting: Waiting = unwatched,
-        place: Place | None = None,
+        place: SumPlace | None = None,
     ) -> None:
         self._group = group
         self._place = place or Anywhere()

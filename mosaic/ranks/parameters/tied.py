@@ -17,10 +17,11 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from mosaic.profiler import Subject
-from mosaic.ranks.watching.traffic import Phase
+from mosaic.ranks.meeting.progress import SentPhase
 
 Members = tuple[int, ...]
-Compute = Callable[[Callable[[], Any], Phase], Any]
+Compute = Callable[[Callable[[], Any], SentPhase], Any]
+"""Runs work of a phase where a module's quota is, and returns its result."""
 
 _RUNNING = threading.local()
 
@@ -33,7 +34,7 @@ def running() -> str | None:
 def marked(name: str, compute: Compute) -> Compute:
     """Lets the thread that runs a module's work know whose work it is."""
 
-    def run(work: Callable[[], Any], phase: Phase) -> Any:
+    def run(work: Callable[[], Any], phase: SentPhase) -> Any:
         def inside() -> Any:
             before, _RUNNING.name = running(), name
             try:

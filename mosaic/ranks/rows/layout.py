@@ -15,28 +15,28 @@ from mosaic.ranks.rows.routing import RowRouting
 
 
 @dataclass(frozen=True)
-class Layout:
+class RowLayout:
     """Which rows each rank has; each row is on one rank."""
 
     rows: tuple[tuple[int, ...], ...]
     """For each rank the numbers of its rows, rising."""
 
     @staticmethod
-    def home(held: Sequence[int]) -> Layout:
+    def home(held: Sequence[int]) -> RowLayout:
         """Returns that of the ranks that hold the batch.
 
         Args:
             held: Rows that each rank holds.
         """
         ends = accumulate(held)
-        return Layout(tuple(tuple(range(end - count, end)) for count, end in zip(held, ends, strict=True)))
+        return RowLayout(tuple(tuple(range(end - count, end)) for count, end in zip(held, ends, strict=True)))
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
         """Rows of each rank."""
         return tuple(map(len, self.rows))
 
-    def onto(self, members: tuple[int, ...]) -> Layout:
+    def onto(self, members: tuple[int, ...]) -> RowLayout:
         """Returns equal parts on a module's members to which the fewest rows travel from here; see ``RowRouting``."""
         moves = RowRouting(held=self.sizes, members=members).moves
         parts: list[list[int]] = [[] for _ in self.rows]
@@ -45,16 +45,16 @@ class Layout:
             for target, count in enumerate(counts):
                 parts[target] += rows[start : start + count]
                 start += count
-        return Layout(tuple(tuple(sorted(part)) for part in parts))
+        return RowLayout(tuple(tuple(sorted(part)) for part in parts))
 
 
 @dataclass(frozen=True)
 class Transfer:
     """The way of rows from one layout to another of the same rows."""
 
-    source: Layout
+    source: RowLayout
     """Where they are."""
-    target: Layout
+    target: RowLayout
     """Where they go."""
 
     @cached_property
@@ -96,15 +96,27 @@ class Transfer:
 
     def send_order(self, rank: int) -> tuple[int, ...] | None:
         """Returns which of its rows a rank sends first, and so on, by the rank they go to; None for as they lie."""
-        after = [self._rank_after[row] for row in self.source.rows[rank]]
-        return _unless_rising(sorted(range(len(after)), key=after.__getitem__))
+        return self._send_orders[rank]
 
     def receive_order(self, rank: int) -> tuple[int, ...] | None:
         """Returns which row to take first, and so on, of those that a rank got; None for as they came."""
-        before = self.back._rank_after
-        own = self.target.rows[rank]
-        came = sorted(range(len(own)), key=lambda index: before[own[index]])  # the own rows' places, as they come
-        return _unless_rising(sorted(range(len(came)), key=came.__getitem__))
+        return self._receive_orders[rank]
+
+    @cached_property
+    def _send_orders(self) -> tuple[tuple[int, ...] | None, ...]:
+        found = []
+        for rows in self.source.rows:
+            after = [self._rank_after[row] for row in rows]
+            found.append(_unless_rising(sorted(range(len(after)), key=after.__getitem__)))
+        return tuple(found)
+
+    @cached_property
+    def _receive_orders(self) -> tuple[tuple[int, ...] | None, ...]:
+        before, found = self.back._rank_after, []
+        for own in self.target.rows:
+            came = sorted(range(len(own)), key=[before[row] for row in own].__getitem__)  # places, as they come
+            found.append(_unless_rising(sorted(range(len(came)), key=came.__getitem__)))
+        return tuple(found)
 
 
 def _unless_rising(order: list[int]) -> tuple[int, ...] | None:

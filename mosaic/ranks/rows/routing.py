@@ -7,17 +7,15 @@ the rows that move are exactly those that members are short of.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowRouting:
-    """The way of a batch's rows to the ranks that run a module, and of its results back.
+    """How many of a batch's rows go from each rank to each rank that runs a module.
 
-    Rows keep their order: those that a rank gives to one member are contiguous, and a member has its rows in the order
-    of the ranks they came from.
+    Those that a rank gives to one member are contiguous.
 
     Raises:
         ValueError: There are no members, a member is no rank or is named twice, or a count is negative.
@@ -72,69 +70,9 @@ class RowRouting:
             count for source, row in enumerate(self.moves) for target, count in enumerate(row) if source != target
         )
 
-    @property
-    def is_local(self) -> bool:
-        """Whether every row stays where it is."""
-        return self.num_moved == 0
-
-    def sends(self, rank: int) -> tuple[int, ...]:
-        """Rows that a rank gives to each rank."""
-        return self.moves[rank]
-
-    def receives(self, rank: int) -> tuple[int, ...]:
-        """Rows that a rank gets from each rank."""
-        return tuple(row[rank] for row in self.moves)
-
-    @property
-    def back(self) -> Back:
-        """The way of the results."""
-        return Back(self)
-
-    def send_order(self, rank: int) -> None:
-        """Rows are sent as they lie."""
-
-    def receive_order(self, rank: int) -> None:
-        """Rows stay as they come."""
-
-
-@dataclass(frozen=True)
-class Back:
-    """A routing, the other way round."""
-
-    there: RowRouting
-
-    @property
-    def back(self) -> RowRouting:
-        """The routing itself."""
-        return self.there
-
-    @property
-    def is_local(self) -> bool:
-        """Whether every row stays where it is."""
-        return self.there.is_local
-
-    def sends(self, rank: int) -> tuple[int, ...]:
-        """Rows that a rank gives back to each rank."""
-        return self.there.receives(rank)
-
-    def receives(self, rank: int) -> tuple[int, ...]:
-        """Rows that a rank gets back from each rank."""
-        return self.there.sends(rank)
-
-    def send_order(self, rank: int) -> None:
-        """Rows are sent as they lie."""
-
-    def receive_order(self, rank: int) -> None:
-        """Rows stay as they come."""
-
 
 def slice_of(num_rows: int, num_ranks: int, rank: int) -> range:
     """Returns the rows of a global batch that a rank holds: contiguous, and as equal as can be."""
     each, more = divmod(num_rows, num_ranks)
     start = rank * each + min(rank, more)
     return range(start, start + each + (rank < more))
-
-
-def least_moved(held: Sequence[int], parts: Sequence[int]) -> int:
-    """Returns how many rows must travel at least, whoever routes: what ranks are short of."""
-    return sum(max(0, part - own) for part, own in zip(parts, held, strict=True))

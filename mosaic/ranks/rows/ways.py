@@ -10,10 +10,10 @@ all of them together. For a large batch this is found out on a small one that is
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 
-from mosaic.ranks.rows.layout import Layout, Transfer
+from mosaic.ranks.rows.layout import RowLayout, Transfer
 
 _MAX_KNOWN = 64
 """Batches of different rows whose layouts are remembered."""
@@ -47,10 +47,10 @@ class Ways:
     def __init__(self, stops: Mapping[str, Stop]) -> None:
         self.stops = dict(stops)
         self._lock = threading.Lock()  # modules' lanes ask at the same time
-        self._known: dict[tuple[int, ...], dict[str, Layout]] = {}
-        self._transfers: dict[tuple[str | None, str, tuple[int, ...]], Transfer] = {}
+        self._known: dict[tuple[int, ...], dict[str, RowLayout]] = {}
+        self._transfers: dict[tuple[Hashable, Hashable, tuple[int, ...]], Transfer] = {}
 
-    def layout(self, name: str, held: tuple[int, ...]) -> Layout:
+    def layout(self, name: str, held: tuple[int, ...]) -> RowLayout:
         """Returns where a module's rows are on its members; the same on all ranks.
 
         Args:
@@ -67,30 +67,43 @@ class Ways:
 
     def transfer(self, source: str | None, target: str, held: tuple[int, ...]) -> Transfer:
         """Returns the way of rows to a module: from another one, or from home where ``source`` is None."""
-        key = (source, target, held)
+
+        def made() -> Transfer:
+            before = RowLayout.home(held) if source is None else self.layout(source, held)
+            return Transfer(before, self.layout(target, held))
+
+        return self._known_transfer((source, target, held), made)
+
+    def parts(self, members: tuple[int, ...], held: tuple[int, ...]) -> Transfer:
+        """Returns the way of rows from home to equal parts on some ranks, for a call of which nothing goes straight."""
+        home = RowLayout.home
+        return self._known_transfer((None, members, held), lambda: Transfer(home(held), home(held).onto(members)))
+
+    def _known_transfer(
+        self, key: tuple[Hashable, Hashable, tuple[int, ...]], make: Callable[[], Transfer]
+    ) -> Transfer:
         found = self._transfers.get(key)
         if found is None:
-            before = Layout.home(held) if source is None else self.layout(source, held)
-            found = Transfer(before, self.layout(target, held))
+            found = make()
             with self._lock:
                 if len(self._transfers) >= _MAX_KNOWN:
                     self._transfers.clear()
                 self._transfers[key] = found
         return found
 
-    def cost(self, held: tuple[int, ...], layouts: Mapping[str, Layout]) -> float:
+    def cost(self, held: tuple[int, ...], layouts: Mapping[str, RowLayout]) -> float:
         """Returns how many bytes travel in a step under given layouts."""
-        home = Layout.home(held)
+        home = RowLayout.home(held)
         return sum(
             stop.home_bytes * Transfer(home, layouts[name]).num_moved
             + sum(each * Transfer(layouts[s], layouts[name]).num_moved for s, each in stop.sources.items())
             for name, stop in self.stops.items()
         )
 
-    def _laid_out(self, held: tuple[int, ...], bases: Mapping[str, str]) -> dict[str, Layout]:
+    def _laid_out(self, held: tuple[int, ...], bases: Mapping[str, str]) -> dict[str, RowLayout]:
         """Returns layouts of which some are made from a source's instead of from home."""
-        home = Layout.home(held)
-        found: dict[str, Layout] = {}
+        home = RowLayout.home(held)
+        found: dict[str, RowLayout] = {}
         for name, stop in self.stops.items():
             base = found[bases[name]] if name in bases else home
             found[name] = base.onto(stop.members)

@@ -3,61 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from torch import nn
 
-from mosaic.backends.base import Backend
-from mosaic.engine.find import Finding, Sample
-from mosaic.engine.first_calls import warm_up
-from mosaic.engine.handovers import Handover
+from mosaic.engine.calls.obstacles import Obstacle
+from mosaic.engine.calls.structure import flatten
+from mosaic.engine.finding.find import Finding
 from mosaic.engine.placing import PlacedPlan
-from mosaic.engine.signature import Arguments, Signature, learn
-from mosaic.engine.structure import flatten
-from mosaic.engine.users import users_of
+from mosaic.engine.streams.first_calls import warm_up
+from mosaic.engine.trial.report import TrialReport
 from mosaic.plan import Plan
-from mosaic.profiler import Subject, preserved
-from mosaic.ranks.calls.handing import hand_over, handed_straight, stops_of
-from mosaic.ranks.calls.ranked import Ranked, Template
-from mosaic.ranks.lanes.run import RankedRuns
+from mosaic.profiler import Subject
+from mosaic.ranks.calls.handing import hand_over
+from mosaic.ranks.calls.ranked import Ranked
+from mosaic.ranks.calls.run import RankedRuns
+from mosaic.ranks.meeting.progress import THE_LOOP, Waiting
 from mosaic.ranks.meeting.world import World
 from mosaic.ranks.parameters.ownership import GivenUp, give_up
 from mosaic.ranks.parameters.reduce import GradientReducer
 from mosaic.ranks.parameters.tied import Holdings, Members, even_out, holdings_of, marked
-from mosaic.ranks.rows.batched import rows_of
 from mosaic.ranks.rows.sampler import Feed
 from mosaic.ranks.rows.ways import Ways
 from mosaic.ranks.running.handle import RankHandle
-from mosaic.ranks.running.tried import Tried
-from mosaic.ranks.watching.progress import OUTSIDE, Waiting
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Examined:
-    """What a model's own runs on the sample showed, beyond its modules."""
-
-    users: Mapping[int, frozenset[str | None]]
-    """Who uses which parameter or buffer."""
-    batched: Mapping[str, tuple[bool, ...]]
-    """For each module, which of its arguments have a row for each sample."""
-    learned: Mapping[str, tuple[Template, Signature]]
-    """What each module returns, and what its call showed of it."""
-
-
-def examine(model: nn.Module, finding: Finding, sample: Sample) -> Examined:
-    """Runs the model and its modules on the sample.
-
-    Raises:
-        UnsupportedModelError: A module cannot be split over ranks.
-    """
-    return Examined(
-        users=users_of(model, finding.subjects, sample),
-        batched={subject.name: rows_of(model, subject) for subject in finding.subjects},
-        learned={subject.name: _learned(model, subject) for subject in finding.subjects},
-    )
+from mosaic.ranks.running.prepare import Examined, Prepared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,71 +59,54 @@ class Activated:
     """What modules' rows weigh."""
 
 
-def open_runs(
-    model: nn.Module, finding: Finding, plan: Plan, world: World, backend: Backend, *, is_warm: bool = False
-) -> Opened:
+def open_runs(on: Prepared, plan: Plan, *, is_warm: bool = False) -> Opened:
     """Opens this rank's lanes, which may fail on one rank alone; asks no other rank for anything.
 
     Args:
-        model: The model.
-        finding: Its modules.
-        plan: Where they run.
-        world: The ranks.
-        backend: Where this rank runs.
+        on: The model on this rank.
+        plan: Where its modules run.
         is_warm: Whether the modules have run on this rank's lanes before.
     """
+    rank, finding = on.world.rank, on.finding
     torch.clear_autocast_cache()  # it refers to the parameters that are given up
     slots = {
-        placed.module: placed.slots_on(world.rank) if world.rank in placed.devices else placed.slots
-        for placed in plan.placements
+        placed.module: placed.slots_on(rank) if rank in placed.devices else placed.slots for placed in plan.placements
     }
-    lanes = backend.open_lanes([*slots.values(), *(placed.slots for placed in plan.placements)])
+    lanes = on.backend.open_lanes([*slots.values(), *(placed.slots for placed in plan.placements)])
     try:
         if lanes.streams is not None and not is_warm:
             members = {placed.module: placed.devices for placed in plan.placements}
-            own = [subject for subject in finding.subjects if world.rank in members[subject.name]]
-            warm_up(model, own, lanes.streams)
-        return Opened(runs=RankedRuns(lanes, world.progress, in_order=finding.in_order), slots=slots)
+            own = [subject for subject in finding.subjects if rank in members[subject.name]]
+            warm_up(on.model, own, lanes.streams)
+        return Opened(runs=RankedRuns(lanes, on.world.progress, in_order=finding.in_order), slots=slots)
     except BaseException:
         lanes.close()
         raise
 
 
-def place(
-    model: nn.Module,
-    finding: Finding,
-    plan: Plan,
-    world: World,
-    examined: Examined,
-    opened: Opened,
-    *,
-    direct: bool = True,
-    gives_up: bool = True,
-) -> Activated:
+def place(on: Prepared, plan: Plan, opened: Opened, *, gives_up: bool = True) -> Activated:
     """Gives the modules to their ranks; all ranks call it alike.
 
     Args:
-        model: The model.
-        finding: Its modules.
-        plan: Where they run.
-        world: The ranks.
-        examined: What the sample showed beyond the modules.
+        on: The model on this rank.
+        plan: Where its modules run.
         opened: This rank's lanes for the plan.
-        direct: Whether results may go from one module's ranks straight to another's; on streams none do so far.
         gives_up: Whether to free what this rank does not need; not where the plan is only tried.
     """
+    finding, examined, world = on.finding, on.examined, on.world
     rank, runs = world.rank, opened.runs
     members = {placed.module: tuple(sorted(placed.devices)) for placed in plan.placements}
-    holdings = holdings_of(model, finding.subjects, members, examined.users, world.size)
+    holdings = holdings_of(on.model, finding.subjects, members, examined.users, world.size)
     notes = _notes(holdings, on_streams=opened.on_streams)
     if is_data_parallel(plan):
-        _begin_alike(model, finding, world, runs)
+        _begin_alike(on, runs)
         feeds: tuple[Feed, ...] = ()
         notes.append("all modules run on all ranks: nothing is routed")
     else:
-        ranked = _ranked_modules(finding, world, runs, examined, holdings, members, opened.slots, gives_up=gives_up)
-        is_straight = direct and not opened.on_streams
-        handed, ways = _handed(finding, members, examined, world) if is_straight else ((), Ways({}))
+        ranked = _ranked_modules(on, runs, holdings, members, opened.slots, gives_up=gives_up)
+        is_straight = on.direct and not opened.on_streams
+        handed = on.handing.handed(finding.handovers, members, world) if is_straight else ()
+        ways = on.handing.ways(handed, members) if is_straight else Ways({})
         hand_over(ranked, handed, ways)
         hooks = [
             even_out(parameter, holders, members)
@@ -161,51 +114,30 @@ def place(
             if rank in holders
             for parameter in parameters
         ]
-        runs.begin(ranked, _shared_reducers(holdings, world, partial(runs.progress.waiting, OUTSIDE)), hooks)
+        runs.begin(ranked, _shared_reducers(holdings, world, partial(runs.progress.waiting, THE_LOOP)), hooks)
         feeds = tuple(_feed(subject, ranked[subject.name], examined) for subject in finding.subjects)
         straight = (f"results of {one.source} go straight to the ranks of {one.target}, not home" for one in handed)
         notes += dict.fromkeys(straight)
-        notes += _homeward(finding) if direct and opened.on_streams else ()
+        notes += _homeward(finding) if on.direct and opened.on_streams else ()
     return Activated(placed=PlacedPlan(plan, finding, runs), holdings=holdings, notes=tuple(notes), feeds=feeds)
 
 
-def activate(
-    model: nn.Module,
-    finding: Finding,
-    plan: Plan,
-    world: World,
-    backend: Backend,
-    examined: Examined,
-    *,
-    direct: bool = True,
-    tried: Tried,
-) -> RankHandle:
-    """Runs a model under a plan from now on; all ranks call it alike. See ``place``.
-
-    Args:
-        model: The model.
-        finding: Its modules.
-        plan: Where they run.
-        world: The ranks.
-        backend: Where this rank runs.
-        examined: What the sample showed beyond the modules.
-        direct: Whether results may go straight.
-        tried: What was tried before this plan was chosen.
-    """
-    opened = open_runs(model, finding, plan, world, backend, is_warm=tried.ran)
-    found = place(model, finding, plan, world, examined, opened, direct=direct)
-    world.groups.destroy_spare()
+def activate(on: Prepared, plan: Plan, report: TrialReport) -> RankHandle:
+    """Runs a model under a plan from now on, chosen as the report says; all ranks call it alike."""
+    opened = open_runs(on, plan, is_warm=report.has_steps)
+    found = place(on, plan, opened)
+    on.world.groups.destroy_spare()
     return RankHandle(
-        model,
-        finding,
+        on.model,
+        on.finding,
         plan,
         profile=None,
-        notes=(*found.notes, *backend.notes),
+        notes=(*found.notes, *on.backend.notes),
         placed=found.placed,
-        world=world,
+        world=on.world,
         holdings=found.holdings,
         feeds=found.feeds,
-        tried=tried,
+        report=report,
     )
 
 
@@ -217,23 +149,22 @@ def is_data_parallel(plan: Plan) -> bool:
     )
 
 
-def _begin_alike(model: nn.Module, finding: Finding, world: World, runs: RankedRuns) -> None:
+def _begin_alike(on: Prepared, runs: RankedRuns) -> None:
     """Has every rank run all modules on its own rows, and sums up the gradients of the whole model."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    waiting = partial(runs.progress.waiting, OUTSIDE)
+    world = on.world
+    trained = [parameter for parameter in on.model.parameters() if parameter.requires_grad]
+    waiting = partial(runs.progress.waiting, THE_LOOP)
     reducer = GradientReducer(trained, world.group(range(world.size)), waiting=waiting)
     reduced = {
         subject.name: sum(p.nbytes for p in subject.module.parameters() if p.requires_grad and world.size > 1)
-        for subject in finding.subjects
+        for subject in on.finding.subjects
     }
     runs.begin_alike(reducer, reduced)
 
 
 def _ranked_modules(
-    finding: Finding,
-    world: World,
+    on: Prepared,
     runs: RankedRuns,
-    examined: Examined,
     holdings: Holdings,
     members: Mapping[str, Members],
     slots: Mapping[str, tuple[int, ...]],
@@ -241,17 +172,19 @@ def _ranked_modules(
     gives_up: bool,
 ) -> dict[str, Ranked]:
     """Returns the modules with their communicators, and gives up what this rank does not run."""
+    world, examined = on.world, on.examined
     rank, everyone = world.rank, range(world.size)
     held = holdings.held_by(rank)
     tied = {id(parameter) for group in holdings.tied.values() for parameter in group}
     ranked: dict[str, Ranked] = {}
-    for subject in finding.subjects:
+    for subject in on.finding.subjects:
         ranks = members[subject.name]
         group, own = world.group(everyone), world.group(ranks)
         waiting = partial(runs.progress.waiting, subject.name)
         template, learned = examined.learned[subject.name]
         if learned.obstacle is None and any(id(p) in tied for p in subject.module.parameters()):
-            learned = replace(learned, obstacle="it has parameters in common with others, which add to one gradient")
+            tied_to_others = Obstacle("it has parameters in common with others, which add to one gradient")
+            learned = replace(learned, obstacle=tied_to_others)
         trained = [p for p in subject.module.parameters() if p.requires_grad and id(p) not in tied]
         ranked[subject.name] = Ranked(
             subject.name,
@@ -275,16 +208,6 @@ def _ranked_modules(
         if rank not in ranks and gives_up:
             give_up(subject.module, keep=held, told=GivenUp(subject.name, ranks))
     return ranked
-
-
-def _handed(
-    finding: Finding, members: Mapping[str, Members], examined: Examined, world: World
-) -> tuple[tuple[Handover, ...], Ways]:
-    """Returns which results go straight on, and the ways of all rows then."""
-    templates = {name: template for name, (template, _) in examined.learned.items()}
-    known = (finding.subjects, members, examined.batched, templates)
-    handed = handed_straight(finding.handovers, *known, world)
-    return handed, Ways(stops_of(handed, *known))
 
 
 def _feed(subject: Subject, ranked: Ranked, examined: Examined) -> Feed:
@@ -339,12 +262,3 @@ def _notes(holdings: Holdings, *, on_streams: bool) -> list[str]:
             "rank that runs a user, and reduced at the end of each backward"
         )
     return notes
-
-
-def _learned(model: nn.Module, subject: Subject) -> tuple[Template, Signature]:
-    """Calls a module as in the sample's step; returns what it returns and what the call showed of it."""
-    settings = subject.settings if subject.settings is not None else nullcontext
-    with preserved(model), torch.enable_grad(), settings():
-        arguments = Arguments.take(subject.args, subject.kwargs)
-        result, _, signature = learn(lambda: subject.module(*subject.args, **subject.kwargs), arguments, subject.module)
-    return Template.of(result), signature

@@ -1,4 +1,4 @@
-"""What frameworks do with any model, and what becomes of it where the model is colocated over ranks.
+"""Frameworks wrap and move any model; here is what becomes of that where the model is colocated over ranks.
 
 * They wrap it: accelerate, transformers' Trainer and loops of one's own put it into ``DistributedDataParallel`` when
   torchrun has started several processes. The wrapper then hands calls on and reduces nothing, since Mosaic does.
@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mosaic.engine.structure import map_tensors
+from mosaic.engine.calls.structure import map_tensors
 from mosaic.errors import ModuleContractError, UnsupportedModelError
 from mosaic.ranks.parameters.ownership import GivenUp
 
@@ -118,7 +118,7 @@ def hand_on(wrapper: Any, module: nn.Module, handle: RankHandle, options: Mappin
             f"DistributedDataParallel over {dist.get_world_size(group)} of the {handle.world.size} ranks that the "
             "model is colocated over; leave process_group out"
         )
-    own = handle.counted_here
+    own = handle._counted_here
     others = [name for name, p in module.named_parameters() if p.requires_grad and id(p) not in own]
     if others:
         more = f" and {len(others) - 1} more" if len(others) > 1 else ""

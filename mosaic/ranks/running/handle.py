@@ -1,32 +1,31 @@
-"""What ``colocate`` returns on several ranks: a handle, and what needs all ranks together."""
+"""The handle that ``colocate`` returns on several ranks, with what needs all ranks together."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Iterator, Sized
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.utils.data import Sampler
 
-from mosaic.engine.find import Finding
+from mosaic.engine.finding.find import Finding
 from mosaic.engine.handle import Handle
 from mosaic.engine.placing import PlacedPlan
+from mosaic.engine.trial.report import TrialReport
 from mosaic.errors import ModuleContractError
 from mosaic.plan import Plan
 from mosaic.profile import Profile
-from mosaic.ranks.lanes.run import RankedRuns
+from mosaic.ranks.calls.run import RankedRuns
+from mosaic.ranks.meeting.progress import THE_LOOP
 from mosaic.ranks.meeting.world import World
 from mosaic.ranks.parameters.ownership import take_back
-from mosaic.ranks.parameters.tied import Holdings, Members
+from mosaic.ranks.parameters.tied import Holdings
 from mosaic.ranks.rows.sampler import Feed, RankSampler, rows_to_load
 from mosaic.ranks.running import loops
 from mosaic.ranks.running.trace import trace_of
-from mosaic.ranks.running.tried import Tried
-from mosaic.ranks.watching.progress import OUTSIDE
 
 
 class RankHandle(Handle):
@@ -37,8 +36,6 @@ class RankHandle(Handle):
 
     Attributes:
         world: The ranks.
-        holdings: Which ranks hold which tensors of the model.
-        tried: What was tried before this plan was chosen.
     """
 
     def __init__(
@@ -53,15 +50,15 @@ class RankHandle(Handle):
         world: World,
         holdings: Holdings,
         feeds: tuple[Feed, ...] = (),
-        tried: Tried,
+        report: TrialReport,
     ) -> None:
         self.world = world
-        self.holdings = holdings
-        self.tried = tried
+        self._holdings = holdings
+        self._report = report
         self._feeds = feeds
         self._trains = [(name, p, p.requires_grad) for name, p in model.named_parameters()]
         self._is_whole = True
-        notes = (*tried.sentences, *notes)
+        notes = (*report.sentences, *notes)
         super().__init__(model, finding, plan, profile=profile, notes=notes, placed=placed)
         self._is_whole = False
         loops.enter(self)
@@ -76,7 +73,7 @@ class RankHandle(Handle):
         """
         executor = self._executor
         sent = executor.traffic.metrics() if isinstance(executor, RankedRuns) else {}
-        return {**super().metrics(), **self.tried.metrics, **sent}
+        return {**super().metrics(), **self._report.metrics, **sent}
 
     def write_trace(self, folder: str | Path) -> Path:
         """Writes what this rank computed and waited for since ``clear_timeline()``; every rank calls it.
@@ -126,15 +123,6 @@ class RankHandle(Handle):
         model = self._model if copy is None else copy
         return {name: self._whole(name, tensor) for name, tensor in model.state_dict().items()}
 
-    def loads(self, global_batch: int, *, least: int = 1) -> tuple[int, ...]:
-        """Returns how many rows of a global batch each rank should load, so that the fewest bytes travel.
-
-        Args:
-            global_batch: Rows of all ranks together.
-            least: Rows that each rank loads in any case.
-        """
-        return rows_to_load(global_batch, self.world.size, self._feeds, least=least)
-
     def sampler(
         self,
         data: Sized | int | Sampler[int],
@@ -155,7 +143,7 @@ class RankHandle(Handle):
             seed: Of the order; the same on all ranks.
             drop_last: Whether to leave out samples that make no whole batch.
         """
-        shares = self.loads(global_batch, least=least)
+        shares = rows_to_load(global_batch, self.world.size, self._feeds, least=least)
         return RankSampler(data, shares, self.world.rank, shuffle=shuffle, seed=seed, drop_last=drop_last)
 
     @contextmanager
@@ -188,23 +176,15 @@ class RankHandle(Handle):
                 take_back(self._model, self._whole)
             self.world.close()
 
-    def holders_of(self, name: str) -> Members:
-        """Returns the ranks that hold a parameter or buffer of the model, by its name in ``state_dict``."""
-        return self.holdings.by_name.get(name, tuple(range(self.world.size)))
-
     @property
-    def counted_here(self) -> dict[int, bool]:
+    def _counted_here(self) -> dict[int, bool]:
         """For the id of each parameter of the model, whether this rank counts it: each is counted by one rank."""
         return {
             id(parameter): self._source_of(name) == self.world.rank
             for name, parameter in self._model.named_parameters()
         }
 
-    def parameters(self) -> Iterator[nn.Parameter]:
-        """Yields the model's parameters."""
-        return self._model.parameters()
-
-    def _run_whole(self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _before_call(self) -> None:
         changed = [name for name, parameter, trains in self._trains if parameter.requires_grad != trains]
         if changed and not self._is_whole:
             more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
@@ -212,16 +192,15 @@ class RankHandle(Handle):
                 f"{changed[0]}{more} trained, or did not, when the model was colocated, and now it is the other way: "
                 "gradients are reduced of what trained then; handle.remove(), on every rank, and colocate it again"
             )
-        return super()._run_whole(plain, args, kwargs)
 
     def _source_of(self, name: str) -> int:
         """Returns the first rank that holds a tensor of the model."""
-        return self.holders_of(name)[0]
+        return self._holdings.by_name.get(name, (0,))[0]
 
     def _whole(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Returns a copy of a tensor, with its values on the first rank that holds it."""
-        device = self.holdings.devices.get(name, self.world.device)
+        device = self._holdings.devices.get(name, self.world.device)
         whole = torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.detach().clone()
-        with self.world.progress.waiting(OUTSIDE, "agreement"):
+        with self.world.progress.waiting(THE_LOOP, "agreement"):
             dist.broadcast(whole, src=self._source_of(name), group=self.world.carrier_of(whole))
         return whole

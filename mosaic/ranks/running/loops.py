@@ -1,4 +1,4 @@
-"""What an unchanged loop calls of torch with one rank's gradients, and means those of all ranks.
+"""Functions of torch that an unchanged loop calls with one rank's gradients and means those of all ranks.
 
 As long as a model is colocated over ranks, and for its parameters only:
 
@@ -29,8 +29,8 @@ from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_nor
 from torch.optim import Optimizer
 
 from mosaic.errors import ModuleContractError
+from mosaic.ranks.meeting.progress import THE_LOOP
 from mosaic.ranks.running.frameworks import hand_on, kept_away
-from mosaic.ranks.watching.progress import OUTSIDE
 
 if TYPE_CHECKING:
     from mosaic.ranks.running.handle import RankHandle
@@ -50,7 +50,7 @@ class _Instead:
     def handle_of(self, parameters: Iterable[Any]) -> RankHandle | None:
         """Returns the handle of the model that any of these parameters belongs to."""
         asked = {id(parameter) for parameter in parameters}
-        return next((handle for handle in self.handles if asked & handle.counted_here.keys()), None)
+        return next((handle for handle in self.handles if asked & handle._counted_here.keys()), None)
 
 
 class _Clip(_Instead):
@@ -80,7 +80,7 @@ class _Norm(_Instead):
         given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         asked = {id(tensor) for tensor in given}
         for handle in self.handles:
-            if any(id(parameter.grad) in asked for parameter in handle.parameters()):
+            if any(id(parameter.grad) in asked for parameter in handle._model.parameters()):
                 raise ModuleContractError(
                     "get_total_norm was given gradients of a model that is colocated over several ranks, and cannot "
                     "know of those on other ranks; call torch.nn.utils.clip_grad_norm_(model.parameters(), ...)"
@@ -98,7 +98,7 @@ class _Unscale(_Instead):
             return found
         found = found or {found_inf.device: found_inf}  # a rank may have no gradients at all
         worst = torch.stack([flag.reshape(()) for flag in found.values()]).max()
-        with handle.world.progress.waiting(OUTSIDE, "agreement"):
+        with handle.world.progress.waiting(THE_LOOP, "agreement"):
             dist.all_reduce(worst, op=dist.ReduceOp.MAX, group=handle.world.carrier_of(worst))
         for flag in found.values():
             flag.fill_(worst)
@@ -135,12 +135,12 @@ def leave(handle: RankHandle) -> None:
 
 def _norm_over_ranks(handle: RankHandle, parameters: Sequence[torch.Tensor], order: float) -> torch.Tensor:
     """Returns the norm of all ranks' gradients, each counted once; of what is not the model's, this rank's."""
-    counted = handle.counted_here
+    counted = handle._counted_here
     device = handle.world.device
     own = _powers((p for p in parameters if counted.get(id(p), False)), order, device)
     others = _powers((p for p in parameters if id(p) not in counted), order, device)
     at_most = order == math.inf
-    with handle.world.progress.waiting(OUTSIDE, "agreement"):
+    with handle.world.progress.waiting(THE_LOOP, "agreement"):
         op = dist.ReduceOp.MAX if at_most else dist.ReduceOp.SUM
         dist.all_reduce(own, op=op, group=handle.world.carrier_of(own))
     total = torch.maximum(own, others) if at_most else (own + others) ** (1 / order)

@@ -11,9 +11,35 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 from mosaic.solver.options import DeploymentOption
-from mosaic.solver.planners.draft import Balance, DraftWave, Widths, wave_ns, whole_job
+from mosaic.solver.planners.draft import (
+    Balance,
+    DraftWave,
+    Sheet,
+    Widths,
+    draw_levels,
+    wave_ns,
+    whole_job,
+)
+
+
+def draw(sheet: Sheet) -> list[DraftWave]:
+    """Draws DistMM's waves."""
+    balance_wave = partial(balance, widths=sheet.widths, num_devices=sheet.num_devices)
+    return draw_levels(sheet.graph, lambda level: waves_of_level(level, sheet.widths, sheet.num_devices, balance_wave))
+
+
+def draw_best(sheet: Sheet) -> list[DraftWave]:
+    """Draws the waves of ``distmm-waves``: of each level the best, where it is narrow enough to try all (ours)."""
+    balance_wave = partial(balance, widths=sheet.widths, num_devices=sheet.num_devices)
+
+    def waves_of(level: Sequence[str]) -> list[DraftWave]:
+        make = best_waves if len(level) <= sheet.settings.max_partitioned else waves_of_level
+        return make(level, sheet.widths, sheet.num_devices, balance_wave)
+
+    return draw_levels(sheet.graph, waves_of)
 
 
 def least_that_meets(widths: Widths, target_ns: int) -> DeploymentOption | None:

@@ -1,4 +1,4 @@
-"""What all comparison planners start from and end with: whole-device options, levels, jobs before they get devices."""
+"""What comparison planners start from and draw: whole-device options, levels, and waves of jobs without devices."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from mosaic.graph import ModuleGraph, Part
 from mosaic.solver.options import DeploymentOption
-from mosaic.solver.planners.waves import Part
 
 Widths = tuple[DeploymentOption, ...]
 """Ways to deploy one module on whole devices, by rising degree."""
@@ -17,10 +17,10 @@ Widths = tuple[DeploymentOption, ...]
 class PlannerSettings:
     """What the comparison planners need to know beyond the cost model."""
 
-    num_operators: Mapping[str, int] = field(default_factory=dict)
-    """Equal consecutive operators (layers) of modules, where known; Spindle slices between them."""
-    default_operators: int = 12
-    """Operators of every other module; a graph does not record layers. 1 keeps modules whole."""
+    num_layers: Mapping[str, int] = field(default_factory=dict)
+    """Equal consecutive layers of modules, where known; Spindle slices between them."""
+    default_layers: int = 1
+    """Layers of every other module, which a graph does not record; 1 keeps modules whole, so that the plan can run."""
     slice_overhead_ms: float = 0.0
     """What a slice takes, in forward and again in backward, above its share of the module's time; a whole module's
     time holds its own launches already."""
@@ -32,21 +32,19 @@ class PlannerSettings:
     """Devices with fast links between them (a node); placement keeps a module inside one where it can."""
     max_partitioned: int = 10
     """Modules of a level up to which ``distmm-waves`` tries every way to make waves of them."""
-    hold_memory: bool = True
-    """No device is given more than it has over the whole step; otherwise each wave's memory is checked alone."""
 
     def __post_init__(self) -> None:
-        counts = (self.default_operators, self.island_size, *self.num_operators.values())
+        counts = (self.default_layers, self.island_size, *self.num_layers.values())
         if min(counts) < 1 or not 0 <= self.slice_overhead_ms < float("inf") or self.max_partitioned < 0:
             raise ValueError(
-                f"{self}: operators and island_size are at least 1, slice_overhead_ms is finite and not negative"
+                f"{self}: layers and island_size are at least 1, slice_overhead_ms is finite and not negative"
             )
         if self.interpolation not in ("speedup", "time"):
             raise ValueError(f"interpolation={self.interpolation!r} is unknown; use 'speedup' or 'time'")
 
-    def operators(self, module: str) -> int:
-        """Returns of how many equal operators a module consists."""
-        return self.num_operators.get(module, self.default_operators)
+    def layers(self, module: str) -> int:
+        """Returns of how many equal layers a module consists."""
+        return self.num_layers.get(module, self.default_layers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +52,7 @@ class Job:
     """Parts that will run in turn on whole devices, not yet on particular ones."""
 
     parts: tuple[Part, ...]
-    """Without times."""
+    """In the order of their forward pass; more than one only where a chain of modules was contracted."""
     option: DeploymentOption
     """How each of their modules is deployed."""
 
@@ -66,6 +64,24 @@ class Job:
 
 DraftWave = tuple[Job, ...]
 """Jobs that run at the same time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sheet:
+    """What a planner draws waves for."""
+
+    graph: ModuleGraph
+    """What feeds what."""
+    widths: Mapping[str, Widths]
+    """For each module its options."""
+    num_devices: int
+    """Devices."""
+    settings: PlannerSettings
+    """Granularity of slices, and variants."""
+
+
+Draw = Callable[[Sheet], list[DraftWave]]
+"""A planner."""
 
 Balance = Callable[[Sequence[str]], DraftWave]
 """Gives modules, whose least degrees fit side by side, disjoint whole devices."""
@@ -114,6 +130,11 @@ def levels(names: Iterable[str], predecessors: Callable[[str], Sequence[str]]) -
 def whole_job(name: str, option: DeploymentOption) -> Job:
     """Returns a job that runs one module unsliced."""
     return Job(parts=(Part(module=name),), option=option)
+
+
+def draw_levels(graph: ModuleGraph, waves_of: Callable[[Sequence[str]], list[DraftWave]]) -> list[DraftWave]:
+    """Draws the waves of each level in turn."""
+    return [wave for level in levels(graph.topological_order(), graph.predecessors) for wave in waves_of(level)]
 
 
 def wave_ns(wave: DraftWave) -> int:

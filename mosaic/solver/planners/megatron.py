@@ -5,11 +5,9 @@ Data parallelism on everything there is, which ignores that a small module scale
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
-from mosaic.solver.planners.draft import DraftWave, Widths, whole_job
+from mosaic.solver.planners.draft import DraftWave, Sheet, whole_job
 
 
-def all_on_all(order: Sequence[str], widths: Mapping[str, Widths]) -> list[DraftWave]:
+def draw(sheet: Sheet) -> list[DraftWave]:
     """Gives every module a wave of its own, at the largest degree that it can have here."""
-    return [(whole_job(name, widths[name][-1]),) for name in order]
+    return [(whole_job(name, sheet.widths[name][-1]),) for name in sheet.graph.topological_order()]

@@ -8,9 +8,17 @@ standing for tasks, and modules that do not fit side by side are spread over wav
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from mosaic.solver.options import DeploymentOption
-from mosaic.solver.planners.draft import DraftWave, Widths, falling, whole_job
+from mosaic.solver.planners.distmm import waves_of_level
+from mosaic.solver.planners.draft import DraftWave, Sheet, Widths, draw_levels, falling, whole_job
+
+
+def draw(sheet: Sheet) -> list[DraftWave]:
+    """Draws the waves of each level, with devices by marginal gain."""
+    share = partial(by_marginal_gain, widths=sheet.widths, num_devices=sheet.num_devices)
+    return draw_levels(sheet.graph, lambda level: waves_of_level(level, sheet.widths, sheet.num_devices, share))
 
 
 def by_marginal_gain(names: Sequence[str], widths: Mapping[str, Widths], num_devices: int) -> DraftWave:

@@ -2,8 +2,8 @@
 
 Spindle (ASPLOS 2025, arXiv 2409.03365), sections 3.1 to 3.4 and appendix B: contraction of chains to MetaOps, levels of
 MetaOps, the continuous optimum of each level, two whole numbers of devices for each MetaOp, wavefront scheduling.
-Placement (section 3.5) is in ``islands``. *Ours*: a module counts as one chain of equal operators, whose number the
-graph does not know (``PlannerSettings``); degrees that do not pay are dropped; levels are by longest path.
+Placement (section 3.5) is in ``placing``. *Ours*: a module counts as one chain of equal operators, its layers, whose
+number the graph does not know (``PlannerSettings``); degrees that do not pay are dropped; levels are by longest path.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mosaic.graph import ModuleGraph
-from mosaic.solver.planners.draft import DraftWave, Job, PlannerSettings, Widths, falling, levels
+from mosaic.graph import ModuleGraph, Part
+from mosaic.solver.planners.draft import DraftWave, Job, PlannerSettings, Sheet, Widths, falling, levels
 from mosaic.solver.planners.malleable import MetaOp, continuous_optimum, rounded, two_points
 from mosaic.solver.planners.wavefront import schedule_level
-from mosaic.solver.planners.waves import Part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +62,7 @@ def contract(graph: ModuleGraph, widths: Mapping[str, Widths], settings: Planner
             only is not None
             and set(graph.successors(only)) == {name}
             and widths[only] == widths[name]
-            and settings.operators(only) == settings.operators(name)
+            and settings.layers(only) == settings.layers(name)
         )
         head[name] = head[only] if joins and only is not None else name
         members.setdefault(head[name], []).append(name)
@@ -74,20 +73,17 @@ def contract(graph: ModuleGraph, widths: Mapping[str, Widths], settings: Planner
     def chain(first: str) -> Chain:
         return Chain(
             modules=tuple(members[first]),
-            operators_each=settings.operators(first),
+            operators_each=settings.layers(first),
             widths=falling(widths[first]),
         )
 
     return [[chain(first) for first in level] for level in levels(members, waits_for)]
 
 
-def sliced_waves(
-    graph: ModuleGraph, widths: Mapping[str, Widths], num_devices: int, settings: PlannerSettings
-) -> list[DraftWave]:
-    """Plans every level in turn; the backward pass takes the waves in reverse."""
-    return [
-        wave for level in contract(graph, widths, settings) for wave in _waves_of_level(level, num_devices, settings)
-    ]
+def draw(sheet: Sheet) -> list[DraftWave]:
+    """Draws the waves of every level in turn; the backward pass takes them in reverse."""
+    levels_of_chains = contract(sheet.graph, sheet.widths, sheet.settings)
+    return [wave for level in levels_of_chains for wave in _waves_of_level(level, sheet.num_devices, sheet.settings)]
 
 
 def _waves_of_level(level: Sequence[Chain], num_devices: int, settings: PlannerSettings) -> list[DraftWave]:

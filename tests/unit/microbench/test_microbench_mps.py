@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.errors import BackendUnavailableError
 from mosaic.microbench import BenchSettings
 from mosaic.microbench.overlap import measure_overlap

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.errors import BackendUnavailableError
 from mosaic.microbench.sharing import variants
 from mosaic.microbench.sharing.variants import open_variant

@@ -18,6 +18,7 @@ sys.path.insert(0, {str(Path(__file__).parents[3])!r})
 import torch
 from fake_streams import FakeStreams
 from mosaic.backends.cuda import driver as cuda
+from mosaic.backends.cuda import probe as cuda_probe
 from mosaic.backends.cuda.backend import CudaBackend
 cuda.compile_probe = lambda compute_capability, source: source.encode()
 num_lent = lambda backend: backend.pool._pool.stats().num_lent

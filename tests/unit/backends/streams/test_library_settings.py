@@ -20,8 +20,8 @@ from mosaic.backends.streams import libraries as library_settings
 from mosaic.backends.streams.libraries import LibrarySettings, Setting
 from mosaic.engine import Handle
 from mosaic.errors import BackendUnavailableError
-from mosaic.ranks.lanes.stream_calls import StreamCalls
-from mosaic.ranks.watching.progress import Progress
+from mosaic.ranks.calls.stream_calls import StreamCalls
+from mosaic.ranks.meeting.progress import RankProgress
 
 NUM_SMS = 132
 
@@ -277,7 +277,7 @@ def test_a_recomputation_and_its_backward_are_without_cudnn(libraries: Libraries
 def test_a_module_of_several_ranks_goes_by_the_settings_of_its_lane_in_both_phases(libraries: Libraries, phase: Any):
     backend = CudaBackend(api=FakeStreams(), driver=FakeGreenDriver(), sm_target=True, cudnn=False)
     with backend.open_lanes([(0,)]) as lanes:
-        calls = StreamCalls(lanes, lambda: None, Progress(), lambda: 0, in_order={})
+        calls = StreamCalls(lanes, lambda: None, RankProgress(), lambda: 0, in_order={})
         assert calls.compute("module", (0,))(libraries.seen, phase) == (NUM_SMS - 8, 8, False, False)
 
 

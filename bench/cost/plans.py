@@ -1,0 +1,152 @@
+"""The plan that each model of interference leads to, really run (paper Fig. 12b)."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+
+import torch
+
+import mosaic
+from bench.cost.figures import ALL, COUNTS, FORM_WORDS, absent, step_name
+from bench.cost.ground import Ground
+from bench.cost.groups import missing_counts
+from bench.cost.models import NAMES
+from bench.record import Figure, median_figure
+from mosaic.cost import CostModel
+from mosaic.engine import find_modules
+from mosaic.plan import Plan
+from mosaic.solver import solve
+from mosaic.solver.exact.search import SearchLimits
+from mosaic.solver.options import QuotaGrid
+from mosaic.solver.task import SearchOptions
+
+IN_TURN = "one after the other"
+SEARCH_LIMITS = SearchLimits(seconds=2.0)
+"""Of the exact search; what it has not proven by then, it gives as it is."""
+
+_MIN_ROUND_S = 0.02
+
+
+def ms_name(count: int | str, of: str) -> str:
+    """Names the time of a step; ``of`` says whose plan."""
+    return f"step of the plan, ms, {count} modules, {of}"
+
+
+def plan_names() -> tuple[str, ...]:
+    """Returns the names of figures of plans that ran."""
+    return tuple(name for count in (*COUNTS, ALL) for name in _names(count))
+
+
+def measure_plans(ground: Ground) -> Iterator[Figure]:
+    """Plans models of 2 to 8 modules with every form, and trains them by these plans in turn."""
+    missing = missing_counts(ground)
+    for count in (*COUNTS, ALL):
+        if count in missing:
+            yield from absent(_names(count), missing[count])
+        elif count == ALL and len(ground.names) not in missing:
+            yield from absent(_names(count), f"that is the figure of {len(ground.names)} modules: they fit at once")
+        elif not ground.fits:
+            yield from absent(_names(count), "no interference was fitted")
+        elif not ground.bench.budget.allows(f"plans of {count} modules"):
+            yield from absent(_names(count), "no time was left")
+        else:
+            yield from _measure(ground, count)
+
+
+def _names(count: int | str) -> list[str]:
+    steps = [step_name(count, form) for form in FORM_WORDS]
+    return [*steps, *(ms_name(count, of) for of in (*FORM_WORDS.values(), IN_TURN))]
+
+
+def _measure(ground: Ground, name: int | str) -> Iterator[Figure]:
+    count = len(ground.names) if isinstance(name, str) else name
+    plans, reasons = plan_with_all(ground, count)
+    times = _run_in_turn(ground, count, {shape_of(plan): plan for plan in plans.values()})
+    unaware = shape_of(plans[FORM_WORDS["none"]])
+    for of, plan in plans.items():
+        labels = {
+            "plan": shape_of(plan),
+            "predicted_ms": f"{plan.predicted_ms:.4g}",
+            "modules": str(count),
+            "side by side": str(max(len(stage.placements) for stage in plan.stages)),
+        }
+        yield replace(median_figure(ms_name(name, of), times[shape_of(plan)]), labels=labels)
+    for form, words in FORM_WORDS.items():
+        if words not in plans:
+            yield from absent([step_name(name, form), ms_name(name, words)], reasons[words])
+            continue
+        mine = shape_of(plans[words])
+        ratios = [ours / theirs for ours, theirs in zip(times[mine], times[unaware], strict=True)]
+        yield replace(median_figure(step_name(name, form), ratios), labels={"same plan": str(mine == unaware)})
+
+
+def plan_with_all(ground: Ground, count: int) -> tuple[dict[str, Plan], dict[str, str]]:
+    """Returns the plan of every form and the sequential one by name, and why forms have none."""
+    model, inputs = ground.model_of(NAMES[:count])
+    graph = find_modules(model, inputs, include=["branches.*"]).graph
+    profile = ground.profile
+    profile = replace(
+        profile,
+        graph=graph,
+        samples=tuple(s for s in profile.samples if s.module in graph.names and s.degree == 1),
+        memory=tuple(entry for entry in profile.memory if entry.module in graph.names),
+        structures=(),
+        shapes=tuple(shape for shape in profile.shapes if shape.module in graph.names),
+        held_out=(),
+    )
+    search = SearchOptions(limits=SEARCH_LIMITS, grid=QuotaGrid(step_slots=max(1, ground.num_slots // 8)))
+    plans: dict[str, Plan] = {}
+    reasons: dict[str, str] = {}
+    for form, fit in ground.fits.items():
+        if isinstance(fit, str):
+            reasons[FORM_WORDS[form]] = fit
+            continue
+        cost = CostModel.from_profile(profile, interference=form, fit=fit, estimate=ground.bandwidths)
+        plans[FORM_WORDS[form]] = solve(graph, cost, ground.bench.device, search=search)
+        if form == "none":
+            plans[IN_TURN] = solve(graph, cost, ground.bench.device, method="sequential")
+    return plans, reasons
+
+
+def shape_of(plan: Plan) -> str:
+    """Says which modules run where: what decides how long a plan really takes."""
+    stages = ("+".join(f"{p.module.rpartition('.')[2]}:{p.quota}" for p in s.placements) for s in plan.stages)
+    return " | ".join(stages)
+
+
+def _run_in_turn(ground: Ground, count: int, plans: Mapping[str, Plan]) -> dict[str, list[float]]:
+    """Takes training steps by each plan, in rounds, all from the same weights."""
+    original, inputs = ground.model_of(NAMES[:count])
+    times: dict[str, list[float]] = {shape: [] for shape in plans}
+    with ExitStack() as stack:
+        models = {}
+        for shape, plan in plans.items():
+            model = copy.deepcopy(original)
+            handle = mosaic.colocate(
+                model, sample=inputs, modules=["branches.*"], plan=plan, backend=ground.bench.backend
+            )
+            stack.callback(handle.remove)
+            models[shape] = model
+        slowest = max(_steps_ms(ground, models[shape], inputs, 2) for shape in plans)  # and warm-up
+        steps = max(1, round(_MIN_ROUND_S * 1e3 / slowest))
+        for number in range(ground.scale.rounds):
+            if number >= 2 and not ground.bench.budget.allows(f"plans of {count} modules, rounds from {number + 1} on"):
+                break
+            shapes, first = list(plans), number % len(plans)
+            for shape in (*shapes[first:], *shapes[:first]):
+                times[shape].append(_steps_ms(ground, models[shape], inputs, steps))
+    return times
+
+
+def _steps_ms(ground: Ground, model: torch.nn.Module, inputs: Mapping[str, object], steps: int) -> float:
+    ground.bench.synchronize()
+    start = time.perf_counter()
+    for _ in range(steps):
+        model(**inputs).backward()
+        model.zero_grad(set_to_none=True)
+    ground.bench.synchronize()
+    return (time.perf_counter() - start) * 1e3 / steps

@@ -1,0 +1,85 @@
+"""Everything that a GPU must show, in one command: builds, climbs the ladder, runs the gpu tests, measures.
+
+``python -m bench.gpu --out DIR [--only first] [--minutes 8] [--dry-run] [--list]``
+
+``--only first`` is the ladder alone: a minute that says what holds on this machine. In DIR grow, from the first second,
+a JSON file, the same as a table, and a log with everything that was printed.
+
+Exit codes: 0 done; 1 the build, a rung or a gpu test failed (what could be measured is in the file all the same);
+2 wrong command line; 3 something needed is missing, and nothing was run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from bench.gpu import preflight
+
+
+def main() -> int:
+    """Checks what is there, then runs."""
+    given = _arguments()
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before anything loads OpenMP
+    if told := preflight.bring_bundle():
+        print(told, flush=True)
+    missing = preflight.missing_packages()
+    if missing:
+        print(preflight.how_to_bring(missing), flush=True)
+    wrong = list(preflight.missing_tools(to_build=not given.no_build))
+    wrong += [
+        f"{package.name} is missing, and nothing can run without it" for package in missing if not package.without
+    ]
+    if not given.dry_run and not given.list:
+        why = preflight.why_no_gpu()
+        wrong += [] if why is None else [f"no GPU: {why}; to rehearse without one, add --dry-run"]
+    if wrong:
+        print("\n".join(["Cannot run:", *(f"  {line}" for line in wrong)]), file=sys.stderr)
+        return 3
+    from bench.gpu.run import Options, list_parts, run, unknown_names
+
+    if given.list:
+        list_parts()
+        return 0
+    if strange := unknown_names(given.only):
+        print(f"--only {strange[0]}: there is no such part or group; see --list", file=sys.stderr)
+        return 2
+    return run(
+        Options(
+            out=given.out,
+            minutes=given.minutes,
+            dry_run=given.dry_run,
+            only=tuple(given.only),
+            build=not given.no_build,
+            commit=given.commit,
+            ordinal=given.device,
+        )
+    )
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, help="folder for the result, the table and the logs")
+    parser.add_argument("--minutes", type=float, default=8.0, help="for all of it")
+    parser.add_argument("--dry-run", action="store_true", help="run every code path on the host at the smallest sizes")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="NAME", help="a part or a group, see --list; repeat"
+    )
+    parser.add_argument("--list", action="store_true", help="name everything in order and stop")
+    parser.add_argument("--device", type=int, default=0, help="number of the GPU")
+    parser.add_argument("--commit", default="", help="the code's commit, where this is no clone")
+    parser.add_argument("--no-build", action="store_true", help="take the package that is installed")
+    given = parser.parse_args()
+    if given.out is None and not given.list:
+        parser.error("--out DIR is needed")
+    if not given.minutes > 0:
+        parser.error(f"--minutes {given.minutes}: a run needs some time")
+    return given
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+"""What every measurement is given: a backend, its settings, its bound on time, and what is known from before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from bench.record import Figure
+from mosaic.backends.base import Backend
+from mosaic.backends.cuda.backend import CudaBackend
+from mosaic.backends.host.backend import HostBackend
+from mosaic.device import Device
+from mosaic.microbench import BenchSettings, Budget
+
+
+@dataclass
+class Bench:
+    """One measurement's surroundings."""
+
+    backend: Backend
+    """Where to measure."""
+    budget: Budget
+    """Bound on time; looked at before each piece."""
+    dry_run: bool
+    """Whether to use the smallest sizes."""
+    known: tuple[Figure, ...] = ()
+    """Figures of measurements before this one."""
+    notes: list[str] = field(default_factory=list)
+    """What to know about the figures; may be added to."""
+    driver_version: str = ""
+    """To be set by the measurement that asks for it."""
+    cudnn: bool = True
+    """Whether lanes use cuDNN."""
+    verdict: str = ""
+    """What came of it, in plain words, where a measurement says so."""
+
+    @property
+    def device(self) -> Device:
+        """What is measured."""
+        return self.backend.device
+
+    @property
+    def torch_device(self) -> torch.device:
+        """Where tensors live."""
+        return self.backend.torch_device
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether this is CUDA."""
+        return self.torch_device.type == "cuda"
+
+    def settings(self, *, grid: int = 8, repeats: int = 15, rounds: int = 6) -> BenchSettings:
+        """Returns settings for measurements of a few seconds."""
+        if self.dry_run:
+            return BenchSettings.tiny()
+        fitting = BenchSettings.fit(self.backend)
+        return replace(
+            fitting, grid=grid, repeats=repeats, rounds=rounds, sample_ms=40.0, together_ms=30.0, lends=20_000
+        )
+
+    def synchronize(self) -> None:
+        """Waits until the device is idle."""
+        if self.on_gpu:
+            torch.cuda.synchronize(self.torch_device)
+
+    def value_of(self, part: str, name: str) -> float | None:
+        """Returns a number that was measured before; None where there is none."""
+        return next((f.value for f in self.known if (f.part, f.name) == (part, name)), None)
+
+
+def open_bench(
+    *, seconds: float, dry_run: bool, ordinal: int = 0, cudnn: bool = True, known: tuple[Figure, ...] = ()
+) -> Bench:
+    """Opens a GPU's backend, or in a dry run the host's, for a measurement of so many seconds."""
+    backend = HostBackend(num_slots=2) if dry_run else CudaBackend(ordinal, cudnn=cudnn)
+    return Bench(
+        backend=backend,
+        budget=Budget(seconds),
+        dry_run=dry_run,
+        known=known,
+        cudnn=cudnn,
+        notes=[] if cudnn else ["lanes do without cuDNN, which fails on them (first/conv-warm)"],
+    )

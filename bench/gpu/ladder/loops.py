@@ -1,0 +1,180 @@
+"""Rungs on whole loops: two towers trained side by side, and random numbers under graphs."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import nn
+
+import mosaic
+from bench.gpu.bench import Bench
+from bench.gpu.ladder.lanes import figures_of, halves, on_lanes, readings
+from bench.record import Figure
+from mosaic.backends.cuda.backend import CudaBackend
+from mosaic.engine import find_modules
+from mosaic.plan import plan_from_quotas
+
+CLOSE = 1e-3
+"""Relative difference of float32 losses and weights after ten steps that the order of sums may make."""
+STEPS = 10
+
+
+class Towers(nn.Module):
+    """Two equal towers and a product of what they make."""
+
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__()
+        self.left, self.right = (nn.Sequential(*(_block(width) for _ in range(depth))) for _ in range(2))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Returns the rows' likeness."""
+        return (self.left(x) * self.right(y)).mean()
+
+
+def _block(width: int) -> nn.Module:
+    return nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.GELU())
+
+
+def towers(bench: Bench) -> Iterator[Figure]:
+    """Trains ten steps plain and colocated by an even split."""
+    with on_lanes(bench) as backend:
+        found = readings(lambda: _towers(bench, backend))
+    yield from figures_of(found)
+    bench.verdict = judge_towers(found)
+
+
+def _towers(bench: Bench, backend: CudaBackend) -> dict[str, Any]:
+    width, depth, rows = (2048, 8, 4096) if bench.on_gpu else (8, 2, 4)
+    torch.manual_seed(0)
+    model = Towers(width, depth).to(backend.torch_device)
+    twin = copy.deepcopy(model)
+    batch = tuple(torch.randn(rows, width, device=backend.torch_device) for _ in range(2))
+    plain_ms, plain = _train(model, batch, backend)
+    left, right = halves(backend)
+    plan = plan_from_quotas(
+        [{"left": len(left), "right": len(right)}], graph=find_modules(twin, batch).graph, device=backend.device
+    )
+    handle = mosaic.colocate(twin, sample=batch, plan=plan, backend=backend)
+    try:
+        ours_ms, ours = _train(twin, batch, backend)
+        spans = handle.timeline()
+    finally:
+        handle.remove()
+    weights = [
+        float((a - b).detach().norm() / a.detach().norm())
+        for a, b in zip(model.parameters(), twin.parameters(), strict=True)
+    ]
+    return {
+        "loss difference": max(abs(a - b) / max(1e-12, abs(a)) for a, b in zip(plain, ours, strict=True)),
+        "weight difference": max(weights),
+        "overlap": spans.overlap,
+        "plain step ms": plain_ms,
+        "colocated step ms": ours_ms,
+    }
+
+
+def _train(model: nn.Module, batch: tuple[torch.Tensor, ...], backend: CudaBackend) -> tuple[float, list[float]]:
+    """Returns the milliseconds of a step, the first ones apart, and the losses."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    began = 0.0
+    for step in range(STEPS):
+        if step == STEPS // 2:
+            backend.api.synchronize()
+            began = time.perf_counter()
+        loss = model(*batch)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+    backend.api.synchronize()
+    return (time.perf_counter() - began) * 1e3 / (STEPS - STEPS // 2), [float(loss) for loss in losses]
+
+
+def judge_towers(found: Mapping[str, Any]) -> str:
+    """Says whether the numbers are the plain loop's, and whether the towers ran at the same time."""
+    if "error" in found:
+        return f"two towers cannot be colocated here: {found['error']}"
+    far = max(found["loss difference"], found["weight difference"])
+    words = f"equal within {far:.1g}" if far <= CLOSE else f"WRONG NUMBERS: {far:.2g} from the plain loop's"
+    words += f"; lanes overlap during {found['overlap']:.0%} of their time"
+    if found["overlap"] < 0.5:
+        words += ", so one waits for the other: look at events and at the launching thread first"
+    return f"{words}; a step takes {found['plain step ms']:.2f} ms plain, {found['colocated step ms']:.2f} colocated"
+
+
+def dropout(bench: Bench) -> Iterator[Figure]:
+    """Replays two graphs with dropout, each on its lane: in turn, and then in no order from the same seed."""
+    with on_lanes(bench) as backend:
+        found = readings(lambda: _dropout(bench, backend))
+    yield from figures_of(found)
+    bench.verdict = judge_dropout(found, torch.__version__)
+
+
+def _dropout(bench: Bench, backend: CudaBackend) -> dict[str, Any]:
+    replays = 40 if bench.on_gpu else 2
+    with backend.open_lanes(halves(backend)) as lanes:
+        graphs = [_DropoutGraph(backend, lane.stream, bench.on_gpu) for lane in lanes]
+        in_turn = _masks(backend, graphs, replays, in_turn=True)
+        at_once = _masks(backend, graphs, replays, in_turn=False)
+        for graph in graphs:
+            graph.graph.reset()
+    left, right = at_once[::2], at_once[1::2]
+    return {
+        "replays": len(at_once),
+        "replays with other numbers": sum(not torch.equal(a, b) for a, b in zip(in_turn, at_once, strict=True)),
+        "replays that repeat the one before": sum(torch.equal(a, b) for a, b in pairwise(left)),
+        "replays equal on both lanes": sum(torch.equal(a, b) for a, b in zip(left, right, strict=True)),
+        "share kept": float(torch.stack(at_once).float().mean()),
+    }
+
+
+class _DropoutGraph:
+    def __init__(self, backend: CudaBackend, stream: Any, on_gpu: bool) -> None:
+        api = backend.api
+        self.stream, self.graph = stream, api.new_graph()
+        self._ones = torch.ones(1 << (22 if on_gpu else 8), device=backend.torch_device)
+        api.synchronize()
+        with api.use_stream(stream):
+            nn.functional.dropout(self._ones, 0.5)
+        api.synchronize()
+        with api.capture(self.graph, stream=stream, pool=api.new_graph_pool()):
+            for _ in range(8):  # long enough for the other lane to come between
+                self.kept = nn.functional.dropout(self._ones, 0.5)
+
+    def replay(self, api: Any) -> torch.Tensor:
+        with api.use_stream(self.stream):
+            self.graph.replay()
+            return self.kept > 0
+
+
+def _masks(backend: CudaBackend, graphs: list[_DropoutGraph], replays: int, *, in_turn: bool) -> list[torch.Tensor]:
+    """Returns what each replay keeps: of the left lane, the right one, the left one, and so on."""
+    torch.manual_seed(1)
+    found = []
+    for _ in range(replays):
+        for graph in graphs:
+            found.append(graph.replay(backend.api))
+            if in_turn:
+                backend.api.synchronize()
+    backend.api.synchronize()
+    return found
+
+
+def judge_dropout(found: Mapping[str, Any], torch_version: str) -> str:
+    """Says whether lanes may replay graphs with random numbers in no order."""
+    if "error" in found:
+        return f"dropout cannot be captured on lanes here: {found['error']}"
+    names = ("replays with other numbers", "replays that repeat the one before", "replays equal on both lanes")
+    wrong = [f"{found[name]} {name}" for name in names if found[name]]
+    if abs(found["share kept"] - 0.5) > 0.02:
+        wrong.append(f"{found['share kept']:.0%} kept where half should be")
+    if not wrong:
+        return f"{found['replays']} replays drew the same numbers at once as in turn (torch {torch_version})"
+    remedy = f"modules with random numbers must not be captured on torch {torch_version}"
+    return f"of {found['replays']}: {', '.join(wrong)}; {remedy}"

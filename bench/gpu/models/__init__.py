@@ -1,0 +1,1 @@
+"""The six models on a GPU, plain and colocated."""

@@ -1,0 +1,143 @@
+"""Every measurement of ``bench.gpu`` in order of worth: a run that is cut short has the most important ones.
+
+Nothing heavy is imported here: the process that starts the measurements never loads torch, so nothing can break it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bench.gpu.bench import Bench
+    from bench.record import Figure
+
+PRELOADED = (
+    *("torch._dynamo", "numpy", "bench.gpu.models.measure", "bench.gpu.unknowns", "bench.gpu.questions"),
+    *("bench.gpu.counters", "bench.cost.study"),
+)
+"""What the server that measurements are forked from loads."""
+MODEL_NAMES = ("clip", "qwen3-vl", "unified-io-2", "imagebind", "ofasys", "ctvlm")
+"""Names of ``mosaic.models.PAPER_MODELS``, in order of growing complexity."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """One measurement."""
+
+    name: str
+    """Key; slashes make groups."""
+    asks: str
+    """The question it answers."""
+    function: str
+    """What measures, as ``module:function``: takes a ``Bench``, yields figures as they are found."""
+    arguments: dict[str, Any] = field(default_factory=dict)
+    """Keywords for the function."""
+    seconds: float
+    """Its share of a run of eight minutes."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Set before CUDA starts."""
+    in_dry_run: bool = True
+    """Whether a dry run takes it; False for repetitions of the same code at other sizes."""
+
+    def resolve(self) -> Callable[[Bench], Iterator[Figure]]:
+        """Imports the function and returns it with its keywords."""
+        module, _, name = self.function.partition(":")
+        return partial(getattr(importlib.import_module(module), name), **self.arguments)
+
+
+def _question(name: str, asks: str, seconds: float, grid: int = 8) -> Measurement:
+    arguments = {"name": name, "grid": grid}
+    function = "bench.gpu.questions:measure_question"
+    return Measurement(name=name, asks=asks, function=function, arguments=arguments, seconds=seconds)
+
+
+def _unknown(name: str, asks: str, function: str, seconds: float, **environment: str) -> Measurement:
+    return Measurement(
+        name=f"unknowns/{name}",
+        asks=asks,
+        function=function if ":" in function else f"bench.gpu.unknowns:{function}",
+        seconds=seconds,
+        environment=environment,
+    )
+
+
+def _models(batch: int, seconds: float) -> tuple[Measurement, ...]:
+    return tuple(
+        Measurement(
+            name=f"models/{name}/{batch}",
+            asks=f"how long is a step of {name} at a batch of {batch}, plain and with Mosaic?",
+            function="bench.gpu.models.measure:measure_model",
+            arguments={"name": name, "batch": batch},
+            seconds=seconds,
+            in_dry_run=batch == 2,
+        )
+        for name in MODEL_NAMES
+    )
+
+
+_IN_ORDER = (
+    Measurement(
+        name="device",
+        asks="what is the device, and into how many slots is it cut?",
+        function="bench.gpu.unknowns:measure_device",
+        seconds=2,
+    ),
+    Measurement(
+        name="ceilings",
+        asks="what can the device do at most?",
+        function="bench.roofline:measure_ceilings",
+        seconds=5,
+    ),
+    Measurement(
+        name="overlap",
+        asks="what part of a gain comes from quotas, and what from concurrency?",
+        function="bench.gpu.questions:measure_overlap",
+        seconds=27,
+    ),
+    _unknown("sm-target", "do matrix products see how small their partition is?", "measure_sm_target", 8),
+    *_models(8, 22),
+    _question("pool", "what does it cost to make contexts, and to lend them?", 15, grid=4),
+    _question("isolation", "does work stay in its partition?", 12, grid=4),
+    _question("scaling", "how much time does work take at every quota?", 25, grid=16),
+    _unknown(
+        "outside-backward",
+        "where does a backward run that is started outside of its lane?",
+        "measure_outside_backward",
+        3,
+    ),
+    _unknown("counters", "can GPM be read, and by whom?", "bench.gpu.counters:measure_counters", 4),
+    *_models(2, 9),
+    *(
+        _unknown(
+            f"connections-{count}",
+            f"do two modules overlap with {count} hardware queues?",
+            "measure_connections",
+            6,
+            CUDA_DEVICE_MAX_CONNECTIONS=str(count),
+        )
+        for count in (8, 32)
+    ),
+    _unknown("placements", "does it matter how unequal partitions are cut?", "measure_placements", 6),
+    _question("interference", "what do kernels cost each other?", 22, grid=4),
+    Measurement(
+        name="ranks/one",
+        asks="does a start as one rank cost anything over a plain one?",
+        function="bench.gpu.one_rank:measure_one_rank",
+        seconds=6,
+    ),
+    _unknown("small-collective", "does NCCL work in 8 SMs?", "measure_small_collective", 5),
+    *_models(4, 12),
+    Measurement(
+        name="cost",
+        asks="how well are held-out plans of 2 to 8 modules predicted, and what do the plans cost?",
+        function="bench.cost.study:measure_cost",
+        seconds=10,
+    ),
+)
+
+MEASUREMENTS = {measurement.name: measurement for measurement in _IN_ORDER}
+"""By name, in order of worth."""

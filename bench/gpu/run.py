@@ -1,0 +1,288 @@
+"""The run of ``bench.gpu``: build, ladder, gpu tests, measurements, table.
+
+No step can end it, and each leaves a whole file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bench.gpu import preflight
+from bench.gpu.child import Order, Outcome, Server
+from bench.gpu.ladder import CLOSE, RUNGS
+from bench.gpu.parts import MEASUREMENTS, Measurement
+from bench.gpu.tables import text_table
+from bench.processes import begin_section, last_lines, run_logged
+from bench.record import Figure, Part, Status, Study, one_line
+from mosaic.artifact import save, write_text
+from mosaic.provenance import Provenance
+
+TELLING = ("CUDA_", "CUBLAS", "NCCL_", "NVIDIA_TF32", "OMP_", "MKL_", "PYTORCH_", "TORCH_", "MOSAIC_")
+"""Prefixes of environment variables that can change what is measured; values that are paths are left out."""
+SMALLEST_S = 4.0
+"""Time left under which no measurement is started."""
+DRY_SECONDS = 20.0
+"""Soft bound of a measurement in a dry run: wide, since others may run, too."""
+RUNG_S = 15.0
+"""Most time of one rung."""
+TESTS_S = 100.0
+"""Most time of one file of gpu tests."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The command line."""
+
+    out: Path
+    """Folder for everything that is left."""
+    minutes: float = 8.0
+    """For all of it."""
+    dry_run: bool = False
+    """Whether to rehearse on the host."""
+    only: tuple[str, ...] = ()
+    """Parts or groups; empty for all."""
+    build: bool = True
+    """Whether to build the package; without, the one that is installed is taken."""
+    commit: str = ""
+    """Commit to record where this is no clone."""
+    ordinal: int = 0
+    """Number of the GPU."""
+
+    def chooses(self, name: str) -> bool:
+        """Tells whether a part was asked for."""
+        return not self.only or any(_is_below(name, wanted) for wanted in self.only)
+
+
+class Record:
+    """The result file, its table and its log: whole after every step, so that a kill leaves all three."""
+
+    def __init__(self, options: Options) -> None:
+        provenance = Provenance.here()
+        commit = options.commit or provenance.commit
+        name = f"{provenance.created[:10]}-{re.sub(r'[^0-9A-Za-z]', '', commit) or 'unknown'}"
+        self.path = options.out / f"{name}{'-dry-run' if options.dry_run else ''}.json"
+        self.log = self.path.with_suffix(".log")
+        self.log.unlink(missing_ok=True)
+        versions = preflight.versions()
+        self.study = Study(
+            study="gpu",
+            command=command_text(sys.argv[1:]),
+            created=provenance.created,
+            commit=commit,
+            python_version=provenance.python_version,
+            torch_version=versions.get("torch", ""),
+            machine=None,
+            foreign_cpu_share=None,
+            figures=(),
+            dry_run=options.dry_run,
+            versions=versions,
+            environment={
+                name: value
+                for name, value in sorted(os.environ.items())
+                if name.startswith(TELLING) and "/" not in value
+            },
+        )
+        self.write()
+
+    def add(self, part: Part, figures: Sequence[Figure] = (), **found: Any) -> bool:
+        """Adds a part with its figures, says so in a line, and writes the file; returns whether it was done."""
+        part = replace(part, reason=without_folders(part.reason), verdict=without_folders(part.verdict))
+        figures = tuple(replace(figure, reason=without_folders(figure.reason)) for figure in figures)
+        self.study = replace(
+            self.study, parts=(*self.study.parts, part), figures=(*self.study.figures, *figures), **found
+        )
+        self.write()
+        tail = "; ".join(filter(None, [part.verdict, part.reason]))
+        print(f"{part.name:24} {part.status:10} {part.seconds:6.1f} s  {tail or f'{len(figures)} figures'}", flush=True)
+        return part.status in ("done", "cut short")
+
+    def add_outcome(self, outcome: Outcome) -> bool:
+        """Adds what a measurement found."""
+        found = outcome.findings
+        machine = self.study.machine or found.device
+        driver = self.study.driver_version or found.driver_version
+        return self.add(outcome.part, found.figures, machine=machine, driver_version=driver)
+
+    def write(self) -> None:
+        """Writes the file and its table, whole."""
+        save(self.study, self.path)
+        write_text(text_table(self.study), self.path.with_suffix(".txt"))
+
+
+def command_text(arguments: Sequence[str]) -> str:
+    """Returns the command line as it may be published: of a path, its last part."""
+    return shlex.join(["python", "-m", "bench.gpu", *(Path(word).name if "/" in word else word for word in arguments)])
+
+
+def without_folders(text: str) -> str:
+    """Returns a message without the folders of this machine, since results are published."""
+    folders = (str(preflight.BUILT / "lib"), str(preflight.TOP), sys.prefix, tempfile.gettempdir())
+    for folder in sorted(folders, key=len, reverse=True):
+        text = text.replace(f"{folder}{os.sep}", "")
+    return text
+
+
+def list_parts() -> None:
+    """Names everything that can be asked for, in order."""
+    for rung in RUNGS.values():
+        print(f"{rung.name:24} {'':4}    {rung.asks}")
+    print(f"{'tests':24} {'':4}    do the gpu tests pass here?")
+    for measurement in MEASUREMENTS.values():
+        print(f"{measurement.name:24} {measurement.seconds:4.0f} s  {measurement.asks}")
+
+
+def unknown_names(only: Sequence[str]) -> list[str]:
+    """Returns the names that are neither a part's nor a group's."""
+    known = ("tests", *RUNGS, *MEASUREMENTS)
+    return [wanted for wanted in only if not any(_is_below(name, wanted) for name in known)]
+
+
+def run(options: Options) -> int:
+    """Runs everything; returns the exit code."""
+    deadline = time.monotonic() + 60 * options.minutes
+    record = Record(options)
+    print(f"writing {record.path}", flush=True)
+    good = True
+    if options.build:  # 1. the extension, where it runs
+        good = _step(record, "build", "does the package build here?", lambda: _build(record.log))
+        if good:
+            sys.path.insert(0, str(preflight.BUILT / "lib"))  # processes that measure start with this path,
+            os.environ.update(preflight.environment_of_build())  # and those that they start, with this one
+    server = Server()
+    server.warm_up()
+    good = _climb(record, server, options) and good  # 2. a minute that says what holds here
+    if options.chooses("tests"):  # 3. what must hold before a number means anything
+        good = _test(record, options, deadline) and good
+    _measure(record, server, options, deadline)  # 4. in order of worth, each in a process of its own
+    print(text_table(record.study))
+    print(f"wrote {record.path}, with its table in .txt and all output in .log", flush=True)
+    return 0 if good else 1
+
+
+def _step(record: Record, name: str, asks: str, do: Callable[[], str]) -> bool:
+    """Runs one step; whatever goes wrong becomes the reason in its part."""
+    began = time.monotonic()
+    start = begin_section(record.log, name)
+    status: Status = "done"
+    reason, verdict = "", ""
+    try:
+        verdict = do()
+    except subprocess.TimeoutExpired as error:
+        status, reason = "timed out", f"still running after {error.timeout:.0f} s"
+    except subprocess.CalledProcessError as error:
+        status, reason = "failed", f"exit code {error.returncode}"
+    except Exception as error:
+        status, reason = "failed", one_line(error, 800)
+    if status != "done":
+        reason = one_line(f"{reason}; the end of its output: {last_lines(record.log, since=start)}", 2000)
+    seconds = round(time.monotonic() - began, 2)
+    return record.add(Part(name=name, asks=asks, status=status, seconds=seconds, reason=reason, verdict=verdict))
+
+
+def _build(log: Path) -> str:
+    preflight.build(log, seconds=180)
+    return ""
+
+
+def _climb(record: Record, server: Server, options: Options) -> bool:
+    """Takes every rung of the ladder, each in a process of its own; none ends another."""
+    good = True
+    for rung in RUNGS.values():
+        if options.chooses(rung.name):
+            order = _order(record, options, rung, seconds=RUNG_S, hard_seconds=RUNG_S)
+            good = record.add_outcome(server.measure(order)) and good
+    return good
+
+
+def _test(record: Record, options: Options, deadline: float) -> bool:
+    """Runs the gpu tests, a process a file: one that hangs or crashes takes only what is behind it in its file."""
+    environment = dict(os.environ)
+    if not options.dry_run:
+        environment["MOSAIC_REQUIRE_GPU"] = "1"
+    files = sorted((preflight.TOP / "tests" / "gpu").glob("test_*.py"))
+    files += sorted((preflight.TOP / "tests" / "contract").glob("test_*.py"))
+    good = True
+    for file in files[-1:] if options.dry_run else files:
+        name, start = f"tests/{file.stem}", record.log.stat().st_size if record.log.exists() else 0
+        left = deadline - time.monotonic()
+        if left < SMALLEST_S:
+            record.add(_left_out(name, "do these tests pass here?", "no time was left"))
+            continue
+
+        def pytest(file: Path = file, left: float = left, start: int = start) -> str:
+            seconds = max(20.0, min(TESTS_S, 0.35 * left))
+            run_logged(_pytest(file), record.log, folder=preflight.TOP, seconds=seconds, environment=environment)
+            return one_line(last_lines(record.log, 1, since=start).strip("= "))
+
+        good = _step(record, name, "do these tests pass here?", pytest) and good
+    return good
+
+
+def _pytest(file: Path) -> list[str]:
+    """Returns the command for one file: each test by name, 20 s each, a traceback of whatever hangs."""
+    return [
+        *(sys.executable, "-m", "pytest", str(file), "-m", "gpu", "-v", "-p", "no:cacheprovider"),
+        *("--timeout", "20", "--timeout-method", "thread", "-o", "faulthandler_timeout=15"),
+    ]
+
+
+def _measure(record: Record, server: Server, options: Options, deadline: float) -> None:
+    chosen = [m for m in MEASUREMENTS.values() if _is_chosen(m.name, options)]
+    chosen = [m for m in chosen if m.in_dry_run or not options.dry_run]
+    for number, measurement in enumerate(chosen):
+        left = deadline - time.monotonic()
+        share = measurement.seconds / sum(later.seconds for later in chosen[number:])
+        soft = DRY_SECONDS if options.dry_run else min(left, max(left * share, measurement.seconds))
+        if left < SMALLEST_S:
+            record.add(_left_out(measurement.name, measurement.asks, "no time was left"))
+            continue
+        hard = min(1.5 * soft + 20, left + 30)
+        order = _order(record, options, measurement, seconds=soft, hard_seconds=hard)
+        order = replace(order, cudnn=cudnn_runs(record.study))
+        record.add_outcome(server.measure(order))
+
+
+def cudnn_runs(study: Study) -> bool:
+    """Tells whether lanes may use cuDNN: unless the ladder saw it fail on them, and convolutions run without it."""
+    runs = {
+        name: all(figure.value is not None and figure.value <= CLOSE for figure in study.of(f"first/{name}"))
+        for name in ("conv-warm", "conv-native")
+    }
+    return runs["conv-warm"] or not runs["conv-native"]
+
+
+def _order(record: Record, options: Options, measurement: Measurement, *, seconds: float, hard_seconds: float) -> Order:
+    return Order(
+        measurement=measurement,
+        file=str(record.path.with_suffix(".running.jsonl")),
+        log=str(record.log),
+        seconds=seconds,
+        hard_seconds=hard_seconds,
+        dry_run=options.dry_run,
+        ordinal=options.ordinal,
+        known=tuple(figure for figure in record.study.figures if figure.part == "ceilings"),
+    )
+
+
+def _is_chosen(name: str, options: Options) -> bool:
+    """Tells whether to take a measurement; models need the ceilings for their bounds."""
+    wanted_too = name == "ceilings" and any(wanted.startswith("models") for wanted in options.only)
+    return wanted_too or options.chooses(name)
+
+
+def _is_below(name: str, wanted: str) -> bool:
+    return name == wanted or name.startswith(f"{wanted}/")
+
+
+def _left_out(name: str, asks: str, reason: str) -> Part:
+    return Part(name=name, asks=asks, status="left out", reason=reason)

@@ -1,0 +1,234 @@
+"""Tables of GPU results: one for the terminal, and those that stand in the README."""
+
+from __future__ import annotations
+
+from bench.record import Figure, Study
+
+
+def text_table(study: Study) -> str:
+    """Returns everything in a result as plain lines, part by part."""
+    lines = [head_line(study), ""]
+    if study.dry_run:
+        lines += ["DRY RUN on CPU cores at the smallest sizes: no number below means anything.", ""]
+    for part in study.parts:
+        lines.append(f"{part.name}: {part.asks} [{part.status}, {part.seconds:.1f} s]")
+        lines += [f"    {text}" for text in (part.verdict, part.reason) if text]
+        lines += [_text_row(figure) for figure in study.figures if figure.part == part.name]
+        lines += [f"    note: {note}" for note in part.notes]
+        if part.left_out:
+            lines.append(f"    no time for: {', '.join(part.left_out[:4])}{', ...' if len(part.left_out) > 4 else ''}")
+    return "\n".join(lines) + "\n"
+
+
+def head_line(study: Study) -> str:
+    """Returns where and when a result was made."""
+    machine = study.machine.name if study.machine is not None else "an unknown machine"
+    driver = f", driver {study.driver_version}" if study.driver_version else ""
+    return f"{machine}, torch {study.torch_version}{driver}, {study.created[:10]}, commit {study.commit or 'unknown'}"
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """Returns a number with so many significant digits, without an exponent."""
+    if value is None:
+        return "-"
+    if value == 0 or abs(value) >= 10 ** (digits - 1):
+        return f"{value:.0f}"
+    return f"{float(f'{value:.{digits}g}'):g}"
+
+
+def _text_row(figure: Figure) -> str:
+    labels = ", ".join(f"{name} {value}" for name, value in figure.labels.items())
+    shown = f"not measured: {figure.reason}" if figure.value is None else number(figure.value, 4)
+    spread = f" [{number(figure.low, 4)}, {number(figure.high, 4)}]" if figure.low is not None else ""
+    source = "dry run" if figure.dry_run else figure.source
+    return f"    {figure.name} ({labels}): {shown}{spread} ({source})"
+
+
+MAX_LOSS_DIFFERENCE = 0.02
+"""Relative difference of losses that is put down to the order of sums in half precision; over it, no time counts."""
+NOT_YET = "not measured yet\n"
+_VARIANTS = (
+    *("plain", "plain, one CUDA graph", "plain streams"),
+    *("green lanes", "green lanes, graphs", "green lanes, SM targets"),
+    *("mosaic", "mosaic, graphs"),
+)
+_STEPS = (
+    ("forward+backward", "eager"),
+    ("forward+backward", "captured"),
+    ("forward", "eager"),
+    ("forward", "captured"),
+)
+
+
+def pool_table(study: Study) -> str:
+    """Returns what it costs to make contexts, and to lend what was made."""
+    rows = []
+    made = [figure for figure in study.of("pool", "create_ms") if figure.value is not None]
+    for figure in made:
+        others = {
+            name: _same(study, "pool", name, figure, ("way", "quota"))
+            for name in ("destroy_ms", "held_bytes", "kept_bytes")
+        }
+        rows.append(
+            (
+                figure.labels["way"],
+                figure.labels["quota"],
+                _median(figure),
+                _median(others["destroy_ms"]),
+                _mebibytes(others["held_bytes"]),
+                _mebibytes(others["kept_bytes"]),
+            )
+        )
+    for figure in study.of("pool", "add_layout_ms"):
+        count, stopped = figure.labels.get("contexts", "?"), figure.labels.get("stopped_by", "no limit was met")
+        held = _same(study, "pool", "driver_bytes", figure, ("contexts",))
+        rows.append((f"one partition more, up to {count} ({stopped})", "", _median(figure), "", _mebibytes(held), ""))
+    for figure in study.of("pool", "time_ns"):
+        rows.append((figure.labels["way"], "", f"{number((figure.value or 0) / 1e6)} ms", "", "", ""))
+    heads = (
+        "what is made or lent",
+        "slots",
+        "making takes",
+        "ending takes",
+        "MiB while it exists",
+        "MiB kept after all",
+    )
+    return _table(study, "pool", heads, rows)
+
+
+def scaling_table(study: Study) -> str:
+    """Returns time by quota, a row for each kernel."""
+    figures = [figure for figure in study.of("scaling", "time_ms") if figure.value is not None]
+    quotas = sorted({int(figure.labels["quota"]) for figure in figures})
+    works = list(dict.fromkeys(figure.labels["work"] for figure in figures))
+    cells = {(figure.labels["work"], int(figure.labels["quota"])): _median(figure) for figure in figures}
+    rows = [(work, *(cells.get((work, quota), "-") for quota in quotas)) for work in works]
+    return _table(study, "scaling", ("time by slots", *map(str, quotas)), rows)
+
+
+def overlap_table(study: Study) -> str:
+    """Returns a step of two modules on every way of sharing, and which part of the gain quotas earn."""
+    figures = [figure for figure in study.of("overlap", "step_ms") if figure.value is not None]
+    variants = list(dict.fromkeys(figure.labels["variant"] for figure in figures))
+    cells = {
+        (figure.labels["variant"], figure.labels["passes"], figure.labels["launching"]): _median(figure)
+        for figure in figures
+    }
+    rows = [(variant, *(cells.get((variant, *step), "-") for step in _STEPS)) for variant in variants]
+    words = {
+        "total": "gain: one after the other, over the best partitions",
+        "concurrency": "of which concurrency: one after the other, over plain streams",
+        "quotas": "of which quotas: plain streams, over the best partitions",
+    }
+    for name, text in words.items():
+        gains = {(f.labels["passes"], f.labels["launching"]): number(f.value) for f in study.of("overlap", name)}
+        if gains:
+            rows.append((text, *(gains.get(step, "-") for step in _STEPS)))
+    heads = ("step of two modules", *(f"{passes}, {launching}" for passes, launching in _STEPS))
+    return _table(study, "overlap", heads, rows)
+
+
+def models_table(study: Study) -> str:
+    """Returns the six models: step times and speed-ups, both measured, and the roofline's bound, which is predicted.
+
+    Below stands what the rule of thumb is made of and what it predicts, beside what was measured.
+    """
+    steps = study.of("models", "step_ms")
+    keys = dict.fromkeys((figure.labels["model"], figure.labels["batch"], figure.part) for figure in steps)
+    models = list(dict.fromkeys(model for model, *_ in keys))
+    rows, levers = [], []
+    for model, batch, part in sorted(keys, key=lambda key: (models.index(key[0]), int(key[1]))):
+        cells = [_step_cell(study, part, variant) for variant in _VARIANTS]
+        bound = next((f for f in study.of(part, "bound_ms")), None)
+        rows.append((model, batch, *cells, f"{number(bound.value)} ms" if bound and bound.value is not None else "-"))
+        if study.of(part, "launch_ms"):
+            levers.append((model, batch, *_lever_cells(study, part)))
+    heads = ("model", "batch", *(f"{variant}, measured" for variant in _VARIANTS), "roofline's bound, predicted")
+    table = _table(study, "models", heads, rows, _why_not(steps))
+    return table + ("\n" + "\n".join(_rows(_LEVER_HEADS, levers)) + "\n" if levers else "")
+
+
+_LEVER_HEADS = (
+    *("model", "batch", "modules side by side"),
+    *("c, ms to launch, measured", "g, ms on the whole device, measured", "s, slowdown on its part, measured"),
+    "gain by the rule of thumb, predicted",
+    *("gain of green lanes, measured", "gain of green lanes, graphs, measured"),
+)
+
+
+def _lever_cells(study: Study, part: str) -> tuple[str, ...]:
+    measured = [study.of(part, name) for name in ("launch_ms", "device_ms", "slowdown")]
+    rule = next(iter(study.of(part, "rule_speedup")), None)
+    gains = {f.labels["variant"]: number(f.value) for f in study.of(part, "speedup") if not _differs_by(study, f)}
+    return (
+        ", ".join(figure.labels["module"] for figure in measured[0]),
+        *(" + ".join(number(figure.value) for figure in figures) or "-" for figures in measured[:2]),
+        ", ".join(number(figure.value) for figure in measured[2]) or "-",
+        number(rule.value) if rule is not None else "-",
+        *(gains.get(variant, "-") for variant in ("green lanes", "green lanes, graphs")),
+    )
+
+
+def _step_cell(study: Study, part: str, variant: str) -> str:
+    found = [f for f in study.of(part, "step_ms") if f.labels["variant"] == variant and f.value is not None]
+    if not found:
+        return "-"
+    text = _median(found[0])
+    speedup = _same(study, part, "speedup", found[0], ("variant", "plan"))
+    if speedup is not None:
+        text += f" ({number(speedup.value)}x, {number(speedup.low)} to {number(speedup.high)})"
+    far = _differs_by(study, found[0])
+    if far:
+        text += f" LOSSES DIFFER by {number(far)}"
+    plan, launching = found[0].labels.get("plan", ""), found[0].labels.get("launching", "")
+    return ", ".join(filter(None, (text, launching, plan if "hand" in plan else "")))
+
+
+def _differs_by(study: Study, figure: Figure) -> float:
+    """Returns by how much a variant's losses differ from the plain loop's where that is too much, and 0 otherwise."""
+    far = _same(study, figure.part, "loss_difference", figure, ("variant", "plan"))
+    value = 0.0 if far is None or far.value is None else far.value
+    return 0.0 if value <= MAX_LOSS_DIFFERENCE else value
+
+
+def _why_not(steps: tuple[Figure, ...]) -> tuple[str, ...]:
+    """Returns one line for each variant and reason, with the models that it is of."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for figure in steps:
+        if figure.value is None:
+            of = f"{figure.labels['model']} {figure.labels['batch']}"
+            reasons.setdefault((figure.labels["variant"], figure.reason), []).append(of)
+    return tuple(f"{variant} not measured ({', '.join(of)}): {reason}" for (variant, reason), of in reasons.items())
+
+
+def _table(
+    study: Study, part: str, heads: tuple[str, ...], rows: list[tuple[str, ...]], more: tuple[str, ...] = ()
+) -> str:
+    notes = list(more)
+    notes += [
+        f"{found.name} {found.status}: {found.reason or ', '.join(found.left_out[:3])}"
+        for found in study.parts
+        if (found.name == part or found.name.startswith(f"{part}/")) and found.status != "done"
+    ]
+    lines = [f"{head_line(study)}; medians.", "", *_rows(heads, rows)]
+    if notes:
+        lines += ["", *(f"* {note}" for note in notes)]
+    return "\n".join(lines) + "\n"
+
+
+def _rows(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+    return ["| " + " | ".join(row) + " |" for row in (heads, ("---",) * len(heads), *rows)]
+
+
+def _median(figure: Figure | None) -> str:
+    return "-" if figure is None or figure.value is None else f"{number(figure.value)} ms"
+
+
+def _mebibytes(figure: Figure | None) -> str:
+    return "-" if figure is None or figure.value is None else number(figure.value / 2**20)
+
+
+def _same(study: Study, part: str, name: str, like: Figure, labels: tuple[str, ...]) -> Figure | None:
+    """Returns the figure of another name that was measured of the same thing."""
+    wanted = {label: like.labels.get(label) for label in labels}
+    return next((f for f in study.of(part, name) if {label: f.labels.get(label) for label in labels} == wanted), None)

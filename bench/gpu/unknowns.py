@@ -1,0 +1,242 @@
+"""What no document tells about green contexts, each as a small measurement.
+
+What the questions of ``mosaic bench`` answer is not repeated here. Cost of contexts, whether ending them gives memory
+back, and how many there can be: ``pool``. Confinement of forward, and of a backward started on its lane: ``isolation``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+
+from bench.gpu.bench import Bench
+from bench.record import Figure, median_figure, missing_figure, one_line
+from mosaic.backends.base import Backend
+from mosaic.backends.cuda import driver as cuda
+from mosaic.backends.streams.libraries import (
+    carveout_calls,
+    carveout_for,
+    cublas_calls,
+    current_cublas_handle,
+    loaded_cublas,
+)
+from mosaic.errors import BackendUnavailableError
+from mosaic.microbench.kernels import default_subjects, half_type
+from mosaic.microbench.sharing.steps import CapturedSteps, EagerSteps, TwoModules
+from mosaic.microbench.sharing.variants import open_variant, parts_of
+from mosaic.microbench.timing import time_alone
+
+
+def measure_device(bench: Bench) -> Iterator[Figure]:
+    """Says what the device is, and into how many slots one split cuts it."""
+    device = bench.device
+    for name, value in (
+        ("num_slots", device.num_slots),
+        ("sms_per_slot", device.sms_per_slot),
+        ("remainder_sms", device.remainder_sms),
+    ):
+        yield Figure(name=name, source="measured", value=float(value), labels={"slots": "default"})
+    if not bench.on_gpu:
+        yield missing_figure("num_slots", "cores cannot be cut finer", {"slots": "fine"})
+        return
+    ordinal = bench.torch_device.index or 0
+    found = cuda.describe_devices()[ordinal]
+    yield Figure(name="num_sms", source="measured", value=float(found.num_sms), labels={"cc": found.compute_capability})
+    fine = cuda.describe_slots(ordinal, fine=True)
+    yield Figure(name="num_slots", source="measured", value=float(fine.num_slots), labels={"slots": "fine"})
+    yield Figure(name="sms_per_slot", source="measured", value=float(fine.sms_per_slot), labels={"slots": "fine"})
+    driver = cuda.describe_driver()
+    bench.driver_version = f"CUDA {driver.version}"
+    lacking = ", ".join(function.name for function in driver.missing)
+    bench.notes.append(f"the driver lacks {lacking}" if lacking else "the driver has every function that Mosaic uses")
+    try:
+        bench.driver_version = f"{cuda.describe_nvml().driver_version} (CUDA {driver.version})"
+    except BackendUnavailableError as error:
+        bench.notes.append(one_line(error))
+
+
+def measure_sm_target(bench: Bench) -> Iterator[Figure]:
+    """Times matrix products on small partitions, with and without telling the libraries how many SMs they have.
+
+    If a target changes nothing, the library sees the green stream by itself, or its choice does not depend on it.
+    """
+    device, dtype, settings = bench.torch_device, half_type(bench.torch_device), bench.settings(grid=4)
+    size = 32 if bench.dry_run else 4096
+    quotas = settings.quotas(bench.device.num_slots)
+    given, weight = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    bias, out = torch.randn(size, device=device, dtype=dtype), torch.empty(size, size, device=device, dtype=dtype)
+    products: dict[str, Callable[[], object]] = {
+        "mm": lambda: torch.mm(given, weight, out=out),
+        "addmm (cuBLASLt)": lambda: torch.addmm(bias, given, weight, out=out),
+    }
+    targets: dict[str, Callable[[int | None, torch.device], AbstractContextManager[None]]] = {
+        "none": lambda *_: nullcontext(),
+        "torch": _torch_target,
+        "cublas": _cublas_target,
+    }
+    with bench.backend.open_lanes([tuple(range(quota)) for quota in quotas]) as lanes:
+        for quota in quotas:
+            lane = lanes.lane(tuple(range(quota)))
+            for product, call in products.items():
+                call()
+                for target, opened in targets.items():
+                    labels = {"product": product, "quota": str(quota), "target": target}
+                    if not bench.budget.allows(f"{product} at {quota} slots, target {target}"):
+                        continue
+                    try:
+                        with opened(lane.num_sms, device):
+                            times = time_alone(lane, call, settings).all_ms
+                        yield median_figure("time_ms", times, labels=labels)
+                    except Exception as error:
+                        yield missing_figure("time_ms", error, labels)
+
+
+@contextmanager
+def _held(calls: tuple[Callable[[], Any], Callable[[Any], object]], value: Any) -> Iterator[None]:
+    get, put = calls
+    before = get()
+    put(value)
+    try:
+        yield
+    finally:
+        put(before)
+
+
+def _torch_target(num_sms: int | None, device: torch.device) -> AbstractContextManager[None]:
+    return nullcontext() if num_sms is None else _held(carveout_calls(), carveout_for(num_sms, device))
+
+
+def _cublas_target(num_sms: int | None, device: torch.device) -> AbstractContextManager[None]:
+    """Reaches plain cuBLAS products, which torch's target does not."""
+    if num_sms is None:
+        return nullcontext()
+    return _held(cublas_calls(loaded_cublas(), current_cublas_handle(device)), num_sms)
+
+
+def measure_outside_backward(bench: Bench) -> Iterator[Figure]:
+    """Looks where a backward runs whose forward ran on a partition, started from the caller's own stream."""
+    half = tuple(range(max(1, bench.device.num_slots // 2)))
+    with bench.backend.open_lanes([half]) as lanes:
+        lane = lanes.lane(half)
+        loss, seen = lane.submit(lambda: _seen_in_backward(bench)).wait()
+        loss.backward()
+        bench.synchronize()
+        labels = {"slots": str(len(half)), "backward started": "outside of the lane"}
+        if not bench.on_gpu:
+            yield missing_figure("num_sms", "on the host an operator's backward runs where it is called", labels)
+            return
+        inside = set(cuda.probe_stream(bench.torch_device.index or 0, int(lane.stream.cuda_stream)))  # type: ignore[attr-defined]
+        units = set(cuda.probe_stream(bench.torch_device.index or 0, seen[0]))
+    yield Figure(name="num_sms", source="measured", value=float(len(units)), labels=labels)
+    yield Figure(name="num_sms_outside", source="measured", value=float(len(units - inside)), labels=labels)
+
+
+def _seen_in_backward(bench: Bench) -> tuple[torch.Tensor, list[int]]:
+    """Returns a loss, and a list to which its backward adds the stream that it runs on."""
+    seen: list[int] = []
+
+    class Look(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+            return value * 1.0
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+            seen.append(int(torch.cuda.current_stream().cuda_stream) if bench.on_gpu else 0)
+            return gradients[0]
+
+    value = torch.ones(8, device=bench.torch_device, requires_grad=True)
+    return Look.apply(value).sum(), seen
+
+
+def measure_connections(bench: Bench) -> Iterator[Figure]:
+    """Times a step of two modules on two partitions, under the CUDA_DEVICE_MAX_CONNECTIONS of this process."""
+    import os
+
+    settings = bench.settings()
+    first, second = default_subjects(settings.scale, bench.torch_device)
+    modules = TwoModules(first, second, backward=True)
+    count = bench.device.num_slots
+    split = (max(1, count // 2), max(1, count - count // 2))
+    for kind in ("sequential", "plain", "partitions"):
+        for launching, steps_of in (("eager", EagerSteps), ("captured", CapturedSteps)):
+            connections = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "not set")
+            labels = {"connections": connections, "kind": kind, "launching": launching}
+            if not bench.budget.allows(f"{kind}, {launching}"):
+                continue
+            try:
+                variant = open_variant(kind, bench.backend, split)
+                with variant.lanes:
+                    steps = steps_of(variant, modules)
+                    steps.run(2)
+                    times = [ms for _ in range(settings.rounds) for ms in steps.run(settings.steps_per_round)]
+                    if isinstance(steps, CapturedSteps):
+                        steps.close()
+                yield median_figure("step_ms", times, labels=labels)
+            except Exception as error:
+                yield missing_figure("step_ms", error, labels)
+
+
+def measure_small_collective(bench: Bench) -> Iterator[Figure]:
+    """Runs an all-reduce of one rank in the smallest partition; says what one device cannot show."""
+    import torch.distributed as dist
+
+    labels = {"ranks": "1", "slots": "1"}
+    name = "nccl" if bench.on_gpu else "gloo"
+    if not dist.is_available() or (bench.on_gpu and not dist.is_nccl_available()):
+        yield missing_figure("all_reduce_ms", f"this torch has no {name}", labels)
+        return
+    more = {"device_id": bench.torch_device} if bench.on_gpu else {}
+    dist.init_process_group(name, store=dist.HashStore(), rank=0, world_size=1, **more)
+    try:
+        values = torch.ones(1 << (10 if bench.dry_run else 24), device=bench.torch_device)
+        dist.all_reduce(values)  # communicators are made here, with no green context current
+        with bench.backend.open_lanes([(0,)]) as lanes:
+            times = time_alone(lanes.lane((0,)), lambda: dist.all_reduce(values), bench.settings()).all_ms
+        yield median_figure("all_reduce_ms", times, labels=labels)
+    finally:
+        dist.destroy_process_group()
+    yield missing_figure(
+        "all_reduce_ms",
+        "with one rank NCCL has nothing to reduce, and it refuses two ranks on one device: whether its kernels make "
+        "progress in 8 SMs needs two devices",
+        {"ranks": "2", "slots": "1"},
+    )
+
+
+def measure_placements(bench: Bench) -> Iterator[Figure]:
+    """Times products that use clusters on unequal partitions: merged slots, and a sized split (CUDA 13.1)."""
+    device, dtype, settings = bench.torch_device, half_type(bench.torch_device), bench.settings()
+    count = bench.device.num_slots
+    large = max(1, min(count - 1, round(count * 5 / 8))) if count > 1 else 1
+    split = (large, max(1, count - large))
+    size = 32 if bench.dry_run else 8192
+    left, right, out = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(3))
+
+    def call() -> object:
+        return torch.mm(left, right, out=out)
+
+    call()
+    for placement in ("merged", "split"):
+        try:
+            with _placed_by(placement, bench).open_lanes(parts_of(split)) as lanes:
+                for part in parts_of(split):
+                    lane = lanes.lane(part)
+                    sms = str(lane.num_sms or "unknown")
+                    labels = {"way": placement, "quota": str(len(part)), "sms": sms}
+                    if bench.budget.allows(f"{placement} at {len(part)} slots"):
+                        times = time_alone(lane, call, settings).all_ms
+                        yield median_figure("tflops", [2.0 * size**3 / ms / 1e9 for ms in times], labels=labels)
+        except Exception as error:
+            yield missing_figure("tflops", error, {"way": placement})
+
+
+def _placed_by(placement: str, bench: Bench) -> Backend:
+    if placement == "merged":
+        return bench.backend
+    if not bench.on_gpu:
+        raise BackendUnavailableError("a sized split cannot be made", found="the host backend", needed="a GPU")
+    return cuda.CudaBackend(bench.torch_device.index or 0, placement="split")

@@ -1,0 +1,1 @@
+"""The same loop on many ranks."""

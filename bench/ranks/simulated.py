@@ -1,0 +1,197 @@
+"""Many GPUs, simulated from analytic profiles: every planner's plan of one model under one cost model, links included.
+
+A step is simulated event by event (``mosaic.simulate.step``): no barrier ends a stage, and a module starts when its
+inputs are there and its slots are free. Its time has the rows that travel to its ranks and back and the sum of its
+gradients (``RankedCost``). Papers' numbers stand in a label of their own; they are of other hardware and details.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+
+from bench.ranks.layer_tables import ModelTable, load_table
+from bench.record import Figure, missing_figure
+from mosaic.artifact import fingerprint
+from mosaic.cost.communication import RankedCost, links_of
+from mosaic.cost.interference import Interference, Neighbours, NoInterference
+from mosaic.errors import MosaicError
+from mosaic.hardware import find_cluster
+from mosaic.plan import Plan
+from mosaic.profile import Phase
+from mosaic.simulate.step import simulate
+from mosaic.solver import SearchOptions
+from mosaic.solver.exact.search import SearchLimits
+from mosaic.solver.methods import compared_methods
+from mosaic.solver.runnable import plan_to_run
+
+METHODS = compared_methods()
+FIGURE_14A: Mapping[tuple[str, int], str] = MappingProxyType(
+    {
+        ("megatron", 8): "1.68",
+        ("megatron", 16): "1.48",
+        ("megatron", 32): "1.31",
+        ("spindle", 8): "1.30",
+        ("spindle", 16): "1.20",
+        ("spindle", 32): "1.12",
+        ("distmm", 8): "1.52",
+        ("distmm", 16): "1.36",
+        ("distmm", 32): "1.22",
+    }
+)
+"""Mosaic's throughput over others' with four modules of OFASys (Mosaic, section 5.4)."""
+FIGURE_9: Mapping[str, str] = MappingProxyType(
+    {"megatron": "1.17 to 1.48", "distmm": "1.10 to 1.42", "spindle": "1.07 to 1.31"}
+)
+"""The same over the six models."""
+TABLE_2: Mapping[tuple[str, str], str] = MappingProxyType(
+    {
+        ("spindle", "qwen-val-30b"): "1.34",
+        ("spindle", "qwen-val-70b"): "1.36",
+        ("spindle-optimus", "qwen-val-30b"): "1.05",
+        ("spindle-optimus", "qwen-val-70b"): "1.09",
+        ("distmm", "qwen-val-30b"): "1.04",
+        ("distmm", "qwen-val-70b"): "1.04",
+        ("megatron", "qwen-val-30b"): "1 (DeepSpeed)",
+        ("megatron", "qwen-val-70b"): "1 (DeepSpeed)",
+    }
+)
+"""Speed-ups over DeepSpeed on 256 GPUs (Spindle, appendix E), there simulated, too."""
+
+
+class ModelCost:
+    """The cost model of a kept table."""
+
+    def __init__(self, table: ModelTable) -> None:
+        self.profile_fingerprint: str | None = fingerprint(table)
+        self.interference: Interference = NoInterference()
+        self._degrees = {degree: place for place, degree in enumerate(table.degrees)}
+        self._modules = {module.module: module for module in table.modules}
+
+    def degrees(self, module: str) -> tuple[int, ...]:
+        """Returns the table's degrees."""
+        return tuple(self._degrees)
+
+    def quotas(self, module: str, degree: int = 1) -> tuple[int, ...]:
+        """Returns every number of slots."""
+        return tuple(range(1, len(self._modules[module].forward_ms[0]) + 1))
+
+    def time_ms(self, module: str, phase: Phase, degree: int, quota: int) -> float:
+        """Returns the table's time, in milliseconds."""
+        own = self._modules[module]
+        times = own.forward_ms if phase is Phase.FORWARD else own.backward_ms
+        return times[self._degrees[degree]][quota - 1]
+
+    def memory_bytes(self, module: str, degree: int) -> int:
+        """Returns the bytes on each device."""
+        return self._modules[module].memory_bytes[self._degrees[degree]]
+
+    def kept_bytes(self, module: str, degree: int) -> int:
+        """Returns those that stay."""
+        return self._modules[module].kept_bytes[self._degrees[degree]]
+
+    def bandwidth(self, module: str, phase: Phase, degree: int, quota: int) -> float:
+        """Returns 0: a table has none."""
+        return 0.0
+
+    def interference_ms(self, module: str, phase: Phase, degree: int, quota: int, *, beside: Neighbours) -> float:
+        """Returns 0."""
+        return 0.0
+
+    def placed_ms(self, module: str, phase: Phase, degree: int, quota: int, *, beside: Neighbours = ()) -> float:
+        """Returns the time alone."""
+        return self.time_ms(module, phase, degree, quota)
+
+
+def simulated_steps(
+    name: str, num_devices: int, *, seconds: float, methods: Sequence[str] = METHODS, with_memory: bool = True
+) -> dict[str, tuple[Plan, float] | str]:
+    """Returns each method's plan with its simulated step in milliseconds, or why there is none.
+
+    Args:
+        name: A kept table.
+        num_devices: GPUs.
+        seconds: When an exact search ends.
+        methods: Who plans.
+        with_memory: Whether plans have to fit; a model that is too large for any one device fits into none.
+    """
+    from dataclasses import replace
+
+    table = load_table(name)
+    cluster = find_cluster(table.device, num_devices)
+    traffic = {module.module: module.traffic for module in table.modules}
+    cost = RankedCost(ModelCost(table), traffic, links_of(cluster), num_devices)
+    device = cluster.hardware.device()
+    if not with_memory:
+        device = replace(device, memory_bytes=0)
+    search = SearchOptions(limits=SearchLimits(seconds=seconds), hold_memory=False)
+    found: dict[str, tuple[Plan, float] | str] = {}
+    for method in methods:
+        try:
+            plan = plan_to_run(method, table.graph, cost, device, num_devices=num_devices, search=search)
+            found[method] = plan, simulate(plan, table.graph).makespan_ms
+        except (MosaicError, ValueError) as error:
+            found[method] = str(error)
+    return found
+
+
+def scaling(
+    *,
+    name: str,
+    num_devices: Sequence[int],
+    seconds: float,
+    paper: str,
+    methods: Sequence[str] = METHODS,
+    with_memory: bool = True,
+) -> Iterator[Figure]:
+    """A model on 8, 16, 32 GPUs: simulated steps, and others' over the exact plan's.
+
+    Args:
+        name: A kept table.
+        num_devices: Numbers of GPUs.
+        seconds: When an exact search ends.
+        paper: ``14a`` or ``9``: whose numbers stand beside.
+        methods: Who plans; others are figures without a number.
+        with_memory: Whether plans have to fit into memory; if not, names say so.
+    """
+    for count in num_devices:
+        of = f"{name}, {count} GPUs" + ("" if with_memory else " of any memory")
+        steps = simulated_steps(name, count, seconds=seconds, methods=methods, with_memory=with_memory)
+        steps |= {method: "left out: takes too long here" for method in METHODS if method not in methods}
+        yield from _figures(steps, of, {m: _paper(paper, m, count) for m in steps}, over="exact", faster=False)
+
+
+def large_cluster(*, name: str, num_devices: int, seconds: float) -> Iterator[Figure]:
+    """Spindle's Table 2: speed-ups over every module on all GPUs in turn."""
+    of = f"{name}, {num_devices} GPUs"
+    steps = simulated_steps(name, num_devices, seconds=seconds, with_memory=False)
+    papers = {method: TABLE_2.get((method, name), "") for method in steps}
+    yield from _figures(steps, of, papers, over="megatron", faster=True)
+
+
+def _paper(paper: str, method: str, count: int) -> str:
+    return FIGURE_14A.get((method, count), "") if paper == "14a" else FIGURE_9.get(method, "")
+
+
+def _figures(
+    steps: Mapping[str, tuple[Plan, float] | str], of: str, papers: Mapping[str, str], *, over: str, faster: bool
+) -> Iterator[Figure]:
+    base = steps.get(over)
+    for method, found in steps.items():
+        ratio = f"{method}: speed-up over {over}, {of}" if faster else f"{method}: step over {over}'s, {of}, ratio"
+        names = (f"{method}: step, {of}, ms", ratio)
+        if isinstance(found, str) or base is None or isinstance(base, str):
+            reason = found if isinstance(found, str) else f"no {over} plan to compare with"
+            yield from (missing_figure(name, reason, source="simulated") for name in names)
+            continue
+        plan, step_ms = found
+        labels = {
+            "samples": "1",
+            "stages": str(len(plan.stages)),
+            "communication_ms": f"{plan.communication_ms:.4g}",
+            "status": plan.search.status,
+        }
+        yield Figure(name=names[0], source="simulated", value=step_ms, samples=(step_ms,), labels=labels)
+        value = base[1] / step_ms if faster else step_ms / base[1]
+        beside = {"samples": "1"} | ({"paper": papers[method]} if papers.get(method) else {})
+        yield Figure(name=ratio, source="simulated", value=value, samples=(value,), labels=beside)

@@ -1,0 +1,204 @@
+#include "search/stages/interference.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+namespace mosaic::search {
+namespace {
+
+const Option& option_of(const Problem& problem, const Resident& resident) {
+    return problem.modules[static_cast<std::size_t>(resident.module)]
+        .options[static_cast<std::size_t>(resident.option)];
+}
+
+double bandwidth(const Problem& problem, int phase, const Resident& resident) {
+    const Option& option = option_of(problem, resident);
+    return phase == 0 ? option.forward_bandwidth : option.backward_bandwidth;
+}
+
+Ns pairwise(const Problem& problem, int phase, const Resident& own, const Resident* others, int num_others) {
+    const auto& tables = problem.interference.pairs[phase];
+    if (tables.empty()) return 0;
+    const auto& table = tables[static_cast<std::size_t>(own.module)][static_cast<std::size_t>(own.option)];
+    if (table.empty()) return 0;
+    Ns sum = 0;
+    for (int i = 0; i < num_others; ++i) {
+        const int quota = option_of(problem, others[i]).quota;
+        const int place = others[i].module * (problem.machine.num_slots + 1) + quota;
+        sum += table[static_cast<std::size_t>(place)];
+    }
+    return sum;
+}
+
+// Eq. 8 as it stands falls when a module is added (its product shrinks); the largest value over the subsets with the
+// module itself and at least one neighbour does not. For each size the neighbours that draw most make it largest.
+Ns composite(const Problem& problem, int phase, const Resident& own, const Resident* others, int num_others) {
+    if (num_others == 0) return 0;
+    std::array<double, kMaxModules> drawn{};
+    for (int i = 0; i < num_others; ++i) drawn[static_cast<std::size_t>(i)] = bandwidth(problem, phase, others[i]);
+    std::sort(drawn.begin(), drawn.begin() + num_others, std::greater<double>());
+    const Interference& form = problem.interference;
+    double sum = bandwidth(problem, phase, own);
+    double product = sum;
+    double worst = 0;
+    for (int i = 0; i < num_others; ++i) {
+        sum += drawn[static_cast<std::size_t>(i)];
+        product *= drawn[static_cast<std::size_t>(i)];
+        worst = std::max(worst, form.e1[phase] + form.e2[phase] * sum + form.e3[phase] * product);
+    }
+    return static_cast<Ns>(std::llround(worst));
+}
+
+// A module beside others, whose traffic has grown because they evict its data.
+struct Drawing {
+    double idle = 0;     // part of its time alone in which it draws nothing
+    double cap = 0;      // rate that its slots can draw
+    double traffic = 0;  // over its time alone
+    double wanted = 0;   // rate at which the traffic takes no longer
+    double most = 0;     // that, as far as its slots can draw it
+
+    double rate(double level, double fairness) const {
+        return (1 - fairness) * level * most + fairness * std::min(most, level * cap);
+    }
+    double steepness(double level, double fairness) const {
+        return (1 - fairness) * most + (level * cap < most ? fairness * cap : 0.0);
+    }
+    double slowdown(double rate) const { return idle + (1 - idle) * std::max(1.0, wanted / rate); }
+};
+
+// The level at which all together draw the capacity; 1 where they draw less. What is drawn is concave in the level, so
+// Newton's steps from below never pass the root.
+double level_of(const Drawing* drawing, int count, double capacity, double fairness) {
+    constexpr double kClose = 1e-13;
+    double drawn = 0;
+    double reach = 0;
+    for (int i = 0; i < count; ++i) {
+        const Drawing& one = drawing[i];
+        drawn += one.traffic / one.slowdown(one.rate(1, fairness));
+        reach += (1 - fairness) * one.most + fairness * one.cap;
+    }
+    if (drawn <= capacity) return 1;
+    double level = capacity / reach;
+    for (int step = 0; step < 60; ++step) {
+        double slope = 0;
+        drawn = 0;
+        for (int i = 0; i < count; ++i) {
+            const Drawing& one = drawing[i];
+            const double rate = one.rate(level, fairness);
+            const double share = one.traffic / one.slowdown(rate);
+            drawn += share;
+            if (one.wanted > rate) slope += share * share / (rate * rate) * one.steepness(level, fairness);
+        }
+        if (slope <= 0 || capacity - drawn <= kClose * slope * level) break;
+        level = std::min(1.0, level + (capacity - drawn) / slope);
+    }
+    return level;
+}
+
+// Our form; the same steps as in mosaic/cost/leveling.py, which says what is assumed. More neighbours, or one that
+// draws more, never make it less.
+Ns leveled(const Problem& problem, int phase, const Resident& own, const Resident* others, int num_others) {
+    constexpr double kLeastShare = 1e-9;
+    const Interference& form = problem.interference;
+    const double share = bandwidth(problem, phase, own);
+    if (num_others == 0 || share <= kLeastShare) return 0;
+    double total = share;
+    for (int i = 0; i < num_others; ++i) total += bandwidth(problem, phase, others[i]);
+    std::array<Drawing, kMaxModules> drawing;
+    int count = 0;
+    const auto add = [&](const Resident& resident) {
+        const double used = bandwidth(problem, phase, resident);
+        if (used <= kLeastShare) return;
+        const Option& option = option_of(problem, resident);
+        const double growth = 1 + form.cache[phase] * std::max(0.0, total - used);
+        const double wanted = used / (1 - option.idle[phase]) * growth;
+        drawing[static_cast<std::size_t>(count++)] = {option.idle[phase], option.cap[phase], used * growth, wanted,
+                                                      std::min(wanted, option.cap[phase])};
+    };
+    add(own);
+    for (int i = 0; i < num_others; ++i) add(others[i]);
+    const double fairness = form.fairness[phase];
+    const double level = level_of(drawing.data(), count, form.capacity[phase], fairness);
+    const double slowdown = drawing[0].slowdown(drawing[0].rate(level, fairness));
+    const double longer = std::max(0.0, slowdown / std::max(1.0, share / form.capacity[phase]) - 1);
+    const Option& option = option_of(problem, own);
+    return static_cast<Ns>(std::llround(longer * static_cast<double>(phase == 0 ? option.forward : option.backward)));
+}
+
+std::vector<int> quotas_of(const Module& module) {
+    std::vector<int> quotas;
+    for (const Option& option : module.options) quotas.push_back(option.quota);
+    std::sort(quotas.begin(), quotas.end());
+    quotas.erase(std::unique(quotas.begin(), quotas.end()), quotas.end());
+    return quotas;
+}
+
+void check_shares(const PairShares& pair, std::size_t num_rows, std::size_t num_entries) {
+    const std::string name = std::to_string(pair.module) + " beside " + std::to_string(pair.beside);
+    if (pair.rows.size() != num_rows) {
+        throw std::invalid_argument("shares of module " + name + " have " + std::to_string(pair.rows.size()) +
+                                    " rows; give one for each of its " + std::to_string(num_rows) + " quotas");
+    }
+    for (const std::vector<double>& row : pair.rows) {
+        const bool is_fit = row.size() == num_entries &&
+                            std::all_of(row.begin(), row.end(), [](double share) { return share >= 0 && share < 1e6; });
+        if (!is_fit) {
+            throw std::invalid_argument(
+                "shares of module " + name + " need " + std::to_string(num_entries) +
+                " entries a row, one for each quota of the other, each finite and not negative");
+        }
+    }
+}
+
+void add_shares(Problem& problem, int phase, const PairShares& pair) {
+    if (pair.module < 0 || pair.module >= problem.size() || pair.beside < 0 || pair.beside >= problem.size()) {
+        throw std::invalid_argument("shares name module " + std::to_string(pair.module) + " beside " +
+                                    std::to_string(pair.beside) + "; there are " + std::to_string(problem.size()));
+    }
+    const Module& own = problem.modules[static_cast<std::size_t>(pair.module)];
+    const std::vector<int> quotas = quotas_of(own);
+    const std::vector<int> held = quotas_of(problem.modules[static_cast<std::size_t>(pair.beside)]);
+    check_shares(pair, quotas.size(), held.size());
+    const auto width = static_cast<std::size_t>(problem.machine.num_slots + 1);
+    auto& table = problem.interference.pairs[phase][static_cast<std::size_t>(pair.module)];
+    for (std::size_t o = 0; o < own.options.size(); ++o) {
+        const Option& option = own.options[o];
+        const auto alone = static_cast<double>(phase == 0 ? option.forward : option.backward);
+        const auto place = std::lower_bound(quotas.begin(), quotas.end(), option.quota) - quotas.begin();
+        const std::vector<double>& row = pair.rows[static_cast<std::size_t>(place)];
+        table[o].resize(problem.modules.size() * width, 0);
+        for (std::size_t i = 0; i < held.size(); ++i) {
+            table[o][static_cast<std::size_t>(pair.beside) * width + static_cast<std::size_t>(held[i])] =
+                static_cast<Ns>(std::llround(alone * row[i]));
+        }
+    }
+}
+
+}  // namespace
+
+void disturb_by_shares(Problem& problem, const std::vector<PairShares> (&shares)[2]) {
+    problem.interference.form = Form::pairwise;
+    for (int phase = 0; phase < 2; ++phase) {
+        auto& tables = problem.interference.pairs[phase];
+        tables.assign(problem.modules.size(), {});
+        for (std::size_t m = 0; m < tables.size(); ++m) tables[m].resize(problem.modules[m].options.size());
+        for (const PairShares& pair : shares[phase]) add_shares(problem, phase, pair);
+    }
+}
+
+Ns extra(const Problem& problem, int phase, const Resident& own, const Resident* others, int num_others) {
+    switch (problem.interference.form) {
+        case Form::pairwise:
+            return pairwise(problem, phase, own, others, num_others);
+        case Form::eq8:
+            return composite(problem, phase, own, others, num_others);
+        case Form::leveled:
+            return leveled(problem, phase, own, others, num_others);
+        case Form::none:
+            break;
+    }
+    return 0;
+}
+
+}  // namespace mosaic::search

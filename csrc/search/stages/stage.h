@@ -1,0 +1,31 @@
+// A set of modules placed side by side, and what it costs.
+#pragma once
+
+#include <vector>
+
+#include "search/problem.h"
+
+namespace mosaic::search {
+
+// A module in a stage.
+struct Placed {
+    int module = 0;
+    int option = 0;            // index among the module's options
+    std::vector<int> devices;  // rising
+    std::vector<int> starts;   // first slot on each of them
+};
+
+struct Stage {
+    Ns forward = 0;  // of the slowest module in each phase, beside the others
+    Ns backward = 0;
+    Ns latency = 0;  // of the module whose forward and backward together take longest
+    std::vector<Placed> placed;
+};
+
+// What a stage costs under the problem's objective.
+Ns cost_of(const Problem& problem, const Stage& stage);
+
+// Recomputes a stage's forward and backward from its placement, with what neighbours cost (Eq. 7).
+void time_stage(const Problem& problem, Stage& stage);
+
+}  // namespace mosaic::search

@@ -1,0 +1,173 @@
+"""A model's weights as one plain safetensors file: from a model, whatever rank has them, or from a checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from mosaic.checkpoint.folder import damage_of
+from mosaic.checkpoint.manifest import MODEL, Manifest
+from mosaic.checkpoint.model_tensors import ModelTensors, raise_other_model
+from mosaic.checkpoint.ranks import Ranks
+from mosaic.checkpoint.tensor_file import SUFFIX, TensorSpec, in_order, open_tensors, raw, replace_with_tensors
+from mosaic.errors import InvalidCheckpointError, MosaicError
+
+INDEX = "model.safetensors.index.json"
+"""Says which of several files has a tensor, as Hugging Face writes it."""
+
+
+def export(model: nn.Module, path: Path, ranks: Ranks) -> None:
+    """Writes the plain model's ``state_dict``, whole, on rank 0, which receives one tensor after the other.
+
+    Tied weights are there under each of their names, so that ``load_state_dict`` finds all of its keys.
+
+    Raises:
+        MosaicError: The file cannot be written; nothing is left of it.
+    """
+    found, specs, error = None, [], None
+    try:
+        found = ModelTensors.of(model)
+        specs = in_order(TensorSpec.of(name, found.tensors[first]) for name, first in found.names.items())
+    except Exception as failure:  # all ranks have to hear of it
+        error = failure
+    ranks.all_or_none(error)
+    assert found is not None
+    held = ranks.tell(sorted(found.here))
+    source = {name: rank for rank in reversed(range(ranks.size)) for name in held[rank]}
+    lost = [name for name in found.tensors if name not in source]
+    if lost:
+        raise MosaicError(f"no rank has {lost[0]} (and {len(lost) - 1} more); the model cannot be exported")
+    carrier = _Carrier(found, source, ranks.rank, ranks.background_group())
+    if ranks.rank == 0:
+        error = _write(path, specs, carrier)
+    else:
+        for spec in specs:
+            carrier.give(spec)
+    ranks.all_or_none(error)
+
+
+class _Carrier:
+    """Brings tensors to rank 0, each when it is written; all ranks go through them in one order."""
+
+    def __init__(self, found: ModelTensors, source: Mapping[str, int], rank: int, group: Any) -> None:
+        self._found = found
+        self._source = source
+        self._rank = rank
+        self._group = group
+        self._room = torch.empty(0, dtype=torch.uint8)
+
+    def give(self, spec: TensorSpec) -> None:
+        """Sends a tensor to rank 0, if it is this rank's to send."""
+        first = self._found.names[spec.name]
+        if self._source[first] == self._rank and spec.num_bytes:
+            dist.send(raw(self._found.tensors[first]), dst=0, group=self._group)
+
+    def take(self, spec: TensorSpec) -> torch.Tensor:
+        """Returns a tensor, or its bytes, on rank 0; they are good until the next call."""
+        first = self._found.names[spec.name]
+        if self._source[first] == 0:
+            return self._found.tensors[first]
+        if self._room.numel() < spec.num_bytes:  # one for all: room that is freed is not always given back
+            self._room = torch.empty(spec.num_bytes, dtype=torch.uint8)
+        whole = self._room[: spec.num_bytes]
+        if spec.num_bytes:
+            dist.recv(whole, src=self._source[first], group=self._group)
+        return whole
+
+
+def _write(path: Path, specs: list[TensorSpec], carrier: _Carrier) -> MosaicError | None:
+    """Writes the file; returns what went wrong. Even then it takes all tensors, since the other ranks send them."""
+    left = iter(specs)
+    try:
+        replace_with_tensors(path, specs, lambda _: carrier.take(next(left)))
+    except MosaicError as error:
+        for spec in left:
+            carrier.take(spec)
+        return error
+    return None
+
+
+def extract_weights(checkpoint: Path, path: Path) -> int:
+    """Writes the weights of a checkpoint, made of its files alone; returns how many tensors there are.
+
+    Args:
+        checkpoint: The folder of one checkpoint.
+        path: The file to write.
+
+    Raises:
+        InvalidCheckpointError: The checkpoint is damaged; says in what.
+        MosaicError: The file cannot be written; nothing is left of it.
+    """
+    if damage := damage_of(checkpoint):
+        raise InvalidCheckpointError(f"{'; '.join(damage)}; export an earlier checkpoint with --step")
+    manifest = Manifest.read(checkpoint)
+    stored = {tensor.name: tensor for tensor in manifest.tensors}
+    names = {name.removeprefix(MODEL): name for name in stored if name.startswith(MODEL)}
+    names |= {name: f"{MODEL}{first}" for name, first in manifest.tied.items()}
+    specs = [TensorSpec(name=name, dtype=stored[key].dtype, shape=stored[key].shape) for name, key in names.items()]
+    with ExitStack() as stack:
+        files = {
+            name: stack.enter_context(open_tensors(checkpoint / name)) for name in {t.file for t in stored.values()}
+        }
+        replace_with_tensors(path, specs, lambda name: files[stored[names[name]].file].get_tensor(names[name]))
+    return len(specs)
+
+
+def load_weights(model: nn.Module, path: Path, ranks: Ranks) -> None:
+    """Copies weights from a plain file, or a folder of such files, into the tensors that each rank has.
+
+    Of tied weights one name is enough. Each rank opens the file; other dtypes are converted, as ``load_state_dict``
+    does.
+
+    Raises:
+        InvalidCheckpointError: It is no such file, cut short, or of another model; says in what it differs.
+    """
+    with ExitStack() as stack:
+        found, stored, error = None, {}, None
+        try:
+            found = ModelTensors.of(model)
+            stored = _opened(path, stack)
+            _check(path, stored, found)
+        except Exception as failure:  # all ranks have to hear of it
+            error = failure
+        ranks.all_or_none(error)
+        assert found is not None
+        with torch.no_grad():
+            for name, tensor in found.here.items():
+                alias = next(each for each, first in found.names.items() if first == name and each in stored)
+                tensor.copy_(stored[alias].get_tensor(alias))
+        ranks.all_or_none(None)
+
+
+def _opened(path: Path, stack: ExitStack) -> dict[str, Any]:
+    """Returns the open file of each tensor, by the tensor's name."""
+    files = [path]
+    if path.is_dir():
+        index = path / INDEX
+        if index.exists():
+            weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            files = [path / name for name in sorted(set(weight_map.values()))]
+        else:
+            files = sorted(path.glob(f"*{SUFFIX}"))
+        if not files:
+            raise InvalidCheckpointError(f"there is no {SUFFIX} file in {path}; give a file or folder that has one")
+    opened = [stack.enter_context(open_tensors(each)) for each in files]
+    return {name: file for file in opened for name in file.keys()}  # noqa: SIM118  # no dict
+
+
+def _check(path: Path, stored: Mapping[str, Any], model: ModelTensors) -> None:
+    there = {model.names[name] for name in stored if name in model.names}
+    differing = [f"{name} is only in the file" for name in stored if name not in model.names]
+    differing += [f"{name} is only in the model" for name in model.tensors if name not in there]
+    for name, file in stored.items():
+        shape = file.get_slice(name).get_shape()
+        if name in model.names and shape != (own := list(model.tensors[model.names[name]].shape)):
+            differing.append(f"{name} is {shape} in the file and {own} in the model")
+    raise_other_model(path, differing)

@@ -1,0 +1,127 @@
+"""A checkpoint that a thread writes while training goes on: each rank its file, rank 0 the rest and the name."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from mosaic.checkpoint.disk import write_flushed
+from mosaic.checkpoint.folder import SavingPlace
+from mosaic.checkpoint.manifest import MANIFEST, STATE, FileEntry, Manifest, TensorEntry
+from mosaic.checkpoint.ranks import Ranks, tell_in
+from mosaic.checkpoint.tensor_file import SUFFIX, TensorSpec, write_tensors
+from mosaic.errors import MosaicError
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contents:
+    """What rank 0 adds to the tensors."""
+
+    manifest: Manifest
+    """Without files and tensors."""
+    state: str
+    """JSON text of all that is no tensor."""
+    keep: int
+    """How many checkpoints stay."""
+
+
+class Writing:
+    """A checkpoint that is being written by a thread of its own; the process waits for it when it ends.
+
+    Args:
+        tensors: What this rank writes; copies that nobody changes.
+        place: Where; the same for all ranks.
+        contents: What else there is; on rank 0 only.
+        ranks: Who writes together.
+    """
+
+    def __init__(
+        self, tensors: Mapping[str, torch.Tensor], place: SavingPlace, contents: Contents | None, ranks: Ranks
+    ) -> None:
+        self._place = place
+        self._contents = contents
+        self._rank = ranks.rank
+        self._group = ranks.background_group()
+        self._told = threading.Event()
+        thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._future = thread.submit(self._write, tensors)
+        thread.shutdown(wait=False)
+        self._future.add_done_callback(self._ended)
+
+    def wait(self) -> None:
+        """Waits until it is on the disk; raises MosaicError if it could not be written."""
+        self._told.wait()
+        error = self._future.exception()
+        if error is not None:
+            raise MosaicError(self._failure(error)) from error
+
+    def _write(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        file, specs, reason = None, [], None
+        try:
+            if not self._place.aside.is_dir():
+                raise MosaicError(f"rank 0 made {self._place.aside}, and it is not there on this rank")
+            specs = [TensorSpec.of(name, tensor) for name, tensor in tensors.items()]
+            name = f"rank-{self._rank:05d}{SUFFIX}"
+            num_bytes, sha256 = write_tensors(self._place.aside / name, specs, tensors.__getitem__)
+            file = FileEntry(name=name, num_bytes=num_bytes, sha256=sha256)
+        except Exception as error:  # of any kind: all ranks have to hear of it
+            reason = f"{type(error).__name__}: {error}"
+        told = self._all_fine((reason, file, specs))
+        reason = None
+        try:
+            if self._contents is not None:
+                self._finish(self._contents, [(file, specs) for _, file, specs in told])
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+        self._all_fine((reason,))
+
+    def _all_fine(self, mine: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+        """Returns what all ranks told; raises MosaicError on all of them if one told why it failed."""
+        told = tell_in(self._group, mine)
+        failed = [f"{each[0]} (rank {rank})" for rank, each in enumerate(told) if each[0] is not None]
+        if failed:
+            raise MosaicError("; ".join(failed))
+        return told
+
+    def _finish(self, contents: Contents, written: list[tuple[FileEntry, list[TensorSpec]]]) -> None:
+        """Writes what is no tensor and the manifest, and gives the whole its name."""
+        state = contents.state.encode()
+        sha256 = write_flushed(state, self._place.aside / STATE)
+        tensors = [
+            TensorEntry(name=spec.name, dtype=spec.dtype, shape=spec.shape, file=file.name)
+            for file, specs in written
+            for spec in specs
+        ]
+        manifest = replace(
+            contents.manifest,
+            files=(FileEntry(name=STATE, num_bytes=len(state), sha256=sha256), *(file for file, _ in written)),
+            tensors=tuple(sorted(tensors, key=lambda tensor: tensor.name)),
+        ).sealed()
+        write_flushed(manifest.to_json().encode(), self._place.aside / MANIFEST)
+        self._place.commit(contents.keep)
+
+    def _ended(self, done: Future[None]) -> None:
+        """Says at once that it failed, and leaves nothing half-written, though nobody may ever wait for it."""
+        try:
+            error = done.exception()
+            if error is not None:
+                _LOG.error(self._failure(error))
+                if self._rank == 0:
+                    self._place.abandon()
+        finally:
+            self._told.set()
+
+    def _failure(self, error: BaseException) -> str:
+        reason = str(error) if isinstance(error, MosaicError) else f"{type(error).__name__}: {error}"
+        return (
+            f"{self._place.final} could not be saved: {reason}; those before it are whole: make room, or give a "
+            "folder that all ranks can write"
+        )

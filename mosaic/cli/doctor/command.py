@@ -1,0 +1,68 @@
+"""``mosaic doctor``: what it looks at, and how it answers."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from rich.console import Console
+from tyro.conf import arg
+
+from mosaic.cli.options import Json, OptionalModel, takes_stdout, write_json
+from mosaic.errors import UnsupportedModelError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doctor:
+    """Say what this machine has, what works on it, what is missing and what to do.
+
+    Without a GPU it says so and exits 0. With --model it looks at a model instead: what can be placed, and what cannot,
+    with the line of its code and what to do; it exits 1 if the model cannot be colocated. With --trace it compares the
+    ranks of a run, and names those that are slow.
+    """
+
+    model: OptionalModel = None
+    trace: Annotated[tuple[Path, ...], arg(metavar="FILE...")] = ()
+    """What the ranks of a run left by handle.write_trace(folder): the files, or the folder."""
+    json: Json = None
+
+    def execute(self) -> None:
+        """Looks, and prints what it saw."""
+        if self.model is not None:
+            self._look_at_model(self.model)
+        elif self.trace:
+            self._compare_ranks()
+        else:
+            self._look_at_machine()
+
+    def _look_at_machine(self) -> None:
+        from mosaic.cli.doctor.machine import collect_report, render
+
+        report = collect_report()
+        self._write(dataclasses.asdict(report))
+        if not takes_stdout(self.json):
+            render(report, Console())
+
+    def _look_at_model(self, where: str) -> None:
+        from mosaic.cli.doctor.model import examine_model, render
+
+        report = examine_model(where)
+        self._write(dataclasses.asdict(report))
+        if not takes_stdout(self.json):
+            render(report, Console(soft_wrap=True))
+        if report.refused:
+            raise UnsupportedModelError(f"{where} cannot be colocated as it is; the findings say why and what to do")
+
+    def _compare_ranks(self) -> None:
+        from mosaic.cli.doctor.ranks import examine_traces, render
+
+        found = examine_traces(self.trace)
+        self._write({**dataclasses.asdict(found), "sentences": found.sentences()})
+        if not takes_stdout(self.json):
+            render(found, Console(soft_wrap=True))
+
+    def _write(self, report: dict[str, object]) -> None:
+        write_json(json.dumps(report, indent=2) + "\n", self.json)

@@ -1,0 +1,73 @@
+"""``mosaic doctor --model FILE:FACTORY``: what Mosaic sees in a model, and what to do about what it cannot place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.markup import escape
+
+from mosaic.cli.doctor.report import Finding, Severity
+
+if TYPE_CHECKING:
+    from mosaic.engine.finding.remarks import Remark
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelReport:
+    """What was found in one model."""
+
+    model: str
+    """FILE:FACTORY as it was given."""
+    modules: dict[str, tuple[str, ...]]
+    """Modules that can be placed, each with those that it waits for."""
+    findings: tuple[Finding, ...]
+    """``error``: it cannot be colocated; ``warning``: a module runs in place; ``note``: good to know."""
+
+    @property
+    def refused(self) -> bool:
+        """Whether the model cannot be colocated."""
+        return any(finding.severity == "error" for finding in self.findings)
+
+
+def examine_model(where: str) -> ModelReport:
+    """Makes the model and looks at it.
+
+    Raises:
+        MosaicError: It cannot be made.
+    """
+    from mosaic.cli.workload import load_workload
+    from mosaic.engine.examine import examine
+
+    workload = load_workload(where)
+    found = examine(workload.model, workload.sample, origin=where)
+    by_severity: tuple[tuple[Severity, tuple[Remark, ...]], ...] = (
+        ("error", found.refused),
+        ("warning", found.in_place),
+        ("note", found.to_know),
+    )
+    findings = [
+        Finding(severity=severity, what=remark.seen, todo=remark.todo)
+        for severity, remarks in by_severity
+        for remark in remarks
+    ]
+    return ModelReport(model=where, modules=found.modules, findings=tuple(findings))
+
+
+def render(report: ModelReport, console: Console) -> None:
+    """Prints the report for people."""
+    console.print(f"[bold]{escape(report.model)}[/bold]")
+    console.print("\n[bold]What can be placed[/bold]" if report.modules else "\n[bold]Nothing can be placed.[/bold]")
+    for name, sources in report.modules.items():
+        waits = f", after {', '.join(sources)}" if sources else ""
+        console.print(f"  - {escape(name + waits)}")
+    if not report.findings:
+        console.print("\nNothing to do.")
+        return
+    console.print("\n[bold]What to know, and what to do[/bold]")
+    styles = {"error": "bold red", "warning": "yellow", "note": "cyan"}
+    for finding in report.findings:
+        style = styles[finding.severity]
+        console.print(f"  [{style}]{finding.severity}[/{style}]: {escape(finding.what)}")
+        console.print(f"    -> {escape(finding.todo)}")

@@ -1,0 +1,82 @@
+"""Options that several commands share, and how a command answers: each option is declared once."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from rich.console import Console
+from tyro.conf import arg
+
+from mosaic.artifact import to_json, write_text
+from mosaic.errors import MosaicError
+from mosaic.solver.methods import describe_methods
+
+if TYPE_CHECKING:
+    from mosaic.backends.base import Backend
+
+_MODEL = arg(
+    metavar="FILE:FACTORY",
+    help="The model: a function FACTORY in FILE that takes nothing and returns (model, sample) or (model, sample, "
+    "loss): a module, one batch (dict of keywords, tuple of positions, or tensor), and a function from the model's "
+    "output to a scalar. Or one of the zoo's, such as zoo:clip-tiny.",
+)
+Model = Annotated[str, _MODEL]
+OptionalModel = Annotated[str | None, _MODEL]
+Json = Annotated[Path | None, arg(metavar="FILE", help="Also write the result as JSON; - for standard output.")]
+MaxForeignShare = Annotated[
+    float, arg(help="Refuse to measure where other processes take more of the CPU than this share.")
+]
+BackendName = Annotated[
+    str | None,
+    arg(
+        metavar="NAME",
+        help="Where to measure: host, cuda, or cuda:1; by default the GPU if the model's parameters are there, or the "
+        "host.",
+    ),
+]
+Method = Annotated[
+    str,
+    arg(
+        metavar="METHOD",
+        help=f"Who plans: {describe_methods()}. The plan of one that is named runs as it is.",
+    ),
+]
+DEFAULT_FOREIGN_SHARE = 0.6
+
+
+def takes_stdout(target: Path | None) -> bool:
+    """Whether the JSON goes to standard output, where nothing else may then be."""
+    return target is not None and str(target) == "-"
+
+
+def console_beside(target: Path | None) -> Console:
+    """Returns where to print for people: standard error where standard output takes the JSON."""
+    return Console(stderr=takes_stdout(target))
+
+
+def write_json(value: Any, target: Path | None) -> None:
+    """Writes a result, or text that is JSON already, where ``--json`` asks for it."""
+    if target is None:
+        return
+    text = value if isinstance(value, str) else to_json(value)
+    if takes_stdout(target):
+        sys.stdout.write(text)
+    else:
+        write_text(text, target)
+
+
+def open_named_backend(name: str) -> Backend:
+    """Opens the backend that ``--backend`` names.
+
+    Raises:
+        MosaicError: There is no such backend.
+        BackendUnavailableError: The backend cannot run here.
+    """
+    from mosaic.backends.table import BACKENDS, open_backend
+
+    kind, colon, number = name.partition(":")
+    if kind not in BACKENDS or (colon and not number.isdecimal()):
+        raise MosaicError(f"--backend {name} is not a backend; use {', '.join(BACKENDS)}, or cuda:1 for the second GPU")
+    return open_backend(kind, int(number or 0))

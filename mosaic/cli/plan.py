@@ -1,0 +1,308 @@
+"""``mosaic plan``: from a profile, an instance or a model's operators to a plan."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+from tyro.conf import arg
+
+from mosaic.artifact import load, save
+from mosaic.cli.options import (
+    DEFAULT_FOREIGN_SHARE,
+    BackendName,
+    Json,
+    MaxForeignShare,
+    Method,
+    OptionalModel,
+    console_beside,
+    write_json,
+)
+from mosaic.cost import Cost, CostModel
+from mosaic.device import Device
+from mosaic.errors import InvalidPlanError, MosaicError
+from mosaic.graph import ModuleGraph
+from mosaic.plan import Plan
+from mosaic.profile import Profile
+from mosaic.report.plan_picture import draw_plan
+from mosaic.report.table import plan_bars, plan_table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from mosaic.cost.analytic_cost import AnalyticCost
+    from mosaic.cost.communication.ranked import ModuleTraffic
+    from mosaic.solver import SearchOptions
+    from mosaic.solver.instances.instance import Instance
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanCommand:
+    """Solve for temporal stages and slot quotas, from a file, a model profiled now, or a model's operators alone.
+
+    FILE is a profile that `mosaic profile` wrote, or an instance: a machine and modules with their option tables, made
+    by hand (the format is in docs/planning.md). Neither torch nor a GPU is loaded for it. With --model and --device
+    h100-80g (or a100-80g, h200, h800, a40, host, or a .json file) the operators of the model are counted and nothing is
+    run: no GPU is needed, and --gpus may be any number.
+    """
+
+    file: Annotated[tyro.conf.Positional[Path | None], arg(metavar="FILE")] = None
+    """A profile or an instance."""
+    model: OptionalModel = None
+    device: str | None = None
+    """With --model: a described device to plan for, by name or file. The model is profiled here without."""
+    gpus: int | None = None
+    """Devices to plan for: 1 by default, or what the instance says. A profile plans for several where it was taken at
+    those degrees."""
+    backend: BackendName = None
+    max_foreign_share: MaxForeignShare = DEFAULT_FOREIGN_SHARE
+    method: Method = "auto"
+    time_limit: float = 10.0
+    """Seconds after which the best plan so far is taken, with a bound on what is possible."""
+    communication_slots: Literal["remainder"] | int = 0
+    """Slots of each GPU that no module gets, so that collectives do not take theirs; remainder: the SMs that the split
+    into slots leaves over (4 of 132)."""
+    earlier: Annotated[Path | None, arg(name="from", metavar="PLAN")] = None
+    """Start from this plan of the same modules, before some came, went or changed, or of another number of devices."""
+    check: Annotated[Path | None, arg(metavar="PLAN")] = None
+    """Solve nothing: check this plan against FILE. Exits with 1 if it breaks a rule."""
+    compare: bool = False
+    """Also show what Megatron, DistMM, Spindle and others would plan, under the same predictions."""
+    explain: bool = False
+    """Also say what binds each module's quota, and what more slots, devices or memory would bring."""
+    output: Path = Path("plan.json")
+    """Where to write the plan."""
+    picture: Annotated[Path | None, arg(metavar="FILE")] = None
+    """Also draw the plan, as .png or .svg."""
+    json: Json = None
+
+    def execute(self) -> None:
+        """Plans or checks, writes the plan and prints it."""
+        basis = find_basis(self)
+        if self.check is not None:
+            check(load(Plan, self.check), basis, source=str(self.check))
+            console_beside(self.json).print(f"{self.check}: the plan keeps every rule", highlight=False)
+            return
+        self._check_targets()
+        write_json(self._plan(basis), self.json)
+
+    def _plan(self, basis: Basis) -> Plan:
+        from mosaic.solver import SearchOptions
+        from mosaic.solver.exact.search import SearchHint, SearchLimits
+        from mosaic.solver.replan.replanner import start_from
+        from mosaic.solver.reserve import Reserved
+        from mosaic.solver.runnable import plan_to_run
+
+        search = SearchOptions(limits=SearchLimits(seconds=self.time_limit))
+        hint = None
+        if self.earlier is not None:
+            hint = SearchHint(start=start_from(load(Plan, self.earlier), basis.graph))
+        plan = plan_to_run(
+            self.method,
+            basis.graph,
+            basis.cost,
+            basis.device,
+            num_devices=basis.num_devices,
+            search=search,
+            communication_slots=self.communication_slots,
+            hint=hint,
+        )
+        if basis.instance is not None:
+            check(plan, basis, source="the solver's plan")
+        save(plan, self.output)
+        console = console_beside(self.json)
+        console.print(plan_table(plan, basis.graph))
+        console.print(plan_bars(plan, console.width))
+        for note in (proof_of(plan), *basis.notes):
+            console.print(note, highlight=False, markup=False)
+        if self.compare or self.explain:  # for what is left beside what is reserved
+            left = Reserved.of(basis.device, self.communication_slots).left_of(basis.device)
+            basis = replace(basis, device=left)
+        if self.compare:
+            _compare(basis, search, console)
+        if self.explain:
+            of_modules = replace(plan, device=basis.device, communication_slots=0, communication_sms=0)
+            _explain(of_modules, basis, search, console)
+        if self.picture is not None:
+            draw_plan(plan, self.picture)
+        console.print(f"wrote {self.output}")
+        return plan
+
+    def _check_targets(self) -> None:
+        """Before a search that may take long."""
+        for target in (self.output, self.json):
+            if target is None or not target.exists():
+                continue
+            if target.is_dir():
+                raise MosaicError(f"cannot write {target}: it is a folder; name a file in it")
+            if self.file is not None and self.file.exists() and target.samefile(self.file):
+                raise MosaicError(f"{target} is the file that is planned from; name another file for the plan")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Basis:
+    """Modules, times and machine of a plan that is to be made."""
+
+    graph: ModuleGraph
+    """The modules."""
+    cost: Cost
+    """Their times."""
+    device: Device
+    """One of the devices."""
+    num_devices: int
+    """How many of them."""
+    notes: tuple[str, ...] = ()
+    """Remarks about the times, one sentence each."""
+    instance: Instance | None = None
+    """The instance, where it was one."""
+
+
+def find_basis(given: PlanCommand) -> Basis:
+    """Reads a profile or an instance, takes a profile, or counts operators for a described device.
+
+    Raises:
+        MosaicError: Neither a file nor a model was given, or both; or --device without a model.
+        ValueError: ``gpus`` is below 1, or is not what the instance says.
+    """
+    if (given.file is None) == (given.model is None):
+        raise MosaicError("give either FILE, a profile or an instance, or --model FILE:FACTORY")
+    if given.gpus is not None and given.gpus < 1:
+        raise ValueError(f"gpus={given.gpus}; a plan needs at least one device")
+    if given.model is not None and given.device is not None:
+        return _counted(given.model, given.device, given)
+    if given.device is not None:
+        raise MosaicError(
+            f"--device {given.device} describes a device for a model whose operators are counted, and {given.file} has "
+            "its device in it: give --model instead of the file, or leave --device out"
+        )
+    if given.file is not None and _is_instance(given.file):
+        return _of_instance(given.file, given.gpus)
+    measured = load(Profile, given.file) if given.file is not None else _measured(given)
+    cost = CostModel.from_profile(measured)
+    return Basis(
+        graph=measured.graph,
+        cost=cost,
+        device=measured.device,
+        num_devices=given.gpus or 1,
+        notes=tuple(cost.findings),
+    )
+
+
+def check(plan: Plan, basis: Basis, *, source: str) -> None:
+    """Raises InvalidPlanError unless a plan keeps every rule of what it was made from."""
+    if basis.instance is None:
+        plan.check_matches(graph=basis.graph, device=basis.device)
+        return
+    from mosaic.solver.instances.checker import check_plan
+
+    verdict = check_plan(basis.instance, plan)
+    if not verdict.is_valid:
+        problems = "".join(f"\n  - {problem}" for problem in verdict.problems)
+        raise InvalidPlanError(f"{source} breaks the rules of {basis.instance.name}{problems}")
+
+
+def proof_of(plan: Plan) -> str:
+    """Says how good a plan surely is."""
+    found = plan.search
+    if found.status == "optimal":
+        return f"proven: no plan of whole modules is predicted faster ({found.method}, {found.seconds:.3f} s)"
+    if found.bound_ms > 0:
+        return f"no plan is predicted faster than {found.bound_ms:.2f} ms ({found.method}, {found.seconds:.3f} s)"
+    return f"found by {found.method} in {found.seconds:.3f} s, without a proof"
+
+
+def _is_instance(path: Path) -> bool:
+    """Whether a file looks like an instance; whoever reads it says what is wrong with it."""
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(raw, dict) and "num_devices" in raw and "modules" in raw
+
+
+def _of_instance(path: Path, gpus: int | None) -> Basis:
+    from mosaic.solver.instances.instance import Instance
+    from mosaic.solver.instances.instance_cost import TableCost
+
+    instance = load(Instance, path)
+    if gpus not in (None, instance.num_devices):
+        raise ValueError(f"gpus={gpus}; {path} is about {instance.num_devices} devices: leave --gpus out")
+    return Basis(
+        graph=instance.graph,
+        cost=TableCost(instance),
+        device=instance.device,
+        num_devices=instance.num_devices,
+        instance=instance,
+    )
+
+
+def _measured(given: PlanCommand) -> Profile:
+    from mosaic.cli.profile import ProfileCommand, measure
+
+    assert given.model is not None
+    return measure(ProfileCommand(model=given.model, backend=given.backend, max_foreign_share=given.max_foreign_share))[
+        0
+    ]
+
+
+def _counted(model: str, device: str, given: PlanCommand) -> Basis:
+    """Counts a model's operators on tensors without data and predicts their times on a described device."""
+    from mosaic.cli.counting import count_with_traffic
+    from mosaic.cost.analytic_cost import AnalyticCost
+    from mosaic.cost.degrees import degrees_to_look_at
+    from mosaic.hardware import find_cluster
+
+    cluster = find_cluster(device, given.gpus)
+    gpus = cluster.num_devices
+    degrees = degrees_to_look_at(gpus)
+    graph, counts, traffic, unknown = count_with_traffic(model, degrees, kind=cluster.hardware.kind)
+    cost = AnalyticCost(counts, cluster)
+    described = cluster.hardware
+    notes = [f"predicted from counted operators for {described.name} ({described.source}); nothing was measured"]
+    if cost.uncounted:
+        notes.append(f"operators without a known count of work: {', '.join(sorted(cost.uncounted))}")
+    basis = Basis(
+        graph=graph, cost=cost, device=cluster.hardware.device(), num_devices=cluster.num_devices, notes=tuple(notes)
+    )
+    return _with_ranks(basis, cost, traffic, unknown, given) if gpus > 1 else basis
+
+
+def _with_ranks(
+    basis: Basis,
+    cost: AnalyticCost,
+    traffic: dict[str, ModuleTraffic],
+    unknown: tuple[str, ...],
+    given: PlanCommand,
+) -> Basis:
+    """Puts what GPUs tell each other into the times, in place of a sum of gradients that nothing hides."""
+    from mosaic.cost.communication.ranked import CollectiveSms, RankedCost
+    from mosaic.cost.communication.traffic import links_of
+    from mosaic.solver.reserve import Reserved
+
+    reserved = Reserved.of(basis.device, given.communication_slots)
+    sms = CollectiveSms(ctas=reserved.sms, num_sms=cost.hardware.num_sms, reserved_sms=reserved.sms)
+    ranked = RankedCost(
+        cost, traffic, links_of(cost.cluster), basis.num_devices, included_ms=cost.communication_ms, sms=sms
+    )
+    notes = basis.notes
+    if unknown:
+        notes += (f"no routing is predicted for {', '.join(unknown)}: no leading dimension is the batch",)
+    return replace(basis, cost=ranked, notes=notes)
+
+
+def _compare(basis: Basis, search: SearchOptions, console: Console) -> None:
+    from mosaic.report.comparison import comparison_table
+    from mosaic.solver.compare import compare
+
+    rows = compare(basis.graph, basis.cost, basis.device, num_devices=basis.num_devices, search=search)
+    console.print(comparison_table(rows))
+
+
+def _explain(plan: Plan, basis: Basis, search: SearchOptions, console: Console) -> None:
+    from mosaic.report.explanation import explanation_table
+    from mosaic.solver.explain import explain
+
+    console.print(explanation_table(explain(plan, basis.graph, basis.cost, search=search)))

@@ -1,0 +1,216 @@
+"""``mosaic profile``: finding and measuring a user's modules."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mosaic.artifact import save
+from mosaic.cli.options import (
+    DEFAULT_FOREIGN_SHARE,
+    BackendName,
+    Json,
+    MaxForeignShare,
+    Model,
+    console_beside,
+    open_named_backend,
+    write_json,
+)
+from mosaic.device import Device
+from mosaic.errors import MosaicError
+from mosaic.hardware import Cluster, find_cluster
+from mosaic.profile import Profile
+from mosaic.report.progress import Progress
+from mosaic.report.table import graph_table, profile_table
+
+if TYPE_CHECKING:
+    from mosaic.backends.base import Backend
+    from mosaic.profiler import Counters, Launched, Network, QuotaChoice
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileCommand:
+    """Measure forward and backward of each module of a model at each quota, and modules side by side."""
+
+    model: Model
+    output: Path = Path("profile.json")
+    """Where to write the profile."""
+    quotas: str = "tenths"
+    """Quotas to measure: tenths of the device, all, adaptive (where time bends), or numbers of slots such as 1,2,4."""
+    degrees: str = "1"
+    """Data-parallel degrees, such as 1,2,3. Those above 1 are composed: the time of a share of the batch here, and a
+    communication model."""
+    cluster: str | None = None
+    """Devices and links to compose degrees for: a name such as h100-80g, or a .json file; by default the links that
+    are measured between the ranks where torchrun started several, else what is usual for the device."""
+    groups: int = 0
+    """Groups of modules to run side by side at designed quotas, beyond pairs."""
+    cache: Path | None = None
+    """Folder in which measurements are kept and found again, also after an interruption; by default mosaic/profiles in
+    the user's cache folder."""
+    fresh: bool = False
+    """Measure everything again, whatever the cache has."""
+    backend: BackendName = None
+    max_foreign_share: MaxForeignShare = DEFAULT_FOREIGN_SHARE
+    json: Json = None
+
+    def execute(self) -> None:
+        """Measures, writes the profile and prints it; where torchrun started several ranks, the first one does."""
+        links = measure_links(self.backend, self.cluster)
+        if links is not None and links.rank > 0:
+            return  # all ranks measure their links, the first one the modules
+        profile, notes = measure(self, links)
+        save(profile, self.output)
+        console = console_beside(self.json)
+        console.print(graph_table(profile.graph))
+        ran = tuple(sample for sample in profile.samples if sample.infeasible is None)
+        console.print(profile_table(dataclasses.replace(profile, samples=ran)))  # the others are in the notes
+        for note in notes:
+            console.print(note, highlight=False, markup=False)
+        console.print(f"wrote {self.output}")
+        write_json(profile, self.json)
+
+
+def measure(given: ProfileCommand, links: Launched | None = None) -> tuple[Profile, tuple[str, ...]]:
+    """Loads a model, finds its modules and measures them.
+
+    Args:
+        given: What to measure.
+        links: Measured links between devices; None for those of ``given.cluster``.
+
+    Returns:
+        The profile, and sentences about it.
+    """
+    from mosaic.cli.workload import load_workload, moved
+    from mosaic.engine import find_modules
+    from mosaic.profiler import ProfileCache, ProfileSettings, default_cache_folder, profile_modules
+
+    workload = load_workload(given.model)
+    first = next(iter(workload.model.parameters()), None)
+    on_gpu = first is not None and first.device.type == "cuda"
+    found = f"cuda:{first.device.index or 0}" if first is not None and on_gpu else "host"
+    backend = open_named_backend(given.backend or found)
+    quotas, degrees = parse_quotas(given.quotas), _numbers("--degrees", given.degrees)
+    network = _links(given, links, max(degrees), backend.device) if max(degrees) > 1 else None
+    with Progress() as progress, _counters(backend) as counters:
+        finding = find_modules(
+            workload.model.to(backend.torch_device),
+            moved(workload.sample, backend.torch_device),
+            may_share=max(degrees) > 1,  # over several ranks that is no obstacle
+        )
+        profile = profile_modules(
+            workload.model,
+            finding.subjects,
+            finding.graph,
+            backend,
+            quotas=quotas,
+            degrees=degrees,
+            network=network,
+            cache=ProfileCache(given.cache or default_cache_folder(), reuse=not given.fresh),
+            counters=counters,
+            settings=ProfileSettings(refuse_share=given.max_foreign_share, groups=given.groups),
+            progress=progress.follow("profiling"),
+        )
+        missing = counters.missing if counters is not None else ""
+    return profile, (*_said_of(links), *_notes(profile, missing))
+
+
+def parse_quotas(text: str) -> QuotaChoice | tuple[int, ...]:
+    """Returns a choice of quotas or numbers of slots.
+
+    Raises:
+        MosaicError: It is neither.
+    """
+    choices: dict[str, QuotaChoice] = {"tenths": "tenths", "all": "all", "adaptive": "adaptive"}
+    if text in choices:
+        return choices[text]
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise MosaicError(
+            f"--quotas {text} is neither tenths, all, adaptive, nor numbers of slots such as 1,2,4"
+        ) from None
+
+
+def _numbers(option: str, text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise MosaicError(f"{option} {text} is not a list of numbers such as 1,2,4") from None
+
+
+def measure_links(backend: str | None, cluster: str | None) -> Launched | None:
+    """Measures the links between the ranks that torchrun started; None where it did not, or ``cluster`` names links."""
+    if cluster is not None:
+        return None
+    from mosaic.backends.cuda import driver as cuda
+    from mosaic.profiler import measure_launched
+
+    return measure_launched(os.environ, on_gpu=backend != "host" and cuda.is_available())
+
+
+def _said_of(links: Launched | None) -> tuple[str, ...]:
+    if links is None:
+        return ()
+    ring = links.ring
+    return (
+        f"all-reduces over {links.world_size} ranks were measured: {ring.latency_us:.1f} us a step and "
+        f"{ring.gb_per_s:.2f} GB/s; degrees above 1 are composed with that",
+    )
+
+
+def _links(given: ProfileCommand, links: Launched | None, gpus: int, device: Device) -> Network:
+    """Returns links as they were measured, or else as they are described."""
+    return links.ring if links is not None else _cluster(given.cluster, gpus, device)
+
+
+def _cluster(where: str | None, gpus: int, device: Device) -> Cluster:
+    """Returns the links that gradients are summed over, from a description or from what is usual for the device."""
+    from mosaic.profiler.counting import hardware_of
+
+    if where is not None:
+        return find_cluster(where, None if where.endswith(".json") else gpus)
+    hardware = hardware_of(device)
+    if hardware is None:
+        raise MosaicError(f"the links between several {device.name} are not known; describe them: --cluster FILE.json")
+    return find_cluster(hardware.name, gpus)
+
+
+@contextmanager
+def _counters(backend: Backend) -> Iterator[Counters | None]:
+    from mosaic.profiler import open_counters
+
+    counters = open_counters(backend)
+    try:
+        yield counters
+    finally:
+        if counters is not None:
+            counters.close()
+
+
+def _notes(profile: Profile, missing: str) -> Iterator[str]:
+    composed = sum(sample.source == "composed" for sample in profile.samples)
+    failed = [sample for sample in profile.samples if sample.infeasible is not None]
+    yield (
+        f"{len(profile.samples)} samples ({composed} composed, {len(failed)} infeasible), "
+        f"{len(profile.pairs)} beside one other module, {len(profile.groups)} groups"
+    )
+    reasons: dict[tuple[str, int, str], set[int]] = {}
+    for sample in failed:
+        reasons.setdefault((sample.module, sample.degree, sample.infeasible or ""), set()).add(sample.quota)
+    for (module, degree, reason), quotas in reasons.items():
+        slots = ", ".join(map(str, sorted(quotas)))
+        where = f" of each of {degree} devices" if degree > 1 else ""
+        yield f"{module} cannot run at {slots} slots{where}: {reason}"
+    for error in profile.held_out:
+        yield (
+            f"{error.subject} {error.phase}: samples left out are predicted within {error.median:.1%} (median), "
+            f"{error.largest:.1%} (largest of {error.count})"
+        )
+    if missing:
+        yield f"occupancy and bandwidth are unknown: {missing}"

@@ -1,0 +1,1 @@
+"""``mosaic run``: a model trained plain and colocated in turn."""

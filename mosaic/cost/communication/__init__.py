@@ -1,0 +1,7 @@
+"""How a cost model for one rank becomes one for many: what ranks send each other, as time."""
+
+from mosaic.cost.communication.collectives import CollectiveSms
+from mosaic.cost.communication.ranked import RankedCost
+from mosaic.cost.communication.traffic import ModuleTraffic, busiest_share, exposed_ms, links_of, route_ms
+
+__all__ = ["CollectiveSms", "ModuleTraffic", "RankedCost", "busiest_share", "exposed_ms", "links_of", "route_ms"]

@@ -1,0 +1,49 @@
+"""Which data-parallel degrees are looked at, and which of them are offered: any whole number of ranks may be one.
+
+Measuring or counting every degree takes long, and times between two of them are smooth. So powers of two and the
+number of devices are looked at, and what is offered is everything between them: each whole number up to 8, and beyond
+four in each doubling, since neighbours hardly differ there.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+
+_ALL_UP_TO = 8
+
+
+def degrees_to_look_at(num_devices: int) -> tuple[int, ...]:
+    """Returns the powers of two up to a number of devices, and that number."""
+    powers = (1 << power for power in range(num_devices.bit_length()))
+    return tuple(sorted({*powers, num_devices}))
+
+
+def degrees_between(known: Sequence[int]) -> tuple[int, ...]:
+    """Returns the degrees to offer where some are known, rising: these, and others between them."""
+    found = set(known)
+    degree = min(known)
+    while degree < max(known):
+        found.add(degree)
+        degree += max(1, (1 << degree.bit_length() - 1) * 2 // _ALL_UP_TO)
+    return tuple(sorted(found))
+
+
+def neighbours(known: Sequence[int], degree: int) -> tuple[int, int]:
+    """Returns the known degrees next to one, twice the same where it is known itself; ``known`` rises.
+
+    Raises:
+        ValueError: It is below the least or above the greatest.
+    """
+    if not known or not known[0] <= degree <= known[-1]:
+        raise ValueError(f"degree {degree} lies outside {', '.join(map(str, known)) or 'none'}")
+    return known[bisect_right(known, degree) - 1], known[bisect_left(known, degree)]
+
+
+def between_ms(low_ms: float, high_ms: float, low: int, high: int, degree: int) -> float:
+    """Returns the time at a degree from those at two around it, on a straight line in log-log."""
+    if low == high or low_ms <= 0 or high_ms <= 0:
+        return low_ms
+    share = math.log(degree / low) / math.log(high / low)
+    return math.exp((1 - share) * math.log(low_ms) + share * math.log(high_ms))

@@ -1,0 +1,223 @@
+"""A model whose calls are taken: they run on the lanes of the plan in force, or as they were. Belongs to a handle."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+from mosaic.engine.calls.attach import attach, detach
+from mosaic.engine.finding.find import Finding
+from mosaic.engine.placing import PendingBackwards, PlacedPlan
+from mosaic.engine.trial.run import Trial
+from mosaic.engine.trial.setup import TrialSetup
+from mosaic.engine.trial.steps import StepUnit, outer_shapes
+from mosaic.graph import ModuleGraph
+
+
+class Attachment:
+    """Takes the calls of a model and its placed modules.
+
+    Args:
+        model: The model.
+        finding: Its modules.
+        before_call: Called before each call of the whole model.
+
+    Attributes:
+        placed: What calls run on; None while the model runs as it was.
+        trial: The trial of plans; None where nothing is tried.
+        enabled: Whether lanes may be used: not inside of ``disabled()``.
+    """
+
+    def __init__(self, model: nn.Module, finding: Finding, *, before_call: Callable[[], None]) -> None:
+        self.placed: PlacedPlan | None = None
+        self.trial: Trial | None = None
+        self.enabled = True
+        self._model = model
+        self._finding = finding
+        self._before_call = before_call
+        self._taken: list[nn.Module] = []
+        self._root: nn.Module | None = None
+        self._hooks: list[RemovableHandle] = []
+        self._has_new_parts = False
+        self._pending: PendingBackwards | None = None
+        self._depth = 0
+        self._unit = StepUnit(model)
+
+    def begin(self, placed: PlacedPlan | None, trial: TrialSetup | None) -> None:
+        """Takes the calls, to run them on a plan or to try several; with neither the model stays as it is."""
+        self.placed = placed
+        if placed is None and trial is None:
+            return
+        try:
+            self.take_modules(track=False)
+            if placed is not None:
+                self._watch_loose_parameters(placed)
+            if trial is not None:
+                self.trial = Trial(self, trial)
+            self._take_root()
+            self._hooks = _hooks_of(self)
+        except BaseException:
+            self.end()
+            raise
+
+    def end(self) -> None:
+        """Gives the modules their plain classes back and ends the lanes; calling it again does nothing."""
+        self.release_modules()
+        if self._root is not None:
+            detach(self._root)
+            self._root = None
+        for hook in self._hooks:
+            hook.remove()
+        if self.trial is not None:
+            self.trial.stop()
+        if self.placed is not None:
+            self.placed.close()
+
+    def settle(self) -> None:
+        """Orders what the caller does next behind all that the lanes were given."""
+        if self.placed is not None:
+            self.placed.executor.settle()
+
+    # What a trial asks for.
+
+    @property
+    def graph(self) -> ModuleGraph:
+        """The model's modules."""
+        return self._finding.graph
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether a call that ran in the plain way waits for its backward."""
+        return bool(self._pending)
+
+    def take_modules(self, *, track: bool) -> None:
+        """Takes the calls of placed modules, if that is not done.
+
+        Args:
+            track: Whether to follow plain calls until their backward.
+
+        Raises:
+            ValueError: Another handle has them.
+        """
+        self._pending = PendingBackwards() if track else None
+        if not self._taken:
+            for subject in self._finding.subjects:
+                attach(subject.module, self._placed_call(subject.name), self.settle)
+                self._taken.append(subject.module)
+
+    def release_modules(self) -> None:
+        """Gives the placed modules their plain classes back."""
+        for module in self._taken:
+            detach(module)
+        self._taken.clear()
+        self._pending = None
+
+    def switch_to(self, placed: PlacedPlan | None) -> None:
+        """Runs the model on other lanes from now on, or in the plain way; nothing may be in flight."""
+        if placed is self.placed:
+            return
+        if self.placed is not None:
+            self.placed.executor.pause()
+        self.placed = placed
+        if placed is not None:
+            placed.executor.resume()
+            self._watch_loose_parameters(placed)
+
+    # Parts.
+
+    def _watch_loose_parameters(self, placed: PlacedPlan) -> None:
+        """Prepares the parameters that belong to no placed module."""
+        own = {id(p) for subject in self._finding.subjects for p in subject.module.parameters()}
+        own -= set().union(*self._finding.parted.values())
+        placed.executor.watch(p for p in self._model.parameters() if id(p) not in own)
+
+    def _take_root(self) -> None:
+        if not any(module is self._model for module in self._taken):
+            attach(self._model, self._whole_call, self.settle)
+            self._root = self._model
+
+    def _placed_call(self, name: str) -> Any:
+        def intercept(plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            placed = self.placed
+            if placed is not None and self.enabled:
+                result = placed.call(name, plain, args, kwargs)
+            else:
+                result = plain(*args, **kwargs)
+            if self._pending is not None:
+                self._pending.note(result)
+            return result
+
+        return intercept
+
+    def _whole_call(self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.trial is None or self._depth:
+            return self._run_whole(plain, args, kwargs)
+        if self._unit.begins_at_call():
+            self.settle()
+            self.trial.boundary()
+        self.trial.before_call(outer_shapes(args, kwargs))
+        self._depth += 1
+        try:
+            return self._run_whole(plain, args, kwargs)
+        except BaseException as error:
+            self.trial.note_error(error)
+            raise
+        finally:
+            self._depth -= 1
+
+    def _run_whole(self, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._before_call()
+        placed = self.placed
+        if placed is not None and self._has_new_parts:  # lanes may compute the gradients of new parameters, too
+            self._has_new_parts = False
+            self._watch_loose_parameters(placed)
+        return (
+            placed.executor.whole(plain, args, kwargs)
+            if placed is not None and self.enabled
+            else plain(*args, **kwargs)
+        )
+
+    def _before_optimizer(self, optimizer: Optimizer) -> None:
+        """Branches that the loop calls itself may still be running when the optimizer changes their weights."""
+        self.settle()
+        if self.trial is None:
+            return
+        if self._unit.begins_at_step(optimizer):
+            if self._unit.has_counted_calls:
+                self._unit.has_counted_calls = False
+                self.trial.start_over("the loop trains now")
+            self.trial.boundary()
+
+
+def _hooks_of(attachment: Attachment) -> list[RemovableHandle]:
+    """Tells of every optimizer's steps, and of parts and parameters that any module gets.
+
+    torch's tables are global, so they must not keep the model alive; nor may a hook leave them while it is called.
+    """
+    found = weakref.ref(attachment)
+
+    def before_step(optimizer: Optimizer, *_: Any) -> None:
+        alive = found()
+        if alive is not None:
+            alive._before_optimizer(optimizer)
+
+    def registered(*_: Any) -> None:
+        alive = found()
+        if alive is not None:
+            alive._has_new_parts = True
+
+    return [
+        register_optimizer_step_pre_hook(before_step),
+        register_module_module_registration_hook(registered),
+        register_module_parameter_registration_hook(registered),
+    ]

@@ -1,0 +1,32 @@
+"""Why a module is not placed, or why its calls run where they are made; each with what to do about it."""
+
+from __future__ import annotations
+
+
+class Obstacle(str):
+    """A reason, as the end of a sentence that starts with the module's name.
+
+    Attributes:
+        todo: What its user can do about it.
+    """
+
+    __slots__ = ("todo",)
+
+    todo: str
+
+    def __new__(cls, reason: str, *, todo: str = "nothing; it runs where it is called") -> Obstacle:
+        """Makes a reason with its advice."""
+        made = super().__new__(cls, reason)
+        made.todo = todo
+        return made
+
+
+def hides_tensors(verb: str, leaf: object) -> Obstacle:
+    """Returns the obstacle of a module that takes or returns an object which may hide tensors."""
+    name = type(leaf).__name__
+    return Obstacle(
+        f"it {verb} a {name}, which may hide tensors",
+        todo="switch it off while training: model.config.use_cache = False"
+        if name.endswith("Cache")
+        else "return and take tensors, lists, tuples, dicts or dataclasses",
+    )

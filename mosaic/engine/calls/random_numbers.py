@@ -1,0 +1,196 @@
+"""Giving each lane the random numbers that its module would have drawn in the plain loop.
+
+The default generator is one for the whole process. In the plain loop modules draw from it one after another; so
+when a module is called, its lane gets a generator in the state of that moment, and the default generator is moved
+on by as many draws as the module is known to make. What a module draws is counted the first time it is called.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mosaic.engine.calls.obstacles import Obstacle
+
+DRAW_WITH_TORCH = "nothing, or draw with torch.rand and its like only"
+_STATE_WORDS = 624
+_WORDS_END = 24 + 8 * _STATE_WORDS  # bytes; behind them a legacy state keeps a spare normal number
+_LONGEST_SEARCH = 200_000_000
+
+
+class LaneRandomness(TorchDispatchMode):
+    """Makes random operators of this thread draw from a lane's own generator."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        super().__init__()
+        self._generator = generator
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Adds the generator to an operator that takes one."""
+        kwargs = kwargs or {}
+        if _draws(func) and _takes_generator(func) and kwargs.get("generator") is None:
+            kwargs = {**kwargs, "generator": self._generator}
+        return func(*args, **kwargs)
+
+
+_LANE = threading.local()
+
+
+@contextmanager
+def drawing_from(generator: torch.Generator, *, everywhere: bool) -> Iterator[None]:
+    """Makes this thread draw from a lane's generator: every operator, or those in parts that ``draw_here`` takes.
+
+    A mode that watches every operator costs more than many an operator, so the parts are preferred.
+    """
+    if everywhere:
+        with LaneRandomness(generator):
+            yield
+        return
+    _LANE.generator = generator
+    try:
+        yield
+    finally:
+        _LANE.generator = None
+
+
+def draw_here(plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Calls a module that draws random numbers, such as a dropout; takes its calls by ``attach``."""
+    generator = getattr(_LANE, "generator", None)
+    if generator is None:
+        return plain(*args, **kwargs)
+    with LaneRandomness(generator):
+        return plain(*args, **kwargs)
+
+
+class RandomnessWatch(TorchDispatchMode):
+    """Notes which random operators a call uses, where, and whether a lane can reproduce them.
+
+    Attributes:
+        obstacle: Why it cannot, or None.
+        parts: The innermost modules whose calls drew random numbers.
+    """
+
+    def __init__(self, module: nn.Module | None) -> None:
+        super().__init__()
+        self.obstacle: Obstacle | None = None
+        self.parts: list[nn.Module | None] = []
+        self._module = module
+        self._inside: list[nn.Module] = []
+        self._handles: list[Any] = []
+        self._hooks = _saved_tensor_hooks()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs the operator unchanged."""
+        if _saved_tensor_hooks() != self._hooks:
+            # Recomputing saves and restores the random numbers of the whole process, from each lane's thread.
+            self.obstacle = Obstacle(
+                "it uses activation checkpointing or other hooks on saved tensors",
+                todo="nothing, if memory needs it; on its lane it would run without",
+            )
+        if not _draws(func):
+            return func(*args, **(kwargs or {}))
+        if (kwargs or {}).get("generator") is not None:
+            self.obstacle = Obstacle(
+                "it draws random numbers from a generator of its own, which others may use too", todo=DRAW_WITH_TORCH
+            )
+        before = torch.get_rng_state()
+        result = func(*args, **(kwargs or {}))
+        part = self._inside[-1] if self._inside else None
+        drew = not torch.equal(before, torch.get_rng_state())  # attention without dropout, say, may draw and does not
+        if drew and not any(part is known for known in self.parts):
+            self.parts.append(part)
+        if drew and not _takes_generator(func):
+            self.obstacle = Obstacle(
+                f"it draws random numbers through {func}, which takes no generator", todo=DRAW_WITH_TORCH
+            )
+        return result
+
+    def __enter__(self) -> Self:
+        """Watches, and follows which part of the module is running."""
+        for part in self._module.modules() if self._module is not None else ():
+            self._handles.append(part.register_forward_pre_hook(lambda part, _: self._inside.append(part)))
+            self._handles.append(part.register_forward_hook(lambda *_: self._leave(), always_call=True))
+        super().__enter__()
+        return self
+
+    def __exit__(self, *reason: Any) -> None:
+        """Stops watching."""
+        super().__exit__(*reason)
+        for handle in self._handles:
+            handle.remove()
+
+    def _leave(self) -> None:
+        self._inside.pop()
+
+
+def other_random_state() -> tuple[Any, ...]:
+    """Returns the states of Python's and numpy's own random numbers, which belong to all threads."""
+    name, keys, *rest = np.random.get_state()
+    return (random.getstate(), name, keys.tobytes(), *rest)  # type: ignore[attr-defined, union-attr]
+
+
+def count_draws(before: torch.Tensor, after: torch.Tensor) -> int | None:
+    """Returns how many 32-bit draws lead from one generator state to another; None if draws alone do not.
+
+    Args:
+        before: ``torch.get_rng_state()`` at the start.
+        after: The same at the end.
+    """
+    if torch.equal(before, after):
+        return 0
+    if not torch.equal(before[_WORDS_END:], after[_WORDS_END:]):
+        return None  # half of a pair of normal numbers was kept for later
+    for offset in range(_STATE_WORDS + 1):  # one more for a state that was seeded and has not drawn
+        generator = torch.Generator()
+        generator.set_state(before)
+        _advance(generator, offset)
+        state = generator.get_state()
+        if torch.equal(_position(state), _position(after)):
+            return _count_blocks(generator, after, offset)
+    return None
+
+
+def _count_blocks(generator: torch.Generator, after: torch.Tensor, count: int) -> int | None:
+    """Goes on block by block from a generator that stands at the right place of its block."""
+    while count < _LONGEST_SEARCH:
+        if torch.equal(generator.get_state(), after):
+            return count
+        _advance(generator, _STATE_WORDS)
+        count += _STATE_WORDS
+    return None
+
+
+def advance_default(draws: int) -> None:
+    """Moves the default generator on, as the module running elsewhere would have."""
+    _advance(torch.default_generator, draws)
+
+
+def _advance(generator: torch.Generator, draws: int) -> None:
+    if draws:
+        torch.empty(draws // 2, dtype=torch.int64).random_(generator=generator)  # two draws each, and faster
+        torch.empty(draws % 2, dtype=torch.int32).random_(generator=generator)
+
+
+def _position(state: torch.Tensor) -> torch.Tensor:
+    """Returns the bytes of a Mersenne twister's state that say how far into its block it is."""
+    return state[8:24]
+
+
+def _draws(func: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in func.tags
+
+
+def _takes_generator(func: Any) -> bool:
+    return any(argument.name == "generator" for argument in func._schema.arguments)
+
+
+def _saved_tensor_hooks() -> object:
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)

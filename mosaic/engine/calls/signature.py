@@ -1,0 +1,259 @@
+"""The signature of a kind of call: learned from the first call of that kind, relied on afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from mosaic.engine.calls.branch_graph import Survey, find_uses, survey
+from mosaic.engine.calls.obstacles import Obstacle, hides_tensors
+from mosaic.engine.calls.random_numbers import DRAW_WITH_TORCH, RandomnessWatch, count_draws, other_random_state
+from mosaic.engine.calls.structure import flatten, is_opaque, leaf_key, tensors_in
+from mosaic.engine.calls.thread_state import ThreadState
+
+_WRITES = Obstacle("it writes into one of its inputs", todo="let it write to a copy")
+_DRAWS = Obstacle("it draws random numbers in a way that cannot be foreseen", todo=DRAW_WITH_TORCH)
+_DRAWS_OTHERWISE = Obstacle("it draws from Python's or numpy's random numbers", todo="draw with torch")
+_SHARES = Obstacle(
+    "it uses a parameter that is used outside of it too",
+    todo="move that use into the module, or leave it where it is",
+)
+_CHECKPOINTS = Obstacle(
+    "it uses activation checkpointing", todo="nothing, if memory needs it; on its lane it would run without"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputInfo:
+    """One tensor that a call returns."""
+
+    like: torch.Tensor
+    """A tensor on the meta device with its shape, strides and dtype."""
+    differentiable: bool
+    """Whether it requires a gradient."""
+    uses: frozenset[int]
+    """Edges (see ``Signature.edges``) that its gradient reaches."""
+    same_input: int | None
+    """Index of the input leaf that is returned as it came, or None."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What one kind of call returns, how often it uses its inputs, and how many random numbers it draws."""
+
+    outputs: tuple[OutputInfo, ...]
+    """Its distinct tensors, in order of appearance."""
+    spec: pytree.TreeSpec
+    """The shape of the nested result."""
+    leaves: tuple[Any, ...]
+    """For each leaf of the result the index of its tensor, or ``(value,)`` for anything else."""
+    edges: tuple[int, ...]
+    """For each use of a differentiable input, in backward order, which input."""
+    draws: int
+    """32-bit random numbers drawn."""
+    drawing: tuple[torch.nn.Module, ...] | None
+    """The parts of the module that draw them, each a module of its own; None if the module itself does."""
+    obstacle: Obstacle | None
+    """Why calls of this kind run where they are made, or None."""
+    alone: str | None
+    """Why two calls of this kind in one backward would sum gradients in another order on a lane, or None."""
+    recasts: bool
+    """Whether it uses a weight several times that autocast has cast once: all uses must fall in one autocast."""
+    writes_buffers: bool = False
+    """Whether it writes into buffers of the module, as a BatchNorm does."""
+
+    @property
+    def made(self) -> list[OutputInfo]:
+        """The outputs that the module makes, rather than passing an input on."""
+        return [output for output in self.outputs if output.same_input is None]
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """A call's arguments, taken apart."""
+
+    leaves: list[Any]
+    """Tensors and other values."""
+    spec: pytree.TreeSpec
+    """How they nest."""
+    state: ThreadState
+    """The caller's thread."""
+
+    @staticmethod
+    def take(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+        """Takes arguments apart."""
+        leaves, spec = flatten((args, kwargs))
+        return Arguments(leaves, spec, ThreadState.capture())
+
+    @property
+    def differentiable(self) -> list[torch.Tensor]:
+        """Distinct tensors that want a gradient, in order of appearance."""
+        if not self.state.grad:
+            return []
+        found = {id(leaf): leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad}
+        return list(found.values())
+
+    @property
+    def opaque(self) -> str | None:
+        """Type of a leaf that may hide tensors, or None."""
+        return next((type(leaf).__name__ for leaf in self.leaves if is_opaque(leaf)), None)
+
+    @property
+    def versions(self) -> list[int]:
+        """How often each tensor was written to."""
+        return [leaf._version for leaf in self.leaves if isinstance(leaf, torch.Tensor)]
+
+    def key(self, modes: tuple[bool, ...], parameters: Sequence[torch.Tensor]) -> Hashable:
+        """Returns what two calls must share to be of one kind.
+
+        Args:
+            modes: Training modes of the module's parts.
+            parameters: Those of its parameters that take a gradient.
+        """
+        first: dict[int, int] = {}
+        repeats = tuple(
+            first.setdefault(id(leaf), index)
+            for index, leaf in enumerate(self.leaves)
+            if isinstance(leaf, torch.Tensor)
+        )
+        trained = tuple(map(id, parameters))
+        return (self.spec, tuple(map(leaf_key, self.leaves)), repeats, self.state, modes, trained)
+
+
+def learn(
+    run: Callable[[], Any],
+    arguments: Arguments,
+    module: torch.nn.Module | None,
+    parted: frozenset[int] = frozenset(),
+) -> tuple[Any, list[torch.Tensor], Signature]:
+    """Runs a call where it was made; returns its result, the tensors that it made, and what to expect of the next.
+
+    Args:
+        run: Makes the call.
+        arguments: What it is called with.
+        module: Whose call it is; None for a function.
+        parted: Ids of the module's parameters that only others are known to use.
+    """
+    versions = arguments.versions
+    before, kept, others = torch.get_rng_state(), _kept_tensors(module), other_random_state()
+    buffers = buffer_versions(module)
+    with RandomnessWatch(module) as watch:
+        result = run()
+    draws = count_draws(before, torch.get_rng_state())
+    leaves, spec = flatten(result)
+    hidden = next((leaf for leaf in leaves if is_opaque(leaf)), None)
+    came = {id(leaf) for leaf in arguments.leaves}
+    made = list({id(t): t for t in leaves if isinstance(t, torch.Tensor) and id(t) not in came}.values())
+    found = survey([tensor for tensor in made if tensor.requires_grad], arguments.differentiable)
+    obstacles = [
+        hides_tensors("returns", hidden) if hidden is not None else None,
+        _WRITES if versions != arguments.versions else None,
+        watch.obstacle,
+        _DRAWS if draws is None else None,
+        _DRAWS_OTHERWISE if others != other_random_state() else None,
+        _keeps(kept, _kept_tensors(module)),
+        _foreign(found, module),
+        _SHARES if parted & found.leaves.keys() else None,
+        _CHECKPOINTS if any("Checkpoint" in name for name in found.names) else None,
+    ]
+    obstacle = next((reason for reason in obstacles if reason is not None), None)
+    parts = tuple(part for part in watch.parts if part is not None and part is not module)
+    drawing = parts if len(parts) == len(watch.parts) else None
+    signature = _describe(leaves, spec, arguments, draws or 0, obstacle, _alone(found, arguments.state))
+    recasts = found.recasts and arguments.state.autocast and arguments.state.autocast_cache
+    writes = buffers != buffer_versions(module)
+    return result, made, replace(signature, drawing=drawing, recasts=recasts, writes_buffers=writes)
+
+
+def buffer_versions(module: torch.nn.Module | None) -> list[int]:
+    """Returns how often each buffer of a module was written to."""
+    return [] if module is None else [0 if b.is_inference() else b._version for b in module.buffers()]
+
+
+def _alone(found: Survey, state: ThreadState) -> str | None:
+    if any(count > 1 for count in found.uses.values()):
+        return "it uses a parameter several times"
+    if state.autocast and state.autocast_cache and found.uses:
+        return "autocast keeps its cast weights from one call to the next"
+    return None
+
+
+def _foreign(found: Survey, module: torch.nn.Module | None) -> Obstacle | None:
+    """Returns an obstacle if results depend on what is neither an argument nor a parameter of the module."""
+    if module is None:
+        return None
+    own = {id(parameter) for parameter in module.parameters()}
+    strange = [tensor for key, tensor in found.leaves.items() if key not in own]
+    if not strange:
+        return None
+    shape = "x".join(map(str, strange[0].shape)) or "scalar"
+    return Obstacle(
+        f"its result depends on a {shape} tensor that is neither an argument nor one of its parameters",
+        todo="pass it as an argument",
+    )
+
+
+def _kept_tensors(module: torch.nn.Module | None) -> dict[str, list[torch.Tensor]]:
+    """Returns the tensors in plain attributes of a module's parts: results that it leaves lying about."""
+    kept = {}
+    for path, part in [] if module is None else module.named_modules():
+        for name, value in vars(part).items():
+            if isinstance(value, torch.Tensor) or (type(value) in (list, tuple, dict) and not name.startswith("_")):
+                kept[f"{path}.{name}".lstrip(".")] = tensors_in(value)
+    return kept
+
+
+def _keeps(before: dict[str, list[torch.Tensor]], after: dict[str, list[torch.Tensor]]) -> Obstacle | None:
+    for name, tensors in after.items():
+        known = {id(tensor) for tensor in before.get(name, [])}
+        if any(id(tensor) not in known for tensor in tensors):
+            return Obstacle(
+                f"it keeps a result in its attribute {name!r}, where others would read it too early",
+                todo="let it return that",
+            )
+    return None
+
+
+def _describe(
+    leaves: list[Any],
+    spec: pytree.TreeSpec,
+    arguments: Arguments,
+    draws: int,
+    obstacle: Obstacle | None,
+    alone: str | None,
+) -> Signature:
+    distinct = {id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}
+    order = {key: index for index, key in enumerate(distinct)}
+    inputs = arguments.differentiable
+    came = {id(leaf): index for index, leaf in enumerate(arguments.leaves) if isinstance(leaf, torch.Tensor)}
+    results = list(distinct.values())
+    returned = [came.get(id(tensor)) for tensor in results]
+    made = [tensor for tensor, index in zip(results, returned, strict=True) if index is None and tensor.requires_grad]
+    uses = find_uses(made, inputs)
+    number = {(use.node, use.position): edge for edge, use in enumerate(uses)}
+    outputs = tuple(
+        OutputInfo(
+            like=torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta"),
+            differentiable=tensor.requires_grad,
+            uses=frozenset(number[use.node, use.position] for use in find_uses([tensor], inputs))
+            if inputs and tensor.requires_grad and index is None
+            else frozenset(),
+            same_input=index,
+        )
+        for tensor, index in zip(results, returned, strict=True)
+    )
+    return Signature(
+        outputs=outputs,
+        spec=spec,
+        leaves=tuple(order[id(leaf)] if isinstance(leaf, torch.Tensor) else (leaf,) for leaf in leaves),
+        edges=tuple(use.input for use in uses),
+        draws=draws,
+        drawing=None,
+        obstacle=obstacle,
+        alone=alone,
+        recasts=False,
+    )

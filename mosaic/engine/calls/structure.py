@@ -1,0 +1,183 @@
+"""Taking nested arguments and results apart into tensors, and putting them together again."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import operator
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+PLAIN_TYPES = (
+    type(None),
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    slice,
+    type(Ellipsis),
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+)
+"""Leaves that cannot hide a tensor, and that compare by value."""
+
+
+def flatten(value: object) -> tuple[list[Any], pytree.TreeSpec]:
+    """Returns the leaves of nested dicts, lists, tuples, dataclasses and registered containers, and their shape.
+
+    Transformers' ``ModelOutput`` and other registered containers are seen through by torch's pytrees;
+    plain dataclasses are seen through here. Anything else is one leaf.
+    """
+    leaves, spec = pytree.tree_flatten(_open(value))
+    return leaves, spec
+
+
+def unflatten(leaves: list[Any], spec: pytree.TreeSpec) -> Any:
+    """Undoes ``flatten``."""
+    return _close(pytree.tree_unflatten(leaves, spec))
+
+
+def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
+    """Returns ``value`` with ``function`` applied to each tensor in it; what it leaves alone stays the same object."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    kind = type(value)
+    if kind is tuple or kind is list:
+        items = [map_tensors(function, item) for item in value]
+        return value if all(map(operator.is_, items, value)) else kind(items)
+    if kind is dict:
+        made = {key: map_tensors(function, item) for key, item in value.items()}
+        return value if all(map(operator.is_, made.values(), value.values())) else made
+    if isinstance(value, PLAIN_TYPES):
+        return value
+    leaves, spec = flatten(value)
+    if not any(isinstance(leaf, torch.Tensor) for leaf in leaves):
+        return value
+    return unflatten([function(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], spec)
+
+
+def tensors_in(value: object) -> list[torch.Tensor]:
+    """Returns all tensors in nested containers, in order, repeated where they repeat."""
+    found: list[torch.Tensor] = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        found.append(tensor)
+        return tensor
+
+    map_tensors(note, value)
+    return found
+
+
+def tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    """Yields the tensors in a torch function's arguments: in nested lists, tuples and dicts."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_of(item)
+    elif isinstance(value, dict):
+        yield from tensors_of(tuple(value.values()))
+
+
+def memory_of(tensor: torch.Tensor) -> int:
+    """Returns what tells memory apart, so that views are known by it; 0 for a tensor without storage."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):  # sparse tensors and some subclasses have none
+        return 0
+
+
+def version_of(tensor: torch.Tensor) -> int | None:
+    """Returns how often a tensor was written to; None where torch does not count."""
+    try:
+        return tensor._version
+    except RuntimeError:  # torch's answer for a tensor of inference mode
+        return None
+
+
+def is_opaque(leaf: object) -> bool:
+    """Whether a leaf is an object that may hide tensors, such as a key-value cache."""
+    return not isinstance(leaf, (torch.Tensor, *PLAIN_TYPES))
+
+
+def leaf_key(leaf: object) -> Hashable:
+    """Returns what must be equal for two calls to be the same call: shapes for tensors, values for the rest."""
+    if isinstance(leaf, torch.Tensor):
+        return (tuple(leaf.shape), leaf.dtype, leaf.requires_grad)
+    if isinstance(leaf, slice):
+        return ("slice", leaf.start, leaf.stop, leaf.step)
+    if isinstance(leaf, PLAIN_TYPES):
+        return (type(leaf), leaf)
+    return type(leaf).__qualname__
+
+
+class _Opened(dict[str, Any]):
+    """Fields of a plain dataclass that is being flattened, remembering what it was."""
+
+    original: Any = None
+
+
+def _flatten_opened(opened: _Opened) -> tuple[list[Any], tuple[tuple[str, ...], Any]]:
+    return list(opened.values()), (tuple(opened), _Blank(opened.original))
+
+
+def _unflatten_opened(values: Any, context: tuple[tuple[str, ...], Any]) -> _Opened:
+    names, blank = context
+    opened = _Opened(zip(names, values, strict=True))
+    opened.original = blank.original
+    return opened
+
+
+class _Blank:
+    """Holds the dataclass instance that a result is rebuilt from; equal for equal types."""
+
+    def __init__(self, original: Any) -> None:
+        self.original = original
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Blank) and type(self.original) is type(other.original)
+
+    def __hash__(self) -> int:
+        return hash(type(self.original))
+
+
+pytree.register_pytree_node(_Opened, _flatten_opened, _unflatten_opened)
+
+
+def _is_plain_dataclass(value: object) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type) and type(value) not in pytree.SUPPORTED_NODES
+
+
+def _open(value: Any) -> Any:
+    """Replaces plain dataclasses by nodes that pytrees know."""
+    if _is_plain_dataclass(value):
+        opened = _Opened({f.name: _open(getattr(value, f.name)) for f in dataclasses.fields(value)})
+        opened.original = blank = copy.copy(value)
+        for name in opened:
+            object.__setattr__(blank, name, None)  # a shape must not keep tensors alive
+        return opened
+    if type(value) is dict:
+        return {key: _open(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_open(item) for item in value)
+    return value
+
+
+def _close(value: Any) -> Any:
+    if isinstance(value, _Opened):
+        rebuilt = copy.copy(value.original)
+        for name, item in value.items():
+            object.__setattr__(rebuilt, name, _close(item))
+        return rebuilt
+    if type(value) is dict:
+        return {key: _close(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_close(item) for item in value)
+    return value

@@ -1,0 +1,128 @@
+"""Settings that torch keeps for each thread, so that a lane has to be told them: gradient mode and autocast."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+_AUTOCAST_DEVICES = ("cpu", "cuda")
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadState:
+    """The calling thread's settings, part of what makes two calls the same call."""
+
+    grad: bool
+    """Whether autograd records."""
+    autocasts: tuple[torch.dtype | None, ...]
+    """The dtype of autocast for the CPU and for CUDA; None where it is off."""
+    autocast_cache: bool
+    """Whether autocast keeps cast weights."""
+
+    @property
+    def autocast(self) -> bool:
+        """Whether autocast is on for any device."""
+        return any(dtype is not None for dtype in self.autocasts)
+
+    @staticmethod
+    def capture() -> ThreadState:
+        """Reads the settings of the calling thread."""
+        return ThreadState(
+            grad=torch.is_grad_enabled(),
+            autocasts=tuple(
+                torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+                for device in _AUTOCAST_DEVICES
+            ),
+            autocast_cache=torch.is_autocast_cache_enabled(),
+        )
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Gives the settings to the calling thread.
+
+        Autocast is switched by its parts: leaving a nested ``torch.autocast`` would clear the cache of cast weights,
+        which all threads share, under the feet of the other lanes.
+        """
+        before = ThreadState.capture()
+        self._set()
+        torch.autocast_increment_nesting()
+        try:
+            yield
+        finally:
+            torch.autocast_decrement_nesting()
+            before._set()
+
+    def _set(self) -> None:
+        torch.set_grad_enabled(self.grad)
+        for device, dtype in zip(_AUTOCAST_DEVICES, self.autocasts, strict=True):
+            torch.set_autocast_enabled(device, dtype is not None)
+            if dtype is not None:
+                torch.set_autocast_dtype(device, dtype)
+        torch.set_autocast_cache_enabled(self.autocast_cache)
+
+
+def forget_cast_weights() -> None:
+    """Empties autocast's cache of cast weights where the calling thread is in no autocast, as torch does at its end.
+
+    An autocast inside of the model's own forward ends, and empties the cache, while lanes still fill it. What they
+    leave there would be read in the next step, when the weights are others. The lanes must be at rest.
+    """
+    if not is_in_autocast():
+        torch.clear_autocast_cache()
+
+
+def is_in_autocast() -> bool:
+    """Whether the calling thread is inside of an autocast, be it one that is switched off."""
+    torch.autocast_increment_nesting()
+    nesting: int = torch.autocast_decrement_nesting()
+    return nesting > 0
+
+
+def interception() -> str | None:
+    """Returns why a call made now on this thread must run where it is made, or None.
+
+    A lane's thread would escape what watches this thread's operators (a profiler of operators, fake tensors, a
+    tracer), and a call in the middle of a backward is a recomputation of one that was made before.
+    """
+    if (
+        torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._len_torch_function_stack() > 0
+        or torch._C._get_tracing_state() is not None
+        or torch.compiler.is_compiling()
+    ):
+        return "another torch mode is active"
+    if torch.is_inference_mode_enabled():
+        return "inference mode is active"
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        return "hooks on saved tensors are active, such as activation checkpointing around it"
+    if torch._C._current_graph_task_id() != -1:
+        return "it is called in the middle of a backward, such as by activation checkpointing"
+    return None
+
+
+class _Here(threading.local):
+    """Whether the present thread is running a lane's work; like torch's own settings this belongs to the thread."""
+
+    on_lane = False
+
+
+_HERE = _Here()
+
+
+def on_lane() -> bool:
+    """Whether the calling thread is running a lane's work."""
+    return _HERE.on_lane
+
+
+@contextmanager
+def as_lane() -> Iterator[None]:
+    """Marks the calling thread as running a lane's work."""
+    before, _HERE.on_lane = _HERE.on_lane, True
+    try:
+        yield
+    finally:
+        _HERE.on_lane = before

@@ -1,0 +1,161 @@
+"""The table of torch functions: what each does with the tensors that it is given, on the host and on streams."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from mosaic.engine.calls.structure import tensors_of
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_READS = _words(
+    """
+    __get__:shape __get__:dtype __get__:device __get__:layout __get__:ndim __get__:requires_grad __get__:is_leaf
+    __get__:grad_fn __get__:grad __get__:_version __get__:is_cuda __get__:is_cpu __get__:is_sparse __get__:is_meta
+    __get__:is_quantized __get__:is_nested __get__:is_mkldnn __get__:itemsize __get__:nbytes __get__:output_nr
+    __get__:retains_grad __get__:names __get__:is_xla __get__:is_mps __get__:is_xpu __get__:_backward_hooks
+    __get__:_post_accumulate_grad_hooks __get__:is_sparse_csr __get__:is_mtia __get__:is_ipu __get__:is_maia
+    size dim stride numel nelement element_size is_floating_point is_complex is_signed is_contiguous storage_offset
+    get_device ndimension __len__ __hash__ register_hook register_post_accumulate_grad_hook retain_grad is_inference
+    has_names _is_view is_same_size result_type dim_order is_conj is_neg is_distributed is_pinned record_stream
+    """
+)
+"""Reads what belongs to the tensor object, and no value."""
+_HOOKS = _words("register_hook register_post_accumulate_grad_hook retain_grad __get__:grad")
+"""Of these, what reads a gradient."""
+_SETS = _words("__set__:requires_grad __set__:grad requires_grad_")
+"""Sets what belongs to the tensor object."""
+_VALUES = _words(
+    """
+    numpy tolist item __array__ __array_wrap__ data_ptr untyped_storage storage _typed_storage __dlpack__
+    __dlpack_device__ __repr__ __str__ __format__ __bool__ __int__ __float__ __index__ __complex__ is_nonzero
+    __contains__ backward __reduce_ex__ __deepcopy__ pin_memory is_shared share_memory_ __dir__ set_ detach_
+    __get__:__cuda_array_interface__
+    """
+)
+"""Needs values or memory, or changes what memory a tensor stands for."""
+_VALUES_OF_PENDING = _words("__get__:data __iter__")
+"""The same for a tensor that has no memory as yet, as those of the host's lanes."""
+_VALUES_OF_DEVICE = _words("cpu grad")
+"""The same for a tensor that a device's stream is computing."""
+_IN_PLACE = _words(
+    """
+    __iadd__ __isub__ __imul__ __itruediv__ __ifloordiv__ __imod__ __ipow__ __imatmul__ __iand__ __ior__ __ixor__
+    __ilshift__ __irshift__ __idiv__ __setitem__
+    """
+)
+"""Writes into its first argument, as does each function whose name ends with ``_``."""
+_STATISTICS = _words(
+    "batch_norm instance_norm native_batch_norm cudnn_batch_norm miopen_batch_norm batch_norm_update_stats"
+)
+"""May write into running statistics, which neither its schema nor torch's count of versions tells."""
+_MOVES = _words("to type type_as")
+"""May copy to another device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchFunction:
+    """What a torch function does with its tensors."""
+
+    name: str
+    """Its name; of an attribute's getter or setter ``__get__:`` or ``__set__:`` and the attribute's."""
+    reads: bool
+    """It reads what belongs to the tensor object, and no value."""
+    hooks: bool
+    """Of these: it reads a gradient."""
+    sets: bool
+    """It sets what belongs to the tensor object."""
+    value: bool
+    """It needs values or memory of a tensor that a stream is computing, or changes what memory that stands for."""
+    value_of_pending: bool
+    """The same of a tensor that has no memory as yet."""
+    writes: bool
+    """It writes into its first argument."""
+    writes_any: bool
+    """It is an operator whose schema says that it writes into some argument."""
+    statistics: bool
+    """It may write into running statistics."""
+    inplace: int | None
+    """Position of a parameter called ``inplace``; None if it has none."""
+
+    def written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        """Returns the tensors that a call writes into."""
+        found = [] if "out" not in kwargs else list(tensors_of(kwargs["out"]))
+        if self.writes_any:
+            return [*found, *tensors_of(args), *tensors_of(kwargs)]
+        if self.writes or (self.inplace is not None and self._is_inplace(args, kwargs)):
+            found += tensors_of(args[0] if args else kwargs.get("input"))
+        return found
+
+    def replaces(self, kwargs: dict[str, Any]) -> bool:
+        """Whether a call writes into a tensor or sets a part of one, as far as its name and ``out`` tell."""
+        return self.writes or kwargs.get("out") is not None or self.name.startswith("__set__")
+
+    def moves_elsewhere(self, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> bool:
+        """Whether a call may copy to another device, which the host could take for work of its own stream."""
+        if self.name not in _MOVES:
+            return False
+        return any(_is_elsewhere(value, device) for value in (*args[1:], *kwargs.values()))
+
+    def _is_inplace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        assert self.inplace is not None
+        return bool(kwargs.get("inplace", args[self.inplace] if len(args) > self.inplace else False))
+
+
+@lru_cache(maxsize=4096)
+def look_up(func: Callable[..., Any]) -> TorchFunction:
+    """Returns what a torch function does."""
+    name = _name(func)
+    sets = name in _SETS
+    return TorchFunction(
+        name=name,
+        reads=name in _READS,
+        hooks=name in _HOOKS,
+        sets=sets,
+        value=name in _VALUES or name in _VALUES_OF_DEVICE or (name.startswith("__set__") and not sets),
+        value_of_pending=name in _VALUES or name in _VALUES_OF_PENDING,
+        writes=name in _IN_PLACE or (name.endswith("_") and not name.endswith("__")),
+        writes_any=_schema_writes(func),
+        statistics=name in _STATISTICS,
+        inplace=_inplace_position(func),
+    )
+
+
+def _is_elsewhere(value: Any, device: torch.device) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.device != device
+    if isinstance(value, (torch.device, str)):
+        return torch.device(value).type != device.type if not str(value).startswith("torch.") else False
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _name(func: Any) -> str:
+    name: str = getattr(func, "__name__", "")
+    if name in ("__get__", "__set__"):
+        owner = func.__self__
+        return f"{name}:{getattr(owner, '__name__', None) or owner.fget.__name__}"
+    return name
+
+
+def _schema_writes(func: Any) -> bool:
+    if isinstance(func, torch._ops.OpOverload):
+        return func._schema.is_mutable
+    if isinstance(func, torch._ops.OpOverloadPacket):
+        return any(getattr(func, overload)._schema.is_mutable for overload in func.overloads())
+    return False
+
+
+def _inplace_position(func: Any) -> int | None:
+    if not inspect.isfunction(func):
+        return None
+    names = list(inspect.signature(func, follow_wrapped=False).parameters)
+    return names.index("inplace") if "inplace" in names else None

@@ -1,0 +1,158 @@
+"""A module as it is captured: a replay is right as long as the module is still that."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from mosaic.engine.calls.structure import PLAIN_TYPES, tensors_in
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_GLOBAL_HOOKS = tuple(f"_global{name}" for name in _HOOKS)
+
+
+class ModuleChange(NamedTuple):
+    """How a module differs from the one that was captured."""
+
+    text: str
+    lasting: bool
+    """Whether what was captured can never be right again, since memory that it uses was replaced."""
+
+
+class ModuleState:
+    """A module as it is captured; a graph may be replayed while ``change()`` finds nothing.
+
+    A graph bakes in addresses of parameters and buffers, and everything that Python decides. Of the latter, what
+    stands in plain attributes of the module's parts is compared (training modes, dropout rates, flags).
+
+    Attributes:
+        parameters: Distinct parameters, by id.
+        tensors: Buffers and tensors in plain attributes, by id.
+    """
+
+    def __init__(self, module: nn.Module | None, device: torch.device) -> None:
+        self._device = device
+        self._parts = [] if module is None else list(module.named_modules())
+        self._children = [(part._modules, dict(part._modules)) for _, part in self._parts]
+        self._own: list[tuple[str, dict[str, Any], str, torch.Tensor, int, bool]] = []
+        self._plain: list[tuple[str, dict[str, Any], str, Any]] = []
+        self._names = [(path, vars(part), set(vars(part))) for path, part in self._parts]
+        self._hooks = [(path, getattr(part, name)) for path, part in self._parts for name in _HOOKS]
+        self.parameters: dict[int, nn.Parameter] = {}
+        self.tensors: dict[int, torch.Tensor] = {}
+        for path, part in self._parts:
+            self._note(path, part._parameters, self.parameters)
+            self._note(path, part._buffers, self.tensors)
+            self._note(path, vars(part), self.tensors)
+
+    def _note(self, path: str, home: dict[str, Any], tensors: dict[int, Any]) -> None:
+        for key, value in home.items():
+            name = f"{path}.{key}" if path else key
+            if isinstance(value, torch.Tensor):
+                tensors[id(value)] = value
+                address = 0 if nn.parameter.is_lazy(value) else value.data_ptr()
+                self._own.append((name, home, key, value, address, value.requires_grad))
+            elif isinstance(value, PLAIN_TYPES):
+                self._plain.append((name, home, key, value))
+            elif type(value) in (list, tuple, dict) and not key.startswith("_"):
+                tensors.update({id(t): t for t in tensors_in(value) if id(t) not in self.parameters})
+
+    def obstacle(self) -> str | None:
+        """Returns why no call of this module can be captured, or None."""
+        for path, hooks in self._hooks:
+            if hooks:
+                return f"it has a hook on {path or 'itself'!r}, which a replay would not call"
+        if any(getattr(nn.modules.module, name, None) for name in _GLOBAL_HOOKS):
+            return "there are hooks on all modules, which a replay would not call"
+        for name, _, _, tensor, _, _ in self._own:
+            if type(tensor) not in (torch.Tensor, nn.Parameter, nn.Buffer):
+                return f"its {name!r} is a {type(tensor).__name__}, not a plain tensor"
+            if tensor.device != self._device:
+                return f"its {name!r} is on {tensor.device}, not on {self._device}"
+        return None
+
+    def change(self) -> ModuleChange | None:
+        """Returns what is no longer as it was, or None."""
+        for name, home, key, value in self._plain:
+            now = home.get(key, ModuleChange)
+            if now is not value and not (type(now) is type(value) and now == value):
+                return ModuleChange(f"its attribute {name!r} changed", lasting=False)
+        for home, children in self._children:
+            if home != children:
+                return ModuleChange("its submodules were replaced", lasting=True)
+        for name, home, key, tensor, address, trained in self._own:
+            if home.get(key) is not tensor or tensor.data_ptr() != address:
+                return ModuleChange(f"its {name!r} was replaced", lasting=True)
+            if tensor.requires_grad != trained:
+                return ModuleChange(f"its {name!r} began or ceased to require a gradient", lasting=False)
+        for path, hooks in self._hooks:
+            if hooks:
+                return ModuleChange(f"{path or 'it'!r} got a hook", lasting=False)
+        return None
+
+    def new_attribute(self) -> str | None:
+        """Takes attributes away that were made since; returns the name of one, or None."""
+        found = None
+        for path, home, names in self._names:
+            for name in set(home) - names:
+                del home[name]
+                found = f"{path}.{name}" if path else name
+        return found
+
+    @functools.cached_property
+    def aliases(self) -> dict[int, nn.Parameter]:
+        """A stand-in for each parameter, by its id: the same memory, but a leaf of its own.
+
+        A captured backward ends at these leaves. So it neither runs hooks that belong to the parameters (they run
+        outside, once) nor waits for the streams of gradient accumulators that others made and keep, such as DDP.
+        """
+        return {
+            key: nn.Parameter(parameter.data, requires_grad=parameter.requires_grad)
+            for key, parameter in self.parameters.items()
+        }
+
+    @contextmanager
+    def with_aliases(self) -> Iterator[None]:
+        """Puts the stand-ins for parameters in place inside the block."""
+        swapped: list[tuple[nn.Module, str, nn.Parameter]] = []
+        try:
+            for _, part in self._parts:
+                for name, parameter in list(part._parameters.items()):
+                    if parameter is not None and id(parameter) in self.aliases:
+                        swapped.append((part, name, parameter))
+                        setattr(part, name, self.aliases[id(parameter)])  # RNNs keep lists up to date in __setattr__
+            yield
+        finally:
+            for part, name, parameter in reversed(swapped):
+                setattr(part, name, parameter)
+
+    @contextmanager
+    def without_trace(self) -> Iterator[None]:
+        """Gives buffers, tensors, plain attributes and random numbers back what they had before the block."""
+        kept = [(tensor.data, tensor.detach().clone()) for tensor in self.tensors.values()]
+        with ExitStack() as undo:
+            undo.callback(random.setstate, random.getstate())
+            undo.callback(np.random.set_state, np.random.get_state())
+            undo.callback(torch.set_rng_state, torch.get_rng_state())
+            if self._device.type == "cuda":
+                undo.callback(torch.cuda.set_rng_state, random_state(self._device), self._device)
+            try:
+                yield
+            finally:
+                for tensor, before in kept:
+                    tensor.copy_(before)
+                for _, home, key, value in (*self._plain, *(own[:4] for own in self._own)):
+                    if home.get(key) is not value:
+                        home[key] = value
+
+
+def random_state(device: torch.device) -> torch.Tensor:
+    """Returns the state of a device's default generator; of one on a GPU, its seed and how many it has drawn."""
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()

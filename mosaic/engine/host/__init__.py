@@ -1,0 +1,1 @@
+"""Running placed calls on the host: each lane is a thread, and branches have autograd graphs of their own."""

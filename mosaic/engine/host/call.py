@@ -1,0 +1,328 @@
+"""One call of a placed module: its forward and its backward, each a piece of work on the module's lane."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import torch
+
+from mosaic.engine.calls.branch_graph import capture, find_uses
+from mosaic.engine.calls.out_of_memory import SecondTries, is_out_of_memory
+from mosaic.engine.calls.random_numbers import drawing_from
+from mosaic.engine.calls.signature import Arguments, Signature, buffer_versions
+from mosaic.engine.calls.structure import flatten, unflatten
+from mosaic.engine.calls.thread_state import on_lane
+from mosaic.engine.host.lane_tensor import LaneTensor, RunsLaneTensors, lane_tensors
+from mosaic.errors import ModuleContractError, UnsupportedModelError
+
+T = TypeVar("T")
+
+if TYPE_CHECKING:
+    from mosaic.backends.base import Lane, Ticket
+    from mosaic.engine.calls.placed_module import PlacedModule
+    from mosaic.engine.host.backwards import Backwards
+
+
+class RunsCalls(RunsLaneTensors, Protocol):
+    """What a call asks of the executor that launches it."""
+
+    backwards: Backwards
+    second_tries: SecondTries
+
+    def inputs_from(self, found: Iterable[LaneTensor], lane: Lane) -> list[Ticket[Any]]:
+        """Returns what work on a lane must wait for to read tensors."""
+
+    def submit(self, site: PlacedModule, phase: str, work: Callable[[], T], after: Sequence[Ticket[Any]]) -> Ticket[T]:
+        """Hands a piece of a module's work to its lane."""
+
+    def wait(self, ticket: Ticket[T]) -> T:
+        """Waits for work."""
+
+
+class Call:
+    """State of one call from its launch to the end of its backward.
+
+    It must not refer to the lane tensors that it returns: they refer to it through the autograd graph, and a
+    cycle through that graph is never collected.
+    """
+
+    def __init__(
+        self,
+        executor: RunsCalls,
+        site: PlacedModule,
+        run: Callable[..., Any],
+        arguments: Arguments,
+        signature: Signature,
+        generator: tuple[torch.Generator, torch.Tensor] | None,
+        *,
+        origin: str,
+        parameters: Sequence[torch.nn.Parameter],
+    ) -> None:
+        self.executor = executor
+        self.site = site
+        self.signature = signature
+        # A hook of the user's would be told of no gradient by the caller's graph, so those parameters stay out of it.
+        hooked = executor.backwards.gradients.is_hooked_by_others
+        self.parameters = [p for p in parameters if not hooked(p)] if arguments.state.grad else []
+        self._run: Callable[..., Any] | None = run
+        self._arguments: Arguments | None = arguments
+        self._generator = generator
+        self._origin = origin
+        self._versions = (arguments.versions, [parameter._version for parameter in parameters])
+        self._all_parameters = list(parameters)
+        self._likes = [torch.empty_like(tensor, device="meta") for tensor in arguments.differentiable]
+        self._inputs: list[torch.Tensor] = []  # leaves of the branch's own graph
+        self._aliases: list[torch.Tensor] = []  # what the module gets of them
+        self._roots: list[torch.Tensor] = []
+        self._captured: list[torch.Tensor | None] = []
+        self._uses_apart = False
+
+    def forward(self) -> list[torch.Tensor]:
+        """Runs on the lane: calls the module on aliases of its inputs and returns its tensors, cut from its graph."""
+        run, arguments = self._run, self._arguments
+        self._run = self._arguments = None
+        assert run is not None
+        assert arguments is not None, "a call ran twice"
+        inputs_before, parameters_before = self._versions
+        if parameters_before != [parameter._version for parameter in self._all_parameters]:
+            raise self._changed("a parameter")
+        with _noting(f"raised in module {self.site.name!r}, called at {self._origin}"):
+            leaves = self._run_with_memory(run, arguments)
+        if inputs_before != arguments.versions:
+            raise self._changed("an input")
+        outputs = list({id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}.values())
+        self._check(outputs)
+        self._roots = [t for t, o in zip(outputs, self.signature.outputs, strict=True) if o.same_input is None]
+        return [tensor.detach() for tensor in self._roots]
+
+    def pending(self, ticket: Ticket[list[torch.Tensor]]) -> list[LaneTensor]:
+        """Returns what stands for the tensors that the module makes, before its forward, ``ticket``, has run."""
+        return [
+            LaneTensor(info.like, self.executor, self.site.lane, ticket, pick, self.site.name)
+            for pick, info in enumerate(self.signature.made)
+        ]
+
+    def _run_with_memory(self, run: Callable[..., Any], arguments: Arguments) -> list[Any]:
+        """Calls the module; if there is no memory for it beside the others, once more with all of them at rest.
+
+        Nobody has seen a result by then, so that it is as if the first try had not been, unless that has written
+        somewhere: then what was raised is raised, with a note.
+        """
+        generator = self._generator[0] if self._generator is not None else None
+        drawn = generator.get_state() if generator is not None else None
+        written = self.site.module if self.signature.writes_buffers else None
+        buffers = buffer_versions(written)
+        try:
+            return self._run_module(run, arguments)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            if buffers != buffer_versions(written) or self._versions[0] != arguments.versions:
+                error.add_note(
+                    f"{self.site.name!r} was not run again: it had written into its buffers or inputs by then"
+                )
+                raise
+        # The error is gone by now, and with it what the failed try held.
+        self._inputs, self._aliases = [], []
+        if generator is not None and drawn is not None:
+            generator.set_state(drawn)
+        self.executor.second_tries.note(self.site.name, self._origin)
+        rest = self.site.lane.alone() if on_lane() else nullcontext()
+        with (
+            rest,
+            _noting("this was its second try, with the other lanes at rest: in the first there was no memory for it"),
+        ):
+            return self._run_module(run, arguments)
+
+    def _run_module(self, run: Callable[..., Any], arguments: Arguments) -> list[Any]:
+        with ExitStack() as stack:
+            stack.enter_context(arguments.state.applied())
+            if self._generator is not None:
+                everywhere = self.signature.drawing is None
+                stack.enter_context(drawing_from(self._generator[0], everywhere=everywhere))
+            args, kwargs = unflatten(self._alias(arguments), arguments.spec)
+            leaves, _ = flatten(run(*args, **kwargs))
+        return leaves
+
+    def backward(
+        self, grads: Sequence[torch.Tensor | None], *, keep: bool, only_asked: bool
+    ) -> list[torch.Tensor | None]:
+        """Runs on the lane: backward through the module; returns the gradient of each use of an input.
+
+        Args:
+            grads: Gradients of the tensors that the module made.
+            keep: Whether the graph will be used again.
+            only_asked: Leave the parameters' ``grad`` alone and return their gradients behind the others.
+        """
+        if not self._roots:
+            raise RuntimeError(
+                f"Trying to backward through the graph of {self.site.name!r} a second time; its saved values were "
+                "freed. Specify retain_graph=True in the first backward."
+            )
+        self._captured[:] = [None] * len(self.signature.edges)
+        pairs = [
+            (output, grad.value() if isinstance(grad, LaneTensor) else grad)
+            for output, grad in zip(self._roots, grads, strict=True)
+            if grad is not None
+        ]
+        roots, given = [root for root, _ in pairs], [grad for _, grad in pairs]
+        asked: list[torch.Tensor | None] = []
+        with _noting(f"raised in the backward of module {self.site.name!r}, called at {self._origin}"):
+            if only_asked:
+                wanted = [*self._inputs, *self.parameters]
+                asked = list(torch.autograd.grad(roots, wanted, given, retain_graph=keep, allow_unused=True))
+            else:
+                torch.autograd.backward(roots, given, retain_graph=keep)
+        by_input = asked if only_asked else [alias.grad for alias in self._inputs]
+        gathered = list(self._captured) if self._uses_apart else [by_input[index] for index in self.signature.edges]
+        returned = [*gathered, *asked[len(self._inputs) :]]
+        for alias in self._inputs:
+            alias.grad = None
+        if not keep:
+            self._roots, self._inputs, self._aliases = [], [], []
+        self._captured[:] = []
+        return returned
+
+    def launch_backward(self, grads: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        """Runs in the caller's backward: hands the module's backward to its lane and returns pending gradients."""
+        if torch.is_grad_enabled():
+            raise UnsupportedModelError(
+                f"create_graph=True through {self.site.name!r}: gradients of gradients do not work across lanes; run "
+                "this part of the loop inside `with handle.disabled():`"
+            )
+        executor, site = self.executor, self.site
+        keep = torch._C._autograd._get_current_graph_task_keep_graph()
+        # torch.autograd.grad and backward(inputs=...) ask for some gradients only and never for the anchor's.
+        only_asked = not torch._C._will_engine_execute_node(torch.autograd.graph.get_gradient_edge(site.anchor).node)
+        running = executor.backwards.current()
+        if not only_asked:
+            executor.backwards.reach(site)
+        if not keep:
+            site.in_flight.discard(self)
+        after = executor.inputs_from(lane_tensors(list(grads)), site.lane)
+        work = partial(self.backward, grads, keep=keep, only_asked=only_asked)
+        ticket = executor.submit(site, "backward", work, after)
+        if only_asked or executor.closed:
+            found = list(executor.wait(ticket))
+            return found + [None] * (len(self.signature.edges) + len(self.parameters) - len(found))
+        running.launched.append(ticket)
+        reached: set[int] = set()
+        for output, grad in zip(self.signature.made, grads, strict=True):
+            reached |= output.uses if grad is not None else frozenset()
+        pending = [
+            self._gradient(edge, ticket) if edge in reached else None for edge in range(len(self.signature.edges))
+        ]
+        return [*pending, *[None] * len(self.parameters)]
+
+    def _changed(self, what: str) -> ModuleContractError:
+        return ModuleContractError(
+            f"{what} of {self.site.name!r} was written to while its lane had not finished with it; write to a copy, or "
+            f"leave the module out: colocate(..., exclude=[{self.site.name!r}])"
+        )
+
+    def _gradient(self, edge: int, ticket: Ticket[Any]) -> LaneTensor:
+        like = self._likes[self.signature.edges[edge]]
+        return LaneTensor(like, self.executor, self.site.lane, _OrZeros(ticket, like), edge, self.site.name)
+
+    def _alias(self, arguments: Arguments) -> list[Any]:
+        """Replaces each input by its value, and each differentiable one by one of the branch's own graph."""
+        made: dict[int, torch.Tensor] = {}
+        wanted = {id(tensor) for tensor in arguments.differentiable}
+        aliased = []
+        for leaf in arguments.leaves:
+            if not isinstance(leaf, torch.Tensor):
+                aliased.append(leaf)
+                continue
+            if id(leaf) not in made:
+                value = leaf.value() if isinstance(leaf, LaneTensor) else leaf
+                if id(leaf) in wanted:
+                    value = value.detach().requires_grad_()
+                    self._inputs.append(value)
+                    if not leaf.is_leaf:
+                        value = value.view_as(value)  # autocast casts a leaf once, and another tensor at each use
+                    self._aliases.append(value)
+                made[id(leaf)] = value
+            aliased.append(made[id(leaf)])
+        return aliased
+
+    def _check(self, outputs: list[torch.Tensor]) -> None:
+        """Holds the module to what its first call of this kind showed."""
+        expected, name = self.signature, self.site.name
+        found = [(tuple(t.shape), t.dtype, t.requires_grad) for t in outputs]
+        wanted = [(tuple(o.like.shape), o.like.dtype, o.differentiable) for o in expected.outputs]
+        if found != wanted:
+            raise ModuleContractError(
+                f"{name!r} returned {found} where its first call with inputs of this kind had returned {wanted}; a "
+                f"module whose results depend on values cannot be placed: colocate(..., exclude=[{name!r}])"
+            )
+        if self._generator is not None and not torch.equal(self._generator[0].get_state(), self._generator[1]):
+            raise ModuleContractError(
+                f"{name!r} drew another number of random numbers than at its first call with inputs of this kind; "
+                f"it cannot be placed: colocate(..., exclude=[{name!r}])"
+            )
+        if len(expected.edges) > len(set(expected.edges)):
+            made = [t for t, o in zip(outputs, expected.outputs, strict=True) if o.same_input is None]
+            uses = find_uses([t for t in made if t.requires_grad], self._aliases)
+            if tuple(use.input for use in uses) != expected.edges:
+                raise ModuleContractError(
+                    f"{name!r} used its inputs in another way than at its first call with inputs of this kind; it "
+                    f"cannot be placed: colocate(..., exclude=[{name!r}])"
+                )
+            self._uses_apart = True
+            capture(uses, self._captured)
+
+
+@contextmanager
+def _noting(where: str) -> Iterator[None]:
+    """Adds to an error where it comes from, since it surfaces where the result is needed."""
+    try:
+        yield
+    except BaseException as error:
+        if where not in getattr(error, "__notes__", ()):
+            error.add_note(where)
+        raise
+
+
+class _OrZeros:
+    """A backward's ticket whose missing gradients read as zeros."""
+
+    def __init__(self, ticket: Ticket[list[torch.Tensor | None]], like: torch.Tensor) -> None:
+        self._ticket = ticket
+        self._like = like
+
+    @property
+    def done(self) -> bool:
+        return self._ticket.done
+
+    @property
+    def interval_ns(self) -> tuple[int, int]:
+        return self._ticket.interval_ns
+
+    def wait(self) -> list[torch.Tensor]:
+        return [torch.zeros_like(self._like, device="cpu") if grad is None else grad for grad in self._ticket.wait()]
+
+
+class CallFunction(torch.autograd.Function):
+    """The node that stands for a placed module's call in the caller's autograd graph."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Call, outputs: list[LaneTensor], *edges: torch.Tensor) -> Any:
+        """Returns the call's lane tensors.
+
+        ``edges`` are the site's anchor, the differentiable inputs, once for each use, and the parameters. Those get
+        no gradient through here (the lane adds to their ``grad``) unless somebody asks for it by name.
+        """
+        ctx.call = call
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(
+            *(o for o, info in zip(outputs, call.signature.made, strict=True) if not info.differentiable)
+        )
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """Hands the module's backward to its lane."""
+        return None, None, None, *ctx.call.launch_backward(grads)

@@ -1,0 +1,283 @@
+"""One step on the host, from top to bottom: who waits for whom, and where each piece of work runs.
+
+::
+
+    caller   model( left(x)   right(y)   left * right        ) | loss.backward()                    | step
+               |       |          |        joins both          |    |        |                      |
+    lane 1     |    [forward]-----|--------^     [results] ----'    | [backward]-- gradients to --.  |
+    lane 2     |            [forward]------'                     [backward]------- leaves --------'
+
+The sections of ``Executor`` follow a step: the model is called; a placed module's call is sent to its lane, or runs
+where it is made; the lane waits for the call's inputs and runs its forward; operations between modules follow their
+branch; the backward of each call is handed to the lane of its forward; at the end of the caller's backward the lanes
+are awaited and gradients of leaves become plain.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mosaic.engine.calls.attach import attach, detach, is_attached
+from mosaic.engine.calls.caller import caller, note_in_place
+from mosaic.engine.calls.out_of_memory import SecondTries
+from mosaic.engine.calls.random_numbers import advance_default, draw_here
+from mosaic.engine.calls.shapes import other_inputs, shapes_of
+from mosaic.engine.calls.signature import Arguments, Signature, learn
+from mosaic.engine.calls.structure import map_tensors, tensors_in, unflatten
+from mosaic.engine.calls.thread_state import interception, is_in_autocast, on_lane
+from mosaic.engine.host.backwards import Backwards
+from mosaic.engine.host.call import Call, CallFunction
+from mosaic.engine.host.direct import DirectCalls
+from mosaic.engine.host.lane_tensor import LaneTensor, join_joined, joined, lane_tensors
+from mosaic.engine.host.lane_work import LaneWork
+from mosaic.engine.host.operators import Operators
+
+if TYPE_CHECKING:
+    from mosaic.backends.base import Lanes
+    from mosaic.engine.calls.placed_module import PlacedModule
+
+
+class Executor(LaneWork):
+    """The lanes of one plan and everything in flight on them.
+
+    Attributes:
+        in_place: For each module and reason, how many of its calls ran where they were made.
+        places: For each module and reason, the line of the first such call.
+        in_order: Modules that keep to the order of the caller's work, and why: none, since callers' operators end
+            before lanes begin.
+        backwards: The caller's backwards.
+        gradients: Leaves whose gradients lanes compute.
+        second_tries: Calls for which there was no memory beside the others.
+    """
+
+    def __init__(self, lanes: Lanes) -> None:
+        super().__init__(lanes)
+        self.in_place: Counter[tuple[str, str]] = Counter()
+        self.places: dict[tuple[str, str], str] = {}
+        self.in_order: dict[str, str] = {}
+        self.backwards = Backwards(self)
+        self.gradients = self.backwards.gradients
+        self.second_tries = SecondTries()
+        self._operators = Operators(self, self.gradients)
+        self._direct = DirectCalls(self, self.backwards)
+        self._drawing: list[torch.nn.Module] = []
+        self._in_autocast = False  # the model's own call is inside of an autocast
+        self._paused = False
+
+    # 1. The model is called: nothing that a lane is still computing leaves it.
+
+    def whole(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs the model's own call; its result is plain."""
+        self.begin()
+        self._in_autocast = is_in_autocast()
+        try:
+            result = run(*args, **kwargs)
+            if not self.num_launched:
+                return result
+            result = map_tensors(joined, result)
+            self.check_forwards()
+            self.drain()  # what nobody used may still read parameters and modes
+            return result
+        except BaseException:
+            self.drain()
+            raise
+        finally:
+            self._in_autocast = False
+
+    def begin(self) -> None:
+        """Forgets what an error cut short."""
+        self.forwards.forget()
+        if torch._C._current_graph_task_id() == -1:
+            self.backwards.forget_failed()
+
+    # 2. A placed module is called: on its lane if its calls are known to allow that, where it is called otherwise.
+
+    def call(self, site: PlacedModule, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls a placed module."""
+        if on_lane():
+            return run(*args, **kwargs)
+        if site.is_alone and torch.get_num_threads() == site.lane.num_threads:
+            return self.run_alone(site, run, args, kwargs)
+        reason = site.obstacle or interception()
+        if reason is not None:
+            return self._run_here(site, run, args, kwargs, reason)
+        arguments = Arguments.take(args, kwargs)
+        arguments.leaves[:] = map(join_joined, arguments.leaves)
+        if arguments.opaque is not None:
+            return self._run_here(site, run, args, kwargs, f"it takes a {arguments.opaque}, which may hide tensors")
+        if site.shapes is not None and site.shapes != shapes_of(arguments.leaves):
+            return self._run_here(site, run, args, kwargs, other_inputs(site.shapes, shapes_of(arguments.leaves)))
+        modes, parameters = site.parts()
+        key = arguments.key(modes, parameters)
+        signature = site.signatures.get(key)
+        if signature is None:
+            return self._learn(site, run, args, kwargs, key)
+        reason = self._obstacle(site, signature, arguments)
+        if reason is not None:
+            return self._run_here(site, run, args, kwargs, reason)
+        generator = self.lane_generator(signature.draws)
+        call = Call(self, site, run, arguments, signature, generator, origin=caller(), parameters=parameters)
+        return self.launch(site, call, arguments)
+
+    def run_alone(
+        self, site: PlacedModule, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Calls a module that has the whole device to itself: in the caller's own thread, behind all lanes."""
+        return self._direct.run(site, run, args, kwargs)
+
+    def _obstacle(self, site: PlacedModule, signature: Signature, arguments: Arguments) -> str | None:
+        """Returns why a call of a known kind runs where it is made, or None."""
+        grad = arguments.state.grad
+        if signature.alone is not None and grad and site.num_pending:
+            site.obstacle = f"it is called again before the backward of its last call, and {signature.alone}"
+        if signature.obstacle is not None or site.obstacle is not None:
+            return signature.obstacle or site.obstacle
+        if site.is_in_place and grad:
+            return "an earlier call of the same backward ran in place"
+        if signature.recasts and not self._in_autocast:
+            return "it uses a weight several times, in an autocast that may end before its lane does"
+        return None
+
+    def _run_here(self, site: PlacedModule, run: Callable[..., Any], args: Any, kwargs: Any, reason: str) -> Any:
+        note_in_place(self, site.name, reason)
+        self._wait_for_earlier(site)
+        result = run(*map_tensors(joined, args), **map_tensors(joined, kwargs))
+        came = {id(tensor) for tensor in tensors_in((args, kwargs))}
+        self._ran_here(site, [tensor for tensor in tensors_in(result) if id(tensor) not in came])
+        return result
+
+    def _ran_here(self, site: PlacedModule, made: list[torch.Tensor]) -> None:
+        self.backwards.follow_in_place(site, made)
+        for parameter in site.parts()[1]:  # what the module left lying about may be used beside its results
+            self.gradients.expect(parameter)
+
+    def _learn(self, site: PlacedModule, run: Callable[..., Any], args: Any, kwargs: Any, key: Any) -> Any:
+        """Makes the first call of a kind where it is made, and learns what the next ones will return."""
+        args, kwargs = map_tensors(joined, args), map_tensors(joined, kwargs)
+        self._wait_for_earlier(site)
+        arguments = Arguments.take(args, kwargs)
+        result, made, signature = learn(lambda: run(*args, **kwargs), arguments, site.module, site.parted)
+        site.signatures[key] = signature
+        self.let_draw(signature.drawing or ())
+        if signature.obstacle is None:
+            self.backwards.follow_in_place(site, made)
+        else:
+            self._ran_here(site, made)
+        return result
+
+    def _wait_for_earlier(self, site: PlacedModule) -> None:
+        """Lets earlier calls of a module end before one runs in place: they may write into its buffers."""
+        if site.last_forward is not None:
+            self.wait(site.last_forward)
+
+    # 3. Its lane waits for the call's inputs and runs the forward; the caller goes on with what stands for its results.
+
+    def launch(self, site: PlacedModule, call: Call, arguments: Arguments) -> Any:
+        """Hands a call of a known kind to its module's lane; returns what it will return."""
+        signature, inputs = call.signature, arguments.differentiable
+        for leaf in inputs:
+            if leaf.is_leaf:
+                self.gradients.expect(leaf)
+        after = self.inputs_from(lane_tensors(arguments.leaves), site.lane)
+        self.num_launched += 1
+        ticket = site.last_forward = self.submit(site, "forward", call.forward, after)
+        self.forwards.note(ticket)
+        made = call.pending(ticket)
+        if any(info.differentiable for info in signature.made):
+            site.in_flight.add(call)
+            edges = [inputs[index] for index in signature.edges]
+            made = list(CallFunction.apply(call, made, site.anchor, *edges, *call.parameters))
+        fresh = iter(made)
+        tensors = [
+            next(fresh) if info.same_input is None else arguments.leaves[info.same_input] for info in signature.outputs
+        ]
+        leaves = [leaf[0] if isinstance(leaf, tuple) else tensors[leaf] for leaf in signature.leaves]
+        return unflatten(leaves, signature.spec)
+
+    def let_draw(self, parts: Iterable[torch.nn.Module]) -> None:
+        """Makes parts of modules draw their random numbers from the generator of the lane that they run on."""
+        for part in parts:
+            if not is_attached(part):
+                attach(part, draw_here)
+                self._drawing.append(part)
+
+    @staticmethod
+    def lane_generator(draws: int) -> tuple[torch.Generator, torch.Tensor] | None:
+        """Returns a generator for the lane and the state it must end in, and moves the default generator there."""
+        if not draws:
+            return None
+        generator = torch.Generator()
+        generator.set_state(torch.get_rng_state())
+        advance_default(draws)
+        return generator, torch.get_rng_state()
+
+    # 4. Operations between modules follow their branch. In backward they run on the lane of their forward.
+
+    def operate(self, first: LaneTensor, func: Any, args: Any, kwargs: Any) -> Any:
+        """Runs one operator that has lane tensors among its arguments."""
+        return self._operators.run(first, func, args, kwargs)
+
+    # 5. Autograd reaches a call: ``Call.launch_backward`` hands its backward to the lane. At the end of the caller's
+    #    backward (``Backwards.end``) the lanes are awaited, and the gradients of leaves become plain.
+
+    def expect_gradient(self, leaf: torch.Tensor) -> None:
+        """Prepares a leaf whose gradient a lane may compute."""
+        self.gradients.expect(leaf)
+
+    def watch(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Prepares parameters that operations between modules use: lanes may compute their gradients."""
+        for parameter in parameters:
+            if parameter.requires_grad:
+                self.gradients.expect(parameter)
+
+    # 6. Between steps.
+
+    def settle(self) -> None:
+        """Lets the lanes come to rest."""
+        self.drain()
+
+    def pause(self) -> None:
+        """Comes to rest and takes everything off the model, so that another executor can run it meanwhile."""
+        self.drain()
+        self._paused = True
+        self.gradients.close()
+        self._direct.close()
+        for part in self._drawing:
+            detach(part)
+
+    def resume(self) -> None:
+        """Undoes ``pause``; leaves are hooked anew where they are used."""
+        self._paused = False
+        for part in self._drawing:
+            attach(part, draw_here)
+
+    def close(self) -> None:
+        """Gives the lanes back; what is still asked of them later runs where it is asked."""
+        self.hand_over_all()
+        self.closed = True
+        self.lanes.close()
+        self.gradients.close()
+        self._direct.close()
+        if not self._paused:  # or they are another executor's by now
+            for part in self._drawing:
+                detach(part)
+        self._drawing.clear()
+
+    @property
+    def is_in_flight(self) -> bool:
+        """Never by itself: calls whose backward may come are known to their sites."""
+        return False
+
+    @property
+    def num_failed(self) -> int:
+        """How many backwards an error cut short."""
+        return self.backwards.num_failed
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What there was no memory for; anything else that is out of the ordinary has a module and a reason."""
+        return self.second_tries.sentences()

@@ -1,0 +1,284 @@
+"""Tensors whose values a lane is still computing.
+
+A placed module returns at once; what it returns are ``LaneTensor``s. They have a shape, a dtype and a place in
+the autograd graph, but no storage. What happens to one decides where the work goes:
+
+* an operation on tensors of one lane is queued on that lane, forward and backward (*glue follows its branch*);
+* an operation that mixes lanes, needs a value, writes in place or draws random numbers waits for its inputs
+  and runs where it was called (*joins where lanes mix*).
+
+Where an operation runs depends on the program alone and never on timing, and the autograd graph has the same
+nodes in the same order as in a plain run, so gradients are summed in the same order: results are equal bit for
+bit. A tensor that was joined once counts as an ordinary tensor from then on; this is part of that argument.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+import torch
+
+from mosaic.engine.calls.structure import tensors_of
+from mosaic.engine.calls.thread_state import on_lane
+from mosaic.engine.calls.torch_functions import look_up
+from mosaic.errors import ModuleContractError, UnsupportedModelError
+
+if TYPE_CHECKING:
+    from mosaic.backends.base import Lane, Ticket
+
+
+T = TypeVar("T")
+LANE = "mosaic.lane"
+"""Where an autograd node keeps the lane of its forward."""
+
+
+class RunsLaneTensors(Protocol):
+    """What a lane tensor asks of the executor that made it."""
+
+    closed: bool
+
+    def value(self, tensor: LaneTensor) -> torch.Tensor:
+        """Waits for a tensor's value."""
+
+    def operate(self, first: LaneTensor, func: Any, args: Any, kwargs: Any) -> Any:
+        """Runs one operator that has lane tensors among its arguments."""
+
+    def expect_gradient(self, leaf: torch.Tensor) -> None:
+        """Prepares a leaf whose gradient a lane may compute."""
+
+    def drain(self) -> None:
+        """Waits until the lanes are at rest."""
+
+
+class LaneTensor(torch.Tensor):
+    """A tensor that a lane is computing; made by the executor alone."""
+
+    _executor: RunsLaneTensors
+    _lane: Lane
+    _ticket: Ticket[list[torch.Tensor]]
+    _pick: int
+    _joined: torch.Tensor | None
+    _module: str
+    _base_of_view: LaneTensor | None
+    _replay: Callable[[torch.Tensor], torch.Tensor] | None
+    _views: list[weakref.ref[LaneTensor]]
+
+    @staticmethod
+    def __new__(
+        cls: type[LaneTensor],
+        like: torch.Tensor,
+        executor: RunsLaneTensors,
+        lane: Lane,
+        ticket: Ticket[list[torch.Tensor]],
+        pick: int,
+        module: str,
+    ) -> LaneTensor:
+        """Makes a tensor with the metadata of ``like``, whose value will be ``ticket.wait()[pick]``."""
+        made: LaneTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, like.size(), strides=like.stride(), dtype=like.dtype, layout=like.layout, device=torch.device("cpu")
+        )
+        made._executor = executor
+        made._lane = lane
+        made._ticket = ticket
+        made._pick = pick
+        made._joined = None
+        made._module = module
+        made._base_of_view = None
+        made._replay = None
+        made._views = []
+        return made
+
+    def value(self) -> torch.Tensor:
+        """Waits for the lane and returns the plain tensor, cut from the autograd graph.
+
+        Raises:
+            BaseException: What the lane's work raised, after all lanes have come to rest.
+        """
+        return self._executor.value(self)
+
+    def join(self) -> torch.Tensor:
+        """Returns the plain tensor that stands for this one in the caller's autograd graph; always the same one."""
+        if self._joined is None:
+            if self.requires_grad:
+                with torch.enable_grad():
+                    self._joined = _Join.apply(self)
+            else:
+                self._joined = self.value()
+        return self._joined
+
+    def note_view(self, base: LaneTensor, replay: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Remembers that this tensor is a view of ``base``, made by ``replay``."""
+        self._base_of_view = base
+        self._replay = replay
+        base._views.append(weakref.ref(self))
+
+    def join_to_write(self) -> None:
+        """Joins this tensor, what it is a view of, and all views of that, so that autograd sees a write in all of them.
+
+        Raises:
+            UnsupportedModelError: One of them was joined before, on its own.
+        """
+        base = self
+        while base._base_of_view is not None:
+            base = base._base_of_view
+        if base is self and not any(ref() is not None for ref in self._views):
+            self.join()
+            return
+        base.join()
+        todo = [base]
+        while todo:
+            above = todo.pop()
+            for view in [found for ref in above._views if (found := ref()) is not None]:
+                if view._joined is not None and not view._joined._is_view():
+                    raise UnsupportedModelError(
+                        f"a result of {self._module!r} is written to in place after a view of it was used elsewhere; "
+                        f"write to a copy, or leave the module out: colocate(..., exclude=[{self._module!r}])"
+                    )
+                if view._joined is None:
+                    assert view._replay is not None
+                    view._joined = view._replay(above.join())
+                todo.append(view)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Decides between following the lane and joining it."""
+        kwargs = kwargs or {}
+        does = look_up(func)
+        if does.reads:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        found = list(lane_tensors((args, kwargs)))
+        _check_thread(found)
+        if does.replaces(kwargs):
+            found[0]._executor.drain()
+            for written in lane_tensors((args[0] if args else None, kwargs.get("out"))):
+                written.join_to_write()
+        elif not does.value_of_pending and _is_one_branch(found):
+            for leaf in _leaves((args, kwargs)):
+                found[0]._executor.expect_gradient(leaf)
+            with torch._C.DisableTorchFunctionSubclass():
+                result = func(*args, **kwargs)
+            _note_lane(result, found[0]._lane, (args, kwargs))
+            return result
+        return func(*join_all(args), **join_all(kwargs))
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # torch calls it with func first
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Queues an operator on its lane, or runs it here; see ``Executor.operate``."""
+        first = next(lane_tensors((args, kwargs)))
+        _check_thread([first])
+        return first._executor.operate(first, func, args, kwargs or {})
+
+
+class _Join(torch.autograd.Function):
+    """The edge between a branch and the caller's graph: waits forward, hands gradients to the lane backward."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: LaneTensor) -> torch.Tensor:
+        ctx.branch = (tensor._executor, tensor._lane, tensor._module)
+        return tensor.value().detach()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (grad,) = grads
+        executor, lane, module = ctx.branch
+        if torch.is_grad_enabled() or isinstance(grad, LaneTensor) or executor.closed:
+            return grad
+        # As a tensor of the lane it makes the glue's backward follow the branch, as its forward did.
+        return LaneTensor(grad, executor, lane, ReadyTicket([grad]), 0, module)
+
+
+class ReadyTicket(Generic[T]):
+    """A ticket for what is there already."""
+
+    def __init__(self, result: T) -> None:
+        self._result = result
+
+    @property
+    def done(self) -> bool:
+        """True."""
+        return True
+
+    @property
+    def interval_ns(self) -> tuple[int, int]:
+        """Zeros: it took no time."""
+        return 0, 0
+
+    def wait(self) -> T:
+        """Returns the result."""
+        return self._result
+
+
+def lane_tensors(value: Any) -> Iterator[LaneTensor]:
+    """Yields the lane tensors in nested lists, tuples and dicts."""
+    return (tensor for tensor in tensors_of(value) if isinstance(tensor, LaneTensor))
+
+
+def _note_lane(result: Any, lane: Lane, inputs: Any) -> None:
+    """Marks the autograd nodes of a branch's operation with its lane, so that their backward runs there too."""
+    known = {tensor.grad_fn for tensor in tensors_of(inputs)}
+    todo = [tensor.grad_fn for tensor in lane_tensors(result) if tensor.grad_fn is not None]
+    while todo:
+        node = todo.pop()
+        metadata: Any = node.metadata
+        if node not in known and node.next_functions and LANE not in metadata:
+            metadata[LANE] = lane
+            todo.extend(following for following, _ in node.next_functions if following is not None)
+
+
+def lane_of_backward() -> Lane | None:
+    """Returns the lane on which the operation ran whose backward autograd is running now; None for any other."""
+    node: Any = torch._C._current_autograd_node()
+    found: Lane | None = None if node is None else node.metadata.get(LANE)
+    return found
+
+
+def _leaves(value: Any) -> Iterator[torch.Tensor]:
+    """Yields the plain leaves that want a gradient in nested lists, tuples and dicts."""
+    for tensor in tensors_of(value):
+        if tensor.requires_grad and not isinstance(tensor, LaneTensor) and tensor.is_leaf:
+            yield tensor
+
+
+def join_all(value: Any) -> Any:
+    """Replaces the lane tensors in nested lists, tuples and dicts by what they join to."""
+    if isinstance(value, LaneTensor):
+        return value.join()
+    if type(value) in (list, tuple):
+        return type(value)(join_all(item) for item in value)
+    if type(value) is dict:
+        return {key: join_all(item) for key, item in value.items()}
+    return value
+
+
+def _check_thread(found: list[LaneTensor]) -> None:
+    """Lanes get plain values; a lane tensor among them came by another way and could make lanes wait for each other.
+
+    Raises:
+        ModuleContractError: This is a lane's thread.
+    """
+    if found and on_lane():
+        name = found[0]._module
+        raise ModuleContractError(
+            f"a placed module reads a result of {name!r} that is not among its arguments; pass it as an argument, or "
+            f"leave one of them out: colocate(..., exclude=[{name!r}])"
+        )
+
+
+def _is_one_branch(found: list[LaneTensor]) -> bool:
+    lane = found[0]._lane
+    return all(tensor._lane is lane and tensor._joined is None for tensor in found)
+
+
+def join_joined(leaf: Any) -> Any:
+    """Returns what a lane tensor that was joined before joined to, and anything else as it is."""
+    return leaf.join() if isinstance(leaf, LaneTensor) and leaf._joined is not None else leaf
+
+
+def joined(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns what a lane tensor joins to, and any other tensor as it is."""
+    return tensor.join() if isinstance(tensor, LaneTensor) else tensor

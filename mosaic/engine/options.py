@@ -1,0 +1,125 @@
+"""Options of ``mosaic.colocate``: the same on one rank and on many; what one cannot do somewhere is an error there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from mosaic.engine.trial.settings import TrialSettings
+from mosaic.profile import Profile
+from mosaic.profiler import ProfileCache, ProfileSettings
+from mosaic.profiler.sweep import ProgressCallback
+from mosaic.solver.reserve import CommunicationSlots
+
+IfBusy = Literal["plain", "raise"]
+"""What to do where the machine is too busy to profile: run the model as it was written, or raise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSettings:
+    """What only several ranks have.
+
+    Raises:
+        ValueError: A time is not above 0 s.
+    """
+
+    timeout_s: float = 60.0
+    """How long a rank waits for the others in a step, and for them to come at the start, in seconds."""
+    beat_s: float = 1.0
+    """How often a rank says where it is and looks after the others, in seconds."""
+    grace_s: float = 10.0
+    """How long a rank has to end by itself once another one has failed, before its process is ended, in seconds."""
+    communication_slots: CommunicationSlots = 0
+    """Where Mosaic solves the plan: slots of each device that no module gets, so that collectives do not take theirs,
+    or ``remainder``: the SMs that are no slot's. NCCL is held to as many CTAs; a plan that is given says itself what it
+    reserves."""
+    direct: bool = True
+    """Let a result that goes into another module as it is, and nowhere else in the sample's step, go straight to that
+    module's ranks where this sends less. A loop that uses it otherwise later on gets an error. On GPUs all results go
+    home so far, and ``describe()`` says which could go straight."""
+
+    def __post_init__(self) -> None:
+        wrong = [
+            f"{name}={value}" for name in ("timeout_s", "beat_s", "grace_s") if not (value := getattr(self, name)) > 0
+        ]
+        if wrong:
+            raise ValueError(f"{', '.join(wrong)}: a time has to be above 0 s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How ``mosaic.colocate`` plans, measures and runs.
+
+    Raises:
+        ValueError: An option has a value that it does not know.
+    """
+
+    method: str = "auto"
+    """Who plans: a solver, or a planner that Mosaic is compared with (``mosaic.solver.runnable.RUNNABLE``). The plan of
+    a method that is named runs as it is, like one that is given; ``auto`` is tried first."""
+    profile: Profile | None = None
+    """Measurements to plan from instead of taking them; on several ranks those of the batch of all of them together.
+    No profile knows the optimizer: a plan leaves room for AdamW's two moments in 32 bits, 8 bytes for each parameter
+    that trains."""
+    profiling: ProfileSettings | None = None
+    """How carefully to profile."""
+    cache: ProfileCache | Path | Literal["user"] | None = "user"
+    """Measurements of earlier runs: what is there is not taken again, and what is taken is kept. By default in the
+    user's cache folder (``~/.cache/mosaic/profiles``, or under ``$XDG_CACHE_HOME``); None for none. Several ranks
+    measure afresh and take no other cache than the default."""
+    cuda_graphs: bool | Literal["auto"] = "auto"
+    """On a GPU, launch placed modules as CUDA graphs wherever that is right; they are captured at their first calls.
+    For modules of many small operators, which one thread cannot launch fast enough. ``auto``: a trial also tries the
+    best plan that way, where launching takes more than 0.3 of the modules' time on the device; without a trial, on the
+    host and on several ranks nothing is captured."""
+    trial: TrialSettings | Literal["auto"] | None = "auto"
+    """How to try plans. ``auto``: with default bounds where Mosaic solves the plan, and not at all where it is given or
+    made by a method that is named. None: not at all; with settings, those are tried, too."""
+    if_busy: IfBusy = "plain"
+    """What to do where other processes take so much of the machine that measuring means nothing (60 % of its CPU time,
+    ``ProfileSettings.refuse_share``): ``plain`` logs a warning and runs the model as it was (several ranks train
+    data-parallel), with the reason in ``describe()``; ``raise`` raises. A method that is named raises in any case,
+    since nothing else was asked for."""
+    progress: ProgressCallback | None = None
+    """Told what is being profiled, how much is done, and how much there is; on several ranks, on the first."""
+    ranks: RankSettings | None = None
+    """What only several ranks have; None for the defaults."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.cuda_graphs, bool) and self.cuda_graphs != "auto":
+            raise ValueError(f"cuda_graphs={self.cuda_graphs!r}; use True, False or 'auto'")
+        if self.if_busy not in ("plain", "raise"):
+            raise ValueError(f'if_busy={self.if_busy!r}; use "plain" or "raise"')
+
+    @property
+    def may_fall_back(self) -> bool:
+        """Whether a busy machine leaves the model as it was: where it is left to Mosaic what runs."""
+        return self.if_busy == "plain" and self.method == "auto"
+
+    def check_for_one_rank(self, kind: str) -> None:
+        """Raises ValueError where one rank on a device of a kind cannot do what is asked for."""
+        if self.cuda_graphs is True and kind == "host":
+            raise ValueError("cuda_graphs=True needs a model on a GPU; leave cuda_graphs out on the host")
+        if self.ranks is not None:
+            raise ValueError(
+                f"ranks={self.ranks} is for several ranks, and this process is the only one; start it by torchrun, or "
+                "leave ranks out"
+            )
+
+    def check_for_several_ranks(self) -> None:
+        """Raises ValueError where several ranks cannot do what is asked for."""
+        if self.cuda_graphs is True:
+            raise ValueError(
+                "cuda_graphs=True cannot be had on several ranks, whose calls exchange rows in the middle; leave "
+                "cuda_graphs out"
+            )
+        if self.cache not in ("user", None):
+            raise ValueError(
+                f"cache={str(self.cache)!r} cannot be had on several ranks, whose times depend on the links between "
+                "them; leave cache out, or pass a profile"
+            )
+
+
+DEFAULT_OPTIONS = Options()
+"""What ``mosaic.colocate`` does where nothing is said."""

@@ -1,0 +1,259 @@
+"""Runs placed calls on streams: one launching thread, one autograd graph, real tensors.
+
+Autograd runs each operation's backward on the stream of its forward, so a module keeps its partition in backward, and
+at the end of a backward it makes the caller's stream wait for the streams on which gradients of leaves were made.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mosaic.backends.streams.lanes import StreamLane
+from mosaic.engine.calls.caller import note_in_place
+from mosaic.engine.calls.structure import map_tensors, tensors_in
+from mosaic.engine.calls.thread_state import as_lane, on_lane
+from mosaic.engine.graphs import StageBranch, StageGraphs
+from mosaic.engine.streams.call import PlacedCall
+from mosaic.engine.streams.order import ModelCall, Orders
+from mosaic.engine.streams.tensor import join_tensor, on_user_stream
+from mosaic.engine.streams.timeline import StreamTimeline
+
+if TYPE_CHECKING:
+    from mosaic.backends.streams.clock import StreamMark
+    from mosaic.backends.streams.lanes import StreamLanes
+    from mosaic.engine.calls.placed_module import PlacedModule
+    from mosaic.timeline import Span
+
+
+class StreamExecutor:
+    """The lanes of one plan on streams of one device.
+
+    Args:
+        lanes: The lanes.
+        in_order: Modules that have to keep to the order of the user's stream, and why.
+        graphs: Runs calls as CUDA graphs wherever it can; None launches all of them eagerly.
+
+    Attributes:
+        in_place: For each module and reason, how many of its calls ran where they were made.
+        places: For each module and reason, the line of the first such call.
+        closed: Whether the lanes were given back.
+    """
+
+    def __init__(
+        self,
+        lanes: StreamLanes,
+        *,
+        in_order: Mapping[str, str] | None = None,
+        graphs: StageGraphs | None = None,
+    ) -> None:
+        self.lanes = lanes
+        self.graphs = graphs
+        self.in_place: Counter[tuple[str, str]] = Counter()
+        self.places: dict[tuple[str, str], str] = {}
+        self.closed = False
+        self.in_order = dict(in_order or {})
+        self._orders = Orders(lanes)
+        self._timeline = StreamTimeline(lanes.api, lanes.clock)
+        self._num_launched = 0
+        self._alone: StreamMark | None = None
+        self._waited: set[StreamLane] = set()
+
+    # Calls of placed modules.
+
+    def call(self, site: PlacedModule, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls a placed module on its lane's stream; what it raises comes out here."""
+        if on_lane():
+            return run(*args, **kwargs)
+        reason = site.obstacle or _obstacle()
+        if reason is None and self.closed:
+            reason = "its lanes are closed"
+        if reason is not None:
+            return self._run_here(site, run, args, kwargs, reason)
+        if not on_user_stream():
+            return self._run_again(site, run, args, kwargs)
+        if site.is_alone and self.graphs is None:
+            return self.run_alone(site, run, args, kwargs)
+        self._num_launched += 1
+        self._take_turn(_lane_of(site))
+        plain = run
+        if self.graphs is not None and site.name not in self.in_order:
+            run = partial(_replayed, self.graphs, site, run)
+        call = PlacedCall(self._orders.of(_lane_of(site)), site, args, kwargs, in_order=site.name in self.in_order)
+        try:
+            return call.launch(run, self._timeline)
+        except torch.OutOfMemoryError:
+            del call  # and with the error go the tensors of what failed, before it is tried again
+        return self._run_with_less(site, plain, args, kwargs)
+
+    def launch(self, site: PlacedModule, run: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """Runs ``run`` on a module's lane, once whatever it raises, and times nothing: it may talk to other ranks.
+
+        In the middle of a backward it runs in the order of autograd's stream.
+        """
+        if not on_user_stream():
+            return self._run_again(site, run, args, {})
+        self._num_launched += 1
+        self._take_turn(_lane_of(site))
+        order = self._orders.of(_lane_of(site))
+        return PlacedCall(order, site, args, {}, in_order=site.name in self.in_order).launch(run, None)
+
+    def whole(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs the model's own call: nothing that a lane is still computing leaves it unordered."""
+        if self.closed or not on_user_stream() or _obstacle() is not None:
+            return run(*args, **kwargs)
+        before = self._orders.call
+        self._orders.call = ModelCall(self.lanes.api, tensors_in((args, kwargs)))
+        try:
+            result = run(*args, **kwargs)
+            if self._num_launched:
+                result = map_tensors(join_tensor, result)
+        except BaseException:
+            self.lanes.join()
+            raise
+        finally:
+            self._orders.call = before
+        if self._num_launched:
+            self._orders.join()
+        return result
+
+    def run_alone(self, site: PlacedModule, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Runs a module that has the whole device to itself on the user's own stream, behind all lanes.
+
+        A lane would gain nothing. What lanes are given later takes its turn behind it (``_take_turn``).
+        """
+        if self._num_launched:
+            args, kwargs = map_tensors(join_tensor, args), map_tensors(join_tensor, kwargs)
+            self.lanes.join()
+        start = self._timeline.mark()
+        result = run(*args, **kwargs)
+        self._alone = self._timeline.note_direct(site, start)
+        self._waited.clear()
+        self._timeline.watch_backward(site, result, tensors_in((args, kwargs)))
+        return result
+
+    def _take_turn(self, lane: StreamLane) -> None:
+        """Starts what a lane is given next behind the last module that had the device to itself."""
+        if self._alone is not None and lane not in self._waited:
+            self._alone.event.wait(lane.stream)
+            self._waited.add(lane)
+
+    def _run_with_less(self, site: PlacedModule, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Runs a call again for which there was no memory beside the others: once, with nothing beside it.
+
+        What the failed try had written into buffers or drawn of random numbers by then stays written and drawn.
+        """
+        self.settle()
+        self.lanes.api.synchronize()
+        self.lanes.api.empty_cache()
+        reason = "it ran out of memory on its lane, and was run again in the plain way"
+        return self._run_here(site, run, args, kwargs, reason)
+
+    def _run_here(self, site: PlacedModule, run: Callable[..., Any], args: Any, kwargs: Any, reason: str) -> Any:
+        note_in_place(self, site.name, reason)
+        return run(*map_tensors(join_tensor, args), **map_tensors(join_tensor, kwargs))
+
+    def _run_again(self, site: PlacedModule, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Runs a call in the middle of a backward (a recomputation) on its lane, in the order of autograd's stream."""
+        api, stream = self.lanes.api, self._orders.of(_lane_of(site)).stream
+        here = api.current_stream()
+        args, kwargs = map_tensors(join_tensor, args), map_tensors(join_tensor, kwargs)
+        self._orders.order(here, before=stream)
+        with api.use_stream(stream), _lane_of(site).under_settings(), as_lane():
+            result = run(*args, **kwargs)
+        self._orders.order(stream, before=here)
+        for given, used_on in ((args, stream), (kwargs, stream), (result, here)):
+            for tensor in tensors_in(given):
+                api.record_use(tensor, used_on)
+        return result
+
+    # The rest of what a handle asks for.
+
+    def watch(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Does nothing: autograd itself orders the gradients of parameters that operations between modules use."""
+
+    def settle(self) -> None:
+        """Makes the user's stream wait for the lanes; blocks nothing."""
+        if not self.closed and on_user_stream():
+            self._orders.join()
+            self.lanes.join()
+
+    def pause(self) -> None:
+        """Orders the user's stream behind the lanes; nothing else of it shows while another executor runs the model."""
+        self.settle()
+
+    def resume(self) -> None:
+        """Does nothing: there is nothing to undo."""
+
+    @property
+    def is_in_flight(self) -> bool:
+        """Whether a captured stage waits for its backward; eager calls can end under any plan."""
+        return self.graphs is not None and self.graphs.is_in_flight
+
+    @property
+    def num_failed(self) -> int:
+        """None is known: errors of backward come out of autograd alone."""
+        return 0
+
+    def close(self) -> None:
+        """Ends the lanes; results that are still about can be used as before."""
+        if not self.closed:
+            self.closed = True
+            self._timeline.close()
+            if self.graphs is not None:
+                self.graphs.close()
+            self.lanes.close()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Says which calls were not launched as graphs, and why."""
+        if self.graphs is None:
+            return ()
+        return tuple(
+            f"{count} call{'s' if count > 1 else ''} of {name} launched eagerly: {reason}"
+            for (name, reason), count in self.graphs.eager_calls.items()
+        )
+
+    @property
+    def num_backwards(self) -> int:
+        """How many backwards came through placed modules."""
+        return self._timeline.num_backwards
+
+    def spans(self, origin_ns: int) -> tuple[Span, ...]:
+        """Returns what ran, in milliseconds since ``origin_ns`` on the device's clock; waits for it."""
+        return self._timeline.spans(origin_ns)
+
+    @property
+    def origin_ns(self) -> int:
+        """When the oldest recorded piece of work started."""
+        return self._timeline.origin_ns
+
+    @property
+    def timeline(self) -> StreamTimeline:
+        """When modules ran."""
+        return self._timeline
+
+    def clear_spans(self) -> None:
+        """Forgets what ran so far."""
+        self._timeline.clear()
+
+
+def _lane_of(site: PlacedModule) -> StreamLane:
+    assert isinstance(site.lane, StreamLane), "a site of another executor"
+    return site.lane
+
+
+def _replayed(graphs: StageGraphs, site: PlacedModule, run: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    lane = _lane_of(site)
+    return graphs.call(StageBranch(name=site.name, run=run, args=args, kwargs=kwargs, lane=lane, module=site.module))
+
+
+def _obstacle() -> str | None:
+    """Returns why a call made now must run where it is made, or None."""
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        return "it is being traced or compiled; compile the placed modules instead"
+    return None

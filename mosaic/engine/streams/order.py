@@ -1,0 +1,255 @@
+"""The order of work on streams: between a lane, other lanes, and the stream of the user's loop.
+
+One thread launches everything, so that order is a matter of events alone and no thread ever waits. The rules:
+
+* Work on a lane starts after what made its inputs. An input that another lane made has a ``Point``; any other was
+  made on the user's stream, and the lane waits for all that was given to that stream so far.
+* Inside a call of the whole model its arguments are known to be there from the beginning, so work on them waits for
+  that point only, and not for what the user's stream was told to wait for since. Every lane waits for that point once:
+  before it lie the optimizer's step and the gradients that it let go, whose memory may be the lane's own.
+* A write waits for the readers on other streams, and whoever reads later waits for the write.
+* Tensors of the user's stream that a lane reads must stay as they are until the user's stream waits for the lane.
+  That cannot be ordered, since operators on such tensors are not seen; it is checked, and an error.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mosaic.engine.calls.structure import version_of
+from mosaic.errors import ModuleContractError
+
+if TYPE_CHECKING:
+    from mosaic.backends.streams.api import StreamApi
+    from mosaic.backends.streams.lanes import StreamLane, StreamLanes
+
+
+class Point:
+    """All that a lane was given up to some moment; its event is recorded when somebody first waits for it."""
+
+    __slots__ = ("event", "index", "order")
+
+    def __init__(self, order: LaneOrder, index: int) -> None:
+        self.order = order
+        self.index = index
+        self.event: Any = None
+
+
+class ModelCall:
+    """A call of the whole model: what was there when it began.
+
+    Args:
+        given: The tensors among the call's arguments.
+    """
+
+    def __init__(self, api: StreamApi, given: Iterable[torch.Tensor]) -> None:
+        self.began = api.new_event()
+        self.stream = api.current_stream()
+        self.began.record(self.stream)
+        self._given: dict[int, tuple[torch.Tensor, int | None]] = {}
+        for tensor in given:
+            self._given[id(tensor)] = (tensor, version_of(tensor))
+            if tensor._is_view() and (base := tensor._base) is not None:
+                self._given[id(base)] = (base, version_of(base))
+
+    def had(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is one of the arguments, or a view of one, and was not written to since."""
+        known = self._given.get(id(tensor))
+        if known is None and tensor._is_view():
+            known = self._given.get(id(tensor._base))
+        return known is not None and known[1] is not None and known[1] == version_of(known[0])
+
+
+class LaneOrder:
+    """One lane's place in the order.
+
+    Attributes:
+        lane: The lane.
+        stream: Its stream.
+        home: The lanes that it belongs to.
+        is_owing: Whether it made something that carries no point, for which the user's stream has to wait.
+    """
+
+    def __init__(self, lane: StreamLane, home: Orders) -> None:
+        self.is_owing = False
+        self.lane = lane
+        self.stream = lane.stream
+        self.home = home
+        self._index = 0
+        self._open: Point | None = None
+        self._last: Point | None = None
+        self._last_write: Point | None = None
+        self._readers: set[Any] = set()
+        self._known_to: dict[Any, int] = {}
+        self._reads: deque[tuple[int, weakref.ref[torch.Tensor], int, str]] = deque()
+        self._entered: Any = None  # the beginning of a call, and not the call, which has its arguments
+
+    # What the lane waits for.
+
+    def enter(self, *, ready: bool) -> None:
+        """Prepares the lane for work; unless its plain inputs are ``ready``, it waits for the user's stream."""
+        call = self.home.call
+        if call is not None and self._entered is not call.began:
+            call.began.wait(self.stream)
+            self._readers.discard(call.stream)
+            self._entered = call.began
+        if call is None or not ready:
+            self.wait_for(self.home.api.current_stream())
+
+    def wait_for(self, stream: Any) -> None:
+        """Makes the lane wait for all that a stream was given so far."""
+        self.home.order(stream, before=self.stream)
+        self._readers.discard(stream)
+
+    def wait_for_point(self, point: Point) -> None:
+        """Makes the lane wait for a point of another one."""
+        point.order.hold(self.stream, point)
+
+    def hold_back_writer(self, stream: Any) -> None:
+        """Makes a stream wait for whoever reads this lane's tensors, since it is going to write into one."""
+        for reader in self._readers:
+            self.home.order(reader, before=stream)
+        if stream == self.stream:
+            self._readers.clear()
+
+    def has_readers(self, besides: Any) -> bool:
+        """Whether other streams than the lane's own and one more were given work on its tensors."""
+        return not self._readers <= {besides}
+
+    # What waits for the lane.
+
+    def point(self) -> Point:
+        """Returns the point behind what was launched last; more small work may follow before it is passed."""
+        if self._open is None:
+            self._open = self.new_point()
+        return self._open
+
+    def new_point(self) -> Point:
+        """Returns a new point behind all others; the caller records its event."""
+        self._index += 1
+        self._last = Point(self, self._index)
+        return self._last
+
+    def seal(self) -> None:
+        """Ends the present point: what comes now is behind it."""
+        if self._open is not None:
+            self._open.event = self.home.api.new_event()
+            self._open.event.record(self.stream)
+            self._open = None
+
+    def wrote(self, point: Point | None = None) -> None:
+        """Notes that the lane's last work wrote into one of its tensors: every reader must wait for it."""
+        self._last_write = point or self.point()
+
+    def hold(self, stream: Any, point: Point, *, reads: bool = True) -> None:
+        """Makes a stream wait for a point of this lane, and for writes into the lane's tensors.
+
+        Args:
+            stream: The stream.
+            point: The point.
+            reads: Whether work on the stream will use tensors of the lane.
+        """
+        if stream == self.stream or self.lane.closed:
+            return
+        if reads:
+            self._readers.add(stream)
+        if self._last_write is not None and self._last_write.index > point.index:
+            point = self._last_write
+        if self._known_to.get(stream, 0) >= point.index:
+            return
+        if point is self._open:
+            self.seal()
+        point.event.wait(stream)
+        self._known_to[stream] = point.index
+
+    def hold_user(self, stream: Any, point: Point) -> None:
+        """Makes the user's stream wait for a point, and checks that what the lane read until then is as it was."""
+        self.hold(stream, point)
+        self.check_reads(stream)
+
+    def settle(self) -> None:
+        """Makes the user's stream wait for what carries no point, if there is such."""
+        if self.is_owing:
+            self.is_owing = False
+            self.hold_all(self.home.api.current_stream())
+
+    def hold_all(self, stream: Any) -> None:
+        """Makes the user's stream wait for everything that the lane was given."""
+        if self._last is not None:
+            self.hold(stream, self._last, reads=False)
+            self.check_reads(stream)
+
+    def note_joined(self, stream: Any) -> None:
+        """Notes that a stream waits for all lanes: who waits for it waits for all readers."""
+        if self._readers:
+            self._readers = {stream}
+
+    # Tensors of the user's stream.
+
+    def note_read(self, tensor: torch.Tensor, point: Point, who: str) -> None:
+        """Notes that the lane has read a tensor of the user's stream when it passes a point."""
+        version = version_of(tensor)
+        if version is not None:
+            self._reads.append((point.index, weakref.ref(tensor), version, who))
+
+    def check_reads(self, stream: Any) -> None:
+        """Checks that what the lane read before the points that the user's stream knows is as it was.
+
+        Raises:
+            ModuleContractError: Something was written to.
+        """
+        changed, index = None, self._known_to.get(stream, 0)
+        while self._reads and self._reads[0][0] <= index:
+            _, ref, version, who = self._reads.popleft()
+            tensor = ref()
+            if tensor is not None and version_of(tensor) != version:
+                changed = changed or who
+        if changed is not None:
+            raise ModuleContractError(
+                f"an input of {changed} was written to while its lane had perhaps not finished with it; write to a "
+                "copy, or leave the module out: colocate(..., exclude=[...])"
+            )
+
+
+class Orders:
+    """All lanes that are open together.
+
+    Attributes:
+        call: The call of the whole model that is running, or None.
+    """
+
+    def __init__(self, lanes: StreamLanes) -> None:
+        self.api = lanes.api
+        self.call: ModelCall | None = None
+        self._lanes: dict[tuple[int, ...], LaneOrder] = {}
+        self._fence = self.api.new_event()
+
+    def of(self, lane: StreamLane) -> LaneOrder:
+        """Returns a lane's place in the order."""
+        found = self._lanes.get(lane.slots)
+        if found is None:
+            found = self._lanes[lane.slots] = LaneOrder(lane, self)
+        return found
+
+    def order(self, stream: Any, *, before: Any) -> None:
+        """Makes ``before`` wait for all that ``stream`` was given so far."""
+        if stream != before:
+            self._fence.record(stream)  # a wait is for the last recording before it, so one event serves all
+            self._fence.wait(before)
+
+    def is_ready(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor of the user's stream was there when the running call of the model began."""
+        return self.call is not None and self.call.had(tensor)
+
+    def join(self) -> None:
+        """Makes the user's stream wait for everything that the lanes were given."""
+        here = self.api.current_stream()
+        for order in self._lanes.values():
+            order.hold_all(here)
+        for order in self._lanes.values():
+            order.note_joined(here)

@@ -1,0 +1,299 @@
+"""Tensors that a stream is computing: real ones, tagged with the lane that they belong to.
+
+What a placed module returns are ``StreamTensor``s: shells around plain tensors, with the point in their lane's order
+from which on they are there. What happens to one decides where the work goes:
+
+* an operation on tensors of one lane runs on that lane's stream (*glue follows its branch*), and so does its
+  backward, since autograd runs each operation where its forward ran;
+* an operation that mixes lanes, needs values on the host, or writes into something else than its lane's tensors
+  makes the user's stream wait and runs there (*joins where lanes mix*); its results are plain.
+
+Torch functions see the shell and work on the plain tensor, so the autograd graph is that of the plain loop. What goes
+past them (autograd functions, operators in C++) finds a tensor with the same memory and the same gradient, and joins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from mosaic.engine.calls.structure import map_tensors, tensors_of, version_of
+from mosaic.engine.calls.thread_state import on_lane
+from mosaic.engine.calls.torch_functions import look_up
+from mosaic.errors import ModuleContractError
+
+if TYPE_CHECKING:
+    from mosaic.engine.calls.torch_functions import TorchFunction
+    from mosaic.engine.streams.order import LaneOrder, Point
+
+_TAGGED_TYPES = (torch.Tensor, nn.Parameter, nn.Buffer)
+
+
+class StreamTensor(torch.Tensor):
+    """A tensor of a lane; made by ``tagged`` alone."""
+
+    _plain: torch.Tensor
+    _point: Point
+    _loose: bool
+    """Made while autograd was off: an autograd function may give it a place in the graph."""
+    _adopted: bool
+    """One did: its place in the graph is the shell's own."""
+    _told: tuple[Any, ...]
+
+    @property
+    def order(self) -> LaneOrder:
+        """Its lane's place in the order."""
+        return self._point.order
+
+    def plain(self) -> torch.Tensor:
+        """Returns the plain tensor, for work that is ordered already."""
+        if self._loose:
+            with torch._C.DisableTorchFunctionSubclass():
+                if _has_history(self):
+                    self._plain = self.as_subclass(torch.Tensor)
+                    self._loose, self._adopted = False, True
+        return self._plain
+
+    def plain_for(self, stream: Any) -> torch.Tensor:
+        """Orders a stream behind this tensor and returns it plain, to be used there."""
+        self.order_before(stream)
+        return self.plain()
+
+    def order_before(self, stream: Any) -> None:
+        """Orders a stream behind this tensor, and tells the allocator."""
+        order = self._point.order
+        if stream != order.stream and not order.lane.closed:
+            order.hold(stream, self._point)
+            if stream not in self._told:
+                order.home.api.record_use(self._plain, stream)
+                self._told = (*self._told, stream)
+
+    def join(self) -> torch.Tensor:
+        """Orders the current stream behind this tensor and returns it plain."""
+        order = self._point.order
+        plain = self.plain_for(order.home.api.current_stream())
+        if on_user_stream():
+            order.check_reads(order.home.api.current_stream())
+        return plain
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Decides between following the lane and joining it."""
+        kwargs = kwargs or {}
+        does = look_up(func)
+        if does.name == "__hash__":
+            return id(args[0])
+        if does.reads or does.sets:
+            return _on_object(func, does, args, kwargs)
+        if does.name == "__iter__":
+            return iter(args[0].unbind(0))
+        return _Operation(func, does, args, kwargs).run()
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # torch calls it with func first
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Joins, for operators that were called past torch functions; gradients are above this."""
+        return _dispatched(func, args, kwargs or {})
+
+
+class _Operation:
+    """One torch function that has a tensor of a lane among its arguments."""
+
+    __slots__ = ("args", "does", "func", "kwargs", "plain_args", "plain_kwargs", "plains", "shells", "stands_for")
+
+    def __init__(self, func: Any, does: TorchFunction, args: Any, kwargs: Any) -> None:
+        self.func = func
+        self.does = does
+        self.args = args
+        self.kwargs = kwargs
+        self.shells: list[StreamTensor] = []
+        self.plains: list[torch.Tensor] = []
+        self.stands_for: dict[int, StreamTensor] = {}
+        self.plain_args = tuple([self._take(value) for value in args])
+        self.plain_kwargs = {key: self._take(value) for key, value in kwargs.items()} if kwargs else kwargs
+
+    def _take(self, value: Any) -> Any:
+        """Notes the tensors in an argument and returns it with plain ones in their place."""
+        if type(value) is StreamTensor:
+            plain = value.plain()
+            self.shells.append(value)
+            self.stands_for[id(plain)] = value
+            return plain
+        if isinstance(value, torch.Tensor):
+            self.plains.append(value)
+        elif isinstance(value, (tuple, list, dict)):
+            return map_tensors(self._take, value)
+        return value
+
+    def run(self) -> Any:
+        """Runs it where it belongs."""
+        order = self.shells[0].order
+        written = self.does.written(self.args, self.kwargs)
+        if (
+            self.does.value
+            or order.lane.closed
+            or (len(self.shells) > 1 and any(shell.order is not order for shell in self.shells))
+            or (written and any(type(tensor) is not StreamTensor for tensor in written))
+            or not on_user_stream()
+            or self.does.moves_elsewhere(self.args, self.kwargs, order.home.api.device)
+        ):
+            return self._joined(written)
+        return self._followed(order, writes=bool(written))
+
+    def _joined(self, written: Sequence[torch.Tensor]) -> Any:
+        """Runs it on the current stream, behind the tensors' lanes."""
+        here = self.shells[0].order.home.api.current_stream()
+        for shell in self.shells:
+            shell.join()
+        with _writing(written, here):
+            result = self.func(*self.plain_args, **self.plain_kwargs)
+        return map_tensors(self._restored, result)
+
+    def _restored(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Keeps an argument that is returned what it was, and a view of a lane's tensor with the lane."""
+        if id(tensor) in self.stands_for:
+            return self.stands_for[id(tensor)]
+        if tensor._is_view() and on_user_stream():
+            for shell in self.shells:
+                if tensor._base is shell._plain or tensor._base is shell._plain._base:
+                    shell.order.wait_for(shell.order.home.api.current_stream())
+                    return tagged(tensor, shell.order.point())
+        return tensor
+
+    def _followed(self, order: LaneOrder, *, writes: bool) -> Any:
+        """Runs it on the lane of its tensors."""
+        api = order.home.api
+        order.enter(ready=not self.plains or all(order.home.is_ready(plain) for plain in self.plains))
+        if writes:
+            order.hold_back_writer(order.stream)
+        before = self._versions()
+        with api.use_stream(order.stream):
+            if self.plains and torch.is_autocast_enabled(api.device.type):
+                result = _without_cast_cache(self.func, self.plain_args, self.plain_kwargs)
+            else:
+                result = self.func(*self.plain_args, **self.plain_kwargs)
+        point = order.point()
+        result = map_tensors(lambda t: self.stands_for[id(t)] if id(t) in self.stands_for else tagged(t, point), result)
+        for plain in self.plains:
+            api.record_use(plain, order.stream)
+            order.note_read(plain, point, f"{self.does.name}, which follows a placed module on its lane,")
+        self._note_writes(order, before, writes=writes)
+        return result
+
+    def _versions(self) -> list[int | None]:
+        return [version_of(shell._plain) for shell in self.shells] + [version_of(plain) for plain in self.plains]
+
+    def _note_writes(self, order: LaneOrder, before: list[int | None], *, writes: bool) -> None:
+        """Orders others behind what was written, be it known beforehand or not."""
+        after = self._versions()
+        num_shells = len(self.shells)
+        if writes or before[:num_shells] != after[:num_shells]:
+            if not writes and order.has_readers(besides=order.stream):
+                raise ModuleContractError(
+                    f"{self.does.name} wrote into a tensor that other streams may still be reading, and nothing in its "
+                    "name or schema says that it writes; write to a copy"
+                )
+            order.wrote()
+        if before[num_shells:] != after[num_shells:] or (self.does.statistics and self.plains):
+            order.hold_user(order.home.api.current_stream(), order.point())
+        order.settle()
+
+
+def tagged(tensor: torch.Tensor, point: Point) -> torch.Tensor:
+    """Returns a tensor that was made on a lane as a tensor of that lane.
+
+    Tensors of other devices stay plain. So do those of other classes and layouts, for which the user's stream waits.
+    """
+    home = point.order.home
+    if tensor.device != home.api.device:
+        return tensor
+    if type(tensor) not in _TAGGED_TYPES or tensor.layout is not torch.strided:
+        point.order.is_owing = True
+        return tensor
+    made = tensor.as_subclass(StreamTensor)
+    made._plain = tensor
+    made._point = point
+    made._loose = not torch.is_grad_enabled()
+    made._adopted = False
+    made._told = ()
+    return made
+
+
+def _dispatched(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Runs an operator below autograd on the current stream; results are plain."""
+    shells = [t for t in tensors_of((args, kwargs)) if type(t) is StreamTensor]
+    here = shells[0].order.home.api.current_stream()
+    values: dict[int, torch.Tensor] = {}
+    for shell in shells:
+        shell.order_before(here)
+        values[id(shell)] = shell._plain.detach()
+
+    def value(tensor: torch.Tensor) -> torch.Tensor:
+        return values.get(id(tensor), tensor)
+
+    with _writing(look_up(func).written(args, kwargs), here):
+        result = func(*map_tensors(value, args), **map_tensors(value, kwargs))
+    stands_for = {id(values[id(shell)]): shell for shell in shells}
+    return map_tensors(lambda tensor: stands_for.get(id(tensor), tensor), result)
+
+
+@contextmanager
+def _writing(written: Sequence[torch.Tensor], here: Any) -> Iterator[None]:
+    """Around work on a stream that writes into tensors of lanes: behind their readers, before whatever reads next."""
+    owners = {t.order for t in written if type(t) is StreamTensor and not t.order.lane.closed}
+    for order in owners:
+        order.hold_back_writer(here)
+    yield
+    for order in owners:
+        order.wait_for(here)
+        order.wrote()
+
+
+def on_user_stream() -> bool:
+    """Whether the current stream is the user's own: this is neither work on a lane nor part of a backward."""
+    return not on_lane() and torch._C._current_graph_task_id() == -1
+
+
+def _on_object(func: Any, does: TorchFunction, args: Any, kwargs: dict[str, Any]) -> Any:
+    if len(args) == 1 and not kwargs:
+        result = func(_plain(args[0]))
+    else:
+        result = func(*map_tensors(_plain, args), **map_tensors(_plain, kwargs))
+    if does.name == "requires_grad_":
+        return args[0]
+    if does.name == "__get__:grad_fn" and args[0]._adopted:  # torch's own hooks on modules look for their node here
+        with torch._C.DisableTorchFunctionSubclass():
+            return args[0].grad_fn
+    return result
+
+
+def _has_history(tensor: torch.Tensor) -> bool:
+    """Whether a tensor that was made with autograd off has a place in the graph nevertheless."""
+    try:
+        return tensor.grad_fn is not None
+    except RuntimeError:  # torch's answer for a view, made with autograd off, of what was written to since
+        return False
+
+
+def join_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor plain, ordered before what the current stream does next."""
+    return tensor.join() if type(tensor) is StreamTensor else tensor
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.plain() if type(tensor) is StreamTensor else tensor
+
+
+def _without_cast_cache(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Calls under autocast: a weight that was cast on one lane must not be found by another, which did not wait."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        return func(*args, **kwargs)
+    finally:
+        torch.set_autocast_cache_enabled(before)

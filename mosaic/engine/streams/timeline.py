@@ -1,0 +1,205 @@
+"""When modules ran on streams: timed events, read long after they were recorded, so that no step waits for them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mosaic.backends.streams.clock import StreamMark
+from mosaic.backends.streams.lanes import StreamLane
+from mosaic.engine.calls.last_gradients import LastGradients
+from mosaic.engine.calls.structure import tensors_in
+from mosaic.timeline import Span
+
+if TYPE_CHECKING:
+    from mosaic.backends.streams.api import StreamApi
+    from mosaic.backends.streams.clock import StreamClock
+    from mosaic.backends.streams.lanes import StreamTicket
+    from mosaic.engine.calls.placed_module import PlacedModule
+
+_MAX_SPANS = 20_000
+_MAX_PENDING = 512
+
+
+class StreamTimeline:
+    """Forwards and backwards of placed modules.
+
+    A backward lasts from the first gradient of the module's results to the gradient of its first parameter, or, where
+    it trains none, to that of an input.
+
+    Args:
+        clock: What times are measured by; a new step begins for it when work of the present one comes again.
+
+    Attributes:
+        num_backwards: How many backwards came through placed modules.
+    """
+
+    def __init__(self, api: StreamApi, clock: StreamClock) -> None:
+        self._clock = clock
+        self.num_backwards = 0
+        self._api = api
+        self._task = -1
+        self._in_step: set[tuple[str, str]] = set()
+        self._known: deque[Span] = deque(maxlen=_MAX_SPANS)
+        self._pending: deque[tuple[str, str, tuple[int, ...], int, StreamTicket[Any] | _Interval]] = deque()
+        self._running: dict[str, _Backward] = {}
+        self._ends = LastGradients()
+
+    def note_forward(self, site: PlacedModule, ticket: StreamTicket[Any]) -> None:
+        """Notes a forward that was launched with times."""
+        self._note(site, "forward", self.num_backwards, ticket)
+
+    def note_direct(self, site: PlacedModule, start: StreamMark) -> StreamMark:
+        """Notes a forward that was launched on the current stream from ``start`` to now; returns its end."""
+        assert isinstance(site.lane, StreamLane)
+        end = self.mark()
+        self._note(site, "forward", self.num_backwards, _Interval(site.lane.origin, start, end))
+        return end
+
+    def note_work(self, site: PlacedModule, phase: str, step: int, start: StreamMark) -> None:
+        """Notes a piece of a module's work of a step, launched on the current stream from ``start`` to now."""
+        assert isinstance(site.lane, StreamLane)
+        self._note(site, phase, step, _Interval(site.lane.origin, start, self.mark()))
+
+    def watch_backward(self, site: PlacedModule, result: Any, inputs: Sequence[torch.Tensor]) -> None:
+        """Prepares to see the backward of a call, if it will have one."""
+        if not torch.is_grad_enabled():
+            return
+        made = [tensor for tensor in tensors_in(result) if tensor.requires_grad and not tensor.is_leaf]
+        if not made:
+            return
+        assert isinstance(site.lane, StreamLane)
+        backward = _Backward(self, site, site.lane.origin)
+        for tensor in made:
+            tensor.register_hook(backward.begin)
+        if not self._ends.watch(site, partial(self._end, site.name)):
+            for tensor in inputs:
+                if tensor.requires_grad:
+                    tensor.register_hook(lambda _: backward.end())
+
+    def spans(self, origin_ns: int) -> tuple[Span, ...]:
+        """Returns what ran, in milliseconds since ``origin_ns``; waits for it."""
+        self._read(wait=True)
+        shift_ms = origin_ns / 1e6
+        return tuple(
+            replace(span, start_ms=span.start_ms - shift_ms, end_ms=span.end_ms - shift_ms)
+            for span in sorted(self._known, key=lambda span: span.start_ms)
+        )
+
+    @property
+    def origin_ns(self) -> int:
+        """When the oldest piece of work started, since the lanes were opened."""
+        self._read(wait=True)
+        return round(min((span.start_ms for span in self._known), default=0.0) * 1e6)
+
+    def clear(self) -> None:
+        """Forgets what ran so far."""
+        self._read(wait=False)  # so that the clock forgets the events of the steps
+        self._known.clear()
+        self._pending.clear()
+
+    def close(self) -> None:
+        """Reads what is left, and takes the hooks off the parameters."""
+        self._read(wait=True)
+        self._ends.close()
+
+    def began(self, backward: _Backward) -> None:
+        """Called by the first gradient of a module's results."""
+        task = torch._C._current_graph_task_id()
+        if task != self._task:
+            self._task = task
+            self.num_backwards += 1
+        self._running[backward.site.name] = backward
+
+    def ended(self, backward: _Backward, start: StreamMark, end: StreamMark) -> None:
+        """Called by the gradient that a backward ends with."""
+        self._note(backward.site, "backward", backward.step, _Interval(backward.origin, start, end))
+
+    def mark(self) -> StreamMark:
+        """Notes the point that the current stream has come to; autograd's is that of the node that it is running."""
+        return self._clock.mark(self._api.current_stream())
+
+    def _end(self, module: str) -> None:
+        if module in self._running:
+            self._running.pop(module).end()
+
+    def _note(self, site: PlacedModule, phase: str, step: int, work: StreamTicket[Any] | _Interval) -> None:
+        if (site.name, phase) in self._in_step:
+            self._in_step.clear()
+            self._clock.start_step()
+        self._in_step.add((site.name, phase))
+        self._pending.append((site.name, phase, site.lane.slots, step, work))
+        if len(self._pending) > _MAX_PENDING:
+            self._read(wait=False)
+
+    def _read(self, *, wait: bool) -> None:
+        while self._pending and (wait or self._pending[0][-1].done):
+            module, phase, slots, step, work = self._pending.popleft()
+            start, end = work.interval_ns
+            self._known.append(
+                Span(
+                    module=module,
+                    phase=phase,  # type: ignore[arg-type]
+                    slots=slots,
+                    step=step,
+                    start_ms=start / 1e6,
+                    end_ms=max(start, end) / 1e6,
+                )
+            )
+
+
+class _Interval:
+    """The time between two marks, read as that of a ticket."""
+
+    def __init__(self, origin: StreamMark, start: StreamMark, end: StreamMark) -> None:
+        self._origin = origin
+        self._start = start
+        self._end = end
+
+    @property
+    def done(self) -> bool:
+        """Whether the device has come to its end."""
+        passed: bool = self._end.event.query()
+        return passed
+
+    @property
+    def interval_ns(self) -> tuple[int, int]:
+        """Start and end since the lanes were opened; waits for the end."""
+        return round(self._origin.ms_until(self._start) * 1e6), round(self._origin.ms_until(self._end) * 1e6)
+
+
+class _Backward:
+    """One backward of one call; refers to no tensor, since tensors' hooks refer to it."""
+
+    def __init__(self, timeline: StreamTimeline, site: PlacedModule, origin: StreamMark) -> None:
+        self.site = site
+        self.origin = origin
+        self.step = timeline.num_backwards
+        self._timeline = timeline
+        self._task = -1
+        self._start: StreamMark | None = None
+        self._target: ExitStack | None = None
+
+    def begin(self, _: torch.Tensor) -> None:
+        """The gradient of a result has come."""
+        task = torch._C._current_graph_task_id()
+        if self._start is None or self._task != task:  # an earlier backward may have come to no end
+            self._task, self._start = task, self._timeline.mark()
+            self._timeline.began(self)
+            lane = self.site.lane
+            if isinstance(lane, StreamLane) and lane.libraries is not None and not self.site.is_alone:
+                self._target = lane.libraries.begin_backward(lane.num_sms)
+
+    def end(self) -> None:
+        """The last gradient has come."""
+        if self._start is not None:
+            self._timeline.ended(self, self._start, self._timeline.mark())
+            self._start = None
+        if self._target is not None:
+            self._target.close()

@@ -1,0 +1,1 @@
+"""Layers that the zoo's models are made of."""

@@ -1,0 +1,287 @@
+"""Routed calls on the host: each module's on a lane of its own, so that the loop and other modules go on meanwhile.
+
+Such a lane holds no slots. What waits for messages runs there; the module's own work is handed to the lane of its
+slots and awaited. A call's kind is known beforehand from its template and its rows, so no shapes have to be learnt.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+
+from mosaic.backends.base import Lanes
+from mosaic.engine.calls.caller import note_in_place
+from mosaic.engine.calls.placed_module import PlacedModule
+from mosaic.engine.calls.random_numbers import count_draws, drawing_from
+from mosaic.engine.calls.signature import Arguments
+from mosaic.engine.calls.structure import flatten
+from mosaic.engine.calls.thread_state import as_lane, interception, on_lane
+from mosaic.engine.host.executor import Executor
+from mosaic.engine.host.lane_tensor import LaneTensor, ReadyTicket, join_all, join_joined
+from mosaic.engine.host.span_log import SpanLog
+from mosaic.errors import ModuleContractError
+from mosaic.ranks.calls.in_step import InStep
+from mosaic.ranks.calls.passing import ForwardPass
+from mosaic.ranks.calls.ranked import Ranked
+from mosaic.ranks.calls.routed_call import RoutedCall, signature_of
+from mosaic.ranks.calls.straight import IntoStraight, opened, standing_for
+from mosaic.ranks.meeting.progress import RankProgress, SentPhase
+from mosaic.ranks.parameters.reduce import Anywhere, GradientReducer
+from mosaic.ranks.parameters.tied import Compute
+from mosaic.timeline import Span
+
+
+class HostCalls(InStep):
+    """Runs routed calls over an ``Executor``.
+
+    Args:
+        lanes: This rank's lanes; lanes without slots are added to them.
+        backward_begins: Called in the caller's thread when the backward of a call is reached.
+        progress: Where this rank is.
+        num_backwards: Returns how many backwards have ended.
+
+    Attributes:
+        executor: The engine of one rank.
+    """
+
+    def __init__(
+        self,
+        lanes: Lanes,
+        backward_begins: Callable[[], None],
+        progress: RankProgress,
+        num_backwards: Callable[[], int],
+    ) -> None:
+        super().__init__()
+        self.executor = Executor(lanes)
+        self.backward_begins = backward_begins
+        self._lanes = lanes
+        self._progress = progress
+        self._num_backwards = num_backwards
+        self._log = SpanLog()
+        self.executor.forwards.looks_early = False  # or ranks would stop at different calls, as it comes
+        self._sites: dict[str, PlacedModule] = {}
+        self._draws: dict[Hashable, int] = {}
+        self._modes: dict[str, tuple[bool, ...]] = {}
+
+    def begin(self, ranked: Mapping[str, Ranked]) -> None:
+        """Opens the lanes of modules."""
+        self.ranked = dict(ranked)
+        for name, one in ranked.items():
+            site = PlacedModule(name, one.module, self._lanes.aside(f"routing {name}"))
+            self._sites[name] = site
+            self._modes[name] = site.parts()[0]
+            one.after_backward = self._after_backward
+            if one.learned is not None and one.rank in one.members:
+                site.obstacle = one.learned.obstacle
+                self.executor.let_draw(one.learned.drawing or ())
+
+    def compute(self, name: str, slots: tuple[int, ...]) -> Compute:
+        """Returns what runs a module's own work on the lane of its slots; in place where its call is in place."""
+        lane = self._lanes.lane(slots)
+
+        def run(work: Callable[[], Any], phase: SentPhase) -> Any:
+            start = 0
+
+            def timed() -> Any:
+                nonlocal start
+                start = time.perf_counter_ns()
+                with as_lane(), self._progress.computing(name, phase):
+                    return work()
+
+            try:
+                if on_lane() and not self.executor.closed:
+                    return lane.submit(timed).wait()
+                start = time.perf_counter_ns()
+                with self._progress.computing(name, phase):
+                    return work()
+            finally:
+                self._log.note(name, phase, slots, self._num_backwards(), start)
+
+        return run
+
+    def call(
+        self,
+        ranked: Ranked,
+        run: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        is_there: bool,
+        waits: bool,
+    ) -> tuple[Any, torch.Tensor | None]:
+        """Makes a call; returns its result and the token of its backward.
+
+        Args:
+            ranked: The module.
+            run: Makes the module's own call.
+            args: Its arguments.
+            kwargs: Its named arguments.
+            is_there: Whether this rank calls it, rather than taking part without rows.
+            waits: Whether to wait for its forward, so that what it raises comes out here.
+        """
+        arguments = Arguments.take(args, kwargs)
+        arguments.leaves[:] = map(join_joined, arguments.leaves)
+        straight = ranked.goes_straight(inside=not waits)
+        trouble = ranked.trouble_of(arguments.spec, arguments.leaves, straight=straight)
+        reason = str(trouble) if trouble is not None else interception() or self._sites[ranked.name].obstacle
+        if reason is None and arguments.opaque is not None:
+            reason = f"it takes a {arguments.opaque}, which may hide tensors"
+        if reason is None and self.executor.closed:
+            reason = "its lanes are closed"
+        if reason is not None:
+            return self._run_here(
+                ranked, run, arguments.leaves, reason, is_there=is_there, trouble=trouble, straight=straight
+            )
+        found = self._launch(ranked, run, arguments, is_there=is_there, straight=straight)
+        last = self._sites[ranked.name].last_forward
+        if waits and last is not None:
+            self.executor.wait(last)
+        return found
+
+    def place(self, slots: tuple[int, ...]) -> Anywhere:
+        """Returns where a module's gradients are summed up: on the lane that does it."""
+        return Anywhere()
+
+    def whole_call(self) -> AbstractContextManager[None]:
+        """Around the model's own call; of no effect: one thread runs all of a backward's nodes, the last ones first."""
+        return nullcontext()
+
+    def begin_backward(self, shared: Sequence[GradientReducer]) -> None:
+        """Sees to it that the lanes' work of this backward is awaited at its end, before anything is reduced there."""
+        self.executor.backwards.current()
+        for reducer in shared:  # what comes from now on is added up before it is added to what was there
+            for parameter in reducer.parameters:
+                self.executor.gradients.set_aside(parameter)
+
+    def end_backward(self) -> None:
+        """Does nothing: the lanes' work was awaited before."""
+
+    def spans(self, origin_ns: int) -> tuple[Span, ...]:
+        """Returns what ran on this rank's slots, in milliseconds since ``origin_ns``."""
+        return self._record.spans(origin_ns)
+
+    @property
+    def _record(self) -> SpanLog:
+        return self._log if self.ranked else self.executor.log  # without routed calls nothing but the engine's own
+
+    @property
+    def origin_ns(self) -> int:
+        """When the oldest recorded piece of work started."""
+        return self._record.origin_ns
+
+    def clear_spans(self) -> None:
+        """Forgets what ran so far."""
+        self._record.clear()
+
+    # Parts.
+
+    def _launch(
+        self, ranked: Ranked, run: Callable[..., Any], arguments: Arguments, *, is_there: bool, straight: bool
+    ) -> tuple[Any, torch.Tensor | None]:
+        executor, site = self.executor, self._sites[ranked.name]
+        key, draws = self._draws_of(ranked, site, arguments)
+        if draws:
+            everywhere = ranked.learned is None or ranked.learned.drawing is None or ranked.learned.draws == 0
+            drawn_from = executor.lane_generator(draws)
+            assert drawn_from is not None
+            run = partial(_drawing, run, drawn_from[0], everywhere)
+        before = torch.get_rng_state()
+        signature = signature_of(ranked, arguments)
+        call = RoutedCall(self, ranked, site, run, arguments, signature, is_there=is_there, straight=straight)
+        made = executor.launch(site, call, arguments)
+        assert site.last_forward is not None
+        if draws is None:
+            executor.wait(site.last_forward)
+            found = count_draws(before, torch.get_rng_state())
+            self._draws[key] = found or 0
+            if found is None:
+                site.obstacle = "it draws random numbers in a way that cannot be foreseen"
+        token = made.pop() if len(made) > len(ranked.template.leaves) else None
+        self._note_passed(ranked, made, straight=straight)
+        return ranked.result_of(made), token
+
+    @staticmethod
+    def _note_passed(ranked: Ranked, made: list[Any], *, straight: bool) -> None:
+        """Keeps what stands for results that go straight on: a rank that leaves out their taker takes part with it."""
+        if straight:
+            ranked.passed.update({(target, index): made[index] for index, target in ranked.given.items()})
+
+    def _draws_of(self, ranked: Ranked, site: PlacedModule, arguments: Arguments) -> tuple[Hashable, int | None]:
+        """Returns a call's kind and how many random numbers calls of that kind draw here; None if that is not known.
+
+        A call that is known to draw gets a generator of its own, in the state of the default one, which is moved on as
+        if the call had been made here. The first call of each kind draws from the default one and is waited for. A
+        kind is one of this rank's rows: where every rank runs its own, what is drawn is what a plain loop draws.
+        """
+        if ranked.rank not in ranked.members:
+            return None, 0
+        modes, _ = site.parts()
+        if ranked.learned is None or (ranked.learned.draws == 0 and modes == self._modes[site.name]):
+            return None, 0
+        key = (site.name, arguments.key(modes, ()))
+        return key, self._draws.get(key)
+
+    def _run_here(
+        self,
+        ranked: Ranked,
+        run: Callable[..., Any],
+        leaves: list[Any],
+        reason: str,
+        *,
+        is_there: bool,
+        trouble: ModuleContractError | None,
+        straight: bool,
+    ) -> tuple[Any, torch.Tensor | None]:
+        """Makes a call where it is made, in the caller's own graph, with nothing else of this rank running."""
+        note_in_place(self.executor, ranked.name, reason)
+        self.executor.drain()
+        rows = None
+        if trouble is None:  # else nobody reads them
+            rows, leaves = ranked.rows_of(leaves), join_all([opened(leaf) for leaf in leaves])
+        with self.in_step():
+            passed = ForwardPass(
+                ranked, run, leaves, is_there=is_there, trouble=trouble, rows=rows, straight=straight
+            ).go()
+        site = self._sites[ranked.name]
+        self._expect_gradients(site)
+
+        def arrived(grad: torch.Tensor) -> torch.Tensor:
+            self.backward_begins()
+            self.executor.drain()
+            return grad.value() if isinstance(grad, LaneTensor) else grad
+
+        for tensor in [*flatten(passed.made)[0], passed.token]:
+            if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+                tensor.register_hook(arrived)
+        assert rows is not None
+        for index, target in ranked.given.items() if straight else ():
+            stand = partial(self._standing, site, rows, target)
+            passed.made[index] = IntoStraight.apply(stand, passed.made[index])
+        self._note_passed(ranked, passed.made, straight=straight)
+        return ranked.result_of(passed.made), passed.token
+
+    def _standing(self, site: PlacedModule, rows: int, target: str, value: torch.Tensor) -> Any:
+        """Returns what stands for a result that is there already, with the shape of this rank's rows."""
+        like = torch.empty((rows, *value.shape[1:]), dtype=value.dtype, device="meta")
+        return standing_for(like, self.executor, site.lane, ReadyTicket([value]), 0, (site.name, target))
+
+    def _expect_gradients(self, site: PlacedModule) -> None:
+        """Prepares its parameters: operations between modules may use them too, and lanes have these gradients."""
+        for parameter in site.parts()[1]:
+            if not parameter.is_meta:
+                self.executor.gradients.expect(parameter)
+
+    @staticmethod
+    def _after_backward(ranked: Ranked) -> None:
+        if not on_lane():  # on a lane it is a piece of work of its own behind the backward
+            ranked.reduce()
+
+
+def _drawing(run: Callable[..., Any], generator: torch.Generator, everywhere: bool, *args: Any, **kwargs: Any) -> Any:
+    with drawing_from(generator, everywhere=everywhere):
+        return run(*args, **kwargs)

@@ -1,0 +1,135 @@
+"""One routed call on the host: its forward, its backward and its reduction, each a piece of work on its lane."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mosaic.engine.calls.caller import caller
+from mosaic.engine.calls.signature import Arguments, OutputInfo, Signature
+from mosaic.engine.calls.structure import flatten
+from mosaic.engine.host.call import Call
+from mosaic.errors import UnsupportedModelError
+from mosaic.ranks.calls.passing import ForwardPass
+from mosaic.ranks.calls.straight import standing_for
+
+if TYPE_CHECKING:
+    from mosaic.backends.base import Ticket
+    from mosaic.engine.calls.placed_module import PlacedModule
+    from mosaic.engine.host.lane_tensor import LaneTensor
+    from mosaic.ranks.calls.host_calls import HostCalls
+    from mosaic.ranks.calls.ranked import Ranked
+
+
+class RoutedCall(Call):
+    """State of one call from its launch to the end of its backward."""
+
+    def __init__(
+        self,
+        calls: HostCalls,
+        ranked: Ranked,
+        site: PlacedModule,
+        run: Callable[..., Any],
+        arguments: Arguments,
+        signature: Signature,
+        *,
+        is_there: bool,
+        straight: bool = False,
+    ) -> None:
+        rows = ranked.rows_of(arguments.leaves)
+
+        def passing(*args: Any, **kwargs: Any) -> list[Any]:
+            leaves = flatten((args, kwargs))[0]
+            passed = ForwardPass(ranked, run, leaves, is_there=is_there, rows=rows, straight=straight).go()
+            made = [leaf.contiguous() if isinstance(leaf, torch.Tensor) else leaf for leaf in passed.made]
+            return made if passed.token is None else [*made, passed.token]
+
+        super().__init__(calls.executor, site, passing, arguments, signature, None, origin=caller(), parameters=())
+        self._calls = calls
+        self._ranked = ranked
+        self._given = ranked.given if straight else {}
+
+    def pending(self, ticket: Ticket[list[torch.Tensor]]) -> list[LaneTensor]:
+        """Returns what stands for its results; some for results that do not come home."""
+        made = super().pending(ticket)
+        tensors = [index for index, leaf in enumerate(self._ranked.template.leaves) if isinstance(leaf, torch.Tensor)]
+        for pick, leaf in enumerate(tensors):
+            if leaf in self._given:
+                like, ends = self.signature.outputs[pick].like, (self.site.name, self._given[leaf])
+                made[pick] = standing_for(like, self.executor, self.site.lane, ticket, pick, ends)
+        return made
+
+    def _check(self, outputs: list[torch.Tensor]) -> None:
+        """Holds it to its kind, but for the rows of results that stay with the members: the template does that."""
+        if not self._given:
+            super()._check(outputs)
+
+    def forward(self) -> list[torch.Tensor]:
+        """Runs on the module's lane: takes all steps of the forward."""
+        with self._calls.in_step():
+            return super().forward()
+
+    def _run_with_memory(self, run: Callable[..., Any], arguments: Arguments) -> list[Any]:
+        """Calls it once: a second try would send its messages twice."""
+        return self._run_module(run, arguments)
+
+    def backward(
+        self, grads: Sequence[torch.Tensor | None], *, keep: bool, only_asked: bool
+    ) -> list[torch.Tensor | None]:
+        """Runs on the module's lane: takes all steps of the backward."""
+        with self._calls.in_step():
+            return super().backward(grads, keep=keep, only_asked=only_asked)
+
+    def launch_backward(self, grads: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        """Hands the backward to the lane, and behind it the end of the reduction, for which no other work waits."""
+        if not torch._C._will_engine_execute_node(torch.autograd.graph.get_gradient_edge(self.site.anchor).node):
+            raise UnsupportedModelError(
+                f"torch.autograd.grad or backward(inputs=...) through {self.site.name!r} on several ranks: all ranks "
+                "take part in a whole backward; call backward() and read .grad"
+            )
+        self._calls.backward_begins()
+        executor, site = self.executor, self.site
+        found = super().launch_backward(grads)
+        running = executor.backwards.current()
+        if self._ranked.reduces:
+            running.launched.append(executor.submit(site, "reduction", self._reduce, ()))
+        return found
+
+    def _reduce(self) -> None:
+        with self._calls.in_step():
+            self._ranked.reduce()
+
+
+def signature_of(ranked: Ranked, arguments: Arguments) -> Signature:
+    """Returns what a call returns on this rank: the leaves of its result in a list, and its token behind them."""
+    rows = ranked.rows_of(arguments.leaves)
+    edges = tuple(range(len(arguments.differentiable)))
+    wanted = [index for index, flag in enumerate(ranked.template.differentiable) if flag and arguments.state.grad]
+    outputs: list[OutputInfo] = []
+    leaves: list[Any] = []
+
+    def add(like: torch.Tensor, differentiable: bool) -> None:
+        leaves.append(len(outputs))
+        uses = frozenset(edges) if differentiable else frozenset[int]()
+        outputs.append(OutputInfo(like=like, differentiable=differentiable, uses=uses, same_input=None))
+
+    for index, leaf in enumerate(ranked.template.leaves):
+        if isinstance(leaf, torch.Tensor):
+            add(torch.empty((rows, *leaf.shape[1:]), dtype=leaf.dtype, device="meta"), index in wanted)
+        else:
+            leaves.append((leaf,))
+    if wanted:
+        add(torch.empty(0, dtype=ranked.template.leaves[wanted[0]].dtype, device="meta"), True)
+    return Signature(
+        outputs=tuple(outputs),
+        spec=flatten([None] * len(leaves))[1],
+        leaves=tuple(leaves),
+        edges=edges,
+        draws=0,
+        drawing=None,
+        obstacle=None,
+        alone=None,
+        recasts=False,
+    )

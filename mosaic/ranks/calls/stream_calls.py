@@ -1,0 +1,257 @@
+"""Routed calls on streams: the whole of a call is launched on the stream of its module's lane, by the loop's thread.
+
+The ranks agree on rows in host memory, over one gloo group of all modules. What follows is launched and not awaited:
+rows move by collectives of the module's own communicator, whose ``wait`` makes the lane's stream wait and no thread;
+the module computes on its lane; results go home. Autograd launches the backward on the streams of the forward, so
+gradients take the same way back. Buckets of gradients are started on the lane's stream while the backward runs. At its
+end the lanes wait for the sums, and the loop's stream for the lanes, before an optimizer can be given anything.
+
+Why collectives of several communicators cannot block each other. Each rank has one thread that launches at a time: the
+loop's, or autograd's while the loop's waits for it. So a rank launches all collectives, of all communicators, in one
+order. That order is the same on all ranks:
+
+1. *Forward.* The program's order of calls, with the calls that a rank has nothing for filled in (``RankedRuns``). A
+   call's collectives are those of one table (``steps.FORWARD``), and what is left out of it is left out on all ranks.
+2. *Backward.* Every call hangs on the token of the call before it (``ForwardPass``'s ``anchor``), and the last token on
+   the model's results (``Tied``). So autograd cannot reach a call before it has been through the module of each later
+   one, whatever the loss is made of and whichever of its threads made a gradient. Gradients of a call's arguments go
+   home next, since autograd runs, of all that is ready, what was made last. Calls that the loop makes outside of the
+   model's own keep to that last rule alone, which is one order as long as nothing between them runs on the CPU.
+3. *Reductions.* A module's buckets start in one order within its backward (``GradientReducer``); those of shared
+   parameters start after the whole backward, in one order.
+
+NCCL is told to start collectives of different communicators in the order in which they were launched
+(``NCCL_LAUNCH_ORDER_IMPLICIT``). Take the first collective in that order that has not ended on some rank. All before it
+have ended, so what its stream waits for is the work of its own rank, which waits for earlier collectives only, and no
+later collective has taken its SMs before it started. So it starts on all ranks, and ends.
+
+On machines without a GPU all of this runs on a stand-in for CUDA that keeps the order of streams, with gloo for NCCL.
+It has not run on several GPUs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mosaic.backends.streams.lanes import StreamLane, StreamLanes
+from mosaic.engine.calls.caller import note_in_place
+from mosaic.engine.calls.placed_module import PlacedModule
+from mosaic.engine.calls.structure import flatten, map_tensors
+from mosaic.engine.calls.thread_state import as_lane
+from mosaic.engine.streams.executor import StreamExecutor
+from mosaic.engine.streams.tensor import StreamTensor, join_tensor
+from mosaic.errors import UnsupportedModelError
+from mosaic.ranks.calls.in_step import InStep
+from mosaic.ranks.calls.passing import ForwardPass
+from mosaic.ranks.calls.ranked import Ranked
+from mosaic.ranks.meeting.progress import RankProgress, SentPhase
+from mosaic.ranks.parameters.reduce import GradientReducer
+from mosaic.ranks.parameters.tied import Compute
+from mosaic.timeline import Span
+
+if TYPE_CHECKING:
+    from mosaic.backends.streams.api import StreamApi
+
+
+class StreamCalls(InStep):
+    """Runs routed calls over a ``StreamExecutor``.
+
+    Args:
+        lanes: This rank's lanes.
+        backward_begins: Called when the backward of a call is reached, by the thread that runs it.
+        progress: Where this rank is.
+        num_backwards: Returns how many backwards have ended.
+        in_order: Modules that have to keep to the order of the loop's stream, and why.
+
+    Attributes:
+        executor: The engine of one rank.
+    """
+
+    def __init__(
+        self,
+        lanes: StreamLanes,
+        backward_begins: Callable[[], None],
+        progress: RankProgress,
+        num_backwards: Callable[[], int],
+        *,
+        in_order: Mapping[str, str],
+    ) -> None:
+        super().__init__()
+        self.executor = StreamExecutor(lanes, in_order=in_order)
+        self._lanes = lanes
+        self._begins = backward_begins
+        self._progress = progress
+        self._num_backwards = num_backwards
+        self._sites: dict[str, PlacedModule] = {}
+        self._anchor: torch.Tensor | None = None
+        self._before: torch.Tensor | None = None  # the token of the call before, inside of the model's own call
+        self._is_whole = False
+        self._zero_ns = _zero_ns(lanes)
+
+    def begin(self, ranked: Mapping[str, Ranked]) -> None:
+        """Takes the modules."""
+        self.ranked = dict(ranked)
+        for one in ranked.values():
+            one.on_backward = self._reached
+            one.after_backward = _later  # `end_backward` does it
+            if self._anchor is None:
+                self._anchor = torch.zeros(0, requires_grad=True, device=one.template.device)
+
+    def compute(self, name: str, slots: tuple[int, ...]) -> Compute:
+        """Returns what launches a module's own work where it is asked to: the call is on its lane already."""
+        lane = self._lanes.lane(slots)
+        site = self._sites[name] = PlacedModule(name, None, lane)
+        timeline = self.executor.timeline
+
+        def run(work: Callable[[], Any], phase: SentPhase) -> Any:
+            with self.in_step(), as_lane(), lane.under_settings(), self._progress.computing(name, phase):
+                start = timeline.mark()
+                result = work()
+            timeline.note_work(site, phase, self._num_backwards(), start)
+            return result
+
+        return run
+
+    def place(self, slots: tuple[int, ...]) -> LanePlace:
+        """Returns where a module's gradients are summed up."""
+        return LanePlace(self._lanes.lane(slots), self._lanes.api.current_stream())
+
+    def call(
+        self,
+        ranked: Ranked,
+        run: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        is_there: bool,
+        waits: bool,
+    ) -> tuple[Any, torch.Tensor | None]:
+        """Makes a call; returns its result and the token of its backward.
+
+        Args:
+            ranked: The module.
+            run: Makes the module's own call.
+            args: Its arguments.
+            kwargs: Its named arguments.
+            is_there: Whether this rank calls it, rather than taking part without rows.
+            waits: Of no use here: what a call raises comes out of it anyway.
+        """
+        leaves, spec = flatten((args, kwargs))
+        trouble = ranked.trouble_of(spec, leaves)
+        anchor = self._before if self._before is not None else self._anchor
+
+        def passing(*given: Any) -> list[Any]:
+            passed = ForwardPass(ranked, run, list(given), is_there=is_there, trouble=trouble, anchor=anchor).go()
+            return [*passed.made, passed.token]
+
+        reason = str(trouble) if trouble is not None else _obstacle()
+        if reason is None and self.executor.closed:
+            reason = "its lanes are closed"
+        with self.in_step():
+            if reason is not None:
+                note_in_place(self.executor, ranked.name, reason)
+                *made, token = passing(*map_tensors(join_tensor, leaves))
+            else:
+                *made, token = self.executor.launch(self._sites[ranked.name], passing, tuple(leaves))
+        if isinstance(token, StreamTensor):
+            token = token.plain()  # it has no memory to wait for
+        if token is not None and self._is_whole:
+            self._before = token
+        return ranked.result_of(made), token
+
+    @contextmanager
+    def whole_call(self) -> Iterator[None]:
+        """Around the model's own call: the backwards of calls inside of it have one order."""
+        self._is_whole = True
+        try:
+            yield
+        finally:
+            self._is_whole, self._before = False, None
+
+    def begin_backward(self, shared: Sequence[GradientReducer]) -> None:
+        """Does nothing: autograd adds up what modules share, in an order of its own."""
+
+    def end_backward(self) -> None:
+        """Ends the reductions, each on its lane's stream, and makes the loop's stream wait for the lanes."""
+        for ranked in self.ranked.values():
+            if ranked.is_reducing:
+                ranked.reduce()
+        self._lanes.join()
+
+    def spans(self, origin_ns: int) -> tuple[Span, ...]:
+        """Returns what ran on this rank's slots, in milliseconds since ``origin_ns``; waits for it."""
+        return self.executor.spans(origin_ns - self._zero_ns)
+
+    @property
+    def origin_ns(self) -> int:
+        """When the oldest recorded piece of work started, on ``time.perf_counter_ns``."""
+        return self._zero_ns + self.executor.origin_ns
+
+    def clear_spans(self) -> None:
+        """Forgets what ran so far."""
+        self.executor.clear_spans()
+
+    def _reached(self) -> None:
+        """Called within each call's backward, before its module's own."""
+        assert self._anchor is not None
+        node = torch.autograd.graph.get_gradient_edge(self._anchor).node
+        if not torch._C._will_engine_execute_node(node):
+            raise UnsupportedModelError(
+                "torch.autograd.grad or backward(inputs=...) through a placed module on several ranks: all ranks take "
+                "part in a whole backward; call backward() and read .grad"
+            )
+        self._begins()
+
+
+class LanePlace:
+    """The stream of a lane, on which a module's gradients are summed up.
+
+    Args:
+        lane: The lane.
+        user: The loop's stream.
+    """
+
+    def __init__(self, lane: StreamLane, user: Any) -> None:
+        self._lane = lane
+        self._user = user
+
+    @property
+    def _api(self) -> StreamApi:
+        return self._lane.api
+
+    def follow(self) -> None:
+        """Makes the lane's stream wait for what the current one was given: autograd may have added on another."""
+        self._lane.order_after_caller()
+
+    def entered(self) -> AbstractContextManager[Any]:
+        """A block whose work goes to the lane's stream."""
+        return self._api.use_stream(self._lane.stream)
+
+    def gave(self, grad: torch.Tensor) -> None:
+        """Tells the allocator of a gradient that was made here, and that the loop's stream will use."""
+        self._api.record_use(grad, self._user)
+
+
+def _obstacle() -> str | None:
+    """Returns why a call made now must run on the stream that it is made on, or None."""
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        return "it is being traced or compiled; compile the placed modules instead"
+    return None
+
+
+def _later(ranked: Ranked) -> None:
+    """Leaves the end of a module's reduction to that of the whole backward."""
+
+
+def _zero_ns(lanes: StreamLanes) -> int:
+    """Returns when lanes were opened on the host's clock; off by what it takes to learn that the device is idle."""
+    origin = next(iter(lanes)).origin
+    lanes.api.synchronize()
+    now = time.perf_counter_ns()
+    mark = next(iter(lanes)).mark()
+    return now - round(origin.ms_until(mark) * 1e6)

@@ -1,0 +1,150 @@
+"""Communicators: what they connect, which one carries a tensor, and those of a tried plan kept for the next one."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+
+class GroupKey(NamedTuple):
+    """What makes two communicators exchangeable."""
+
+    ranks: tuple[int, ...]
+    """Its ranks."""
+    backend: str
+    """``nccl`` or ``gloo``."""
+    max_ctas: int | None
+    """SMs that its collectives may take; None for as many as they like."""
+
+
+class GroupLoan(list[tuple[GroupKey, Any]]):
+    """Communicators that one user has, in the order in which it asked for them; the same order on all ranks."""
+
+    @property
+    def groups(self) -> list[dist.ProcessGroup]:
+        """Those that this rank is in."""
+        return [group for _, group in self if isinstance(group, dist.ProcessGroup)]
+
+
+class GroupPool:
+    """Makes communicators, and keeps those that were given back. All ranks ask for the same in the same order.
+
+    Args:
+        make: Makes one; on ranks that are not in it, what torch returns there.
+        forget: Told of one that is to be destroyed.
+    """
+
+    def __init__(self, make: Callable[[GroupKey], Any], forget: Callable[[dist.ProcessGroup], None]) -> None:
+        self._make = make
+        self._forget = forget
+        self._spare: defaultdict[GroupKey, GroupLoan] = defaultdict(GroupLoan)
+        self._loan: GroupLoan | None = None
+
+    def take(self, key: GroupKey) -> Any:
+        """Returns one that nobody has."""
+        spare = self._spare[key]
+        group = spare.pop(0)[1] if spare else self._make(key)
+        if self._loan is not None:
+            self._loan.append((key, group))
+        return group
+
+    @contextmanager
+    def lending(self) -> Iterator[GroupLoan]:
+        """A block in which all that is taken goes on a list, to be given back or destroyed."""
+        self._loan = loan = GroupLoan()
+        try:
+            yield loan
+        finally:
+            self._loan = None
+
+    def give_back(self, loan: GroupLoan) -> None:
+        """Takes communicators back on which nothing is under way."""
+        for key, group in loan:
+            self._spare[key].append((key, group))
+        loan.clear()
+
+    def destroy(self, loan: GroupLoan) -> None:
+        """Ends communicators; those of which calls were freed are of no use to anybody."""
+        for group in loan.groups:
+            self._forget(group)
+            dist.destroy_process_group(group)
+        loan.clear()
+
+    def destroy_spare(self) -> None:
+        """Ends those that nobody has."""
+        for loan in self._spare.values():
+            self.destroy(loan)
+
+
+def group_options(backend: str, max_ctas: int | None) -> Any:
+    """Returns what ``torch.distributed.new_group`` is given for a communicator that is held to ``max_ctas`` SMs.
+
+    NCCL runs one CTA a channel, each on an SM of its own; this bounds them for the one communicator, unlike the
+    variable ``NCCL_MAX_CTAS``, which bounds all of the process. Not tried on GPUs.
+
+    Args:
+        backend: Of the group.
+        max_ctas: At most so many; None for as many as NCCL likes.
+
+    Returns:
+        None for communicators that run on no SMs, and where there is no bound.
+    """
+    if backend != "nccl" or max_ctas is None:
+        return None
+    options = dist.ProcessGroupNCCL.Options()
+    options.config.min_ctas = 1
+    options.config.max_ctas = max_ctas
+    return options
+
+
+@contextmanager
+def meeting_under(name: str) -> Iterator[None]:
+    """A block whose new groups meet under keys of their own in the default group's store.
+
+    torchrun's agent may keep that store when it restarts the ranks (its c10d rendezvous does). torch numbers groups
+    alike in each process, so that new ranks would read where the dead ones could be reached, and fail to connect.
+
+    Args:
+        name: Differs from that of any other run, and is the same on all ranks.
+    """
+    groups, default = distributed_c10d._world.pg_map, dist.group.WORLD
+    assert default is not None
+    backend, store = groups[default]
+    groups[default] = (backend, distributed_c10d.PrefixStore(f"mosaic groups {name}", store))
+    try:
+        yield
+    finally:
+        groups[default] = (backend, store)
+
+
+def carrier_of(tensor: torch.Tensor, group: dist.ProcessGroup, control: dist.ProcessGroup) -> dist.ProcessGroup:
+    """Returns which of two groups of the same ranks moves a tensor: NCCL's take none that is in host memory."""
+    is_nccl = dist.get_backend(group) == dist.Backend.NCCL
+    return control if is_nccl and tensor.device.type == "cpu" else group
+
+
+def wait_for(work: dist.Work | None) -> None:
+    """Waits for a collective that was begun with ``async_op=True``.
+
+    NCCL's runs on a stream of its own, of the whole device, whatever SMs the current stream is confined to; the current
+    stream is made to wait for it, and the thread goes on. Gloo's blocks the thread.
+    """
+    if work is not None:
+        work.wait()
+
+
+def connect(group: dist.ProcessGroup, device: torch.device) -> None:
+    """Has an NCCL communicator make its connections now; all its ranks call it, each group in one order.
+
+    Its first collective makes the communicator, and its first exchange the connections between each two ranks.
+    """
+    dist.all_reduce(torch.ones(1, device=device), group=group)
+    rows = torch.ones(dist.get_world_size(group), device=device)
+    dist.all_to_all_single(torch.empty_like(rows), rows, group=group)
+    torch.cuda.synchronize(device)

@@ -1,0 +1,166 @@
+"""Getting a model ready on this rank, before there is a plan: where it runs, its modules, and how they can be cut."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from mosaic.backends.base import Backend
+from mosaic.backends.host.backend import HostBackend, available_cores
+from mosaic.backends.table import default_backend
+from mosaic.engine.calls.signature import Arguments, Signature, learn
+from mosaic.engine.calls.structure import map_tensors
+from mosaic.engine.finding.find import Finding, Sample, find_modules
+from mosaic.engine.finding.users import users_of
+from mosaic.errors import UnsupportedModelError
+from mosaic.profiler import Subject, preserved
+from mosaic.ranks.calls.handing import HandingFacts
+from mosaic.ranks.calls.ranked import Template
+from mosaic.ranks.meeting.devices import check_place, own_gpu
+from mosaic.ranks.meeting.world import World
+from mosaic.ranks.rows.batched import rows_of, with_batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examined:
+    """What a model's own runs on the sample showed, beyond its modules."""
+
+    users: Mapping[int, frozenset[str | None]]
+    """Who uses which parameter or buffer."""
+    batched: Mapping[str, tuple[bool, ...]]
+    """For each module, which of its arguments have a row for each sample."""
+    learned: Mapping[str, tuple[Template, Signature]]
+    """What each module returns, and what its call showed of it."""
+
+
+def examine_on_sample(model: nn.Module, finding: Finding, sample: Sample) -> Examined:
+    """Runs the model and its modules on the sample.
+
+    Raises:
+        UnsupportedModelError: A module cannot be split over ranks.
+    """
+    return Examined(
+        users=users_of(model, finding.subjects, sample),
+        batched={subject.name: rows_of(model, subject) for subject in finding.subjects},
+        learned={subject.name: _learned(model, subject) for subject in finding.subjects},
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A model on this rank, before there is a plan."""
+
+    model: nn.Module
+    """The model, whole on every rank."""
+    sample: Sample
+    """This rank's batch."""
+    finding: Finding
+    """Its modules."""
+    examined: Examined
+    """What the sample showed beyond them."""
+    world: World
+    """The ranks."""
+    backend: Backend
+    """Where this rank runs."""
+    handing: HandingFacts
+    """What decides which results may go straight."""
+    direct: bool = True
+    """Whether results may go from one module's ranks straight to another's; on streams none do so far."""
+
+
+def prepare(
+    world: World,
+    model: nn.Module,
+    sample: Sample,
+    backend: Backend,
+    *,
+    modules: Sequence[str] | None = None,
+    exclude: Sequence[str] = (),
+    direct: bool = True,
+) -> Prepared:
+    """Finds a model's modules and examines them; every rank calls it, and all raise where one cannot."""
+    finding = world.together(lambda: find_for_ranks(model, sample, modules, exclude))
+    examined = world.together(lambda: examine_on_sample(model, finding, sample))
+    return Prepared(
+        model=model,
+        sample=sample,
+        finding=finding,
+        examined=examined,
+        world=world,
+        backend=backend,
+        handing=handing_facts(finding, examined),
+        direct=direct,
+    )
+
+
+def handing_facts(finding: Finding, examined: Examined) -> HandingFacts:
+    """Returns what decides which results may go straight."""
+    templates = {name: template for name, (template, _) in examined.learned.items()}
+    return HandingFacts(subjects=finding.subjects, batched=examined.batched, templates=templates)
+
+
+def backend_for(model: nn.Module, backend: Backend | None, device: torch.device) -> Backend:
+    """Returns where this rank runs, once its model is seen to be there."""
+    if backend is None and device.type == "cuda":
+        backend = default_backend(torch.device("cuda", own_gpu()))
+        torch.cuda.set_device(backend.torch_device)
+    backend = backend or HostBackend(cores=cores_of_rank())
+    check_place(model, backend.torch_device)
+    return backend
+
+
+def cores_of_rank() -> tuple[int, ...]:
+    """Returns this rank's share of the cores of its machine: at least one, which ranks may then have in common."""
+    cores = available_cores()
+    rank, ranks = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    each = max(1, len(cores) // ranks)
+    start = (rank * each) % len(cores)
+    return cores[start : start + each]
+
+
+def find_for_ranks(
+    model: nn.Module, sample: Sample, modules: Sequence[str] | None = None, exclude: Sequence[str] = ()
+) -> Finding:
+    """Finds modules; what they share with others is no obstacle here.
+
+    Raises:
+        UnsupportedModelError: A module cannot be split over ranks.
+    """
+    finding = find_modules(model, sample, include=modules, exclude=exclude, may_share=True)
+    finding = replace(finding, subjects=tuple(map(_cut, finding.subjects)))
+    for subject in finding.subjects:
+        _refuse(subject)
+    return replace(finding, subjects=tuple(with_batch(model, subject) for subject in finding.subjects))
+
+
+def _cut(subject: Subject) -> Subject:
+    """Cuts a module's inputs from the graph of the sample's step, which holds on to the parameters of others."""
+
+    def cut(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.detach().requires_grad_(tensor.requires_grad)
+
+    return replace(subject, args=map_tensors(cut, subject.args), kwargs=map_tensors(cut, subject.kwargs))
+
+
+def _refuse(subject: Subject) -> None:
+    for path, part in subject.module.named_modules():
+        if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.track_running_stats:
+            raise UnsupportedModelError(
+                f"{subject.name}{'.' if path else ''}{path} is a {type(part).__name__}: its statistics would be those "
+                "of another batch than without Mosaic; use GroupNorm or LayerNorm, or leave the module where it is "
+                f"called: colocate(..., exclude=[{subject.name!r}])"
+            )
+
+
+def _learned(model: nn.Module, subject: Subject) -> tuple[Template, Signature]:
+    """Calls a module as in the sample's step; returns what it returns and what the call showed of it."""
+    settings = subject.settings if subject.settings is not None else nullcontext
+    with preserved(model), torch.enable_grad(), settings():
+        arguments = Arguments.take(subject.args, subject.kwargs)
+        result, _, signature = learn(lambda: subject.module(*subject.args, **subject.kwargs), arguments, subject.module)
+    return Template.of(result), signature

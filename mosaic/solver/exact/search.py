@@ -1,0 +1,312 @@
+"""The exact search: ``mosaic._search`` asked with the options of a graph, and its answer as stages.
+
+Best-first over the sets of finished modules, with a special-purpose search for each stage (csrc/search). It minimises
+what a plan predicts: the slowest forward plus the slowest backward of each stage, with interference.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from mosaic.cost import Cost, FullInterference, Interference, LeveledBandwidth
+from mosaic.cost.interference.leveling import Taker
+from mosaic.errors import BackendUnavailableError, InfeasibleError
+from mosaic.graph import ModuleGraph
+from mosaic.plan import SearchRecord
+from mosaic.profile import Phase
+from mosaic.solver.exact.pair_table import pair_shares, pair_table
+from mosaic.solver.options import NS_PER_MS, DeploymentOption
+from mosaic.solver.stage import Machine, StageResult
+
+if TYPE_CHECKING:
+    from mosaic import _search
+
+Objective = Literal["phases", "sum"]
+MAX_MODULES = 64
+_MAX_SEED = 2**63 - 1  # what the extension's whole numbers hold
+_NEVER_FULL = 1e9  # a capacity that nobody meets: a phase that is not disturbed
+Options = Mapping[str, Sequence[DeploymentOption]]
+_ROW = operator.attrgetter("degree", "quota", "forward_ns", "backward_ns", "memory_bytes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchLimits:
+    """What ends a search that is not finished; the best plan so far is then returned with a true lower bound."""
+
+    seconds: float = 10.0
+    """Wall clock; 0 gives the sequential plan at once."""
+    seed: int = 0
+    """Seed of what is drawn at random: the windows of a plan that are planned anew."""
+    exact: bool = True
+    """Whether to prove the plan best; otherwise a good plan is returned soon."""
+
+    def __post_init__(self) -> None:
+        if not (self.seconds >= 0 and 0 <= self.seed <= _MAX_SEED):
+            raise ValueError(
+                f"seconds={self.seconds}, seed={self.seed}; use values of 0 or more, and at most seed {_MAX_SEED}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knowledge:
+    """What a search found out about sets of modules; of use to one of a graph that has modules in common with it."""
+
+    names: tuple[str, ...]
+    """Modules, in the order of their bits."""
+    values: _search.Known
+    """By bitmask, with the options that they hold for."""
+    rows: Mapping[str, tuple[Sequence[DeploymentOption], _search.Module]]
+    """Modules as the extension has them, each with the options that it was made of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchHint:
+    """What a search is told beforehand; nothing of it changes what is proven."""
+
+    start: Sequence[Collection[str]] = ()
+    """Stages to start from, in place of the heuristic's own; empty: none."""
+    forbidden: Sequence[Collection[str]] = ()
+    """Sets of modules that must not be stages."""
+    known: Knowledge | None = None
+    """Of an earlier search. What has changed since (a module's options, the machine) is found and not used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExactResult:
+    """The best plan found, and how good it surely is."""
+
+    stages: tuple[StageResult, ...]
+    """In an order that keeps the dependencies."""
+    cost_ms: float
+    """What they are predicted to take, in milliseconds."""
+    record: SearchRecord
+    """Whether they are proven best, the bound, and how much was searched."""
+    known: Knowledge
+    """For later searches."""
+
+
+def search_exactly(
+    graph: ModuleGraph,
+    options: Options,
+    *,
+    cost: Cost,
+    machine: Machine,
+    objective: Objective = "phases",
+    limits: SearchLimits | None = None,
+    hint: SearchHint | None = None,
+) -> ExactResult:
+    """Finds the plan with the least predicted time, and proves it where ``limits`` allow.
+
+    Args:
+        graph: What depends on what.
+        options: Deployment options of every module; not empty.
+        cost: Asked for interference only.
+        machine: Devices to place on.
+        objective: ``phases`` adds up each stage's slowest forward and slowest backward; ``sum`` takes its slowest
+            module, forward and backward together, as the paper's Eq. 4 does.
+        limits: When to stop.
+        hint: Where to start, what to leave out, what is known already.
+
+    Raises:
+        ValueError: More than 64 modules, an interference that this search does not know, or a start that is no
+            partition in an order that keeps the dependencies.
+        InfeasibleError: What is forbidden leaves no plan.
+        BackendUnavailableError: The extension is not built.
+    """
+    search = _load()
+    limits = limits or SearchLimits()
+    hint = hint or SearchHint()
+    names = graph.topological_order()
+    place = {name: index for index, name in enumerate(names)}
+    earlier = {name: index for index, name in enumerate(hint.known.names)} if hint.known else {}
+    rows = _rows(search, names, options, cost, hint.known.rows if hint.known else {})
+    found: _search.Plan = search.plan(
+        _problem(search, graph, names, options, rows, cost=cost, machine=machine, objective=objective),
+        seconds=limits.seconds,
+        seed=limits.seed,
+        exact=limits.exact,
+        start=_masks(hint.start, place),
+        forbidden=_masks(hint.forbidden, place),
+        known=hint.known.values if hint.known else None,
+        places=[earlier.get(name, -1) for name in names] if hint.known else (),
+    )
+    if not found.stages:
+        sets = "; ".join(", ".join(sorted(members)) for members in hint.forbidden)
+        raise InfeasibleError("what is forbidden leaves no plan", reasons=[f"no stage may be one of: {sets}"])
+    return ExactResult(
+        stages=tuple(_stage(stage, names, options) for stage in found.stages),
+        cost_ms=found.cost_ns / NS_PER_MS,
+        record=SearchRecord(
+            method="exact",
+            num_evaluations=found.num_evaluations,
+            status="optimal" if found.status == "optimal" else "feasible",
+            bound_ms=found.bound_ns / NS_PER_MS,
+        ),
+        known=Knowledge(names=names, values=found.known, rows={} if _is_drawn(cost) else rows),
+    )
+
+
+def _masks(sets: Sequence[Collection[str]], place: Mapping[str, int]) -> list[int]:
+    return [sum([1 << place[name] for name in members]) for members in sets]
+
+
+def why_not_exact(graph: ModuleGraph, cost: Cost) -> str | None:
+    """Returns why the exact search cannot plan a graph with these costs; None if it can."""
+    if len(graph.modules) > MAX_MODULES:
+        return f"{len(graph.modules)} modules are more than the {MAX_MODULES} that the exact search holds"
+    if not cost.interference.is_zero and (reason := _why_not_searched(graph, cost)) is not None:
+        return reason
+    try:
+        _load()
+    except BackendUnavailableError as error:
+        return str(error)
+    return None
+
+
+def _why_not_searched(graph: ModuleGraph, cost: Cost) -> str | None:
+    """Returns why an interference cannot be searched exactly; None if it can."""
+    form = cost.interference
+    if form.is_pairwise:
+        return None
+    if not isinstance(form, FullInterference | LeveledBandwidth):
+        return (
+            f"{type(form).__name__} is neither a sum over pairs, nor Eq. 8, nor our form: what the exact search knows"
+        )
+    for name in graph.names:
+        quotas = sorted({quota for degree in cost.degrees(name) for quota in cost.quotas(name, degree)})
+        for phase in Phase:
+            shares = [_taker(form, name, phase, quota).share for quota in quotas]
+            if any(later < earlier for earlier, later in itertools.pairwise(shares)):
+                return (
+                    f"{name!r} draws less bandwidth at a larger quota ({phase}), which the exact search cannot prune by"
+                )
+    return None
+
+
+def _load() -> Any:  # a module, which is no type
+    try:
+        from mosaic import _search
+    except ImportError as error:
+        raise BackendUnavailableError(
+            "the extension mosaic._search does not load; build it with `pip install -e .` or `pip install .`",
+            found=str(error),
+            needed="g++ with C++17 and Python's headers",
+        ) from error
+    return _search
+
+
+_Rows = Mapping[str, tuple[Sequence[DeploymentOption], Any]]
+
+
+def _is_drawn(cost: Cost) -> bool:
+    return isinstance(cost.interference, FullInterference | LeveledBandwidth)
+
+
+def _rows(search: Any, names: Sequence[str], options: Options, cost: Cost, known: _Rows) -> _Rows:
+    """Modules of the extension, without what comes before them; known ones where their options are the same object."""
+    if _is_drawn(cost):  # what is drawn is no part of the options
+        drawn = {name: [_drawing_option(search, cost, name, option) for option in options[name]] for name in names}
+        return {name: (options[name], search.Module(drawn[name], ())) for name in names}
+    return {
+        name: old
+        if (old := known.get(name)) is not None and old[0] is options[name]
+        else (options[name], search.Module.of([_ROW(option) for option in options[name]], ()))
+        for name in names
+    }
+
+
+def _problem(
+    search: Any,
+    graph: ModuleGraph,
+    names: Sequence[str],
+    options: Options,
+    rows: _Rows,
+    *,
+    cost: Cost,
+    machine: Machine,
+    objective: Objective,
+) -> _search.Problem:
+    place = {name: index for index, name in enumerate(names)}
+    before: list[list[int]] = [[] for _ in names]
+    for edge in graph.edges:
+        before[place[edge.target]].append(place[edge.source])
+    problem: _search.Problem = search.Problem(
+        [rows[name][1].after(others) for name, others in zip(names, before, strict=True)],
+        num_devices=machine.num_devices,
+        num_slots=machine.num_slots,
+        memory_bytes=machine.memory_bytes,
+        objective=objective,
+    )
+    if not cost.interference.is_zero:
+        _disturb(problem, graph, names, options, cost, machine)
+    return problem
+
+
+def _disturb(
+    problem: _search.Problem,
+    graph: ModuleGraph,
+    names: Sequence[str],
+    options: Options,
+    cost: Cost,
+    machine: Machine,
+) -> None:
+    reason = _why_not_searched(graph, cost)
+    if reason is not None:
+        raise ValueError(f"{reason}; use method='gahc', or interference='pairwise' or 'full'")
+    form = cost.interference
+    if isinstance(form, LeveledBandwidth):
+        levels = [form.coefficients.get(phase) for phase in Phase]
+        problem.disturb_by_level(
+            *((of.capacity, of.fairness, of.cache) if of is not None else (_NEVER_FULL, 0.0, 0.0) for of in levels)
+        )
+    elif isinstance(form, FullInterference):
+        found = [form.coefficients.get(phase) for phase in Phase]
+        forward, backward = (
+            (e.e1 * NS_PER_MS, e.e2 * NS_PER_MS, e.e3 * NS_PER_MS) if e is not None else (0.0, 0.0, 0.0) for e in found
+        )
+        problem.disturb_by_bandwidth(forward, backward)
+    else:
+        shares = pair_shares(names, options, form)
+        if shares is not None:
+            problem.disturb_by_shares(*shares)
+        else:
+            problem.disturb_by_pairs(*(pair_table(names, options, cost, machine, phase) for phase in Phase))
+
+
+def _drawing_option(search: Any, cost: Cost, name: str, option: DeploymentOption) -> Any:
+    """Returns an option with what the forms over bandwidth need to know of it."""
+    form = cost.interference
+    forward, backward = (_taker(form, name, phase, option.quota) for phase in Phase)
+    return search.Option(
+        degree=option.degree,
+        quota=option.quota,
+        forward_ns=option.forward_ns,
+        backward_ns=option.backward_ns,
+        memory_bytes=option.memory_bytes,
+        forward_bandwidth=forward.share,
+        backward_bandwidth=backward.share,
+        idle=(forward.idle, backward.idle),
+        cap=(forward.cap, backward.cap),
+    )
+
+
+def _taker(form: Interference, name: str, phase: Phase, quota: int) -> Taker:
+    if isinstance(form, LeveledBandwidth) and phase in form.coefficients:
+        return form.taker(name, phase, quota)
+    if isinstance(form, FullInterference) and phase in form.coefficients:
+        share = form.share(name, phase, quota)
+        return Taker(share, 0.0, share, 1.0)
+    return Taker(0.0, 0.0, 0.0, 1.0)
+
+
+def _stage(stage: _search.Stage, names: Sequence[str], options: Options) -> StageResult:
+    rows = sorted(stage.rows)  # by module
+    return StageResult(
+        latency_ns=stage.latency_ns,
+        choices={names[m]: (options[names[m]][option], devices) for m, option, devices, _ in rows},
+        starts={names[m]: starts for m, _, _, starts in rows},
+    )

@@ -1,0 +1,145 @@
+"""Greedy agglomerative hierarchical clustering of modules into stages: the paper's Algorithm 1.
+
+Comments name the algorithm's lines. Everything is compared in whole nanoseconds and ties go to the pair
+that comes first, so pruning and caching change how much is computed and never what comes out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+
+from mosaic.graph import ModuleGraph
+from mosaic.solver.gahc.stage_eval import StageEvaluator
+from mosaic.solver.stage import StageResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GahcResult:
+    """What the clustering found and what it cost."""
+
+    stages: tuple[StageResult, ...]
+    """In topological order."""
+    num_evaluations: int
+    """Stages whose best allocation was searched."""
+    num_cache_hits: int
+    """Stages whose best allocation was already known."""
+    num_pruned: int
+    """Merges dropped by EarlyPrune."""
+
+
+def cluster(graph: ModuleGraph, evaluator: StageEvaluator, *, prune: bool = True, cache: bool = True) -> GahcResult:
+    """Runs Algorithm 1.
+
+    Args:
+        graph: Modules and their dependencies.
+        evaluator: Line 13's StageEval.
+        prune: Whether line 11 drops merges that cannot beat the best so far.
+        cache: Whether a set of modules is evaluated only once.
+    """
+    return _Search(graph=graph, evaluator=evaluator, prune=prune, cache=cache).run()
+
+
+@dataclass
+class _Search:
+    graph: ModuleGraph
+    evaluator: StageEvaluator
+    prune: bool
+    cache: bool
+    num_evaluations: int = 0
+    num_cache_hits: int = 0
+    num_pruned: int = 0
+    known: dict[int, StageResult | None] = field(default_factory=dict)
+    """Results by bitmask of modules."""
+
+    def __post_init__(self) -> None:
+        self.order = self.graph.topological_order()
+        self.bit = {name: 1 << index for index, name in enumerate(self.order)}
+
+    def run(self) -> GahcResult:
+        results: dict[int, StageResult] = {}
+        stages = [self.bit[name] for name in self.order]  # line 3
+        for stage in stages:  # lines 4-5
+            single = self.evaluate(stage)
+            assert single is not None  # the evaluator's options are not empty
+            results[stage] = single
+        while len(stages) > 1:  # line 6
+            best = self.best_merge(stages, results)
+            if best is None:  # lines 17-18
+                break
+            first, second, merged = best  # line 19
+            results[first | second] = merged
+            kept = [stage for stage in stages if stage not in (first, second)]
+            stages = sort_stages([*kept, first | second], self.feeds())  # line 20
+        return GahcResult(
+            stages=tuple(results[stage] for stage in stages),  # line 21
+            num_evaluations=self.num_evaluations,
+            num_cache_hits=self.num_cache_hits,
+            num_pruned=self.num_pruned,
+        )
+
+    def best_merge(self, stages: Sequence[int], results: dict[int, StageResult]) -> tuple[int, int, StageResult] | None:
+        """Lines 7 to 16: the pair with the greatest positive gain."""
+        best_gain = 0  # line 7
+        best: tuple[int, int, StageResult] | None = None
+        reach = reachable(stages, self.feeds())
+        for x, y in combinations(range(len(stages)), 2):  # line 8
+            if reach[x] >> y & 1 or reach[y] >> x & 1:  # line 9
+                continue
+            first, second = stages[x], stages[y]
+            apart = results[first].latency_ns + results[second].latency_ns
+            if self.prune and not self.evaluator.can_meet(self.names(first | second), apart - best_gain - 1):
+                self.num_pruned += 1  # lines 11-12: no gain above the best so far is attainable
+                continue
+            merged = self.evaluate(first | second)  # line 13
+            if merged is not None and apart - merged.latency_ns > best_gain:  # lines 14-15, Eq. 9
+                best_gain, best = apart - merged.latency_ns, (first, second, merged)  # line 16
+        return best
+
+    def evaluate(self, stage: int) -> StageResult | None:
+        if self.cache and stage in self.known:
+            self.num_cache_hits += 1
+            return self.known[stage]
+        self.num_evaluations += 1
+        result = self.evaluator.evaluate(self.names(stage))
+        if self.cache:
+            self.known[stage] = result
+        return result
+
+    def names(self, stage: int) -> list[str]:
+        return [name for name in self.order if self.bit[name] & stage]
+
+    def feeds(self) -> list[tuple[int, int]]:
+        return [(self.bit[edge.source], self.bit[edge.target]) for edge in self.graph.edges]
+
+
+def reachable(stages: Sequence[int], feeds: Sequence[tuple[int, int]]) -> list[int]:
+    """Returns, for each stage (a bitmask of modules), a bitmask of the positions of all stages that depend on it.
+
+    Two stages may be merged, with the stage graph still acyclic, exactly when neither reaches the other: a
+    direct edge would put a module beside one that it depends on, an indirect one would close a cycle through
+    the stages between them.
+
+    Args:
+        stages: Bitmasks of modules, in topological order.
+        feeds: Edges between modules, each as two one-bit masks.
+    """
+    reach = [0] * len(stages)
+    for x in reversed(range(len(stages))):
+        for y in range(x + 1, len(stages)):
+            if any(source & stages[x] and target & stages[y] for source, target in feeds):
+                reach[x] |= 1 << y | reach[y]
+    return reach
+
+
+def sort_stages(stages: Sequence[int], feeds: Sequence[tuple[int, int]]) -> list[int]:
+    """Sorts stages (bitmasks of modules) so that producers come first; the earliest module where there is a choice."""
+    ordered: list[int] = []
+    left = sorted(stages, key=lambda stage: stage & -stage)
+    while left:
+        remaining = sum(left)
+        ready = next(s for s in left if not any(t & s and source & remaining & ~s for source, t in feeds))
+        ordered.append(ready)
+        left.remove(ready)
+    return ordered

@@ -1,0 +1,85 @@
+"""Costs of single neighbours in nanoseconds, and the options of a module that can be left out because of them.
+
+For a pairwise interference only (extras of neighbours add up). Nothing here is an approximation: what is dropped
+or joined could not change whether a target can be met.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mosaic.cost import Cost
+from mosaic.profile import Phase
+from mosaic.solver.options import NS_PER_MS, DeploymentOption
+
+
+class PairwiseExtras:
+    """Extra time of every option of every module beside every neighbour, computed when first needed."""
+
+    def __init__(self, options: Mapping[str, Sequence[DeploymentOption]], cost: Cost) -> None:
+        """Takes the options of all modules of a graph; ``cost`` must have a pairwise interference."""
+        self._options = options
+        self._cost = cost
+        self._quotas = {name: sorted({option.quota for option in options[name]}) for name in options}
+        # Bound to this object, unlike a decorator on the method, which would keep every object alive.
+        self.ns = cache(self._ns)
+        self._worst_ns = cache(self._worst_of_pair)
+        self._blows = cache(self._blows_of)
+
+    def _ns(self, name: str, option: DeploymentOption, beside: str, quota: int) -> int:
+        return group_extra_ns(self._cost, name, option, [(beside, quota)])
+
+    def worst_ns(self, name: str, option: DeploymentOption, others: Sequence[str]) -> int:
+        """Returns what an option loses when all of ``others`` share its devices at their worst quotas."""
+        return sum(self._worst_ns(name, option, other) for other in others if other != name)
+
+    def _worst_of_pair(self, name: str, option: DeploymentOption, beside: str) -> int:
+        return max(self.ns(name, option, beside, quota) for quota in self._quotas[beside])
+
+    def as_neighbour(self, name: str, quota: int) -> int:
+        """Returns the least quota at which ``name`` disturbs everybody exactly as it does at ``quota``."""
+        blow = self._blows(name)[quota]
+        return next(other for other in self._quotas[name] if np.array_equal(self._blows(name)[other], blow))
+
+    def is_gentler(self, name: str, quota: int, than: int) -> bool:
+        """Returns whether ``name`` disturbs nobody more at ``quota`` than at the quota ``than``."""
+        blows = self._blows(name)
+        return bool(np.all(blows[quota] <= blows[than]))
+
+    def _blows_of(self, name: str) -> dict[int, NDArray[np.int64]]:
+        victims = [(other, option) for other in self._options if other != name for option in self._options[other]]
+        return {
+            quota: np.array([self.ns(other, option, name, quota) for other, option in victims], dtype=np.int64)
+            for quota in self._quotas[name]
+        }
+
+    def candidates(self, name: str, target_ns: int, stage: Sequence[str]) -> tuple[DeploymentOption, ...]:
+        """Returns the options with which a module of a stage may meet a target.
+
+        An option goes when another meets the target whoever is beside it, with no more devices, slots or memory,
+        and disturbs nobody more: wherever the one is placed, the other could be.
+        """
+        kept: list[DeploymentOption] = []
+        safe: list[DeploymentOption] = []
+        for option in sorted(o for o in self._options[name] if o.latency_ns <= target_ns):
+            if any(
+                s.quota <= option.quota
+                and s.memory_bytes <= option.memory_bytes
+                and self.is_gentler(name, s.quota, option.quota)
+                for s in safe
+            ):
+                continue
+            kept.append(option)
+            if option.latency_ns + self.worst_ns(name, option, stage) <= target_ns:
+                safe.append(option)
+        return tuple(kept)
+
+
+def group_extra_ns(cost: Cost, name: str, option: DeploymentOption, beside: Sequence[tuple[str, int]]) -> int:
+    """Returns what all neighbours on one device together cost a module, forward and backward (Eq. 7's delta)."""
+    extra_ms = sum(cost.interference_ms(name, phase, option.degree, option.quota, beside=beside) for phase in Phase)
+    return round(extra_ms * NS_PER_MS)

@@ -1,0 +1,168 @@
+"""StageEval: the shortest time in which the modules of one stage can run side by side (paper section 3.4, Eq. 4).
+
+The latency of a module is its forward and backward together, as in the paper, plus what it loses to
+the modules on its devices (Eq. 7). A stage takes as long as its slowest module.
+
+The target is bisected over the distinct latencies of the options. Without interference the optimum is one
+of them. With interference it lies between two of them, and bisection goes on there until the gap is
+within ``tolerance``; the latency that is returned is always one that the returned placement reaches.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+
+from mosaic.cost import Cost
+from mosaic.solver.gahc.extras import PairwiseExtras, group_extra_ns
+from mosaic.solver.gahc.placement import Group, SatAnswer, SatQuestion, ask
+from mosaic.solver.options import DeploymentOption, least_options
+from mosaic.solver.stage import Machine, StageResult, alone
+
+_UNLIMITED_NS = 2**50
+"""A target that everything meets: thirteen days."""
+
+
+class StageEvaluator:
+    """Evaluates stages of one graph on one machine; a result depends on nothing but the set of modules.
+
+    Attributes:
+        num_sat_calls: Calls of CP-SAT so far.
+        num_unresolved: Questions that CP-SAT gave up within its limit; they counted as unmet, so the
+            latency of their stage may be above the optimum.
+    """
+
+    def __init__(
+        self,
+        options: Mapping[str, Sequence[DeploymentOption]],
+        *,
+        cost: Cost,
+        machine: Machine,
+        tolerance: float = 1e-3,
+        deterministic_limit: float = 1.0,
+    ) -> None:
+        """Takes what all stages have in common.
+
+        Args:
+            options: Deployment options of every module; not empty.
+            cost: Asked for interference only.
+            machine: Devices to place on.
+            tolerance: Share of a latency within which the optimum is found where modules disturb each other.
+            deterministic_limit: Effort for one question, in CP-SAT's deterministic time (about seconds).
+        """
+        self._options = options
+        self._cost = cost
+        self._machine = machine
+        self._tolerance = tolerance
+        self._limit = deterministic_limit
+        self._is_disturbed = not cost.interference.is_zero
+        is_pairwise = self._is_disturbed and cost.interference.is_pairwise
+        self._extras = PairwiseExtras(options, cost) if is_pairwise else None
+        self.num_sat_calls = 0
+        self.num_unresolved = 0
+
+    def evaluate(self, names: Sequence[str]) -> StageResult | None:
+        """Returns the best allocation of a stage, or None where its modules do not fit side by side."""
+        if len(names) == 1:
+            return alone(names[0], self._options[names[0]])
+        fastest = max(min(o.latency_ns for o in self._options[name]) for name in names)
+        grid = sorted({o.latency_ns for name in names for o in self._options[name] if o.latency_ns >= fastest})
+        best = self._probe(names, _UNLIMITED_NS)
+        if best is None:
+            return None
+        low, high = 0, bisect_left(grid, best.latency_ns)
+        while low < high:
+            middle = (low + high) // 2
+            found = self._probe(names, grid[middle])
+            if found is None:
+                low = middle + 1
+            else:
+                best, high = found, min(middle, bisect_left(grid, found.latency_ns))
+        if self._is_disturbed:
+            best = self._close_gap(names, grid[low - 1] if low else fastest - 1, best)
+        return best
+
+    def can_meet(self, names: Sequence[str], target_ns: int) -> bool:
+        """Returns False only where no placement of a stage meets a target: a bound, quick and never wrong.
+
+        Every module must keep an option that meets the target alone, and that leaves the others the least slots and
+        memory with which they can.
+        """
+        slots = memory = 0
+        for name in names:
+            meeting = [option for option in self._options[name] if option.latency_ns <= target_ns]
+            if not meeting:
+                return False
+            slots += min(option.area for option in meeting)
+            memory += min(option.memory_bytes * option.degree for option in meeting)
+        machine = self._machine
+        fits_memory = not machine.memory_bytes or memory <= machine.memory_bytes * machine.num_devices
+        return slots <= machine.num_slots * machine.num_devices and fits_memory
+
+    def _close_gap(self, names: Sequence[str], unmet_ns: int, best: StageResult) -> StageResult:
+        """Bisects between a target that cannot be met and the latency of a placement."""
+        while best.latency_ns - unmet_ns > max(1, self._tolerance * best.latency_ns):
+            target = (unmet_ns + best.latency_ns) // 2
+            found = self._probe(names, target)
+            if found is None:
+                unmet_ns = target
+            else:
+                best = found
+        return best
+
+    def _probe(self, names: Sequence[str], target_ns: int) -> StageResult | None:
+        """Asks whether a stage can meet a target."""
+        if not self.can_meet(names, target_ns):
+            return None
+        forbidden: list[Group] = []
+        while True:
+            answer = ask(
+                SatQuestion(
+                    options={name: self._candidates(name, target_ns, names) for name in names},
+                    machine=self._machine,
+                    target_ns=target_ns,
+                    extras=self._extras,
+                    forbidden=forbidden,
+                    deterministic_limit=self._limit,
+                )
+            )
+            self.num_sat_calls += 1
+            self.num_unresolved += not answer.is_resolved
+            if answer.choices is None:
+                return None
+            result = self._result(names, answer)
+            if result.latency_ns <= target_ns:
+                return result
+            forbidden.extend(self._groups_missing(result, target_ns))
+
+    def _candidates(self, name: str, target_ns: int, stage: Sequence[str]) -> tuple[DeploymentOption, ...]:
+        if not self._is_disturbed:
+            return least_options(self._options[name], target_ns)
+        if self._extras is not None:
+            return self._extras.candidates(name, target_ns, stage)
+        return tuple(option for option in self._options[name] if option.latency_ns <= target_ns)
+
+    def _result(self, names: Sequence[str], answer: SatAnswer) -> StageResult:
+        assert answer.choices is not None
+        choices = {name: answer.choices[name] for name in names}
+        alone = StageResult(latency_ns=0, choices=choices, starts=answer.starts)
+        latency = max(self._latency_on(alone, name, g) for name, (_, devices) in choices.items() for g in devices)
+        return StageResult(latency_ns=latency, choices=choices, starts=answer.starts)
+
+    def _groups_missing(self, result: StageResult, target_ns: int) -> list[Group]:
+        found: list[Group] = []
+        for device in range(self._machine.num_devices):
+            group = tuple((name, option) for name, (option, devices) in result.choices.items() if device in devices)
+            if any(self._latency_on(result, name, device) > target_ns for name, _ in group) and group not in found:
+                found.append(group)
+        return found
+
+    def _latency_on(self, result: StageResult, name: str, device: int) -> int:
+        """Latency of a module with the neighbours that it has on one of its devices (inside Eq. 7's maximum)."""
+        option, _ = result.choices[name]
+        beside = result.beside(name, device)
+        if not self._is_disturbed or not beside:
+            return option.latency_ns
+        if self._extras is not None:
+            return option.latency_ns + sum(self._extras.ns(name, option, *neighbour) for neighbour in beside)
+        return option.latency_ns + group_extra_ns(self._cost, name, option, beside)

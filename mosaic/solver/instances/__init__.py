@@ -1,0 +1,1 @@
+"""Planning problems as files, the checker of their plans, and their costs."""

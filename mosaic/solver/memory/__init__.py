@@ -1,0 +1,1 @@
+"""Plans whose devices hold what modules keep over the whole step."""

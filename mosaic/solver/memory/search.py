@@ -1,0 +1,284 @@
+"""The exact search under memory that is held across stages (``holding.py``): branch and bound over relaxed plans.
+
+The search in C++ knows memory stage by stage; without the rest its plan is a relaxation, and its bound is a bound.
+Where devices can be found so that everything fits (``swap_labels``, ``place_anew``), the relaxed plan is the plan.
+Otherwise the problem is divided, and each part is relaxed and searched again, the least bound first:
+
+* by a module's degree: the relaxed plan's, and the others, the module that keeps most first; options that no longer
+  fit beside what all others keep at the least fall away in each part;
+* where every module has one degree left: all placements of the relaxed plan's own stages (``held_partition.py``), and
+  one part for each of its stages in which that set of modules is no stage. Any other partition lacks one of them.
+
+So what is proven is proven, given time; where time ends first, the best plan so far and the least bound that is open.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from mosaic.cost import Cost
+from mosaic.errors import InfeasibleError, UndecidedError
+from mosaic.graph import ModuleGraph
+from mosaic.plan import SearchRecord
+from mosaic.solver.exact.search import ExactResult, Knowledge, Objective, SearchHint, SearchLimits, search_exactly
+from mosaic.solver.memory.holding import Stages, assign_alone, fits, place_anew, swap_labels
+from mosaic.solver.memory.options import alone_within_memory, fastest_by_degree, on_all_devices, without_hopeless
+from mosaic.solver.memory.partition import PartitionSearch, stage_ms
+from mosaic.solver.options import DeploymentOption
+from mosaic.solver.stage import Machine
+
+Options = Mapping[str, Sequence[DeploymentOption]]
+
+ROOT_SHARE = 0.6
+"""Of the time, for the first relaxation."""
+PLACE_NODES = 300
+"""Places that are tried before a part counts as one that may have a plan."""
+PARTITION_NODES = 20_000
+"""Places and quotas of one partition."""
+HEURISTIC_PARTS = 8
+"""Parts that a search without a proof looks at."""
+_CLOSE_MS = 1e-6
+
+
+@dataclass(order=True)
+class _Part:
+    bound_ms: float
+    number: int
+    options: Options = field(compare=False)
+    forbidden: frozenset[frozenset[str]] = field(compare=False)
+
+
+def search_within_memory(
+    graph: ModuleGraph,
+    options: Options,
+    *,
+    cost: Cost,
+    machine: Machine,
+    objective: Objective = "phases",
+    limits: SearchLimits | None = None,
+    hint: SearchHint | None = None,
+) -> ExactResult:
+    """Finds the best plan whose devices hold everything, as ``search_exactly`` does without that condition.
+
+    Raises:
+        ValueError, BackendUnavailableError: As ``search_exactly``.
+        InfeasibleError: No plan fits, which is proven.
+        UndecidedError: No plan was found, and it is not proven that there is none.
+    """
+    search = _HeldSearch(
+        graph=graph,
+        cost=cost,
+        machine=machine,
+        objective=objective,
+        limits=limits or SearchLimits(),
+        hint=hint or SearchHint(),
+    )
+    return search.run(without_hopeless(options, machine))
+
+
+@dataclass
+class _HeldSearch:
+    graph: ModuleGraph
+    cost: Cost
+    machine: Machine
+    objective: Objective
+    limits: SearchLimits
+    hint: SearchHint
+    best_ms: float = field(default=float("inf"), init=False)
+    best: Stages = field(default=(), init=False)
+    least_open_ms: float = field(default=float("inf"), init=False)
+    num_evaluations: int = field(default=0, init=False)
+    known: Knowledge | None = field(default=None, init=False)
+    _heap: list[_Part] = field(default_factory=list, init=False)
+    _seen: set[object] = field(default_factory=set, init=False)
+    _count: int = field(default=0, init=False)
+
+    def run(self, options: Options) -> ExactResult:
+        self._ends = time.perf_counter() + self.limits.seconds
+        self.known = self.hint.known
+        first = replace(self.limits, seconds=self.limits.seconds * ROOT_SHARE if self.limits.exact else self._left())
+        relaxed = self._relax(options, frozenset(self._forbidden()), first)
+        if not self._take(relaxed.stages):
+            self._offer(alone_within_memory(self.graph, options, self.machine))
+        bound_ms = relaxed.record.bound_ms
+        if bound_ms < self.best_ms - _CLOSE_MS:
+            bound_ms = self._divide_all(options, relaxed)
+        bound_ms = min(bound_ms, self.best_ms)
+        if not self.best:
+            raise UndecidedError("no plan was found that keeps to what is forbidden and that the devices hold")
+        assert self.known is not None
+        return ExactResult(
+            stages=self.best,
+            cost_ms=self.best_ms,
+            record=SearchRecord(
+                method="exact",
+                num_evaluations=self.num_evaluations,
+                status="optimal" if bound_ms >= self.best_ms - _CLOSE_MS else "feasible",
+                bound_ms=bound_ms,
+            ),
+            known=self.known,
+        )
+
+    def _divide_all(self, options: Options, relaxed: ExactResult) -> float:
+        """Branches until nothing below the best plan is open or time is over; returns the bound."""
+        root_ms = relaxed.record.bound_ms
+        if self._left() <= 0:
+            return root_ms
+        self._dive(options, relaxed)
+        self._divide(_Part(root_ms, 0, options, frozenset(self._forbidden())), relaxed)
+        num_parts = 0
+        while self._heap and self._left() > 0 and (self.limits.exact or num_parts < HEURISTIC_PARTS):
+            if self._heap[0].bound_ms >= self.best_ms - _CLOSE_MS:
+                break
+            part = heapq.heappop(self._heap)
+            num_parts += 1
+            try:
+                found = self._relax(part.options, part.forbidden, replace(self.limits, seconds=self._left()))
+            except InfeasibleError:
+                continue
+            bound_ms = max(part.bound_ms, found.record.bound_ms)
+            is_settled = self._take(found.stages) and found.record.status == "optimal"
+            if bound_ms < self.best_ms - _CLOSE_MS and not is_settled:
+                self._divide(replace(part, bound_ms=bound_ms), found)
+        open_ms = min((part.bound_ms for part in self._heap), default=float("inf"))
+        return max(root_ms, min(open_ms, self.least_open_ms, self.best_ms))
+
+    def _dive(self, options: Options, relaxed: ExactResult) -> None:
+        """Takes away what holds most, one module's degrees at a time, until a quick plan fits: a plan to start from."""
+        for _ in range(sum(len(fastest_by_degree(own)) for own in options.values())):
+            chosen = {name: option for stage in relaxed.stages for name, (option, _) in stage.choices.items()}
+            lighter = _lighter(options, chosen, self.machine)
+            if lighter is None or self._left() <= 0:
+                return
+            name, degrees = lighter
+            own = tuple(option for option in options[name] if option.degree in degrees)
+            quick = replace(self.limits, seconds=self._left() / 4, exact=False)
+            try:
+                options = without_hopeless({**options, name: own}, self.machine)
+                relaxed = self._relax(options, frozenset(self._forbidden()), quick)
+            except InfeasibleError:
+                return
+            if self._take(relaxed.stages):
+                return
+
+    def _left(self) -> float:
+        return max(0.0, self._ends - time.perf_counter())
+
+    def _forbidden(self) -> list[frozenset[str]]:
+        return [frozenset(names) for names in self.hint.forbidden]
+
+    def _relax(self, options: Options, forbidden: frozenset[frozenset[str]], limits: SearchLimits) -> ExactResult:
+        start = self.hint.start if not self.best else [tuple(stage.choices) for stage in self.best]
+        found = search_exactly(
+            self.graph,
+            options,
+            cost=self.cost,
+            machine=self.machine,
+            objective=self.objective,
+            limits=limits,
+            hint=SearchHint(start=start, forbidden=sorted(map(sorted, forbidden)), known=self.known),
+        )
+        self.num_evaluations += found.record.num_evaluations
+        self.known = found.known
+        return found
+
+    def _take(self, stages: Stages) -> bool:
+        """Offers a relaxed plan on devices that hold it; returns whether there are such, at no more time."""
+        same_times = stages if fits(stages, self.machine) else swap_labels(stages, self.machine)
+        if same_times is None and self.cost.interference.is_zero:
+            same_times = place_anew(stages, self.machine, ends=self._ends)
+        if same_times is not None:
+            self._offer(same_times)
+            return True
+        elsewhere = None if self.cost.interference.is_zero else place_anew(stages, self.machine, ends=self._ends)
+        if elsewhere is not None:
+            self._offer(elsewhere)
+        return False
+
+    def _offer(self, stages: Stages) -> None:
+        total_ms = sum(stage_ms(stage, self.cost, self.objective == "sum") for stage in stages)
+        allowed = not any(frozenset(stage.choices) in self._forbidden() for stage in stages)
+        if total_ms < self.best_ms and allowed:
+            self.best_ms, self.best = total_ms, stages
+
+    def _divide(self, part: _Part, relaxed: ExactResult) -> None:
+        chosen = {name: option for stage in relaxed.stages for name, (option, _) in stage.choices.items()}
+        found = _largest_open(part.options, chosen)
+        if found is None:
+            self._divide_by_stages(part, relaxed)
+            return
+        name, degree = found
+        for is_same in (True, False):
+            own = tuple(o for o in part.options[name] if (o.degree == degree) == is_same)
+            try:
+                options = without_hopeless({**part.options, name: own}, self.machine)
+            except InfeasibleError:
+                continue
+            if self._has_place(options):
+                self._push(part.bound_ms, options, part.forbidden)
+
+    def _has_place(self, options: Options) -> bool:
+        """False only where devices cannot hold the modules, whatever the stages."""
+        lightest = {name: sorted(fastest_by_degree(own), key=on_all_devices) for name, own in options.items()}
+        chosen, is_complete = assign_alone(lightest, self.machine, max_nodes=PLACE_NODES)
+        return chosen is not None or not is_complete
+
+    def _divide_by_stages(self, part: _Part, relaxed: ExactResult) -> None:
+        search = PartitionSearch(
+            options=part.options,
+            cost=self.cost,
+            machine=self.machine,
+            by_sum=self.objective == "sum",
+            cost_ms=self.best_ms,
+            nodes_left=PARTITION_NODES,
+            ends=self._ends,
+        )
+        by_sum = self.objective == "sum"
+        partition = [tuple(stage.choices) for stage in relaxed.stages]
+        exact = relaxed.record.status == "optimal"
+        least = [stage_ms(stage, self.cost, by_sum) if exact else 0.0 for stage in relaxed.stages]
+        search.run(partition, least)
+        if search.stages is not None:
+            self._offer(search.stages)
+        if not search.is_complete:
+            self.least_open_ms = min(self.least_open_ms, part.bound_ms)
+        for names in partition:
+            self._push(part.bound_ms, part.options, part.forbidden | {frozenset(names)})
+
+    def _push(self, bound_ms: float, options: Options, forbidden: frozenset[frozenset[str]]) -> None:
+        key = (tuple((name, tuple(sorted({o.degree for o in own}))) for name, own in options.items()), forbidden)
+        if key not in self._seen:
+            self._seen.add(key)
+            self._count += 1
+            heapq.heappush(self._heap, _Part(bound_ms, self._count, options, forbidden))
+
+
+def _lighter(
+    options: Options, chosen: Mapping[str, DeploymentOption], machine: Machine
+) -> tuple[str, frozenset[int]] | None:
+    """The module that can be made lighter by most, and the degrees at which it is; None where none can.
+
+    Lighter on all devices together where these are too few for what is chosen; otherwise on one device.
+    """
+    is_over = sum(map(on_all_devices, chosen.values())) > machine.num_devices * machine.memory_bytes
+    for measure in (on_all_devices, _on_one) if is_over else (_on_one, on_all_devices):
+        found = [(name, [o for o in options[name] if measure(o) < measure(own)]) for name, own in chosen.items()]
+        less = [(name, lower) for name, lower in found if lower]
+        if less:
+            name, lower = max(less, key=lambda one: measure(chosen[one[0]]) - min(map(measure, one[1])))
+            return name, frozenset(option.degree for option in lower)
+    return None
+
+
+def _largest_open(options: Options, chosen: Mapping[str, DeploymentOption]) -> tuple[str, int] | None:
+    """The module that keeps most of those with a choice of degrees, and the degree that is chosen."""
+    open_names = [name for name, own in chosen.items() if any(o.degree != own.degree for o in options[name])]
+    name = max(open_names, key=lambda one: on_all_devices(chosen[one]), default=None)
+    return None if name is None else (name, chosen[name].degree)
+
+
+def _on_one(option: DeploymentOption) -> int:
+    return option.kept_bytes

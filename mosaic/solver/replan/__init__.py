@@ -1,0 +1,1 @@
+"""Planning again: after modules come or go, after measurements, with what earlier searches know."""

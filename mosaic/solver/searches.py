@@ -1,0 +1,124 @@
+"""Mosaic's own methods: each finds stages, which are then widened, held against their modules in turn, and placed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+from mosaic.plan import SearchRecord, Stage
+from mosaic.solver.exact.brute_force import enumerate_plans
+from mosaic.solver.exact.brute_force_held import enumerate_held_plans
+from mosaic.solver.exact.search import search_exactly, why_not_exact
+from mosaic.solver.gahc.clustering import cluster
+from mosaic.solver.gahc.stage_eval import StageEvaluator
+from mosaic.solver.memory.holding import fits, place_anew, swap_labels
+from mosaic.solver.memory.search import search_within_memory
+from mosaic.solver.replan.remembered import ProvenStages, Remembered
+from mosaic.solver.stage import StageResult
+from mosaic.solver.task import Found, Task
+
+_log = logging.getLogger(__name__)
+
+
+def find_automatically(task: Task) -> Found:
+    """Plans exactly where that can search this problem, otherwise with Algorithm 1 and a warning that says why."""
+    reason = why_not_exact(task.graph, task.cost)
+    if reason is None:
+        return find_exactly(task)
+    _log.warning("method='auto' plans with 'gahc', without a bound: %s", reason)
+    return find_by_clustering(task)
+
+
+def find_exactly(task: Task) -> Found:
+    """Plans with the exact search; a problem that was proven before is answered from memory."""
+    search, hint = task.search, task.hint
+    key, answer = task.memo.ask(task.graph, (search.objective, task.is_held))
+    if answer is not None and not (hint and hint.forbidden):
+        record = replace(answer.record, num_evaluations=0)
+        return Found(stages=_finished(task, answer.stages, widen=True), record=record, known=answer.known)
+    ask = search_within_memory if task.is_held else search_exactly
+    found = ask(
+        task.graph,
+        task.options,
+        cost=task.cost,
+        machine=task.machine,
+        objective=search.objective,
+        limits=search.limits,
+        hint=hint,
+    )
+    is_proof = search.objective == "phases"  # the least sum is a bound for the phases too, but no proof
+    record = found.record if is_proof else replace(found.record, status="feasible")
+    if not (hint and hint.forbidden):
+        task.memo.keep(key, ProvenStages(stages=found.stages, record=record, known=found.known))
+    return Found(stages=_finished(task, found.stages, widen=True), record=record, known=found.known)
+
+
+def find_by_clustering(task: Task) -> Found:
+    """Plans with the paper's Algorithm 1."""
+    search = task.search
+    evaluator = StageEvaluator(
+        task.options, cost=task.cost, machine=task.machine, deterministic_limit=search.deterministic_limit
+    )
+    result = cluster(task.graph, evaluator, prune=search.prune, cache=search.cache)
+    if evaluator.num_unresolved:
+        _log.warning(
+            "CP-SAT gave up %d questions at deterministic_limit=%g; a higher limit may find a better plan",
+            evaluator.num_unresolved,
+            search.deterministic_limit,
+        )
+    record = SearchRecord(
+        method="gahc",
+        num_evaluations=result.num_evaluations,
+        num_cache_hits=result.num_cache_hits,
+        num_pruned=result.num_pruned,
+        num_sat_calls=evaluator.num_sat_calls,
+    )
+    return Found(stages=_finished(task, result.stages, widen=True), record=record)
+
+
+def find_in_turn(task: Task) -> Found:
+    """Plans every module in turn, each at its own best degree and quota."""
+    record = SearchRecord(method="sequential", num_evaluations=len(task.in_turn))
+    return Found(stages=_finished(task, task.in_turn, widen=False), record=record)
+
+
+def find_by_brute_force(task: Task) -> Found:
+    """Tries everything; at most six modules on two devices."""
+    enumerate_all = enumerate_held_plans if task.is_held else enumerate_plans
+    every = enumerate_all(task.graph, task.options, cost=task.cost, machine=task.machine)
+    record = SearchRecord(method="brute_force", num_evaluations=every.num_evaluations)
+    return Found(stages=_finished(task, every.stages, widen=False), record=record)
+
+
+def _finished(task: Task, found: tuple[StageResult, ...], *, widen: bool) -> tuple[Stage, ...]:
+    """Spends spare slots, drops stages that gain nothing, and chooses slots."""
+    memo, machine = task.memo, task.machine
+    if task.is_held and not fits(found, machine):  # Algorithm 1 knows each stage's memory alone
+        found = swap_labels(found, machine) or place_anew(found, machine) or task.in_turn
+    if task.search.use_spare_slots and widen:
+        found = tuple(map(memo.widen, found))
+    kept = _keep_gains(found, task.in_turn, memo)
+    if task.is_held and not fits(kept, machine):  # single modules are on other devices here than there
+        kept = swap_labels(kept, machine) or min(found, task.in_turn, key=memo.total_ms)
+    stages = tuple(map(memo.build, kept))
+    return memo.stagger(stages) if task.search.stagger else stages
+
+
+def _keep_gains(
+    stages: tuple[StageResult, ...], sequential: tuple[StageResult, ...], memo: Remembered
+) -> tuple[StageResult, ...]:
+    """Splits every stage that is predicted no faster than its modules in turn.
+
+    Algorithm 1 judges a merge by the slowest module's forward and backward together; a loop has a slowest
+    forward and a slowest backward, which may be two modules.
+    """
+    alone = {next(iter(stage.choices)): stage for stage in sequential}
+    kept: list[StageResult] = []
+    for stage in stages:
+        apart: Sequence[StageResult] = [alone[name] for name in stage.choices]
+        is_faster = memo.stage_ms(stage) < memo.total_ms(apart)
+        kept.extend([stage] if is_faster else apart)
+    # Sums in another order may differ in the last bit.
+    is_faster = memo.total_ms(kept) < memo.total_ms(sequential)
+    return tuple(kept) if is_faster else sequential

@@ -1,0 +1,1 @@
+"""Time and memory of modules, alone and side by side."""

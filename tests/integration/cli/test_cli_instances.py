@@ -1,0 +1,233 @@
+"""``mosaic plan INSTANCE`` as a user meets it: exit codes, the plan's file, the checker."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.solver.generate import Recipe, generate
+from mosaic import artifact
+from mosaic.cli.main import run
+from mosaic.plan import Plan
+from mosaic.solver.instances.instance import Instance
+
+MADE = generate(Recipe(shape="layered", num_modules=6, num_devices=4, seed=1))
+PAGE = Path(__file__).parents[3] / "docs" / "planning.md"
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)  # where plan.json is left
+    path = tmp_path / "instance.json"
+    artifact.save(MADE, path)
+    return path
+
+
+def changed(path: Path, change: Callable[[Any], Any]) -> str:
+    raw = json.loads(path.read_text())
+    change(raw)
+    path.write_text(json.dumps(raw))
+    return str(path)
+
+
+def planned(file: Path, *more: str) -> Plan:
+    assert run(["plan", str(file), *more]) == 0
+    return artifact.load(Plan, Path("plan.json"))
+
+
+def test_a_plan_of_an_instance_is_proven_and_passes_its_own_check(file, capsys):
+    plan = planned(file, "--method", "exact", "--time-limit", "30")
+    assert plan.search.status == "optimal"
+    assert plan.search.bound_ms == pytest.approx(plan.predicted_ms, rel=1e-9)
+    assert len(plan.placements) == 6
+    assert "proven" in capsys.readouterr().out
+    assert run(["plan", str(file), "--check", "plan.json"]) == 0
+    assert "keeps every rule" in capsys.readouterr().out
+    changed(Path("plan.json"), lambda raw: raw["stages"].pop())
+    assert run(["plan", str(file), "--check", "plan.json"]) == 1
+    assert "is not placed" in capsys.readouterr().err
+
+
+def test_json_to_standard_output_is_nothing_but_json(file, capsys):
+    planned(file, "--method", "sequential", "--json", "-")
+    assert json.loads(capsys.readouterr().out)["search"]["status"] == "feasible"
+
+
+def test_a_time_limit_of_zero_answers_with_the_sequential_plan(file):
+    assert len(planned(file, "--time-limit", "0").stages) == 6
+
+
+def test_no_plan_is_exit_code_3_with_the_reasons_and_no_file(file, capsys):
+    assert run(["plan", changed(file, lambda raw: raw.update(memory_bytes=1000))]) == 3
+    said = capsys.readouterr().err
+    assert all(f"{module.name!r} needs" in said for module in MADE.modules)
+    assert not Path("plan.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda raw: raw.update(num_devices=0), "at least one device"),
+        (lambda raw: raw["modules"][0].update(options=[]), "has no options"),
+        (lambda raw: raw["modules"][0]["options"][0].update(forward_ms=-1), "not negative"),
+        (lambda raw: [m.update(after=[raw["modules"][i - 1]["name"]]) for i, m in enumerate(raw["modules"])], "cycle"),
+        (lambda raw: raw.update(schema_version=9), "newer"),
+        (lambda raw: raw.update(modules=[]), "at least one module"),
+    ],
+)
+def test_a_bad_file_is_exit_code_1_and_says_why(file, capsys, change, says):
+    assert run(["plan", changed(file, change)]) == 1
+    assert re.search(says, capsys.readouterr().err)
+
+
+def test_contradictory_pins_are_exit_code_3(file, capsys):
+    def contradict(raw: Any) -> None:
+        raw["modules"][2]["options"] = [o for o in raw["modules"][2]["options"] if o["degree"] < 4 or o["quota"] == 10]
+        raw["modules"][2]["pin"] = {"degrees": [4], "quotas": [3]}
+
+    assert run(["plan", changed(file, contradict)]) == 3
+    assert "is pinned to degrees [4] and quotas [3]" in capsys.readouterr().err
+
+
+def test_planning_an_instance_loads_neither_torch_nor_ortools(file):
+    code = (
+        "import sys; from mosaic.cli.main import run; "
+        f"assert run(['plan', {str(file)!r}]) == 0; "
+        "assert 'torch' not in sys.modules and 'ortools' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("method", ["megatron", "distmm", "distmm-waves", "spindle", "spindle-optimus"])
+def test_a_planner_to_compare_with_answers_with_a_plan_that_the_checker_accepts(file, method):
+    found = planned(file, "--method", method).search
+    assert (found.status, found.bound_ms) == ("feasible", 0.0)
+    assert run(["plan", str(file), "--check", "plan.json"]) == 0
+
+
+def test_a_plan_starts_from_an_earlier_one_after_a_module_went(file, tmp_path):
+    before = planned(file)
+    Path("plan.json").rename("before.json")
+    gone = MADE.modules[-1].name
+    changed(
+        file,
+        lambda raw: raw.update(
+            modules=[m for m in raw["modules"] if m["name"] != gone],
+            disturbances=[d for d in raw["disturbances"] if gone not in (d["module"], d["beside"])],
+        ),
+    )
+    after = planned(file, "--from", "before.json", "--method", "exact")
+    assert {p.part.module for p in after.placements} == {p.part.module for p in before.placements} - {gone}
+    assert after.search.status == "optimal"
+
+
+def test_a_method_that_cannot_start_from_a_plan_says_so(file, capsys):
+    planned(file)
+    assert run(["plan", str(file), "--from", "plan.json", "--method", "gahc", "--output", "p.json"]) == 1
+    assert "does not start from an earlier plan" in capsys.readouterr().err
+
+
+def test_planners_side_by_side_and_an_explanation_are_shown_on_request(file, capsys):
+    planned(file, "--compare", "--explain")
+    shown = capsys.readouterr().out
+    for said in ("megatron", "distmm", "spindle", "sequential", "gahc", "exact", "one more device", "slowest"):
+        assert said in shown
+
+
+def test_the_plan_does_not_replace_the_instance_and_a_folder_is_refused_before_the_search(file, tmp_path, capsys):
+    before = file.read_text()
+    for option in ("--json", "--output"):
+        assert run(["plan", str(file), option, str(file)]) == 1
+        assert "name another file" in capsys.readouterr().err
+        assert run(["plan", str(file), option, str(tmp_path)]) == 1
+        assert "proven" not in capsys.readouterr().out
+    assert file.read_text() == before
+
+
+def test_an_instance_is_of_its_own_number_of_devices(file, capsys):
+    assert run(["plan", str(file), "--gpus", "8"]) == 1
+    assert "is about 4 devices" in " ".join(capsys.readouterr().err.split())
+
+
+def test_what_the_page_about_planning_shows_can_be_run_as_it_is(tmp_path, monkeypatch):
+    text = PAGE.read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    Path("instance.json").write_text(re.search(r"```json\n(.*?)```", text, re.DOTALL).group(1))
+    commands = re.search(r"```sh\n(.*?)```", text, re.DOTALL).group(1).splitlines()
+    mine = [line.split("#")[0].split()[1:] for line in commands if "--model" not in line and "profile.json" not in line]
+    assert len(mine) == 3
+    for arguments in mine:
+        with_names = {"FILE": "instance.json", "PLAN": "before.json"}
+        assert run([with_names.get(one, one) for one in arguments]) == 0, arguments
+        if not Path("before.json").exists():
+            Path("plan.json").rename("before.json")
+
+
+def test_an_interrupted_search_ends_at_once_and_leaves_nothing_behind(tmp_path):
+    path, plan = tmp_path / "large.json", tmp_path / "out" / "plan.json"
+    artifact.save(generate(Recipe(shape="multi", num_modules=24, num_devices=32)), path)
+    arguments = ["plan", str(path), "--time-limit", "3600", "--output", str(plan)]
+    code = (  # as Ctrl-C does, a second from now
+        "import signal, sys; from mosaic.cli.main import run; "
+        "signal.signal(signal.SIGALRM, signal.default_int_handler); signal.setitimer(signal.ITIMER_REAL, 1.0); "
+        f"sys.exit(run({arguments!r}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], timeout=60, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (130, "")
+    assert "interrupted" in done.stderr
+    assert [one.name for one in tmp_path.rglob("*") if one.is_file()] == ["large.json"]
+
+
+def test_an_instance_is_loaded_as_it_was_written(file):
+    assert artifact.load(Instance, file) == MADE
+
+
+def test_a_module_that_fits_on_no_gpu_is_named_with_what_it_needs_and_what_there_is(file, capsys):
+    def enlarge(raw: Any) -> None:
+        raw["memory_bytes"] = 90 * 10**9
+        for option in raw["modules"][3]["options"]:
+            option["memory_bytes"] = 123 * 10**9
+
+    assert run(["plan", changed(file, enlarge)]) == 3
+    said = capsys.readouterr().err
+    assert f"{MADE.modules[3].name!r} needs 123,000,000,000 bytes" in said
+    assert "90,000,000,000" in said
+    assert MADE.modules[2].name not in said
+
+
+def test_more_modules_than_bits_is_exit_code_1_and_says_how_many(file, capsys):
+    def multiply(raw: Any) -> None:
+        first = raw["modules"][0]
+        raw["modules"] = [{**first, "name": f"m{index}", "after": []} for index in range(65)]
+        raw["disturbances"] = []
+
+    assert run(["plan", changed(file, multiply), "--method", "exact"]) == 1
+    assert "65 modules" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("method", ["exact", "gahc", "sequential"])
+def test_memory_that_no_machine_of_these_holds_is_exit_code_3_whatever_the_method(file, capsys, method):
+    def keep(raw: Any) -> None:
+        raw["memory_bytes"] = 10
+        for module in raw["modules"]:
+            for option in module["options"]:
+                option.update(memory_bytes=9, resident_bytes=6, activation_bytes=2)
+
+    assert run(["plan", changed(file, keep), "--method", method]) == 3
+    assert "what the 6 modules keep across stages" in capsys.readouterr().err
+
+
+def test_a_device_with_slots_of_two_sms_is_planned_like_any_other(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "fine.json"
+    artifact.save(generate(Recipe(shape="star", num_modules=4, num_devices=2, num_slots=66)), path)
+    plan = planned(path, "--time-limit", "60")
+    assert plan.search.status == "optimal"
+    assert plan.device.num_slots == 66

@@ -1,0 +1,108 @@
+"""``mosaic doctor --model``: what it cannot see through is named with the user's line, and trains as it did."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import odd_models
+import pytest
+from engine_cases import colocate, run_both, train
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+from mosaic.cli.doctor.model import ModelReport, examine_model
+from mosaic.cli.main import run
+from mosaic.engine import find_modules
+from mosaic.engine.examine import examine
+
+FILE = Path(odd_models.__file__)
+
+
+def line_of(name: str) -> str:
+    lines = FILE.read_text(encoding="utf-8").splitlines()
+    return f"{FILE}:{next(i for i, line in enumerate(lines, 1) if line.endswith(f'# here: {name}'))} in "
+
+
+def report_of(name: str) -> ModelReport:
+    return examine_model(f"{FILE}:make_{name}")
+
+
+SEEN = {
+    "Twice": ("warning", "left: called 2 times in a step"),
+    "Reading": ("note", "left: the code between modules looks at a value of its result (__bool__)"),
+    "Inside": ("note", "left: its own course depends on values (__bool__)"),
+    "Writing": ("warning", "left: its input is written to in place (add_"),
+    "Hooked": ("note", "left: it has a forward hook, which will run on the lane's thread"),
+    "Tied": ("warning", "left: shares 0.weight with the rest of the model"),
+    "Normed": ("note", "left: its forward updates buffers, such as 2.num_batches_tracked"),
+    "Compiled": ("note", "left: it is compiled"),
+}
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_what_cannot_be_seen_through_is_named_with_its_line_and_what_to_do(name: str):
+    severity, what = SEEN[name]
+    found = [finding for finding in report_of(name).findings if finding.what.startswith(what)]
+    assert [finding.severity for finding in found] == [severity]
+    assert line_of(name) in found[0].what
+    assert found[0].todo
+
+
+@pytest.mark.filterwarnings("ignore")  # dynamo's own
+@pytest.mark.parametrize("name", [*SEEN, "Optional"])
+def test_such_a_model_trains_as_the_plain_one_does(name: str):
+    model, sample = getattr(odd_models, f"make_{name}")()
+    names = find_modules(model, sample).graph.names
+    described = run_both(type(model), sample, [dict.fromkeys(names, 1)], train(6))
+    assert all(f": {placed} on slot" in described for placed in names)
+    assert " ran in place" not in described
+    if name in SEEN:
+        assert line_of(name) in described
+
+
+def test_a_model_with_modules_on_several_devices_is_refused_with_the_line_of_their_class():
+    (finding,) = report_of("Elsewhere").findings[:1]
+    assert finding.severity == "error"
+    assert "right.layers.0: its weight is on meta, where the model begins on cpu" in finding.what
+    assert finding.todo.startswith("move it: right.layers.0.to('cpu')")
+
+
+def test_a_sample_that_fails_is_named_with_the_line_that_failed():
+    (finding,) = report_of("Refusing").findings
+    assert "ValueError: no such modality" in finding.what
+    assert line_of("Refusing") in finding.what
+
+
+@pytest.mark.parametrize("wrapper", ["FSDPModule", "DataParallel"])
+def test_what_is_wrapped_already_is_refused_with_where_it_was_made(wrapper: str):
+    model, sample = odd_models.make_Normed()
+    if wrapper == "DataParallel":
+        model = nn.DataParallel(model)
+    else:
+        model.left.__class__ = type("FSDPTower", (FSDPModule, type(model.left)), {})
+    found = examine(model, sample, origin="train.py:make")
+    assert found.modules == {}
+    assert f"is a {wrapper}, applied already (train.py:make); colocate the plain model" in str(found.refused[0])
+
+
+def test_the_command_writes_json_and_exits_with_1_only_where_a_model_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    where = tmp_path / "report.json"
+    assert run(["doctor", "--model", f"{FILE}:make_Twice", "--json", str(where)]) == 0
+    assert json.loads(where.read_text())["modules"] == {"right": []}
+    assert line_of("Twice") in capsys.readouterr().out  # whole, however narrow the terminal
+    assert run(["doctor", "--model", f"{FILE}:make_Refusing"]) == 1
+    assert "cannot be colocated as it is" in capsys.readouterr().err
+
+
+def test_a_colocated_model_describes_its_remarks():
+    model, sample = odd_models.make_Reading()
+    handle = colocate(model, sample, [{"left": 1, "right": 1}])
+    try:
+        said = next(line for line in handle.describe().splitlines() if line.startswith("to know: left: "))
+        assert "looks at a value of its result (__bool__)" in said
+        assert line_of("Reading") in said
+    finally:
+        handle.remove()

@@ -1,0 +1,246 @@
+"""``mosaic.colocate`` from end to end: bad input, what stays as it was, errors, and the way back."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import io
+import logging
+import pickle
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine_cases import (
+    FAST,
+    SIDE_BY_SIDE,
+    Trap,
+    TwoTowers,
+    assert_trains_like_plain,
+    colocate,
+    pair_batch,
+    plan_for,
+)
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+import mosaic
+from mosaic.backends.host.backend import HostBackend
+from mosaic.engine import Handle
+from mosaic.errors import (
+    BackendUnavailableError,
+    InvalidPlanError,
+    InvalidProfileError,
+    UnsupportedModelError,
+)
+from mosaic.profiler import ProfileCache
+
+# Bad input.
+
+
+def test_a_model_without_modules_to_place_is_refused():
+    with pytest.raises(UnsupportedModelError, match="found no module to place"):
+        mosaic.colocate(nn.Linear(8, 8), sample=pair_batch()[0], options=mosaic.Options(profiling=FAST))
+
+
+def test_other_shapes_than_profiled_run_in_place_and_are_said_once(
+    model: TwoTowers, handle: Handle, caplog: pytest.LogCaptureFixture
+):
+    with caplog.at_level(logging.WARNING, logger="mosaic"):
+        for step in range(3):
+            got = model(*pair_batch(step, rows=4))
+            with handle.disabled():
+                assert torch.allclose(got, model(*pair_batch(step, rows=4)), atol=1e-5)
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2
+    assert all("runs in place" in line and "other shapes than the plan was made for" in line for line in said)
+    assert "3 calls of left ran in place" in handle.describe()
+    assert handle.metrics()["calls_in_place"] == 6
+
+
+def test_a_plan_with_more_slots_than_the_device_is_refused(model: TwoTowers):
+    plan = plan_for(model, pair_batch(), [{"left": 3, "right": 1}], HostBackend(num_slots=4))
+    with pytest.raises(InvalidPlanError, match=r"4 slots; this device is .* with 2"):
+        mosaic.colocate(model, sample=pair_batch(), plan=plan, backend=HostBackend(num_slots=2))
+    assert type(model.left) is Trap
+
+
+def test_a_plan_of_another_model_is_refused(model: TwoTowers):
+    plan = plan_for(model, pair_batch(rows=3), SIDE_BY_SIDE, HostBackend(num_slots=2))
+    with pytest.raises(InvalidPlanError, match="plan again for this model"):
+        mosaic.colocate(model, sample=pair_batch(), plan=plan, backend=HostBackend(num_slots=2))
+
+
+def test_a_profile_of_another_device_or_model_is_refused(model: TwoTowers):
+    profile = mosaic.colocate(
+        model, sample=pair_batch(), backend=HostBackend(num_slots=1), options=mosaic.Options(profiling=FAST)
+    ).profile
+    assert profile is not None
+    with pytest.raises(InvalidProfileError, match="profile again on this device"):
+        mosaic.colocate(
+            model, sample=pair_batch(), options=mosaic.Options(profile=profile), backend=HostBackend(num_slots=2)
+        )
+    with pytest.raises(InvalidProfileError, match="profile this model again"):
+        mosaic.colocate(
+            model, sample=pair_batch(rows=3), options=mosaic.Options(profile=profile), backend=HostBackend(num_slots=1)
+        )
+
+
+def test_a_model_on_another_device_is_refused():
+    with pytest.raises(BackendUnavailableError, match="is on meta"):
+        mosaic.colocate(TwoTowers().to("meta"), sample=pair_batch(), backend=HostBackend(num_slots=2))
+
+
+def test_wrapped_models_are_refused_with_the_way_out(model: TwoTowers):
+    with pytest.raises(UnsupportedModelError, match=r"DataParallel: its hooks .* colocate the plain model"):
+        mosaic.colocate(nn.DataParallel(model), sample=pair_batch())
+    with pytest.raises(UnsupportedModelError, match="OptimizedModule"):
+        mosaic.colocate(torch.compile(model, backend="eager"), sample=pair_batch())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_sharded_model_is_refused(model: TwoTowers):
+    kind = type("FSDPTower", (FSDPModule, type(model.left)), {})  # what fully_shard does, without a process group
+    model.left.__class__ = kind
+    with pytest.raises(UnsupportedModelError, match=r"left is a FSDPModule: .* colocate the plain model"):
+        mosaic.colocate(model, sample=pair_batch())
+
+
+def test_distributed_wrappers_are_refused(model: TwoTowers, tmp_path: Any):
+    from torch.distributed import destroy_process_group, init_process_group
+
+    init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        wrapped = nn.parallel.DistributedDataParallel(model)
+        with pytest.raises(UnsupportedModelError, match="DistributedDataParallel"):
+            mosaic.colocate(wrapped, sample=pair_batch())
+    finally:
+        destroy_process_group()
+
+
+def test_colocating_twice_is_refused_and_leaves_the_first(model: TwoTowers, handle: Handle):
+    with pytest.raises(ValueError, match="colocated already"):
+        colocate(model, pair_batch(), SIDE_BY_SIDE)
+    assert_trains_like_plain(model, handle)
+
+
+def test_a_small_gain_leaves_the_model_as_it_was_and_says_so(model: TwoTowers, caplog: pytest.LogCaptureFixture):
+    with caplog.at_level(logging.INFO, logger="mosaic"):
+        handle = mosaic.colocate(
+            model, sample=pair_batch(), backend=HostBackend(num_slots=1), options=mosaic.Options(profiling=FAST)
+        )
+    assert not handle.active
+    assert type(model.left) is Trap
+    assert "the model is left as it was" in handle.describe()
+    assert any("left as it was" in record.getMessage() for record in caplog.records)
+    assert handle.metrics()["steps"] == 0
+    handle.remove()
+
+
+def test_a_given_plan_runs_as_it_is(model: TwoTowers):
+    handle = colocate(model, pair_batch(), [{"left": 1}, {"right": 2}])
+    assert handle.active
+    assert [stage.names for stage in handle.plan.stages] == [("left",), ("right",)]
+    handle.remove()
+    assert not handle.active
+
+
+def test_a_profile_taken_by_colocating_leaves_no_trace(model: TwoTowers):
+    before = copy.deepcopy(model.state_dict())
+    state = torch.get_rng_state()
+    mosaic.colocate(
+        model, sample=pair_batch(), backend=HostBackend(num_slots=2), options=mosaic.Options(profiling=FAST)
+    ).remove()
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+# What stays as it was.
+
+
+def test_keys_types_and_references_stay(model: TwoTowers, handle: Handle):
+    plain = TwoTowers(Trap(), Trap())
+    assert list(model.state_dict()) == list(plain.state_dict())
+    assert [name for name, _ in model.named_parameters()] == [name for name, _ in plain.named_parameters()]
+    assert isinstance(model, TwoTowers)
+    assert isinstance(model.left, Trap)
+    assert type(model.left).__name__ == "Trap"
+    plain.load_state_dict(model.state_dict())
+    model.load_state_dict(plain.state_dict())
+    model.eval()
+    assert not model.left.layers.training
+    model.train()
+    assert_trains_like_plain(model, handle)
+
+
+@pytest.mark.parametrize("way", ["deepcopy", "pickle", "save"])
+def test_a_copy_is_plain_and_runs_its_own_weights(model: TwoTowers, handle: Handle, way: str):
+    if way == "deepcopy":
+        twin = copy.deepcopy(model)
+    elif way == "pickle":
+        twin = pickle.loads(pickle.dumps(model))
+    else:
+        file = io.BytesIO()
+        torch.save(model, file)
+        file.seek(0)
+        twin = torch.load(file, weights_only=False)
+    assert type(twin) is TwoTowers
+    assert type(twin.left) is Trap
+    before = model(*pair_batch()).detach().clone()
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.zero_()
+    spans = len(handle.timeline().spans)
+    assert not twin(*pair_batch()).any()
+    assert len(handle.timeline().spans) == spans
+    assert torch.equal(model(*pair_batch()), before)
+
+
+def test_the_model_returns_plain_tensors(model: TwoTowers, handle: Handle):
+    assert type(model(*pair_batch())) is torch.Tensor
+
+
+def test_disabled_runs_the_plain_model(model: TwoTowers, handle: Handle):
+    spans = len(handle.timeline().spans)
+    with handle.disabled():
+        assert not handle.active
+        assert type(model.left(pair_batch()[0])) is torch.Tensor
+        model(*pair_batch()).sum().backward()
+    assert handle.active
+    assert len(handle.timeline().spans) == spans
+
+
+def test_remove_gives_the_plain_model_back(model: TwoTowers, handle: Handle):
+    before = threading.active_count()
+    kept = model.left(pair_batch()[0])
+    handle.remove()
+    handle.remove()
+    assert threading.active_count() == before - 2
+    assert type(model) is TwoTowers
+    assert type(model.left) is Trap
+    assert torch.equal(kept, model.left(pair_batch()[0]))
+    (kept * 2).sum().backward()
+    assert type(model.left.layers[0].weight.grad) is torch.Tensor
+
+
+def test_timeline_and_metrics_tell_what_ran(model: TwoTowers, handle: Handle):
+    metrics = handle.metrics()
+    assert metrics["steps"] >= 1
+    assert {"forward_ms/left", "backward_ms/right"} <= set(metrics)
+    handle.clear_timeline()
+    assert handle.timeline().spans == ()
+
+
+def test_measurements_of_an_earlier_run_are_not_taken_again(tmp_path: Path):
+    cache = ProfileCache(tmp_path)
+    settings = dataclasses.replace(FAST, pairs=False)
+    first = mosaic.colocate(TwoTowers(), sample=pair_batch(), options=mosaic.Options(profiling=settings, cache=cache))
+    first.remove()
+    again = mosaic.colocate(TwoTowers(), sample=pair_batch(), options=mosaic.Options(profiling=settings, cache=cache))
+    again.remove()
+    assert first.profile is not None
+    assert again.profile is not None
+    assert again.profile.samples == first.profile.samples

@@ -1,0 +1,170 @@
+"""Errors, interrupts and changes inside of placed modules reach the caller, and the lanes go on."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+
+import pytest
+import torch
+from engine_cases import (
+    SIDE_BY_SIDE,
+    Doing,
+    TwoTowers,
+    assert_trains_like_plain,
+    colocate,
+    pair_batch,
+    tower,
+)
+from torch import nn
+
+from mosaic.engine import Handle
+from mosaic.errors import (
+    ModuleContractError,
+)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_an_error_in_forward_reaches_the_caller_and_lanes_go_on(model: TwoTowers, handle: Handle, side: str):
+    model.get_submodule(side).order = "fail"
+    for _ in range(2):
+        with pytest.raises(ValueError, match="forward failed") as caught:
+            model(*pair_batch())
+        (note,) = caught.value.__notes__
+        assert f"raised in module {side!r}, called at" in note
+        assert "engine_cases.py" in note
+    model.get_submodule(side).order = "work"
+    assert_trains_like_plain(model, handle)
+
+
+def test_an_error_in_a_module_whose_result_nobody_uses_reaches_the_caller(model: TwoTowers, handle: Handle):
+    model.right.order = "fail"
+    plain_forward = TwoTowers.forward
+    TwoTowers.forward = lambda self, x, y: (self.left(x), self.right(y))[0]  # type: ignore[method-assign]
+    try:
+        with pytest.raises(ValueError, match="forward failed"):
+            model(*pair_batch())
+    finally:
+        TwoTowers.forward = plain_forward  # type: ignore[method-assign]
+    model.right.order = "work"
+    assert_trains_like_plain(model, handle)
+
+
+def test_an_error_in_backward_reaches_the_caller_and_lanes_go_on(model: TwoTowers, handle: Handle):
+    model.right.order = "backward"
+    for _ in range(2):
+        loss = model(*pair_batch()).sum()
+        with pytest.raises(ValueError, match="backward failed") as caught:
+            loss.backward()
+        assert any("raised in the backward of module 'right', called at" in note for note in caught.value.__notes__)
+    model.right.order = "work"
+    assert_trains_like_plain(model, handle)
+
+
+def test_an_interrupt_reaches_the_caller_and_lanes_go_on(model: TwoTowers, handle: Handle):
+    model.left.order = "interrupt"
+    with pytest.raises(KeyboardInterrupt):
+        model(*pair_batch())
+    model.left.order = "work"
+    assert_trains_like_plain(model, handle)
+
+
+def test_a_module_that_returns_another_shape_is_named(model: TwoTowers, handle: Handle):
+    model.left.order = "shape"
+    with pytest.raises(ModuleContractError, match=r"'left' returned .* cannot be placed: .*exclude=\['left'\]"):
+        model(*pair_batch())
+    model.left.order = "work"
+    assert_trains_like_plain(model, handle)
+
+
+def test_a_write_into_an_input_is_found_out():
+    model = TwoTowers(Doing(lambda self, x: self.layers(x.mul_(0.5))))
+    handle = colocate(model, pair_batch(), SIDE_BY_SIDE)
+    try:
+        for step in range(3):
+            model(*pair_batch(step))
+        assert "it writes into one of its inputs" in handle.describe()
+    finally:
+        handle.remove()
+
+
+def test_two_models_share_a_step_and_each_other_s_results():
+    first, second = TwoTowers(), TwoTowers()
+    handles = [colocate(each, pair_batch(), SIDE_BY_SIDE) for each in (first, second)]
+    try:
+        for step in range(4):
+            x, y = pair_batch(step)
+            shared = first.left(x)
+            result = second.left(shared[:, :8]) * first.right(shared[:, 8:]) * second.right(y)
+            result.sum().backward()
+            assert type(first.left[0].weight.grad) is torch.Tensor
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def test_a_model_can_be_trained_from_another_thread(model: TwoTowers, handle: Handle):
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            model(*pair_batch()).sum().backward()
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert not failed
+    assert_trains_like_plain(model, handle)
+
+
+def test_data_loader_workers_can_be_forked_afterwards(model: TwoTowers, handle: Handle):
+    data = torch.utils.data.TensorDataset(*pair_batch(rows=12))
+    loader = torch.utils.data.DataLoader(data, batch_size=6, num_workers=1, multiprocessing_context="fork")
+    for batch in loader:
+        model(*batch).sum().backward()
+    assert_trains_like_plain(model, handle)
+
+
+class Slow(nn.Module):
+    """Waits on its lane until it is told to go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = tower(8, 16, nn.BatchNorm1d(16))
+        self.__dict__["go_on"] = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.__dict__["go_on"] is not None:
+            assert self.__dict__["go_on"].wait(60)
+        return self.layers(x)
+
+
+@pytest.mark.parametrize("change", ["mode", "step"])
+def test_what_was_called_before_a_change_computes_as_before_it(change: str):
+    model = TwoTowers(Slow())
+    handle = colocate(model, pair_batch(), SIDE_BY_SIDE)
+    opened = threading.Event()
+    try:
+        model(*pair_batch()).sum().backward()
+        with handle.disabled():
+            expected = model.left(pair_batch()[0]).detach()
+        model.left.__dict__["go_on"] = opened
+        result = model.left(pair_batch()[0])
+        opening = threading.Thread(target=opened.set)  # while the caller waits in the change
+        opening.start()
+        if change == "mode":
+            model.eval()
+        else:
+            torch.optim.SGD(model.parameters(), lr=0.1).step()
+        opening.join()
+        assert torch.allclose(result.join(), expected, atol=1e-5)
+    finally:
+        opened.set()
+        handle.remove()
+
+
+def test_plans_are_data(handle: Handle):
+    assert dataclasses.is_dataclass(handle.plan)
+    assert handle.plan.graph == handle.graph.fingerprint

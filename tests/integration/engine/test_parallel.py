@@ -1,0 +1,115 @@
+"""``with mosaic.parallel() as p``: the explicit form."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from engine_cases import Explicit, assert_same, explicit_steps, pair_batch, tower
+from torch import nn
+
+import mosaic
+from mosaic.engine.host.lane_tensor import LaneTensor
+from mosaic.errors import InvalidPlanError
+
+
+@pytest.mark.parametrize("quotas", [None, {"left": 1}], ids=["by turns", "by quota"])
+def test_a_block_computes_what_the_plain_code_does(quotas: dict[str, int] | None):
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = Explicit()
+    twin = copy.deepcopy(model)
+    found = explicit_steps(model, "run", {"left": 1, "right": 1} if quotas and threads > 1 else None)
+    assert_same(explicit_steps(twin), found)
+    torch.set_num_threads(threads)
+
+
+def test_results_are_joined_when_the_block_closes():
+    module = tower()
+    x = pair_batch()[0]
+    for _ in range(2):
+        found = None
+        with mosaic.parallel() as p:
+            found = p.run("joined", module, x)
+    assert isinstance(found, LaneTensor)
+    assert found._joined is not None
+    assert type(found + 1) is torch.Tensor
+
+
+def test_an_error_is_raised_in_the_block_at_the_latest():
+    orders = ["work"]
+
+    def work(x: torch.Tensor) -> torch.Tensor:
+        if orders[-1] == "fail":
+            raise ValueError("no")
+        return x + 1
+
+    for _ in range(2):
+        with mosaic.parallel() as p:
+            p.run("failing", work, torch.ones(3))
+    orders.append("fail")
+    with pytest.raises(ValueError, match="no"), mosaic.parallel() as p:  # noqa: PT012
+        kept = p.run("failing", work, torch.ones(3))
+        assert kept.shape == (3,)
+    orders.append("work")
+    with mosaic.parallel() as p:
+        kept = p.run("failing", work, torch.ones(3))
+    assert torch.equal(kept + 0, torch.full((3,), 2.0))
+
+
+def test_an_error_of_the_block_itself_comes_through():
+    with pytest.raises(KeyError, match="mine"), mosaic.parallel() as p:  # noqa: PT012
+        p.run("innocent", torch.sin, torch.ones(3))
+        raise KeyError("mine")
+
+
+def test_names_that_share_a_parameter_run_in_place_with_right_gradients():
+    shared = tower()
+    gradients: list[Any] = []
+    for plain in (True, False):
+        shared.zero_grad()
+        for step in range(3):
+            x, y = pair_batch(step)
+            if plain:
+                loss = (shared(x) * shared(y)).sum()
+            else:
+                with mosaic.parallel() as p:
+                    loss = (p.run("one", shared, x) * p.run("other", shared, y)).sum()
+            loss.backward()
+        gradients.append([parameter.grad.clone() for parameter in shared.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+def test_a_name_outside_of_the_plan_is_refused():
+    with mosaic.parallel({"known": 1}) as p, pytest.raises(InvalidPlanError, match="'unknown' is not in the plan"):
+        p.run("unknown", torch.sin, torch.ones(3))
+
+
+@pytest.mark.parametrize("quota", [0, 10_000])
+def test_a_quota_that_cannot_be_is_refused(quota: int):
+    with pytest.raises(InvalidPlanError, match="quota"):
+        mosaic.parallel({"wide": quota})
+
+
+def test_another_function_under_the_same_name_is_another_call():
+    x = torch.ones(3, requires_grad=True)
+    for function in (torch.sin, torch.sin, lambda x: x.detach() + 1, lambda x: x * x, lambda x: x * x):
+        with mosaic.parallel() as p:
+            found = p.run("reused", function, x)
+        assert torch.equal(found + 0, function(x))
+        assert (found + 0).requires_grad is function(x).requires_grad
+
+
+def test_another_model_under_the_same_name_has_its_own_mode():
+    x = pair_batch()[0]
+    for training in (True, False, True):
+        module = tower(8, 16, nn.Dropout(0.5)).train(training)
+        for _ in range(2):
+            torch.manual_seed(1)
+            with mosaic.parallel() as p:
+                found = p.run("model", module, x) + 0
+            torch.manual_seed(1)
+            assert torch.equal(found, module(x))

@@ -1,0 +1,350 @@
+"""Trials in the user's own loop: the fastest runs, or the loop runs as it was; nothing else changes."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import pickle
+import threading
+from typing import Any
+
+import pytest
+import torch
+from engine_cases import SIDE_BY_SIDE, Record, Trap, TwoTowers, assert_same, pair_batch, plan_for
+from trial_cases import BESIDE, IN_TURN, PLAIN, LoopClock, running, steps, times, trying
+
+import mosaic
+from mosaic.backends.host.backend import HostBackend
+from mosaic.engine import TrialSettings
+from mosaic.engine.calls.attach import is_attached
+from mosaic.engine.trial import lineup
+from mosaic.profile import Phase
+
+
+@pytest.fixture
+def towers() -> TwoTowers:
+    torch.manual_seed(0)
+    return TwoTowers(Trap(), Trap())
+
+
+def test_the_fastest_plan_runs_from_then_on_and_the_others_lanes_are_closed(towers: TwoTowers):
+    before = threading.active_count()
+    with trying(towers) as (handle, clock):
+        ran = steps(towers, handle, clock, times(plain=10, beside=6, in_turn=11))
+        assert set(ran) >= {PLAIN, BESIDE, IN_TURN}
+        assert running(handle) == BESIDE
+        assert handle.active
+        assert not handle.is_trying
+        assert threading.active_count() == before + 2
+        described = handle.describe()
+        assert f"{BESIDE} is measured 1.67 times as fast as the plain loop" in described
+        assert f"tried {BESIDE}: measured 6.00 ms a step" in described
+        metrics = handle.metrics()
+        assert metrics[f"trial_ms/{BESIDE}"] == 6
+        assert metrics["trial_ms/the plain loop"] == 10
+        assert metrics["trial_steps"] == len(ran) - 1  # the step before the first boundary
+    assert threading.active_count() == before
+
+
+def test_where_no_plan_wins_the_loop_runs_as_it_was_and_the_log_says_what_was_measured(
+    towers: TwoTowers, caplog: pytest.LogCaptureFixture
+):
+    with caplog.at_level(logging.INFO, logger="mosaic"), trying(towers) as (handle, clock):
+        steps(towers, handle, clock, times(plain=10, beside=9.9, in_turn=12))
+        assert not handle.active
+        assert type(towers.left) is Trap
+        assert "the model runs as it was" in handle.describe()
+    said = "\n".join(record.getMessage() for record in caplog.records)
+    assert "none is faster than the plain loop beyond the noise" in said
+    assert "tried the plain loop: measured 10.00 ms a step" in said
+    assert f"tried {BESIDE}: measured 9.90 ms a step" in said
+
+
+@pytest.mark.parametrize("beside", [5.0, 20.0])
+def test_a_loop_whose_plans_are_tried_computes_what_the_plain_loop_computes(towers: TwoTowers, beside: float):
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    twin = copy.deepcopy(towers)
+    records = []
+    for model in (towers, twin):
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+        record = Record()
+
+        def noting(model: TwoTowers = model, record: Record = record, used: Any = optimizer) -> None:
+            record.note_model(model, used)
+
+        optimizer.register_step_post_hook(lambda *_, note=noting: note())
+        clock = LoopClock()
+        if model is towers:
+            for step in range(80):
+                model(*pair_batch(step)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        else:
+            with trying(model) as (handle, clock):
+                ran = steps(
+                    model, handle, clock, times(plain=10, beside=beside), 80, optimizer=optimizer, until_decided=False
+                )
+                assert {PLAIN, BESIDE, IN_TURN} <= set(ran)
+                assert not handle.is_trying
+        records.append(record)
+    torch.set_num_threads(threads)
+    assert_same(*records)
+
+
+def test_measured_times_go_back_and_the_plan_that_they_give_takes_part(
+    towers: TwoTowers, monkeypatch: pytest.MonkeyPatch
+):
+    """Side by side is predicted faster; measured, neighbours disturb each other so that one lane each pays better."""
+    slow = {(name, phase): 40.0 for name in ("left", "right") for phase in Phase}
+    monkeypatch.setattr(lineup, "measured_of", lambda spans: slow if any(spans) else {})
+    curves: dict[str, Any] = {name: lambda _, quota: {1: 4.0, 2: 4.4, 3: 4.0}[quota] for name in ("left", "right")}
+    with trying(towers, backend=HostBackend(num_slots=3), times=curves, max_replans=2) as (handle, clock):
+        steps(towers, handle, clock, lambda name: 10.0)
+        assert "(solved again with measured times)" in handle.describe()
+
+
+def test_the_trial_ends_within_its_bounds(towers: TwoTowers):
+    with trying(towers, max_steps=30, max_lost_steps=3) as (handle, clock):
+        ran = steps(towers, handle, clock, times(plain=10, beside=200, in_turn=200))
+        assert handle.metrics()["trial_lost_ms"] <= 3 * 10 + 200
+        assert len(ran) <= 31
+        assert running(handle) == PLAIN
+
+
+def test_one_optimizer_step_is_one_step_whatever_is_accumulated(towers: TwoTowers):
+    with trying(towers) as (handle, clock):
+        optimizer = torch.optim.SGD(towers.parameters(), lr=0.01)
+        for _ in range(8):
+            for step in range(3):
+                towers(*pair_batch(step)).square().mean().backward()
+            clock.now_ms += 10
+            optimizer.step()
+            optimizer.zero_grad()
+        assert handle.metrics()["trial_steps"] == 7
+
+
+def test_an_optimizer_of_another_model_is_no_step(towers: TwoTowers):
+    other = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+    with trying(towers) as (handle, _):
+        for _ in range(20):
+            other(torch.ones(2)).sum().backward()
+            optimizer.step()
+        assert "trial: not begun" in handle.describe()
+
+
+def test_a_loop_without_an_optimizer_is_counted_in_calls(towers: TwoTowers):
+    with trying(towers) as (handle, clock), torch.no_grad():
+        for step in range(200):
+            towers(*pair_batch(step))
+            clock.now_ms += times(plain=10, beside=6)(running(handle))
+        assert running(handle) == BESIDE
+
+
+def test_evaluation_before_training_does_not_count_once_training_begins(towers: TwoTowers):
+    with trying(towers) as (handle, clock):
+        with torch.no_grad():
+            for step in range(20):
+                towers(*pair_batch(step))
+                clock.now_ms += 1
+        assert handle.metrics()["trials"] == 1
+        steps(towers, handle, clock, times(plain=10, beside=6))
+        assert handle.metrics()["trials"] == 2
+        assert handle.metrics()["trial_ms/the plain loop"] == 10
+        assert running(handle) == BESIDE
+
+
+def test_nothing_is_switched_while_a_backward_is_pending(towers: TwoTowers):
+    """A loop that goes backward a step late: plans cannot be switched, and the loop stays as it was."""
+    optimizer = torch.optim.SGD(towers.parameters(), lr=0.01)
+    with trying(towers) as (handle, clock):
+        late: list[torch.Tensor] = []
+        for step in range(40):
+            late.append(towers(*pair_batch(step)).square().mean())
+            if step:
+                late.pop(0).backward(retain_graph=False)
+            clock.now_ms += 10
+            assert running(handle) == PLAIN
+            with torch.no_grad():
+                optimizer.zero_grad()
+            optimizer.step()
+        assert "a backward is pending at every step" in handle.describe()
+
+
+def test_steps_with_other_shapes_and_inside_of_disabled_are_not_compared(towers: TwoTowers):
+    optimizer = torch.optim.SGD(towers.parameters(), lr=0.01)
+    with trying(towers) as (handle, clock):
+        for step in range(200):
+            small, plain = step % 5 == 3, step % 7 == 4
+            if plain:
+                with handle.disabled():
+                    towers(*pair_batch(step)).sum().backward()
+            else:
+                towers(*pair_batch(step, rows=2 if small else 6)).sum().backward()
+            clock.now_ms += 1000 if small or plain else times(plain=10, beside=6, in_turn=8)(running(handle))
+            optimizer.step()
+            optimizer.zero_grad()
+        assert running(handle) == BESIDE
+        assert handle.metrics()[f"trial_ms/{BESIDE}"] == 6
+        assert handle.metrics()["trial_ms/the plain loop"] == 10
+
+
+# What users do in the middle of one.
+
+
+def until(towers: TwoTowers, handle: Any, clock: LoopClock, what: str) -> None:
+    for _ in range(100):
+        if running(handle) == what:
+            return
+        steps(towers, handle, clock, times(plain=10, beside=6), 1)
+    raise AssertionError(f"{what} never ran")
+
+
+@pytest.mark.parametrize("way", ["deepcopy", "pickle"])
+def test_a_copy_made_in_the_middle_of_a_trial_is_plain(towers: TwoTowers, way: str):
+    with trying(towers) as (handle, clock):
+        until(towers, handle, clock, BESIDE)
+        twin = copy.deepcopy(towers) if way == "deepcopy" else pickle.loads(pickle.dumps(towers))
+        assert type(twin) is TwoTowers
+        assert not any(is_attached(part) for part in twin.modules())
+        assert list(twin.state_dict()) == list(towers.state_dict())
+        twin.load_state_dict(towers.state_dict())
+        assert torch.equal(twin(*pair_batch()), towers(*pair_batch()))
+        steps(towers, handle, clock, times(plain=10, beside=6))
+        assert running(handle) == BESIDE
+
+
+@pytest.mark.parametrize("what", [PLAIN, BESIDE, IN_TURN])
+def test_removing_in_the_middle_of_a_trial_gives_the_plain_model_back(towers: TwoTowers, what: str):
+    before = threading.active_count()
+    with trying(towers) as (handle, clock):
+        until(towers, handle, clock, what)
+        handle.remove()
+        assert threading.active_count() == before
+        assert type(towers) is TwoTowers
+        assert type(towers.left) is Trap
+        steps(towers, handle, clock, times(plain=10), 3, until_decided=False)
+        assert running(handle) in (PLAIN, what)
+        assert not handle.active
+
+
+def test_a_plan_under_which_a_module_breaks_its_contract_is_given_up_and_the_trial_goes_on(towers: TwoTowers):
+    with trying(towers) as (handle, clock):
+        until(towers, handle, clock, BESIDE)
+        steps(towers, handle, clock, times(plain=10), 1)
+        towers.left.order = "shape"
+        with pytest.raises(mosaic.MosaicError, match="'left' returned"):
+            towers(*pair_batch())
+        towers.left.order = "work"
+        towers(*pair_batch()).sum().backward()
+        assert running(handle) != BESIDE
+        steps(towers, handle, clock, times(plain=10, in_turn=8))
+        assert running(handle) == IN_TURN
+        assert "ModuleContractError was raised under it" in handle.describe()
+
+
+@pytest.mark.parametrize("order", ["fail", "backward"])
+def test_an_error_of_the_user_s_reaches_the_loop_and_the_trial_goes_on(towers: TwoTowers, order: str):
+    with trying(towers) as (handle, clock):
+        until(towers, handle, clock, BESIDE)
+        steps(towers, handle, clock, times(plain=10), 1)
+        towers.left.order = order
+        with pytest.raises(ValueError, match=r"(forward|backward) failed"):
+            towers(*pair_batch()).sum().backward()
+        towers.left.order = "work"
+        towers.zero_grad()
+        steps(towers, handle, clock, times(plain=10, beside=6))
+        assert running(handle) == BESIDE
+
+
+def test_a_plan_whose_lanes_cannot_be_opened_is_left_out(towers: TwoTowers, monkeypatch: pytest.MonkeyPatch):
+    backend = HostBackend(num_slots=2)
+    plain_open = backend.open_lanes
+
+    def refuse(partitions: Any) -> Any:
+        wanted = list(partitions)
+        if (0,) in wanted:
+            raise mosaic.MosaicError("no lane for you")
+        return plain_open(wanted)
+
+    monkeypatch.setattr(backend, "open_lanes", refuse)
+    with trying(towers, backend=backend) as (handle, clock):
+        steps(towers, handle, clock, times(plain=10, in_turn=7))
+        assert running(handle) == IN_TURN
+        assert "its lanes could not be opened: no lane for you" in handle.describe()
+
+
+# Later.
+
+
+def test_a_loop_that_has_become_slower_is_tried_again_and_not_too_often(towers: TwoTowers):
+    with trying(towers, drift_steps=20, retrial_steps=60) as (handle, clock):
+        steps(towers, handle, clock, times(plain=10, beside=6))
+        ran = steps(towers, handle, clock, times(plain=10, beside=15), 120, until_decided=False)
+        assert ran[:60] == [BESIDE] * 60
+        assert handle.metrics()["trials"] == 2
+        assert running(handle) == PLAIN
+        assert "steps in a row were slower than in the trial: 15.00 ms" in handle.describe()
+        steps(towers, handle, clock, times(plain=30, beside=15), 70, until_decided=False)
+        assert handle.metrics()["trials"] == 2  # twice as many steps have to pass before a third
+        steps(towers, handle, clock, times(plain=30, beside=15), 100, until_decided=False)
+        assert handle.metrics()["trials"] == 3
+        assert running(handle) == BESIDE
+
+
+def test_other_shapes_that_stay_are_tried_and_run_on_lanes_then(towers: TwoTowers):
+    with trying(towers, drift_steps=20, retrial_steps=20) as (handle, clock):
+        steps(towers, handle, clock, times(plain=10, beside=6))
+        steps(towers, handle, clock, times(plain=5, beside=3), 100, rows=3, until_decided=False)
+        assert running(handle) == BESIDE
+        assert "batches had other shapes than those of the trial" in handle.describe()
+        in_place = handle.metrics()["calls_in_place"]
+        spans = len(handle.timeline().spans)
+        steps(towers, handle, clock, times(plain=5, beside=3), 5, rows=3, until_decided=False)
+        assert handle.metrics()["calls_in_place"] == in_place
+        assert len(handle.timeline().spans) > spans
+
+
+def test_two_models_of_a_step_are_tried_one_after_the_other(towers: TwoTowers):
+    other = TwoTowers(Trap(), Trap())
+    with trying(towers) as (first, clock), trying(other) as (second, other_clock):
+        optimizer = torch.optim.SGD([*towers.parameters(), *other.parameters()], lr=0.01)
+        together = 0
+        for step in range(120):
+            (towers(*pair_batch(step)).sum() + other(*pair_batch(step)).sum()).backward()
+            for one, of in ((first, clock), (second, other_clock)):
+                of.now_ms += times(plain=10, beside=6)(running(one))
+            together += "trial: step" in first.describe() and "trial: step" in second.describe()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert together == 0
+        assert running(first) == running(second) == BESIDE
+
+
+# Asking for it.
+
+
+def test_a_plan_that_is_given_is_tried_only_where_that_is_asked_for(towers: TwoTowers):
+    backend = HostBackend(num_slots=2)
+    plan = plan_for(towers, pair_batch(), SIDE_BY_SIDE, backend)
+    handle = mosaic.colocate(towers, sample=pair_batch(), plan=plan, backend=backend)
+    assert handle.active
+    assert not handle.is_trying
+    handle.remove()
+    clock = LoopClock()
+    settings = TrialSettings(clock=clock)
+    handle = mosaic.colocate(
+        towers, sample=pair_batch(), plan=plan, backend=backend, options=mosaic.Options(trial=settings)
+    )
+    assert handle.is_trying
+    steps(towers, handle, clock, times(plain=10, beside=6))
+    assert handle.active
+    handle.remove()
+
+
+@pytest.mark.parametrize("bounds", [{"max_steps": 3}, {"smallest_gain": 0.5}, {"confidence": 1.0}, {"max_plans": 0}])
+def test_senseless_bounds_are_refused(bounds: dict[str, Any]):
+    (name,) = bounds
+    with pytest.raises(ValueError, match=name):
+        TrialSettings(**bounds)

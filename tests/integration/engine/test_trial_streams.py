@@ -1,0 +1,172 @@
+"""Trials on streams: events tell the time, partitions are there before the loop, CUDA graphs are one more way."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from engine_cases import SIDE_BY_SIDE, Record, Trap, TwoTowers, assert_same, pair_batch
+from stream_cases import FakeBackend
+from trial_cases import BESIDE, IN_TURN, PLAIN, profile_for, running, steps, times, trying
+
+import mosaic
+from mosaic.engine import TrialSettings, find_modules
+from mosaic.plan import plan_from_quotas
+
+
+@pytest.fixture
+def towers() -> TwoTowers:
+    torch.manual_seed(0)
+    return TwoTowers(Trap(), Trap())
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_a_trial_on_streams_has_no_race_and_computes_what_the_plain_loop_computes(towers: TwoTowers, graphs: bool):
+    twin, backend = copy.deepcopy(towers), FakeBackend()
+    plain, ours = Record(), Record()
+    optimizer = torch.optim.SGD(twin.parameters(), lr=0.01)
+    for step in range(70):
+        twin(*pair_batch(step)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    plain.note_model(twin)
+    with backend.api.watching(), trying(towers, backend=backend, graphs=graphs) as (handle, clock):
+        ran = steps(towers, handle, clock, times(plain=10, beside=6), 70, until_decided=False)
+        assert {PLAIN, BESIDE, IN_TURN} <= set(ran)
+        assert running(handle) == BESIDE
+        ours.note_model(towers)
+        if graphs:
+            assert f"tried {BESIDE}, as CUDA graphs: measured 6.00 ms" in handle.describe()
+    assert_same(plain, ours)
+
+
+def test_lanes_of_all_plans_are_opened_before_the_loop(towers: TwoTowers):
+    backend = FakeBackend()
+    opened: list[Any] = []
+    plain_open = backend.open_lanes
+    backend.open_lanes = lambda partitions: opened.append(1) or plain_open(partitions)  # type: ignore[method-assign,func-returns-value,assignment]
+    with backend.api.watching(), trying(towers, backend=backend) as (handle, clock):
+        assert len(opened) == 2
+        steps(towers, handle, clock, times(plain=10, beside=6))
+        assert len(opened) == 2
+
+
+def test_without_a_clock_of_the_test_s_events_tell_the_time(towers: TwoTowers):
+    backend = FakeBackend()
+    with backend.api.watching():
+        handle = mosaic.colocate(
+            towers,
+            sample=pair_batch(),
+            options=mosaic.Options(
+                profile=profile_for(towers, pair_batch(), backend),
+                trial=TrialSettings(max_steps=30, max_lost_steps=1000),
+            ),
+            backend=backend,  # type: ignore[arg-type]
+        )
+        optimizer = torch.optim.SGD(towers.parameters(), lr=0.01)
+        for step in range(40):
+            towers(*pair_batch(step)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert not handle.is_trying
+        assert handle.metrics()["trial_ms/the plain loop"] > 0
+        handle.remove()
+
+
+def test_another_process_on_the_device_begins_a_new_trial(towers: TwoTowers, monkeypatch: pytest.MonkeyPatch):
+    backend: Any = FakeBackend()
+    processes: list[frozenset[int]] = [frozenset()]
+    backend.other_processes = lambda: processes[0]
+    monkeypatch.setattr("mosaic.engine.trial.run._TENANT_STEPS", 10)
+    with backend.api.watching(), trying(towers, backend=backend, retrial_steps=1) as (handle, clock):
+        steps(towers, handle, clock, times(plain=10, beside=6))
+        steps(towers, handle, clock, times(plain=10, beside=6), 25, until_decided=False)
+        assert handle.metrics()["trials"] == 1
+        processes[0] = frozenset({4711})
+        steps(towers, handle, clock, times(plain=10, beside=12), 60, until_decided=False)
+        assert handle.metrics()["trials"] == 2
+        assert "another process uses the device now (id 4711)" in handle.describe()
+        assert running(handle) == PLAIN
+
+
+CAPTURED = f"{BESIDE}, as CUDA graphs"
+
+
+@pytest.fixture
+def try_graphs(towers: TwoTowers, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[str], str]]:
+    """Trains by ``graphs="auto"``, with the share of launching and the times of steps that a test says."""
+
+    def try_them(step_ms: dict[str, Any], *, share: float = 0.31, **bounds: Any) -> tuple[list[str], str]:
+        monkeypatch.setattr(sys.modules["mosaic.engine.colocate"], "warm_up", lambda *_: share)
+        ran: list[str] = []
+        backend: Any = FakeBackend()
+        with backend.api.watching(), trying(towers, backend=backend, graphs="auto", **bounds) as (handle, clock):
+
+            def took(name: str) -> float:
+                executor: Any = handle._executor
+                ran.append(f"{name}, as CUDA graphs" if executor is not None and executor.graphs is not None else name)
+                found = step_ms.get(ran[-1], 20.0 if ran.count(ran[-1]) > 1 else 100.0)
+                return next(found) if isinstance(found, itertools.cycle) else found
+
+            steps(towers, handle, clock, took, 80, until_decided=False)
+            assert not handle.is_trying
+            return ran, handle.describe()
+
+    return try_them
+
+
+def test_where_launching_takes_long_the_best_plan_is_tried_as_graphs_once_it_is_known(try_graphs: Any):
+    ran, described = try_graphs({PLAIN: 10, BESIDE: 8, IN_TURN: 12, CAPTURED: 5})
+    assert ran[-1] == CAPTURED
+    assert f"tried {CAPTURED}: measured 5.00 ms" in described
+    assert f"{IN_TURN}, as CUDA graphs" not in described
+    assert ran[: ran.index(CAPTURED)].count(BESIDE) > 6  # two turns, so that it could have won by then
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3])
+def test_where_launching_is_quick_no_graphs_are_tried(try_graphs: Any, share: float):
+    ran, described = try_graphs({PLAIN: 10, BESIDE: 8, IN_TURN: 12, CAPTURED: 5}, share=share)
+    assert ran[-1] == BESIDE
+    assert "CUDA graphs" not in described
+
+
+def test_graphs_have_their_turns_although_plans_without_them_cannot_be_told_apart(try_graphs: Any):
+    ran, _ = try_graphs({PLAIN: 10, **{name: itertools.cycle([7, 9]) for name in (BESIDE, IN_TURN)}}, max_steps=80)
+    assert CAPTURED in ran or f"{IN_TURN}, as CUDA graphs" in ran
+
+
+def test_graphs_win_where_every_plan_without_them_is_slower_than_the_plain_loop(try_graphs: Any):
+    ran, _ = try_graphs({PLAIN: 10, BESIDE: 16, IN_TURN: 19, CAPTURED: 5})
+    assert ran[-1] == CAPTURED
+    assert not any(name == f"{IN_TURN}, as CUDA graphs" for name in ran)
+
+
+@pytest.mark.parametrize("captured", [{CAPTURED: 9.0}, {}], ids=["slower", "long to capture"])
+def test_graphs_that_do_not_win_leave_the_best_plan_running(try_graphs: Any, captured: dict[str, float]):
+    ran, described = try_graphs({PLAIN: 10, BESIDE: 8, IN_TURN: 10, **captured}, max_lost_steps=5)
+    assert ran[-1] == BESIDE
+    assert f"tried {CAPTURED}" in described
+
+
+def test_graphs_are_not_tried_where_there_is_no_room_for_two_turns(try_graphs: Any):
+    ran, described = try_graphs({PLAIN: 10, BESIDE: 8, IN_TURN: 10, CAPTURED: 5}, max_steps=44)
+    assert ran[-1] == BESIDE
+    assert "CUDA graphs" not in described
+
+
+@pytest.mark.parametrize("graphs", ["auto", False, True])
+def test_a_plan_that_runs_as_it_is_runs_as_graphs_only_where_that_is_asked_for(towers: TwoTowers, graphs: Any):
+    backend: Any = FakeBackend()
+    plan = plan_from_quotas(SIDE_BY_SIDE, graph=find_modules(towers, pair_batch()).graph, device=backend.device)
+    with backend.api.watching():
+        handle = mosaic.colocate(
+            towers, sample=pair_batch(), plan=plan, backend=backend, options=mosaic.Options(cuda_graphs=graphs)
+        )
+        executor: Any = handle._executor
+        assert (executor.graphs is not None) is (graphs is True)
+        handle.remove()

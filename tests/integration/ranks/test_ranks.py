@@ -1,0 +1,57 @@
+"""Modules on some of several ranks: gradients are those of data-parallel training, and ranks that differ are named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from ranks.cases import run_ranks
+from torch import nn
+
+from mosaic.ranks.parameters.ownership import give_up
+
+
+def test_gradients_of_random_layouts_are_those_of_the_whole_model(tmp_path: Path):
+    told = run_ranks("ranks.programs.loops:random_layouts", 3, tmp_path)
+    assert told[0] == told[1] == told[2]
+    layouts = {tuple(members) for members in told[0]}
+    assert {(0, 1, 2), (0, 2)} <= layouts
+    assert len(layouts) >= 6
+
+
+def test_slices_that_stay_where_they_are_compute_the_same_bits(tmp_path: Path):
+    assert run_ranks("ranks.programs.loops:all_ranks_bit_for_bit", 2, tmp_path) == [True, True]
+
+
+def test_an_error_of_one_rank_is_raised_on_all_of_them(tmp_path: Path):
+    assert run_ranks("ranks.programs.loops:agreeing", 2, tmp_path) == ["rank 1: ValueError: no data", "no data"]
+
+
+def test_a_module_that_was_given_up_keeps_its_parameters_as_objects_and_no_memory():
+    module = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    weight = module[0].weight
+    optimizer = torch.optim.AdamW(module.parameters())
+    assert give_up(module) == 4 * (9 + 3 + 3 + 3 + 3 + 3) + 8
+    assert module[0].weight is weight
+    assert weight.is_meta
+    assert all(tensor.is_meta for tensor in module.parameters())
+    optimizer.step()  # skips what has no gradient
+    assert give_up(module) == 0
+
+
+def test_training_under_random_plans_is_data_parallel_training(tmp_path: Path):
+    told = run_ranks("ranks.training:random_training", 3, tmp_path)
+    assert told[0] == told[1] == told[2]
+    subsets = [set(devices) for layout in told[0] for devices in layout]
+    assert any(a & b and a - b and b - a for a in subsets for b in subsets), "none overlap in part"
+
+
+def test_rank_0_profiles_and_solves_for_all(tmp_path: Path):
+    first, second = run_ranks("ranks.training:solved", 2, tmp_path)
+    assert first[0] == second[0]
+    assert first[1] != second[1]
+
+
+def test_groups_meet_where_those_of_a_run_before_a_restart_did_not(tmp_path: Path):
+    # torchrun may keep the store, and torch numbers groups alike in each process: the dead ones' addresses are there.
+    assert run_ranks("ranks.training:meeting_places", 2, tmp_path) == [[0, 0], [0, 0]]

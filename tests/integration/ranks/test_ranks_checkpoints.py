@@ -1,0 +1,154 @@
+"""Checkpoints of several ranks: saved under one plan, loaded under another, and equal bit for bit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ranks.cases import run_ranks
+from ranks.programs.checkpoints import SEEDS, STEPS, Kept, Run, going_on, saving
+from safetensors.torch import load_file
+
+from mosaic.checkpoint.folder import checkpoints_in, damage_of
+from mosaic.checkpoint.manifest import Manifest
+from mosaic.checkpoint.model_tensors import ModelTensors
+
+
+def tensors_of(path: Path) -> dict[str, torch.Tensor]:
+    """All that a checkpoint holds, but states of random generators; each is in one file."""
+    found: dict[str, torch.Tensor] = {}
+    for file in sorted(path.glob("*.safetensors")):
+        tensors = load_file(file)
+        assert not found.keys() & tensors.keys()
+        found.update(tensors)
+    return {name: tensor for name, tensor in found.items() if not name.startswith("random.")}
+
+
+def assert_equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
+    assert left.keys() == right.keys()
+    for name, tensor in left.items():
+        assert tensor.dtype == right[name].dtype
+        assert torch.equal(tensor, right[name]), name
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[int]]]:
+    """A folder with checkpoints of four ranks and of one, under random plans, and how much each of the four wrote."""
+    folder = tmp_path_factory.mktemp("saved")
+    told = run_ranks(
+        "ranks.programs.checkpoints:saving",
+        4,
+        tmp_path_factory.mktemp("ranks"),
+        arguments=[str(folder / "four")],
+        timeout=200,
+    )
+    assert told[0] == told[1] == told[2] == told[3]
+    saving(0, 1, str(folder / "one"))
+    return folder, told[0]
+
+
+@pytest.fixture(scope="module")
+def on_two(saved: tuple[Path, list[list[int]]], tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """What two ranks said of what others have saved, and of their own checkpoints."""
+    folder, _ = saved
+    return run_ranks(
+        "ranks.programs.checkpoints:on_two_ranks",
+        2,
+        tmp_path_factory.mktemp("two"),
+        arguments=[str(folder)],
+        timeout=200,
+    )
+
+
+def test_what_was_saved_is_the_same_after_others_loaded_it_under_other_plans(
+    saved: tuple[Path, list[list[int]]], on_two: list[Any]
+):
+    folder, _ = saved
+    assert all(went_on for went_on, _, _ in on_two)
+    for source, sizes in (("four", (1, 2)), ("one", (1, 2))):
+        going_on(0, 1, str(folder), source)
+        for seed in SEEDS:
+            first = checkpoints_in(folder / source / f"run{seed}")[-1]
+            for size in sizes:
+                (again,) = checkpoints_in(folder / source / f"again{seed}on{size}")
+                assert damage_of(again.path) == ()
+                assert_equal(tensors_of(first.path), tensors_of(again.path))
+                states = [json.loads((each.path / "state.json").read_text()) for each in (first, again)]
+                assert states[0]["optimizer"]["states"] == states[1]["optimizer"]["states"]
+                assert states[0]["optimizer"]["settings"] == states[1]["optimizer"]["settings"]
+                assert states[0]["scheduler"] == states[1]["scheduler"]
+
+
+def test_training_goes_on_under_another_plan_and_other_ranks_as_it_would_have(
+    saved: tuple[Path, list[list[int]]], on_two: list[Any]
+):
+    folder, _ = saved
+    for source in ("four", "one"):
+        for seed in SEEDS:
+            start = load_file(folder / source / f"start{seed}.safetensors")
+            end = load_file(folder / source / f"end{seed}.safetensors")
+            assert any((end[name] - tensor).abs().max() > 5e-3 for name, tensor in start.items())
+            found = load_file(folder / source / f"end{seed}on2.safetensors")
+            for name, tensor in end.items():
+                assert torch.allclose(found[name], tensor, rtol=1e-5, atol=1e-6), (source, seed, name)
+
+
+def test_each_tensor_is_written_once_and_all_ranks_write_about_as_much(saved: tuple[Path, list[list[int]]]):
+    folder, shares = saved
+    for seed, each in zip(SEEDS, shares, strict=True):
+        path = checkpoints_in(folder / "four" / f"run{seed}")[-1].path
+        names = [tensor.name for tensor in Manifest.read(path).tensors]
+        assert len(set(names)) == len(names)
+        assert {name for name in names if name.startswith("model.")} == {
+            f"model.{name}" for name in ModelTensors.of(Kept(seed)).tensors
+        }
+        assert sum(each) == sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    assert max(shares[0]) < 2 * min(shares[0])
+
+
+def test_the_plain_model_loads_what_four_ranks_exported(saved: tuple[Path, list[list[int]]]):
+    folder, _ = saved
+    for seed in SEEDS:
+        plain = Kept(seed)
+        plain.load_state_dict(load_file(folder / "four" / f"end{seed}.safetensors"))
+        newest = tensors_of(checkpoints_in(folder / "four" / f"run{seed}")[0].path)
+        for name, first in ModelTensors.of(plain).names.items():
+            assert torch.equal(plain.state_dict()[name], newest[f"model.{first}"])
+
+
+def test_a_run_that_was_resumed_is_the_one_that_was_not_ended(on_two: list[Any]):
+    assert [equal for _, equal, _ in on_two] == [True, True]
+
+
+def test_training_goes_on_alike_under_another_plan(tmp_path: Path):
+    first = Run(0, 0, 1, plan_seed=1)
+    first.train(0, STEPS)
+    first.save(tmp_path, STEPS)
+    first.train(STEPS, 2 * STEPS)
+    first.handle.finish_saving()
+    second = Run(0, 0, 1, plan_seed=2)
+    second.load(tmp_path)
+    second.train(STEPS, 2 * STEPS)
+    assert_equal(dict(first.model.state_dict()), dict(second.model.state_dict()))
+    assert first.scheduler.state_dict() == second.scheduler.state_dict()
+    for run in (first, second):
+        run.handle.remove()
+
+
+def test_what_ranks_cannot_save_or_load_is_said_on_all_of_them(on_two: list[Any]):
+    for _, _, said in on_two:
+        assert len(said) == 10
+        assert "different steps (rank 0: 1; rank 1: 2)" in said[0]
+        assert "extra['odd'] is a builtins.object" in said[1]
+        assert "there is no complete checkpoint in" in said[2]
+        assert "rank 1's optimizer" in said[3]
+        assert "rank 0 gave no optimizer" in said[4]
+        assert "cannot save in" in said[5]
+        assert "text.seen_steps is I64 [3] in the checkpoint and I64 [4] in the model" in said[6]
+        assert "was changed: its SHA-256" in said[7]
+        assert "step=1, or with fall_back=True" in said[7]
+        assert "cannot write" in said[8]
+        assert "step-5 could not be saved: OSError: [Errno 27] File too large (rank 1)" in said[9]

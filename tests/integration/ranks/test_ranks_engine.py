@@ -1,0 +1,63 @@
+"""The engine of several ranks: what is sent, in which steps, what overlaps, and how failures come out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ranks.cases import run_ranks
+
+from mosaic.ranks.calls import steps
+
+ROWS, IN, OUT = 3, 6 * 4, 8 * 4
+"""Rows of a rank, and bytes of a row of the image tower's argument and result."""
+
+
+@pytest.fixture(scope="module")
+def observed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return run_ranks("ranks.programs.engine:observed", 2, tmp_path_factory.mktemp("ranks"))
+
+
+def test_only_rows_that_travel_are_counted_as_sent(observed: list[dict[str, Any]]):
+    first, second = (found["sent"] for found in observed)
+    assert second["sent_bytes/forward/image"] == ROWS * IN
+    assert first["sent_bytes/forward/image"] == ROWS * OUT
+    assert second["sent_bytes/backward/image"] == ROWS * OUT
+    assert "sent_bytes/backward/image" not in first, "raw inputs take no gradient"
+    assert "sent_bytes/forward/backbone" not in first | second, "on both ranks, each with its own rows"
+    assert first["sent_bytes/reduce/backbone"] == second["sent_bytes/reduce/backbone"] > 0
+
+
+def test_calls_take_the_steps_of_the_tables(observed: list[dict[str, Any]]):
+    first, second = (found["steps"] for found in observed)
+    everything = [*steps.FORWARD, *steps.BACKWARD, *steps.REDUCTION]
+    of_member = [step.name for step in everything if step is not steps.SHARE]
+    apart = {steps.SHARE, steps.COMPUTE, steps.START_REDUCTION, steps.END_REDUCTION}
+    assert second["backbone"] == of_member
+    assert first["backbone"] == [step.name for step in everything if step not in apart]
+    local = {steps.SHARE, steps.TO_MEMBERS, steps.TO_HOLDERS}
+    assert first["image"] == second["image"] == [step.name for step in everything if step not in local]
+    # No rows travel for audio, which rank 0 has and runs; rank 1 is told what is no part of the batch.
+    assert second["audio"] == [steps.AGREE.name, steps.SHARE.name]
+    assert first["audio"][:3] == [steps.AGREE.name, steps.SHARE.name, steps.COMPUTE.name]
+
+
+def test_a_module_gets_its_rows_and_runs_while_another_computes_forward_and_backward(observed: list[dict[str, Any]]):
+    assert [found["met"] for found in observed] == [True, True]
+
+
+def test_modules_side_by_side_draw_the_random_numbers_of_a_plain_loop(observed: list[dict[str, Any]]):
+    assert [found["drawn"] for found in observed] == [True, True]
+
+
+def test_a_modality_that_no_rank_has_leaves_its_module_as_it_is(observed: list[dict[str, Any]]):
+    assert [found["nobody"] for found in observed] == [True, True]
+
+
+def test_a_failure_on_a_lane_comes_out_of_the_loop_and_nothing_is_sent_after_it(tmp_path: Path):
+    first, second = run_ranks("ranks.programs.engine:failing", 2, tmp_path)
+    assert first.count("ArithmeticError: no such gradient") == 2
+    assert "raised in the backward of module 'left'" in first
+    assert "this rank is out of step with the others" in first
+    assert second.startswith(("RankFailedError: rank 0", "RuntimeError"))

@@ -1,0 +1,264 @@
+"""Ranks that are killed, fail, leave or are stuck: the others end within a bounded time, and say which one it was.
+
+Each case has a bound of its own on the time after which a rank counts as hanging; these are wide, for busy machines.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from ranks.nursery import Ended, run_programs
+from safetensors.torch import load_file
+
+from mosaic.rank_trace import RankTrace
+from mosaic.ranks.meeting.watch import EXIT_CODE
+from mosaic.report.slow_ranks import compare_ranks
+
+BOUND_S = 60.0
+AT_ONCE = 4
+"""Cases that run at the same time: most of their time is waiting."""
+SIZES = {  # those that wait longest side by side
+    "busy": 2,
+    "stopped": 2,
+    "branches_in_another_order": 2,
+    "killed_while_it_waits_and_another_computes": 3,
+    "in_order": 2,
+    "never_comes": 4,
+    "fails_at_the_start": 2,
+    "caught": 2,
+    "killed_before_there_are_groups": 3,
+    "interpreter_held": 2,
+    "fewer_batches_on_one": 2,
+    "interrupted": 2,
+    "no_store": 1,
+    "a_plan_that_is_no_json": 2,
+    "never_starts": 3,
+    "uninterrupted": 2,
+    "killed_before_a_call": 2,
+    "killed_in_a_backward": 2,
+    "killed_after_a_step": 4,
+    "killed_while_it_profiles": 3,
+    "an_error_on_one": 2,
+    "modules_in_another_order": 2,
+    "other_arguments": 2,
+    "unlike": 2,
+    "nothing_on_one": 2,
+    "slow_rank": 2,
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.fixture(scope="module")
+def outcomes(folder: Path) -> dict[str, list[Ended]]:
+    found: dict[str, list[Ended]] = {}
+    for first in range(0, len(SIZES), AT_ONCE):
+        names = list(SIZES)[first : first + AT_ONCE]
+        asked = [(f"ranks.programs.faults:{name}", SIZES[name], folder / name) for name in names]
+        found.update(zip(names, run_programs(asked, seconds=BOUND_S), strict=True))
+    return found
+
+
+def names(said: str, rank: int) -> bool:
+    """Whether a message names a rank with its machine and process, as the one at fault."""
+    return re.search(rf"cannot go on: [^(\n]*rank {rank} \(\S+, process \d+\)", said) is not None
+
+
+@pytest.mark.parametrize(
+    ("case", "rank", "where"),
+    [
+        ("killed_before_a_call", 1, "step"),
+        ("killed_while_it_waits_and_another_computes", 1, "waiting in the forward of"),
+        ("killed_in_a_backward", 0, "step"),
+        ("killed_after_a_step", 3, "step"),
+        ("killed_while_it_profiles", 0, "before its first step"),
+        ("killed_before_there_are_groups", 1, "before its first step"),
+        ("nothing_on_one", 0, "step"),
+    ],
+)
+def test_a_killed_rank_ends_the_others_which_name_it_and_where_it_was(
+    outcomes: dict[str, list[Ended]], case: str, rank: int, where: str
+):
+    ended = outcomes[case]
+    assert ended[rank].code == -signal.SIGKILL
+    for other in ended[:rank] + ended[rank + 1 :]:
+        assert other.code in (1, EXIT_CODE), other
+        assert names(other.said, rank), other.said
+        assert "has ended without a word" in other.said
+        assert re.search(rf"it was last seen \d+\.\d s before, (in )?.*{where}", other.said), other.said
+
+
+def test_a_rank_that_is_in_other_code_is_ended_after_the_grace_which_is_said(outcomes: dict[str, list[Ended]]):
+    computing = outcomes["killed_while_it_waits_and_another_computes"][2]
+    assert computing.code == EXIT_CODE
+    assert "has not ended by itself within 1.5 s; its process is ended now, with exit code 75" in computing.said
+
+
+def test_a_rank_that_waits_gets_an_exception(outcomes: dict[str, list[Ended]]):
+    waiting = outcomes["killed_while_it_waits_and_another_computes"][0]
+    assert waiting.code == 1
+    assert "mosaic.errors.RankFailedError: rank 1 (" in waiting.said
+
+
+def test_the_others_are_told_the_error_of_a_rank_that_fails(outcomes: dict[str, list[Ended]]):
+    other, failed = outcomes["an_error_on_one"]
+    assert (other.code, failed.code) == (1, 1)
+    assert names(other.said, 1)
+    assert "failed in step 2" in other.said
+    assert "ValueError: no such caption" in other.said
+    assert "cannot go on" not in failed.said, "it is told of no fault but its own"
+
+
+def test_a_rank_with_fewer_batches_is_named_while_it_lives_on(outcomes: dict[str, list[Ended]]):
+    waiting, left = outcomes["fewer_batches_on_one"]
+    assert left.code == 0
+    assert waiting.code == 1
+    assert names(waiting.said, 1)
+    assert "has left the loop after 3 calls of the model and 3 backwards" in waiting.said
+    assert "same number of batches" in waiting.said
+
+
+def test_an_interrupt_of_one_rank_ends_all(outcomes: dict[str, list[Ended]]):
+    other, interrupted = outcomes["interrupted"]
+    assert interrupted.code == -signal.SIGINT
+    assert "KeyboardInterrupt" in interrupted.said
+    assert other.code == 1
+    assert "was interrupted (Ctrl-C)" in other.said
+
+
+def test_a_rank_that_fails_alone_at_the_start_is_not_waited_for(outcomes: dict[str, list[Ended]]):
+    other, failed = outcomes["fails_at_the_start"]
+    assert failed.code == 1
+    assert other.code in (1, EXIT_CODE)
+    assert names(other.said, 1)
+    assert "OSError: no lanes here" in other.said
+
+
+def test_a_stopped_rank_is_slow_and_then_timed_out(outcomes: dict[str, list[Ended]]):
+    other, stopped = outcomes["stopped"]
+    assert stopped.code is None
+    assert other.code == 1
+    assert "nothing is heard after 2 s of waiting of rank 1 (" in other.said
+    assert "has ended" not in other.said
+
+
+def test_a_rank_that_holds_its_interpreter_is_not_taken_for_dead(outcomes: dict[str, list[Ended]]):
+    for rank in outcomes["interpreter_held"]:
+        assert (rank.code, rank.said.strip()) == (0, "trained")
+
+
+def test_a_rank_that_is_busy_for_too_long_is_named_with_what_it_does(outcomes: dict[str, list[Ended]]):
+    other, busy = outcomes["busy"]
+    assert other.code == 1
+    assert busy.code == EXIT_CODE
+    for rank in (other, busy):
+        assert re.search(r"gave up on rank 1 \(.*\): step 1, in the loop's own code after", rank.said), rank.said
+
+
+def test_a_run_that_ends_in_order_ends_without_a_word(outcomes: dict[str, list[Ended]]):
+    for rank in outcomes["in_order"]:
+        assert (rank.code, rank.said.strip()) == (0, "trained")
+
+
+def test_a_program_may_go_on_after_the_error_once_it_took_its_handle_away(outcomes: dict[str, list[Ended]]):
+    survivor, _ = outcomes["caught"]
+    assert survivor.code == 0
+    assert survivor.said.rstrip().endswith("caught (1,)")
+
+
+def test_torchrun_restarts_a_run_that_goes_on_from_its_last_checkpoint(
+    outcomes: dict[str, list[Ended]], folder: Path, tmp_path: Path
+):
+    place = tmp_path / "restarted"
+    ((done,),) = run_programs([("ranks.programs.restart:restarted", 1, place)], seconds=200)
+    said = done.said
+    assert done.code == 0, said  # torchrun may have ended the other rank before it could say anything
+    killed = re.search(r"killed rank \d at step (\d+)", said)
+    assert killed is not None
+    starts = [int(step) for step in re.findall(r"rank \d starts at step (\d+)", said)]
+    assert len(starts) == 4, said
+    assert starts[:2] == [0, 0]
+    assert starts[2] == starts[3], said
+    assert starts[3] <= int(killed[1]), said
+    assert all(rank.code == 0 for rank in outcomes["uninterrupted"]), outcomes["uninterrupted"]
+    expected = load_file(folder / "uninterrupted" / "model.safetensors")
+    found = load_file(place / "model.safetensors")
+    assert expected.keys() == found.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(tensor, found[name]), (name, said)
+
+
+def test_branches_that_are_called_in_another_order_are_found_when_time_is_over(outcomes: dict[str, list[Ended]]):
+    for rank in outcomes["branches_in_another_order"]:
+        assert rank.code == 1
+        assert "the ranks wait for each other in different places" in rank.said
+        assert (
+            "rank 0: step 0, waiting in the forward of 'image'; rank 1: step 0, waiting in the forward of 'text'"
+            in (rank.said)
+        )
+
+
+def test_modules_that_a_model_calls_in_another_order_are_found_at_once(outcomes: dict[str, list[Ended]]):
+    other, wrong = outcomes["modules_in_another_order"]
+    assert (other.code, wrong.code) == (1, 1)
+    assert "ModuleContractError: 'image' is called after a module that the sample's step called later" in wrong.said
+    assert names(other.said, 1)
+
+
+def test_other_shapes_on_one_rank_are_found_on_all(outcomes: dict[str, list[Ended]]):
+    for rank in outcomes["other_arguments"]:
+        assert rank.code == 1
+        assert "ModuleContractError: 'text' is called on different ranks with other shapes" in rank.said
+
+
+def test_ranks_that_do_not_come_are_named(outcomes: dict[str, list[Ended]]):
+    for rank in (outcomes["never_comes"][0], outcomes["never_comes"][2]):
+        assert rank.code == 1
+        assert "ranks 1, 3 have not come after 1.5 s" in rank.said
+    first, second, _ = outcomes["never_starts"]
+    assert (first.code, second.code) == (1, 1)
+    assert "rank 2 has not come after 1.5 s" in first.said
+    # Rank 0 holds the store, and may give up a moment before.
+    assert re.search(r"rank 2 has not come after 1.5 s|the store is gone: rank 0.*has ended", second.said)
+    (alone,) = outcomes["no_store"]
+    assert alone.code == 1
+    assert "rank 0 has not come after 1 s: there is no store at localhost:" in alone.said
+
+
+def test_a_rank_without_a_plan_says_why_and_the_others_do_not_hang(outcomes: dict[str, list[Ended]]):
+    other, broken = outcomes["a_plan_that_is_no_json"]
+    assert (other.code, broken.code) == (1, 1)
+    assert "plan1.json, line 1: not valid JSON" in broken.said
+    assert "rank 1 has not come after 1.5 s" in other.said
+
+
+def test_ranks_that_are_not_alike_are_named_on_all(outcomes: dict[str, list[Ended]]):
+    for rank in outcomes["unlike"]:
+        assert rank.code == 0
+        said = rank.said.splitlines()
+        assert len(said) == 3
+        for line, differs in zip(said, ("torch='2.5.0'", "sms_per_slot=16", "graph='another'"), strict=True):
+            assert f"rank 1 has {differs}" in line
+
+
+def test_a_rank_without_any_modality_takes_part_and_gradients_are_right(outcomes: dict[str, list[Ended]]):
+    assert [rank.said.splitlines()[0] for rank in outcomes["nothing_on_one"]] == ["equal", "equal"]
+
+
+def test_the_doctor_names_the_slow_rank_of_a_run(outcomes: dict[str, list[Ended]], folder: Path):
+    assert [rank.code for rank in outcomes["slow_rank"]] == [0, 0], outcomes["slow_rank"]
+    traces = [RankTrace.read(folder / "slow_rank" / f"trace-rank{rank}.json") for rank in range(2)]
+    for trace in traces:  # both are on one machine, which has one clock
+        assert abs(trace.clock_offset_us) <= trace.clock_error_us
+    found = compare_ranks(traces)
+    slowest = found.slow[0]  # other processes of the machine may hold the other rank up, but not by as much
+    assert (slowest.rank, slowest.slow[0].module) == (1, "audio"), found
+    assert slowest.slow[0].ratio > 5, found
+    assert found.ranks[0].wait_ms > found.ranks[1].wait_ms, "the other rank waits for it"

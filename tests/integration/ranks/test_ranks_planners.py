@@ -1,0 +1,64 @@
+"""The plans of every planner run on the same engine, and train what data-parallel training trains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from engine_cases import FAST
+from ranks.cases import run_ranks
+from ranks.programs.planners import Graph
+
+import mosaic
+from mosaic.backends.host.backend import HostBackend
+from mosaic.solver.methods import METHODS, compared_methods
+from mosaic.solver.runnable import check_method
+
+
+def test_plans_of_all_planners_train_as_data_parallel_training(tmp_path: Path):
+    told = run_ranks("ranks.programs.planners:all_planners", 3, tmp_path)
+    assert told[0] == told[1] == told[2]
+    assert len(told[0]) == 2 * len(compared_methods())
+    assert all(set(devices) == {0, 1, 2} for devices in told[0]["megatron 0"])
+    spread = [sorted(map(tuple, devices)) for devices in told[0].values()]
+    assert any(set(first).isdisjoint(second) for one in spread for first in one for second in one), "none are disjoint"
+
+
+def test_plans_are_measured_in_turn_with_data_parallel_training(tmp_path: Path):
+    first, second = run_ranks("ranks.programs.planners:compared", 2, tmp_path)
+    assert first == second
+    _, megatron, brute = first
+    assert [one[0] for one in first] == ["sequential", "megatron", "brute_force"]
+    assert megatron[2:4] == (4, 2)
+    parameters = sum(p.nbytes for p in Graph(0).parameters())
+    # Parameters, gradients, and AdamW's two moments; its counts of steps are a few bytes more.
+    assert all(4 * parameters <= held <= 4.1 * parameters + 200 for held in (*megatron[4], *megatron[5]))
+    assert megatron[6] == 2 * parameters  # everything runs on both ranks
+    assert brute[2] > 0 or brute[1]
+
+
+def test_a_method_can_be_named_on_one_rank_and_its_plan_runs_as_it_is():
+    model, x = Graph(0), torch.randn(4, 4)
+    plain = model(x).item()
+    handle = mosaic.colocate(
+        model,
+        sample=x,
+        modules=model.names,
+        options=mosaic.Options(method="megatron", cache=None, profiling=FAST),
+        backend=HostBackend(2),
+    )
+    assert handle.plan.search.method == "megatron"
+    assert handle.active
+    assert not handle.is_trying
+    assert model(x).item() == plain
+    handle.remove()
+
+
+def test_a_method_that_is_unknown_or_needless_is_refused():
+    with pytest.raises(ValueError, match="method='best' is no solver and no planner; use one of auto, "):
+        mosaic.colocate(Graph(0), sample=torch.randn(2, 4), options=mosaic.Options(method="best"))
+    plan = object()
+    with pytest.raises(ValueError, match="a plan and method='gahc' were given"):
+        check_method("gahc", plan)
+    assert {"megatron", "distmm", "spindle", "spindle-optimus", "sequential", "gahc", "exact"} <= set(METHODS)

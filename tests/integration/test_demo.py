@@ -1,0 +1,135 @@
+"""The demo: what it leaves, its proof of equality, and a model that learns from data that it has to."""
+
+from __future__ import annotations
+
+import json
+import math
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from mosaic import artifact
+from mosaic.cli.main import run
+from mosaic.demo import run as demo
+from mosaic.demo.data import DigitTriples, batches, load
+from mosaic.demo.equality import one_slot_plan
+from mosaic.demo.loop import retrieval, train
+from mosaic.demo.model import TriModal
+from mosaic.demo.record import RunRecord
+from mosaic.device import Device
+from mosaic.graph import Edge, ModuleGraph, ModuleNode
+from mosaic.plan import Plan
+from mosaic.profile import Profile
+from mosaic.profiler import ProfileSettings
+
+pytest.importorskip("sklearn", reason="needs the extra demo")
+pytest.importorskip("espeakng_loader", reason="needs the extra demo")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the demo leaves, with fewer steps than it takes, and measured once whatever else runs here."""
+    output = tmp_path_factory.mktemp("demo")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(demo, "_WARM_STEPS", 1)
+        patch.setattr(demo, "_PICTURE_STEPS", 3)
+        patch.setattr(demo, "ProfileSettings", partial(ProfileSettings, foreign_share=2.0))
+        patch.setattr(demo, "DemoSettings", partial(demo.DemoSettings, steps_per_round=2))
+        assert run(["demo", "--output", str(output), "--rounds", "2", "--max-foreign-share", "2"]) == 0
+    return output
+
+
+@pytest.fixture(scope="module")
+def cache(folder: Path) -> Path:
+    """The folder of the data set, which the demo has made."""
+    return folder / "cache"
+
+
+def test_the_demo_leaves_every_file_whole(folder: Path):
+    assert {path.name for path in folder.glob("*.*")} == {
+        "profile.json",
+        "plan.json",
+        "run.json",
+        "timeline.png",
+        "trace.json",
+    }
+    assert (
+        artifact.load(Plan, folder / "plan.json").profile == artifact.load(Profile, folder / "profile.json").fingerprint
+    )
+    assert (folder / "timeline.png").read_bytes().startswith(b"\x89PNG")
+    names = {
+        event.get("args", {}).get("module") for event in json.loads((folder / "trace.json").read_text())["traceEvents"]
+    }
+    assert {"image", "audio", "text"} <= names
+
+
+def test_the_data_set_is_one_small_file(folder: Path, cache: Path):
+    (file,) = cache.iterdir()
+    assert file.stat().st_size < 2_000_000
+
+
+def test_the_demo_proves_equality_with_lanes_that_overlap(folder: Path):
+    record = artifact.load(RunRecord, folder / "run.json")
+    assert record.bitwise_equal
+    assert record.max_abs_difference == 0.0
+    assert record.equality_overlap > 0.0
+
+
+def test_the_demo_records_what_it_measured(folder: Path):
+    record = artifact.load(RunRecord, folder / "run.json")
+    assert len(record.step_times_ms_plain) == len(record.step_times_ms_colocated) == 4
+    assert len(record.round_speedups) == 2
+    assert all(math.isfinite(value) and value > 0 for value in record.round_speedups)
+    assert record.chance == pytest.approx(1 / 200)
+    assert set(record.retrieval) == set(record.retrieval_plain)
+    assert record.machine.num_slots >= 1
+
+
+def test_one_slot_plans_keep_dependencies_and_fill_the_device():
+    graph = ModuleGraph(
+        modules=tuple(ModuleNode(name=name) for name in "abcd"),
+        edges=(Edge(source="a", target="d"),),
+    )
+    plan = one_slot_plan(graph, Device(name="two", kind="host", num_slots=2))
+    plan.check_covers(graph)
+    assert [len(stage.placements) for stage in plan.stages] == [2, 2]
+    assert all(placed.quota == 1 for placed in plan.placements)
+
+
+@pytest.fixture(scope="module")
+def triples(cache: Path) -> DigitTriples:
+    return load(cache)
+
+
+def test_sixty_steps_retrieve_unseen_samples_well_above_chance(triples: DigitTriples):
+    torch.manual_seed(0)
+    model = TriModal()
+    untrained = retrieval(model, triples.test)
+    losses = train(model, batches(triples.train, 64, 0, 60), torch.optim.AdamW(model.parameters(), 2e-3))
+    trained = retrieval(model, triples.test)
+    assert trained["chance"] == 0.005
+    assert untrained["image->text"] < 0.05
+    assert trained["image->text"] > 0.3
+    assert trained["image->audio"] > 0.2
+    assert trained["audio->text"] > 0.2
+    assert losses[-1] < losses[0] / 2
+
+
+def test_retrieval_is_repeatable_and_leaves_the_mode_alone(triples: DigitTriples):
+    torch.manual_seed(0)
+    model = TriModal().train()
+    assert retrieval(model, triples.test) == retrieval(model, triples.test)
+    assert model.training
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_retrieval_of_identical_embeddings_is_not_counted_as_right(triples: DigitTriples):
+    class Same(torch.nn.Module):
+        def forward(self, image: Path, audio: Path, text: Path) -> dict[str, torch.Tensor]:
+            alike = torch.ones(200, 4) / 2
+            return {"image": alike, "audio": alike, "text": alike}
+
+    found = retrieval(Same(), triples.test)
+    assert all(share <= 0.005 for share in found.values())

@@ -1,0 +1,30 @@
+"""Which examples run on how many ranks, and what they need; the packages themselves are loaded by the ranks alone."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+
+HAS = {name: importlib.util.find_spec(name) is not None for name in ("transformers", "peft", "accelerate", "lightning")}
+RUNS = {
+    2: (
+        # Features of all ranks, kept of micro-batches; autocast, GradScaler, clipping.
+        ("openclip.py", "--precision", "amp", "--accum-freq", "2"),
+        ("huggingface.py", "--model", "clip", "--loop", "accelerate"),
+        ("huggingface.py", "--model", "llava"),  # whose table is looked up outside of the language model
+        ("huggingface.py", "--model", "audio", "--loop", "trainer"),
+        ("lightning_loop.py", "--form", "trainer"),
+        ("raters.py",),
+    ),
+    3: (
+        ("imagebind.py",),  # some batches come without audio; two towers are frozen
+        ("joint.py",),  # two models, each called by the loop
+        ("frozen.py", "--what", "lora"),
+    ),
+}
+
+
+def needs(run: Sequence[str]) -> list[str]:
+    """Returns the packages that an example imports."""
+    found = {"huggingface.py": ["transformers", "accelerate"], "lightning_loop.py": ["lightning"]}
+    return {**found, "frozen.py": ["transformers", "peft"]}.get(run[0], [])

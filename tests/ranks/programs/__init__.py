@@ -1,0 +1,1 @@
+"""What ranks do in tests, a function a rank."""

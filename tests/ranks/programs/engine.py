@@ -1,0 +1,211 @@
+"""What ranks do in the tests of their engine; each is called on every rank of a gloo group."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from mosaic.backends.host.backend import HostBackend
+from mosaic.engine import find_modules
+from mosaic.engine.options import Options, RankSettings
+from mosaic.errors import MosaicError
+from mosaic.plan import Plan
+from mosaic.ranks.colocate import colocate_ranks
+from ranks import graphs
+from ranks.begun import SHORT_S, watching
+from ranks.training import Model, batch, loss_of
+
+
+def plan_of(model: nn.Module, sample: Any, members: dict[str, tuple[int, ...]], size: int) -> Plan:
+    """Places modules on the ranks that are named for them, each in a stage of its own on one slot."""
+    return graphs.plan_of(find_modules(model, sample, include=list(members)).graph, members, size)
+
+
+def observed(rank: int, size: int) -> dict[str, Any]:
+    """Runs small loops and returns what the tests look at; one start of the ranks serves all of it."""
+    return {
+        "sent": bytes_sent(rank, size),
+        "steps": steps_taken(rank, size),
+        "met": met_while_computing(rank, size),
+        "drawn": drawn_numbers(rank, size),
+        "nobody": nobody_there(rank, size),
+    }
+
+
+def bytes_sent(rank: int, size: int) -> dict[str, float]:
+    """Trains a step with the image tower on rank 0 alone and counts what was sent for it."""
+    model = Model()
+    members = {name: tuple(range(size)) for name in ("text", "audio", "backbone")} | {"image": (0,)}
+    plan = plan_of(model, batch(0, 3), members, size)
+    handle = colocate_ranks(model, sample=batch(0, 3), plan=plan, backend=HostBackend(1), modules=list(members))
+    loss_of(model(**batch(rank, 3))).backward()
+    found = {name: count for name, count in handle.metrics().items() if name.startswith("sent_bytes/")}
+    handle.clear_timeline()
+    assert not any(name.startswith("sent_bytes/") for name in handle.metrics())
+    handle.remove()
+    return found
+
+
+def steps_taken(rank: int, size: int) -> dict[str, list[str]]:
+    """Notes the steps of one training step, with the backbone on rank 1 alone and no audio on rank 1."""
+    model = Model()
+    members = dict.fromkeys(("image", "text"), (0, 1)) | {"backbone": (1,), "audio": (0,)}
+    plan = plan_of(model, batch(0, 3), members, size)
+    handle = colocate_ranks(model, sample=batch(0, 3), plan=plan, backend=HostBackend(1), modules=list(members))
+    runs: Any = handle._executor
+    taken: dict[str, list[str]] = {name: [] for name in members}
+    for ranked in runs._ranked.values():
+        ranked.on_step = lambda name, step: taken[name].append(step.name)
+    part = batch(rank, 3) | ({} if rank == 0 else {"audio": None})
+    loss_of(model(**part)).backward()
+    handle.remove()
+    return taken
+
+
+class Meets(nn.Module):
+    """A layer that, once it has a group, meets another rank's in the middle of its forward and of its backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.group: dist.ProcessGroup | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(_Meet.apply(x, self.group))
+
+
+class _Meet(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: Any) -> torch.Tensor:
+        ctx.group = group
+        if group is not None:
+            dist.barrier(group=group)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        if ctx.group is not None:
+            dist.barrier(group=ctx.group)
+        return grads[0], None
+
+
+class Pair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(4, 4)
+        self.left = Meets()
+        self.right = Meets()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        return self.left(x).square() + self.right(x).sin()
+
+
+def met_while_computing(rank: int, size: int) -> bool:
+    """One module on each rank; neither ends, forward or backward, before the other has got its rows and begun."""
+    model = Pair()
+    sample = torch.randn(3, 4)
+    members = {"left": (0,), "right": (1,)}
+    plan = plan_of(model, [sample], members, size)
+    backend = HostBackend(1)
+    handle = colocate_ranks(
+        model,
+        sample=[sample],
+        plan=plan,
+        backend=backend,
+        modules=list(members),
+        options=Options(ranks=RankSettings(timeout_s=30)),
+    )
+    model.left.group = model.right.group = handle.world.group(range(size))
+    for _ in range(2):
+        model(torch.randn(3, 4)).sum().backward()
+    handle.remove()
+    return True
+
+
+def drawn_numbers(rank: int, size: int) -> bool:
+    """Modules with dropout on all ranks, side by side: draw what a plain loop draws, from the second step on too."""
+
+    class Dropped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
+            self.right = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.3), nn.Linear(4, 4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.left(x) + self.right(x)
+
+    torch.manual_seed(3)
+    plain, model = Dropped(), Dropped()
+    model.load_state_dict(plain.state_dict())
+    inputs = [torch.randn(3, 4) for _ in range(3)]
+    plan = plan_of(model, [inputs[0]], {"left": (0, 1), "right": (0, 1)}, size)
+    handle = colocate_ranks(model, sample=[inputs[0]], plan=plan, backend=HostBackend(1), modules=["left", "right"])
+    found: list[list[torch.Tensor]] = []
+    for one in (plain, model):
+        torch.manual_seed(5 + rank)
+        found.append([one(x).detach() for x in inputs])
+    handle.remove()
+    return all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def nobody_there(rank: int, size: int) -> bool:
+    """No rank has audio: its module takes part everywhere without rows, and keeps its parameters as they are."""
+    model = Model()
+    members = {"audio": (1,), "backbone": (0, 1)}
+    plan = plan_of(model, batch(0, 3), members, size)
+    handle = colocate_ranks(model, sample=batch(0, 3), plan=plan, backend=HostBackend(1), modules=list(members))
+    loss_of(model(**batch(rank, 3) | {"audio": None})).backward()
+    handle.remove()
+    return all(p.grad is None for p in model.audio.parameters())
+
+
+def failing(rank: int, size: int) -> str:
+    """A module's compute fails on rank 0 in the second step's backward; returns what the loop got."""
+
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            if fail_now:
+                raise ArithmeticError("no such gradient")
+            return grads[0]
+
+    class Breaks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return Fails.apply(self.layer(x))
+
+    fail_now = False
+    model = Pair()
+    model.left = Breaks()
+    members = {"left": (0,), "right": (0, 1)}
+    plan = plan_of(model, [torch.randn(3, 4)], members, size)
+    colocate_ranks(
+        model,
+        sample=[torch.randn(3, 4)],
+        plan=plan,
+        backend=HostBackend(1),
+        modules=list(members),
+        options=watching(timeout_s=SHORT_S),
+    )
+    model(torch.randn(3, 4)).sum().backward()
+    fail_now = True
+    said = []
+    for _ in range(2):  # and once it has failed, nothing is sent any more
+        try:
+            model(torch.randn(3, 4)).sum().backward()
+        except (ArithmeticError, RuntimeError, MosaicError) as error:
+            said.append(f"{type(error).__name__}: {error} {' '.join(getattr(error, '__notes__', ()))}")
+        if rank:
+            break
+    return " | ".join(said)

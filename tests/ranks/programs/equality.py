@@ -1,0 +1,131 @@
+"""The same loop under DistributedDataParallel and colocated over ranks, compared: called on every rank of a group."""
+
+from __future__ import annotations
+
+import copy
+import random
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from ranks.graphs import Drawn, Shape, batch_of, colocated, difference, loss_of, subsets, twins
+
+STEPS = 20
+KINDS = ("equal", "disjoint", "nested", "overlapping", "any", "any", "all", "any")
+
+
+def optimizer_of(kind: str, model: nn.Module) -> torch.optim.Optimizer:
+    if kind == "sgd":
+        return torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, weight_decay=0.01, nesterov=True)
+    return torch.optim.AdamW(
+        model.parameters(), lr=0.005, weight_decay=0.1, foreach=kind == "foreach" or None, fused=kind == "fused" or None
+    )
+
+
+def train(model: nn.Module, shape: Shape, rows: list[int], rank: int, optimizer: torch.optim.Optimizer) -> list[float]:
+    """The loop: unchanged, whatever the model is wrapped in."""
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+    losses = []
+    for step in range(STEPS):
+        loss = loss_of(model(*batch_of(shape, step, rows, rank)))
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+        scheduler.step()
+        losses.append(loss.item())
+    return losses
+
+
+def case(seed: int, rank: int, size: int) -> dict[str, Any]:
+    """One random model under one random layout; returns how far it was from DistributedDataParallel."""
+    draw = random.Random(seed)
+    shape = Shape.draw(draw)
+    rows = [draw.randint(1, 4) for _ in range(size)]
+    model, wrapped = twins(partial(Drawn, shape), seed)
+    kind = KINDS[seed % len(KINDS)]
+    members = subsets(kind, model.placed, size, draw)
+    name = draw.choice(["sgd", "foreach", "fused", "plain"])
+    early = optimizer_of(name, model) if draw.random() < 0.5 else None  # made before it is colocated
+    handle = colocated(model, batch_of(shape, 0, [3] * size, rank), members, size)
+    ours = train(model, shape, rows, rank, early or optimizer_of(name, model))
+    theirs = train(wrapped, shape, rows, rank, optimizer_of(name, wrapped))
+    apart, described = difference(handle, wrapped), handle.describe()
+    assert ("text.table.weight" in described) == (shape.tie != "none"), described
+    handle.remove()
+    assert not any(p.is_meta for p in model.parameters())
+    return {
+        "kind": kind,
+        "tie": shape.tie,
+        "members": sorted({tuple(ranks) for ranks in members.values()}),
+        "loss": max(abs(a - b) / max(abs(b), 1e-3) for a, b in zip(ours, theirs, strict=True)),
+        "parameters": apart,
+    }
+
+
+def random_graphs(rank: int, size: int) -> list[dict[str, Any]]:
+    return [case(seed, rank, size) for seed in range(5 if size == 2 else 3)]  # four ranks share two cores
+
+
+def bit_for_bit(rank: int, size: int) -> list[bool]:
+    """Every module on all of two ranks, none scaled: every sum has two parts, so that its order is one.
+
+    Once with the device to itself, where nothing is routed, and else on one slot of two.
+    """
+    found = []
+    for seed, num_slots in ((0, 1), (1, 1), (1, 2), (4, 2)):
+        shape = Shape.draw(random.Random(seed))
+        rows = [3, 2] if seed else [4, 4]  # parts of a global batch of 5 are 3 and 2, so that nothing moves
+        model, wrapped = twins(partial(Drawn, shape), seed)
+        sample = batch_of(shape, 0, [3] * size, rank)
+        handle = colocated(
+            model, sample, subsets("all", model.placed, size, random.Random(0)), size, num_slots=num_slots
+        )
+        assert ("nothing is routed" in handle.describe()) == (num_slots == 1)
+        ours, theirs = unclipped(model, shape, rows, rank), unclipped(wrapped, shape, rows, rank)
+        state = wrapped.module.state_dict()
+        same = all(torch.equal(tensor, state[name]) for name, tensor in handle.full_state_dict().items())
+        found.append(ours == theirs and same)
+        handle.remove()
+    return found
+
+
+def unclipped(model: nn.Module, shape: Shape, rows: list[int], rank: int) -> list[float]:
+    """A loop without a norm, whose sum goes another way."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.005)
+    losses = []
+    for step in range(STEPS):
+        loss = loss_of(model(*batch_of(shape, step, rows, rank)))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def checkpointed(rank: int, size: int) -> bool:
+    """A part that is used twice is computed again in backwards within the backward; returns whether sums are right."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tower = nn.Linear(4, 4)
+            self.head = nn.Linear(4, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for _ in range(2):
+                x = checkpoint(self.tower, x, use_reentrant=True)
+            return self.head(x)
+
+    torch.manual_seed(0)
+    model = Twice()
+    twin = copy.deepcopy(model)
+    x = [torch.randn(3, 4, requires_grad=True) for _ in range(size)]
+    for part in x:
+        (twin(part).sum() / size).backward()
+    colocated(model, x[rank], dict.fromkeys(("tower", "head"), tuple(range(size))), size)
+    model(x[rank]).sum().backward()
+    return all(torch.allclose(p.grad, q.grad) for p, q in zip(model.parameters(), twin.parameters(), strict=True))

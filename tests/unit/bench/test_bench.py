@@ -1,0 +1,49 @@
+import pytest
+
+from bench import tables
+from bench.harness import in_turn
+from bench.record import Figure, Study, median_figure
+from mosaic import artifact
+
+
+def test_the_readme_shows_the_newest_results():
+    readme = tables.README.read_text(encoding="utf-8")
+    assert readme == tables.with_tables(readme), "run: python -m bench.tables"
+
+
+def test_a_table_without_results_says_so(monkeypatch, tmp_path):
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    assert tables.demo_table() == "not measured yet\n"
+
+
+def test_every_kept_result_can_be_read():
+    kept = sorted(tables.RESULTS.rglob("*.json"))
+    for path in kept:
+        if not path.name.endswith("-demo.json"):
+            assert artifact.load(Study, path).commit, path
+
+
+def test_a_median_comes_with_an_interval_around_it():
+    figure = median_figure("time, ms", [1.0, 2.0, 3.0, 4.0, 100.0] * 5)
+    assert figure.low is not None
+    assert figure.high is not None
+    assert figure.low <= figure.value == 3.0 <= figure.high
+    assert figure.source == "measured"
+
+
+def test_rounds_are_taken_in_turn():
+    order = []
+    in_turn(lambda: order.append("a") or 1.0, lambda: order.append("b") or 2.0, 3)
+    assert order == ["a", "b"] * 3
+
+
+def test_a_figure_without_a_number_has_a_reason():
+    missing = Figure(name="on a GPU, ms", source="measured", value=None, reason="there is no GPU")
+    assert missing.value is None
+    assert missing.reason
+
+
+@pytest.mark.parametrize("name", ["colocate.__main__", "tables", "harness"])
+def test_every_study_says_what_it_answers(name):
+    module = __import__(f"bench.{name}", fromlist=["x"])
+    assert len(module.__doc__ or "") > 40

@@ -1,0 +1,220 @@
+"""``python -m bench.gpu`` as a whole: a rehearsal without a GPU, and what is left when things go wrong."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bench import tables
+from bench.gpu import preflight
+from bench.gpu.bench import Bench
+from bench.gpu.child import Findings, Order, Outcome, Server
+from bench.gpu.ladder import RUNGS
+from bench.gpu.parts import MEASUREMENTS, Measurement
+from bench.gpu.run import Options, run
+from bench.record import Figure, Part, Study
+from mosaic.artifact import load
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "bench.gpu", *arguments]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_WAIT_POLICY": "PASSIVE"}
+
+
+REHEARSED = (
+    *RUNGS,
+    "tests",
+    *(
+        name
+        for name, measurement in MEASUREMENTS.items()
+        if measurement.in_dry_run and (not name.startswith("models/") or name == "models/clip/2")
+    ),
+)
+"""What a dry run takes, but for models other than the simplest: these are the same code once more."""
+
+
+def test_a_dry_run_takes_every_code_path_and_says_of_each_figure_that_it_is_one(tmp_path: Path):
+    only = [word for name in REHEARSED for word in ("--only", name)]
+    done = subprocess.run(
+        command("--out", str(tmp_path), "--dry-run", "--no-build", *only),
+        cwd=tables.TOP, env=environment(), capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    (path,) = tmp_path.glob("*-dry-run.json")
+    study = load(Study, path)
+    assert study.dry_run
+    assert study.machine is not None
+    assert study.machine.kind == "host"
+    assert study.figures
+    assert all(figure.dry_run for figure in study.figures)
+    assert all(figure.value is not None or figure.reason for figure in study.figures)
+    assert [part.name.split("/test_")[0] for part in study.parts] == [*REHEARSED]
+    went_wrong = {part.name: part.reason for part in study.parts if part.status not in ("done", "cut short")}
+    assert not went_wrong
+    assert {figure.part for figure in study.figures} == {*REHEARSED} - {"tests"}
+    assert all(part.verdict for part in study.parts if part.name in RUNGS)
+    text = path.with_suffix(".txt").read_text()
+    assert "DRY RUN" in text
+    assert "DRY RUN" in done.stdout
+    (far,) = (f for f in study.of("models/clip/2", "loss_difference") if f.labels["variant"] == "mosaic")
+    assert far.value is not None, "the whole path"
+    assert far.value < 0.02, "and its answer is right"
+
+
+def test_a_run_that_is_killed_half_way_leaves_a_file_that_can_be_read(tmp_path: Path):
+    process = subprocess.Popen(
+        command("--out", str(tmp_path), "--dry-run", "--no-build"),
+        cwd=tables.TOP, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    with process.stdout as lines:
+        ended = [next(line for line in lines if line.startswith(name)) for name in list(RUNGS)[:3]]
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert len(ended) == 3
+    (path,) = tmp_path.glob("*.json")
+    kept = load(Study, path)
+    assert [part.name for part in kept.parts[:3]] == list(RUNGS)[:3]
+    assert len(kept.parts) < len(RUNGS)
+    assert kept.parts[2].verdict in path.with_suffix(".txt").read_text()
+    assert f"==== {kept.parts[2].name}" in path.with_suffix(".log").read_text()
+
+
+@pytest.mark.skipif(preflight.why_no_gpu() is None, reason="there is a GPU")
+def test_without_a_gpu_the_command_says_so_before_anything_else(tmp_path: Path):
+    done = subprocess.run(
+        command("--out", str(tmp_path / "out")), cwd=tables.TOP, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 3
+    assert "no GPU" in done.stderr
+    assert "--dry-run" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_build_that_fails_is_a_row_and_an_exit_code_and_the_rest_is_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    def build(log: Path, *, seconds: float) -> None:
+        with log.open("a") as file:
+            file.write("no such header\n")
+        raise subprocess.CalledProcessError(1, ["g++"])
+
+    monkeypatch.setattr(preflight, "build", build)
+    code = run(Options(out=tmp_path, dry_run=True, build=True, only=("device",)))
+    assert code == 1
+    (path,) = tmp_path.glob("*.json")
+    failed, measured = load(Study, path).parts
+    assert failed.status == "failed"
+    assert "no such header" in failed.reason
+    assert measured.status == "done"
+    assert "no such header" in capsys.readouterr().out
+
+
+def test_torch_is_loaded_before_the_first_rung_is_timed_and_no_build_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    order: list[str] = []
+
+    def build(log: Path, *, seconds: float) -> None:
+        raise OSError("no compiler")
+
+    def measure(server: Server, given: Order) -> Outcome:
+        order.append(given.measurement.name)
+        return Outcome(Part(name=given.measurement.name, asks="?", status="done"), Findings(ended=True))
+
+    monkeypatch.setattr(preflight, "build", build)
+    monkeypatch.setattr(Server, "warm_up", lambda server: order.append("torch"))
+    monkeypatch.setattr(Server, "measure", measure)
+    assert run(Options(out=tmp_path, dry_run=True, only=("first/device", "device"))) == 1
+    assert order == ["torch", "first/device", "device"]
+    (path,) = tmp_path.glob("*.json")
+    assert "no compiler" in load(Study, path).parts[0].reason
+
+
+def test_an_unknown_measurement_is_refused(tmp_path: Path):
+    done = subprocess.run(
+        command("--out", str(tmp_path), "--dry-run", "--no-build", "--only", "nothing"),
+        cwd=tables.TOP, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "--only nothing" in done.stderr
+
+
+def run_in_child(function: str, folder: Path, *, hard_seconds: float = 60) -> Outcome:
+    measurement = Measurement(name="made/up", asks="what comes of it?", function=f"{__name__}:{function}", seconds=1)
+    order = Order(
+        measurement=measurement, file=str(folder / "part.jsonl"), log=str(folder / "log"), seconds=5,
+        hard_seconds=hard_seconds, dry_run=True,
+    )  # fmt: skip
+    return Server().measure(order)
+
+
+def _number(value: float) -> Figure:
+    return Figure(name="number", source="measured", value=value)
+
+
+def raises(bench: Bench) -> Iterator[Figure]:
+    yield _number(1.0)
+    raise RuntimeError("the device\nfell off")
+
+
+def hangs(bench: Bench) -> Iterator[Figure]:
+    for value in range(1000):
+        yield _number(float(value))
+        time.sleep(0.5 if value < 3 else 1000)
+
+
+def dies(bench: Bench) -> Iterator[Figure]:
+    yield _number(1.0)
+    print("about to fall over", file=sys.stderr, flush=True)
+    time.sleep(0.4)
+    yield _number(2.0)
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def runs_out_of_time(bench: Bench) -> Iterator[Figure]:
+    yield _number(1.0)
+    bench.budget.seconds = 0.0
+    if bench.budget.allows("the second number"):
+        yield _number(2.0)
+
+
+def test_a_measurement_that_raises_keeps_its_figures_and_gives_its_reason(tmp_path: Path):
+    outcome = run_in_child("raises", tmp_path)
+    assert outcome.part.status == "failed"
+    assert outcome.part.reason == "RuntimeError: the device fell off"
+    assert [figure.value for figure in outcome.findings.figures] == [1.0]
+    assert outcome.findings.figures[0].dry_run
+    assert outcome.findings.figures[0].part == "made/up"
+
+
+def test_a_measurement_that_hangs_is_ended_and_keeps_what_it_wrote(tmp_path: Path):
+    outcome = run_in_child("hangs", tmp_path, hard_seconds=3)
+    assert outcome.part.status == "timed out"
+    assert outcome.findings.figures
+    assert "in hangs" in (tmp_path / "log").read_text()  # where it hung
+    assert outcome.part.seconds < 60
+
+
+def test_a_measurement_whose_process_dies_is_named_with_the_signal_and_its_last_words(tmp_path: Path):
+    outcome = run_in_child("dies", tmp_path)
+    assert outcome.part.status == "killed"
+    assert "SIGSEGV" in outcome.part.reason
+    assert "about to fall over" in outcome.part.reason
+    assert [figure.value for figure in outcome.findings.figures][:1] == [1.0]
+
+
+def test_a_measurement_without_time_says_what_it_left_out(tmp_path: Path):
+    outcome = run_in_child("runs_out_of_time", tmp_path)
+    assert outcome.part.status == "cut short"
+    assert outcome.part.left_out == ("the second number",)

@@ -1,0 +1,291 @@
+"""How ``bench.gpu`` measures a model: what comes first, what a failure costs, and the rule of thumb beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import takewhile
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fake_streams import FakeGreenDriver, FakeStreams
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from bench.gpu.bench import Bench
+from bench.gpu.models import measure as gpu_models
+from bench.gpu.models import variants as gpu_variants
+from bench.gpu.models.measure import EVEN_VARIANTS, IN_TURN, WORTH
+from bench.gpu.models.rounds import WARM_STEPS, Rounds
+from bench.gpu.models.rule_of_thumb import (
+    ModuleTimes,
+    lanes_ms,
+    lever_of,
+    measure_rule,
+    plain_ms,
+    predictions_of,
+    sentence_of,
+)
+from bench.gpu.models.variants import Step, Workload, lanes_of
+from bench.record import Figure
+from mosaic.backends.cuda.backend import CudaBackend
+from mosaic.backends.host.backend import HostBackend
+from mosaic.engine.calls.thread_state import ThreadState
+from mosaic.errors import BackendUnavailableError
+from mosaic.microbench import Budget
+from mosaic.profiler import Subject
+
+
+def rehearsal(seconds: float = float("inf")) -> Bench:
+    return Bench(backend=HostBackend(num_slots=2), budget=Budget(seconds), dry_run=True)
+
+
+def test_what_needs_no_profile_is_measured_before_it_and_a_profile_that_fails_costs_its_plan_alone(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    order: list[str] = []
+
+    def profile(*args: object) -> object:
+        raise RuntimeError("cuDNN error")
+
+    monkeypatch.setattr(gpu_models, "_plan", profile)
+    bench = rehearsal()
+    found = []
+    for figure in gpu_models.measure_model(bench, name="clip", batch=2):
+        found.append(figure)
+        order.append(figure.labels.get("variant", figure.name))
+    seen = list(dict.fromkeys(order))
+    assert [name for name in seen if name in ("plain", "slowdown", "bound_ms", *WORTH)] == [
+        *("plain", "plain, one CUDA graph", "plain streams"),
+        *("green lanes", "green lanes, graphs", "green lanes, SM targets", "slowdown", "bound_ms"),
+        *("mosaic", "mosaic, graphs", IN_TURN),
+    ]
+    (failed,) = (figure for figure in found if figure.name == "plan")
+    assert failed.reason == "RuntimeError: cuDNN error"
+    measured = {figure.labels["variant"] for figure in found if figure.name == "step_ms" and figure.value is not None}
+    assert measured == {"plain", "green lanes", "mosaic", IN_TURN}  # a rehearsal runs some plan in any case
+    assert {figure.source for figure in found if figure.name.startswith("rule_")} == {"predicted"}
+    assert "by the rule of thumb" in bench.verdict
+    assert "; measured green lanes " in bench.verdict
+
+
+def fake_backend() -> CudaBackend:
+    return CudaBackend(api=FakeStreams(), driver=FakeGreenDriver(num_slots=4))
+
+
+def test_every_kind_of_lanes_trains_as_the_plain_loop_does_and_without_a_race(monkeypatch: pytest.MonkeyPatch):
+    backend, asked = fake_backend(), []
+
+    def opened(ordinal: int, *, sm_target: bool, cudnn: bool) -> CudaBackend:
+        asked.append(sm_target)
+        return backend
+
+    monkeypatch.setattr(gpu_variants, "CudaBackend", opened)
+    bench = Bench(backend=backend, budget=Budget(), dry_run=True)
+    with backend.api.watching():
+        figures = gpu_models.measure_model(bench, name="clip", batch=2)
+        found = list(takewhile(lambda figure: figure.name != "step_tflop", figures))
+    differences = {f.labels["variant"]: f.value for f in found if f.name == "loss_difference"}
+    assert list(differences) == list(EVEN_VARIANTS)
+    assert max(differences.values()) < 1e-3
+    assert asked == [False, False, True]
+    (targeted,) = (f for f in found if (f.name, f.labels.get("variant")) == ("step_ms", EVEN_VARIANTS[-1]))
+    assert targeted.labels["launching"] in ("eager", "captured")
+
+
+@pytest.fixture
+def work() -> Workload:
+    made = Workload.__new__(Workload)
+    made.losses = lambda step, count=3: [float(step()) for _ in range(count)]  # type: ignore[method-assign]
+    made.step = lambda: torch.tensor(1.0)  # type: ignore[method-assign]
+    return made
+
+
+def variant(step: Step) -> object:
+    @contextmanager
+    def opened() -> Iterator[tuple[Step, Step]]:
+        yield (lambda: torch.tensor(1.0)), step
+
+    return opened
+
+
+def test_no_piece_takes_more_than_its_share_of_the_time_left_for_it_and_all_after_it(work: Workload):
+    bench = rehearsal(100.0)
+    bench.budget._start -= 20.0  # 80 s are left
+    rounds = Rounds(work, bench, {"first": 1.0, "second": 2.0, "third": 1.0})
+    assert rounds.share_s("first") == pytest.approx(20, abs=0.5)
+    assert rounds.share_s("second") == pytest.approx(53.3, abs=0.5)
+    assert rounds.share_s("third") == pytest.approx(80, abs=0.5)
+
+
+def test_a_variant_that_fails_is_a_reason_and_one_whose_losses_differ_never_wins(work: Workload):
+    rounds = Rounds(work, rehearsal(), {"right": 1.0, "wrong": 1.0, "broken": 1.0})
+    list(rounds.measure_plain())
+
+    def broken() -> torch.Tensor:
+        raise RuntimeError("CUDNN_STATUS_EXECUTION_FAILED")
+
+    steps: dict[str, Step] = {"right": lambda: torch.tensor(1.0), "wrong": lambda: torch.tensor(2.0), "broken": broken}
+    found = {name: list(rounds.measure(name, variant(step))) for name, step in steps.items()}  # type: ignore[arg-type]
+    assert [(f.name, f.value, f.reason) for f in found["broken"]] == [
+        ("step_ms", None, "RuntimeError: CUDNN_STATUS_EXECUTION_FAILED")
+    ]
+    assert [f.value for f in found["wrong"] if f.name == "loss_difference"] == [1.0]
+    assert set(rounds.speedup) == {"right"}
+    rounds.speedup["slow"] = rounds.speedup["right"] / 2
+    assert rounds.won("right", over="slow")
+    assert not rounds.won("slow", over="right")
+    assert not rounds.won("wrong", over="slow")
+    assert not rounds.won("right", over="wrong")
+
+
+def test_a_variant_whose_losses_stop_to_be_numbers_is_not_timed(work: Workload):
+    rounds = Rounds(work, rehearsal(), {"late": 1.0})
+    list(rounds.measure_plain())
+    losses = iter([1.0, 1.0, 1.0, float("nan")])  # a warm step, then those that are compared
+    (only,) = rounds.measure("late", variant(lambda: torch.tensor(next(losses))))  # type: ignore[arg-type]
+    assert "its losses are [1.0, 1.0, nan]" in only.reason
+    assert rounds.speedup == {}
+
+
+def test_stages_are_captured_before_anything_counts(work: Workload):
+    rounds = Rounds(work, rehearsal(), {"eager": 1.0, "captured": 1.0})
+    list(rounds.measure_plain())
+    steps: list[str] = []
+    work.losses = lambda step, count=3: steps.append("losses") or [1.0] * count  # type: ignore[method-assign,func-returns-value]
+
+    def step() -> torch.Tensor:
+        steps.append("step")
+        return torch.tensor(1.0)
+
+    list(rounds.measure("eager", variant(step)))  # type: ignore[arg-type]
+    assert steps.index("losses") == 1
+    steps.clear()
+    list(rounds.measure("captured", variant(step), captures=True))  # type: ignore[arg-type]
+    assert steps.index("losses") == WARM_STEPS
+
+
+def test_lanes_with_sm_targets_are_compared_with_lanes_that_have_none(monkeypatch: pytest.MonkeyPatch):
+    asked = []
+    monkeypatch.setattr(gpu_variants, "CudaBackend", lambda ordinal, **choice: asked.append((ordinal, choice)))
+    on_streams = Bench(backend=fake_backend(), budget=Budget(), dry_run=True)
+    lanes_of(on_streams, sm_target=False)
+    lanes_of(on_streams, sm_target=True)
+    on_streams.cudnn = False
+    lanes_of(on_streams, sm_target=True)
+    assert asked == [
+        (0, {"sm_target": False, "cudnn": True}),
+        (0, {"sm_target": True, "cudnn": True}),
+        (0, {"sm_target": True, "cudnn": False}),
+    ]
+    assert lanes_of(rehearsal(), sm_target=False).name == "host"
+    with pytest.raises(BackendUnavailableError, match="SM targets cannot be set"):
+        lanes_of(rehearsal(), sm_target=True)
+
+
+def times(c: float, g: float, s: float) -> ModuleTimes:
+    return ModuleTimes(name="m", launch_ms=c, device_ms=g, slowdown=s)
+
+
+some = st.floats(0.1, 100)
+
+
+@given(some, some, st.floats(1, 4))
+def test_of_two_equal_modules_the_rule_is_the_one_that_is_written_down(c: float, g: float, s: float):
+    both = (times(c, g, s),) * 2
+    assert plain_ms(both) == pytest.approx(max(2 * c, 2 * g))
+    assert lanes_ms(both) == pytest.approx(c + max(c, s * g))
+    if abs(c - (2 - s) * g) > 1e-6 * (c + g):
+        assert (lanes_ms(both) < plain_ms(both)) == (c < (2 - s) * g)
+
+
+def test_on_one_stream_launches_of_one_module_hide_behind_the_work_of_another():
+    assert plain_ms((times(8.0, 2.0, 1.0), times(1.0, 9.0, 1.0))) == 11.0
+
+
+@given(st.lists(st.tuples(some, some, st.floats(1, 4)), min_size=1, max_size=5))
+def test_lanes_take_as_long_as_all_launches_and_as_the_longest_module_at_least(modules: list[tuple[float, ...]]):
+    stage = tuple(times(*each) for each in modules)
+    assert lanes_ms(stage) >= sum(each.launch_ms for each in stage) - 1e-6
+    assert lanes_ms(stage) >= max(each.slowdown * each.device_ms for each in stage) - 1e-6
+
+
+@pytest.mark.parametrize(
+    ("c", "s", "lever"), [(1.0, 1.5, "lanes"), (6.0, 1.5, "graphs"), (12.0, 1.5, "graphs"), (1.0, 2.5, "neither")]
+)
+def test_the_rule_names_the_lever(c: float, s: float, lever: str):
+    assert lever_of([(times(c, 10.0, s),) * 2]) == lever
+
+
+def test_predictions_are_of_the_whole_step_and_never_measured():
+    stages = [(times(1.0, 10.0, 1.5),) * 2] * 2
+    found = {figure.name: figure for figure in predictions_of(stages, 60.0)}
+    assert {figure.source for figure in found.values()} == {"predicted"}
+    assert found["rule_plain_ms"].value == 40.0
+    assert found["rule_lanes_ms"].value == 32.0
+    assert found["rule_speedup"].value == pytest.approx(60 / 52)
+    assert sentence_of(stages, 60.0) == (
+        "c 1 + 1 + 1 + 1 ms, g 10 + 10 + 10 + 10 ms, s 1.5, 1.5, 1.5, 1.5: by the rule of thumb lanes gain, "
+        "1.15x predicted"
+    )
+    assert "predicted" not in sentence_of(stages, 30.0)
+    (short,) = (figure for figure in predictions_of(stages, 30.0) if figure.name == "rule_speedup")
+    assert (short.value, short.source) == (None, "predicted")
+
+
+def linear(name: str) -> Subject:
+    return Subject(name, nn.Linear(8, 8), (torch.ones(4, 8),), {})
+
+
+def test_launches_and_slowdowns_are_measured_on_streams_without_a_race():
+    backend = fake_backend()
+    bench = Bench(backend=backend, budget=Budget(), dry_run=True)
+    stage = [(linear("left"), 3), (linear("right"), 1)]
+    with backend.api.watching():
+        found = list(measure_rule([stage], bench, step_ms=1e6, until_s=1e6))
+    assert [(f.name, f.labels.get("module"), f.labels.get("quota"), f.source) for f in found] == [
+        ("launch_ms", "left", None, "measured"),
+        ("device_ms", "left", None, "measured"),
+        ("launch_ms", "right", None, "measured"),
+        ("device_ms", "right", None, "measured"),
+        ("slowdown", "left", "3", "measured"),
+        ("slowdown", "right", "1", "measured"),
+        ("rule_plain_ms", None, None, "predicted"),
+        ("rule_lanes_ms", None, None, "predicted"),
+        ("rule_speedup", None, None, "predicted"),
+    ]
+    assert all(isinstance(figure, Figure) and figure.value is not None and figure.value > 0 for figure in found)
+
+
+def test_the_rule_ends_when_its_time_is_over():
+    bench = rehearsal()
+    (only,) = measure_rule([[(linear("left"), 1), (linear("right"), 1)]], bench, step_ms=1.0, until_s=0.0)
+    assert (only.labels["module"], only.value, only.reason) == ("left", None, "no time was left")
+    assert bench.verdict == ""
+
+
+def test_each_time_of_the_rule_has_the_casts_of_its_weights_and_leaves_none_to_the_next_step():
+    casts = []
+
+    class Casting(nn.Linear):
+        def forward(self, given: torch.Tensor) -> torch.Tensor:
+            with torch.profiler.profile() as seen:
+                result = super().forward(given)
+            casts.append(sum(event.name == "aten::_to_copy" for event in seen.events()))
+            return result
+
+    with torch.autocast("cpu", torch.bfloat16):
+        subject = Subject("one", Casting(8, 8), (torch.ones(4, 8),), {}, ThreadState.capture().applied)
+    list(measure_rule([[(subject, 1)]], rehearsal(), step_ms=1e6, until_s=1e6))
+    subject.forward()
+    torch.clear_autocast_cache()
+    assert set(casts) == {3}  # of the input, the weight and the bias
+
+
+def test_a_batch_that_the_largest_was_cut_to_is_not_measured_again(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(gpu_models, "fit", lambda name, *, memory_bytes: SimpleNamespace(batch=4))
+    bench = Bench(backend=HostBackend(num_slots=2), budget=Budget(), dry_run=False)
+    assert list(gpu_models.measure_model(bench, name="ctvlm", batch=4)) == []
+    assert bench.verdict == "measured as models/ctvlm/8: memory holds a batch of 4"

@@ -1,0 +1,374 @@
+"""What ``python -m bench.gpu`` is made of: what it looks for first, what it counts, and how results become tables."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from bench import tables
+from bench.gpu import preflight
+from bench.gpu import tables as gpu_tables
+from bench.gpu.bench import Bench
+from bench.gpu.counters import apart
+from bench.gpu.models.zoo import NOTES
+from bench.gpu.parts import MEASUREMENTS, MODEL_NAMES
+from bench.gpu.questions import figures_of, measure_overlap
+from bench.gpu.run import command_text, without_folders
+from bench.gpu.tables import text_table
+from bench.processes import begin_section, last_lines, run_logged
+from bench.record import Figure, Part, Study, median_figure, missing_figure
+from bench.roofline import ADAMW_BYTES, Count, count_step
+from mosaic import models
+from mosaic.artifact import load, save
+from mosaic.backends.host.backend import HostBackend
+from mosaic.device import Device
+from mosaic.errors import MosaicError
+from mosaic.microbench import QUESTIONS, BenchSettings, Budget
+from mosaic.microbench.overlap import Overlap, Row, VariantTime
+from mosaic.microbench.result import NotMeasured, Spread
+
+H200 = Device(name="NVIDIA H200", kind="cuda", num_slots=16, sms_per_slot=8, remainder_sms=4, memory_bytes=1 << 37)
+
+
+def figure(part: str, name: str, value: float | None, **labels: str) -> Figure:
+    if value is None:
+        return dataclasses.replace(missing_figure(name, "it cannot be had", labels), part=part)
+    made = median_figure(name, [value * 0.9, value, value * 1.1] * 3, labels=labels)
+    return dataclasses.replace(made, part=part)
+
+
+def step(value: float | None, variant: str, model: str = "clip", batch: str = "8", **labels: str) -> Figure:
+    return figure(f"models/{model}/{batch}", "step_ms", value, variant=variant, model=model, batch=batch, **labels)
+
+
+FIGURES = (
+    step(50.0, "plain"),
+    step(None, "plain, one CUDA graph"),
+    step(45.0, "green lanes", plan="even split by hand"),
+    figure("models/clip/8", "speedup", 1.11, variant="green lanes", plan="even split by hand", model="clip", batch="8"),
+    step(44.0, "green lanes, SM targets", plan="even split by hand", launching="captured"),
+    step(40.0, "mosaic", plan="gahc"),
+    figure("models/clip/8", "speedup", 1.25, variant="mosaic", plan="gahc", model="clip", batch="8"),
+    Figure(name="bound_ms", source="predicted", value=20.0, part="models/clip/8"),
+    figure("scaling", "time_ms", 8.0, work="gemm", quota="8"),
+    figure("scaling", "time_ms", 4.0, work="gemm", quota="16"),
+    figure("pool", "create_ms", 37.0, way="context and stream", quota="4"),
+    figure("pool", "destroy_ms", 2.0, way="context and stream", quota="4"),
+    figure("pool", "held_bytes", 6 * 2**20, way="context and stream", quota="4"),
+    figure("pool", "add_layout_ms", 30.0, contexts="64", asked="64"),
+    figure("pool", "driver_bytes", 384 * 2**20, contexts="64", asked="64"),
+    figure("pool", "time_ns", 600.0, way="lend and give back"),
+    figure("overlap", "step_ms", 3.0, variant="plain streams", passes="forward", launching="eager"),
+    figure("overlap", "quotas", 1.5, passes="forward", launching="eager"),
+)
+
+
+def study(**changes: object) -> Study:
+    made = Study(
+        study="gpu",
+        command="python -m bench.gpu --out out",
+        created="2026-12-01T10:00:00+00:00",
+        commit="abc123",
+        python_version="3.12.3",
+        torch_version="2.11.0",
+        machine=H200,
+        foreign_cpu_share=None,
+        figures=FIGURES,
+        driver_version="580.1 (CUDA 13.0)",
+        parts=(Part(name="models/clip/8", asks="how long?", status="cut short", left_out=("plain streams",)),),
+    )
+    return dataclasses.replace(made, **changes)
+
+
+@pytest.fixture
+def results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setattr(tables, "RESULTS", tmp_path / "bench" / "results")
+    return tmp_path / "bench" / "results"
+
+
+def test_a_missing_package_is_found_without_importing_anything(monkeypatch: pytest.MonkeyPatch):
+    gone = preflight.Package("no-such-package", "no_such_package.inner", "")
+    there = preflight.Package("pytest", "pytest", "")
+    monkeypatch.setattr(preflight, "PACKAGES", (gone, there))
+    assert preflight.missing_packages() == (gone,)
+
+
+def test_a_machine_without_a_driver_is_told_so():
+    def load(name: str) -> ctypes.CDLL:
+        raise OSError(f"{name}: no such file")
+
+    assert "there is no CUDA driver" in (preflight.why_no_gpu(load) or "")
+
+
+@pytest.mark.parametrize(("status", "says"), [(100, "does not start"), (0, "offers 0 GPUs")])
+def test_a_driver_without_a_gpu_is_told_so(status: int, says: str):
+    class Driver:
+        def cuInit(self, flags: int) -> int:  # noqa: N802
+            return status
+
+        def cuDeviceGetCount(self, count: object) -> int:  # noqa: N802
+            return 0
+
+    assert says in (preflight.why_no_gpu(lambda name: Driver()) or "")  # type: ignore[arg-type,return-value]
+
+
+def test_the_process_that_starts_measurements_never_loads_torch():
+    code = "import sys, bench.gpu.run; print(sorted({'torch', 'mosaic._C', 'mosaic.profiler'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tables.TOP, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_server_that_measurements_are_forked_from_leaves_the_driver_alone():
+    code = (
+        "import importlib, sys, torch\n"
+        "from bench.gpu.parts import PRELOADED\n"
+        "asked = []\n"
+        "torch.cuda.is_available = torch.cuda.device_count = torch.cuda._lazy_init = lambda *_: asked.append(1)\n"
+        "[importlib.import_module(name) for name in PRELOADED]\n"
+        "print(asked, 'mosaic._C' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tables.TOP, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[] False"
+
+
+def test_a_command_that_fails_or_hangs_is_ended_and_leaves_its_output(tmp_path: Path):
+    log = tmp_path / "logs" / "log"
+    shell = ["/bin/sh", "-c"]
+    with pytest.raises(subprocess.CalledProcessError):
+        run_logged([*shell, "echo spoken; exit 3"], log, folder=tmp_path, seconds=60, environment={})
+    assert last_lines(log) == "spoken"
+    with pytest.raises(subprocess.TimeoutExpired):
+        run_logged(
+            [*shell, "echo begun; sleep 1000"], log, folder=tmp_path, seconds=1, environment={"PATH": "/usr/bin:/bin"}
+        )
+    assert last_lines(log) == "spoken\nbegun"
+    start = begin_section(log, "the next")
+    assert last_lines(log, since=start) == ""
+    assert last_lines(log, 1) == "==== the next"
+
+
+def test_what_is_published_names_no_folder_of_this_machine():
+    assert command_text(["--out", "/home/somebody/out", "--minutes", "8"]) == (
+        "python -m bench.gpu --out out --minutes 8"
+    )
+    assert without_folders(f"no such file: {tables.TOP}/bench/x.py, {sys.prefix}/lib/y.py") == (
+        "no such file: bench/x.py, lib/y.py"
+    )
+
+
+def test_every_measurement_can_be_resolved_and_asks_a_question():
+    for measurement in MEASUREMENTS.values():
+        assert callable(measurement.resolve())
+        assert measurement.asks.endswith("?")
+        assert measurement.seconds > 0
+    assert tuple(NOTES) == MODEL_NAMES == models.PAPER_MODELS
+
+
+def test_what_tells_most_is_measured_first():
+    first = ["device", "ceilings", "overlap", "unknowns/sm-target", *(f"models/{name}/8" for name in MODEL_NAMES)]
+    assert list(MEASUREMENTS)[: len(first)] == first
+
+
+def test_all_of_it_fits_into_eight_minutes_with_build_and_tests():
+    assert sum(measurement.seconds for measurement in MEASUREMENTS.values()) <= 7 * 60
+
+
+def test_counts_of_a_step_are_those_of_its_products():
+    model = nn.Linear(8, 4, bias=False)
+    x = torch.ones(16, 8)
+    count = count_step(model, lambda: model(x).sum())
+    assert count.parameters == 32
+    assert count.flops == 2 * (2 * 16 * 8 * 4)  # forward, and the weight's gradient
+    assert count.moved_bytes == 2 * 32 * 4 + 32 * (4 + ADAMW_BYTES) + 2 * x.nbytes
+    assert model.weight.grad is None
+
+
+def test_the_bound_is_the_slower_of_arithmetic_and_traffic():
+    count = Count(flops=2e12, moved_bytes=3e9, parameters=1)
+    assert count.bound_ms(tflops=1000, gb_per_s=3000) == pytest.approx(2.0)
+    assert count.bound_ms(tflops=4000, gb_per_s=3000) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("name", list(QUESTIONS))
+def test_every_number_of_a_question_becomes_a_figure(name: str):
+    result = QUESTIONS[name].measure(HostBackend(num_slots=2), BenchSettings.tiny(), None)
+    found = list(figures_of(result))
+    assert sum(made.value is not None for made in found) > 1
+    assert all(made.labels for made in found)
+    assert [made.reason for made in found if made.name == "absent"] == [absent.reason for absent in result.absent]
+
+
+def test_overlap_hands_out_what_it_has_before_anything_later_can_fail(monkeypatch: pytest.MonkeyPatch):
+    measured = VariantTime(
+        variant="plain streams",
+        kind="plain",
+        quotas=None,
+        passes="forward",
+        launching="eager",
+        step_ms=Spread.of([3.0]),
+    )
+
+    def rows(self: Overlap) -> Iterator[Row]:
+        yield measured
+        yield NotMeasured(what="partitions 8+8, forward, eager", reason="cuDNN error")
+        raise RuntimeError("the device fell off")
+
+    monkeypatch.setattr(Overlap, "rows", rows)
+    found = measure_overlap(Bench(backend=HostBackend(num_slots=2), budget=Budget(), dry_run=True))
+    first, second = next(found), next(found)
+    assert (first.name, first.value, first.labels["variant"]) == ("step_ms", 3.0, "plain streams")
+    assert (second.name, second.value, second.reason) == ("absent", None, "cuDNN error")
+    with pytest.raises(RuntimeError, match="fell off"):
+        next(found)
+
+
+def test_another_process_answers_while_this_one_works():
+    worked = []
+    assert apart(lambda: {"values": {"x": 1.0}}, as_user=None, meanwhile=lambda: worked.append(1)) == {
+        "values": {"x": 1.0}
+    }
+    assert worked
+    failed = apart(lambda: json.loads("{"), as_user=None, meanwhile=lambda: None)
+    assert "JSONDecodeError" in failed["error"]
+
+
+def test_a_file_of_the_first_version_of_the_schema_is_read(tmp_path: Path):
+    old = {
+        "schema_version": 1,
+        "study": "bench_call",
+        "command": "bench_call.py",
+        "created": "2026-11-21T10:00:00+00:00",
+        "commit": "abc",
+        "python_version": "3.11",
+        "torch_version": "2.13",
+        "machine": {"name": "CPU", "kind": "host", "num_slots": 2},
+        "foreign_cpu_share": None,
+        "figures": [{"name": "time, ms", "source": "measured", "value": 1.0}],
+    }
+    path = tmp_path / "old.json"
+    path.write_text(json.dumps(old))
+    assert load(Study, path).figures[0].value == 1.0
+
+
+def test_a_kept_result_is_filed_under_its_device_date_and_commit(results: Path, tmp_path: Path):
+    save(study(), tmp_path / "made.json")
+    kept = tables.keep(tmp_path / "made.json")
+    assert kept == results / "h200" / "2026-12-01-abc123.json"
+    assert load(Study, kept) == study()
+
+
+def test_a_dry_run_is_neither_kept_nor_shown(results: Path, tmp_path: Path):
+    save(study(dry_run=True), tmp_path / "made.json")
+    with pytest.raises(MosaicError, match="dry run"):
+        tables.keep(tmp_path / "made.json")
+    save(study(dry_run=True), results / "h200" / "2026-12-01-abc123.json")
+    assert [tables.TABLES[name]() for name in ("models", "overlap", "scaling", "pool")] == ["not measured yet\n"] * 4
+
+
+def test_tables_are_made_from_the_newest_result_that_has_them(results: Path):
+    newer = study(
+        created="2026-12-02T10:00:00+00:00", figures=(figure("scaling", "time_ms", 1.0, work="gemm", quota="16"),)
+    )
+    save(study(), results / "h200" / "2026-12-01-abc123.json")
+    save(newer, results / "h200" / "2026-12-02-abc124.json")
+    assert "2026-12-02" in tables.TABLES["scaling"]()
+    assert "2026-12-01" in tables.TABLES["pool"]()
+
+
+HEAD = "NVIDIA H200, torch 2.11.0, driver 580.1 (CUDA 13.0), 2026-12-01, commit abc123; medians.\n\n"
+
+
+def test_the_table_of_models_keeps_measured_and_predicted_apart():
+    assert gpu_tables.models_table(study()) == (
+        HEAD + "| model | batch | plain, measured | plain, one CUDA graph, measured | plain streams, measured "
+        "| green lanes, measured | green lanes, graphs, measured | green lanes, SM targets, measured "
+        "| mosaic, measured | mosaic, graphs, measured | roofline's bound, predicted |\n"
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
+        "| clip | 8 | 50 ms | - | - | 45 ms (1.11x, 0.999 to 1.22), even split by hand | - "
+        "| 44 ms, captured, even split by hand "
+        "| 40 ms (1.25x, 1.12 to 1.38) | - | 20 ms |\n\n"
+        "* plain, one CUDA graph not measured (clip 8): it cannot be had\n"
+        "* models/clip/8 cut short: plain streams\n"
+    )
+
+
+def test_a_variant_whose_losses_differ_is_marked():
+    differing = figure("models/clip/8", "loss_difference", 0.5, variant="mosaic", plan="gahc")
+    assert "LOSSES DIFFER by 0.5" in gpu_tables.models_table(study(figures=(*FIGURES, differing)))
+
+
+def test_what_the_rule_of_thumb_predicts_stands_beside_what_was_measured():
+    clip = "models/clip/8"
+    rule = (
+        figure(clip, "launch_ms", 2.0, module="visual"),
+        figure(clip, "launch_ms", 1.0, module="text"),
+        figure(clip, "device_ms", 20.0, module="visual"),
+        figure(clip, "device_ms", 10.0, module="text"),
+        figure(clip, "slowdown", 1.5, module="visual", quota="8"),
+        figure(clip, "slowdown", 1.25, module="text", quota="8"),
+        Figure(name="rule_speedup", source="predicted", value=1.2, part=clip),
+    )
+    table = gpu_tables.models_table(study(figures=(*FIGURES, *rule)))
+    assert table.endswith(
+        "\n| model | batch | modules side by side | c, ms to launch, measured | g, ms on the whole device, measured "
+        "| s, slowdown on its part, measured | gain by the rule of thumb, predicted | gain of green lanes, measured "
+        "| gain of green lanes, graphs, measured |\n"
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
+        "| clip | 8 | visual, text | 2 + 1 | 20 + 10 | 1.5, 1.25 | 1.2 | 1.11 | - |\n"
+    )
+    differing = figure(clip, "loss_difference", 0.5, variant="green lanes", plan="even split by hand")
+    assert gpu_tables.models_table(study(figures=(*FIGURES, *rule, differing))).endswith("| 1.2 | - | - |\n")
+
+
+def test_the_other_tables_come_out_right():
+    made = study()
+    assert gpu_tables.scaling_table(made) == (
+        HEAD + "| time by slots | 8 | 16 |\n| --- | --- | --- |\n| gemm | 8 ms | 4 ms |\n"
+    )
+    assert gpu_tables.pool_table(made) == (
+        HEAD
+        + "| what is made or lent | slots | making takes | ending takes | MiB while it exists | MiB kept after all |\n"
+        "| --- | --- | --- | --- | --- | --- |\n"
+        "| context and stream | 4 | 37 ms | 2 ms | 6 | - |\n"
+        "| one partition more, up to 64 (no limit was met) |  | 30 ms |  | 384 |  |\n"
+        "| lend and give back |  | 0.0006 ms |  |  |  |\n"
+    )
+    assert "| plain streams | - | - | 3 ms | - |\n" in gpu_tables.overlap_table(made)
+    assert "over the best partitions | - | - | 1.5 | - |\n" in gpu_tables.overlap_table(made)
+
+
+def test_pictures_are_drawn_from_the_file_alone_and_shown_below_the_table(results: Path):
+    save(study(), results / "h200" / "2026-12-01-abc123.json")
+    tables.draw()
+    first = {path.name: path.read_bytes() for path in results.rglob("*.png")}
+    assert sorted(first) == ["2026-12-01-abc123-models.png", "2026-12-01-abc123-scaling.png"]
+    tables.draw()
+    assert {path.name: path.read_bytes() for path in results.rglob("*.png")} == first
+    assert "![models](bench/results/h200/2026-12-01-abc123-models.png)" in tables.TABLES["models"]()
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"), [("NVIDIA H200", "h200"), ("NVIDIA A100-SXM4-80GB", "a100-sxm4-80gb"), ("Tesla V100", "v100")]
+)
+def test_a_device_has_a_folder_of_its_own(name: str, folder: str):
+    assert tables.slug(dataclasses.replace(H200, name=name)) == folder
+
+
+def test_the_table_for_the_terminal_says_what_is_a_dry_run():
+    made = study(
+        dry_run=True, figures=tuple(dataclasses.replace(f, dry_run=True, part="models/clip/8") for f in FIGURES)
+    )
+    text = text_table(made)
+    assert "DRY RUN" in text
+    assert text.count("(dry run)") == len(FIGURES)
+    assert "not measured: it cannot be had" in text
+    assert "no time for: plain streams" in text

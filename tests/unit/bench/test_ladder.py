@@ -1,0 +1,233 @@
+"""The ladder's verdicts: what each rung concludes from readings, good and bad ones."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from fake_driver.harness import FakeDriver
+from fake_driver.pools import run_pools
+
+from bench import tables
+from bench.gpu.ladder import RUNGS
+from bench.gpu.ladder.device import judge_device, judge_products
+from bench.gpu.ladder.lanes import figures_of, reading
+from bench.gpu.ladder.loops import judge_dropout, judge_towers
+from bench.gpu.ladder.operators import judge_conv, judge_equal, judge_triton
+from bench.gpu.ladder.streams import judge_capture, judge_events, judge_partitions, sm_ids
+from bench.gpu.run import cudnn_runs
+from bench.record import Figure, Study
+
+H200 = {
+    "name": "NVIDIA H200", "num_slots": 16, "sms_per_slot": 8, "remainder_sms": 4, "num_sms": 132, "lacking": "",
+    "driver": "CUDA 13.0", "torch": "2.11.0 (CUDA 13.0, cuDNN 91900)", "clocks": "SM clock 1980 of 1980 MHz",
+}  # fmt: skip
+
+
+def test_a_device_whose_slots_add_up_is_described():
+    assert judge_device(H200) == (
+        "NVIDIA H200: 16 slots of 8 SMs and 4 left over; driver CUDA 13.0; torch 2.11.0 (CUDA 13.0, cuDNN 91900); "
+        "SM clock 1980 of 1980 MHz"
+    )
+
+
+def test_a_device_whose_slots_do_not_add_up_is_not_to_be_trusted():
+    said = judge_device({**H200, "num_sms": 114, "lacking": "cuDevSmResourceSplit"})
+    assert "132 where torch says 114: do not trust quotas here" in said
+    assert "the driver lacks cuDevSmResourceSplit" in said
+
+
+EVENTS = {"default before left": True, "left before default": True, "ms default to left": 3.1}
+
+
+def test_events_that_order_and_time_are_enough():
+    assert judge_events(EVENTS) == "events order and time green streams and the default stream, every way"
+
+
+@pytest.mark.parametrize(
+    ("reading", "says"),
+    [
+        ({"left before default": False}, "left before default: what was written is not seen"),
+        ({"default before left": "RuntimeError: invalid handle"}, "invalid handle"),
+        ({"ms default to left": -0.5}, "ms default to left: no time passed"),
+    ],
+)
+def test_events_that_do_not_are_named_with_what_to_do(reading: dict[str, object], says: str):
+    said = judge_events({**EVENTS, **reading})
+    assert says in said
+    assert "only plain streams are left" in said
+
+
+def ids(first: int, last: int) -> tuple[int, ...]:
+    return tuple(range(first, last))
+
+
+def test_partitions_with_ids_of_their_own_are_disjoint():
+    found = {"8+8": [(64, ids(0, 64)), (64, ids(64, 128))]}
+    assert judge_partitions(found) == "disjoint, and as many SMs as granted: 8+8"
+
+
+def test_two_shared_sms_are_a_module_s_with_dynamic_parallelism_and_more_are_not():
+    two = judge_partitions({"8+8": [(64, ids(0, 66)), (64, ids(64, 128))]})
+    assert "SMs [64, 65] are shared, as after a module with dynamic parallelism" in two
+    assert "64 granted, 66 seen" in two
+    assert "QUOTAS DO NOT HOLD" in judge_partitions({"8+8": [(64, ids(0, 67)), (64, ids(64, 128))]})
+
+
+def test_partitions_that_were_not_read_or_not_made_are_named():
+    assert judge_partitions({"8+8": [(64, ids(0, 64)), (64, ())]}) == "8+8: the ids of 1 partitions were not read"
+    assert judge_partitions({"8+8": "CudaError: no"}) == "8+8: CudaError: no"
+
+
+def test_operators_are_equal_or_near_or_named():
+    assert judge_equal({"mm": 0.0, "embedding": 0.0}) == "equal bit for bit: mm, embedding"
+    assert judge_equal({"mm": 0.001}) == "mm within 0.001"
+    wrong = judge_equal({"mm": 0.3, "attention": "RuntimeError: no kernel", "addmm": 0.0, "norm": float("nan")})
+    assert "mm differs by 0.3" in wrong
+    assert "attention: RuntimeError: no kernel" in wrong
+    assert "norm differs by nan" in wrong
+
+
+@pytest.mark.parametrize(("how", "switch"), [("cold", "conv-warm"), ("warm", "conv-native"), ("native", "exclude")])
+def test_a_convolution_that_fails_names_the_switch_that_helps(how: str, switch: str):
+    assert switch in judge_conv(how, {"patches": "RuntimeError: CUDNN_STATUS_EXECUTION_FAILED", "3x3": 0.0})
+    assert judge_conv(how, {"patches": 0.0, "3x3": 0.0}) == "equal bit for bit: patches, 3x3"
+
+
+def test_a_triton_kernel_runs_or_compiled_branches_stay():
+    assert "can be placed" in judge_triton({"double": 0.0})
+    assert "leave compiled branches out" in judge_triton({"double": "RuntimeError: invalid handle"})
+
+
+CAPTURED = {"left value": 4.0, "right value": 8.0, "left ids": ((0, 1), (0, 1)), "right ids": ((2,), (2, 3))}
+
+
+def test_a_graph_over_two_lanes_stays_on_their_sms():
+    assert judge_capture(CAPTURED) == "a graph spans two lanes, and each half stays on its SMs"
+
+
+@pytest.mark.parametrize(
+    ("reading", "says"),
+    [
+        ({"right value": 4.0}, "two replays left wrong values"),
+        ({"right ids": ((2, 70, 71), (2, 3))}, "the right half ran on 2 SMs outside"),
+        ({"left ids": None, "right ids": None}, "SM ids were not read"),
+        ({"error": "RuntimeError: capture failed"}, "stages cannot be captured here: RuntimeError"),
+    ],
+)
+def test_a_graph_that_fails_or_strays_is_named(reading: dict[str, object], says: str):
+    assert says in judge_capture({**CAPTURED, **reading})
+
+
+def product(quota: int, target: str, ms: float | None) -> Figure:
+    labels = {"product": "mm", "quota": str(quota), "target": target}
+    return Figure(name="time_ms", source="measured", value=ms, labels=labels, reason="" if ms else "no such setting")
+
+
+def test_sm_targets_pay_where_some_product_gains_below_the_whole_device():
+    gained = [product(8, "none", 3.0), product(8, "torch", 2.06), product(16, "none", 1.0), product(16, "torch", 0.5)]
+    assert judge_products(gained).startswith(
+        "SM targets pay in 1 of 1 cases, CudaBackend(sm_target=True): mm at 8 slots with torch's target 1.46x"
+    )
+    level = [product(8, "none", 3.0), product(8, "torch", 2.99), product(16, "none", 1.0)]
+    assert judge_products(level).startswith("leave SM targets off")
+    assert "no such setting" in judge_products([product(8, "none", 3.0), product(8, "torch", None)])
+
+
+TOWERS = {
+    "loss difference": 1e-6, "weight difference": 2e-6, "overlap": 0.9, "plain step ms": 4.0, "colocated step ms": 3.0
+}  # fmt: skip
+
+
+def test_towers_that_are_equal_and_overlap_are_good():
+    assert judge_towers(TOWERS) == (
+        "equal within 2e-06; lanes overlap during 90% of their time; a step takes 4.00 ms plain, 3.00 colocated"
+    )
+
+
+def test_towers_that_differ_or_wait_are_named():
+    assert "WRONG NUMBERS: 0.5" in judge_towers({**TOWERS, "weight difference": 0.5})
+    assert "one waits for the other" in judge_towers({**TOWERS, "overlap": 0.1})
+    assert "cannot be colocated here: CudaError" in judge_towers({"error": "CudaError"})
+
+
+DRAWN = {
+    "replays": 80, "replays with other numbers": 0, "replays that repeat the one before": 0,
+    "replays equal on both lanes": 0, "share kept": 0.5,
+}  # fmt: skip
+
+
+def test_random_numbers_that_hold_and_those_that_race_are_told_apart():
+    assert judge_dropout(DRAWN, "2.13.0") == "80 replays drew the same numbers at once as in turn (torch 2.13.0)"
+    raced = judge_dropout({**DRAWN, "replays with other numbers": 3, "share kept": 0.6}, "2.11.0")
+    assert raced == (
+        "of 80: 3 replays with other numbers, 60% kept where half should be; modules with random numbers must not be "
+        "captured on torch 2.11.0"
+    )
+    assert "cannot be captured on lanes here: RuntimeError" in judge_dropout({"error": "RuntimeError"}, "2.11.0")
+
+
+def test_a_reading_that_fails_is_a_figure_without_a_number():
+    assert reading(lambda: 1 / 0) == "ZeroDivisionError: division by zero"
+    (one, other) = figures_of({"good": True, "bad": "ZeroDivisionError", "list": (1, 2)})
+    assert (one.value, other.value, other.reason) == (1.0, None, "ZeroDivisionError")
+
+
+def test_bits_of_words_are_sm_ids_whatever_their_sign():
+    assert sm_ids([5, 0, -(1 << 31)]) == (0, 2, 95)
+
+
+def test_the_probe_is_launched_as_the_driver_wants_it(fake_driver: FakeDriver):
+    found = run_pools(
+        fake_driver,
+        f"import sys; sys.path.insert(0, {str(tables.TOP)!r})\n"
+        "import ctypes\n"
+        "from cuda.bindings import driver\n"
+        "from bench.gpu.ladder.streams import SmProbe, sm_ids\n"
+        "def ask(name, *given):\n"
+        "    status, *values = getattr(driver, name)(*given)\n"
+        "    assert int(status) == 0, (name, status)\n"
+        "    return values[0] if values else None\n"
+        "pool = pool_of([list(range(10)), list(range(10, 16))])\n"
+        "streams = [pool.lend(0, part) for part in (0, 1)]\n"
+        "ask('cuCtxPushCurrent', ask('cuDevicePrimaryCtxRetain', ask('cuDeviceGet', 0)))\n"
+        "probe = SmProbe(b'... mosaic_smid ...', 132)\n"
+        "result = []\n"
+        "for stream in streams:\n"
+        "    memory, words = ask('cuMemAlloc', 128), (ctypes.c_uint * 32)()\n"
+        "    ask('cuMemsetD32Async', memory, 0, 32, stream)\n"
+        "    probe.launch(int(memory), 32, stream)\n"
+        "    ask('cuMemcpyDtoHAsync', ctypes.addressof(words), memory, 128, stream)\n"
+        "    ask('cuStreamSynchronize', stream)\n"
+        "    result.append(sm_ids(list(words)))",
+    )
+    assert found == [list(range(80)), list(range(80, 128))]
+
+
+def test_every_rung_is_a_function_that_asks_a_question_and_the_list_loads_no_torch():
+    for rung in RUNGS.values():
+        assert callable(rung.resolve())
+        assert rung.asks.endswith("?")
+    code = "import sys, bench.gpu.ladder; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tables.TOP, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def study_of(**convolutions: float | None) -> Study:
+    figures = tuple(
+        Figure(name="patches 16x16", source="measured", value=value, part=f"first/{name.replace('_', '-')}")
+        for name, value in convolutions.items()
+    )
+    return Study(
+        study="gpu", command="", created="", commit="", python_version="", torch_version="", machine=None,
+        foreign_cpu_share=None, figures=figures,
+    )  # fmt: skip
+
+
+def test_lanes_do_without_cudnn_where_the_ladder_saw_it_fail_and_convolutions_run_without_it():
+    assert cudnn_runs(study_of())
+    assert cudnn_runs(study_of(conv_warm=0.0, conv_native=0.001))
+    assert not cudnn_runs(study_of(conv_warm=None, conv_native=0.0))
+    assert not cudnn_runs(study_of(conv_warm=0.3, conv_native=0.0))
+    assert cudnn_runs(study_of(conv_warm=None, conv_native=None))

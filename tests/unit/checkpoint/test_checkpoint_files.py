@@ -1,0 +1,190 @@
+"""A run's folder of checkpoints: what counts as complete, what is dropped, and damage that is found."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from mosaic.checkpoint.disk import write_flushed
+from mosaic.checkpoint.folder import SavingPlace, checkpoints_in, choose, damage_of
+from mosaic.checkpoint.manifest import FileEntry, Manifest, TensorEntry
+from mosaic.checkpoint.plain_weights import extract_weights
+from mosaic.checkpoint.shared_layout import shares
+from mosaic.checkpoint.tensor_file import SUFFIX, TensorSpec, bytes_of, open_tensors, write_tensors
+from mosaic.errors import InvalidCheckpointError, InvalidFileError, MosaicError
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool, torch.float8_e4m3fn]
+
+
+def some_tensors(seed: int) -> dict[str, torch.Tensor]:
+    draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    found = {}
+    for index in range(draw.randint(0, 6)):
+        shape = [draw.randint(0, 4) for _ in range(draw.randint(0, 3))]
+        found[f"model.{index}/é"] = (4 * torch.randn(shape, generator=generator)).to(draw.choice(DTYPES))
+    return found
+
+
+def write(folder: Path, step: int, *, keep: int = 3, seed: int = 3) -> Path:
+    """Writes a checkpoint as it is written by one rank, without torch.distributed."""
+    tensors = some_tensors(seed)
+    place = SavingPlace.make(folder, step)
+    specs = [TensorSpec.of(name, tensor) for name, tensor in tensors.items()]
+    num_bytes, sha256 = write_tensors(place.aside / f"rank-00000{SUFFIX}", specs, tensors.__getitem__)
+    files = (
+        FileEntry(name=f"rank-00000{SUFFIX}", num_bytes=num_bytes, sha256=sha256),
+        FileEntry(name="state.json", num_bytes=2, sha256=write_flushed(b"{}", place.aside / "state.json")),
+    )
+    manifest = Manifest(
+        step=step,
+        created="2026-01-01T00:00:00+00:00",
+        mosaic="0",
+        torch="0",
+        num_ranks=1,
+        plan="plan",
+        files=files,
+        tensors=tuple(
+            TensorEntry(name=spec.name, dtype=spec.dtype, shape=spec.shape, file=files[0].name) for spec in specs
+        ),
+        tied={"also": "0/é"},
+    ).sealed()
+    write_flushed(manifest.to_json().encode(), place.aside / "manifest.json")
+    place.commit(keep)
+    return place.final
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_file_of_tensors_is_what_the_library_reads(seed: int, tmp_path: Path):
+    tensors = some_tensors(seed)
+    specs = [TensorSpec.of(name, tensor) for name, tensor in tensors.items()]
+    num_bytes, _ = write_tensors(tmp_path / "file", specs, tensors.__getitem__)
+    assert num_bytes == (tmp_path / "file").stat().st_size
+    read = load_file(tmp_path / "file")
+    assert read.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert (read[name].dtype, read[name].shape) == (tensor.dtype, tensor.shape)
+        assert bytes(bytes_of(read[name])) == bytes(bytes_of(tensor))
+
+
+def test_a_file_that_was_cut_short_is_refused_wherever_it_ends(tmp_path: Path):
+    whole = tmp_path / "whole"
+    save_file({"a": torch.randn(3, 2), "b": torch.randn(5)}, whole)
+    content = whole.read_bytes()
+    for length in range(len(content)):
+        (tmp_path / "cut").write_bytes(content[:length])
+        with pytest.raises(InvalidFileError, match="cut short"):
+            open_tensors(tmp_path / "cut")
+
+
+def test_a_tensor_that_no_file_holds_is_refused_by_name():
+    with pytest.raises(TypeError, match=r"odd is of dtype torch.complex128"):
+        TensorSpec.of("odd", torch.zeros(1, dtype=torch.complex128))
+    with pytest.raises(TypeError, match="sparse_coo"):
+        TensorSpec.of("odd", torch.zeros(2, 2).to_sparse())
+
+
+def test_the_newest_is_the_one_that_was_saved_last_whatever_its_step(tmp_path: Path):
+    for step in (10, 20, 5, 20):
+        write(tmp_path, step)
+    assert [(found.serial, found.step) for found in checkpoints_in(tmp_path)] == [(4, 20), (3, 5), (2, 20)]
+    assert [found.serial for found in choose(tmp_path, None)] == [4, 3, 2]
+    assert [found.serial for found in choose(tmp_path, 5)] == [3, 2]
+    with pytest.raises(
+        InvalidCheckpointError, match=r"no checkpoint of step=10 in .*; there are those of steps 20, 5, 20"
+    ):
+        choose(tmp_path, 10)
+    with pytest.raises(InvalidCheckpointError, match="no complete checkpoint"):
+        choose(tmp_path / "nothing", None)
+
+
+def test_what_killed_runs_left_goes_with_the_next_checkpoint_and_other_files_stay(tmp_path: Path):
+    SavingPlace.make(tmp_path, 1)
+    (tmp_path / "notes").mkdir()
+    (tmp_path / ".saving-00000009-of-a-later-save").mkdir()
+    write(tmp_path, 1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        ".saving-00000009-of-a-later-save",
+        "00000001-step-1",
+        "notes",
+    ]
+
+
+def test_any_byte_that_is_changed_or_missing_is_found(tmp_path: Path):
+    whole = write(tmp_path, 1)
+    assert damage_of(whole) == ()
+    draw = random.Random(0)
+    for file in sorted(whole.iterdir()):
+        length = file.stat().st_size
+        for place in {0, length - 1, *(draw.randrange(length) for _ in range(20))}:
+            for cut in (False, True):
+                copy = tmp_path / "copy"
+                shutil.copytree(whole, copy)
+                content = bytearray((copy / file.name).read_bytes())
+                if cut:
+                    del content[place:]
+                else:
+                    content[place] ^= 1 << draw.randrange(8)
+                (copy / file.name).write_bytes(content)
+                damage = damage_of(copy)
+                changed_nothing = file.name == "manifest.json" and Manifest.read(whole) == _read_or_none(copy)
+                assert damage or changed_nothing, (file.name, place, cut)
+                assert all(str(copy / file.name) in sentence for sentence in damage)
+                shutil.rmtree(copy)
+    (whole / "state.json").unlink()
+    assert "state.json cannot be read: No such file" in damage_of(whole)[0]
+
+
+def _read_or_none(folder: Path) -> Manifest | None:
+    """A change of white space in JSON changes nothing."""
+    try:
+        return Manifest.read(folder)
+    except InvalidCheckpointError:
+        return None
+
+
+def test_files_are_verified_in_parts_that_together_are_all(tmp_path: Path):
+    whole = write(tmp_path, 1)
+    (whole / f"rank-00000{SUFFIX}").write_bytes(b"")
+    assert [len(damage_of(whole, part=part, parts=3)) for part in range(3)] == [1, 0, 0]
+
+
+def test_weights_come_out_of_a_checkpoint_under_all_of_their_names(tmp_path: Path):
+    whole = write(tmp_path, 1)
+    tensors = {name.removeprefix("model."): tensor for name, tensor in some_tensors(3).items()}
+    assert tensors
+    assert extract_weights(whole, tmp_path / "deep" / "out.safetensors") == len(tensors) + 1
+    found = load_file(tmp_path / "deep" / "out.safetensors")
+    assert found.keys() == {*tensors, "also"}
+    for name, tensor in {**tensors, "also": tensors["0/é"]}.items():
+        assert bytes(bytes_of(found[name])) == bytes(bytes_of(tensor))
+    (tmp_path / "file").touch()
+    with pytest.raises(MosaicError, match="cannot write"):
+        extract_weights(whole, tmp_path / "file" / "out.safetensors")
+    (whole / "state.json").write_text("[]")
+    with pytest.raises(InvalidCheckpointError, match="was changed"):
+        extract_weights(whole, tmp_path / "out.safetensors")
+    assert not (tmp_path / "out.safetensors").exists()
+
+
+def test_each_tensor_is_shared_out_once_to_one_that_has_it():
+    for seed in range(50):
+        draw = random.Random(seed)
+        num_bytes = {f"t{index}": draw.randint(0, 1000) for index in range(draw.randint(1, 30))}
+        holders = {name: draw.sample(range(4), draw.randint(1, 4)) for name in num_bytes}
+        held = [{name: num_bytes[name] for name, ranks in holders.items() if rank in ranks} for rank in range(4)]
+        given = shares(held)
+        assert sorted(name for each in given for name in each) == sorted(num_bytes)
+        assert all(each <= held[rank].keys() for rank, each in enumerate(given))
+        if all(len(ranks) == 4 for ranks in holders.values()):
+            loads = [sum(num_bytes[name] for name in each) for each in given]
+            assert max(loads) - min(loads) <= max(num_bytes.values())
+
+
+def test_what_all_ranks_have_is_shared_out_evenly():
+    held = [{f"t{index}": 10 for index in range(12)} for _ in range(4)]
+    assert [len(each) for each in shares(held)] == [3, 3, 3, 3]

@@ -1,0 +1,99 @@
+"""``mosaic profile``: its options, what it says and what it leaves."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mosaic.artifact import load
+from mosaic.cli.main import run
+from mosaic.cli.profile import parse_quotas
+from mosaic.errors import MosaicError
+from mosaic.profile import Profile
+
+MODEL = """
+import torch
+from torch import nn
+
+
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Linear(8, 16), nn.Sequential(nn.Linear(8, 16), nn.Tanh())
+
+    def forward(self, x, y):
+        return self.left(x) + self.right(y)
+
+
+def make():
+    return Two(), (torch.randn(6, 8), torch.randn(6, 8))
+"""
+
+
+@pytest.fixture
+def arguments(tmp_path: Path) -> list[str]:
+    model = tmp_path / "model_of_two.py"
+    model.write_text(MODEL)
+    folder = ["--output", str(tmp_path / "profile.json"), "--cache", str(tmp_path / "cache")]
+    return ["profile", "--model", f"{model}:make", "--max-foreign-share", "2", "--quotas", "1", *folder]
+
+
+def test_degrees_groups_and_a_cache(arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    more = ["--degrees", "1,2,8", "--cluster", "h200", "--groups", "1"]
+    assert run([*arguments, *more]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    first = load(Profile, tmp_path / "profile.json")
+    assert {sample.degree for sample in first.samples} == {1, 2, 8}
+    assert f"{len(first.samples)} samples" in said
+    assert "left cannot run at 1, 2 slots of each of 8 devices: 'left' has a batch of 6, which is less" in said
+    assert first.structures
+    assert run([*arguments, *more]) == 0
+    assert load(Profile, tmp_path / "profile.json").samples == first.samples
+    assert run([*arguments, *more, "--fresh"]) == 0
+    assert load(Profile, tmp_path / "profile.json").samples != first.samples
+
+
+def test_links_are_those_usual_for_the_device_unless_they_are_described(arguments: list[str], tmp_path: Path):
+    assert run([*arguments, "--degrees", "2"]) == 0
+    assert {s.source for s in load(Profile, tmp_path / "profile.json").samples} == {"measured", "composed"}
+
+
+def test_two_ranks_measure_their_links_and_the_first_one_the_modules(arguments: list[str], tmp_path: Path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    script = tmp_path / "as_the_command.py"
+    script.write_text("import sys\nfrom mosaic.cli.main import run\nsys.exit(run(sys.argv[1:]))\n")
+    command += [str(script), *arguments, "--degrees", "2", "--backend", "host"]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert told.returncode == 0, told.stderr
+    assert " ".join(told.stdout.split()).count("all-reduces over 2 ranks were measured:") == 1
+    samples = load(Profile, tmp_path / "profile.json").samples
+    backward = {(s.module, s.degree): s for s in samples if s.phase == "backward" and s.quota == 1}
+    assert backward["left", 2].source == "composed"
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "text"),
+    [
+        ("--degrees", "two", "not a list of numbers"),
+        ("--degrees", "3", "degrees 1, 2, 4, 8"),
+        ("--cluster", "abacus", "no device is named 'abacus'"),
+        ("--quotas", "most", "neither tenths, all, adaptive"),
+        ("--groups", "-1", "use 0 or more groups"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(
+    arguments: list[str], option: str, value: str, text: str, capsys: pytest.CaptureFixture[str]
+):
+    degrees = ["--degrees", "2"] if option == "--cluster" else []
+    assert run([*arguments, *degrees, f"{option}={value}"]) == 1
+    assert text in " ".join(capsys.readouterr().err.split())
+
+
+def test_quotas_are_a_choice_or_numbers():
+    assert parse_quotas("adaptive") == "adaptive"
+    assert parse_quotas("1,4") == (1, 4)
+    with pytest.raises(MosaicError):
+        parse_quotas("1;4")

@@ -1,0 +1,22 @@
+"""What `mosaic run` says it measured."""
+
+from __future__ import annotations
+
+from mosaic.cli.run.here import Trial
+
+
+def trial(*, active: bool, speedup: float | None) -> Trial:
+    return Trial(
+        description="",
+        active=active,
+        step_ms_plain=20.0,
+        step_ms_colocated=10.0,
+        speedup=speedup,
+        overlap=0.0,
+        metrics={},
+    )
+
+
+def test_no_speedup_is_claimed_where_the_model_runs_as_it_was():
+    assert trial(active=False, speedup=None).figures()["speedup"] == "none: the model runs as it was"
+    assert trial(active=True, speedup=2.0).figures()["speedup"] == 2.0

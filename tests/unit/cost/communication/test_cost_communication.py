@@ -1,0 +1,144 @@
+"""What ranks tell each other, as time: rows that travel, gradients that are summed, SMs that collectives take."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from planning_cases import device_of, flat, linear, profile_of
+
+from mosaic.cost import CostModel
+from mosaic.cost.communication import CollectiveSms, ModuleTraffic, RankedCost, busiest_share, exposed_ms, route_ms
+from mosaic.cost.communication.ranked import BUCKET_BYTES
+from mosaic.hardware import Link
+from mosaic.profile import Phase
+from mosaic.ranks.rows.routing import RowRouting
+from mosaic.solver.methods import METHODS
+from mosaic.solver.runnable import plan_to_run
+
+LINK = Link(gb_per_s=1.0, latency_us=100.0)
+MB = 10**6
+
+
+def ranked(times, traffic, num_ranks=2, link=LINK, num_slots=1, **options) -> RankedCost:
+    profile = profile_of(times, num_slots=num_slots, degrees=tuple(range(1, num_ranks + 1)))
+    return RankedCost(CostModel.from_profile(profile), traffic, lambda degree: link, num_ranks, **options)
+
+
+@given(st.integers(1, 8), st.data())
+def test_the_busiest_rank_moves_the_share_that_the_routing_of_rows_moves(num_ranks: int, data: st.DataObject):
+    members = tuple(sorted(data.draw(st.sets(st.integers(0, num_ranks - 1), min_size=1))))
+    each = math.lcm(*range(1, num_ranks + 1))
+    routing = RowRouting(held=(each,) * num_ranks, members=members)
+    moves = routing.moves
+    sent = [sum(moves[rank]) - moves[rank][rank] for rank in range(num_ranks)]
+    received = [sum(row[rank] for row in moves) - moves[rank][rank] for rank in range(num_ranks)]
+    moved = max(*sent, *received)
+    assert busiest_share(num_ranks, len(members)) * each * num_ranks == pytest.approx(moved)
+
+
+def test_a_way_takes_the_latency_of_each_partner_and_the_bytes_of_the_busiest():
+    # One of four ranks runs it: it gets three quarters of the rows, from three others.
+    assert route_ms(4 * MB, 4, 1, LINK) == pytest.approx(3 * 0.1 + 3.0)
+    assert route_ms(4 * MB, 4, 4, LINK) == 0.0
+    assert route_ms(0, 4, 1, LINK) == 0.0
+
+
+@given(st.floats(0, 50), st.floats(0, 50), st.integers(1, 9))
+def test_what_the_backward_hides_of_the_buckets_is_what_a_ring_beside_it_does(total: float, backward: float, num: int):
+    end = 0.0
+    for bucket in range(1, num + 1):
+        end = max(end, backward * bucket / num) + total / num
+    assert exposed_ms(total, backward, num) == pytest.approx(end - backward, abs=1e-9)
+
+
+def test_routing_is_added_to_both_phases_and_nothing_where_all_ranks_run_it():
+    traffic = {"a": ModuleTraffic(arguments=2 * MB, results=4 * MB, result_gradients=4 * MB)}
+    cost = ranked({"a": flat(5)}, traffic)
+    assert cost.time_ms("a", Phase.FORWARD, 1, 1) == pytest.approx(5 + (0.1 + 1) + (0.1 + 2))
+    assert cost.time_ms("a", Phase.BACKWARD, 1, 1) == pytest.approx(5 + 0.1 + 2)
+    assert cost.time_ms("a", Phase.FORWARD, 2, 1) == cost.time_ms("a", Phase.BACKWARD, 2, 1) == pytest.approx(5)
+
+
+def test_the_sum_of_gradients_is_what_its_backward_does_not_hide():
+    traffic = {"a": ModuleTraffic(parameter_gradients=2 * BUCKET_BYTES)}
+    cost = ranked({"a": flat(4)}, traffic)
+    # Two buckets of 2 x 0.1 + 26.2 ms each; the first has the second half of the backward to hide behind.
+    found = cost.communication("a", 2, 1)
+    whole = 2 * (0.2 + BUCKET_BYTES / MB)
+    assert found.reduce_ms == pytest.approx(whole - 2.0)
+    assert found.hidden_ms == pytest.approx(2.0)
+    assert cost.time_ms("a", Phase.BACKWARD, 2, 1) == pytest.approx(4 + whole - 2.0)
+    assert cost.time_ms("a", Phase.BACKWARD, 1, 1) == pytest.approx(4)
+
+
+def test_a_sum_that_the_base_has_already_is_not_counted_twice():
+    traffic = {"a": ModuleTraffic(parameter_gradients=10 * MB)}
+    times = {"a": lambda degree, quota: 4.0 + (10.2 if degree > 1 else 0.0)}
+    cost = ranked(times, traffic, included_ms=lambda module, degree: 10.2)
+    assert cost.compute_ms("a", Phase.BACKWARD, 2, 1) == pytest.approx(4)
+    assert cost.time_ms("a", Phase.BACKWARD, 2, 1) == pytest.approx(4 + 10.2)  # one bucket: nothing to hide behind
+    without = ranked(times, traffic, included_ms=lambda module, degree: 10.2, with_reduction=False)
+    assert without.time_ms("a", Phase.BACKWARD, 2, 1) == pytest.approx(4)
+
+
+@pytest.mark.parametrize("method", ["exact", "gahc", "sequential", "spindle", "spindle-optimus"])
+def test_the_degree_is_chosen_by_what_travels(method: str):
+    device, times = device_of(1), {"a": linear(20)}
+
+    def degree(traffic: ModuleTraffic) -> int:
+        cost = ranked(times, {"a": traffic})
+        return (
+            plan_to_run(method, profile_of(times, num_slots=1).graph, cost, device, num_devices=2).placement("a").degree
+        )
+
+    assert degree(ModuleTraffic()) == 2
+    assert degree(ModuleTraffic(arguments=30 * MB)) == 2
+    if method in ("exact", "gahc", "sequential"):  # Spindle's waves give idle devices to what they hold
+        assert degree(ModuleTraffic(parameter_gradients=50 * MB)) == 1
+
+
+def test_a_plan_tells_what_part_of_its_times_is_communication():
+    traffic = {
+        "a": ModuleTraffic(arguments=2 * MB, result_gradients=4 * MB),
+        "b": ModuleTraffic(parameter_gradients=MB),
+    }
+    times = {"a": flat(5), "b": linear(20)}
+    cost = ranked(times, traffic)
+    graph = profile_of(times, num_slots=1).graph
+    for method in set(METHODS) - {"brute_force"}:
+        plan = plan_to_run(method, graph, cost, device_of(1), num_devices=2)
+        for placed in plan.placements:
+            found = cost.communication(placed.module, placed.degree, 1)
+            assert placed.route_forward_ms == found.route_forward_ms
+            assert placed.backward_ms >= placed.route_backward_ms + placed.reduce_ms
+        assert plan.communication_ms > 0
+
+
+def test_collectives_take_the_sms_that_are_not_reserved():
+    assert CollectiveSms(ctas=16, num_sms=132).lost == pytest.approx(16 / 132)
+    assert CollectiveSms(ctas=16, num_sms=132, reserved_sms=4).lost == pytest.approx(12 / 128)
+    assert CollectiveSms(ctas=4, num_sms=132, reserved_sms=4).lost == 0
+    with pytest.raises(ValueError, match="ctas=133, reserved_sms=0 of num_sms=132"):
+        CollectiveSms(ctas=133, num_sms=132)
+
+
+def test_a_hidden_collective_costs_its_own_module_and_neighbours_the_sms_that_it_takes():
+    traffic = {"a": ModuleTraffic(parameter_gradients=2 * BUCKET_BYTES), "b": ModuleTraffic()}
+    sms = CollectiveSms(ctas=2, num_sms=10)
+    times = {"a": flat(4), "b": flat(3)}
+    quiet, cost = (ranked(times, traffic, sms=one) for one in (None, sms))
+    hidden = quiet.communication("a", 2, 1).hidden_ms
+    extra = cost.time_ms("a", Phase.BACKWARD, 2, 1) - quiet.time_ms("a", Phase.BACKWARD, 2, 1)
+    assert extra == pytest.approx(0.2 * hidden)
+    # The collective takes 52.8 ms, b only runs for 3 of them.
+    assert cost.interference_ms("b", Phase.BACKWARD, 2, 1, beside=[("a", 1)]) == pytest.approx(0.2 * 3)
+    assert cost.interference_ms("b", Phase.FORWARD, 2, 1, beside=[("a", 1)]) == 0
+    assert cost.interference_ms("b", Phase.BACKWARD, 2, 1, beside=[]) == 0
+    assert quiet.interference.is_zero
+    assert cost.interference.is_pairwise
+    assert not cost.interference.is_zero
+    enough = ranked(times, traffic, sms=CollectiveSms(ctas=2, num_sms=10, reserved_sms=2))
+    assert enough.interference.is_zero

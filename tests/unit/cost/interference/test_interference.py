@@ -1,0 +1,116 @@
+"""Interference from measured pairs, and the cost model that carries it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from planning_cases import flat, linear, pair, profile_of, sample
+
+from mosaic.cost import CostModel, MeasuredInterference
+from mosaic.errors import InvalidProfileError
+from mosaic.graph import ModuleGraph, ModuleNode
+from mosaic.profile import ModuleMemory, Phase
+
+F, B = Phase.FORWARD, Phase.BACKWARD
+
+
+def extra_share(measured: MeasuredInterference, module: str, beside: list[tuple[str, int]], quota: int = 1) -> float:
+    return measured.extra_ms(module, F, quota=quota, alone_ms=1.0, beside=beside)
+
+
+def test_a_module_alone_loses_nothing() -> None:
+    measured = MeasuredInterference([pair("a", "b", 1.5, phase=F)])
+    assert measured.extra_ms("a", F, quota=1, alone_ms=10.0, beside=[]) == 0.0
+
+
+def test_a_measured_pair_loses_its_share_in_its_phase_only() -> None:
+    measured = MeasuredInterference([pair("a", "b", 1.5, phase=F), pair("a", "b", 1.1, phase=B)])
+    assert measured.extra_ms("a", F, quota=1, alone_ms=4.0, beside=[("b", 1)]) == pytest.approx(2.0)
+    assert measured.extra_ms("a", B, quota=1, alone_ms=4.0, beside=[("b", 1)]) == pytest.approx(0.4)
+
+
+def test_shares_of_several_neighbours_add_up() -> None:
+    measured = MeasuredInterference([pair("a", "b", 1.5, phase=F), pair("a", "c", 1.25, phase=F)])
+    assert extra_share(measured, "a", [("b", 1), ("c", 1)], quota=1) == pytest.approx(0.75)
+
+
+def test_the_nearest_measured_quotas_are_used() -> None:
+    measured = MeasuredInterference(
+        [
+            pair("a", "b", 1.1, phase=F, quota=2, beside_quota=2),
+            pair("a", "b", 1.4, phase=F, quota=2, beside_quota=12),
+        ]
+    )
+    assert extra_share(measured, "a", [("b", 3)], quota=3) == pytest.approx(0.1)
+    assert extra_share(measured, "a", [("b", 9)], quota=3) == pytest.approx(0.4)
+
+
+def test_an_unmeasured_pair_takes_the_median_of_its_phase() -> None:
+    pairs = [pair("a", "b", 1.2, phase=F), pair("b", "a", 1.4, phase=F), pair("a", "b", 1.0, phase=B)]
+    measured = MeasuredInterference.from_profile(
+        profile_of({"a": flat(1), "b": flat(1), "c": flat(1)}, num_slots=1, pairs=pairs)
+    )
+    assert extra_share(measured, "b", [("c", 1)]) == pytest.approx(0.3)
+
+
+def test_without_any_measured_pair_nothing_is_lost() -> None:
+    assert MeasuredInterference.from_profile(profile_of({"a": flat(1), "b": flat(1)}, num_slots=1)).is_zero
+
+
+def test_a_pair_that_measured_faster_than_alone_counts_as_undisturbed() -> None:
+    assert MeasuredInterference([pair("a", "b", 0.9, phase=F)]).is_zero
+
+
+def test_cost_model_adds_interference_to_the_time_alone() -> None:
+    profile = profile_of({"a": linear(8), "b": flat(1)}, num_slots=4, pairs=[pair("a", "b", 1.5, phase=F)])
+    cost = CostModel.from_profile(profile)
+    assert cost.time_ms("a", F, 1, 2) == 4.0
+    assert cost.placed_ms("a", F, 1, 2) == 4.0
+    assert cost.placed_ms("a", F, 1, 2, beside=[("b", 2)]) == pytest.approx(6.0)
+    assert cost.profile_fingerprint == profile.fingerprint
+
+
+def test_cost_model_offers_every_quota_between_the_sampled_ones_of_both_phases() -> None:
+    profile = replace(
+        profile_of({"m": flat(1)}, num_slots=8),
+        samples=(
+            *(sample(quota, 1.0) for quota in (1, 8)),
+            *(sample(quota, 1.0, phase=B) for quota in (3, 6)),
+        ),
+    )
+    cost = CostModel.from_profile(profile)
+    assert cost.quotas("m") == (3, 4, 5, 6)
+    assert cost.degrees("m") == (1,)
+
+
+def test_cost_model_counts_resident_kept_and_peak_memory() -> None:
+    base = profile_of(
+        {"m": flat(1)},
+        num_slots=1,
+        memory=[ModuleMemory(module="m", resident_bytes=1000, activation_bytes=100, lane_bytes=7)],
+    )
+    peaks = {F: 130, B: 50}
+    profile = replace(base, samples=tuple(replace(s, peak_bytes=peaks[s.phase]) for s in base.samples))
+    assert CostModel.from_profile(profile).memory_bytes("m", 1) == 1000 + 7 + 100 + 50
+
+
+def test_a_frozen_module_without_backward_samples_takes_no_time_there() -> None:
+    base = profile_of({"m": flat(2)}, num_slots=1)
+    forward_only = tuple(s for s in base.samples if s.phase is F)
+    frozen = ModuleGraph(modules=(ModuleNode(name="m", trainable=False),))
+    cost = CostModel.from_profile(replace(base, graph=frozen, samples=forward_only))
+    assert cost.time_ms("m", B, 1, 1) == 0.0
+    assert cost.quotas("m") == (1,)
+
+
+def test_a_trainable_module_without_backward_samples_is_refused() -> None:
+    base = profile_of({"m": flat(2)}, num_slots=1)
+    with pytest.raises(InvalidProfileError, match="no backward samples of 'm'; profile this model again"):
+        CostModel.from_profile(replace(base, samples=tuple(s for s in base.samples if s.phase is F)))
+
+
+def test_an_unknown_module_is_named_with_the_known_ones() -> None:
+    cost = CostModel.from_profile(profile_of({"a": flat(1)}, num_slots=1))
+    with pytest.raises(InvalidProfileError, match="no module 'z' in this cost model; it knows a"):
+        cost.time_ms("z", F, 1, 1)

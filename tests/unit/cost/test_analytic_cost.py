@@ -1,0 +1,153 @@
+"""The analytic cost model before the solver, from a model to a plan."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+from mosaic.artifact import load, save
+from mosaic.cost.analytic import count_degrees
+from mosaic.cost.analytic_cost import AnalyticCost
+from mosaic.cost.counts import ModuleCounts
+from mosaic.cost.interference.measured import MeasuredInterference
+from mosaic.cost.roofline import phase_ms
+from mosaic.engine import find_modules
+from mosaic.errors import InfeasibleError, InvalidProfileError
+from mosaic.hardware import find_cluster, find_hardware
+from mosaic.profile import Phase
+from mosaic.solver import solve
+from tests.analytic_cases import pod_counts
+from tests.planning_cases import graph_of, pair
+
+H100 = find_hardware("h100-80g")
+POD = find_cluster("h100-80g", 32)
+
+
+@pytest.fixture(scope="module")
+def counts() -> dict[str, dict[int, ModuleCounts]]:
+    return pod_counts()
+
+
+@pytest.fixture
+def cost(counts) -> AnalyticCost:
+    return AnalyticCost(counts, POD)
+
+
+GRAPH = graph_of(["image", "audio", "text", "fusion"], [("image", "fusion"), ("audio", "fusion"), ("text", "fusion")])
+
+
+def test_thirty_two_gpus_are_planned_without_one(cost):
+    plan = solve(GRAPH, cost, H100.device(), num_devices=POD.num_devices)
+    plan.check_covers(GRAPH)
+    assert plan.num_devices == 32
+    assert plan.profile is None
+    assert 0 < plan.predicted_ms <= plan.sequential_ms
+
+
+def test_one_device_is_planned_at_degree_one(counts):
+    cost = AnalyticCost(counts, H100)
+    assert cost.degrees("image") == (1,)
+    plan = solve(GRAPH, cost, H100.device())
+    assert {placement.degree for placement in plan.placements} == {1}
+
+
+def test_degrees_above_the_cluster_are_not_offered(counts):
+    assert AnalyticCost(counts, find_cluster("h100-80g", 8)).degrees("image") == tuple(range(1, 9))
+    assert AnalyticCost(counts, POD).degrees("image") == (*range(1, 9), 10, 12, 14, *range(16, 33, 4))
+
+
+def test_a_degree_between_two_that_were_counted_is_between_their_times(cost):
+    for phase in Phase:
+        few, some, many = (cost.time_ms("image", phase, degree, 4) for degree in (2, 5, 8))
+        reduced = [cost.communication_ms("image", d) if phase is Phase.BACKWARD else 0.0 for d in (2, 5, 8)]
+        assert many - reduced[2] < some - reduced[1] < few - reduced[0]
+    assert cost.memory_bytes("image", 5) == cost.memory_bytes("image", 2)
+
+
+def test_a_module_that_does_not_fit_is_named(counts):
+    small = dataclasses.replace(H100, memory_bytes=10**6)
+    with pytest.raises(InfeasibleError, match="image"):
+        solve(GRAPH, AnalyticCost(counts, small), small.device())
+
+
+def test_gradients_are_reduced_in_backward_over_the_slowest_link(cost, counts):
+    alone = cost.time_ms("image", Phase.BACKWARD, 1, 16)
+    assert cost.communication_ms("image", 1) == 0
+    assert alone == pytest.approx(phase_ms(counts["image"][1].backward, H100, 128))
+    sent = cost.communication_ms("image", 8)
+    assert sent == POD.all_reduce_ms(counts["image"][8].memory.gradient_bytes, 8) > 0
+    assert cost.time_ms("image", Phase.BACKWARD, 8, 16) == pytest.approx(
+        phase_ms(counts["image"][8].backward, H100, 128) + sent
+    )
+    assert cost.communication_ms("image", 32) > sent  # between nodes
+    assert cost.communication_ms("text", 8) == 0  # frozen
+
+
+def test_a_frozen_module_has_no_backward(cost):
+    assert cost.time_ms("text", Phase.BACKWARD, 1, 4) == 0.0
+    assert cost.bandwidth("text", Phase.BACKWARD, 1, 4) == 0.0
+
+
+def test_memory_includes_the_lane(cost, counts):
+    assert cost.memory_bytes("image", 2) == counts["image"][2].memory.total_bytes + H100.lane_bytes
+    assert cost.memory_bytes("image", 8) < cost.memory_bytes("image", 1)
+
+
+def test_neighbours_are_the_interference_models_matter(counts):
+    slow = MeasuredInterference([pair("image", "audio", 1.5, phase=Phase.FORWARD, quota=8, beside_quota=8)])
+    cost = AnalyticCost(counts, POD, interference=slow)
+    alone = cost.time_ms("image", Phase.FORWARD, 1, 8)
+    assert cost.placed_ms("image", Phase.FORWARD, 1, 8) == alone
+    assert cost.placed_ms("image", Phase.FORWARD, 1, 8, beside=[("audio", 8)]) == pytest.approx(1.5 * alone)
+
+
+def test_what_was_not_counted_is_refused(cost):
+    with pytest.raises(InvalidProfileError, match=r"no module 'video'.*it knows image, audio, text, fusion"):
+        cost.time_ms("video", Phase.FORWARD, 1, 1)
+    with pytest.raises(ValueError, match="counted at degrees 1, 2, 8, 32, not at 33"):
+        cost.memory_bytes("image", 33)
+    with pytest.raises(ValueError, match="a quota of 17 slots of h100-80g is not possible; use 1 to 16"):
+        cost.time_ms("image", Phase.FORWARD, 1, 17)
+    with pytest.raises(ValueError, match="no counts of image"):
+        AnalyticCost({"image": {}}, POD)
+
+
+def test_unknown_arithmetic_is_reported(counts):
+    strange = dataclasses.replace(counts["fusion"][1], uncounted=("my.op",))
+    assert AnalyticCost(counts, POD).uncounted == {}
+    assert AnalyticCost({"fusion": {1: strange}}, POD).uncounted == {"fusion": ("my.op",)}
+
+
+def test_a_plan_needs_only_the_file_of_counts(counts, tmp_path):
+    save(counts["image"][8], tmp_path / "image.json")
+    again = load(ModuleCounts, tmp_path / "image.json")
+    assert AnalyticCost({"image": {8: again}}, POD).time_ms("image", Phase.FORWARD, 8, 4) == AnalyticCost(
+        counts, POD
+    ).time_ms("image", Phase.FORWARD, 8, 4)
+
+
+def test_a_model_on_no_device_is_found_counted_and_planned():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.image = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 36, 64))
+            self.text = nn.EmbeddingBag(500, 64)
+            self.head = nn.Linear(64, 8)
+
+        def forward(self, image, text):
+            return self.head(self.image(image) + self.text(text))
+
+    with torch.device("meta"):
+        model = Model()
+        sample = {"image": torch.empty(16, 3, 8, 8), "text": torch.zeros(16, 5, dtype=torch.int64)}
+    finding = find_modules(model, sample, include=["image", "text", "head"])
+    cluster = find_cluster("a100-80g", 8)
+    counted = {
+        subject.name: count_degrees(subject.module, subject.args, subject.kwargs, degrees=(1, 2, 4, 8))
+        for subject in finding.subjects
+    }
+    plan = solve(finding.graph, AnalyticCost(counted, cluster), cluster.hardware.device(), num_devices=8)
+    plan.check_matches(graph=finding.graph, device=cluster.hardware.device())

@@ -1,0 +1,112 @@
+"""Taking arguments and results apart."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import gc
+import weakref
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from mosaic.engine.calls.structure import flatten, is_opaque, leaf_key, map_tensors, tensors_in, unflatten
+
+
+@dataclasses.dataclass
+class Output:
+    hidden: torch.Tensor
+    extra: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    inner: Output
+    name: str = "x"
+
+
+class Named(NamedTuple):
+    first: torch.Tensor
+    second: int
+
+
+A, B = torch.ones(2), torch.zeros(3)
+NESTED = [
+    A,
+    (A, B),
+    [A, {"x": B, "y": [A, None, 3]}],
+    {"z": (), "a": []},
+    Output(A, [B, 2]),
+    Frozen(Output(A, {"k": B})),
+    [Output(A), Output(B, Output(A))],
+    Named(A, 3),
+    collections.OrderedDict(b=A, a=B),
+    None,
+    "text",
+]
+
+
+def same(first: Any, second: Any) -> bool:
+    if isinstance(first, torch.Tensor):
+        return first is second
+    if dataclasses.is_dataclass(first):
+        fields = dataclasses.fields(first)
+        return type(first) is type(second) and all(
+            same(getattr(first, field.name), getattr(second, field.name)) for field in fields
+        )
+    if isinstance(first, dict):
+        return list(first) == list(second) and all(same(first[key], second[key]) for key in first)
+    if isinstance(first, list | tuple):
+        return len(first) == len(second) and all(map(same, first, second))
+    return first == second
+
+
+@pytest.mark.parametrize("value", NESTED, ids=str)
+def test_what_is_taken_apart_can_be_put_together(value: Any):
+    leaves, spec = flatten(value)
+    rebuilt = unflatten(leaves, spec)
+    assert type(rebuilt) is type(value)
+    assert same(value, rebuilt)
+
+
+@pytest.mark.parametrize("value", NESTED, ids=str)
+def test_equal_shapes_compare_equal_and_others_do_not(value: Any):
+    spec = flatten(value)[1]
+    assert spec == flatten(value)[1]
+    assert hash(spec) == hash(flatten(value)[1])
+    assert spec != flatten([value, A])[1]
+
+
+def test_all_tensors_are_found_in_order():
+    assert [id(t) for t in tensors_in([Output(A, [B]), {"x": A}])] == [id(A), id(B), id(A)]
+
+
+def test_mapping_changes_a_copy_and_leaves_what_holds_no_tensor():
+    value = Frozen(Output(A, [B]))
+    doubled = map_tensors(lambda tensor: tensor + 1, value)
+    assert torch.equal(doubled.inner.hidden, A + 1)
+    assert value.inner.hidden is A
+    nothing = {"a": [1, "x"], "b": object()}
+    assert map_tensors(lambda tensor: tensor + 1, nothing) is nothing
+
+
+def test_a_shape_keeps_no_tensor_alive():
+    tensor = torch.ones(3)
+    alive = weakref.ref(tensor)
+    spec = flatten(Output(tensor, [tensor]))[1]
+    del tensor
+    gc.collect()
+    assert alive() is None
+    assert spec is not None
+
+
+def test_objects_that_may_hide_tensors_are_opaque():
+    assert is_opaque(object())
+    assert not any(map(is_opaque, (A, 1, 2.0, "s", None, True, torch.float32, torch.device("cpu"), slice(1))))
+
+
+def test_keys_tell_shapes_types_and_values_apart():
+    assert leaf_key(A) == leaf_key(torch.zeros(2))
+    keys = [A, B, A.double(), torch.ones(2, requires_grad=True), 1, 1.0, True, "1", None, slice(1), slice(2)]
+    assert len({leaf_key(leaf) for leaf in keys}) == len(keys)

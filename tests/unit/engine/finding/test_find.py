@@ -1,0 +1,262 @@
+"""Finding modules and edges by one traced step."""
+
+from __future__ import annotations
+
+import dataclasses
+from contextlib import nullcontext
+
+import pytest
+import torch
+from engine_cases import Doing, Glued, TwoTowers, pair_batch, tower
+from torch import nn
+
+from mosaic.engine import find_modules
+from mosaic.engine.finding.work_counter import WorkCounter
+from mosaic.errors import UnsupportedModelError
+
+
+def edges(finding) -> set[tuple[str, str]]:
+    return {(edge.source, edge.target) for edge in finding.graph.edges}
+
+
+class Chain(nn.Module):
+    """Two encoders, glue, a backbone, two heads."""
+
+    def __init__(self, encoder: nn.Module | None = None) -> None:
+        super().__init__()
+        self.image = encoder if encoder is not None else tower()
+        self.sound = tower()
+        self.backbone = tower(16, 16)
+        self.heads = nn.ModuleDict({"mask": tower(16, 16), "label": tower(16, 16)})
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+        joined = torch.zeros(12, 16)
+        joined[:6] = nn.functional.normalize(self.image(x), dim=-1)
+        joined[6:] = self.sound(y).relu() * 2
+        hidden = self.backbone(joined)
+        return {name: head(hidden.clone().mean(0, keepdim=True)) for name, head in self.heads.items()}
+
+
+CHAIN = {("image", "backbone"), ("sound", "backbone"), ("backbone", "heads.mask"), ("backbone", "heads.label")}
+
+
+def test_edges_are_followed_through_glue_and_module_dicts():
+    finding = find_modules(Chain(), pair_batch())
+    assert finding.graph.names == ("image", "sound", "backbone", "heads.mask", "heads.label")
+    assert edges(finding) == CHAIN
+
+
+def test_edges_are_followed_through_frozen_modules():
+    model = Chain()
+    model.image.requires_grad_(False)
+    finding = find_modules(model, pair_batch())
+    assert edges(finding) == CHAIN
+    assert [node.trainable for node in finding.graph.modules] == [False, True, True, True, True]
+
+
+def test_edges_are_followed_without_gradients():
+    with torch.no_grad():
+        assert edges(find_modules(Chain(), pair_batch())) == CHAIN
+
+
+def test_a_wrapper_around_everything_is_looked_through():
+    class Wrapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = Chain()
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+            return self.model(x, y)
+
+    names = find_modules(Wrapped(), pair_batch()).graph.names
+    assert names == ("model.image", "model.sound", "model.backbone", "model.heads.mask", "model.heads.label")
+
+
+def test_a_module_called_twice_is_left_out_and_named():
+    siamese = Glued(lambda self, x, y: self.left(x) @ self.left(y).T + self.right(x).sum())
+    finding = find_modules(siamese, pair_batch())
+    assert finding.graph.names == ("right",)
+    assert "called 2 times" in finding.left_out["left"]
+
+
+def test_a_shared_parameter_is_left_out_and_named():
+    model = TwoTowers()
+    model.right[0].weight = model.left[0].weight
+    with pytest.raises(UnsupportedModelError, match=r"left: shares 0\.weight with the rest of the model"):
+        find_modules(model, pair_batch())
+
+
+def test_a_parameter_that_glue_uses_is_left_out_and_named():
+    def tied(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        assert self.right[0].weight.dtype is torch.float32
+        return (self.left(x) @ self.left[0].weight) @ (self.right(y) @ self.left[0].weight).T
+
+    finding = find_modules(Glued(tied), pair_batch())
+    assert finding.graph.names == ("right",)
+    assert finding.left_out["left"].startswith("its parameter 0.weight is used outside of it too (")
+
+
+def test_a_result_that_leaves_by_the_back_door_is_left_out_and_named():
+    seen: list[torch.Tensor] = []
+
+    def peeking(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        seen.clear()
+        product = self.left(x) @ self.right(y).T
+        return product + seen[0].mean()
+
+    model = Glued(peeking)
+    model.left[0].register_forward_hook(lambda module, args, result: seen.append(result))
+    finding = find_modules(model, pair_batch())
+    assert finding.graph.names == ("right",)
+    assert "made inside of it is used outside" in finding.left_out["left"]
+
+
+def test_dependencies_go_on_through_a_module_that_is_left_out():
+    model = Glued(lambda self, x: self.right(self.middle((self.left(x), object()))), right=tower(16, 16))
+    model.middle = Doing(lambda self, given: self.layers(given[0]), 16)
+    finding = find_modules(model, pair_batch()[0])
+    assert edges(finding) == {("left", "right")}
+    assert "may hide tensors" in finding.left_out["middle"]
+
+
+def test_nothing_to_place_is_refused_with_the_reasons():
+    with pytest.raises(UnsupportedModelError, match="found no module to place in this Linear"):
+        find_modules(nn.Linear(8, 8), pair_batch()[0])
+    with pytest.raises(UnsupportedModelError, match="left: excluded by the caller"):
+        find_modules(TwoTowers(), pair_batch(), exclude=["left", "right"])
+
+
+def test_names_and_patterns_choose_modules():
+    model = Chain()
+    assert find_modules(model, pair_batch(), include=["heads.mask", "image"]).graph.names == ("image", "heads.mask")
+    assert find_modules(model, pair_batch(), include=["heads.?????"]).graph.names == ("heads.label",)
+    finding = find_modules(model, pair_batch(), exclude=["heads.*"])
+    assert finding.graph.names == ("image", "sound", "backbone")
+    assert finding.left_out["heads.mask"] == "excluded by the caller"
+    with pytest.raises(UnsupportedModelError, match="no module is named vision; the model's modules include image"):
+        find_modules(model, pair_batch(), include=["vision"])
+
+
+def test_a_part_of_a_chosen_module_is_not_placed_again():
+    finding = find_modules(TwoTowers(), pair_batch(), include=["left*"])
+    assert finding.graph.names == ("left",)
+    assert finding.left_out["left.0"] == "is a part of left, which is placed as a whole"
+
+
+@pytest.mark.parametrize("kind", ["positions", "keywords", "function", "tensor"])
+def test_a_sample_is_given_in_any_form(kind: str):
+    model = TwoTowers()
+    x, y = pair_batch()
+    if kind == "tensor":
+        assert find_modules(nn.Sequential(tower(), tower(16, 16)), x).graph.names == ("0", "1")
+        return
+    sample = {"positions": [x, y], "keywords": {"x": x, "y": y}, "function": lambda: model(x, y)}[kind]
+    assert find_modules(model, sample).graph.names == ("left", "right")
+
+
+def test_a_sample_that_is_no_batch_is_refused():
+    with pytest.raises(TypeError, match="sample is a int"):
+        find_modules(TwoTowers(), 3)
+
+
+def test_inputs_are_described_with_shape_and_type():
+    finding = find_modules(TwoTowers(), pair_batch())
+    assert finding.graph.modules[0].inputs == ("6x8 float32",)
+
+
+def test_dataclasses_are_seen_through():
+    @dataclasses.dataclass
+    class Output:
+        hidden: torch.Tensor
+        extra: list[torch.Tensor]
+
+    def encode(self: Doing, x: torch.Tensor) -> Output:
+        hidden = self.layers(x)
+        return Output(hidden, [hidden + 1])
+
+    model = Glued(lambda self, x: self.right(self.left(x).extra[0]), Doing(encode), tower(16, 16))
+    assert edges(find_modules(model, pair_batch()[0])) == {("left", "right")}
+
+
+def test_the_model_is_left_as_it_was_found():
+    model = TwoTowers(tower(8, 16, nn.BatchNorm1d(16), nn.Dropout(0.5)))
+    model(*pair_batch()).sum().backward()
+    gradients = [parameter.grad for parameter in model.parameters()]
+    before = [tensor.clone() for tensor in (*model.buffers(), *gradients)]
+    state = torch.get_rng_state()
+    find_modules(model, pair_batch())
+    assert all(p.grad is gradient for p, gradient in zip(model.parameters(), gradients, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(before, (*model.buffers(), *gradients), strict=True))
+    assert torch.equal(state, torch.get_rng_state())
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
+
+
+def test_the_model_is_left_as_it_was_found_after_an_error():
+    model = TwoTowers(tower(8, 16, nn.BatchNorm1d(16)))
+    before = [buffer.clone() for buffer in model.buffers()]
+    with pytest.raises(RuntimeError):
+        find_modules(model, (pair_batch()[0], torch.zeros(6, 3)))
+    assert all(torch.equal(a, b) for a, b in zip(before, model.buffers(), strict=True))
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
+
+
+class Video(TwoTowers):
+    """An encoder with few parameters that runs over many positions, glue with hardly any work, a large table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(4000, 16)
+        self.frames = nn.Sequential(nn.Conv2d(1, 4, 3), nn.GELU(), nn.Conv2d(4, 4, 3))
+        self.scale_frames = nn.LayerNorm(16)
+        self.project = nn.Linear(4, 16)
+        self.similarity = Similarity()
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        frames = self.frames(y.new_ones(2, 1, 40, 40)).mean((2, 3))
+        text = self.table(torch.arange(6)) + self.left(x) + self.right(y)
+        return self.similarity(self.scale_frames(self.project(frames)), text)
+
+
+class Similarity(nn.Module):
+    """Half of the work, and nothing that learns."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (x.repeat(50, 1) @ y.repeat(50, 1).T).mean()
+
+
+@pytest.mark.parametrize("without", [nullcontext, torch.no_grad, torch.inference_mode])
+def test_a_module_of_few_parameters_that_does_much_work_is_placed_and_glue_is_not(without):
+    with without():
+        finding = find_modules(Video(), pair_batch())
+    assert finding.graph.names == ("frames", "table")
+
+
+def test_work_is_counted_for_a_module_and_all_that_it_is_part_of_in_the_forward_alone():
+    model, called, work = Chain(), [], WorkCounter()
+
+    def step() -> None:
+        model(*pair_batch())["mask"].sum().backward()
+
+    with work.counting(model, called.append):
+        step()
+    flops = {"image": 2 * 6 * (8 * 16 + 16 * 16), "sound": 2 * 6 * (8 * 16 + 16 * 16), "heads.mask": 2 * 2 * 16 * 16}
+    total = sum(flops.values()) + 2 * 12 * 2 * 16 * 16 + flops["heads.mask"]
+    assert {name: work.share(name) for name in flops} == pytest.approx({n: f / total for n, f in flops.items()})
+    assert work.share("") == 1
+    assert work.share("image.0") == pytest.approx(2 * 6 * 8 * 16 / total)
+    assert called[:2] == ["", "image"]
+    assert not model.image[0]._forward_hooks
+
+
+def test_a_small_encoder_in_a_container_that_is_never_called_is_found_by_its_work():
+    class Held(Video):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoders = nn.ModuleDict({"video": self.frames})
+            del self.frames
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            frames = self.encoders["video"](y.new_ones(2, 1, 40, 40)).mean((2, 3))
+            return self.similarity(self.project(frames), self.table(torch.arange(6)) + self.left(x) + self.right(y))
+
+    assert "encoders.video" in find_modules(Held(), pair_batch()).graph.names

@@ -1,0 +1,158 @@
+"""Loops as people write them: the colocated model computes what the plain one does, bit for bit."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from engine_cases import (
+    SIDE_BY_SIDE,
+    Record,
+    TwoTowers,
+    colocate,
+    colocated,
+    pair_batch,
+    run_both,
+    tower,
+    train,
+)
+from loop_cases import LOOPS, check, check_removing_between_forward_and_backward, differentiable, several
+from torch import nn
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled")
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_loop_is_equal_to_the_plain_one(name: str):
+    check(LOOPS[name], run_both, LOOPS[name].host)
+
+
+def test_removing_between_forward_and_backward_is_equal():
+    check_removing_between_forward_and_backward(colocated)
+
+
+def test_several_forwards_under_one_autocast_run_in_place():
+    described = run_both(TwoTowers, pair_batch(), SIDE_BY_SIDE, several(2, autocast=True))
+    assert "autocast keeps its cast weights" in described
+
+
+def test_gradients_of_gradients_are_refused_and_work_when_disabled():
+    model = TwoTowers()
+    handle = colocate(model, pair_batch(), SIDE_BY_SIDE)
+    try:
+        for step in range(3):
+            batch = differentiable(step)
+            model(*batch).sum().backward()
+        with pytest.raises(Exception, match="create_graph=True"):
+            torch.autograd.grad(model(*batch).sum(), batch, create_graph=True)
+        with handle.disabled():
+            (grad, _) = torch.autograd.grad(model(*batch).square().sum(), batch, create_graph=True)
+            grad.square().sum().backward()
+    finally:
+        handle.remove()
+
+
+# Autocast that begins and ends inside of the model's own forward, as accelerate arranges it.
+
+
+class Late(nn.Module):
+    """On a lane it waits at a gate before it uses its weight again, so that its casts straddle the gate's opening."""
+
+    def __init__(self, gate: threading.Event, *, again: bool) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 16)
+        self.again = again
+        self.__dict__["gate"] = gate
+
+    def __deepcopy__(self, memo: object) -> Late:
+        twin = Late(self.gate, again=self.again)
+        twin.load_state_dict(self.state_dict())
+        return twin
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(x)
+        if self.again:
+            hidden = self.second(hidden).tanh()
+        if threading.current_thread() is not threading.main_thread():
+            assert self.gate.wait(60)
+        return self.second(hidden)
+
+
+class CastInside(TwoTowers):
+    """Every other time its autocast ends before anybody needs what the towers compute; else only after that."""
+
+    gate: threading.Event
+    calls = 0
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.gate.clear()
+        with torch.autocast("cpu", torch.bfloat16):
+            left, right = self.left(x), self.right(y)
+            if self.calls % 2:
+                self.gate.set()
+                assert left.sum().item() != right.sum().item()
+        self.gate.set()
+        return left.float() @ right.float().T
+
+
+@pytest.mark.parametrize(
+    ("again", "said"), [(False, None), (True, "it uses a weight several times, in an autocast that may end before")]
+)
+def test_weights_cast_by_a_lane_after_autocast_ended_are_not_used_in_the_next_step(again: bool, said: str | None):
+    def make() -> CastInside:
+        gate = CastInside.gate = threading.Event()
+        return CastInside(Late(gate, again=again), Late(gate, again=again))
+
+    described = run_both(make, pair_batch(), SIDE_BY_SIDE, train(6))
+    assert "in place" not in described if said is None else said in described
+
+
+def test_a_weight_used_several_times_inside_of_one_autocast_runs_on_its_lane():
+    gate = threading.Event()
+    gate.set()
+    described = run_both(
+        lambda: TwoTowers(Late(gate, again=True), Late(gate, again=True)),
+        pair_batch(),
+        SIDE_BY_SIDE,
+        several(1, autocast=True),
+    )
+    assert "in place" not in described
+
+
+class Twice(nn.Module):
+    """Uses one input in two products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.first(x) * self.second(x)
+
+
+class NormedChain(nn.Module):
+    """A norm, which autocast leaves in float32, between two placed modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.norm, self.right = tower(), nn.LayerNorm(16), Twice()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.right(self.norm(self.left(x).float()))
+
+
+def test_an_input_that_is_cast_twice_has_its_gradients_summed_as_in_the_plain_loop():
+    def loop(model: nn.Module, record: Record) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        for step in range(4):
+            loss = model(pair_batch(step)[0]).float().square().mean()
+            loss.backward()
+            record.note(loss)
+            record.note_model(model)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    stages = [{"left": 1}, {"right": 1}]
+    assert "in place" not in run_both(NormedChain, pair_batch()[:1], stages, loop, include=["left", "right"])

@@ -1,0 +1,269 @@
+"""Placed calls on streams: what is concurrent, what is ordered, and that each ordering is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from engine_cases import SIDE_BY_SIDE, Doing, Glued, TwoTowers, pair_batch
+from fake_streams import FakeStreams, Launch, RaceError
+from stream_cases import Projected, colocated, steps
+from torch import nn
+
+from mosaic.engine.streams import tensor as stream_tensor
+from mosaic.engine.streams.order import LaneOrder, ModelCall, Orders
+from mosaic.engine.streams.tensor import StreamTensor
+from mosaic.errors import ModuleContractError
+
+THREE = [{f"towers.{index}": 1 for index in range(3)}, {"head": 1}]
+
+
+def triple(step: int = 0) -> tuple[torch.Tensor, ...]:
+    return (*pair_batch(step), pair_batch(step + 50)[0])
+
+
+def pairs(one: list[Launch], other: list[Launch]) -> Iterator[tuple[Launch, Launch]]:
+    return ((a, b) for a in one for b in other)
+
+
+def test_placed_modules_and_their_glue_are_not_ordered_among_each_other():
+    model = Projected()
+    with colocated(model, triple(), THREE, num_slots=3) as (handle, backend):
+        for step in range(3):
+            backend.api.launches.clear()
+            out = model(*triple(step))
+            lanes = [backend.launches_of(handle, f"towers.{index}") for index in range(3)]
+            ends = [next(i for i, one in enumerate(lane) if one.name == "aten.div.Tensor") for lane in lanes]
+            for index in range(3):
+                names = [launch.name for launch in lanes[index][: ends[index] + 1]]
+                assert names.count("aten.addmm.default") == 2
+                assert "aten.mm.default" in names
+                for other in range(index):
+                    both = pairs(lanes[index][: ends[index] + 1], lanes[other][: ends[other] + 1])
+                    assert all(a.is_concurrent_with(b) for a, b in both)
+            out.sum().backward()
+
+
+def test_a_head_waits_for_its_inputs_and_not_for_other_lanes():
+    model = Projected()
+    with colocated(model, triple(), THREE, num_slots=3) as (handle, backend):
+        backend.api.launches.clear()
+        model(*triple())
+        head = [launch for launch in backend.launches_of(handle, "head") if launch.name == "aten.addmm.default"][2]
+        first, second, third = (backend.launches_of(handle, f"towers.{index}") for index in range(3))
+        assert head.is_after(first[0])
+        assert head.is_after(second[0])
+        assert head.is_concurrent_with(third[-1])
+
+
+def test_partitions_that_share_a_slot_take_turns():
+    model = TwoTowers()
+    with colocated(model, pair_batch(), [{"left": 2}, {"right": 1}], num_slots=3) as (handle, backend):
+        model(*pair_batch())
+        left, right = (backend.launches_of(handle, name) for name in ("left", "right"))
+        assert right[0].is_after([launch for launch in left if launch.name == "aten.addmm.default"][-1])
+
+
+def test_a_module_called_inside_of_another_runs_with_it():
+    model = TwoTowers()
+    with colocated(model, pair_batch(), SIDE_BY_SIDE) as (handle, backend):
+        model.right.register_forward_hook(lambda _module, args, out: out + model.left(args[0]))
+        model.right(pair_batch()[1])
+        assert backend.launches_of(handle, "left") == []
+
+
+def test_a_call_outside_of_the_model_waits_for_the_loop():
+    model = TwoTowers()
+    with colocated(model, pair_batch(), SIDE_BY_SIDE) as (_, backend):
+        x = pair_batch()[0] * 2
+        left = model.left(x)
+        assert isinstance(left, StreamTensor)
+        assert backend.api.launches[-1].is_after(backend.api.on(0)[-1])
+
+
+# Every ordering is needed: without it a race is found.
+
+
+def plain_steps(model: nn.Module) -> None:
+    steps(model)
+
+
+def with_autocast(model: nn.Module) -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        x, y = pair_batch()
+        (model.left(x) @ model.weight).float().sum() + (model.right(y) @ model.weight).float().sum()
+
+
+def written_after_reading(model: nn.Module) -> None:
+    def forward(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        left, right = model.left(x), model.right(y)
+        mixed = left + right
+        left.mul_(2)
+        return mixed
+
+    model.forward = forward  # type: ignore[method-assign]
+    with torch.no_grad():
+        model(*pair_batch())
+
+
+def let_go_early(model: nn.Module) -> None:
+    with torch.no_grad():
+        x, y = pair_batch()
+        _ = model.left(x * 2)
+        _ = y * 2
+
+
+def read_after_writing(model: nn.Module) -> None:
+    x, y = pair_batch()
+    with torch.no_grad():
+        left, right = model.left(x), model.right(y)
+        _ = left + right
+        part = left[:, :3]
+        part.mul_(2)
+        _ = left + right
+
+
+def in_a_buffer(model: nn.Module) -> None:
+    buffer, y = pair_batch()
+    model.forward = lambda x, y: (model.left(x), model.right(y))[1]  # type: ignore[method-assign]
+    for step in range(3):
+        buffer.copy_(pair_batch(step)[0])
+        model(buffer, y)
+
+
+def stepped_with_a_branch_under_way(model: nn.Module) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(*pair_batch()).square().mean().backward()
+    ahead = model.right(pair_batch(1)[1])
+    optimizer.step()
+    _ = ahead + 1
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    pass
+
+
+SEEDED: list[tuple[str, Any, str, Any, Callable[[nn.Module], None]]] = [
+    ("the wait for a producer", LaneOrder, "hold", nothing, plain_steps),
+    ("telling the allocator", FakeStreams, "record_use", nothing, let_go_early),
+    ("the wait for the beginning of a call", LaneOrder, "enter", nothing, plain_steps),
+    ("the wait of a writer for readers", LaneOrder, "hold_back_writer", nothing, written_after_reading),
+    ("the wait of a reader for writers", LaneOrder, "wrote", nothing, read_after_writing),
+    ("the join at the end of a call", Orders, "join", nothing, in_a_buffer),
+    ("the join before an optimizer's step", Orders, "join", nothing, stepped_with_a_branch_under_way),
+    ("casts that lanes do not share", stream_tensor, "_without_cast_cache", lambda f, a, k: f(*a, **k), with_autocast),
+]
+
+
+@pytest.mark.parametrize(("what", "owner", "name", "seeded", "loop"), SEEDED, ids=[seed[0] for seed in SEEDED])
+def test_without_one_ordering_there_is_a_race(
+    what: str, owner: Any, name: str, seeded: Any, loop: Any, monkeypatch: pytest.MonkeyPatch
+):
+    torch.manual_seed(0)
+    with colocated(TwoTowers(), pair_batch(), SIDE_BY_SIDE) as (handle, _):
+        loop(handle._model)
+    with colocated(TwoTowers(), pair_batch(), SIDE_BY_SIDE) as (handle, _):
+        monkeypatch.setattr(owner, name, seeded)
+        if "optimizer" in what:
+            monkeypatch.setattr(type(handle._executor.lanes), "join", nothing)
+        with pytest.raises((RaceError, ModuleContractError)):
+            loop(handle._model)
+        monkeypatch.undo()
+
+
+def test_without_the_wait_for_what_was_made_between_modules_there_is_a_race(monkeypatch: pytest.MonkeyPatch):
+    stemmed = Glued(lambda self, x, y: self.left(x * 2) @ self.right(y.view(-1, 8)).T)
+    with colocated(stemmed, pair_batch(), SIDE_BY_SIDE) as (handle, _):
+        steps(handle._model)
+        monkeypatch.setattr(ModelCall, "had", lambda *_: True)
+        with pytest.raises(RaceError):
+            steps(handle._model)
+
+
+# What modules exchange other than by arguments and results.
+
+
+def momentum(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Updates one tower's weights from the other's before it is used, as momentum encoders do."""
+    left = self.left(x)
+    with torch.no_grad():
+        for slow, fast in zip(self.right.parameters(), self.left.parameters(), strict=True):
+            slow.data = slow.data * 0.9 + fast.data * 0.1
+    return left @ self.right(y).T
+
+
+def by_an_attribute() -> TwoTowers:
+    """Leaves a tensor for a module in one of its attributes."""
+
+    def glue(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        left = self.left(x)
+        self.right.scale = x.mean() * 2
+        return left @ self.right(y).T
+
+    return Glued(glue, right=Doing(lambda self, y: self.layers(y) * self.scale))
+
+
+def by_a_buffer() -> TwoTowers:
+    """Reads a module's buffer."""
+
+    def counting(self: Doing, y: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = self.layers(y)
+        self.total += hidden.detach().sum()
+        return hidden
+
+    def glue(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        left, right = self.left(x), self.right(y)
+        total = self.right.total * 2
+        return left @ right.T + total
+
+    model = Glued(glue, right=Doing(counting))
+    model.right.register_buffer("total", torch.zeros(()))
+    return model
+
+
+@pytest.mark.parametrize("make", [lambda: Glued(momentum), by_an_attribute, by_a_buffer])
+def test_what_goes_past_arguments_and_results_keeps_to_the_loop_s_order(make: Callable[[], TwoTowers]):
+    with colocated(make(), pair_batch(), SIDE_BY_SIDE) as (handle, _):
+        steps(handle._model)
+        assert "right keeps to the order of the loop's own stream: it" in handle.describe()
+        assert "left keeps" not in handle.describe()
+        assert handle._executor is not None
+        handle._executor.in_order.clear()
+        with pytest.raises((RaceError, ModuleContractError)):
+            steps(handle._model)
+
+
+def test_a_module_that_writes_into_its_argument_waits_for_whoever_reads_it():
+    def rewriting(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        left = self.left(x).detach() * 1
+        mixed = left + self.right(y)
+        return self.head(left) + mixed
+
+    model = Glued(rewriting)
+    model.head = Doing(lambda self, x: self.layers(x.clamp_(-1, 1)), 16)
+    with colocated(model, pair_batch(), [*SIDE_BY_SIDE, {"head": 2}], num_slots=3) as (handle, _):
+        steps(handle._model)
+        assert "head keeps to the order of the loop's own stream: it writes into its arguments" in handle.describe()
+        assert handle._executor is not None
+        handle._executor.in_order.clear()
+        with pytest.raises((RaceError, ModuleContractError)):
+            steps(handle._model)
+
+
+def test_a_tensor_of_the_loop_that_is_written_to_while_a_lane_may_read_it_is_found_out():
+    def writing(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        left = self.left(x)
+        if not self.training:
+            with torch.no_grad():
+                x.add_(1)
+        return left @ self.right(y).T
+
+    model = Glued(writing)
+    with colocated(model, pair_batch(), SIDE_BY_SIDE):
+        model.eval()
+        with torch.no_grad(), pytest.raises((RaceError, ModuleContractError)):
+            model(*pair_batch())
+        model.train()
+        steps(model)

@@ -1,0 +1,98 @@
+"""Streams: errors inside modules, the timeline, what describe says, and what is left behind."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+from engine_cases import SIDE_BY_SIDE, Doing, TwoTowers, failing, pair_batch
+from stream_cases import Projected, colocated, steps
+from torch import nn
+
+from mosaic.engine import Handle
+
+
+def test_an_error_comes_out_at_the_call_with_the_module_s_own_traceback():
+    model = TwoTowers()
+    with colocated(model, pair_batch(), SIDE_BY_SIDE):
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as raised:
+            model(pair_batch()[1][:, :3], pair_batch()[1])
+        assert any("torch/nn/modules/linear.py" in str(entry.path) for entry in raised.traceback)
+        steps(model)
+
+
+def test_the_timeline_has_a_forward_and_a_backward_of_every_module_and_step():
+    model = Projected(2)
+    with colocated(model, pair_batch(), [{"towers.0": 1, "towers.1": 1}, {"head": 2}]) as (handle, _):
+        handle.clear_timeline()
+        steps(model, num_steps=4)
+        spans = handle.timeline().spans
+        names = ("towers.0", "towers.1", "head")
+        assert sorted((s.module, s.phase, s.step) for s in spans) == sorted(
+            (name, phase, step) for name in names for phase in ("forward", "backward") for step in range(4)
+        )
+        assert all(span.end_ms >= span.start_ms >= 0 for span in spans)
+        assert [span.start_ms for span in spans] == sorted(span.start_ms for span in spans)
+        by_key = {(s.module, s.phase, s.step): s for s in spans}
+        assert all(by_key[n, "backward", s].start_ms >= by_key[n, "forward", s].end_ms for n in names for s in range(4))
+        assert handle.metrics()["steps"] == 4
+        handle.clear_timeline()
+        assert handle.timeline().spans == ()
+
+
+def test_the_backward_of_a_frozen_module_ends_with_its_input():
+    model = TwoTowers()
+    model.left.requires_grad_(False)
+    with colocated(model, pair_batch(), SIDE_BY_SIDE) as (handle, _):
+        x, y = pair_batch()
+        model(x.requires_grad_(), y).sum().backward()
+        assert ("left", "backward") in {(span.module, span.phase) for span in handle.timeline().spans}
+
+
+def test_describe_says_how_many_sms_were_granted():
+    with colocated(TwoTowers(), pair_batch(), [{"left": 3, "right": 1}], num_slots=4) as (handle, _):
+        assert "left on slots 0, 1, 2 of 4 (24 SMs)" in handle.describe()
+
+
+def test_nothing_that_a_step_made_outlives_it():
+    model = TwoTowers()
+
+    def step(handle: Handle) -> list[weakref.ref[torch.Tensor]]:
+        x, y = pair_batch()
+        left = model.left(x)
+        glue = left * 2
+        (glue @ model.right(y).T).sum().backward()
+        out = model(x, y)
+        out.sum().backward()
+        return [weakref.ref(t) for t in (x, left, left._plain, glue, glue._plain, out)]
+
+    with colocated(model, pair_batch(), SIDE_BY_SIDE) as (handle, _):
+        gc.disable()
+        try:
+            for _ in range(2):
+                made = step(handle)
+            assert [ref() for ref in made] == [None] * len(made)
+        finally:
+            gc.enable()
+
+
+def test_a_lane_goes_on_after_a_module_failed_half_way_and_others_are_ordered_behind_what_it_launched():
+    model = nn.ModuleDict({"a": Doing(failing), "b": nn.Linear(8, 16)})
+    x = torch.randn(4, 8)
+
+    def both() -> torch.Tensor:
+        return model["a"](x) + model["b"](x)
+
+    with colocated(model, both, [{"a": 1, "b": 1}]) as (_, backend):
+        expected = both().detach().clone()
+        model["a"].is_on = True
+        with pytest.raises(ValueError, match="told to fail"):
+            both()
+        torch.optim.SGD(model.parameters(), lr=0.0).step()  # waits for all that lanes were given
+        model["a"].is_on = False
+        again = both()
+        again.sum().backward()
+        assert torch.equal(again.detach(), expected)
+        assert backend.api.launches

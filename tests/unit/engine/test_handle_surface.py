@@ -1,0 +1,63 @@
+"""What people call: the names of handles, and options that cannot be had somewhere."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import mosaic
+from mosaic.ranks import RankHandle, colocate_ranks
+
+HANDLE = {
+    *("plan", "describe", "metrics", "timeline", "disabled", "remove", "save", "load", "export"),
+    *("graph", "active", "is_trying", "clear_timeline", "finish_saving", "load_weights"),
+}
+ON_RANKS = {"sampler", "full_state_dict", "clip_grad_norm_", "write_trace"}
+
+
+def public(kind: type) -> set[str]:
+    return {name for name in dir(kind) if not name.startswith("_")}
+
+
+def test_the_public_names_of_handles_are_frozen():
+    assert public(mosaic.Handle) == HANDLE
+    assert public(RankHandle) == HANDLE | ON_RANKS
+
+
+def test_one_rank_and_several_have_one_signature():
+    from mosaic.engine.colocate import colocate_one
+
+    for one in (mosaic.colocate, colocate_one, colocate_ranks):
+        assert list(inspect.signature(one).parameters) == [
+            *("model", "sample", "plan", "modules", "exclude", "backend", "options"),
+        ]
+
+
+@pytest.mark.parametrize("given", [mosaic.RankSettings(), mosaic.RankSettings(communication_slots=1, direct=False)])
+def test_settings_of_ranks_are_refused_on_one(given: mosaic.RankSettings):
+    with pytest.raises(ValueError, match="is for several ranks, and this process is the only one; start it"):
+        mosaic.colocate(nn.Linear(2, 2), torch.ones(2, 2), options=mosaic.Options(ranks=given))
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"cuda_graphs": True}, "cuda_graphs=True cannot be had on several ranks"),
+        ({"cache": Path("here")}, "cache='here' cannot be had on several ranks"),
+    ],
+)
+def test_what_several_ranks_cannot_do_is_refused_with_the_reason(given: dict[str, Any], reason: str):
+    with pytest.raises(ValueError, match=reason):
+        colocate_ranks(nn.Linear(2, 2), torch.ones(2, 2), options=mosaic.Options(**given))
+
+
+@pytest.mark.parametrize("given", [{"timeout_s": 0}, {"beat_s": -1.0}, {"grace_s": float("nan")}])
+def test_times_that_are_no_times_are_refused(given: dict[str, float]):
+    (name,) = given
+    with pytest.raises(ValueError, match=f"{name}=.*above 0 s"):
+        mosaic.RankSettings(**given)

@@ -1,0 +1,194 @@
+"""The parts of a trial: which plans, which steps, whose turn, what has changed since."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+from planning_cases import flat, linear, profile_of
+from torch import nn
+
+from mosaic.cost import CostModel
+from mosaic.engine.trial.drift import DriftWatch
+from mosaic.engine.trial.plans import measured_of, name_of, plan_shape, plans_to_try, solve_again
+from mosaic.engine.trial.settings import TrialSettings
+from mosaic.engine.trial.steps import StepUnit, outer_shapes
+from mosaic.engine.trial.turn import TrialTurn
+from mosaic.plan import Plan
+from mosaic.profile import Phase
+from mosaic.solver import solve
+from mosaic.timeline import Span
+
+# Which plans.
+
+
+def case(**times: Any) -> tuple[Plan, CostModel, tuple[Plan, ...]]:
+    profile = profile_of(times, num_slots=4)
+    cost = CostModel.from_profile(profile)
+    best = solve(profile.graph, cost, profile.device)
+    return best, cost, plans_to_try(best, profile.graph, cost, count=3, smallest_gain=1.02)
+
+
+def test_the_best_plan_comes_first_then_one_with_other_stages_and_the_sequential_one_last():
+    best, _, plans = case(a=flat(4), b=flat(4), c=linear(8))
+    assert plans[0] == best
+    assert {stage.names for stage in plans[1].stages} != {stage.names for stage in best.stages}
+    assert plans[1].is_colocated
+    assert not plans[-1].is_colocated
+    assert len({plan_shape(plan) for plan in plans}) == len(plans) == 3
+    assert best.predicted_ms <= plans[1].predicted_ms
+
+
+def test_where_no_plan_is_predicted_to_gain_there_is_nothing_to_try():
+    assert case(a=linear(4), b=linear(8))[2] == ()
+
+
+def test_plans_predicted_slower_than_the_sequential_one_are_left_out():
+    _, _, plans = case(a=flat(4), b=flat(4))
+    assert [plan.is_colocated for plan in plans] == [True, False]
+
+
+def test_plans_are_named_by_what_runs_beside_what():
+    best, _, plans = case(a=flat(4), b=flat(4))
+    assert name_of(best) in ("a:1 + b:1", "a:2 + b:2", "a:1 + b:3", "a:3 + b:1")
+    assert name_of(plans[-1]).startswith("one module after the other on lanes (a:")
+
+
+def test_measured_times_change_the_plan():
+    best, cost, _ = case(a=flat(4), b=flat(4), c=linear(8))
+    slow = {(p.module, phase): 100.0 for p in best.placements for phase in Phase if p.quota < 4}
+    graph = profile_of({"a": flat(4), "b": flat(4), "c": linear(8)}, num_slots=4).graph
+    found = solve_again(best, slow, graph, cost)
+    assert found is not None
+    assert plan_shape(found[0]) != plan_shape(best)
+    assert found[0].predicted_ms < 200
+
+
+def test_what_was_measured_is_the_median_of_each_phase_without_glue():
+    spans = [
+        Span(module="a", phase=phase, slots=(0,), step=step, start_ms=0.0, end_ms=float(took))
+        for phase, took, step in (
+            ("forward", 1, 0),
+            ("forward", 5, 1),
+            ("forward", 2, 2),
+            ("backward", 7, 0),
+            ("glue", 9, 0),
+        )
+    ]
+    assert measured_of(spans) == {("a", Phase.FORWARD): 2.0, ("a", Phase.BACKWARD): 7.0}
+
+
+# Which steps.
+
+
+def optimizer_of(*modules: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD([p for module in modules for p in module.parameters()], lr=0.1)
+
+
+def test_of_two_optimizers_the_first_counts_until_it_no_longer_steps():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    unit = StepUnit(model)
+    first, second, foreign = optimizer_of(model[0]), optimizer_of(model[1]), optimizer_of(nn.Linear(2, 2))
+    assert [unit.begins_at_step(one) for one in (first, second, foreign, first)] == [True, False, False, True]
+    assert [unit.begins_at_step(second) for _ in range(8)] == [False] * 7 + [True]
+    del first, second
+    gc.collect()
+    assert unit.begins_at_step(optimizer_of(model))
+
+
+def test_an_optimizer_that_gets_the_model_s_parameters_later_counts_from_then_on():
+    model, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    unit, optimizer = StepUnit(model), optimizer_of(other)
+    assert not unit.begins_at_step(optimizer)
+    optimizer.add_param_group({"params": model.parameters()})
+    assert unit.begins_at_step(optimizer)
+
+
+def test_calls_count_where_nothing_trains():
+    trained, frozen = StepUnit(nn.Linear(2, 2)), StepUnit(nn.Linear(2, 2).requires_grad_(False))
+    assert [trained.begins_at_call() for _ in range(10)] == [False] * 10
+    assert [frozen.begins_at_call() for _ in range(10)] == [False] * 7 + [True] * 3
+    with torch.no_grad():
+        assert [trained.begins_at_call() for _ in range(10)] == [False] * 7 + [True] * 3
+
+
+def test_shapes_of_a_batch_are_seen_one_level_deep():
+    x, y = torch.ones(2, 3), torch.ones(4)
+    assert outer_shapes((x,), {"y": [y, 1], "z": {"a": x}, "name": "b"}) == (True, (2, 3), (4,), (2, 3))
+    with torch.no_grad():
+        assert outer_shapes((x,), {}) != outer_shapes((x,), {"y": y})
+
+
+# Whose turn.
+
+
+def test_one_has_the_turn_until_it_gives_it_or_is_gone():
+    class Asker:
+        pass
+
+    turn, first, second = TrialTurn(), Asker(), Asker()
+    assert turn.take(first)
+    assert turn.take(first)
+    assert not turn.take(second)
+    turn.give(second)
+    assert not turn.take(second)
+    turn.give(first)
+    assert turn.take(second)
+    del second
+    gc.collect()
+    assert turn.take(first)
+
+
+def test_a_loop_that_stands_still_loses_its_turn():
+    turn, still, going = TrialTurn(), type("Asker", (), {})(), type("Asker", (), {})()
+    turn.take(still)
+    assert [turn.take(going) for _ in range(201)] == [False] * 200 + [True]
+
+
+# What has changed since.
+
+SETTINGS = TrialSettings(drift_steps=40)
+
+
+def test_forty_slow_steps_in_a_row_are_a_drift_and_fewer_are_not():
+    watch = DriftWatch([10.0] * 8, "shapes", SETTINGS)
+    times = [12.0] * 20 + [10.0] * 20 + [12.0] * 39
+    assert [watch.note(time) for time in times] == [None] * len(times)
+    assert watch.note(12.0) == "40 steps in a row were slower than in the trial: 12.00 ms, above 11.00"
+
+
+def test_steps_within_the_trial_s_spread_and_single_slow_ones_are_no_drift():
+    watch = DriftWatch([10.0, 10.0, 10.0, 14.0, 14.0], "shapes", SETTINGS)
+    assert not any(watch.note(13.0) for _ in range(200))
+    assert not any(watch.note(500.0 if step % 3 == 0 else 10.0) for step in range(200))
+
+
+def test_without_a_measurement_the_first_window_is_what_others_are_compared_with():
+    watch = DriftWatch([], "shapes", SETTINGS)
+    assert not any(watch.note(10.0) for _ in range(100))
+    assert any(watch.note(20.0) for _ in range(60))
+
+
+def test_one_other_shape_that_stays_is_a_drift_and_changing_ones_are_not():
+    watch = DriftWatch([10.0], "a", SETTINGS)
+    assert not any(watch.note_shapes("bc"[step % 2]) for step in range(200))
+    assert not any(watch.note_shapes("b" if step % 10 else "a") for step in range(200))
+    assert watch.note_shapes("a") is None
+    changed = [watch.note_shapes("b") for _ in range(40)]
+    assert changed[:-1] == [None] * 39
+    assert changed[-1] == "the last 40 batches had other shapes than those of the trial"
+
+
+def test_a_process_that_comes_to_the_device_is_a_change_and_one_that_goes_is_not():
+    watch = DriftWatch([10.0], "a", SETTINGS)
+    assert watch.note_tenants(frozenset({7})) is None
+    assert watch.note_tenants(frozenset()) is None
+    assert watch.note_tenants(frozenset({8, 9})) == "another process uses the device now (id 8, 9)"
+
+
+@pytest.mark.parametrize("bound", ["steps_per_visit", "drift_steps", "retrial_steps", "warm_steps", "max_replans"])
+def test_bounds_below_their_least_are_refused(bound: str):
+    with pytest.raises(ValueError, match=rf"{bound}=-1; use 1 or more"):
+        TrialSettings(**{bound: -1})

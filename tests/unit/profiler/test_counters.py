@@ -1,0 +1,227 @@
+"""Counters are read over a window, rescaled to the partition, and say why where they cannot be read."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from engine_cases import FAST, TwoTowers, pair_batch
+from fake_streams import FakeGreenDriver, FakeStreams
+from torch import nn
+
+from mosaic.backends.cuda.backend import CudaBackend
+from mosaic.backends.streams.lanes import StreamLanes
+from mosaic.device import Device
+from mosaic.engine import find_modules
+from mosaic.profile import Phase, Profile
+from mosaic.profiler import Counters, ProfileCache, Subject, Utilisation, profile_modules
+from mosaic.profiler.machine import counters as counting
+from mosaic.profiler.measuring.utilisation import measure_utilisation
+
+
+class FakeError(Exception):
+    pass
+
+
+class FakeNvml:
+    """Stands for pynvml and an H100: counters that read what they are told, in percent."""
+
+    NVMLError = FakeError
+    NVML_GPM_METRIC_SM_UTIL, NVML_GPM_METRIC_SM_OCCUPANCY, NVML_GPM_METRIC_DRAM_BW_UTIL = 2, 3, 10
+    NVML_GPM_METRICS_GET_VERSION = 1
+    NVML_CLOCK_SM, NVML_CLOCK_MEM = 1, 2
+
+    def __init__(self, *, supported: bool = True, percent: dict[int, float] | None = None) -> None:
+        self.supported = supported
+        self.percent = percent if percent is not None else {2: 24.0, 3: 6.0, 10: 30.0}
+        self.fails: set[str] = set()
+        self.samples = 0
+        self.open = 0
+
+    def _called(self, name: str) -> None:
+        if name in self.fails:
+            raise FakeError(f"{name}: insufficient permissions")
+
+    def nvmlInit(self) -> None:  # noqa: N802
+        self._called("nvmlInit")
+        self.open += 1
+
+    def nvmlShutdown(self) -> None:  # noqa: N802
+        self.open -= 1
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:  # noqa: N802
+        self._called("nvmlDeviceGetHandleByIndex")
+        return f"gpu {index}"
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:  # noqa: N802
+        return uuid
+
+    def nvmlDeviceGetClockInfo(self, device: str, kind: int) -> int:  # noqa: N802
+        self._called("nvmlDeviceGetClockInfo")
+        return {1: 1980, 2: 2619}[kind]
+
+    def nvmlGpmQueryDeviceSupport(self, device: str) -> Any:  # noqa: N802
+        return SimpleNamespace(isSupportedDevice=int(self.supported))
+
+    def nvmlGpmSampleAlloc(self) -> object:  # noqa: N802
+        self.samples += 1
+        return object()
+
+    def nvmlGpmSampleFree(self, sample: object) -> None:  # noqa: N802
+        self.samples -= 1
+
+    def nvmlGpmSampleGet(self, device: str, sample: object) -> None:  # noqa: N802
+        self._called("nvmlGpmSampleGet")
+
+    def c_nvmlGpmMetricsGet_t(self) -> Any:  # noqa: N802
+        metrics = [SimpleNamespace(metricId=0, nvmlReturn=0, value=0.0) for _ in range(333)]
+        return SimpleNamespace(metrics=metrics)
+
+    def nvmlGpmMetricsGet(self, asked: Any) -> None:  # noqa: N802
+        assert asked.version == 1
+        assert asked.sample1 is not asked.sample2
+        for metric in asked.metrics[: asked.numMetrics]:
+            metric.nvmlReturn = 0 if metric.metricId in self.percent else 3
+            metric.value = self.percent.get(metric.metricId, 0.0)
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch):
+    """Time passes by itself, a tenth of a second each time that somebody looks."""
+    now = [0.0]
+
+    def tick() -> float:
+        now[0] += 0.1
+        return now[0]
+
+    monkeypatch.setattr(counting, "time", SimpleNamespace(sleep=lambda seconds: None, monotonic=tick))
+
+
+def test_a_window_reads_shares_of_the_whole_device():
+    nvml = FakeNvml()
+    with Counters("GPU-1", nvml=nvml) as counters:
+        assert counters.missing == ""
+        with counters.window() as window:
+            while not window.is_long_enough:
+                assert window.found is None
+        assert window.found == Utilisation(sm_util=0.24, sm_occupancy=0.06, dram_bandwidth=0.3)
+        assert counters.clocks_mhz == (1980, 2619)
+    assert (nvml.samples, nvml.open) == (0, 0)
+    counters.close()
+    assert nvml.open == 0
+
+
+def test_shares_of_sms_are_rescaled_to_the_partition_and_bandwidth_is_not():
+    seen = Utilisation(sm_util=0.24, sm_occupancy=0.06, dram_bandwidth=0.3).on_partition(32, 132)
+    assert seen.sm_util == pytest.approx(0.24 * 132 / 32)
+    assert seen.sm_occupancy == pytest.approx(0.06 * 132 / 32)
+    assert seen.dram_bandwidth == 0.3
+    assert Utilisation(sm_util=0.5).on_partition(8, 132) == Utilisation(sm_util=1.0)
+
+
+def test_a_short_window_is_refused_since_counters_would_read_zero():
+    with pytest.raises(ValueError, match=r"window of 0.1 s; counters need 0.5"):
+        Counters(0, nvml=FakeNvml()).window(0.1).__enter__()
+
+
+@pytest.mark.parametrize(
+    ("nvml", "fails", "reason"),
+    [
+        (FakeNvml(supported=False), "", "no GPM; it takes Hopper"),
+        (FakeNvml(percent={}), "", "made no metric of them, as on a virtual GPU"),
+        *(
+            (FakeNvml(), call, f"NVML refuses: {call}: insufficient permissions")
+            for call in ("nvmlInit", "nvmlDeviceGetHandleByIndex", "nvmlGpmSampleGet")
+        ),
+    ],
+)
+def test_a_gpu_without_counters_or_rights_says_why_and_is_no_error(nvml: FakeNvml, fails: str, reason: str):
+    nvml.fails = {fails}
+    with Counters(0, nvml=nvml) as counters:
+        assert reason in counters.missing
+        assert fails or counters.clocks_mhz == (1980, 2619)
+        with pytest.raises(RuntimeError, match="there are no counters"):
+            counters.window().__enter__()
+    assert (nvml.samples, nvml.open) == (0, 0)
+
+
+def test_a_machine_without_the_package_or_the_library_says_so(monkeypatch: pytest.MonkeyPatch):
+    def absent(name: str) -> Any:
+        raise ImportError(f"No module named {name!r}")
+
+    monkeypatch.setattr(counting, "importlib", SimpleNamespace(import_module=absent))
+    counters = Counters(0)
+    assert "install nvidia-ml-py" in counters.missing
+    assert counters.clocks_mhz == (0, 0)
+
+
+def test_a_call_that_fails_later_costs_its_own_number_alone():
+    nvml = FakeNvml()
+    with Counters(0, nvml=nvml) as counters:
+        nvml.fails = {"nvmlDeviceGetClockInfo"}
+        assert counters.clocks_mhz == (0, 0)
+        with counters.window() as window:
+            nvml.fails = {"nvmlGpmSampleGet"}
+        assert window.found is None
+        assert counters.missing == ""
+        nvml.fails = set()
+        with pytest.raises(KeyError), counters.window():
+            raise KeyError  # an error of the load goes on
+    assert nvml.samples == 0
+
+
+@pytest.mark.parametrize("phase", list(Phase))
+def test_a_phase_keeps_its_lane_busy_for_the_whole_window(phase: Phase):
+    runtime, nvml = FakeStreams(), FakeNvml(percent={2: 50.0, 10: 30.0})
+    device = Device(name="fake", kind="cuda", num_slots=2, sms_per_slot=8, remainder_sms=4)
+    subject = Subject("linear", nn.Linear(8, 4), (torch.randn(6, 8),), {})
+    streams = {(0,): (runtime.new_stream(), 10)}
+    with runtime.watching(), StreamLanes(runtime, streams, lambda: None) as lanes, Counters(0, nvml=nvml) as counters:
+        seen = measure_utilisation(subject, lanes.lane((0,)), phase, counters, device, call_ms=20.0)
+        before = len(runtime.launches)
+        frozen = Subject("frozen", nn.Linear(8, 4).requires_grad_(False), (torch.randn(6, 8),), {})
+        none = measure_utilisation(frozen, lanes.lane((0,)), Phase.BACKWARD, counters, device, call_ms=20.0)
+    # The lane was granted 10 of the device's 20 SMs.
+    assert seen == Utilisation(sm_util=1.0, sm_occupancy=None, dram_bandwidth=0.3)
+    assert before >= 10
+    assert none is None
+
+
+def test_a_profile_keeps_counters_and_clocks_and_looks_again_for_what_a_cache_lacks(tmp_path: Path):
+    runtime = FakeStreams()
+    backend = CudaBackend(api=runtime, driver=FakeGreenDriver(num_slots=4))
+    settings = dataclasses.replace(FAST, pairs=False)
+
+    def profiled(counters: Counters | None) -> Profile:
+        model = TwoTowers()
+        finding = find_modules(model, pair_batch())
+        return profile_modules(
+            model,
+            finding.subjects,
+            finding.graph,
+            backend,
+            quotas=[1, 4],
+            settings=settings,
+            cache=ProfileCache(tmp_path),
+            counters=counters,
+        )
+
+    with runtime.watching():
+        blind = profiled(None)
+        with Counters(0, nvml=FakeNvml(supported=False)) as refused:
+            assert profiled(refused).samples == blind.samples
+        with Counters(0, nvml=FakeNvml()) as counters:
+            seen = profiled(counters)
+            again = profiled(counters)
+    assert {sample.bandwidth_utilisation for sample in blind.samples} == {None}
+    assert {sample.bandwidth_utilisation for sample in seen.samples} == {0.3}
+    narrow, wide = (sample.sm_occupancy for sample in seen.samples_of("left", Phase.FORWARD))
+    assert narrow is not None
+    assert wide is not None
+    assert narrow > wide
+    assert (seen.environment.sm_clock_mhz, seen.environment.memory_clock_mhz) == (1980, 2619)
+    assert again.samples == seen.samples

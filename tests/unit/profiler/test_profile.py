@@ -1,0 +1,170 @@
+import math
+import warnings
+from dataclasses import replace
+
+import pytest
+
+from mosaic import artifact
+from mosaic.device import Device
+from mosaic.errors import InvalidFileError, InvalidProfileError
+from mosaic.graph import ModuleGraph, ModuleNode
+from mosaic.profile import (
+    Environment,
+    GroupMember,
+    GroupSample,
+    HeldOutError,
+    ModuleStructure,
+    PairSample,
+    Phase,
+    Profile,
+    Sample,
+)
+
+DEVICE = Device(name="two cores", kind="host", num_slots=2)
+GRAPH = ModuleGraph(modules=(ModuleNode(name="image"), ModuleNode(name="text")))
+HERE = Environment(torch_version="2.13.0", python_version="3.11", created="2026-01-01T00:00:00", foreign_cpu_share=0.0)
+
+
+def sample(module="image", quota=1, times=(1.0, 2.0, 4.0), phase=Phase.FORWARD):
+    return Sample(module=module, phase=phase, quota=quota, times_ms=times)
+
+
+def member(module="image", quota=1, times=(3.0,), alone=(2.0,)):
+    return GroupMember(module=module, phase=Phase.FORWARD, quota=quota, times_ms=times, alone_ms=alone)
+
+
+def pair(beside="text", times=(3.0, 3.0, 9.0)):
+    return PairSample(
+        module="image", beside=beside, phase=Phase.FORWARD, quota=1, beside_quota=1, times_ms=times, alone_ms=(2.0,)
+    )
+
+
+def profile(*samples, pairs=(), groups=()):
+    groups = (GroupSample(members=groups),) if groups else ()
+    return Profile(device=DEVICE, graph=GRAPH, samples=samples, pairs=pairs, groups=groups, environment=HERE)
+
+
+def test_medians_and_quartiles_come_from_the_raw_times():
+    assert sample().median_ms == 2.0
+    assert sample().quartiles_ms == (1.5, 3.0)
+    assert sample(times=(3.0,)).quartiles_ms == (3.0, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        *(
+            (lambda time=time: sample(times=(1.0, time)), "finite and not negative")
+            for time in (math.nan, math.inf, -0.1)
+        ),
+        (lambda: sample(times=()), "no measurements"),
+        (lambda: profile(sample(), sample()), "two samples for 'image'"),
+        (lambda: profile(sample("audio")), "'audio', not in its graph"),
+        (lambda: profile(sample(quota=3)), "3 slots; two cores has 2"),
+        (lambda: profile(sample(), pairs=(pair("audio"),)), "'audio'"),
+        *(
+            (lambda field=field, share=share: replace(sample(), **{field: share}), "a share between 0 and 1")
+            for field in ("bandwidth_utilisation", "sm_occupancy")
+            for share in (-0.1, 1.1, math.nan)
+        ),
+        *(
+            (lambda which=which, times=times: member(**{which: times}), "group member 'image'")
+            for which in ("times", "alone")
+            for times in ((), (math.nan,), (-1.0,))
+        ),
+        *(
+            (lambda names=names: GroupSample(members=tuple(map(member, names))), "two or more modules, once each")
+            for names in ((), ("image",), ("image", "image"))
+        ),
+        (lambda: profile(sample(), groups=(member(quota=2), member("text"))), r"2 \+ 1 slots; two cores has 2"),
+        (lambda: profile(sample(), groups=(member(), member("audio"))), "'audio', not in its graph"),
+    ],
+)
+def test_numbers_and_names_that_cannot_be_are_refused(make, said):
+    with pytest.raises(InvalidProfileError, match=said):
+        make()
+
+
+def test_nan_in_a_file_is_refused():
+    text = artifact.to_json(profile(sample())).replace("4.0", "NaN")
+    with pytest.raises((InvalidFileError, InvalidProfileError), match=r"profile\.json"):
+        artifact.parse(Profile, text, source="profile.json")
+
+
+def test_a_profile_of_another_device_or_graph_is_refused():
+    other = Device(name="eight cores", kind="host", num_slots=8)
+    made = profile(sample())
+    with pytest.raises(InvalidProfileError, match="profile again on this device"):
+        made.check_matches(graph=GRAPH, device=other)
+    with pytest.raises(InvalidProfileError, match="profile this model again"):
+        made.check_matches(graph=ModuleGraph(modules=(ModuleNode(name="image"),)), device=DEVICE)
+
+
+def test_slowdown_is_the_ratio_of_medians():
+    assert pair().slowdown == 1.5
+    assert member(times=(3.0, 9.0, 3.0)).slowdown == 1.5
+    assert member(alone=(0.0,)).slowdown == 1.0
+
+
+def test_samples_are_given_by_rising_quota():
+    made = profile(sample(quota=2), sample(quota=1), sample("text"))
+    assert [found.quota for found in made.samples_of("image", Phase.FORWARD)] == [1, 2]
+
+
+def full_profile():
+    made = profile(
+        replace(sample(), bandwidth_utilisation=0.25, sm_occupancy=1.0, source="composed"),
+        Sample(module="image", phase=Phase.FORWARD, quota=2, infeasible="OutOfMemoryError: tried 3 GiB"),
+    )
+    return replace(
+        made,
+        groups=(GroupSample(members=(member(), member("text"))),),
+        held_out=(
+            HeldOutError(subject="image", phase=Phase.FORWARD, form="smooth", median=0.01, largest=0.1, count=8),
+        ),
+        structures=(ModuleStructure(module="image", digest="a1"),),
+        left_out=("image at 1 slot",),
+        environment=replace(HERE, driver="580.95.05", sm_clock_mhz=1980, memory_clock_mhz=3201),
+    )
+
+
+def test_everything_that_a_profile_can_hold_survives_its_file(tmp_path):
+    made = full_profile()
+    artifact.save(made, tmp_path / "profile.json")
+    assert artifact.load(Profile, tmp_path / "profile.json") == made
+
+
+def test_a_file_of_the_first_schema_is_refused_with_the_way_out():
+    text = artifact.to_json(profile(sample())).replace('"schema_version": 2', '"schema_version": 1')
+    with pytest.raises(InvalidFileError, match=r"schema_version=1 is not 2; .*: make the file again"):
+        artifact.parse(Profile, text, source="profile.json")
+
+
+def test_an_infeasible_sample_has_a_reason_and_no_times():
+    failed = Sample(module="image", phase=Phase.FORWARD, quota=1, infeasible="OutOfMemoryError: tried 3 GiB")
+    with pytest.raises(InvalidProfileError, match="no time at 1 slots: OutOfMemoryError: tried 3 GiB"):
+        _ = failed.median_ms
+    for wrong in ({"infeasible": "x", "times_ms": (1.0,)}, {"infeasible": ""}):
+        with pytest.raises(InvalidProfileError, match="a reason and no times"):
+            Sample(module="image", phase=Phase.FORWARD, quota=1, **wrong)
+
+
+@pytest.mark.parametrize("field", ["driver", "driver_version", "torch_version"])
+def test_another_driver_or_torch_warns_and_goes_on(field):
+    made = replace(profile(sample()), environment=replace(HERE, **{field: "1.0"}))
+    with pytest.warns(UserWarning, match=f"measured with {field}=1.0, this is 2.0"):
+        made.check_matches(graph=GRAPH, device=DEVICE, environment=replace(HERE, **{field: "2.0"}))
+
+
+def test_versions_that_are_equal_or_unknown_do_not_warn():
+    made = replace(profile(sample()), environment=replace(HERE, driver="580.95.05"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        made.check_matches(graph=GRAPH, device=DEVICE, environment=HERE)
+        made.check_matches(graph=GRAPH, device=DEVICE)
+
+
+def test_a_module_that_was_rebuilt_since_the_profile_is_refused_by_name():
+    now = [ModuleStructure(module="image", digest="b2"), ModuleStructure(module="text", digest="c3")]
+    with pytest.raises(InvalidProfileError, match="image changed since the profile; profile this model again"):
+        full_profile().check_matches(graph=GRAPH, device=DEVICE, structures=now)

@@ -1,0 +1,124 @@
+"""Profiling on lanes that launch inline: nothing blocks between launches, and what runs is ordered."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from itertools import pairwise
+from types import SimpleNamespace
+
+import pytest
+import torch
+from engine_cases import FAST, TwoTowers, pair_batch
+from fake_streams import FakeGreenDriver, FakeStreams
+from torch import nn
+
+from mosaic.backends.cuda.backend import CudaBackend
+from mosaic.backends.streams.lanes import StreamLanes
+from mosaic.device import Device
+from mosaic.engine import find_modules
+from mosaic.profile import Phase
+from mosaic.profiler import Subject, preserved, profile_modules
+from mosaic.profiler.measuring.beside import measure_group, pair_samples
+from mosaic.profiler.measuring.measure import measure_quietly
+from mosaic.profiler.measuring.peaks import phase_peaks
+
+
+class StreamsBackend:
+    name = "streams"
+    notes = ()
+    device = Device(name="fake streams", kind="cuda", num_slots=2, sms_per_slot=8)
+    torch_device = torch.device("cpu")
+
+    def __init__(self, runtime: FakeStreams) -> None:
+        self.runtime = runtime
+
+    def open_lanes(self, partitions: Iterable[tuple[int, ...]]) -> StreamLanes:
+        streams = {part: (self.runtime.new_stream(), 8 * len(part)) for part in dict.fromkeys(partitions)}
+        return StreamLanes(self.runtime, streams, lambda: None)
+
+
+@pytest.fixture
+def runtime():
+    made = FakeStreams()
+    with made.watching():
+        yield made
+
+
+def subject(name: str = "linear", *, trains: bool = True) -> Subject:
+    return Subject(name, nn.Linear(8, 4, bias=False).requires_grad_(trains), (torch.randn(6, 8),), {})
+
+
+def test_a_graph_is_profiled_on_streams_without_a_race(runtime: FakeStreams):
+    model = TwoTowers()
+    finding = find_modules(model, pair_batch())
+    profile = profile_modules(model, finding.subjects, finding.graph, StreamsBackend(runtime), settings=FAST)
+    found = {(sample.module, sample.phase, sample.quota) for sample in profile.samples}
+    assert found == {(name, phase, quota) for name in ("left", "right") for phase in Phase for quota in (1, 2)}
+    assert {(pair.module, pair.beside) for pair in profile.pairs} == {("left", "right"), ("right", "left")}
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_the_cuda_backend_itself_is_profiled_on_a_driver_in_process(runtime: FakeStreams):
+    backend = CudaBackend(api=runtime, driver=FakeGreenDriver(num_slots=4))
+    model = TwoTowers()
+    finding = find_modules(model, pair_batch())
+    profile = profile_modules(model, finding.subjects, finding.graph, backend, quotas=[1, 4], settings=FAST)
+    assert profile.device == backend.device
+    assert {sample.quota for sample in profile.samples} == {1, 4}
+    assert {pair.quota for pair in profile.pairs} == {2}
+
+
+@pytest.mark.parametrize("phase", list(Phase))
+def test_a_pair_that_one_thread_launches_does_not_lock_up(runtime: FakeStreams, phase: Phase):
+    with StreamsBackend(runtime).open_lanes([(0,), (1,)]) as lanes:
+        both = (lanes.lane((0,)), lanes.lane((1,)))
+        pair = pair_samples(
+            measure_group([subject("one"), subject("two")], both, phase, FAST, inline=True, device=torch.device("cpu"))
+        )
+        turns = [launch.stream for launch in runtime.launches if launch.stream]
+    assert [(sample.module, sample.beside) for sample in pair] == [("one", "two"), ("two", "one")]
+    changes = sum(before != after for before, after in pairwise(turns))
+    assert changes >= 2
+
+
+def test_one_wait_for_the_device_is_enough_for_a_batch(runtime: FakeStreams):
+    with StreamsBackend(runtime).open_lanes([(0,)]) as lanes:
+        lane = lanes.lane((0,))
+        times, _ = measure_quietly(subject(), lane, FAST)
+        frozen, _ = measure_quietly(subject(trains=False), lane, FAST)
+    assert all(time > 0 for time in (*times.forward_ms, *times.backward_ms, *frozen.forward_ms))
+    assert all(time == 0 for time in frozen.backward_ms)
+
+
+def test_a_gpus_random_numbers_are_given_back_as_they_were(monkeypatch: pytest.MonkeyPatch):
+    gpu = torch.device("cuda", 1)
+    states = {gpu: torch.arange(3)}
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: states[device].clone())
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: states.update({device: state}))
+    parameter = SimpleNamespace(grad=None, device=gpu)
+    model = SimpleNamespace(parameters=lambda: [parameter], buffers=lambda: [], modules=lambda: [])
+    with preserved(model):  # type: ignore[arg-type]
+        states[gpu] = torch.zeros(3)
+    assert torch.equal(states[gpu], torch.arange(3))
+
+
+def test_peaks_are_what_each_phase_took_above_what_was_there(monkeypatch: pytest.MonkeyPatch):
+    allocated, peaks = iter([100, 140]), iter([190, 150])
+    resets: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: next(allocated))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: next(peaks))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", resets.append)
+    assert phase_peaks(subject(), torch.device("cuda")) == (90, 10)
+    assert len(resets) == 2
+
+
+def test_groups_and_adaptive_quotas_work_where_one_thread_launches(runtime: FakeStreams):
+    backend = CudaBackend(api=runtime, driver=FakeGreenDriver(num_slots=4))
+    model = TwoTowers()
+    finding = find_modules(model, pair_batch())
+    settings = dataclasses.replace(FAST, groups=2, bound=0.5)
+    profile = profile_modules(model, finding.subjects, finding.graph, backend, quotas="adaptive", settings=settings)
+    assert {1, 4} <= {sample.quota for sample in profile.samples}
+    assert len(profile.groups) == 2 * len(Phase)
+    assert {member.module for group in profile.groups for member in group.members} == {"left", "right"}

@@ -1,0 +1,40 @@
+"""Which GPU is a rank's, where its model has to be, and which communicator takes a tensor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from mosaic.errors import BackendUnavailableError
+from mosaic.ranks.meeting.devices import check_place, device_of, own_gpu
+from mosaic.ranks.meeting.groups import carrier_of
+
+
+def test_a_rank_s_gpu_is_that_of_its_local_rank_or_the_only_one_that_it_sees():
+    assert own_gpu({"LOCAL_RANK": "3"}, num_visible=8) == 3
+    assert own_gpu({"LOCAL_RANK": "3"}, num_visible=1) == 0
+    assert own_gpu({}, num_visible=1) == 0
+    with pytest.raises(BackendUnavailableError, match="no GPU for local rank 3"):
+        own_gpu({"LOCAL_RANK": "3"}, num_visible=2)
+
+
+def test_a_parameter_elsewhere_is_named():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
+    check_place(model[0], torch.device("cpu"))
+    with pytest.raises(BackendUnavailableError, match=r"parameter '1.weight' is on meta .* runs on cpu"):
+        check_place(model, torch.device("cpu"))
+    assert device_of(model) == torch.device("cpu")
+
+
+@pytest.mark.parametrize(("backend", "carrier"), [("nccl", "control"), ("gloo", "group")])
+def test_tensors_in_host_memory_are_given_to_no_nccl_communicator(
+    monkeypatch: pytest.MonkeyPatch, backend: str, carrier: str
+):
+    named: dict[str, Any] = {"group": object(), "control": object()}
+    monkeypatch.setattr(dist, "get_backend", lambda group: backend)
+    assert carrier_of(torch.zeros(2), named["group"], named["control"]) is named[carrier]
+    assert carrier_of(torch.zeros(2, device="meta"), named["group"], named["control"]) is named["group"]

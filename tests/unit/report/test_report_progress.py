@@ -1,0 +1,96 @@
+import io
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+
+from mosaic.report.progress import Progress
+
+
+class Clock:
+    """Seconds that pass only when told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def log() -> tuple[Console, io.StringIO]:
+    file = io.StringIO()
+    return Console(file=file, width=40), file
+
+
+def test_a_log_gets_a_line_when_a_phase_starts_and_lines_are_not_broken() -> None:
+    console, file = log()
+    with Progress(console, clock=Clock()) as progress:
+        progress.phase("profiling", total=8)
+        progress.phase("solving")
+        progress.say("x" * 100)
+    assert file.getvalue().splitlines() == ["[0 s] profiling ... 0/8", "[0 s] solving ...", f"[0 s] {'x' * 100}"]
+
+
+def test_a_log_gets_at_most_one_line_in_five_seconds() -> None:
+    console, file = log()
+    clock = Clock()
+    with Progress(console, clock=clock) as progress:
+        progress.phase("profiling", total=1000)
+        for index in range(1000):
+            clock.now += 0.011
+            progress.note(f"module {index}")
+            progress.advance()
+    assert len(file.getvalue().splitlines()) == 3
+
+
+def test_a_line_has_note_count_and_time_left() -> None:
+    console, file = log()
+    clock = Clock()
+    with Progress(console, clock=clock) as progress:
+        progress.phase("profiling", total=8)
+        progress.note("image[0]")
+        clock.now += 12
+        progress.advance(3)
+    assert file.getvalue().splitlines()[-1] == "[12 s] profiling image[0] ... 3/8, 20 s left"
+
+
+def test_a_person_sees_a_bar_with_phase_note_and_count() -> None:
+    file = io.StringIO()
+    console = Console(file=file, width=120, force_terminal=True, color_system=None)
+    with Progress(console, animated=True) as progress:
+        progress.phase("profiling", total=4)
+        progress.note("image[0]")
+        progress.advance(3)
+        progress.say("one line")
+        progress.phase("solving")
+    text = file.getvalue()
+    assert "profiling" in text
+    assert "4/4" in text
+    assert "one line" in text
+    assert "solving" in text
+
+
+def test_an_exception_passes_through_and_gives_the_terminal_back() -> None:
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, color_system=None)
+    progress = Progress(console, animated=True)
+    with pytest.raises(ZeroDivisionError), progress:
+        progress.phase("profiling", total=1 // 0)
+    assert file.getvalue().rstrip().endswith("\x1b[?25h")
+
+
+def test_color_forced_into_a_pipe_does_not_make_a_bar() -> None:
+    console = Console(file=(file := io.StringIO()), force_terminal=True, color_system=None)
+    with Progress(console) as progress:
+        progress.phase("profiling", total=4)
+    assert "\x1b[?25" not in file.getvalue()
+
+
+def test_nothing_heavy_is_imported_before_something_is_drawn() -> None:
+    code = (
+        "import sys, mosaic.report, mosaic.report.timeline, mosaic.report.table, mosaic.report.progress\n"
+        "heavy = {'torch', 'matplotlib', 'rich'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,158 @@
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from mosaic.device import Device
+from mosaic.graph import Edge, ModuleGraph, ModuleNode, Part
+from mosaic.plan import Placement, Plan, SearchRecord, Stage, plan_from_quotas
+from mosaic.profile import Environment, ModuleMemory, PairSample, Phase, Profile, Sample
+from mosaic.report.bars import bars_of_plan, slots_text
+from mosaic.report.table import graph_table, plan_bars, plan_table, profile_table
+
+HOST = Device(name="Test CPU", kind="host", num_slots=2)
+GRAPH = ModuleGraph(
+    modules=(
+        ModuleNode(name="image", num_parameters=1_230_000),
+        ModuleNode(name="audio[0]", num_parameters=4_560, trainable=False),
+        ModuleNode(name="head"),
+    ),
+    edges=(Edge(source="image", target="head"), Edge(source="audio[0]", target="head")),
+)
+
+
+def placement(module: str, slots: tuple[int, ...], forward: float, backward: float) -> Placement:
+    return Placement(part=Part(module=module), slots=slots, forward_ms=forward, backward_ms=backward)
+
+
+PLAN = Plan(
+    device=HOST,
+    stages=(
+        Stage(placements=(placement("image", (0,), 8, 16), placement("audio[0]", (1,), 12, 0))),
+        Stage(placements=(placement("head", (0, 1), 2, 4),)),
+    ),
+    graph=GRAPH.fingerprint,
+    sequential_ms=64,
+    search=SearchRecord(method="gahc"),
+)
+
+
+def shown(renderable: object, width: int = 100) -> str:
+    console = Console(width=width, color_system=None)
+    with console.capture() as capture:
+        console.print(renderable)
+    return capture.get()
+
+
+def row(text: str, name: str) -> str:
+    return next(line for line in text.splitlines() if name in line)
+
+
+def test_plan_table_shows_quotas_times_and_what_is_predicted() -> None:
+    text = shown(plan_table(PLAN, GRAPH))
+    assert row(text, "image").split() == ["0", "image", "0", "0", "1/2", "(50%)", "8.00", "16.00", "-"]
+    assert row(text, "slowest").split() == ["slowest", "12.00", "16.00"]
+    assert row(text, "head").rstrip().endswith("image, audio[0]")
+    assert "predicted step: 34.00 ms" in text
+    assert "predicted one module at a time: 64.00 ms" in text
+    assert "predicted speed-up: 1.88×" in text
+    assert "measured" not in text
+    assert row(shown(plan_table(PLAN)), "head").rstrip().endswith("4.00")
+
+
+def test_plan_table_says_so_when_nothing_is_predicted() -> None:
+    plan = plan_from_quotas([{"image": 1, "audio[0]": 1}, {"head": 2}], graph=GRAPH, device=HOST)
+    assert "no times are predicted" in shown(plan_table(plan))
+
+
+def profile() -> Profile:
+    return Profile(
+        device=HOST,
+        graph=GRAPH,
+        samples=(
+            Sample(module="image", phase=Phase.FORWARD, quota=2, times_ms=(5.0, 6.0, 7.0), peak_bytes=3 * 2**20),
+            Sample(module="image", phase=Phase.FORWARD, quota=1, times_ms=(10.0, 11.0, 14.0)),
+            Sample(module="image", phase=Phase.BACKWARD, quota=1, times_ms=(20.0, 21.0, 24.0)),
+        ),
+        pairs=(
+            PairSample(
+                module="image",
+                beside="audio[0]",
+                phase=Phase.FORWARD,
+                quota=1,
+                beside_quota=1,
+                times_ms=(15.0,),
+                alone_ms=(10.0,),
+            ),
+        ),
+        memory=(ModuleMemory(module="image", resident_bytes=1024, activation_bytes=1024),),
+        environment=Environment(
+            torch_version="2.11", python_version="3.11", created="2026-01-01T00:00:00Z", foreign_cpu_share=0.034
+        ),
+    )
+
+
+def test_profile_table_shows_what_was_measured_by_rising_quota() -> None:
+    text = shown(profile_table(profile()))
+    lines = text.splitlines()
+    first = next(index for index, line in enumerate(lines) if "image" in line)
+    assert lines[first].split() == ["image", "1", "11.0", "(10.5-12.5)", "21.0", "(20.5-22.5)", "-", "2", "KiB"]
+    assert lines[first + 1].split() == ["2", "6.00", "(5.50-6.50)", "-", "3", "MiB"]
+    assert "Profile, measured" in text
+    assert "other processes took 3.4% of the CPU" in text
+    assert "at most 1.50× (image beside audio[0], forward)" in text
+    assert "predicted" not in text
+
+
+def test_profile_table_says_where_a_module_cannot_run_and_why() -> None:
+    whole = profile()
+    failed = replace(whole.samples[0], times_ms=(), infeasible="out of memory")
+    text = shown(profile_table(replace(whole, samples=(failed, *whole.samples[1:]))))
+    assert "cannot run" in text
+    assert f"image at {failed.quota} slots, {failed.phase}: cannot run: out of memory" in " ".join(text.split())
+
+
+def test_graph_table_shows_size_sources_and_what_may_run_beside() -> None:
+    text = shown(graph_table(GRAPH))
+    assert row(text, "image ").split() == ["image", "1.23", "M", "yes", "the", "batch", "audio[0]"]
+    assert row(text, "4.56 k").split() == ["audio[0]", "4.56", "k", "frozen", "the", "batch", "image"]
+    assert row(text, "head ").split()[-3:] == ["image,", "audio[0]", "-"]
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_plan_bars_fill_the_width_and_never_pass_it(width: int) -> None:
+    lines = shown(plan_bars(PLAN, width), width=width).splitlines()
+    assert max(map(len, lines)) <= width
+    assert len(lines) == HOST.num_slots + 1
+
+
+def test_plan_bars_show_without_colour_which_slot_is_busy_when() -> None:
+    image, audio, axis = plan_bars(PLAN, 76).plain.splitlines()
+    assert image == "slot 0 " + "image━━━━━━━━━━│" + " " * 8 + "hea│head╌╌╌│" + "image" + "╌" * 26 + "│"
+    assert audio.rstrip() == "slot 1 " + "audio[0]" + "━" * 15 + "│" + "hea│head╌╌╌│"
+    assert axis.endswith("34 ms predicted")
+
+
+def test_plan_bars_of_many_slots_share_rows_that_do_the_same() -> None:
+    device = Device(name="Big", kind="cuda", num_slots=66)
+    plan = plan_from_quotas([{"image": 40, "audio[0]": 20}, {"head": 66}], graph=GRAPH, device=device)
+    names = [line.split(" ")[:3] for line in plan_bars(plan, 80).plain.splitlines()[:-1]]
+    assert [" ".join(name).strip().split()[1] for name in names] == ["0-39", "40-59", "60-65"]
+
+
+def test_bars_of_a_plan_end_at_its_predicted_step_and_backwards_run_in_reverse() -> None:
+    bars = bars_of_plan(PLAN)
+    assert bars.total_ms == PLAN.predicted_ms
+    assert [(stage, phase) for stage, phase, _, _ in bars.edges_ms] == [
+        (0, "forward"),
+        (1, "forward"),
+        (1, "backward"),
+        (0, "backward"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("slots", "text"), [((), "none"), ((3,), "3"), ((0, 1, 2), "0-2"), ((0, 1, 4, 6, 7), "0-1,4,6-7")]
+)
+def test_slots_are_written_as_ranges(slots: tuple[int, ...], text: str) -> None:
+    assert slots_text(slots) == text

@@ -1,0 +1,99 @@
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mosaic.errors import MosaicError
+from mosaic.report.trace import chrome_trace, write_trace
+from mosaic.timeline import Span, Timeline
+
+
+def span(module: str, slots: tuple[int, ...], start: float, end: float, phase: Any = "forward", step: int = 3) -> Span:
+    return Span(module=module, phase=phase, slots=slots, step=step, start_ms=start, end_ms=end)
+
+
+RUN = Timeline(
+    title="colocated",
+    num_slots=2,
+    spans=(
+        span("image", (0,), 50.0, 51.5),
+        span("audio", (1,), 50.25, 53.0),
+        span("loss", (0, 1), 53.0, 53.5, "glue"),
+        span("image", (0,), 53.5, 56.0, "backward"),
+    ),
+)
+
+
+def events(*timelines: Timeline) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(chrome_trace(timelines))["traceEvents"]
+    return found
+
+
+def complete(found: list[dict[str, Any]], category: str = "forward") -> list[dict[str, Any]]:
+    return [event for event in found if event["ph"] == "X" and event["cat"] == category]
+
+
+def test_a_span_becomes_a_complete_event_in_microseconds_from_the_runs_start() -> None:
+    audio = next(event for event in complete(events(RUN)) if event["name"] == "audio forward")
+    assert (audio["ts"], audio["dur"], audio["pid"]) == (250.0, 2750.0, 1)
+    assert audio["args"] == {"module": "audio", "phase": "forward", "slots": [1], "step": 3}
+
+
+def test_each_timeline_is_a_named_process_and_starts_at_zero() -> None:
+    other = Timeline(title="plain", num_slots=2, spans=(span("image", (0, 1), 7.0, 8.0),))
+    found = events(other, RUN)
+    names = {event["pid"]: event["args"]["name"] for event in found if event["name"] == "process_name"}
+    assert names == {1: "plain", 2: "colocated"}
+    for process in names:
+        assert min(event["ts"] for event in complete(found) if event["pid"] == process) == 0
+
+
+def test_each_lane_is_a_named_sorted_thread_below_the_steps() -> None:
+    found = events(RUN)
+    names = {event["tid"]: event["args"]["name"] for event in found if event["name"] == "thread_name"}
+    order = {event["tid"]: event["args"]["sort_index"] for event in found if event["name"] == "thread_sort_index"}
+    assert [names[thread] for thread in sorted(order, key=order.__getitem__)] == [
+        "steps",
+        "slot 0",
+        "slots 0-1",
+        "slot 1",
+    ]
+    assert {names[event["tid"]] for event in complete(found, "glue")} == {"slots 0-1"}
+
+
+def test_a_step_spans_all_that_ran_in_it() -> None:
+    (step,) = complete(events(RUN), "step")
+    assert (step["name"], step["ts"], step["dur"]) == ("step 3", 0.0, 6000.0)
+
+
+def test_events_of_one_thread_never_overlap() -> None:
+    crossing = (span("a", (0,), 0, 2), span("b", (0,), 1, 3), span("c", (0,), 2, 4), span("d", (0,), 1.5, 1.7))
+    found = complete(events(Timeline(title="x", num_slots=1, spans=crossing)))
+    assert len(found) == 4
+    for thread in {event["tid"] for event in found}:
+        row = sorted((e["ts"], e["ts"] + e["dur"]) for e in found if e["tid"] == thread)
+        assert all(first[1] <= second[0] for first, second in pairwise(row))
+
+
+def test_neighbouring_spans_with_awkward_times_share_a_thread() -> None:
+    times = [index * 0.1 / 3 for index in range(100)]
+    spans = [span("a", (0,), start, end) for start, end in pairwise(times)]
+    found = complete(events(Timeline(title="x", num_slots=1, spans=tuple(spans))))
+    assert len({event["tid"] for event in found}) == 1
+
+
+def test_an_empty_timeline_is_a_process_without_events() -> None:
+    assert [event["name"] for event in events(Timeline(title="x", num_slots=2, spans=()))] == [
+        "process_name",
+        "process_sort_index",
+    ]
+
+
+def test_a_trace_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    write_trace([RUN], tmp_path / "out" / "trace.json")
+    assert json.loads((tmp_path / "out" / "trace.json").read_text())["displayTimeUnit"] == "ms"
+    with pytest.raises(MosaicError, match="cannot write"):
+        write_trace([RUN], tmp_path / "out" / "trace.json" / "trace.json")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["trace.json"]

@@ -1,0 +1,321 @@
+"""The comparison planners on cases worked out by hand, and what each of them refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import pytest
+from planning_cases import Time, flat, linear, profile_of
+
+from mosaic.artifact import parse, to_json
+from mosaic.cost import CostModel
+from mosaic.errors import InfeasibleError, InvalidPlanError
+from mosaic.plan import Plan
+from mosaic.profile import ModuleMemory, Profile
+from mosaic.simulate.order import staged_schedule
+from mosaic.simulate.step import simulate
+from mosaic.solver.options import all_options
+from mosaic.solver.planners.draft import PlannerSettings, whole_device_widths
+from mosaic.solver.planners.spindle import contract
+from mosaic.solver.solve import Solution, find_solution
+from mosaic.solver.task import SearchOptions
+
+PLANNERS = ("sequential", "megatron", "distmm", "distmm-waves", "spindle", "spindle-optimus")
+
+
+def seven_three(degree: int, quota: int) -> float:
+    """The Spindle paper's example: T(1) : T(2) = 7 : 3, for twelve operators and one phase."""
+    return {1: 42.0, 2: 18.0}[degree]
+
+
+def by_degree(*times: float) -> Time:
+    return lambda degree, quota: times[min(degree, len(times)) - 1]
+
+
+def solved(profile: Profile, name: str, num_devices: int, *, hold_memory: bool = True, **settings: object) -> Solution:
+    settings.setdefault("default_layers", 12)
+    search = SearchOptions(hold_memory=hold_memory, planners=PlannerSettings(**settings))
+    cost = CostModel.from_profile(profile)
+    return find_solution(profile.graph, cost, profile.device, num_devices=num_devices, method=name, search=search)
+
+
+def planned(
+    name: str,
+    times: dict[str, Time],
+    num_devices: int,
+    *,
+    edges: Iterable[tuple[str, str]] = (),
+    degrees: Sequence[int] = (1, 2, 3, 4),
+    **settings: object,
+) -> Solution:
+    profile = profile_of(times, num_slots=1, degrees=degrees, edges=edges)
+    return solved(profile, name, num_devices, **settings)
+
+
+def stages_of(found: Solution) -> list[dict[str, int]]:
+    """Degree of each module, stage after stage."""
+    return [{placed.module: placed.degree for placed in stage.placements} for stage in found.plan.stages]
+
+
+def counts_of(found: Solution) -> list[list[tuple[str, int, int]]]:
+    """Module, first layer and layers of each part, stage after stage."""
+    return [[(p.module, p.part.first, p.part.count) for p in stage.placements] for stage in found.plan.stages]
+
+
+def test_megatron_runs_every_module_on_all_devices_in_turn() -> None:
+    schedule = planned("megatron", {"a": linear(8), "b": flat(2), "c": by_degree(3, 3, 3, 5)}, 4, edges=[("c", "a")])
+    assert [placed.devices for placed in schedule.plan.placements] == [(0, 1, 2, 3)] * 3
+    assert [placed.module for placed in schedule.plan.placements] == ["b", "c", "a"]
+    assert schedule.predicted_ms == pytest.approx(2 * (2 + 5 + 2))  # even where fewer devices were faster
+
+
+def test_megatron_takes_the_largest_degree_that_there_is() -> None:
+    assert stages_of(planned("megatron", {"a": linear(8)}, 3, degrees=(1, 2))) == [{"a": 2}]
+
+
+def test_a_degree_may_be_any_whole_number_between_those_that_were_profiled() -> None:
+    """Eight devices for 5 : 3; with powers of two alone it is four each, which takes 10 / 4."""
+    found = planned("distmm", {"a": linear(10), "b": linear(6)}, 8, degrees=(1, 2, 4, 8))
+    assert stages_of(found) == [{"a": 5, "b": 3}]
+    assert found.predicted_ms == pytest.approx(2 * 2)
+
+
+def test_sequential_runs_every_module_in_turn_at_its_own_best() -> None:
+    schedule = planned("sequential", {"a": linear(8), "b": by_degree(2, 1, 3, 3)}, 4)
+    assert stages_of(schedule) == [{"a": 4}, {"b": 2}]
+    assert schedule.predicted_ms == schedule.plan.sequential_ms == pytest.approx(2 * (2 + 1))
+
+
+def test_distmm_balances_parallel_modules_over_whole_devices() -> None:
+    times = {"a": linear(8), "b": linear(4), "c": flat(3), "head": linear(8)}
+    schedule = planned("distmm", times, 4, edges=[(name, "head") for name in "abc"])
+    assert stages_of(schedule) == [{"a": 2, "b": 1, "c": 1}, {"head": 4}]
+    assert schedule.predicted_ms == pytest.approx(2 * (4 + 2))
+
+
+def test_distmm_gives_devices_left_over_to_a_module_that_gains() -> None:
+    # The flat module decides: the other could do with two devices, and gets four of the five that are free.
+    assert stages_of(planned("distmm", {"a": linear(8), "b": flat(5)}, 6, degrees=(1, 2, 4))) == [{"a": 4, "b": 1}]
+
+
+def test_distmm_fills_waves_with_modules_of_like_length_where_they_do_not_fit() -> None:
+    schedule = planned("distmm", {"a": flat(5), "b": flat(1), "c": flat(4)}, 2)
+    assert [set(wave) for wave in stages_of(schedule)] == [{"a", "c"}, {"b"}]
+    assert schedule.predicted_ms == pytest.approx(2 * (5 + 1))
+
+
+def test_distmm_balances_waves_where_that_is_faster() -> None:
+    schedule = planned("distmm", {"a": linear(12), "b": flat(3), "c": flat(3)}, 2)
+    assert stages_of(schedule) == [{"a": 2}, {"b": 1, "c": 1}]
+    assert schedule.predicted_ms == pytest.approx(2 * (6 + 3))
+
+
+def test_distmm_makes_waves_where_memory_needs_more_devices_than_there_are() -> None:
+    memory = [ModuleMemory(module=name, resident_bytes=0, activation_bytes=120) for name in "ab"]
+    times = {"a": linear(8), "b": linear(8)}
+    profile = profile_of(times, num_slots=1, degrees=(1, 2, 4), memory=memory, memory_bytes=40)
+    assert stages_of(solved(profile, "distmm", 4, hold_memory=False)) == [{"a": 4}, {"b": 4}]
+
+
+def test_distmm_waves_tries_every_partition_even_where_all_fit_side_by_side() -> None:
+    times = {"a": linear(12), "b": flat(1), "c": flat(1)}
+    assert planned("distmm", times, 3).predicted_ms == pytest.approx(24)
+    best = planned("distmm-waves", times, 3)
+    assert sorted(map(sorted, stages_of(best))) == [["a"], ["b", "c"]]
+    assert best.predicted_ms == pytest.approx(2 * (4 + 1))
+
+
+def test_distmm_waves_is_distmm_on_levels_too_wide_to_partition() -> None:
+    times = {"a": linear(12), "b": flat(1), "c": flat(1)}
+    assert planned("distmm-waves", times, 3, max_partitioned=2).plan.stages == planned("distmm", times, 3).plan.stages
+
+
+def test_spindle_slices_the_papers_example_over_three_waves() -> None:
+    schedule = planned("spindle", {"a": seven_three, "b": seven_three}, 3, degrees=(1, 2))
+    assert counts_of(schedule) == [[("a", 0, 8), ("b", 0, 3)], [("a", 8, 3), ("b", 3, 8)], [("a", 11, 1), ("b", 11, 1)]]
+    assert schedule.plan.sliced == ("a", "b")
+    assert schedule.plan.stages[0].forward_ms == pytest.approx(8 / 12 * 18)
+    assert schedule.predicted_ms == pytest.approx(24 + 24 + 7)  # the continuous optimum is 50.4
+
+
+def test_spindle_with_equation_11_splits_the_same_example_in_halves() -> None:
+    schedule = planned("spindle", {"a": seven_three, "b": seven_three}, 3, degrees=(1, 2), interpolation="time")
+    assert [count for _, _, count in counts_of(schedule)[0]] == [6, 3]
+
+
+def test_every_slice_pays_its_overhead_in_both_phases() -> None:
+    times = {"a": seven_three, "b": seven_three}
+    plain, dear = (planned("spindle", times, 3, degrees=(1, 2), slice_overhead_ms=ms) for ms in (0.0, 1.0))
+    assert dear.predicted_ms == pytest.approx(plain.predicted_ms + 2 * 3)
+
+
+def test_a_whole_module_pays_no_overhead_for_slices() -> None:
+    assert planned("spindle", {"a": linear(4)}, 2, slice_overhead_ms=9.0).predicted_ms == pytest.approx(4.0)
+
+
+def test_spindle_contracts_a_chain_of_equal_modules() -> None:
+    # a, b: one MetaOp of 24 operators beside c, 1.5 devices each: 17 on two devices take 51 and 7 on one take 49, so
+    # 16 of the chain run beside the latter.
+    times = {"a": seven_three, "b": seven_three, "c": lambda d, q: 2 * seven_three(d, q)}
+    schedule = planned("spindle", times, 3, degrees=(1, 2), edges=["ab"], num_layers={"c": 24})
+    first, second = counts_of(schedule)[:2]
+    assert first[0] == ("a", 0, 12)
+    assert second == [("b", 0, 4)]
+    chain = [schedule.plan.stages[index].placements[0] for index in (0, 1)]
+    assert chain[0].devices == chain[1].devices
+    assert sum(placed.forward_ms for placed in chain) == pytest.approx(18 * 16 / 12)
+
+
+@pytest.mark.parametrize(
+    ("times", "edges", "layers"),
+    [
+        ({"a": linear(4), "b": linear(5), "c": flat(9)}, ["ab"], {}),  # other options
+        ({"a": linear(4), "b": linear(4), "c": linear(4)}, ["ab", "ac"], {}),  # a feeds two
+        ({"a": linear(4), "b": linear(4), "c": linear(4)}, ["ac", "bc"], {}),  # c is fed by two
+        ({"a": linear(4), "b": linear(4), "c": flat(9)}, ["ab"], {"b": 3}),  # other layers
+    ],
+)
+def test_spindle_contracts_nothing_else(times: dict[str, Time], edges: list[str], layers: dict[str, int]) -> None:
+    profile = profile_of(times, num_slots=1, degrees=(1, 2, 3, 4), edges=edges)
+    cost = CostModel.from_profile(profile)
+    options = all_options(profile.graph, cost=cost, device=profile.device, num_devices=2)
+    widths = {name: whole_device_widths(own) for name, own in options.items()}
+    found = contract(profile.graph, widths, PlannerSettings(num_layers=layers, default_layers=12))
+    assert all(len(chain.modules) == 1 for level in found for chain in level)
+
+
+def test_a_chain_alone_in_its_wave_is_a_stage_for_each_module() -> None:
+    schedule = planned("spindle", {"a": linear(4), "b": linear(4)}, 2, edges=["ab"], degrees=(1, 2))
+    assert [stage.names for stage in schedule.plan.stages] == [("a",), ("b",)]
+    assert schedule.plan.predicted_ms == pytest.approx(schedule.predicted_ms)
+
+
+def test_a_chain_beside_another_module_is_stages_that_no_barrier_ends() -> None:
+    kind = by_degree(4, 2)
+    times = {"a": kind, "b": kind, "c": by_degree(8, 4)}
+    profile = profile_of(times, num_slots=1, degrees=(1, 2), edges=["ab"])
+    schedule = solved(profile, "spindle", 2, default_layers=1)
+    plan = schedule.plan
+    assert stages_of(schedule) == [{"a": 1, "c": 1}, {"b": 1}]
+    assert plan.placement("a").devices == plan.placement("b").devices != plan.placement("c").devices
+    assert simulate(plan, profile.graph).makespan_ms == pytest.approx(schedule.predicted_ms)
+    assert plan.predicted_ms > schedule.predicted_ms
+
+
+def test_levels_are_longest_paths_so_that_nothing_runs_beside_what_it_waits_for() -> None:
+    # By breadth first, c would be on b's level.
+    for name in PLANNERS:
+        schedule = planned(name, {"a": flat(1), "b": flat(2), "c": flat(3)}, 4, edges=["ab", "bc", "ac"])
+        assert [set(wave) for wave in stages_of(schedule)] == [{"a"}, {"b"}, {"c"}]
+
+
+def test_spindle_optimus_gives_devices_to_the_largest_gain_not_to_the_slowest() -> None:
+    times = {"slow": by_degree(10, 9.9, 9.8), "gains": linear(8)}
+    assert stages_of(planned("spindle-optimus", times, 4)) == [{"slow": 1, "gains": 3}]
+    assert stages_of(planned("distmm", times, 4)) == [{"slow": 3, "gains": 1}]
+
+
+def test_spindle_optimus_counts_gain_by_device() -> None:
+    # 6 ms for three devices more, or 3 ms for one.
+    times = {"a": lambda d, q: {1: 10.0, 4: 4.0}.get(d, 10.0), "b": by_degree(6, 3, 2.9, 2.8)}
+    assert stages_of(planned("spindle-optimus", times, 5)) == [{"a": 1, "b": 4}]
+
+
+def test_spindle_optimus_takes_turns_where_modules_do_not_fit() -> None:
+    assert len(planned("spindle-optimus", dict.fromkeys("abc", flat(1)), 2).plan.stages) == 2
+
+
+def test_jobs_stay_inside_an_island() -> None:
+    times = {"a": linear(9), "b": linear(9)}
+    schedule = planned("distmm", times, 8, degrees=(1, 2, 3), island_size=4)
+    assert [placed.devices for placed in schedule.plan.stages[0].placements] == [(0, 1, 2), (4, 5, 6)]
+
+
+def test_a_job_larger_than_an_island_takes_the_emptiest_ones() -> None:
+    schedule = planned("distmm", {"a": linear(9)}, 8, degrees=(6,), island_size=4)
+    assert schedule.plan.placement("a").devices == (0, 1, 2, 3, 4, 5)
+
+
+def test_a_consumer_is_placed_on_its_producers_devices() -> None:
+    times = {"a": linear(9), "b": linear(9), "c": linear(9), "d": linear(7)}
+    schedule = planned("distmm", times, 8, degrees=(4,), edges=["bc", "ad"], island_size=4)
+    home = {placed.module: placed.devices for placed in schedule.plan.placements}
+    assert home["b"] == home["c"] != home["a"] == home["d"]
+
+
+def test_among_free_devices_those_with_least_memory_taken_come_first() -> None:
+    memory = [ModuleMemory(module=name, resident_bytes=9, activation_bytes=0) for name in "ab"]
+    profile = profile_of({"a": flat(1), "b": flat(2)}, num_slots=1, memory=memory, memory_bytes=100)
+    assert [placed.devices for placed in solved(profile, "megatron", 2).plan.placements] == [(0,), (1,)]
+
+
+def test_a_plan_that_slices_nothing_is_run() -> None:
+    times = {"a": linear(8), "b": linear(4), "head": linear(8)}
+    profile = profile_of(times, num_slots=2, degrees=(1, 2, 4), edges=[("a", "head"), ("b", "head")])
+    schedule = solved(profile, "distmm", 4)
+    schedule.plan.check_matches(graph=profile.graph, device=profile.device)
+    assert schedule.plan.predicted_ms == schedule.predicted_ms
+    assert schedule.plan.search.method == "distmm"
+    assert all(placement.quota == 2 for placement in schedule.plan.placements)
+
+
+def test_a_plan_with_slices_is_not_run_and_says_which_modules() -> None:
+    profile = profile_of({"a": seven_three, "b": seven_three}, num_slots=1, degrees=(1, 2))
+    sliced = solved(profile, "spindle", 3).plan
+    with pytest.raises(InvalidPlanError, match="the plan of spindle cuts a, b into parts, and whole modules are run"):
+        sliced.check_matches(graph=profile.graph, device=profile.device)
+    whole = solved(profile, "spindle", 3, default_layers=1).plan
+    whole.check_matches(graph=profile.graph, device=profile.device)
+
+
+def test_a_plan_with_slices_is_simulated_and_survives_json() -> None:
+    profile = profile_of({"a": seven_three, "b": seven_three}, num_slots=1, degrees=(1, 2))
+    found = solved(profile, "spindle", 3)
+    assert parse(Plan, to_json(found.plan), source="plan.json") == found.plan
+    step = simulate(found.plan, profile.graph, schedule=staged_schedule(found.plan))
+    assert 50.4 <= step.makespan_ms <= found.predicted_ms
+
+
+@pytest.mark.parametrize("name", PLANNERS)
+def test_a_single_module_on_one_device_is_planned_by_all(name: str) -> None:
+    assert planned(name, {"a": flat(3)}, 1).predicted_ms == pytest.approx(6.0)
+
+
+@pytest.mark.parametrize("name", PLANNERS)
+def test_no_devices_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="num_devices=0; a plan needs at least one device"):
+        planned(name, {"a": flat(3)}, 0)
+
+
+@pytest.mark.parametrize("name", PLANNERS)
+def test_a_module_that_fits_nowhere_is_named(name: str) -> None:
+    memory = [ModuleMemory(module="b", resident_bytes=500, activation_bytes=0)]
+    profile = profile_of({"a": flat(1), "b": flat(1)}, num_slots=1, memory=memory, memory_bytes=100)
+    with pytest.raises(InfeasibleError, match="'b' needs 500 bytes on each of its devices"):
+        solved(profile, name, 2)
+
+
+def test_an_unknown_method_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="method='magic' is no method of planning; use one of auto, sequential"):
+        planned("magic", {"a": flat(3)}, 1)
+
+
+def test_layers_of_a_module_that_is_not_there_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"num_layers names \['b'\]; the modules are a"):
+        planned("spindle", {"a": flat(3)}, 1, num_layers={"b": 2})
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"default_layers": 0},
+        {"num_layers": {"a": 0}},
+        {"island_size": 0},
+        {"slice_overhead_ms": -1.0},
+        {"slice_overhead_ms": float("nan")},
+        {"interpolation": "cubic"},
+    ],
+)
+def test_senseless_settings_are_refused(settings: dict) -> None:
+    with pytest.raises(ValueError, match=r"at least 1|use 'speedup'"):
+        PlannerSettings(**settings)

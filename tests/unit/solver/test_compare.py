@@ -1,0 +1,146 @@
+"""All planners side by side: what is listed, what is a reason, how it is printed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from io import StringIO
+
+import pytest
+from planning_cases import flat, linear, profile_of
+
+from mosaic.cost import CostModel
+from mosaic.cost.interference import Neighbours
+from mosaic.errors import InfeasibleError
+from mosaic.plan import Plan
+from mosaic.profile import ModuleMemory, Phase, Profile
+from mosaic.report.comparison import comparison_table
+from mosaic.solver.compare import Comparison, compare
+from mosaic.solver.methods import compared_methods
+from mosaic.solver.planners.draft import PlannerSettings
+from mosaic.solver.task import SearchOptions
+
+
+def small() -> Profile:
+    times = {"a": linear(8), "b": flat(3), "head": linear(4)}
+    return profile_of(times, num_slots=2, degrees=(1, 2), edges=[("a", "head"), ("b", "head")])
+
+
+def compared(profile: Profile, num_devices: int = 2, **more: object) -> tuple[Comparison, ...]:
+    return compare(profile.graph, CostModel.from_profile(profile), profile.device, num_devices=num_devices, **more)
+
+
+def printed(rows: tuple[Comparison, ...], width: int = 100) -> str:
+    from rich.console import Console
+
+    out = StringIO()
+    Console(file=out, width=width).print(comparison_table(rows))
+    return out.getvalue()
+
+
+def test_every_planner_and_solver_is_listed_in_order() -> None:
+    rows = compared(small())
+    assert tuple(row.method for row in rows) == compared_methods()
+    assert compared_methods()[:2] == ("sequential", "megatron")
+    assert all(row.plan is not None and row.predicted_ms and not row.reason for row in rows)
+    assert all(row.seconds > 0 and row.num_stages >= 1 for row in rows)
+
+
+def test_ratios_are_to_the_best_of_those_compared() -> None:
+    rows = compared(small())
+    best = min(row.predicted_ms for row in rows)
+    assert [row.ratio for row in rows] == pytest.approx([row.predicted_ms / best for row in rows])
+    assert min(row.ratio for row in rows) == 1.0
+
+
+def test_only_the_methods_that_were_asked_for_are_run() -> None:
+    first, second = compared(small(), methods=("exact", "megatron"))
+    assert isinstance(first.plan, Plan)
+    assert (first.method, first.status) == ("exact", "optimal")
+    assert first.bound_ms == pytest.approx(first.predicted_ms)
+    assert isinstance(second.plan, Plan)
+    assert (second.status, second.bound_ms, second.is_runnable) == ("feasible", 0.0, True)
+
+
+def test_slices_show_and_cannot_be_run() -> None:
+    times = dict.fromkeys("ab", lambda degree, quota: {1: 42.0, 2: 18.0}[degree])
+    profile = profile_of(times, num_slots=1, degrees=(1, 2))
+    (sliced,) = compared(profile, 3, methods=("spindle",))
+    assert sliced.sliced == ("a", "b")
+    assert not sliced.is_runnable
+    (whole,) = compared(
+        profile, 3, methods=("spindle",), search=SearchOptions(planners=PlannerSettings(num_layers={"a": 1, "b": 1}))
+    )
+    assert whole.is_runnable
+    assert "cannot be run: it slices modules" in printed((sliced,))
+
+
+def test_a_method_that_cannot_is_listed_with_its_reason_and_the_others_go_on() -> None:
+    profile = profile_of(dict.fromkeys("abcdefg", flat(1)), num_slots=1)
+    rows = compared(profile, methods=("megatron", "brute_force"))
+    assert rows[0].ratio == 1.0
+    assert rows[1].plan is None
+    assert rows[1].predicted_ms is rows[1].ratio is None
+    assert (rows[1].num_stages, rows[1].sliced, rows[1].is_runnable, rows[1].bound_ms) == (0, (), False, 0.0)
+    assert "brute force takes at most 6" in rows[1].reason
+    assert "brute force takes at most 6" in printed(rows, width=200)
+
+
+class ProductForm:
+    """An interference that the exact search does not know."""
+
+    is_zero = False
+    is_pairwise = False
+
+    def extra_ms(self, module: str, phase: Phase, *, quota: int, alone_ms: float, beside: Neighbours) -> float:
+        return 0.1 * len(beside)
+
+
+def test_an_interference_that_the_exact_search_does_not_know_is_its_reason_alone() -> None:
+    profile = small()
+    cost = CostModel.from_profile(profile)
+    cost.interference = ProductForm()
+    exact, distmm = compare(profile.graph, cost, profile.device, num_devices=2, methods=("exact", "distmm"))
+    assert "neither a sum over pairs" in exact.reason
+    assert distmm.ratio == 1.0
+
+
+def test_a_module_that_fits_nowhere_is_an_error_and_not_a_row() -> None:
+    memory = [ModuleMemory(module="head", resident_bytes=500, activation_bytes=0)]
+    profile = replace(small(), memory=tuple(memory), device=replace(small().device, memory_bytes=100))
+    with pytest.raises(InfeasibleError, match="'head' needs 500 bytes"):
+        compared(profile)
+
+
+def test_no_devices_are_refused() -> None:
+    with pytest.raises(ValueError, match="num_devices=0"):
+        compared(small(), 0)
+
+
+@pytest.mark.parametrize("methods", [(), ("magic",), ("exact", "exact")])
+def test_senseless_methods_are_refused_with_the_known_ones(methods: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match="name each once, at least one of auto, sequential, megatron"):
+        compared(small(), methods=methods)
+
+
+def test_modules_that_take_no_time_have_no_ratio() -> None:
+    profile = profile_of({"a": flat(0)}, num_slots=1)
+    (row,) = compared(profile, methods=("megatron",))
+    assert (row.predicted_ms, row.ratio) == (0.0, None)
+    assert "megatron" in printed((row,))
+
+
+def test_the_table_says_what_is_proven_and_that_nothing_was_measured() -> None:
+    rows = compared(small())
+    text = printed(rows)
+    assert "predicted by one cost model" in text
+    assert "nothing here was measured" in text
+    assert "distmm is a reconstruction" in text
+    assert "proven best of whole modules" in text
+    assert all(row.method in text and f"{row.predicted_ms:.2f}" in text for row in rows)
+    assert max(len(line.rstrip()) for line in printed(rows, width=80).splitlines()) <= 80
+
+
+def test_a_plan_with_a_bound_says_how_far_from_the_best_it_can_be() -> None:
+    (row,) = compared(small(), methods=("exact",))
+    search = replace(row.plan.search, status="feasible", bound_ms=row.predicted_ms / 1.25)
+    assert "at most 25.0% above the best" in printed((replace(row, plan=replace(row.plan, search=search)),), 120)

@@ -1,0 +1,44 @@
+"""How the search is compiled: so that it gives the same answer on any machine."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import setuptools
+
+ROOT = Path(__file__).parents[3]
+LOOSE = ("-ffast-math", "-funsafe-math-optimizations", "-Ofast", "-fassociative-math", "-ffp-contract=fast")
+
+
+@pytest.fixture
+def extensions(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What setup.py would build, by name."""
+    found: list[Any] = []
+    monkeypatch.setattr(setuptools, "setup", lambda **given: found.extend(given["ext_modules"]))
+    runpy.run_path(str(ROOT / "setup.py"))
+    return {extension.name: extension for extension in found}
+
+
+def test_the_search_rounds_every_product_so_that_processors_with_fused_steps_choose_the_same(
+    extensions: dict[str, Any],
+) -> None:
+    assert extensions["mosaic._search"].extra_compile_args[-1:] == ["-ffp-contract=off"]
+
+
+@pytest.mark.parametrize("flag", LOOSE)
+def test_no_extension_is_compiled_with_loose_arithmetic(extensions: dict[str, Any], flag: str) -> None:
+    assert all(flag not in extension.extra_compile_args for extension in extensions.values())
+    sources = [Path(name) for extension in extensions.values() for name in extension.sources]
+    assert sources
+    for source in sources:
+        assert flag not in (ROOT / source).read_text(encoding="utf-8")
+
+
+def test_the_search_asks_the_standard_library_for_no_distribution(extensions: dict[str, Any]) -> None:
+    """Generators are the same everywhere by the standard; what is drawn from them by its distributions is not."""
+    for source in extensions["mosaic._search"].sources:
+        text = (ROOT / source).read_text(encoding="utf-8")
+        assert not any(name in text for name in ("_distribution", "std::shuffle", "std::sample", "random_device"))

@@ -1,0 +1,98 @@
+"""Placing the modules of a stage: against every placement, with and without memory."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from mosaic import _search
+
+NUM_DEVICES = 4
+Row = tuple[int, int, int, int, int]
+Rows = list[list[Row]]
+Places = Sequence[tuple[int, int, Sequence[int], Sequence[int]]]
+
+
+def problem_of(rows: Rows, *, num_devices: int = NUM_DEVICES, num_slots: int, memory: int = 0) -> _search.Problem:
+    """Modules that wait for nothing, and take as long side by side as alone."""
+    modules = [_search.Module.of(options, []) for options in rows]
+    return _search.Problem(modules, num_devices=num_devices, num_slots=num_slots, memory_bytes=memory)
+
+
+def fits(rows: Rows, *, num_slots: int, memory: int) -> bool:
+    """Every option on every set of devices, one by one; rooms in any order, since devices are alike."""
+
+    @functools.cache
+    def place(left: int, rooms: tuple[tuple[int, int], ...]) -> bool:
+        if left == len(rows):
+            return True
+        for degree, quota, _, _, need in rows[left]:
+            for chosen in itertools.combinations(range(NUM_DEVICES), degree):
+                after = list(rooms)
+                for device in chosen:
+                    after[device] = (rooms[device][0] - quota, rooms[device][1] - need)
+                if min(min(room) for room in after) >= 0 and place(left + 1, tuple(sorted(after))):
+                    return True
+        return False
+
+    return place(0, ((num_slots, memory),) * NUM_DEVICES)
+
+
+def check(rows: Rows, placed: Places, *, num_slots: int, memory: int) -> None:
+    """Every module with different devices; no slot twice, and no more memory than there is."""
+    slots: set[tuple[int, int]] = set()
+    used = dict.fromkeys(range(NUM_DEVICES), 0)
+    for module, option, devices, starts in placed:
+        degree, quota, _, _, need = rows[module][option]
+        assert len(devices) == len(set(devices)) == len(starts) == degree
+        for device, start in zip(devices, starts, strict=True):
+            own = {(device, slot) for slot in range(start, start + quota)}
+            assert not own & slots
+            assert start + quota <= num_slots
+            slots |= own
+            used[device] += need
+    assert not memory or max(used.values()) <= memory
+
+
+def draw_rows(draw: random.Random, num_slots: int, most_memory: int) -> Rows:
+    """More devices with fewer slots each, mostly; all take as long."""
+    rows = []
+    for _ in range(draw.randint(2, 7)):
+        quotas = sorted(draw.sample(range(1, num_slots + 1), 3), reverse=True)
+        options = [
+            (degree, quota, 1, 0, draw.randint(0, most_memory))
+            for degree, quota in zip((1, draw.randint(2, 3), 4), quotas, strict=True)
+        ]
+        rows.append(options)
+    return rows
+
+
+@pytest.mark.parametrize("memory", [0, 6, 9])
+def test_modules_share_a_stage_just_where_some_placement_does(memory):
+    answers = set()
+    for seed in range(100 if memory else 300):
+        draw = random.Random(seed)
+        num_slots = 6 if memory else draw.choice([4, 6, 10])
+        rows = draw_rows(draw, num_slots, memory)
+        if any(min(need for *_, need in options) > memory for options in rows):
+            continue  # that module fits nowhere
+        found = _search.plan(problem_of(rows, num_slots=num_slots, memory=memory), seconds=60.0)
+        possible = fits(rows, num_slots=num_slots, memory=memory)
+        assert (found.status, found.cost_ns == 1) == ("optimal", possible)
+        for stage in found.stages:
+            check(rows, stage.rows, num_slots=num_slots, memory=memory)
+        answers.add(possible)
+        if possible:
+            assert sorted(one.module for one in found.stages[0].placed) == list(range(len(rows)))
+    assert answers == {True, False}
+
+
+def test_a_module_has_different_devices():
+    # By number the third fits: two devices have two slots more. It needs three devices.
+    rows: Rows = [[(4, 2, 1, 0, 0)], [(2, 2, 1, 0, 0)], [(3, 2, 1, 0, 0)]]
+    assert _search.plan(problem_of(rows, num_slots=4)).cost_ns == 2
+    assert _search.plan(problem_of(rows[:2], num_slots=4)).cost_ns == 1
