@@ -1,6 +1,6 @@
 """Analytic profiles of the zoo's models on H100s: times of modules at every degree and quota, counted once and kept.
 
-``python -m bench.ranks_tables [NAME ...]`` counts operators on tensors without data (minutes) and writes
+``python -m bench.ranks.layer_tables [NAME ...]`` counts operators on tensors without data (minutes) and writes
 ``bench/analytic/NAME.json``; the simulated part of ``bench_ranks`` reads these. Nothing in them is measured.
 """
 

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from bench.cost.calibration import calibrate, measurements_of
 from bench.cost.models import NAMES, Branches, Size, make_inputs
-from bench.gpu_bench import Bench
+from bench.gpu.bench import Bench
 from mosaic.cost import Bandwidths
 from mosaic.cost.analytic import count_module
 from mosaic.cost.interference import InterferenceFit

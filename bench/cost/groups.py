@@ -15,7 +15,7 @@ from mosaic.cost.interference import GroupRun, design_runs, find_form, fit_inter
 from mosaic.device import Device
 from mosaic.errors import MosaicError
 from mosaic.profile import GroupSample, Phase
-from mosaic.profiler.groups import lay_out
+from mosaic.profiler.measuring.groups import lay_out
 from mosaic.profiler.pairs import measure_group
 
 REPEATED = "difference of the same held-out plans measured twice, {} modules"

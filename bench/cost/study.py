@@ -1,4 +1,4 @@
-"""The parts of ``bench.cost`` in order, each with its share of the time; also a measurement of ``bench.gpu``."""
+"""The parts of ``bench.cost`` in order, each with its share of the time; also a measurement of ``bench.gpu.__main__``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bench.cost.plans import measure_plans, plan_names
 from bench.cost.sampling import SAMPLING, measure_sampling
 from bench.cost.simulated import simulate_all, simulated_names
 from bench.cost.surface import AT_DEGREES, AT_QUOTAS, REPEATED, measure_surface, simulate_surface
-from bench.gpu_bench import Bench
+from bench.gpu.bench import Bench
 from bench.record import Figure, Part, one_line
 from mosaic.microbench import Budget
 from mosaic.profiler import ForeignLoad
@@ -102,7 +102,7 @@ class CostStudy:
 
 
 def measure_cost(bench: Bench) -> Iterator[Figure]:
-    """Is a measurement of ``bench.gpu``: all that is measured, on its backend and in its time."""
+    """Is a measurement of ``bench.gpu.__main__``: all that is measured, on its backend and in its time."""
     study = CostStudy(bench, TINY if bench.dry_run else GPU)
     yield from study.run(simulated=False)
     bench.notes += [f"{part.name}: {part.status} {part.reason}".strip() for part in study.parts]

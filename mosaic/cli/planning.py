@@ -66,7 +66,7 @@ def find_basis(given: options.PlanCommand) -> Basis:
 def make_plan(given: options.PlanCommand) -> Plan:
     """Plans, writes the plan and prints it; returns it."""
     from mosaic.solver import SearchOptions
-    from mosaic.solver.exact import SearchLimits
+    from mosaic.solver.exact.search import SearchLimits
     from mosaic.solver.reserve import Reserved
     from mosaic.solver.runnable import plan_to_run
 
@@ -114,7 +114,7 @@ def proof_of(plan: Plan) -> str:
 def _measured(given: options.PlanCommand) -> Profile:
     if given.profile is not None:
         return load(Profile, given.profile)
-    from mosaic.cli.profiling import Request, measure
+    from mosaic.cli.profile import Request, measure
 
     assert given.model is not None
     return measure(

@@ -9,7 +9,7 @@ from mosaic.artifact import fingerprint
 from mosaic.cost.interference import Neighbours
 from mosaic.errors import InfeasibleError
 from mosaic.profile import Phase
-from mosaic.solver.instance import Instance, InstanceModule, InstanceOption
+from mosaic.solver.instances.instance import Instance, InstanceModule, InstanceOption
 
 
 class TableInterference:

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from mosaic.cost import Cost, Interference
 from mosaic.cost.interference import PairShares
 from mosaic.profile import Phase
+from mosaic.solver.gahc.placement import Machine
 from mosaic.solver.options import NS_PER_MS, DeploymentOption
-from mosaic.solver.placement import Machine
 
 
 def pair_table(

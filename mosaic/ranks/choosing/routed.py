@@ -18,9 +18,9 @@ from typing import Literal
 
 import torch
 
-from mosaic.engine.find import Finding
-from mosaic.engine.handovers import Handover
-from mosaic.engine.structure import flatten
+from mosaic.engine.calls.structure import flatten
+from mosaic.engine.finding.find import Finding
+from mosaic.engine.finding.handovers import Handover
 from mosaic.hardware import Link
 from mosaic.plan import Placement, Plan, Stage
 from mosaic.ranks.calls.handing import alike_on_all, chosen_straight, stops_of

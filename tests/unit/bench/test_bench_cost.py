@@ -7,6 +7,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from bench.gpu.bench import Bench
 
 from bench.cost import __main__ as bench_cost
 from bench.cost import study as cost_study
@@ -16,11 +17,10 @@ from bench.cost.groups import key, split_runs
 from bench.cost.plans import shape_of
 from bench.cost.study import EVERY_NAME, MEASURED, SURFACE, CostStudy, measure_cost
 from bench.cost.surface import surface_errors
-from bench.gpu_bench import Bench
 from bench.harness import published
 from bench.record import Study
 from mosaic import artifact
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.device import Device
 from mosaic.microbench import Budget
 from mosaic.profile import Phase, Sample
