@@ -1,6 +1,6 @@
 """How good, how sure and how fast are the solvers? On generated instances; see mosaic/solver/README.md.
 
-``python -m bench.bench_solver [--quick] [--json FILE] [--pictures DIR]``
+``python -m bench.solver.__main__ [--quick] [--json FILE] [--pictures DIR]``
 
 Costs and gains are simulated, search times are measured on this machine. A figure that could not be had has no number
 and a reason. Every part runs in a process of its own with a time after which it is ended, and the file is written anew
@@ -10,13 +10,13 @@ Without it: about 20 minutes, and never more than the parts' times together, whi
 
 from __future__ import annotations
 
-from bench.solver_gains import gains
-from bench.solver_goals import table, with_missing
-from bench.solver_models import gains_of_models
-from bench.solver_paper import figure_13, figure_14a, figure_14b
-from bench.solver_parts import SHAPES, feedback, fine_slots, held_memory, many_changes, replanning, worth_of_parts
-from bench.solver_pictures import draw
-from bench.solver_proofs import sixty_four_modules, ten_modules, twenty_modules
+from bench.solver.gains import gains
+from bench.solver.goals import table, with_missing
+from bench.solver.models import gains_of_models
+from bench.solver.paper import figure_13, figure_14a, figure_14b
+from bench.solver.parts import SHAPES, feedback, fine_slots, held_memory, many_changes, replanning, worth_of_parts
+from bench.solver.pictures import draw
+from bench.solver.proofs import sixty_four_modules, ten_modules, twenty_modules
 from bench.study_parts import PartedStudy, StudyPart
 
 QUICK_SECONDS = 54.0

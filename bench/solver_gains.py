@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from bench.record import Figure
-from bench.solver_runs import figure
+from bench.solver.generate import Recipe, build, generate
+from bench.solver.runs import figure
+from bench.solver.table_1 import BACKBONES, ENCODERS
 from mosaic.solver import SearchOptions
 from mosaic.solver.compare import compare
-from mosaic.solver.exact import SearchLimits
-from mosaic.solver.generate import Recipe, build, generate
-from mosaic.solver.generate_modules import BACKBONES, ENCODERS
-from mosaic.solver.instance import Instance
-from mosaic.solver.instance_cost import TableCost
+from mosaic.solver.exact.search import SearchLimits
+from mosaic.solver.instances.instance import Instance
+from mosaic.solver.instances.instance_cost import TableCost
 
 PAPER = MappingProxyType({"spindle": "1.07 to 1.31", "distmm": "1.10 to 1.42", "megatron": "1.17 to 1.48"})
 RIVALS = ("gahc", "spindle", "distmm", "megatron")

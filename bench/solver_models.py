@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from bench.record import Figure, one_line
-from bench.solver_gains import PAPER, RIVALS
-from bench.solver_runs import figure
+from bench.solver.gains import PAPER, RIVALS
+from bench.solver.runs import figure
 from mosaic.cli.counting import count_workload
 from mosaic.cost.analytic_cost import AnalyticCost
 from mosaic.errors import InfeasibleError
@@ -18,7 +18,7 @@ from mosaic.hardware import find_cluster
 from mosaic.models.catalogue import SIX
 from mosaic.solver import SearchOptions
 from mosaic.solver.compare import compare
-from mosaic.solver.exact import SearchLimits
+from mosaic.solver.exact.search import SearchLimits
 
 DEVICE = "h100-80g"
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from bench.record import Figure
-from bench.solver_gains import model, ratios
-from bench.solver_runs import figure, search
+from bench.solver.gains import model, ratios
+from bench.solver.generate import ofasys
+from bench.solver.runs import figure, search
 from mosaic.solver import QuotaGrid, SearchOptions, solve
-from mosaic.solver.brute_force import MAX_DEVICES, MAX_MODULES
-from mosaic.solver.exact import SearchLimits
-from mosaic.solver.generate import ofasys
-from mosaic.solver.instance import Instance
-from mosaic.solver.instance_cost import TableCost
+from mosaic.solver.exact.brute_force import MAX_DEVICES, MAX_MODULES
+from mosaic.solver.exact.search import SearchLimits
+from mosaic.solver.instances.instance import Instance
+from mosaic.solver.instances.instance_cost import TableCost
 
 ABLATIONS = MappingProxyType(
     {

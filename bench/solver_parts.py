@@ -11,20 +11,20 @@ from dataclasses import replace
 from statistics import fmean as mean
 
 from bench.record import Figure
-from bench.solver_runs import figure
+from bench.solver.generate import Recipe, Shape, generate
+from bench.solver.runs import figure
 from mosaic.cost import Cost
 from mosaic.hardware import Link
 from mosaic.plan import Plan
 from mosaic.profile import Phase
 from mosaic.solver import QuotaGrid, SearchOptions, solve
 from mosaic.solver.dependency import rearrange
-from mosaic.solver.exact import SearchLimits
-from mosaic.solver.feedback import CorrectedCost, Measured, replan
-from mosaic.solver.generate import Recipe, Shape, generate
-from mosaic.solver.incremental import Replanner
-from mosaic.solver.instance import Instance
-from mosaic.solver.instance_cost import TableCost
+from mosaic.solver.exact.search import SearchLimits
+from mosaic.solver.instances.instance import Instance
+from mosaic.solver.instances.instance_cost import TableCost
 from mosaic.solver.phase_quotas import split_by_phase
+from mosaic.solver.replan.feedback import CorrectedCost, Measured, replan
+from mosaic.solver.replan.replanner import Replanner
 from mosaic.solver.simulate import StepModel, simulate
 
 SHAPES: tuple[Shape, ...] = ("star", "layered", "multi", "align")

@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Sequence
 
 from bench.record import Figure
-from bench.solver_runs import Searched, figure, search, two_at_a_time
-from mosaic.solver.generate import SHAPES, Recipe, Shape, generate
+from bench.solver.generate import SHAPES, Recipe, Shape, generate
+from bench.solver.runs import Searched, figure, search, two_at_a_time
 
 WITH_BACKBONE: tuple[Shape, ...] = ("star", "layered", "multi")
 NEAR = 0.02

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from bench.record import Figure, Source, interval
-from mosaic.solver.exact import SearchLimits, search_exactly
-from mosaic.solver.instance import Instance
-from mosaic.solver.instance_cost import TableCost
+from mosaic.solver.exact.search import SearchLimits, search_exactly
+from mosaic.solver.gahc.placement import Machine
+from mosaic.solver.instances.instance import Instance
+from mosaic.solver.instances.instance_cost import TableCost
 from mosaic.solver.options import all_options
-from mosaic.solver.placement import Machine
 
 T = TypeVar("T")
 Q = TypeVar("Q")

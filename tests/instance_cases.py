@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from mosaic.solver.instance import Disturbance, Instance, InstanceModule, InstanceOption, Pin
+from mosaic.solver.instances.instance import Disturbance, Instance, InstanceModule, InstanceOption, Pin
 
 ROUNDING_MS = 1e-4
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.markup import escape
 
-from mosaic.cli.doctor_report import Finding, Severity
+from mosaic.cli.doctor.report import Finding, Severity
 
 if TYPE_CHECKING:
     from mosaic.engine.finding.remarks import Remark

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from mosaic.plan import Plan
-    from mosaic.solver.instance import Instance
-    from mosaic.solver.problem_file import Answer
+    from mosaic.solver.instances.instance import Instance
+    from mosaic.solver.instances.problem_file import Answer
     from mosaic.solver.solve import SearchOptions
 
 
@@ -75,8 +75,8 @@ def solve(given: Solve) -> None:
     from rich.console import Console
 
     from mosaic.artifact import load, to_json, write_text
-    from mosaic.solver.instance import Instance
-    from mosaic.solver.problem_file import solve_instance
+    from mosaic.solver.instances.instance import Instance
+    from mosaic.solver.instances.problem_file import solve_instance
 
     instance = load(Instance, given.instance)
     if given.check is not None:
@@ -129,9 +129,9 @@ def _show(given: Solve, instance: Instance, answer: Answer, console: Console) ->
     from mosaic.report.comparison import comparison_table
     from mosaic.report.explanation import explanation_table
     from mosaic.solver.compare import compare
-    from mosaic.solver.exact import SearchLimits
+    from mosaic.solver.exact.search import SearchLimits
     from mosaic.solver.explain import explain
-    from mosaic.solver.instance_cost import TableCost
+    from mosaic.solver.instances.instance_cost import TableCost
     from mosaic.solver.solve import SearchOptions
 
     search = SearchOptions(limits=SearchLimits(seconds=given.time_limit, seed=given.seed))
@@ -158,7 +158,7 @@ def _load_plan(path: Path) -> Plan:
     from mosaic.artifact import load
     from mosaic.errors import InvalidFileError
     from mosaic.plan import Plan
-    from mosaic.solver.problem_file import Answer
+    from mosaic.solver.instances.problem_file import Answer
 
     try:
         return load(Plan, path)
@@ -173,7 +173,7 @@ def _load_plan(path: Path) -> Plan:
 
 
 def _check(instance: Instance, path: Path) -> None:
-    from mosaic.solver.checker import check_plan
+    from mosaic.solver.instances.checker import check_plan
 
     verdict = check_plan(instance, _load_plan(path))
     if not verdict.is_valid:

@@ -6,6 +6,6 @@ from mosaic.engine.colocate import colocate
 from mosaic.engine.finding.find import find_modules
 from mosaic.engine.handle import Handle
 from mosaic.engine.parallel import parallel
-from mosaic.engine.trial_settings import TrialSettings
+from mosaic.engine.trial.settings import TrialSettings
 
 __all__ = ["Handle", "TrialSettings", "colocate", "find_modules", "parallel"]

@@ -23,9 +23,9 @@ from mosaic.engine.finding.changes import Makeup
 from mosaic.engine.finding.find import Finding
 from mosaic.engine.placing import PendingBackwards, PlacedPlan, Runs
 from mosaic.engine.planned_from import source_of
-from mosaic.engine.trial_run import Trial
-from mosaic.engine.trial_setup import TrialSetup
-from mosaic.engine.trial_steps import StepUnit, outer_shapes
+from mosaic.engine.trial.run import Trial
+from mosaic.engine.trial.setup import TrialSetup
+from mosaic.engine.trial.steps import StepUnit, outer_shapes
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan
 from mosaic.profile import Profile

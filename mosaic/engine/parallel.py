@@ -7,7 +7,7 @@ from functools import cache
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.engine.calls.pieces import PiecePool, piece_of
 from mosaic.engine.host.parallel_pool import HostPool
 from mosaic.errors import BackendUnavailableError, InvalidPlanError

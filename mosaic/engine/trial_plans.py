@@ -13,8 +13,8 @@ from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan
 from mosaic.profile import Phase
 from mosaic.solver import solve
-from mosaic.solver.exact import SearchHint, SearchLimits, why_not_exact
-from mosaic.solver.feedback import Measured, with_measured
+from mosaic.solver.exact.search import SearchHint, SearchLimits, why_not_exact
+from mosaic.solver.replan.feedback import Measured, with_measured
 from mosaic.solver.solve import SearchOptions, solve_with_hint
 from mosaic.timeline import Span
 

@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mosaic.backends.base import Backend
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.cost import Cost
 from mosaic.engine.finding.find import Finding
 from mosaic.errors import InfeasibleError

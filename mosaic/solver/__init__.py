@@ -1,8 +1,8 @@
 """From costs to a plan: which modules share a stage, and on which slots. Loads neither torch nor ortools."""
 
+from mosaic.solver.gahc.stage_eval import StageEvaluator, StageResult
 from mosaic.solver.options import DeploymentOption, QuotaGrid
 from mosaic.solver.solve import METHODS, SearchOptions, solve
-from mosaic.solver.stage_eval import StageEvaluator, StageResult
 
 __all__ = [
     "METHODS",

@@ -14,10 +14,10 @@ from itertools import combinations
 from mosaic.cost import Cost
 from mosaic.graph import ModuleGraph
 from mosaic.profile import Phase
+from mosaic.solver.gahc.placement import Machine
+from mosaic.solver.gahc.stage_eval import StageResult
 from mosaic.solver.options import NS_PER_MS, DeploymentOption
-from mosaic.solver.placement import Machine
 from mosaic.solver.slots import Choice, lay_out
-from mosaic.solver.stage_eval import StageResult
 
 MAX_MODULES = 6
 MAX_DEVICES = 2

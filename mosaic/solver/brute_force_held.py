@@ -13,11 +13,11 @@ from mosaic.cost import Cost
 from mosaic.errors import InfeasibleError
 from mosaic.graph import ModuleGraph
 from mosaic.profile import Phase
-from mosaic.solver.brute_force import BruteForceResult, check_size, closed_sets
+from mosaic.solver.exact.brute_force import BruteForceResult, check_size, closed_sets
+from mosaic.solver.gahc.placement import Machine
+from mosaic.solver.gahc.stage_eval import StageResult
 from mosaic.solver.options import NS_PER_MS, DeploymentOption
-from mosaic.solver.placement import Machine
 from mosaic.solver.slots import Choice, lay_out
-from mosaic.solver.stage_eval import StageResult
 
 _Loads = tuple[tuple[int, int], ...]
 """Of each device: kept bytes, and the most that one stage works with."""

@@ -19,11 +19,11 @@ from mosaic.device import Device
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan, Stage
 from mosaic.profile import Phase
+from mosaic.solver.gahc.stage_eval import StageResult
 from mosaic.solver.list_schedule import Candidate, Lane, list_schedule
 from mosaic.solver.options import DeploymentOption, QuotaGrid, all_options
 from mosaic.solver.predict import build_stage
 from mosaic.solver.simulate import SimulatedStep, StepModel, simulate
-from mosaic.solver.stage_eval import StageResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

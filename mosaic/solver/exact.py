@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from mosaic.cost import Cost, FullInterference, Interference, LeveledBandwidth
-from mosaic.cost.leveling import Taker
+from mosaic.cost.interference.leveling import Taker
 from mosaic.errors import BackendUnavailableError, InfeasibleError
 from mosaic.graph import ModuleGraph
 from mosaic.plan import SearchRecord
 from mosaic.profile import Phase
+from mosaic.solver.exact.pair_table import pair_shares, pair_table
+from mosaic.solver.gahc.placement import Machine
+from mosaic.solver.gahc.stage_eval import StageResult
 from mosaic.solver.options import NS_PER_MS, DeploymentOption
-from mosaic.solver.pair_table import pair_shares, pair_table
-from mosaic.solver.placement import Machine
-from mosaic.solver.stage_eval import StageResult
 
 if TYPE_CHECKING:
     from mosaic import _search

@@ -12,12 +12,12 @@ from mosaic.errors import InfeasibleError, UndecidedError
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Placement, Plan, Stage
 from mosaic.profile import Phase
-from mosaic.solver.exact import ExactResult, SearchHint, search_exactly, why_not_exact
-from mosaic.solver.held_search import search_within_memory
-from mosaic.solver.holding import keeps_anything
-from mosaic.solver.incremental import start_from
+from mosaic.solver.exact.search import ExactResult, SearchHint, search_exactly, why_not_exact
+from mosaic.solver.gahc.placement import Machine
+from mosaic.solver.memory.holding import keeps_anything
+from mosaic.solver.memory.search import search_within_memory
 from mosaic.solver.options import all_options
-from mosaic.solver.placement import Machine
+from mosaic.solver.replan.replanner import start_from
 from mosaic.solver.solve import SearchOptions, solve_with_hint
 
 Limit = Literal["all slots", "no gain", "slots", "memory", "neighbours"]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 
 from mosaic.graph import ModuleGraph
-from mosaic.solver.stage_eval import StageEvaluator, StageResult
+from mosaic.solver.gahc.stage_eval import StageEvaluator, StageResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

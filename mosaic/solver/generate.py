@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from mosaic.solver.generate_modules import BACKBONES, ENCODERS, Kind, disturb, draw_module, tabulate
-from mosaic.solver.holding import assign_alone
-from mosaic.solver.instance import Instance, InstanceModule
+from bench.solver.table_1 import BACKBONES, ENCODERS, Kind, disturb, draw_module, tabulate
+
+from mosaic.solver.gahc.placement import Machine
+from mosaic.solver.instances.instance import Instance, InstanceModule
+from mosaic.solver.memory.holding import assign_alone
 from mosaic.solver.options import DeploymentOption
-from mosaic.solver.placement import Machine
 
 Shape = Literal["star", "chain", "layered", "align", "multi"]
 SHAPES: tuple[Shape, ...] = ("star", "chain", "layered", "align", "multi")

@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mosaic.solver.instance import Disturbance, InstanceOption
+from mosaic.solver.instances.instance import Disturbance, InstanceOption
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

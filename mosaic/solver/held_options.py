@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 
 from mosaic.errors import InfeasibleError, UndecidedError
 from mosaic.graph import ModuleGraph
-from mosaic.solver.holding import Stages, assign_alone
+from mosaic.solver.gahc.placement import Machine
+from mosaic.solver.gahc.stage_eval import StageResult
+from mosaic.solver.memory.holding import Stages, assign_alone
 from mosaic.solver.options import DeploymentOption
-from mosaic.solver.placement import Machine
 from mosaic.solver.slots import lay_out
-from mosaic.solver.stage_eval import StageResult
 
 Options = Mapping[str, Sequence[DeploymentOption]]
 

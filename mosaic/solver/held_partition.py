@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mosaic.cost import Cost
-from mosaic.solver.holding import Stages, state_sets
+from mosaic.solver.gahc.placement import Machine
+from mosaic.solver.gahc.stage_eval import StageResult
+from mosaic.solver.memory.holding import Stages, state_sets
 from mosaic.solver.options import NS_PER_MS, DeploymentOption
-from mosaic.solver.placement import Machine
 from mosaic.solver.predict import build_stage
 from mosaic.solver.slots import Choice, lay_out
-from mosaic.solver.stage_eval import StageResult
 
 _Devices = Mapping[str, tuple[int, ...]]
 

@@ -23,12 +23,12 @@ from mosaic.cost import Cost
 from mosaic.errors import InfeasibleError, UndecidedError
 from mosaic.graph import ModuleGraph
 from mosaic.plan import SearchRecord
-from mosaic.solver.exact import ExactResult, Knowledge, Objective, SearchHint, SearchLimits, search_exactly
-from mosaic.solver.held_options import alone_within_memory, fastest_by_degree, on_all_devices, without_hopeless
-from mosaic.solver.held_partition import PartitionSearch, stage_ms
-from mosaic.solver.holding import Stages, assign_alone, fits, place_anew, swap_labels
+from mosaic.solver.exact.search import ExactResult, Knowledge, Objective, SearchHint, SearchLimits, search_exactly
+from mosaic.solver.gahc.placement import Machine
+from mosaic.solver.memory.holding import Stages, assign_alone, fits, place_anew, swap_labels
+from mosaic.solver.memory.options import alone_within_memory, fastest_by_degree, on_all_devices, without_hopeless
+from mosaic.solver.memory.partition import PartitionSearch, stage_ms
 from mosaic.solver.options import DeploymentOption
-from mosaic.solver.placement import Machine
 
 Options = Mapping[str, Sequence[DeploymentOption]]
 

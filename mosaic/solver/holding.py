@@ -18,10 +18,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from mosaic.solver.gahc.placement import Machine
+from mosaic.solver.gahc.stage_eval import StageResult
 from mosaic.solver.options import DeploymentOption
-from mosaic.solver.placement import Machine
 from mosaic.solver.slots import lay_out
-from mosaic.solver.stage_eval import StageResult
 
 MOST_NODES = 4000
 """Places of modules that are tried before devices are given up."""

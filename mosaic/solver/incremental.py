@@ -18,8 +18,8 @@ from mosaic.cost import Cost
 from mosaic.device import Device
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan
-from mosaic.solver.exact import Knowledge, SearchHint, SearchLimits
-from mosaic.solver.remembered import Remembered
+from mosaic.solver.exact.search import Knowledge, SearchHint, SearchLimits
+from mosaic.solver.replan.remembered import Remembered
 from mosaic.solver.solve import SearchOptions, solve_with_hint
 
 WARM_SHARE = 0.07

@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mosaic.solver.extras import PairwiseExtras
+from mosaic.solver.gahc.extras import PairwiseExtras
 from mosaic.solver.options import DeploymentOption
 from mosaic.solver.slots import Choice, Starts, lay_out
 

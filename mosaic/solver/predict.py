@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from mosaic.cost import Cost
 from mosaic.plan import Placement, Stage
 from mosaic.profile import Phase
+from mosaic.solver.gahc.stage_eval import StageResult
 from mosaic.solver.options import DeploymentOption
 from mosaic.solver.slots import Choice
-from mosaic.solver.stage_eval import StageResult
 
 Times = tuple[float, float]
 """Forward and backward, in milliseconds."""

@@ -9,12 +9,12 @@ from typing import ClassVar, Literal
 from mosaic.device import FORBID_EXTRA
 from mosaic.errors import InfeasibleError
 from mosaic.plan import Plan
-from mosaic.solver.checker import ROUNDING, check_plan
-from mosaic.solver.exact import SearchHint, SearchLimits
-from mosaic.solver.incremental import start_from
-from mosaic.solver.instance import Instance
-from mosaic.solver.instance_cost import TableCost
+from mosaic.solver.exact.search import SearchHint, SearchLimits
+from mosaic.solver.instances.checker import ROUNDING, check_plan
+from mosaic.solver.instances.instance import Instance
+from mosaic.solver.instances.instance_cost import TableCost
 from mosaic.solver.planners import PLANNERS
+from mosaic.solver.replan.replanner import start_from
 from mosaic.solver.runnable import plan_to_run
 from mosaic.solver.solve import SearchOptions, solve_with_hint
 

@@ -23,12 +23,12 @@ from mosaic.device import Device
 from mosaic.errors import InfeasibleError
 from mosaic.graph import ModuleGraph
 from mosaic.plan import SearchRecord, Stage
-from mosaic.solver.exact import Knowledge
+from mosaic.solver.exact.search import Knowledge
+from mosaic.solver.gahc.placement import Machine
+from mosaic.solver.gahc.stage_eval import StageResult, alone
 from mosaic.solver.options import DeploymentOption, QuotaGrid, all_options
-from mosaic.solver.placement import Machine
 from mosaic.solver.predict import PlacedTimes, build_stage
 from mosaic.solver.spare import spend_spare_slots
-from mosaic.solver.stage_eval import StageResult, alone
 from mosaic.solver.stagger import Stagger
 
 MOST_STAGES = 4096

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mosaic.graph import ModuleGraph
-from mosaic.solver.stage_eval import StageEvaluator, StageResult
+from mosaic.solver.gahc.stage_eval import StageEvaluator, StageResult
 
 
 def one_by_one(graph: ModuleGraph, evaluator: StageEvaluator) -> tuple[StageResult, ...]:

@@ -11,9 +11,9 @@ from mosaic.cost import Cost
 from mosaic.device import Device
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan, SearchRecord, Stage
-from mosaic.solver.brute_force import enumerate_plans
 from mosaic.solver.brute_force_held import enumerate_held_plans
-from mosaic.solver.exact import (
+from mosaic.solver.exact.brute_force import enumerate_plans
+from mosaic.solver.exact.search import (
     Knowledge,
     Objective,
     SearchHint,
@@ -21,14 +21,14 @@ from mosaic.solver.exact import (
     search_exactly,
     why_not_exact,
 )
-from mosaic.solver.gahc import cluster
-from mosaic.solver.held_options import alone_within_memory
-from mosaic.solver.held_search import search_within_memory
-from mosaic.solver.holding import fits, place_anew, swap_labels
+from mosaic.solver.gahc.clustering import cluster
+from mosaic.solver.gahc.placement import Machine
+from mosaic.solver.gahc.stage_eval import StageEvaluator, StageResult
+from mosaic.solver.memory.holding import fits, place_anew, swap_labels
+from mosaic.solver.memory.options import alone_within_memory
+from mosaic.solver.memory.search import search_within_memory
 from mosaic.solver.options import DeploymentOption, QuotaGrid
-from mosaic.solver.placement import Machine
-from mosaic.solver.remembered import Answer, Remembered
-from mosaic.solver.stage_eval import StageEvaluator, StageResult
+from mosaic.solver.replan.remembered import Answer, Remembered
 
 METHODS = ("auto", "exact", "gahc", "sequential", "brute_force")
 """Names of the solvers."""

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from mosaic.solver.gahc.placement import Machine
+from mosaic.solver.gahc.stage_eval import StageResult
 from mosaic.solver.options import DeploymentOption
-from mosaic.solver.placement import Machine
 from mosaic.solver.predict import PlacedTimes
 from mosaic.solver.slots import Choice, lay_out
-from mosaic.solver.stage_eval import StageResult
 
 _Value = tuple[float, float]
 """Predicted time of a stage, then the sum of its modules' times; in milliseconds, less is better."""

@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mosaic.cost import Cost
-from mosaic.solver.extras import PairwiseExtras, group_extra_ns
+from mosaic.solver.gahc.extras import PairwiseExtras, group_extra_ns
+from mosaic.solver.gahc.placement import Answer, Group, Machine, Question, ask
 from mosaic.solver.options import DeploymentOption, least_options
-from mosaic.solver.placement import Answer, Group, Machine, Question, ask
 from mosaic.solver.slots import Choice, Starts
 
 _UNLIMITED_NS = 2**50

@@ -9,13 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from bench.solver.generate import Recipe, generate
 
 import mosaic.solver
 from mosaic import artifact
 from mosaic.cli.main import run
 from mosaic.plan import Plan
-from mosaic.solver.generate import Recipe, generate
-from mosaic.solver.instance import Instance
+from mosaic.solver.instances.instance import Instance
 
 MADE = generate(Recipe(shape="layered", num_modules=6, num_devices=4, seed=1))
 
@@ -282,7 +282,7 @@ def test_memory_that_no_machine_of_these_holds_is_exit_code_3_whatever_the_metho
 
 
 def test_what_is_not_decided_is_exit_code_1_and_not_infeasible(file, capsys, monkeypatch):
-    monkeypatch.setattr("mosaic.solver.held_options.ALONE_NODES", 1)
+    monkeypatch.setattr("mosaic.solver.memory.options.ALONE_NODES", 1)
 
     def keep(raw):
         raw["memory_bytes"] = 15

@@ -20,7 +20,7 @@ from engine_cases import (
 )
 from torch import nn
 
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.engine.calls.thread_state import on_lane
 
 WORDS = (

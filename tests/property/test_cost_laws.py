@@ -22,13 +22,13 @@ from mosaic.cost import (
     SharedBandwidth,
     Sharing,
 )
-from mosaic.cost.curve import roofs_ms
+from mosaic.cost.surfaces.curve import roofs_ms
 from mosaic.profile import Phase, Sample
 from mosaic.solver import StageEvaluator, solve
-from mosaic.solver.brute_force import best_stage
-from mosaic.solver.exact import why_not_exact
+from mosaic.solver.exact.brute_force import best_stage
+from mosaic.solver.exact.search import why_not_exact
+from mosaic.solver.gahc.placement import Machine
 from mosaic.solver.options import all_options
-from mosaic.solver.placement import Machine
 
 BOUNDED = settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 MANY = settings(max_examples=200, deadline=None, derandomize=True)

@@ -22,12 +22,12 @@ from mosaic.cost import (
 )
 from mosaic.profile import PairSample, Phase
 from mosaic.solver import solve
-from mosaic.solver.exact import why_not_exact
-from mosaic.solver.instance import Instance, InstanceModule, InstanceOption
-from mosaic.solver.instance_cost import TableCost
+from mosaic.solver.exact.pair_table import pair_shares, pair_table
+from mosaic.solver.exact.search import why_not_exact
+from mosaic.solver.gahc.placement import Machine
+from mosaic.solver.instances.instance import Instance, InstanceModule, InstanceOption
+from mosaic.solver.instances.instance_cost import TableCost
 from mosaic.solver.options import all_options
-from mosaic.solver.pair_table import pair_shares, pair_table
-from mosaic.solver.placement import Machine
 
 
 @dataclass(frozen=True)

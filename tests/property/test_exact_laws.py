@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from bench.solver.generate import SHAPES, Recipe, generate
 from hypothesis import given
 from hypothesis import strategies as st
 from instance_cases import ROUNDING_MS, bounded, instances
@@ -14,13 +15,12 @@ from mosaic import _search
 from mosaic.cost import Bandwidths, CostModel, LeveledBandwidth, Leveling
 from mosaic.profile import Phase, Profile
 from mosaic.solver import solve
-from mosaic.solver.checker import check_plan
-from mosaic.solver.exact import SearchLimits
-from mosaic.solver.generate import SHAPES, Recipe, generate
-from mosaic.solver.incremental import Replanner
-from mosaic.solver.instance import Instance
-from mosaic.solver.instance_cost import TableCost
-from mosaic.solver.problem_file import solve_instance
+from mosaic.solver.exact.search import SearchLimits
+from mosaic.solver.instances.checker import check_plan
+from mosaic.solver.instances.instance import Instance
+from mosaic.solver.instances.instance_cost import TableCost
+from mosaic.solver.instances.problem_file import solve_instance
+from mosaic.solver.replan.replanner import Replanner
 
 
 @bounded(300)

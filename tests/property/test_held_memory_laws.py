@@ -5,15 +5,15 @@ from __future__ import annotations
 from itertools import product
 
 import pytest
+from bench.solver.generate import Recipe, generate
 from hypothesis import given
 from hypothesis import strategies as st
 from test_exact_laws import ROUNDING_MS, bounded
 
-from mosaic.solver.checker import check_plan
-from mosaic.solver.generate import Recipe, generate
-from mosaic.solver.holding import state_sets
-from mosaic.solver.instance import Disturbance, Instance, InstanceModule, InstanceOption
-from mosaic.solver.problem_file import solve_instance
+from mosaic.solver.instances.checker import check_plan
+from mosaic.solver.instances.instance import Disturbance, Instance, InstanceModule, InstanceOption
+from mosaic.solver.instances.problem_file import solve_instance
+from mosaic.solver.memory.holding import state_sets
 
 
 @st.composite

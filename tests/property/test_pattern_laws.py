@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from bench.solver.generate import SHAPES, Recipe, generate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mosaic import _search
-from mosaic.solver.checker import check_plan
-from mosaic.solver.exact import _problem as full_problem
-from mosaic.solver.exact import _rows
-from mosaic.solver.generate import SHAPES, Recipe, generate
-from mosaic.solver.instance import Instance
-from mosaic.solver.instance_cost import TableCost
+from mosaic.solver.exact.search import _problem as full_problem
+from mosaic.solver.exact.search import _rows
+from mosaic.solver.gahc.placement import Machine
+from mosaic.solver.instances.checker import check_plan
+from mosaic.solver.instances.instance import Instance
+from mosaic.solver.instances.instance_cost import TableCost
+from mosaic.solver.instances.problem_file import solve_instance
 from mosaic.solver.options import all_options
-from mosaic.solver.placement import Machine
-from mosaic.solver.problem_file import solve_instance
 from tests.property.test_exact_laws import bounded, instances, problem_of
 
 NS_PER_MS = 1e6

@@ -16,10 +16,10 @@ from mosaic.plan import Plan
 from mosaic.profile import Phase, Profile
 from mosaic.solver import SearchOptions, solve
 from mosaic.solver.dependency import rearrange
-from mosaic.solver.exact import SearchHint, SearchLimits, search_exactly
-from mosaic.solver.incremental import Replanner, resolve, start_from
+from mosaic.solver.exact.search import SearchHint, SearchLimits, search_exactly
+from mosaic.solver.gahc.placement import Machine
 from mosaic.solver.options import all_options
-from mosaic.solver.placement import Machine
+from mosaic.solver.replan.replanner import Replanner, resolve, start_from
 from mosaic.solver.simulate import StepModel, simulate
 
 BOUNDED = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])

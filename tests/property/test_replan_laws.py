@@ -7,16 +7,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
+from bench.solver.generate import SHAPES, Recipe, Shape, generate
+from bench.solver.parts import without
 
-from bench.solver_parts import without
 from mosaic.errors import InfeasibleError
 from mosaic.solver import SearchOptions, solve
-from mosaic.solver.checker import check_plan
-from mosaic.solver.exact import SearchLimits
-from mosaic.solver.generate import SHAPES, Recipe, Shape, generate
-from mosaic.solver.incremental import Replanner
-from mosaic.solver.instance import Instance, InstanceModule
-from mosaic.solver.instance_cost import TableCost
+from mosaic.solver.exact.search import SearchLimits
+from mosaic.solver.instances.checker import check_plan
+from mosaic.solver.instances.instance import Instance, InstanceModule
+from mosaic.solver.instances.instance_cost import TableCost
+from mosaic.solver.replan.replanner import Replanner
 
 PROVEN = SearchOptions(limits=SearchLimits(seconds=20))
 

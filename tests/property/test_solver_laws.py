@@ -16,9 +16,9 @@ from mosaic.errors import InfeasibleError
 from mosaic.plan import Plan
 from mosaic.profile import ModuleMemory, Phase, Profile
 from mosaic.solver import QuotaGrid, SearchOptions, StageEvaluator, solve
-from mosaic.solver.brute_force import best_stage
+from mosaic.solver.exact.brute_force import best_stage
+from mosaic.solver.gahc.placement import Machine
 from mosaic.solver.options import all_options
-from mosaic.solver.placement import Machine
 
 BOUNDED = settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 ROUNDING = 1 + 1e-9

@@ -7,23 +7,21 @@ import os
 import threading
 
 import pytest
+from bench.solver import __main__ as bench_solver
+from bench.solver import gains as solver_gains
+from bench.solver import goals as solver_goals
+from bench.solver import models as solver_models
+from bench.solver import paper as solver_paper
+from bench.solver import parts as solver_parts
+from bench.solver import pictures as solver_pictures
+from bench.solver import proofs as solver_proofs
+from bench.solver.generate import Recipe, generate
+from bench.solver.runs import figure, search
 
-from bench import (
-    bench_solver,
-    bounded,
-    solver_gains,
-    solver_goals,
-    solver_models,
-    solver_paper,
-    solver_parts,
-    solver_pictures,
-    solver_proofs,
-)
+from bench import bounded
 from bench.record import Study
-from bench.solver_runs import figure, search
 from bench.study_parts import StudyPart
 from mosaic.artifact import load
-from mosaic.solver.generate import Recipe, generate
 
 
 def test_a_search_gives_cost_bound_and_gap():

@@ -8,8 +8,8 @@ import pytest
 from test_instance import instance, module, option
 
 from mosaic.plan import Placement, Plan, SearchRecord, Stage
-from mosaic.solver.checker import check_plan
-from mosaic.solver.instance import Disturbance, Pin
+from mosaic.solver.instances.checker import check_plan
+from mosaic.solver.instances.instance import Disturbance, Pin
 
 OPTIONS = (
     option(1, 1, 4.0, 8.0, memory_bytes=10),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from bench.solver.generate import Recipe, generate
 from planning_cases import flat, linear, pair, profile_of
 
 from mosaic.cost import CostModel, NoInterference
@@ -12,9 +13,8 @@ from mosaic.profile import ModuleMemory, Phase, Profile
 from mosaic.report.explanation import changes_text, explanation_table, reason_text
 from mosaic.solver import solve
 from mosaic.solver.explain import Explanation, explain
-from mosaic.solver.generate import Recipe, generate
-from mosaic.solver.instance_cost import TableCost
-from mosaic.solver.problem_file import solve_instance
+from mosaic.solver.instances.instance_cost import TableCost
+from mosaic.solver.instances.problem_file import solve_instance
 
 ENCODERS = {"image": linear(6), "text": flat(4), "head": linear(8)}
 

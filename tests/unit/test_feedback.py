@@ -14,7 +14,7 @@ from mosaic.cost import CostModel
 from mosaic.plan import Plan
 from mosaic.profile import Phase
 from mosaic.solver import solve
-from mosaic.solver.feedback import CorrectedCost, Measured, best_round, measured_step_ms, replan, with_measured
+from mosaic.solver.replan.feedback import CorrectedCost, Measured, best_round, measured_step_ms, replan, with_measured
 
 TIMES = {"a": linear(6), "b": flat(4), "c": linear(8)}
 

@@ -6,10 +6,10 @@ from planning_cases import flat, linear, profile_of
 
 from mosaic.cost import CostModel
 from mosaic.profile import Profile
-from mosaic.solver.gahc import GahcResult, cluster, reachable, sort_stages
+from mosaic.solver.gahc.clustering import GahcResult, cluster, reachable, sort_stages
+from mosaic.solver.gahc.placement import Machine
+from mosaic.solver.gahc.stage_eval import StageEvaluator
 from mosaic.solver.options import all_options
-from mosaic.solver.placement import Machine
-from mosaic.solver.stage_eval import StageEvaluator
 
 A, B, C, D = 1, 2, 4, 8
 

@@ -6,22 +6,23 @@ import json
 from dataclasses import replace
 
 import pytest
+from bench.solver.generate import Recipe, generate
 from test_instance import instance, module, option
 
 from mosaic.artifact import parse, to_json
 from mosaic.errors import InfeasibleError, UndecidedError
 from mosaic.plan import Placement, Plan, SearchRecord, Stage
-from mosaic.solver import SearchOptions, held_options, solve
-from mosaic.solver.checker import check_plan
-from mosaic.solver.exact import SearchLimits
+from mosaic.solver import SearchOptions, solve
+from mosaic.solver.exact.search import SearchLimits
 from mosaic.solver.explain import explain
-from mosaic.solver.generate import Recipe, generate
-from mosaic.solver.holding import held_bytes
-from mosaic.solver.instance import Instance
-from mosaic.solver.instance_cost import TableCost
+from mosaic.solver.gahc.placement import Machine
+from mosaic.solver.instances.checker import check_plan
+from mosaic.solver.instances.instance import Instance
+from mosaic.solver.instances.instance_cost import TableCost
+from mosaic.solver.instances.problem_file import solve_instance
+from mosaic.solver.memory import options as held_options
+from mosaic.solver.memory.holding import held_bytes
 from mosaic.solver.options import all_options
-from mosaic.solver.placement import Machine
-from mosaic.solver.problem_file import solve_instance
 
 
 def kept(degree: int, time_ms: float, memory_bytes: int, *, working: int = 0, quota: int = 4):

@@ -7,23 +7,23 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from bench.solver.generate import Recipe, generate
+from bench.solver.parts import without
 from planning_cases import device_of, flat, graph_of, linear, profile_of
 
-from bench.solver_parts import without
 from mosaic.cost import CostModel
 from mosaic.errors import InfeasibleError
 from mosaic.plan import plan_from_quotas
 from mosaic.profile import ModuleMemory
 from mosaic.solver import QuotaGrid, SearchOptions, solve
-from mosaic.solver.checker import check_plan
-from mosaic.solver.exact import SearchHint, SearchLimits, search_exactly
-from mosaic.solver.generate import Recipe, generate
-from mosaic.solver.incremental import LEAST_SECONDS, Replanner, resolve, start_from, warm_limits
-from mosaic.solver.instance import Disturbance, Instance, Pin
-from mosaic.solver.instance_cost import TableCost
+from mosaic.solver.exact.search import SearchHint, SearchLimits, search_exactly
+from mosaic.solver.gahc.placement import Machine
+from mosaic.solver.instances.checker import check_plan
+from mosaic.solver.instances.instance import Disturbance, Instance, Pin
+from mosaic.solver.instances.instance_cost import TableCost
 from mosaic.solver.options import all_options
-from mosaic.solver.placement import Machine
-from mosaic.solver.remembered import Remembered, SaysWhatItKnows
+from mosaic.solver.replan.remembered import Remembered, SaysWhatItKnows
+from mosaic.solver.replan.replanner import LEAST_SECONDS, Replanner, resolve, start_from, warm_limits
 from mosaic.solver.solve import solve_with_hint
 from mosaic.solver.stagger import Stagger, stagger
 

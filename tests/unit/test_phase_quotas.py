@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 
 import pytest
+from bench.solver.generate import SHAPES, Recipe, generate
 from test_instance import instance, module, option
 
 from mosaic.artifact import parse, to_json
 from mosaic.errors import InvalidFileError
 from mosaic.plan import Plan
 from mosaic.solver import solve
-from mosaic.solver.generate import SHAPES, Recipe, generate
-from mosaic.solver.instance import Disturbance
-from mosaic.solver.instance_cost import TableCost
+from mosaic.solver.instances.instance import Disturbance
+from mosaic.solver.instances.instance_cost import TableCost
 from mosaic.solver.phase_quotas import split_by_phase
 
 

@@ -12,8 +12,8 @@ from mosaic.errors import InfeasibleError
 from mosaic.profile import ModuleMemory, Profile
 from mosaic.solver import SearchOptions, solve
 from mosaic.solver.compare import compare
+from mosaic.solver.gahc.placement import Machine
 from mosaic.solver.options import all_options
-from mosaic.solver.placement import Machine
 from mosaic.solver.planners import PLANNERS, PlannerSettings, WavePlan, plan_with
 from mosaic.solver.planners.held_waves import within_memory
 from mosaic.solver.planners.waves import Part, Run, Wave

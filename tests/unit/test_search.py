@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from bench.solver.generate import SHAPES, Recipe, generate
+from bench.solver.runs import search
 
-from bench.solver_runs import search
 from mosaic import _search
-from mosaic.solver.generate import SHAPES, Recipe, generate
 
 
 @pytest.mark.parametrize("shape", SHAPES)

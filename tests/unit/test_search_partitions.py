@@ -6,9 +6,9 @@ import random
 from collections.abc import Iterator
 
 import pytest
+from bench.solver.generate import SHAPES, Recipe, generate
 
 from mosaic import _search
-from mosaic.solver.generate import SHAPES, Recipe, generate
 from tests.property.test_pattern_laws import disturbed_problem_of
 
 NEVER = (2**63 - 1) // 4

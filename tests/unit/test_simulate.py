@@ -12,10 +12,10 @@ from mosaic.errors import InvalidPlanError
 from mosaic.hardware import Link
 from mosaic.plan import Placement, Plan, SearchRecord, Stage
 from mosaic.profile import ModuleMemory, Phase
+from mosaic.simulate.footprint import Footprint, footprints_of
+from mosaic.simulate.reshard import reshard_ms
 from mosaic.solver import solve
 from mosaic.solver.dependency import rearrange
-from mosaic.solver.footprint import Footprint, footprints_of
-from mosaic.solver.reshard import reshard_ms
 from mosaic.solver.simulate import StepModel, simulate
 
 

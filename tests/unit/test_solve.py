@@ -19,7 +19,7 @@ from mosaic.errors import InfeasibleError, InvalidProfileError
 from mosaic.plan import Plan
 from mosaic.profile import ModuleMemory, Phase, Profile
 from mosaic.solver import METHODS, QuotaGrid, SearchOptions, solve
-from mosaic.solver.exact import SearchLimits
+from mosaic.solver.exact.search import SearchLimits
 
 
 def plan_of(

@@ -10,12 +10,12 @@ import pytest
 from planning_cases import flat, linear, pair, profile_of
 
 from mosaic.cost import CostModel
-from mosaic.cost.interference import Beside
+from mosaic.cost.interference.measured import Beside
 from mosaic.profile import ModuleMemory, Phase, Profile
 from mosaic.solver import DeploymentOption, StageEvaluator
-from mosaic.solver.brute_force import best_stage
+from mosaic.solver.exact.brute_force import best_stage
+from mosaic.solver.gahc.placement import Machine, Question, ask
 from mosaic.solver.options import all_options, least_options, undominated
-from mosaic.solver.placement import Machine, Question, ask
 from mosaic.solver.slots import lay_out
 
 MS = 1_000_000

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from mosaic.backends.cuda_lanes import StreamLane
+from mosaic.backends.streams.lanes import StreamLane
 from mosaic.engine.calls.structure import PLAIN_TYPES, flatten, is_opaque, leaf_key, unflatten
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from mosaic.backends.stream_api import StreamApi
+from mosaic.backends.streams.api import StreamApi
 from mosaic.engine.calls.branch_graph import survey
 from mosaic.engine.calls.structure import flatten
 from mosaic.engine.graphs.branches import RefusalError, TakenCall

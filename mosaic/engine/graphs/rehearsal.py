@@ -14,7 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mosaic.backends.stream_api import StreamApi
+from mosaic.backends.streams.api import StreamApi
 from mosaic.engine.calls.branch_graph import survey
 from mosaic.engine.calls.random_numbers import other_random_state
 from mosaic.engine.calls.structure import flatten, is_opaque, tensors_in

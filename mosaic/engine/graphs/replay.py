@@ -13,7 +13,7 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
-from mosaic.backends.stream_api import StreamApi
+from mosaic.backends.streams.api import StreamApi
 from mosaic.engine.calls.structure import unflatten
 from mosaic.engine.graphs.branches import TakenCall
 from mosaic.engine.graphs.module_state import ModuleChange, ModuleState

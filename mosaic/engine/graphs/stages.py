@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from mosaic.backends.stream_api import StreamApi
+from mosaic.backends.streams.api import StreamApi
 from mosaic.engine.calls.thread_state import is_traced, surrounding
 from mosaic.engine.graphs.branches import Eager, RefusalError, StageBranch, TakenCall
 from mosaic.engine.graphs.capture import Capturing, told

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 
-from mosaic.backends.host_lanes import HostLane
+from mosaic.backends.host.lanes import HostLane
 from mosaic.engine.calls.branch_graph import capture, find_uses
 from mosaic.engine.calls.out_of_memory import SecondTries, is_out_of_memory
 from mosaic.engine.calls.random_numbers import drawing_from

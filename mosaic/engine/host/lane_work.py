@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from mosaic.backends.host_lanes import HostLanes
+from mosaic.backends.host.lanes import HostLanes
 from mosaic.engine.calls.thread_state import as_lane, forget_cast_weights, on_lane
 from mosaic.engine.host.batch import Batch
 from mosaic.engine.host.forwards import Forwards

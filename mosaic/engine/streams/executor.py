@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mosaic.backends.cuda_lanes import StreamLane
+from mosaic.backends.streams.lanes import StreamLane
 from mosaic.engine.calls.caller import note_in_place
 from mosaic.engine.calls.structure import map_tensors, tensors_in
 from mosaic.engine.calls.thread_state import as_lane, is_traced, on_lane
@@ -24,7 +24,7 @@ from mosaic.engine.streams.tensor import join_tensor, on_user_stream
 from mosaic.engine.streams.timeline import StreamTimeline
 
 if TYPE_CHECKING:
-    from mosaic.backends.cuda_lanes import StreamLanes, StreamMark
+    from mosaic.backends.streams.lanes import StreamLanes, StreamMark
     from mosaic.engine.calls.placed_module import PlacedModule
     from mosaic.timeline import Span
 

@@ -25,8 +25,8 @@ from mosaic.engine.calls.structure import version_of
 from mosaic.errors import ModuleContractError
 
 if TYPE_CHECKING:
-    from mosaic.backends.cuda_lanes import StreamLane, StreamLanes
-    from mosaic.backends.stream_api import StreamApi
+    from mosaic.backends.streams.api import StreamApi
+    from mosaic.backends.streams.lanes import StreamLane, StreamLanes
 
 
 class Point:

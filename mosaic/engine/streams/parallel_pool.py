@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from mosaic.backends.base import Backend
-from mosaic.backends.cuda_lanes import StreamLane, StreamLanes
+from mosaic.backends.streams.lanes import StreamLane, StreamLanes
 from mosaic.engine.calls.pieces import Piece, owner_of
 from mosaic.engine.calls.placed_module import PlacedModule
 from mosaic.engine.calls.structure import map_tensors

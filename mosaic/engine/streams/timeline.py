@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mosaic.backends.cuda_lanes import StreamLane, StreamMark
+from mosaic.backends.streams.lanes import StreamLane, StreamMark
 from mosaic.engine.calls.last_gradients import LastGradients
 from mosaic.engine.calls.structure import tensors_in
 from mosaic.timeline import Span
 
 if TYPE_CHECKING:
-    from mosaic.backends.cuda_lanes import StreamTicket
-    from mosaic.backends.stream_api import StreamApi
-    from mosaic.backends.stream_clock import StreamClock
+    from mosaic.backends.streams.api import StreamApi
+    from mosaic.backends.streams.clock import StreamClock
+    from mosaic.backends.streams.lanes import StreamTicket
     from mosaic.engine.calls.placed_module import PlacedModule
 
 _MAX_SPANS = 20_000

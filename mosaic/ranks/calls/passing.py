@@ -20,7 +20,7 @@ from mosaic.ranks.calls import steps
 from mosaic.ranks.calls.added import said_by
 from mosaic.ranks.calls.agree import agree
 from mosaic.ranks.calls.exchange import Exchange, Shared, ToHolders, ToMembers, Way
-from mosaic.ranks.meeting.collectives import carrier_of, wait_for
+from mosaic.ranks.meeting.groups import carrier_of, wait_for
 from mosaic.ranks.rows.routing import RowRouting
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from mosaic.backends.base import Ticket
     from mosaic.engine.calls.placed_module import PlacedModule
     from mosaic.engine.host.lane_tensor import LaneTensor
+    from mosaic.ranks.calls.host_calls import HostCalls
     from mosaic.ranks.calls.ranked import Ranked
-    from mosaic.ranks.lanes.host_calls import HostCalls
 
 
 class RoutedCall(Call):

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from mosaic.errors import InfeasibleError
-from mosaic.solver.holding import Stages, fits, held_bytes, place_anew, swap_labels
+from mosaic.solver.gahc.placement import Machine
+from mosaic.solver.gahc.stage_eval import StageResult
+from mosaic.solver.memory.holding import Stages, fits, held_bytes, place_anew, swap_labels
 from mosaic.solver.options import DeploymentOption
-from mosaic.solver.placement import Machine
 from mosaic.solver.planners.waves import Run, Wave
 from mosaic.solver.slots import Choice
-from mosaic.solver.stage_eval import StageResult
 
 Options = Mapping[str, Sequence[DeploymentOption]]
 

@@ -13,21 +13,21 @@ from mosaic.errors import InfeasibleError
 from mosaic.graph import ModuleGraph
 from mosaic.plan import SearchRecord
 from mosaic.profile import Phase
-from mosaic.solver.held_options import alone_within_memory
-from mosaic.solver.holding import keeps_anything
+from mosaic.solver.gahc.placement import Machine
+from mosaic.solver.gahc.stage_eval import StageEvaluator, StageResult
+from mosaic.solver.memory.holding import keeps_anything
+from mosaic.solver.memory.options import alone_within_memory
 from mosaic.solver.options import DeploymentOption, QuotaGrid, all_options
-from mosaic.solver.placement import Machine
 from mosaic.solver.planners.coverage import check_schedule
 from mosaic.solver.planners.distmm import balance, best_waves, waves_of_level
 from mosaic.solver.planners.draft import DraftWave, Job, PlannerSettings, Widths, levels, whole_device_widths, whole_job
 from mosaic.solver.planners.held_waves import within_memory
-from mosaic.solver.planners.islands import place_waves
 from mosaic.solver.planners.megatron import all_on_all
 from mosaic.solver.planners.optimus import by_marginal_gain
+from mosaic.solver.planners.placing import place_waves
 from mosaic.solver.planners.spindle import sliced_waves
 from mosaic.solver.planners.waves import Part, Run, Wave, WavePlan
 from mosaic.solver.sequential import one_by_one
-from mosaic.solver.stage_eval import StageEvaluator, StageResult
 
 PLANNERS = ("sequential", "megatron", "distmm", "distmm-waves", "spindle", "spindle-optimus")
 """Names of the comparison planners. Their order by predicted time differs from input to input."""

@@ -11,8 +11,8 @@ from fake_streams import FakeStreams
 from fake_streams.runtime import FakeStream
 from stream_cases import colocated, steps
 
-from mosaic.backends.cuda_lanes import StreamLanes
-from mosaic.backends.stream_clock import StreamClock
+from mosaic.backends.streams.clock import StreamClock
+from mosaic.backends.streams.lanes import StreamLanes
 from mosaic.engine.calls.placed_module import PlacedModule
 from mosaic.engine.streams.timeline import StreamTimeline
 
