@@ -69,9 +69,9 @@ def _over(plan: Plan, best: Plan) -> float:
 
 
 def _moving(instance: Instance, plan: Plan) -> float:
-    edges = {(edge.source, edge.target): EDGE_BYTES for edge in instance.graph.edges}
-    still = simulate(plan, instance.graph)
-    moved = simulate(plan, instance.graph, StepModel(link=Link(gb_per_s=300.0, latency_us=5.0), edge_bytes=edges))
+    graph = replace(instance.graph, edges=tuple(replace(edge, num_bytes=EDGE_BYTES) for edge in instance.graph.edges))
+    still = simulate(plan, graph)
+    moved = simulate(plan, graph, StepModel(link=Link(gb_per_s=300.0, latency_us=5.0)))
     return moved.makespan_ms / still.makespan_ms - 1
 
 

@@ -1,8 +1,8 @@
 """Which data-parallel degrees are looked at, and which of them are offered: any whole number of ranks may be one.
 
 Measuring or counting every degree takes long, and times between two of them are smooth. So powers of two and the
-number of devices are looked at, and what is offered is everything between them: each whole number up to 8, and beyond
-four in each doubling, since neighbours hardly differ there.
+number of devices are looked at. Offered is each whole number between them up to 8, and beyond that powers of two and
+the middles between these: neighbours hardly differ there, and an exact search would take long.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def degrees_between(known: Sequence[int]) -> tuple[int, ...]:
     degree = min(known)
     while degree < max(known):
         found.add(degree)
-        degree += max(1, (1 << degree.bit_length() - 1) * 2 // _ALL_UP_TO)
+        degree += 1 if degree < _ALL_UP_TO else (1 << degree.bit_length() - 1) // 2
     return tuple(sorted(found))
 
 

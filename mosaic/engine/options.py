@@ -56,7 +56,7 @@ class Options:
     """
 
     method: str = "auto"
-    """Who plans: a solver, or a planner that Mosaic is compared with (``mosaic.solver.runnable.RUNNABLE``). The plan of
+    """Who plans: a solver, or a planner that Mosaic is compared with (``mosaic.solver.METHODS``). The plan of
     a method that is named runs as it is, like one that is given; ``auto`` is tried first."""
     profile: Profile | None = None
     """Measurements to plan from instead of taking them; on several ranks those of the batch of all of them together.

@@ -1,1 +1,1 @@
-"""What runs when, simulated: stages, slices and schedules of microbatches, without barriers, and the memory in use."""
+"""What runs when, simulated: stages, slices and schedules of microbatches, without barriers."""

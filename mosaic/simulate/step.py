@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from mosaic.cost import Cost
 from mosaic.graph import ModuleGraph, Part
@@ -23,7 +23,6 @@ from mosaic.hardware import Link
 from mosaic.plan import Placement, Plan
 from mosaic.profile import Phase
 from mosaic.schedule import Schedule
-from mosaic.simulate.footprint import Footprint, peak_bytes
 from mosaic.simulate.order import Work, check_schedule, staged_order, waits_of
 from mosaic.simulate.reshard import reshard_ms
 
@@ -65,8 +64,6 @@ class SimulatedStep:
     """When all forwards had ended."""
     makespan_ms: float
     """When everything had."""
-    peak_bytes: tuple[int, ...]
-    """Most memory in use on each device at any time of the step; zeros where no footprints were given."""
 
     @property
     def critical(self) -> tuple[SimulatedSpan, ...]:
@@ -88,8 +85,6 @@ class StepModel:
     """Asked for each module's time beside those that really run beside it; None keeps the times of the plan."""
     link: Link | None = None
     """Between any two devices, for the bytes of the graph's edges; None moves data in no time."""
-    footprints: Mapping[str, Footprint] = field(default_factory=dict)
-    """What modules hold on each of their devices."""
 
 
 def simulate(
@@ -117,11 +112,6 @@ def simulate(
         spans=spans,
         forward_ms=max((span.end_ms for span in spans if span.phase is Phase.FORWARD), default=0.0),
         makespan_ms=max((span.end_ms for span in spans), default=0.0),
-        peak_bytes=peak_bytes(
-            plan,
-            model.footprints,
-            {(s.work.part, s.work.microbatch, s.phase): (s.start_ms, s.end_ms) for s in spans},
-        ),
     )
 
 

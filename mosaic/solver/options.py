@@ -151,18 +151,6 @@ def all_options(
     return found
 
 
-def undominated(options: Sequence[DeploymentOption]) -> tuple[DeploymentOption, ...]:
-    """Drops options that another one beats: no slower in either phase with no more devices, slots or memory.
-
-    Valid only without interference: beside a neighbour, an option that is dominated alone may be disturbed less.
-    """
-    kept: list[DeploymentOption] = []
-    for option in sorted(options):  # a dominating option sorts first, or is equal
-        if not any(_is_no_worse(other, option) for other in kept):
-            kept.append(option)
-    return tuple(kept)
-
-
 def least_options(options: Sequence[DeploymentOption], target_ns: int) -> tuple[DeploymentOption, ...]:
     """Returns the options that meet a target latency, without those that need more of everything than another.
 
@@ -173,16 +161,6 @@ def least_options(options: Sequence[DeploymentOption], target_ns: int) -> tuple[
         if not any(k.quota <= option.quota and k.memory_bytes <= option.memory_bytes for k in kept):
             kept.append(option)
     return tuple(kept)
-
-
-def _is_no_worse(first: DeploymentOption, second: DeploymentOption) -> bool:
-    return (
-        first.degree <= second.degree
-        and first.quota <= second.quota
-        and first.forward_ns <= second.forward_ns
-        and first.backward_ns <= second.backward_ns
-        and first.memory_bytes <= second.memory_bytes
-    )
 
 
 def _no_time(module: str, degree: int, quota: int, forward_ms: float, backward_ms: float) -> ValueError:

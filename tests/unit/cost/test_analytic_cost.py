@@ -56,7 +56,7 @@ def test_one_device_is_planned_at_degree_one(counts):
 
 def test_degrees_above_the_cluster_are_not_offered(counts):
     assert AnalyticCost(counts, find_cluster("h100-80g", 8)).degrees("image") == tuple(range(1, 9))
-    assert AnalyticCost(counts, POD).degrees("image") == (*range(1, 9), 10, 12, 14, *range(16, 33, 4))
+    assert AnalyticCost(counts, POD).degrees("image") == (*range(1, 9), 12, 16, 24, 32)
 
 
 def test_a_degree_between_two_that_were_counted_is_between_their_times(cost):

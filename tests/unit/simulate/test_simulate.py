@@ -5,20 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from planning_cases import device_of, flat, graph_of, linear, pair, profile_of
+from planning_cases import device_of, flat, graph_of, pair, profile_of
 
 from mosaic.cost import CostModel
 from mosaic.errors import InvalidPlanError
 from mosaic.graph import Edge, Part
 from mosaic.hardware import Link
 from mosaic.plan import Grid, Placement, Plan, SearchRecord, Stage
-from mosaic.profile import ModuleMemory, Phase
+from mosaic.profile import Phase
 from mosaic.schedule import ActionKind
-from mosaic.simulate.footprint import Footprint, footprints_of
 from mosaic.simulate.order import Work
 from mosaic.simulate.reshard import reshard_ms
 from mosaic.simulate.step import StepModel, simulate
-from mosaic.solver import solve
 
 
 def placed(
@@ -105,24 +103,6 @@ def test_data_moves_between_modules_on_different_devices() -> None:
     graph = replace(graph, edges=(Edge(source="a", target="b", num_bytes=megabyte),))
     step = simulate(plan, graph, StepModel(link=link))
     assert step.makespan_ms == pytest.approx(4 + 2 * 1.5)
-
-
-def test_activations_are_held_from_forward_to_backward() -> None:
-    plan, graph = plan_of((placed("a", range(4), 1),), (placed("b", range(4), 1),), num_devices=2)
-    held = Footprint(resident_bytes=100, held_bytes=10, working_bytes=3)
-    step = simulate(plan, graph, StepModel(footprints={"a": held, "b": held}))
-    assert step.peak_bytes == (2 * 100 + 2 * 10 + 3, 0)
-
-
-def test_footprints_come_from_a_profile_or_hold_everything_throughout() -> None:
-    memory = ModuleMemory(module="a", resident_bytes=100, activation_bytes=40, num_trained=25)
-    profile = profile_of({"a": linear(4)}, num_slots=4, degrees=(1, 2), memory=[memory])
-    cost = CostModel.from_profile(profile)
-    plan = solve(profile.graph, cost, profile.device, num_devices=2)
-    assert plan.placement("a").degree == 2
-    split = footprints_of(plan, cost, {"a": memory})["a"]
-    assert (split.resident_bytes, split.held_bytes, split.working_bytes) == (300, 20, 0)
-    assert footprints_of(plan, cost)["a"] == Footprint(resident_bytes=320)
 
 
 def test_a_plan_of_another_graph_is_refused() -> None:

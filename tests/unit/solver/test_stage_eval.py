@@ -15,7 +15,7 @@ from mosaic.profile import ModuleMemory, Phase, Profile
 from mosaic.solver import DeploymentOption, StageEvaluator
 from mosaic.solver.exact.brute_force import best_stage
 from mosaic.solver.gahc.placement import SatQuestion, ask
-from mosaic.solver.options import all_options, least_options, undominated
+from mosaic.solver.options import all_options, least_options
 from mosaic.solver.slots import lay_out
 from mosaic.solver.stage import Machine
 
@@ -164,11 +164,6 @@ def test_a_result_depends_on_nothing_but_the_modules() -> None:
     fresh, used = evaluator_of(profile, 2), evaluator_of(profile, 2)
     used.evaluate(["a", "b", "c"])
     assert used.evaluate(["b", "c"]) == fresh.evaluate(["b", "c"])
-
-
-def test_dominated_options_can_be_dropped() -> None:
-    kept = undominated([option(1, 1, 10), option(1, 2, 10), option(2, 2, 9), option(1, 3, 8)])
-    assert kept == (option(1, 1, 10), option(1, 3, 8), option(2, 2, 9))
 
 
 def test_least_options_of_a_target_keep_a_larger_degree_only_for_a_smaller_quota_or_memory() -> None:

@@ -46,6 +46,13 @@ def test_edges_are_followed_through_glue_and_module_dicts():
     assert edges(finding) == CHAIN
 
 
+def test_edges_carry_the_bytes_of_what_reaches_a_module():
+    graph = find_modules(Chain(), pair_batch()).graph
+    assert all(edge.num_bytes and edge.num_bytes % 4 == 0 for edge in graph.edges)
+    unknown = dataclasses.replace(graph, edges=tuple(dataclasses.replace(edge, num_bytes=None) for edge in graph.edges))
+    assert unknown.fingerprint == graph.fingerprint
+
+
 def test_edges_are_followed_through_frozen_modules():
     model = Chain()
     model.image.requires_grad_(False)
