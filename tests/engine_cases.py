@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import random
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -41,6 +40,38 @@ class TwoTowers(nn.Module):
         left = nn.functional.normalize(self.left(x) @ self.weight, dim=-1)
         right = nn.functional.normalize(self.right(y), dim=-1)
         return self.scale * left @ right.T
+
+
+class Glued(TwoTowers):
+    """Two encoders, and between them what a function of the model and its inputs says."""
+
+    def __init__(self, glue: Callable[..., Any], left: nn.Module | None = None, right: nn.Module | None = None) -> None:
+        super().__init__(left, right)
+        self.glue = glue
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        return self.glue(self, *inputs)
+
+
+class Doing(nn.Module):
+    """Layers, and a forward that a function of the module and its input says; ``is_on`` is for that to look at."""
+
+    def __init__(self, what: Callable[..., Any], width_in: int = 8) -> None:
+        super().__init__()
+        self.layers = tower(width_in)
+        self.what = what
+        self.is_on = False
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.what(self, x)
+
+
+def failing(self: Doing, x: torch.Tensor) -> torch.Tensor:
+    """Fails half-way where ``is_on``."""
+    made = self.layers(x)
+    if self.is_on:
+        raise ValueError("told to fail")
+    return made.relu()
 
 
 def pair_batch(step: int = 0, rows: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
@@ -206,17 +237,11 @@ def assert_trains_like_plain(model: TwoTowers, handle: Handle) -> None:
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
 
-class Keeping(nn.Module):
+def keeping(self: Doing, x: torch.Tensor) -> torch.Tensor:
     """Leaves a result in an attribute, for the loop."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = tower()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        hidden = self.layers(x)
-        self.penalty = hidden.square().mean()
-        return hidden.tanh()
+    hidden = self.layers(x)
+    self.penalty = hidden.square().mean()
+    return hidden.tanh()
 
 
 def with_penalty(model: nn.Module, record: Record) -> None:
@@ -228,12 +253,40 @@ def with_penalty(model: nn.Module, record: Record) -> None:
         record.note_model(model)
 
 
-class Skipping(nn.Module):
-    """Draws from Python's own random numbers."""
+class Explicit(nn.Module):
+    """Runs its branches in a parallel block, or plainly."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = tower()
+        self.left, self.right, self.head = tower(), tower(8, 16, nn.Dropout(0.2)), nn.Linear(16, 4)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layers(x) * random.random()
+    def encode(self, x: torch.Tensor, *, scale: float) -> dict[str, torch.Tensor]:
+        return {"hidden": self.right(x) * scale}
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor, how: str, *quotas: Any, **options: Any) -> torch.Tensor:
+        if how == "plain":
+            left, right = self.left(x).relu(), self.encode(y, scale=0.5)
+        elif how == "run":
+            with mosaic.parallel(*quotas, **options) as p:
+                left = p.run("left", self.left, x).relu()
+                right = p.run("right", self.encode, y, scale=0.5)
+        else:
+            with mosaic.parallel(*quotas, **options) as p:
+                found = p.run_all({"left": (self.left, (x,)), "right": (self.encode, (y,), {"scale": 0.5})})
+                left, right = found["left"].relu(), found["right"]
+        return self.head(left * right["hidden"])
+
+
+def explicit_steps(model: Explicit, how: str = "plain", *quotas: Any, **options: Any) -> Record:
+    """Trains five steps."""
+    record = Record()
+    torch.manual_seed(5)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    for step in range(5):
+        loss = model(*pair_batch(step), how, *quotas, **options).square().mean()
+        loss.backward()
+        record.note(loss)
+        record.note_model(model, optimizer)
+        optimizer.step()
+        optimizer.zero_grad()
+    return record

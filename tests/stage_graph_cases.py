@@ -15,7 +15,7 @@ from fake_streams import FakeStreams
 from torch import nn
 
 from mosaic.backends.streams.lanes import StreamLane, StreamLanes
-from mosaic.engine.graphs import Branch, Eager, StageGraphs
+from mosaic.engine.graphs import Eager, StageBranch, StageGraphs
 
 
 @pytest.fixture
@@ -41,11 +41,11 @@ class Bench:
             self.lane_of[name] = self.lanes.lane((len(self.lane_of) % 3,))
         return self.lane_of[name]
 
-    def branch(self, name: str, module: Any, *args: Any, **kwargs: Any) -> Branch:
+    def branch(self, name: str, module: Any, *args: Any, **kwargs: Any) -> StageBranch:
         owner = module if isinstance(module, nn.Module) else getattr(module, "__self__", None)
-        return Branch(name=name, run=module, args=args, kwargs=kwargs, lane=self.lane(name), module=owner)
+        return StageBranch(name=name, run=module, args=args, kwargs=kwargs, lane=self.lane(name), module=owner)
 
-    def run(self, *branches: Branch, stage: str = "stage") -> list[Any]:
+    def run(self, *branches: StageBranch, stage: str = "stage") -> list[Any]:
         """Results of a stage; what graphs leave to their caller runs on its lane."""
         results = self.graphs.run(stage, branches)
         return [self.finish(branch, result) for branch, result in zip(branches, results, strict=True)]
@@ -54,7 +54,7 @@ class Bench:
         return self.run(self.branch(name, module, *args, **kwargs), stage=name)[0]
 
     @staticmethod
-    def finish(branch: Branch, result: Any) -> Any:
+    def finish(branch: StageBranch, result: Any) -> Any:
         if not isinstance(result, Eager):
             return result
         return branch.lane.launch(lambda: branch.run(*branch.args, **branch.kwargs), timed=False).wait()

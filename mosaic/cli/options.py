@@ -11,6 +11,7 @@ from tyro.conf import arg
 
 from mosaic.artifact import to_json, write_text
 from mosaic.errors import MosaicError
+from mosaic.solver.methods import describe_methods
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Backend
@@ -39,9 +40,7 @@ Method = Annotated[
     str,
     arg(
         metavar="METHOD",
-        help="Who plans: auto, exact (proves its plan best), gahc (the paper's Algorithm 1), sequential, or a planner to "
-        "compare with: megatron, distmm, distmm-waves, spindle, spindle-optimus. The plan of one that is named runs as "
-        "it is.",
+        help=f"Who plans: {describe_methods()}. The plan of one that is named runs as it is.",
     ),
 ]
 DEFAULT_FOREIGN_SHARE = 0.6

@@ -1,8 +1,8 @@
 """Which data-parallel degrees are looked at, and which of them are offered: any whole number of ranks may be one.
 
 Measuring or counting every degree takes long, and times between two of them are smooth. So powers of two and the
-number of devices are looked at, and what is offered is everything between them: each whole number up to 16, and beyond
-eight in each doubling, since neighbours hardly differ there.
+number of devices are looked at, and what is offered is everything between them: each whole number up to 8, and beyond
+four in each doubling, since neighbours hardly differ there.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
-_ALL_UP_TO = 16
+_ALL_UP_TO = 8
 
 
 def degrees_to_look_at(num_devices: int) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ class PlainProcess(Child):
     """The caller's side of the plain loop."""
 
     def __init__(self, settings: PlainSettings) -> None:
-        super().__init__("mosaic.demo.plain", json.dumps(_as_dict(settings)))
+        super().__init__("mosaic.demo.plain", json.dumps(asdict(settings), default=str))
 
     def train(self, steps: int) -> list[float]:
         """Takes training steps; returns their times in milliseconds."""
@@ -50,16 +50,6 @@ class PlainProcess(Child):
         """Evaluates its model."""
         found: dict[str, float] = self.ask({"do": "retrieval"})
         return found
-
-
-def _as_dict(settings: PlainSettings) -> dict[str, Any]:
-    return {
-        "cache": str(settings.cache),
-        "seed": settings.seed,
-        "batch_size": settings.batch_size,
-        "steps": settings.steps,
-        "learning_rate": settings.learning_rate,
-    }
 
 
 def _serve(settings: PlainSettings) -> None:

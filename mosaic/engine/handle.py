@@ -83,8 +83,8 @@ class Handle(KeepsCheckpoints):
                 of = f"{self.plan.device.num_slots}{self._granted(placed.slots)}"
                 where = ", in the loop's own thread" if self._is_alone(placed.module) else ""
                 lines.append(f"stage {index}: {placed.module} on {slots} of {of}{where}{predicted}")
-        for name, reason in self._finding.left_out.items():
-            lines.append(f"not placed: {name}: {reason}")
+        for name, obstacle in self._finding.left_out.items():
+            lines.append(f"not placed: {name}: {obstacle}")
         lines.extend(f"to know: {remark}" for remark in self._finding.remarks)
         lines.extend(self._makeup.changes(self._model, self.graph.names))
         if self._executor is not None:

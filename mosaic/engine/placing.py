@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from mosaic.backends.base import Lanes
+from mosaic.engine.calls.placed_module import PlacedModule
 from mosaic.engine.calls.shapes import shapes_of
-from mosaic.engine.calls.site import Site
 from mosaic.engine.calls.structure import flatten, tensors_in
 from mosaic.engine.finding.find import Finding
 from mosaic.engine.host.lane_tensor import LaneTensor
@@ -32,7 +32,7 @@ class Runs(Protocol):
     def lanes(self) -> Lanes:
         """The lanes of the plan."""
 
-    def call(self, site: Site, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, site: PlacedModule, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls a placed module."""
 
     def whole(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -99,7 +99,7 @@ class PlacedPlan:
         self.plan = plan
         self.executor = executor
         self.sites = {
-            subject.name: Site(
+            subject.name: PlacedModule(
                 subject.name,
                 subject.module,
                 executor.lanes.lane(plan.placement(subject.name).slots),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
@@ -90,8 +91,8 @@ class Canvas:
         """Returns ``text``, or as many of its first letters and an ellipsis as ``room`` inches hold."""
         if self.measure(text, size, weight) <= room:
             return text
-        lengths = range(len(text) - 1, 0, -1)
-        return next((t for n in lengths if self.measure(t := text[:n] + _ELLIPSIS, size, weight) <= room), "")
+        fitting = bisect_right(range(len(text)), room, key=lambda n: self.measure(text[:n] + _ELLIPSIS, size, weight))
+        return text[: fitting - 1] + _ELLIPSIS if fitting > 1 else ""
 
     def measure(self, text: str, size: float = _TEXT_SIZE, weight: str = "normal") -> float:
         """Returns the width of ``text`` in inches."""

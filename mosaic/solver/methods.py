@@ -37,6 +37,8 @@ class Method:
     """Whether it says what no plan can be below."""
     slices: bool = False
     """Whether it cuts modules between layers, where it is told how many they have."""
+    starts_from_plan: bool = False
+    """Whether it can start from the stages of an earlier plan."""
     is_compared: bool = True
     """Whether it is compared with the others where nobody names methods."""
 
@@ -51,6 +53,7 @@ _ALL = (
         phrase="exact where that can search the problem, otherwise gahc",
         find=find_automatically,
         gives_bound=True,
+        starts_from_plan=True,
         is_compared=False,
     ),
     Method(name="sequential", phrase="every module in turn, at its own best degree and quota", find=find_in_turn),
@@ -60,7 +63,13 @@ _ALL = (
     _planner("spindle", spindle.draw, "modules sliced over waves", slices=True),
     _planner("spindle-optimus", optimus.draw, "devices to the largest marginal gain"),
     Method(name="gahc", phrase="the paper's Algorithm 1", find=find_by_clustering),
-    Method(name="exact", phrase="proves its plan best, or gives a bound", find=find_exactly, gives_bound=True),
+    Method(
+        name="exact",
+        phrase="proves its plan best, or gives a bound",
+        find=find_exactly,
+        gives_bound=True,
+        starts_from_plan=True,
+    ),
     Method(
         name="brute_force",
         phrase="everything; at most six modules on two devices",

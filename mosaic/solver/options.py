@@ -203,7 +203,7 @@ def _why_none(module: str, *, cost: Cost, device: Device, num_devices: int, too_
     degrees = cost.degrees(module)
     if not any(degree <= num_devices for degree in degrees):
         return (
-            f"{module!r} was profiled on {', '.join(map(str, degrees)) or 'no number of'} devices at once; "
+            f"{module!r} is known on {', '.join(map(str, degrees)) or 'no number of'} devices at once; "
             f"there are {num_devices}: profile it at a lower degree"
         )
     quotas = sorted({quota for degree in degrees if degree <= num_devices for quota in cost.quotas(module, degree)})

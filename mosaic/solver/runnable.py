@@ -13,9 +13,10 @@ from mosaic.cost.communication.ranked import RankedCost
 from mosaic.device import Device
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Placement, Plan, Stage
+from mosaic.solver.exact.search import SearchHint
 from mosaic.solver.methods import method_of
 from mosaic.solver.reserve import CommunicationSlots, Reserved
-from mosaic.solver.solve import solve
+from mosaic.solver.solve import solve_with_hint
 from mosaic.solver.task import SearchOptions
 
 
@@ -35,6 +36,7 @@ def plan_to_run(
     num_devices: int = 1,
     search: SearchOptions | None = None,
     communication_slots: CommunicationSlots = 0,
+    hint: SearchHint | None = None,
 ) -> Plan:
     """Plans by one method, so that the plan can be run.
 
@@ -46,15 +48,18 @@ def plan_to_run(
         num_devices: How many of them.
         search: Granularity and limits of the solvers; its grid holds for ``sequential`` too.
         communication_slots: Slots of each device that no module gets, or ``remainder``; see ``reserve``.
+        hint: What an exact search starts from.
 
     Raises:
         InfeasibleError: A module fits on no device, or there is no plan that devices hold.
-        ValueError: There is no such method, no device, nothing left beside what is reserved, or the method cannot
-            search this problem.
+        ValueError: There is no such method, or it takes no hint; no device, nothing left beside what is
+            reserved, or the method cannot search this problem.
     """
     whole, reserved = device, Reserved.of(device, communication_slots)
     device = reserved.left_of(whole)
-    plan = solve(graph, cost, device, num_devices=num_devices, method=method, search=search)
+    if hint is not None and not method_of(method).starts_from_plan:
+        raise ValueError(f"method={method!r} does not start from an earlier plan; use exact, or no plan")
+    plan, _ = solve_with_hint(graph, cost, device, num_devices=num_devices, method=method, search=search, hint=hint)
     plan = reserved.told(plan, whole)
     return with_communication(plan, cost) if isinstance(cost, RankedCost) else plan
 

@@ -14,7 +14,7 @@ from bench.gpu.ladder.streams import SmProbe, sm_ids
 from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.backends.cuda.overlap import CDP_SMS
 from mosaic.backends.streams.lanes import StreamLanes
-from mosaic.engine.graphs import Branch, Eager, StageGraphs
+from mosaic.engine.graphs import Eager, StageBranch, StageGraphs
 
 pytestmark = pytest.mark.gpu
 
@@ -81,8 +81,8 @@ def by_graphs(graphs: StageGraphs, lanes: StreamLanes, *, apart: bool = False) -
 
     def together(model: Pair, x: torch.Tensor, y: torch.Tensor) -> list[Any]:
         branches = [
-            Branch(name="left", run=model.left, args=(x,), kwargs={}, lane=one, module=model.left),
-            Branch(name="right", run=model.right, args=(y,), kwargs={}, lane=other, module=model.right),
+            StageBranch(name="left", run=model.left, args=(x,), kwargs={}, lane=one, module=model.left),
+            StageBranch(name="right", run=model.right, args=(y,), kwargs={}, lane=other, module=model.right),
         ]
         results = (
             [graphs.run(branch.name, [branch])[0] for branch in branches] if apart else graphs.run("pair", branches)
@@ -92,7 +92,7 @@ def by_graphs(graphs: StageGraphs, lanes: StreamLanes, *, apart: bool = False) -
     return together
 
 
-def finish(branch: Branch, result: Any) -> Any:
+def finish(branch: StageBranch, result: Any) -> Any:
     """What graphs leave to their caller runs on its lane."""
     if not isinstance(result, Eager):
         return result
@@ -147,7 +147,7 @@ def test_capturing_leaves_the_random_numbers_where_they_were(graphs: StageGraphs
     expected = [model(x) for _ in range(3)]
     torch.manual_seed(3)
     for one in expected:
-        branch = Branch(name="drop", run=model, args=(x,), kwargs={}, lane=lane, module=model)
+        branch = StageBranch(name="drop", run=model, args=(x,), kwargs={}, lane=lane, module=model)
         (found,) = graphs.run("drop", [branch])
         assert isinstance(found, Eager) is not lanes.api.draws_apart
         assert torch.equal(model(x) if isinstance(found, Eager) else found, one)
@@ -166,8 +166,8 @@ def test_what_waits_for_the_device_is_refused_and_everything_else_goes_on(graphs
 
     for name, function in (("waits", waits), ("copies", copies)):
         branches = [
-            Branch(name=name, run=function, args=(x,), kwargs={}, lane=one, module=None),
-            Branch(name="good", run=model, args=(x,), kwargs={}, lane=other, module=model),
+            StageBranch(name=name, run=function, args=(x,), kwargs={}, lane=one, module=None),
+            StageBranch(name="good", run=model, args=(x,), kwargs={}, lane=other, module=model),
         ]
         bad, good = graphs.run(name, branches)
         assert isinstance(bad, Eager)
@@ -187,7 +187,7 @@ def test_captured_kernels_stay_in_the_partitions_of_their_lanes(graphs: StageGra
 
     blank = torch.zeros(32, dtype=torch.int32, device="cuda")
     branches = [
-        Branch(name=name, run=note, args=(blank,), kwargs={}, lane=lane, module=None)
+        StageBranch(name=name, run=note, args=(blank,), kwargs={}, lane=lane, module=None)
         for name, lane in (("one", one), ("other", other))
     ]
     for number in range(1, 3):
@@ -206,7 +206,7 @@ def test_dropped_graphs_give_their_memory_back(lanes: StreamLanes):
     used = []
     for rows in (512, 256, 512, 256):
         x = torch.randn(rows, 1024, device="cuda")
-        branch = Branch(name="mlp", run=model, args=(x,), kwargs={}, lane=lane, module=model)
+        branch = StageBranch(name="mlp", run=model, args=(x,), kwargs={}, lane=lane, module=model)
         graphs.run("mlp", [branch])[0].sum().backward()
         model.zero_grad()
         torch.cuda.synchronize()

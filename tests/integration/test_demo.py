@@ -29,22 +29,22 @@ pytest.importorskip("espeakng_loader", reason="needs the extra demo")
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the data set, which is made once."""
-    return tmp_path_factory.mktemp("data")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
-    """What the demo leaves, with fewer steps than it may be asked for, and measured once whatever else runs here."""
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the demo leaves, with fewer steps than it takes, and measured once whatever else runs here."""
     output = tmp_path_factory.mktemp("demo")
-    small = ["--rounds", "2", "--steps-per-round", "2", "--max-foreign-share", "2", "--cache", str(cache)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(demo, "_WARM_STEPS", 1)
         patch.setattr(demo, "_PICTURE_STEPS", 3)
         patch.setattr(demo, "ProfileSettings", partial(ProfileSettings, foreign_share=2.0))
-        assert run(["demo", "--output", str(output), *small]) == 0
+        patch.setattr(demo, "DemoSettings", partial(demo.DemoSettings, steps_per_round=2))
+        assert run(["demo", "--output", str(output), "--rounds", "2", "--max-foreign-share", "2"]) == 0
     return output
+
+
+@pytest.fixture(scope="module")
+def cache(folder: Path) -> Path:
+    """The folder of the data set, which the demo has made."""
+    return folder / "cache"
 
 
 def test_the_demo_leaves_every_file_whole(folder: Path):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_cases import Record, assert_same, pair_batch, tower
+from engine_cases import Explicit, assert_same, explicit_steps, pair_batch, tower
 from torch import nn
 
 import mosaic
@@ -15,50 +15,15 @@ from mosaic.engine.host.lane_tensor import LaneTensor
 from mosaic.errors import InvalidPlanError
 
 
-class Explicit(nn.Module):
-    """Runs its branches in a parallel block, or plainly."""
-
-    def __init__(self, quotas: dict[str, int] | None = None) -> None:
-        super().__init__()
-        self.left, self.right, self.head = tower(), tower(8, 16, nn.Dropout(0.2)), nn.Linear(16, 4)
-        self.quotas, self.plain = quotas, False
-
-    def encode(self, x: torch.Tensor, *, scale: float) -> dict[str, torch.Tensor]:
-        return {"hidden": self.right(x) * scale}
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        if self.plain:
-            left, right = self.left(x), self.encode(y, scale=0.5)["hidden"]
-            return self.head(left.relu() * right)
-        with mosaic.parallel(self.quotas) as p:
-            left = p.run("left", self.left, x).relu()
-            right = p.run("right", self.encode, y, scale=0.5)["hidden"]
-        return self.head(left * right)
-
-
-def steps(model: Explicit) -> Record:
-    record = Record()
-    torch.manual_seed(5)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
-    for step in range(5):
-        loss = model(*pair_batch(step)).square().mean()
-        loss.backward()
-        record.note(loss)
-        record.note_model(model, optimizer)
-        optimizer.step()
-        optimizer.zero_grad()
-    return record
-
-
 @pytest.mark.parametrize("quotas", [None, {"left": 1}], ids=["by turns", "by quota"])
 def test_a_block_computes_what_the_plain_code_does(quotas: dict[str, int] | None):
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    model = Explicit(quotas if quotas is None else {"left": 1, "right": 1} if threads > 1 else None)
+    model = Explicit()
     twin = copy.deepcopy(model)
-    twin.plain = True
-    assert_same(steps(twin), steps(model))
+    found = explicit_steps(model, "run", {"left": 1, "right": 1} if quotas and threads > 1 else None)
+    assert_same(explicit_steps(twin), found)
     torch.set_num_threads(threads)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_cases import Record, assert_same, pair_batch, tower
+from engine_cases import Explicit, assert_same, explicit_steps, pair_batch, tower
 from fake_streams import FakeStreams
 from stage_graph_cases import one_thread  # noqa: F401
 from torch import nn
@@ -57,49 +57,13 @@ def pool_of(backend: Any, cuda_graphs: bool) -> Any:
     return mosaic.parallel(QUOTAS, backend=backend, cuda_graphs=cuda_graphs)._pool
 
 
-class Explicit(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.left, self.right, self.head = tower(), tower(8, 16, nn.Dropout(0.2)), nn.Linear(16, 4)
-
-    def encode(self, x: torch.Tensor, *, scale: float) -> dict[str, torch.Tensor]:
-        return {"hidden": self.right(x) * scale}
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor, how: str, options: dict[str, Any]) -> torch.Tensor:
-        if how == "plain":
-            left, right = self.left(x).relu(), self.encode(y, scale=0.5)
-        elif how == "run":
-            with mosaic.parallel(QUOTAS, **options) as p:
-                left = p.run("left", self.left, x).relu()
-                right = p.run("right", self.encode, y, scale=0.5)
-        else:
-            with mosaic.parallel(QUOTAS, **options) as p:
-                found = p.run_all({"left": (self.left, (x,)), "right": (self.encode, (y,), {"scale": 0.5})})
-                left, right = found["left"].relu(), found["right"]
-        return self.head(left * right["hidden"])
-
-
-def steps(model: Explicit, how: str, options: dict[str, Any]) -> Record:
-    record = Record()
-    torch.manual_seed(5)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
-    for step in range(5):
-        loss = model(*pair_batch(step), how, options).square().mean()
-        loss.backward()
-        record.note(loss)
-        record.note_model(model, optimizer)
-        optimizer.step()
-        optimizer.zero_grad()
-    return record
-
-
 @pytest.mark.parametrize("how", ["run", "run_all"])
 @pytest.mark.parametrize("graphs", [False, True], ids=["launched", "graphs"])
 def test_a_block_on_streams_computes_what_the_plain_code_does(backend: StreamBackend, how: str, graphs: bool):
     model = Explicit()
     twin = copy.deepcopy(model)
-    expected = steps(twin, "plain", {})
-    assert_same(expected, steps(model, how, {"backend": backend, "cuda_graphs": graphs}))
+    expected = explicit_steps(twin)
+    assert_same(expected, explicit_steps(model, how, QUOTAS, backend=backend, cuda_graphs=graphs))
     pool = pool_of(backend, graphs)
     if graphs:
         assert pool.graphs.refused == {}

@@ -42,6 +42,9 @@ RANK_LAYERS = [
 ]
 """The same for the packages of ``mosaic.ranks``, but for its last line, which is what people import."""
 
+ENGINE_LAYERS = [{"calls"}, {"finding", "graphs", "host"}, {"streams"}]
+"""The same for the packages of ``mosaic.engine``; above them stands what people import, and the trial of plans."""
+
 HOMES = {
     "torch": {
         *("backends", "checkpoint", "engine", "ranks", "profiler", "train", "models", "demo", "microbench"),
@@ -96,13 +99,16 @@ def test_imports_point_down(place: str, path: Path):
     assert not upward, f"{place} imports {sorted(upward)} from its own line or above"
 
 
-def test_imports_of_packages_of_ranks_point_down():
-    line_of = {package: number for number, line in enumerate(RANK_LAYERS) for package in line}
-    for path in sorted((ROOT / "mosaic" / "ranks").rglob("*.py")):
-        own = path.relative_to(ROOT / "mosaic" / "ranks").parts[0].removesuffix(".py")
-        others = {name.split(".")[2] for name in imports(path) if name.startswith("mosaic.ranks.")} - {own}
-        upward = {other for other in others & set(line_of) if line_of[other] >= line_of[own]}
-        assert not upward or line_of[own] == len(RANK_LAYERS) - 1, f"{path} imports {sorted(upward)}"
+@pytest.mark.parametrize(("package", "layers"), [("engine", ENGINE_LAYERS), ("ranks", RANK_LAYERS[:-1])])
+def test_imports_inside_of_a_package_point_down(package: str, layers: list[set[str]]):
+    line_of = {room: number for number, line in enumerate(layers) for room in line}
+    for path in sorted((ROOT / "mosaic" / package).rglob("*.py")):
+        own = path.relative_to(ROOT / "mosaic" / package).parts[0].removesuffix(".py")
+        if own not in line_of:
+            continue
+        others = {name.split(".")[2] for name in imports(path) if name.startswith(f"mosaic.{package}.")} - {own}
+        upward = {other for other in others if line_of.get(other, len(layers)) >= line_of[own]}
+        assert not upward, f"{path} imports {sorted(upward)}"
 
 
 def test_every_package_has_a_place_in_the_layers():
@@ -138,7 +144,8 @@ def test_planning_data_needs_no_torch():
 
 
 def test_looking_at_checkpoints_needs_no_torch():
-    assert loaded_by("import mosaic.checkpoint.folder, mosaic.cli.checkpoints") == set()
+    assert loaded_by("import mosaic.checkpoint.folder, mosaic.checkpoint.manifest") == set()
+    assert "torch" not in loaded_by("import mosaic.cli.checkpoints")
 
 
 def test_planning_needs_no_torch():

@@ -1,4 +1,4 @@
-"""Where a module's autograd graph takes its inputs in, so that gradients are summed in the plain loop's order.
+"""The uses that a module's autograd graph makes of its inputs, so that gradients are summed in the plain loop's order.
 
 A tensor that feeds several operators gets one gradient contribution from each, and floating-point sums depend on
 their order. The autograd engine adds contributions in reverse order of the operators' creation. A module on a

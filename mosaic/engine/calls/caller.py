@@ -1,4 +1,4 @@
-"""Where in the user's code the program is."""
+"""The line of the user's code that is being run."""
 
 from __future__ import annotations
 

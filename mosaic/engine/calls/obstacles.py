@@ -12,6 +12,8 @@ class Obstacle(str):
 
     __slots__ = ("todo",)
 
+    todo: str
+
     def __new__(cls, reason: str, *, todo: str = "nothing; it runs where it is called") -> Obstacle:
         """Makes a reason with its advice."""
         made = super().__new__(cls, reason)

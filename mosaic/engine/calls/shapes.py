@@ -1,4 +1,4 @@
-"""What an operator will return, known without running it: asked once of torch's meta device, then remembered."""
+"""Shapes of an operator's results before it runs: asked once of torch's meta device, then remembered."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 _ATOMS = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
-_MOST_KEPT = 10_000
+_MAX_KEPT = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class ShapeTable:
             return _ask(func, args, kwargs)
         key = (func, key)
         if key not in self._known:
-            if len(self._known) >= _MOST_KEPT:  # shapes that never repeat
+            if len(self._known) >= _MAX_KEPT:  # shapes that never repeat
                 self._known.clear()
             self._known[key] = _ask(func, args, kwargs)
         return self._known[key]

@@ -1,4 +1,4 @@
-"""What is known of a module's calls: learned from the first call of each kind, relied on afterwards."""
+"""The signature of a kind of call: learned from the first call of that kind, relied on afterwards."""
 
 from __future__ import annotations
 

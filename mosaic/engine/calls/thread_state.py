@@ -1,4 +1,4 @@
-"""What torch keeps for each thread and a lane therefore has to be told: gradient mode and autocast."""
+"""Settings that torch keeps for each thread, so that a lane has to be told them: gradient mode and autocast."""
 
 from __future__ import annotations
 

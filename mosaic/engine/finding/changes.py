@@ -1,4 +1,4 @@
-"""What was done to a model after it was colocated: its plan is for what it was."""
+"""Changes of a model after it was colocated; its plan is for the model of then."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What modules exchange with the operations between them other than by arguments and results.
+"""Exchanges between modules and the operations around them other than by arguments and results.
 
 A lane on a stream waits for its inputs' producers. A module that reads a tensor which its parent left in an attribute,
 whose weights the parent updates while the model runs (a momentum encoder), or whose buffers the parent reads, has
@@ -17,7 +17,7 @@ from mosaic.engine.calls.structure import memory_of, tensors_of, version_of
 from mosaic.engine.calls.torch_functions import look_up
 
 
-class Beside:
+class Exchanges:
     """Follows one run of a model.
 
     Attributes:

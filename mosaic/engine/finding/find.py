@@ -17,7 +17,7 @@ from mosaic.engine.calls.structure import tensors_in
 from mosaic.engine.finding.follow import UNTIE, follow
 from mosaic.engine.finding.handovers import Handover
 from mosaic.engine.finding.remarks import Remark
-from mosaic.engine.finding.work import ModuleWork
+from mosaic.engine.finding.work_counter import WorkCounter
 from mosaic.errors import UnsupportedModelError
 from mosaic.graph import ModuleGraph, ModuleNode
 from mosaic.profiler import Subject, preserved
@@ -133,10 +133,10 @@ def uncompiled(model: nn.Module) -> AbstractContextManager[Any]:
     return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
 
 
-def _note_calls(model: nn.Module, run: Callable[[], Any]) -> tuple[dict[str, list[str]], ModuleWork]:
+def _note_calls(model: nn.Module, run: Callable[[], Any]) -> tuple[dict[str, list[str]], WorkCounter]:
     """Runs the model and returns the lines at which each of its modules is called, and how much each works."""
     called: dict[str, list[str]] = {name: [] for name, _ in model.named_modules()}
-    work = ModuleWork()
+    work = WorkCounter()
     with work.counting(model, lambda name: called[name].append(caller())):
         run()
     return called, work
@@ -145,7 +145,7 @@ def _note_calls(model: nn.Module, run: Callable[[], Any]) -> tuple[dict[str, lis
 def _choose(
     model: nn.Module,
     called: dict[str, list[str]],
-    work: ModuleWork,
+    work: WorkCounter,
     include: Sequence[str] | None,
     exclude: Sequence[str],
 ) -> tuple[dict[str, nn.Module], dict[str, Obstacle]]:
@@ -191,7 +191,7 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _largest(module: nn.Module, prefix: str, called: set[str], total: int, work: ModuleWork) -> Iterator[str]:
+def _largest(module: nn.Module, prefix: str, called: set[str], total: int, work: WorkCounter) -> Iterator[str]:
     """Yields the outermost called modules that are large or do much, looking through containers and wrappers."""
     for name, child in module.named_children():
         path = f"{prefix}.{name}" if prefix else name

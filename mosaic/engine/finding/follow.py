@@ -21,7 +21,7 @@ from mosaic.engine.calls.obstacles import Obstacle, hides_tensors
 from mosaic.engine.calls.structure import flatten, is_opaque, tensors_in
 from mosaic.engine.calls.thread_state import ThreadState
 from mosaic.engine.calls.torch_functions import look_up
-from mosaic.engine.finding.exchanges import Beside
+from mosaic.engine.finding.exchanges import Exchanges
 from mosaic.engine.finding.handovers import Handover, Handovers
 from mosaic.engine.finding.remarks import Remark, Remarks
 from mosaic.graph import Edge
@@ -37,14 +37,14 @@ class _Follower(TorchFunctionMode):
     Attributes:
         obstacles: Candidates that reach others, or are reached, by more than arguments and results; with the reason.
         remarks: What the user should know about candidates that can be placed.
-        beside: What the candidates exchange with the operations between them, other than by arguments and results.
+        exchanges: What the candidates exchange with the operations between them, other than by arguments and results.
         handovers: What goes from one candidate into another as it is.
     """
 
     def __init__(self, candidates: Mapping[str, nn.Module]) -> None:
         super().__init__()
         self.obstacles: dict[str, Obstacle] = {}
-        self.beside = Beside(candidates)
+        self.exchanges = Exchanges(candidates)
         self.handovers = Handovers()
         self.remarks = Remarks(candidates)
         self._places: dict[int, str] = {}
@@ -81,13 +81,13 @@ class _Follower(TorchFunctionMode):
     def enter(self, name: str, given: list[torch.Tensor]) -> None:
         """A candidate begins to run on ``given``."""
         self._running.append(name)
-        self.beside.enter(name, given)
+        self.exchanges.enter(name, given)
         self.remarks.enter(name, given)
 
     def leave(self, name: str, result: Any) -> None:
         """A candidate has returned ``result``."""
         self._running.remove(name)
-        self.beside.leave(name)
+        self.exchanges.leave(name)
         for tensor in tensors_in(result):
             self._inside.pop(id(tensor), None)
             self._owners.pop(id(tensor), None)  # a parameter that it returns is a result like others
@@ -129,7 +129,7 @@ class _Follower(TorchFunctionMode):
         ran(func, kwargs)
         results = tensors_in(result) if isinstance(result, _RESULTS) else []
         self._check(inputs, results)
-        self.beside.note(here, func, args, kwargs, results)
+        self.exchanges.note(here, func, args, kwargs, results)
         sources = self.sources((args, kwargs))
         self.remarks.note_read(func, sources, here)
         if sources and isinstance(result, _RESULTS):
@@ -229,7 +229,7 @@ def follow(
         calls,
         tuple(edges.values()),
         follower.obstacles | follower.remarks.obstacles | obstacles,
-        follower.beside.found,
+        follower.exchanges.found,
         parted,
         follower.remarks.found,
         places,

@@ -1,4 +1,4 @@
-"""Which results of modules go into other modules as they are, and nowhere else: seen in the sample's step."""
+"""Results of modules that go into one other module as they are, and nowhere else in the sample's step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run of a model shows that its user should know: each with a line of the user's code and what to do."""
+"""Remarks for a model's user from one run of it: each with a line of the user's code and what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which modules use which parameters and buffers, whosever part these are."""
+"""The modules that use each parameter and buffer of a model, whosever part it is."""
 
 from __future__ import annotations
 

@@ -22,16 +22,14 @@ import torch
 from mosaic.backends.streams.api import StreamApi
 from mosaic.engine.calls.branch_graph import survey
 from mosaic.engine.calls.structure import flatten
-from mosaic.engine.graphs.calls import ModuleState, RefusalError, TakenCall
+from mosaic.engine.graphs.branches import RefusalError, TakenCall
+from mosaic.engine.graphs.module_state import ModuleState
 from mosaic.engine.graphs.rehearsal import as_captured, storages, try_out
 from mosaic.engine.graphs.replay import CapturedBranch
 
 
 class Capturing:
     """Captures branches on one runtime.
-
-    Args:
-        api: The runtime.
 
     Attributes:
         origin: The stream that captures start from.

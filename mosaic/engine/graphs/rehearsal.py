@@ -19,7 +19,8 @@ from mosaic.engine.calls.branch_graph import survey
 from mosaic.engine.calls.random_numbers import other_random_state
 from mosaic.engine.calls.structure import flatten, is_opaque, tensors_in
 from mosaic.engine.calls.thread_state import as_lane
-from mosaic.engine.graphs.calls import ModuleState, RefusalError, TakenCall, random_state
+from mosaic.engine.graphs.branches import RefusalError, TakenCall
+from mosaic.engine.graphs.module_state import ModuleState, random_state
 
 NUM_TRIALS = 3
 """As in ``torch.cuda.make_graphed_callables``."""

@@ -15,7 +15,8 @@ from torch.utils import _pytree as pytree
 
 from mosaic.backends.streams.api import StreamApi
 from mosaic.engine.calls.structure import unflatten
-from mosaic.engine.graphs.calls import Change, ModuleState, TakenCall
+from mosaic.engine.graphs.branches import TakenCall
+from mosaic.engine.graphs.module_state import ModuleChange, ModuleState
 from mosaic.errors import MosaicError
 
 
@@ -215,7 +216,7 @@ class CapturedStage:
         """Whether a replay would overwrite what a backward still needs."""
         return any(branch.in_flight for branch in self.branches)
 
-    def change(self) -> Change | None:
+    def change(self) -> ModuleChange | None:
         """Returns how a module differs from what was captured, or None."""
         return next((c for branch in self.branches if (c := branch.state.change()) is not None), None)
 

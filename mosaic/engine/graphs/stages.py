@@ -22,8 +22,9 @@ from typing import Any
 import torch
 
 from mosaic.backends.streams.api import StreamApi
-from mosaic.engine.graphs.calls import Branch, Change, Eager, RefusalError, TakenCall
+from mosaic.engine.graphs.branches import Eager, RefusalError, StageBranch, TakenCall
 from mosaic.engine.graphs.capture import Capturing, told
+from mosaic.engine.graphs.module_state import ModuleChange
 from mosaic.engine.graphs.replay import CapturedStage
 from mosaic.errors import MosaicError
 
@@ -43,7 +44,6 @@ class StageGraphs:
     captured apart, and what was not used for longest is let go.
 
     Args:
-        api: The runtime.
         max_graphs: How many stages to keep.
 
     Attributes:
@@ -70,7 +70,7 @@ class StageGraphs:
         self._closed = False
         self._finalizer = weakref.finalize(self, _end, api, self._stages, os.getpid())  # runs before that of the lanes
 
-    def run(self, stage: Hashable, branches: Sequence[Branch]) -> list[Any]:
+    def run(self, stage: Hashable, branches: Sequence[StageBranch]) -> list[Any]:
         """Runs the branches of a stage at once, each on its lane; captures them where that was not done before.
 
         Starts after what the caller's current stream was given so far, and orders that stream after the results. The
@@ -103,6 +103,11 @@ class StageGraphs:
                 self.eager_calls[branch.name, result.reason] += 1
         return results
 
+    def call(self, branch: StageBranch) -> Any:
+        """Runs a branch that is a stage of its own; launches it in the plain way where a replay would not be right."""
+        (result,) = self.run(branch.name, [branch])
+        return branch.run(*branch.args, **branch.kwargs) if isinstance(result, Eager) else result
+
     @property
     def is_in_flight(self) -> bool:
         """Whether a forward by replay waits for its backward."""
@@ -128,7 +133,7 @@ class StageGraphs:
             return "it is being captured by somebody else"
         return None
 
-    def _take(self, branch: Branch) -> TakenCall | Eager:
+    def _take(self, branch: StageBranch) -> TakenCall | Eager:
         try:
             call = TakenCall.take(branch, self._api.device)
         except RefusalError as refusal:
@@ -150,7 +155,7 @@ class StageGraphs:
         )
         key = (stage, settings, tuple(call.key for call in calls.values()))
         names = (stage, tuple(call.branch.name for call in calls.values()))
-        change: Change | None = None
+        change: ModuleChange | None = None
         for found in [one for one in self._stages if one.key == key]:
             differs = found.change()
             if differs is None:

@@ -13,7 +13,7 @@ from mosaic.engine.host.lane_tensor import LaneTensor
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Ticket
-    from mosaic.engine.calls.site import Site
+    from mosaic.engine.calls.placed_module import PlacedModule
     from mosaic.engine.host.lane_work import LaneWork
 
 
@@ -69,7 +69,7 @@ class Backwards:
                 self._work.num_backwards += 1
                 self.gradients.settle()
 
-    def reach(self, site: Site) -> None:
+    def reach(self, site: PlacedModule) -> None:
         """Keeps gradient sums in the plain order when one backward goes through several calls of a module.
 
         The engine would add the gradients of all calls before it adds them to what a parameter has from earlier
@@ -79,7 +79,7 @@ class Backwards:
             for parameter in site.parts()[1]:
                 self.gradients.set_aside(parameter)
 
-    def follow_in_place(self, site: Site, outputs: Sequence[torch.Tensor]) -> None:
+    def follow_in_place(self, site: PlacedModule, outputs: Sequence[torch.Tensor]) -> None:
         """Follows the results of a module's call that ran in place until its backward.
 
         Its backward runs in the caller's graph. If later calls of the same backward ran on the lane, both would add

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Lane, Ticket
-    from mosaic.engine.calls.site import Site
+    from mosaic.engine.calls.placed_module import PlacedModule
     from mosaic.engine.host.backwards import Backwards
 
 
@@ -35,7 +35,7 @@ class RunsCalls(RunsLaneTensors, Protocol):
     def inputs_from(self, found: Iterable[LaneTensor], lane: Lane) -> list[Ticket[Any]]:
         """Returns what work on a lane must wait for to read tensors."""
 
-    def submit(self, site: Site, phase: str, work: Callable[[], T], after: Sequence[Ticket[Any]]) -> Ticket[T]:
+    def submit(self, site: PlacedModule, phase: str, work: Callable[[], T], after: Sequence[Ticket[Any]]) -> Ticket[T]:
         """Hands a piece of a module's work to its lane."""
 
     def wait(self, ticket: Ticket[T]) -> T:
@@ -52,7 +52,7 @@ class Call:
     def __init__(
         self,
         executor: RunsCalls,
-        site: Site,
+        site: PlacedModule,
         run: Callable[..., Any],
         arguments: Arguments,
         signature: Signature,

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mosaic.engine.calls.last_gradients import LastGradients
 from mosaic.engine.calls.structure import map_tensors, tensors_in
 from mosaic.engine.host.lane_tensor import LaneTensor, join_all
 
 if TYPE_CHECKING:
-    from mosaic.engine.calls.site import Site
+    from mosaic.engine.calls.placed_module import PlacedModule
     from mosaic.engine.host.backwards import Backwards
     from mosaic.engine.host.lane_work import LaneWork
 
@@ -27,9 +29,10 @@ class DirectCalls:
     def __init__(self, work: LaneWork, backwards: Backwards) -> None:
         self._work = work
         self._backwards = backwards
-        self._last: dict[str, _Last] = {}
+        self._ends = LastGradients()
+        self._began_ns: dict[str, int] = {}
 
-    def run(self, site: Site, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(self, site: PlacedModule, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls the module; its inputs are waited for, and so are the lanes."""
         work = self._work
         if work.num_launched:
@@ -47,55 +50,28 @@ class DirectCalls:
 
     def close(self) -> None:
         """Takes its hooks off the parameters."""
-        for last in self._last.values():
-            last.hook.remove()
-        self._last.clear()
+        self._ends.close()
 
-    def _watch(self, site: Site, result: Any) -> None:
+    def _watch(self, site: PlacedModule, result: Any) -> None:
         """Follows a call's results until their gradients arrive.
 
         A gradient that a lane computed, for an operation on one of these results, becomes plain: none gets into the
         module.
         """
-        started = self._last_of(site)
+        sees_end = self._ends.watch(site, partial(self._ended, site))
 
         def arrived(grad: torch.Tensor) -> torch.Tensor:
             self._backwards.current()  # counts this backward
             plain = grad.value() if isinstance(grad, LaneTensor) else grad
-            if started is not None and started.began_ns == 0:
-                started.began_ns = time.perf_counter_ns()
+            if sees_end:
+                self._began_ns.setdefault(site.name, time.perf_counter_ns())
             return plain
 
         for tensor in (result,) if isinstance(result, torch.Tensor) else tensors_in(result):
             if tensor.requires_grad and not tensor.is_leaf:
                 tensor.register_hook(arrived)
 
-    def _last_of(self, site: Site) -> _Last | None:
-        """Returns what sees the end of a module's backward: its first parameter, which gets its gradient last."""
-        known = self._last.get(site.name)
-        if known is not None and known.parameter.requires_grad:
-            return known
-        module = site.module
-        first = next((p for p in module.parameters() if p.requires_grad), None) if module is not None else None
-        if first is None:
-            return None
-        if known is not None:
-            known.hook.remove()
-        last = self._last[site.name] = _Last(first)
-
-        def ended(_: torch.Tensor) -> None:
-            if last.began_ns:
-                self._work.record(site, "backward", last.began_ns)
-                last.began_ns = 0
-
-        last.hook = first.register_post_accumulate_grad_hook(ended)
-        return last
-
-
-class _Last:
-    """The parameter whose gradient ends a module's backward, and when the backward began."""
-
-    def __init__(self, parameter: torch.nn.Parameter) -> None:
-        self.parameter = parameter
-        self.began_ns = 0
-        self.hook: Any = None
+    def _ended(self, site: PlacedModule) -> None:
+        began_ns = self._began_ns.pop(site.name, None)
+        if began_ns is not None:
+            self._work.record(site, "backward", began_ns)

@@ -38,7 +38,7 @@ from mosaic.engine.host.operators import Operators
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Lanes
-    from mosaic.engine.calls.site import Site
+    from mosaic.engine.calls.placed_module import PlacedModule
 
 
 class Executor(LaneWork):
@@ -96,7 +96,7 @@ class Executor(LaneWork):
 
     # 2. A placed module is called: on its lane if its calls are known to allow that, where it is called otherwise.
 
-    def call(self, site: Site, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, site: PlacedModule, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls a placed module."""
         if on_lane():
             return run(*args, **kwargs)
@@ -123,11 +123,13 @@ class Executor(LaneWork):
         call = Call(self, site, run, arguments, signature, generator, origin=caller(), parameters=parameters)
         return self.launch(site, call, arguments)
 
-    def run_alone(self, site: Site, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run_alone(
+        self, site: PlacedModule, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Calls a module that has the whole device to itself: in the caller's own thread, behind all lanes."""
         return self._direct.run(site, run, args, kwargs)
 
-    def _obstacle(self, site: Site, signature: Signature, arguments: Arguments) -> str | None:
+    def _obstacle(self, site: PlacedModule, signature: Signature, arguments: Arguments) -> str | None:
         """Returns why a call of a known kind runs where it is made, or None."""
         grad = arguments.state.grad
         if signature.alone is not None and grad and site.num_pending:
@@ -140,7 +142,7 @@ class Executor(LaneWork):
             return "it uses a weight several times, in an autocast that may end before its lane does"
         return None
 
-    def _run_here(self, site: Site, run: Callable[..., Any], args: Any, kwargs: Any, reason: str) -> Any:
+    def _run_here(self, site: PlacedModule, run: Callable[..., Any], args: Any, kwargs: Any, reason: str) -> Any:
         note_in_place(self, site.name, reason)
         self._wait_for_earlier(site)
         result = run(*map_tensors(joined, args), **map_tensors(joined, kwargs))
@@ -148,12 +150,12 @@ class Executor(LaneWork):
         self._ran_here(site, [tensor for tensor in tensors_in(result) if id(tensor) not in came])
         return result
 
-    def _ran_here(self, site: Site, made: list[torch.Tensor]) -> None:
+    def _ran_here(self, site: PlacedModule, made: list[torch.Tensor]) -> None:
         self.backwards.follow_in_place(site, made)
         for parameter in site.parts()[1]:  # what the module left lying about may be used beside its results
             self.gradients.expect(parameter)
 
-    def _learn(self, site: Site, run: Callable[..., Any], args: Any, kwargs: Any, key: Any) -> Any:
+    def _learn(self, site: PlacedModule, run: Callable[..., Any], args: Any, kwargs: Any, key: Any) -> Any:
         """Makes the first call of a kind where it is made, and learns what the next ones will return."""
         args, kwargs = map_tensors(joined, args), map_tensors(joined, kwargs)
         self._wait_for_earlier(site)
@@ -167,14 +169,14 @@ class Executor(LaneWork):
             self._ran_here(site, made)
         return result
 
-    def _wait_for_earlier(self, site: Site) -> None:
+    def _wait_for_earlier(self, site: PlacedModule) -> None:
         """Lets earlier calls of a module end before one runs in place: they may write into its buffers."""
         if site.last_forward is not None:
             self.wait(site.last_forward)
 
     # 3. Its lane waits for the call's inputs and runs the forward; the caller goes on with what stands for its results.
 
-    def launch(self, site: Site, call: Call, arguments: Arguments) -> Any:
+    def launch(self, site: PlacedModule, call: Call, arguments: Arguments) -> Any:
         """Hands a call of a known kind to its module's lane; returns what it will return."""
         signature, inputs = call.signature, arguments.differentiable
         for leaf in inputs:

@@ -1,4 +1,4 @@
-"""What the lanes of one plan were given: operators that are being collected, work in flight, and its record."""
+"""Work on the lanes of one plan: operators that are being collected, work in flight, and the record of both."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from mosaic.backends.base import Lane, Lanes, Ticket
-    from mosaic.engine.calls.site import Site
+    from mosaic.engine.calls.placed_module import PlacedModule
     from mosaic.timeline import Span
 
 T = TypeVar("T")
@@ -52,7 +52,8 @@ class LaneWork:
         """
         others = []
         for tensor in found:
-            if tensor._executor is not self:
+            home: object = tensor._executor
+            if home is not self:
                 tensor.value()
             elif tensor._lane is not lane:
                 others.append(tensor)
@@ -61,7 +62,7 @@ class LaneWork:
             self._hand_over(other)
         return [tensor._ticket for tensor in others] + writes
 
-    def submit(self, site: Site, phase: str, work: Callable[[], T], after: Sequence[Ticket[Any]]) -> Ticket[T]:
+    def submit(self, site: PlacedModule, phase: str, work: Callable[[], T], after: Sequence[Ticket[Any]]) -> Ticket[T]:
         """Hands a piece of a module's work to its lane, behind what was collected for it."""
         self._hand_over(site.lane)
         return self._submit_to(site.lane, site.name, phase, work, after)
@@ -110,7 +111,7 @@ class LaneWork:
         """Waits for all forwards, those included whose results nobody used, and raises what they raised."""
         self.forwards.check()
 
-    def record(self, site: Site, phase: str, start_ns: int) -> None:
+    def record(self, site: PlacedModule, phase: str, start_ns: int) -> None:
         """Notes work of a module's that ran in the caller's thread and ends now."""
         self.log.note(site.name, phase, site.lane.slots, self.num_backwards, start_ns)
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from mosaic.engine.calls.branch_graph import find_leaves
 from mosaic.engine.calls.pieces import Piece, identity_of, owner_of
-from mosaic.engine.calls.site import Site
+from mosaic.engine.calls.placed_module import PlacedModule
 from mosaic.engine.calls.structure import tensors_in
 from mosaic.engine.host.executor import Executor
 from mosaic.engine.host.lane_tensor import LaneTensor
@@ -29,7 +29,7 @@ class HostPool:
         self._spare = [(slot,) for slot in backend.device.slots]
         self.executor = Executor(backend.open_lanes(self._spare if slots is None else slots.values()))
         self._lanes: dict[str, Lane] = {}
-        self._sites: dict[tuple[str, Hashable, int], Site] = {}
+        self._sites: dict[tuple[str, Hashable, int], PlacedModule] = {}
         self._leaves: dict[str, weakref.WeakValueDictionary[int, torch.Tensor]] = {}
         self._made: list[weakref.ref[LaneTensor]] = []
 
@@ -65,14 +65,14 @@ class HostPool:
             self.executor.drain()  # what nobody used may still read parameters and modes
             self.executor.begin()
 
-    def _site(self, name: str, identity: Hashable, module: nn.Module | None) -> Site:
+    def _site(self, name: str, identity: Hashable, module: nn.Module | None) -> PlacedModule:
         """Returns what is known of this function under this name; ids of modules that are gone are given out again."""
         if name not in self._lanes:
             self._lanes[name] = self.executor.lanes.lane(self._slots_of(name))
         key = (name, identity, id(module))
         site = self._sites.get(key)
         if site is None or site.module is not module:
-            site = self._sites[key] = Site(name, module, self._lanes[name])
+            site = self._sites[key] = PlacedModule(name, module, self._lanes[name])
         return site
 
     def _slots_of(self, name: str) -> tuple[int, ...]:
@@ -82,7 +82,7 @@ class HostPool:
             raise InvalidPlanError(f"{name!r} is not in the plan of this block; it has {', '.join(self._slots)}")
         return self._slots[name]
 
-    def _compare_leaves(self, site: Site, result: Any) -> None:
+    def _compare_leaves(self, site: PlacedModule, result: Any) -> None:
         """Keeps names that share a parameter off their lanes, so that gradients are right."""
         found = {id(leaf): leaf for leaf in find_leaves(tensors_in(result))}
         self._leaves.setdefault(site.name, weakref.WeakValueDictionary()).update(found)

@@ -14,7 +14,7 @@ from mosaic.engine.streams.tensor import StreamTensor, tagged
 from mosaic.errors import ModuleContractError
 
 if TYPE_CHECKING:
-    from mosaic.engine.calls.site import Site
+    from mosaic.engine.calls.placed_module import PlacedModule
     from mosaic.engine.streams.timeline import StreamTimeline
 
 
@@ -30,7 +30,7 @@ class PlacedCall:
             user's stream.
     """
 
-    def __init__(self, order: LaneOrder, site: Site, args: Any, kwargs: Any, *, in_order: bool) -> None:
+    def __init__(self, order: LaneOrder, site: PlacedModule, args: Any, kwargs: Any, *, in_order: bool) -> None:
         self._order = order
         self._site = site
         self._in_order = in_order

@@ -17,7 +17,7 @@ from mosaic.backends.streams.lanes import StreamLane
 from mosaic.engine.calls.caller import note_in_place
 from mosaic.engine.calls.structure import map_tensors, tensors_in
 from mosaic.engine.calls.thread_state import as_lane, on_lane
-from mosaic.engine.graphs import Branch, Eager, StageGraphs
+from mosaic.engine.graphs import StageBranch, StageGraphs
 from mosaic.engine.streams.call import PlacedCall
 from mosaic.engine.streams.order import ModelCall, Orders
 from mosaic.engine.streams.tensor import join_tensor, on_user_stream
@@ -26,7 +26,7 @@ from mosaic.engine.streams.timeline import StreamTimeline
 if TYPE_CHECKING:
     from mosaic.backends.streams.clock import StreamMark
     from mosaic.backends.streams.lanes import StreamLanes
-    from mosaic.engine.calls.site import Site
+    from mosaic.engine.calls.placed_module import PlacedModule
     from mosaic.timeline import Span
 
 
@@ -39,8 +39,6 @@ class StreamExecutor:
         graphs: Runs calls as CUDA graphs wherever it can; None launches all of them eagerly.
 
     Attributes:
-        in_order: The same.
-        graphs: The same.
         in_place: For each module and reason, how many of its calls ran where they were made.
         places: For each module and reason, the line of the first such call.
         closed: Whether the lanes were given back.
@@ -67,7 +65,7 @@ class StreamExecutor:
 
     # Calls of placed modules.
 
-    def call(self, site: Site, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, site: PlacedModule, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls a placed module on its lane's stream; what it raises comes out here."""
         if on_lane():
             return run(*args, **kwargs)
@@ -84,7 +82,7 @@ class StreamExecutor:
         self._take_turn(_lane_of(site))
         plain = run
         if self.graphs is not None and site.name not in self.in_order:
-            run = partial(self._by_graph, self.graphs, site, run)
+            run = partial(_replayed, self.graphs, site, run)
         call = PlacedCall(self._orders.of(_lane_of(site)), site, args, kwargs, in_order=site.name in self.in_order)
         try:
             return call.launch(run, self._timeline)
@@ -92,7 +90,7 @@ class StreamExecutor:
             del call  # and with the error go the tensors of what failed, before it is tried again
         return self._run_with_less(site, plain, args, kwargs)
 
-    def launch(self, site: Site, run: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    def launch(self, site: PlacedModule, run: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """Runs ``run`` on a module's lane, once whatever it raises, and times nothing: it may talk to other ranks.
 
         In the middle of a backward it runs in the order of autograd's stream.
@@ -123,7 +121,7 @@ class StreamExecutor:
             self._orders.join()
         return result
 
-    def run_alone(self, site: Site, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def run_alone(self, site: PlacedModule, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Runs a module that has the whole device to itself on the user's own stream, behind all lanes.
 
         A lane would gain nothing. What lanes are given later takes its turn behind it (``_take_turn``).
@@ -144,13 +142,7 @@ class StreamExecutor:
             self._alone.event.wait(lane.stream)
             self._waited.add(lane)
 
-    @staticmethod
-    def _by_graph(graphs: StageGraphs, site: Site, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        branch = Branch(name=site.name, run=run, args=args, kwargs=kwargs, lane=_lane_of(site), module=site.module)
-        (result,) = graphs.run(site.name, [branch])
-        return run(*args, **kwargs) if isinstance(result, Eager) else result
-
-    def _run_with_less(self, site: Site, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def _run_with_less(self, site: PlacedModule, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Runs a call again for which there was no memory beside the others: once, with nothing beside it.
 
         What the failed try had written into buffers or drawn of random numbers by then stays written and drawn.
@@ -161,11 +153,11 @@ class StreamExecutor:
         reason = "it ran out of memory on its lane, and was run again in the plain way"
         return self._run_here(site, run, args, kwargs, reason)
 
-    def _run_here(self, site: Site, run: Callable[..., Any], args: Any, kwargs: Any, reason: str) -> Any:
+    def _run_here(self, site: PlacedModule, run: Callable[..., Any], args: Any, kwargs: Any, reason: str) -> Any:
         note_in_place(self, site.name, reason)
         return run(*map_tensors(join_tensor, args), **map_tensors(join_tensor, kwargs))
 
-    def _run_again(self, site: Site, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def _run_again(self, site: PlacedModule, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Runs a call in the middle of a backward (a recomputation) on its lane, in the order of autograd's stream."""
         api, stream = self.lanes.api, self._orders.of(_lane_of(site)).stream
         here = api.current_stream()
@@ -250,9 +242,14 @@ class StreamExecutor:
         self._timeline.clear()
 
 
-def _lane_of(site: Site) -> StreamLane:
+def _lane_of(site: PlacedModule) -> StreamLane:
     assert isinstance(site.lane, StreamLane), "a site of another executor"
     return site.lane
+
+
+def _replayed(graphs: StageGraphs, site: PlacedModule, run: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    lane = _lane_of(site)
+    return graphs.call(StageBranch(name=site.name, run=run, args=args, kwargs=kwargs, lane=lane, module=site.module))
 
 
 def _obstacle() -> str | None:

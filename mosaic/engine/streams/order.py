@@ -1,4 +1,4 @@
-"""What lanes on streams wait for: the order between a lane, other lanes, and the stream of the user's loop.
+"""The order of work on streams: between a lane, other lanes, and the stream of the user's loop.
 
 One thread launches everything, so that order is a matter of events alone and no thread ever waits. The rules:
 
@@ -44,7 +44,6 @@ class ModelCall:
     """A call of the whole model: what was there when it began.
 
     Args:
-        api: The runtime.
         given: The tensors among the call's arguments.
     """
 
@@ -221,7 +220,6 @@ class Orders:
     """All lanes that are open together.
 
     Attributes:
-        api: The runtime.
         call: The call of the whole model that is running, or None.
     """
 

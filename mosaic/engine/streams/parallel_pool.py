@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -10,9 +11,9 @@ from torch import nn
 from mosaic.backends.base import Backend
 from mosaic.backends.streams.lanes import StreamLane
 from mosaic.engine.calls.pieces import Piece, owner_of
-from mosaic.engine.calls.site import Site
+from mosaic.engine.calls.placed_module import PlacedModule
 from mosaic.engine.calls.structure import map_tensors
-from mosaic.engine.graphs import Branch, Eager, StageGraphs
+from mosaic.engine.graphs import Eager, StageBranch, StageGraphs
 from mosaic.engine.streams.executor import StreamExecutor
 from mosaic.engine.streams.parallel_sharing import SharedPieces
 from mosaic.engine.streams.tensor import join_tensor
@@ -35,7 +36,7 @@ class StreamPool:
         self.graphs = StageGraphs(lanes.streams.api) if cuda_graphs else None
         self._shared = SharedPieces(self.executor.in_order, settle=self.executor.settle)
         self._slots = slots
-        self._sites: dict[tuple[str, int], Site] = {}
+        self._sites: dict[tuple[str, int], PlacedModule] = {}
 
     def begin(self) -> None:
         """Opens a block: each piece waits for what the caller's stream was given so far, and for nothing else."""
@@ -50,17 +51,8 @@ class StreamPool:
 
     def call(self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs a piece of work on the lane of its name."""
-        module = owner_of(function)
-        site = self._site(name, module)
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            if self.graphs is not None:
-                branch = Branch(name=name, run=function, args=args, kwargs=kwargs, lane=self._lane(name), module=module)
-                (result,) = self.graphs.run(name, [branch])
-                if not isinstance(result, Eager):
-                    return result
-            return function(*args, **kwargs)
-
+        site = self._site(name, owner_of(function))
+        run = function if self.graphs is None else partial(self._replayed, self.graphs, name, function)
         piece = self._shared.begin(name, function, (args, kwargs))
         result = self.executor.call(site, run, args, kwargs)
         self._shared.note(piece, function, result, hooked=self.graphs is None)
@@ -71,7 +63,7 @@ class StreamPool:
         if self.graphs is None:
             return {name: self.call(name, *piece) for name, piece in calls.items()}
         branches = [
-            Branch(
+            StageBranch(
                 name=name,
                 run=function,
                 args=map_tensors(join_tensor, args),
@@ -89,11 +81,17 @@ class StreamPool:
             found[branch.name] = result
         return found
 
-    def _site(self, name: str, module: nn.Module | None) -> Site:
+    def _replayed(
+        self, graphs: StageGraphs, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> Any:
+        lane, module = self._lane(name), owner_of(function)
+        return graphs.call(StageBranch(name=name, run=function, args=args, kwargs=kwargs, lane=lane, module=module))
+
+    def _site(self, name: str, module: nn.Module | None) -> PlacedModule:
         key = (name, id(module))
         site = self._sites.get(key)
         if site is None or site.module is not module:
-            site = self._sites[key] = Site(name, module, self._lane(name))
+            site = self._sites[key] = PlacedModule(name, module, self._lane(name))
         return site
 
     def _lane(self, name: str) -> StreamLane:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from mosaic.backends.streams.clock import StreamMark
 from mosaic.backends.streams.lanes import StreamLane
+from mosaic.engine.calls.last_gradients import LastGradients
 from mosaic.engine.calls.structure import tensors_in
 from mosaic.timeline import Span
 
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
     from mosaic.backends.streams.api import StreamApi
     from mosaic.backends.streams.clock import StreamClock
     from mosaic.backends.streams.lanes import StreamTicket
-    from mosaic.engine.calls.site import Site
+    from mosaic.engine.calls.placed_module import PlacedModule
 
 _MAX_SPANS = 20_000
 _MAX_PENDING = 512
@@ -31,7 +34,6 @@ class StreamTimeline:
     it trains none, to that of an input.
 
     Args:
-        api: The runtime.
         clock: What times are measured by; a new step begins for it when work of the present one comes again.
 
     Attributes:
@@ -47,25 +49,25 @@ class StreamTimeline:
         self._known: deque[Span] = deque(maxlen=_MAX_SPANS)
         self._pending: deque[tuple[str, str, tuple[int, ...], int, StreamTicket[Any] | _Interval]] = deque()
         self._running: dict[str, _Backward] = {}
-        self._ends: dict[str, tuple[torch.nn.Parameter, Any]] = {}
+        self._ends = LastGradients()
 
-    def note_forward(self, site: Site, ticket: StreamTicket[Any]) -> None:
+    def note_forward(self, site: PlacedModule, ticket: StreamTicket[Any]) -> None:
         """Notes a forward that was launched with times."""
         self._note(site, "forward", self.num_backwards, ticket)
 
-    def note_direct(self, site: Site, start: StreamMark) -> StreamMark:
+    def note_direct(self, site: PlacedModule, start: StreamMark) -> StreamMark:
         """Notes a forward that was launched on the current stream from ``start`` to now; returns its end."""
         assert isinstance(site.lane, StreamLane)
         end = self.mark()
         self._note(site, "forward", self.num_backwards, _Interval(site.lane.origin, start, end))
         return end
 
-    def note_work(self, site: Site, phase: str, step: int, start: StreamMark) -> None:
+    def note_work(self, site: PlacedModule, phase: str, step: int, start: StreamMark) -> None:
         """Notes a piece of a module's work of a step, launched on the current stream from ``start`` to now."""
         assert isinstance(site.lane, StreamLane)
         self._note(site, phase, step, _Interval(site.lane.origin, start, self.mark()))
 
-    def watch_backward(self, site: Site, result: Any, inputs: Sequence[torch.Tensor]) -> None:
+    def watch_backward(self, site: PlacedModule, result: Any, inputs: Sequence[torch.Tensor]) -> None:
         """Prepares to see the backward of a call, if it will have one."""
         if not torch.is_grad_enabled():
             return
@@ -76,7 +78,7 @@ class StreamTimeline:
         backward = _Backward(self, site, site.lane.origin)
         for tensor in made:
             tensor.register_hook(backward.begin)
-        if not self._sees_end(site):
+        if not self._ends.watch(site, partial(self._end, site.name)):
             for tensor in inputs:
                 if tensor.requires_grad:
                     tensor.register_hook(lambda _: backward.end())
@@ -84,15 +86,9 @@ class StreamTimeline:
     def spans(self, origin_ns: int) -> tuple[Span, ...]:
         """Returns what ran, in milliseconds since ``origin_ns``; waits for it."""
         self._read(wait=True)
+        shift_ms = origin_ns / 1e6
         return tuple(
-            Span(
-                module=span.module,
-                phase=span.phase,
-                slots=span.slots,
-                step=span.step,
-                start_ms=span.start_ms - origin_ns / 1e6,
-                end_ms=span.end_ms - origin_ns / 1e6,
-            )
+            replace(span, start_ms=span.start_ms - shift_ms, end_ms=span.end_ms - shift_ms)
             for span in sorted(self._known, key=lambda span: span.start_ms)
         )
 
@@ -111,9 +107,7 @@ class StreamTimeline:
     def close(self) -> None:
         """Reads what is left, and takes the hooks off the parameters."""
         self._read(wait=True)
-        for _, hook in self._ends.values():
-            hook.remove()
-        self._ends.clear()
+        self._ends.close()
 
     def began(self, backward: _Backward) -> None:
         """Called by the first gradient of a module's results."""
@@ -131,27 +125,11 @@ class StreamTimeline:
         """Notes the point that the current stream has come to; autograd's is that of the node that it is running."""
         return self._clock.mark(self._api.current_stream())
 
-    def _sees_end(self, site: Site) -> bool:
-        """Hooks a module's first trainable parameter; returns False if it has none."""
-        known = self._ends.get(site.name)
-        if known is not None and known[0].requires_grad:
-            return True
-        module = site.module
-        first = next((p for p in module.parameters() if p.requires_grad), None) if module is not None else None
-        if first is None:
-            return False
-        name = site.name
+    def _end(self, module: str) -> None:
+        if module in self._running:
+            self._running.pop(module).end()
 
-        def arrived(_: torch.Tensor) -> None:
-            if name in self._running:
-                self._running.pop(name).end()
-
-        if known is not None:
-            known[1].remove()
-        self._ends[name] = (first, first.register_post_accumulate_grad_hook(arrived))
-        return True
-
-    def _note(self, site: Site, phase: str, step: int, work: StreamTicket[Any] | _Interval) -> None:
+    def _note(self, site: PlacedModule, phase: str, step: int, work: StreamTicket[Any] | _Interval) -> None:
         if (site.name, phase) in self._in_step:
             self._in_step.clear()
             self._clock.start_step()
@@ -199,7 +177,7 @@ class _Interval:
 class _Backward:
     """One backward of one call; refers to no tensor, since tensors' hooks refer to it."""
 
-    def __init__(self, timeline: StreamTimeline, site: Site, origin: StreamMark) -> None:
+    def __init__(self, timeline: StreamTimeline, site: PlacedModule, origin: StreamMark) -> None:
         self.site = site
         self.origin = origin
         self.step = timeline.num_backwards

@@ -16,9 +16,9 @@ import torch
 
 from mosaic.backends.base import Lanes
 from mosaic.engine.calls.caller import note_in_place
+from mosaic.engine.calls.placed_module import PlacedModule
 from mosaic.engine.calls.random_numbers import count_draws, drawing_from
 from mosaic.engine.calls.signature import Arguments
-from mosaic.engine.calls.site import Site
 from mosaic.engine.calls.structure import flatten
 from mosaic.engine.calls.thread_state import as_lane, interception, on_lane
 from mosaic.engine.host.executor import Executor
@@ -64,7 +64,7 @@ class HostCalls(InStep):
         self._num_backwards = num_backwards
         self._log = SpanLog()
         self.executor.forwards.looks_early = False  # or ranks would stop at different calls, as it comes
-        self._sites: dict[str, Site] = {}
+        self._sites: dict[str, PlacedModule] = {}
         self._draws: dict[Hashable, int] = {}
         self._modes: dict[str, tuple[bool, ...]] = {}
 
@@ -72,7 +72,7 @@ class HostCalls(InStep):
         """Opens the lanes of modules."""
         self.ranked = dict(ranked)
         for name, one in ranked.items():
-            site = Site(name, one.module, self._lanes.aside(f"routing {name}"))
+            site = PlacedModule(name, one.module, self._lanes.aside(f"routing {name}"))
             self._sites[name] = site
             self._modes[name] = site.parts()[0]
             one.after_backward = self._after_backward
@@ -211,7 +211,7 @@ class HostCalls(InStep):
         if straight:
             ranked.passed.update({(target, index): made[index] for index, target in ranked.given.items()})
 
-    def _draws_of(self, ranked: Ranked, site: Site, arguments: Arguments) -> tuple[Hashable, int | None]:
+    def _draws_of(self, ranked: Ranked, site: PlacedModule, arguments: Arguments) -> tuple[Hashable, int | None]:
         """Returns a call's kind and how many random numbers calls of that kind draw here; None if that is not known.
 
         A call that is known to draw gets a generator of its own, in the state of the default one, which is moved on as
@@ -265,12 +265,12 @@ class HostCalls(InStep):
         self._note_passed(ranked, passed.made, straight=straight)
         return ranked.result_of(passed.made), passed.token
 
-    def _standing(self, site: Site, rows: int, target: str, value: torch.Tensor) -> Any:
+    def _standing(self, site: PlacedModule, rows: int, target: str, value: torch.Tensor) -> Any:
         """Returns what stands for a result that is there already, with the shape of this rank's rows."""
         like = torch.empty((rows, *value.shape[1:]), dtype=value.dtype, device="meta")
         return standing_for(like, self.executor, site.lane, ReadyTicket([value]), 0, (site.name, target))
 
-    def _expect_gradients(self, site: Site) -> None:
+    def _expect_gradients(self, site: PlacedModule) -> None:
         """Prepares its parameters: operations between modules may use them too, and lanes have these gradients."""
         for parameter in site.parts()[1]:
             if not parameter.is_meta:

@@ -17,7 +17,7 @@ from mosaic.ranks.calls.straight import standing_for
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Ticket
-    from mosaic.engine.calls.site import Site
+    from mosaic.engine.calls.placed_module import PlacedModule
     from mosaic.engine.host.lane_tensor import LaneTensor
     from mosaic.ranks.calls.host_calls import HostCalls
     from mosaic.ranks.calls.ranked import Ranked
@@ -30,7 +30,7 @@ class RoutedCall(Call):
         self,
         calls: HostCalls,
         ranked: Ranked,
-        site: Site,
+        site: PlacedModule,
         run: Callable[..., Any],
         arguments: Arguments,
         signature: Signature,

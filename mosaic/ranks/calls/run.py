@@ -23,15 +23,15 @@ from mosaic.engine.calls.thread_state import on_lane
 from mosaic.errors import ModuleContractError
 from mosaic.ranks.calls.agree import put_aside
 from mosaic.ranks.calls.host_calls import HostCalls
-from mosaic.ranks.calls.ranked import Ranked
+from mosaic.ranks.calls.ranked import Compute, Ranked
 from mosaic.ranks.calls.stream_calls import StreamCalls
-from mosaic.ranks.meeting.progress import RankProgress, Traffic
-from mosaic.ranks.parameters.reduce import GradientReducer, SumPlace
-from mosaic.ranks.parameters.tied import Compute, running
+from mosaic.ranks.meeting.progress import Traffic
+from mosaic.ranks.parameters.reduce import GradientReducer
+from mosaic.ranks.parameters.tied import running
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Lanes
-    from mosaic.engine.calls.site import Site
+    from mosaic.engine.calls.placed_module import PlacedModule
     from mosaic.timeline import Span
 
 
@@ -103,7 +103,7 @@ class RankedRuns:
         self._reduced = dict(reduced)
         self.begin({}, [reducer])
 
-    def call(self, site: Site, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, site: PlacedModule, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls a placed module on this rank's rows, wherever it runs.
 
         Raises:

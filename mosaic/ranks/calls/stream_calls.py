@@ -40,7 +40,7 @@ import torch
 
 from mosaic.backends.streams.lanes import StreamLane, StreamLanes
 from mosaic.engine.calls.caller import note_in_place
-from mosaic.engine.calls.site import Site
+from mosaic.engine.calls.placed_module import PlacedModule
 from mosaic.engine.calls.structure import flatten, map_tensors
 from mosaic.engine.calls.thread_state import as_lane
 from mosaic.engine.streams.executor import StreamExecutor
@@ -87,7 +87,7 @@ class StreamCalls(InStep):
         self._begins = backward_begins
         self._progress = progress
         self._num_backwards = num_backwards
-        self._sites: dict[str, Site] = {}
+        self._sites: dict[str, PlacedModule] = {}
         self._anchor: torch.Tensor | None = None
         self._before: torch.Tensor | None = None  # the token of the call before, inside of the model's own call
         self._is_whole = False
@@ -105,7 +105,7 @@ class StreamCalls(InStep):
     def compute(self, name: str, slots: tuple[int, ...]) -> Compute:
         """Returns what launches a module's own work where it is asked to: the call is on its lane already."""
         lane = self._lanes.lane(slots)
-        site = self._sites[name] = Site(name, None, lane)
+        site = self._sites[name] = PlacedModule(name, None, lane)
         timeline = self.executor.timeline
 
         def run(work: Callable[[], Any], phase: SentPhase) -> Any:

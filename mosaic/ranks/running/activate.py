@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 
+from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.calls.structure import flatten
 from mosaic.engine.finding.find import Finding
 from mosaic.engine.placing import PlacedPlan
@@ -182,7 +183,8 @@ def _ranked_modules(
         waiting = partial(runs.progress.waiting, subject.name)
         template, learned = examined.learned[subject.name]
         if learned.obstacle is None and any(id(p) in tied for p in subject.module.parameters()):
-            learned = replace(learned, obstacle="it has parameters in common with others, which add to one gradient")
+            tied_to_others = Obstacle("it has parameters in common with others, which add to one gradient")
+            learned = replace(learned, obstacle=tied_to_others)
         trained = [p for p in subject.module.parameters() if p.requires_grad and id(p) not in tied]
         ranked[subject.name] = Ranked(
             subject.name,

@@ -9,6 +9,7 @@ import pytest
 import torch
 from engine_cases import (
     SIDE_BY_SIDE,
+    Doing,
     TwoTowers,
     assert_trains_like_plain,
     colocate,
@@ -77,15 +78,7 @@ def test_a_module_that_returns_another_shape_is_named(model: TwoTowers, handle: 
 
 
 def test_a_write_into_an_input_is_found_out():
-    class Writing(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = tower()
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.layers(x.mul_(0.5))
-
-    model = TwoTowers(Writing())
+    model = TwoTowers(Doing(lambda self, x: self.layers(x.mul_(0.5))))
     handle = colocate(model, pair_batch(), SIDE_BY_SIDE)
     try:
         for step in range(3):

@@ -55,8 +55,16 @@ def test_one_device_is_planned_at_degree_one(counts):
 
 
 def test_degrees_above_the_cluster_are_not_offered(counts):
-    assert AnalyticCost(counts, find_cluster("h100-80g", 8)).degrees("image") == (1, 2, 8)
-    assert AnalyticCost(counts, POD).degrees("image") == (1, 2, 8, 32)
+    assert AnalyticCost(counts, find_cluster("h100-80g", 8)).degrees("image") == tuple(range(1, 9))
+    assert AnalyticCost(counts, POD).degrees("image") == (*range(1, 9), 10, 12, 14, *range(16, 33, 4))
+
+
+def test_a_degree_between_two_that_were_counted_is_between_their_times(cost):
+    for phase in Phase:
+        few, some, many = (cost.time_ms("image", phase, degree, 4) for degree in (2, 5, 8))
+        reduced = [cost.communication_ms("image", d) if phase is Phase.BACKWARD else 0.0 for d in (2, 5, 8)]
+        assert many - reduced[2] < some - reduced[1] < few - reduced[0]
+    assert cost.memory_bytes("image", 5) == cost.memory_bytes("image", 2)
 
 
 def test_a_module_that_does_not_fit_is_named(counts):
@@ -99,8 +107,8 @@ def test_neighbours_are_the_interference_models_matter(counts):
 def test_what_was_not_counted_is_refused(cost):
     with pytest.raises(InvalidProfileError, match=r"no module 'video'.*it knows image, audio, text, fusion"):
         cost.time_ms("video", Phase.FORWARD, 1, 1)
-    with pytest.raises(ValueError, match="counted at degrees 1, 2, 8, 32, not at 3"):
-        cost.memory_bytes("image", 3)
+    with pytest.raises(ValueError, match="counted at degrees 1, 2, 8, 32, not at 33"):
+        cost.memory_bytes("image", 33)
     with pytest.raises(ValueError, match="a quota of 17 slots of h100-80g is not possible; use 1 to 16"):
         cost.time_ms("image", Phase.FORWARD, 1, 17)
     with pytest.raises(ValueError, match="no counts of image"):

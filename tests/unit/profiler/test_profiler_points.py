@@ -210,7 +210,7 @@ def test_choices_of_quotas(choice: Any, slots: int, expected: tuple[int, ...]):
 
 @pytest.mark.parametrize(
     ("quotas", "degrees", "error"),
-    [("most", [1], ValueError), ([], [1], ValueError), ([1], [3], ValueError), ([9], [1], InvalidPlanError)],
+    [("most", [1], ValueError), ([], [1], ValueError), ([1], [0], ValueError), ([9], [1], InvalidPlanError)],
 )
 def test_choices_that_cannot_be_are_refused(quotas: Any, degrees: list[int], error: type[Exception]):
     with pytest.raises(error):

@@ -191,7 +191,7 @@ def test_a_module_profiled_only_at_quotas_that_the_device_lacks_is_named() -> No
 
 
 def test_a_module_profiled_only_at_degrees_that_there_are_not_is_named() -> None:
-    with pytest.raises(InfeasibleError, match="'m' was profiled on 2, 4 devices at once; there are 1"):
+    with pytest.raises(InfeasibleError, match="'m' is known on 2, 3, 4 devices at once; there are 1"):
         plan_of(profile_of({"m": linear(8)}, num_slots=2, degrees=(2, 4)))
 
 

@@ -1,4 +1,4 @@
-"""What libraries are told of lanes: in forward, in backward, in recomputation, and never for longer."""
+"""Libraries are told of lanes: in forward, in backward, in recomputation, and never for longer."""
 
 from __future__ import annotations
 

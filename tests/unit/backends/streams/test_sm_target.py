@@ -23,7 +23,7 @@ from mosaic.backends.streams.libraries import (
     current_cublas_handle,
     loaded_cublas,
 )
-from mosaic.engine.calls.site import Site
+from mosaic.engine.calls.placed_module import PlacedModule
 from mosaic.engine.streams.executor import StreamExecutor
 from mosaic.errors import BackendUnavailableError, CudaError
 
@@ -157,7 +157,7 @@ def test_forwards_and_backwards_are_captured_under_the_target_of_their_partition
         executor = StreamExecutor(ours.lanes, graphs=ours.graphs)
         for name, x in zip(("left", "right"), pair_batch(), strict=True):
             module = tower()
-            executor.call(Site(name, module, ours.lane(name)), module, (x,), {})
+            executor.call(PlacedModule(name, module, ours.lane(name)), module, (x,), {})
         assert ours.graphs.refused == {}
         assert seen == {ours.lane(name).stream.handle: 5 * [124] for name in ("left", "right")}  # 2 forward
     assert carveout.value is None

@@ -1,4 +1,4 @@
-"""Where a module's graph takes its inputs in."""
+"""Uses of a module's inputs in its graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a lane takes over from the thread that gives it work."""
+"""A lane takes settings over from the thread that gives it work."""
 
 from __future__ import annotations
 

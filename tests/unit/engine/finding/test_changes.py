@@ -1,4 +1,4 @@
-"""What ``describe()`` says of a model that was changed after it was colocated."""
+"""``describe()`` names a model's changes after it was colocated."""
 
 from __future__ import annotations
 

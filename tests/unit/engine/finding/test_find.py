@@ -7,11 +7,11 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from engine_cases import TwoTowers, pair_batch, tower
+from engine_cases import Doing, Glued, TwoTowers, pair_batch, tower
 from torch import nn
 
 from mosaic.engine import find_modules
-from mosaic.engine.finding.work import ModuleWork
+from mosaic.engine.finding.work_counter import WorkCounter
 from mosaic.errors import UnsupportedModelError
 
 
@@ -73,11 +73,8 @@ def test_a_wrapper_around_everything_is_looked_through():
 
 
 def test_a_module_called_twice_is_left_out_and_named():
-    class Siamese(TwoTowers):
-        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            return self.left(x) @ self.left(y).T + self.right(x).sum()
-
-    finding = find_modules(Siamese(), pair_batch())
+    siamese = Glued(lambda self, x, y: self.left(x) @ self.left(y).T + self.right(x).sum())
+    finding = find_modules(siamese, pair_batch())
     assert finding.graph.names == ("right",)
     assert "called 2 times" in finding.left_out["left"]
 
@@ -90,50 +87,35 @@ def test_a_shared_parameter_is_left_out_and_named():
 
 
 def test_a_parameter_that_glue_uses_is_left_out_and_named():
-    class Tied(TwoTowers):
-        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            assert self.right[0].weight.dtype is torch.float32
-            return (self.left(x) @ self.left[0].weight) @ (self.right(y) @ self.left[0].weight).T
+    def tied(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        assert self.right[0].weight.dtype is torch.float32
+        return (self.left(x) @ self.left[0].weight) @ (self.right(y) @ self.left[0].weight).T
 
-    finding = find_modules(Tied(), pair_batch())
+    finding = find_modules(Glued(tied), pair_batch())
     assert finding.graph.names == ("right",)
     assert finding.left_out["left"].startswith("its parameter 0.weight is used outside of it too (")
 
 
 def test_a_result_that_leaves_by_the_back_door_is_left_out_and_named():
-    class Peeking(TwoTowers):
-        def __init__(self) -> None:
-            super().__init__()
-            self.left[0].register_forward_hook(lambda module, args, result: self.seen.append(result))
+    seen: list[torch.Tensor] = []
 
-        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            self.__dict__["seen"] = []
-            return self.left(x) @ self.right(y).T + self.seen[0].mean()
+    def peeking(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        seen.clear()
+        product = self.left(x) @ self.right(y).T
+        return product + seen[0].mean()
 
-    finding = find_modules(Peeking(), pair_batch())
+    model = Glued(peeking)
+    model.left[0].register_forward_hook(lambda module, args, result: seen.append(result))
+    finding = find_modules(model, pair_batch())
     assert finding.graph.names == ("right",)
     assert "made inside of it is used outside" in finding.left_out["left"]
 
 
 def test_dependencies_go_on_through_a_module_that_is_left_out():
-    class Hiding(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = tower(16, 16)
-
-        def forward(self, x: torch.Tensor, cache: object) -> torch.Tensor:
-            return self.layers(x)
-
-    class Line(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.middle, self.last = tower(), Hiding(), tower(16, 16)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.last(self.middle(self.first(x), object()))
-
-    finding = find_modules(Line(), pair_batch()[0])
-    assert edges(finding) == {("first", "last")}
+    model = Glued(lambda self, x: self.right(self.middle((self.left(x), object()))), right=tower(16, 16))
+    model.middle = Doing(lambda self, given: self.layers(given[0]), 16)
+    finding = find_modules(model, pair_batch()[0])
+    assert edges(finding) == {("left", "right")}
     assert "may hide tensors" in finding.left_out["middle"]
 
 
@@ -188,24 +170,12 @@ def test_dataclasses_are_seen_through():
         hidden: torch.Tensor
         extra: list[torch.Tensor]
 
-    class Encoder(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = tower()
+    def encode(self: Doing, x: torch.Tensor) -> Output:
+        hidden = self.layers(x)
+        return Output(hidden, [hidden + 1])
 
-        def forward(self, x: torch.Tensor) -> Output:
-            hidden = self.layers(x)
-            return Output(hidden, [hidden + 1])
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.encoder, self.decoder = Encoder(), tower(16, 16)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.decoder(self.encoder(x).extra[0])
-
-    assert edges(find_modules(Model(), pair_batch()[0])) == {("encoder", "decoder")}
+    model = Glued(lambda self, x: self.right(self.left(x).extra[0]), Doing(encode), tower(16, 16))
+    assert edges(find_modules(model, pair_batch()[0])) == {("left", "right")}
 
 
 def test_the_model_is_left_as_it_was_found():
@@ -262,7 +232,7 @@ def test_a_module_of_few_parameters_that_does_much_work_is_placed_and_glue_is_no
 
 
 def test_work_is_counted_for_a_module_and_all_that_it_is_part_of_in_the_forward_alone():
-    model, called, work = Chain(), [], ModuleWork()
+    model, called, work = Chain(), [], WorkCounter()
 
     def step() -> None:
         model(*pair_batch())["mask"].sum().backward()

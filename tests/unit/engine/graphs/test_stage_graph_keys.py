@@ -1,4 +1,4 @@
-"""What has to be equal for a replay; what is captured anew, let go, or left alone."""
+"""Keys of captures: when a call is replayed, captured anew, let go, or left alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What cannot be captured runs eagerly, says which and why, and leaves everything else usable."""
+"""A call that cannot be captured runs eagerly, says which and why, and leaves everything else usable."""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
-"""What glue may do with results that a lane is still computing."""
+"""Glue works with results that a lane is still computing."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from engine_cases import SIDE_BY_SIDE, TwoTowers, colocate, pair_batch, run_both, tower, train
-from torch import nn
+from engine_cases import SIDE_BY_SIDE, Doing, Glued, TwoTowers, colocate, pair_batch, run_both, train
 from torch.nn import functional
 
 from mosaic.engine.host.lane_tensor import LaneTensor
@@ -115,16 +115,11 @@ GLUE: dict[str, Glue] = {
 def test_glue_computes_what_it_does_in_the_plain_loop(name: str):
     glue = GLUE[name]
 
-    class Glued(TwoTowers):
-        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            return glue(self.left(x) @ self.weight, self.right(y) * self.scale)
-
-    class Direct(TwoTowers):
-        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            return glue(self.left(x), self.right(y)) * self.scale
-
-    for kind in (Glued, Direct):
-        described = run_both(kind, pair_batch(), SIDE_BY_SIDE, train(3))
+    for between in (
+        lambda self, x, y: glue(self.left(x) @ self.weight, self.right(y) * self.scale),
+        lambda self, x, y: glue(self.left(x), self.right(y)) * self.scale,
+    ):
+        described = run_both(partial(Glued, between), pair_batch(), SIDE_BY_SIDE, train(3))
         assert "in place" not in described
 
 
@@ -144,20 +139,15 @@ def pending() -> Any:
 def test_a_result_shows_its_metadata_without_waiting():
     opened = threading.Event()
 
-    class Waits(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers, self.wait = tower(), False
+    def waiting(self: Doing, x: torch.Tensor) -> torch.Tensor:
+        assert not self.is_on or opened.wait(60)
+        return self.layers(x)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            assert not self.wait or opened.wait(60)
-            return self.layers(x)
-
-    model = TwoTowers(Waits())
+    model = TwoTowers(Doing(waiting))
     handle = colocate(model, pair_batch(), SIDE_BY_SIDE)
     try:
         model(*pair_batch())
-        model.left.wait = True
+        model.left.is_on = True
         result = model.left(pair_batch()[0])
         assert isinstance(result, LaneTensor)
         assert (result.shape, result.dtype, result.requires_grad, len(result)) == ((6, 16), torch.float32, True, 6)
@@ -216,22 +206,17 @@ def test_writing_to_an_input_before_the_lane_has_read_it_is_an_error():
 
 
 def test_a_module_that_reads_a_lane_s_result_behind_its_arguments_is_an_error():
-    class Behind(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = tower()
-            self.__dict__["store"] = {}
+    store: dict[str, torch.Tensor] = {}
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            found = self.__dict__["store"].get("left")
-            return self.layers(x) if found is None else self.layers(x) + found.detach()
+    def behind(self: Doing, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x) + (store["left"].detach() if store else 0)
 
-    model = TwoTowers(right=Behind())
+    model = TwoTowers(right=Doing(behind))
     handle = colocate(model, pair_batch(), SIDE_BY_SIDE)
     try:
         model(*pair_batch())
         x, y = pair_batch()
-        model.right.__dict__["store"]["left"] = model.left(x)
+        store["left"] = model.left(x)
         with pytest.raises(ModuleContractError, match="reads a result of 'left' that is not among its arguments"):
             model.right(y).join()
     finally:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_cases import SIDE_BY_SIDE, TwoTowers, pair_batch, tower
+from engine_cases import SIDE_BY_SIDE, Doing, Glued, TwoTowers, failing, pair_batch
 from fake_streams import FakeStreams
 from stream_cases import FakeBackend, colocated
 from torch import nn
@@ -30,18 +30,13 @@ def placed(model: nn.Module) -> Iterator[tuple[Handle, FakeBackend]]:
 # Computed again in a backward.
 
 
-class Recomputed(TwoTowers):
+def recomputed(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Needs both towers again in the backward of an operator of the user's own stream."""
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return checkpoint(self.both, x, y, use_reentrant=False)
-
-    def both(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return self.left(x * 2) @ self.right(y * 2).T
+    return checkpoint(lambda x, y: self.left(x * 2) @ self.right(y * 2).T, x, y, use_reentrant=False)
 
 
 def test_what_is_computed_again_runs_on_its_lane_behind_what_it_reads_and_before_what_reads_it():
-    model = Recomputed()
+    model = Glued(recomputed)
     with placed(model) as (handle, backend):
         loss = model(*pair_batch()).sum()
         backend.api.launches.clear()
@@ -72,33 +67,19 @@ def test_the_result_of_a_call_in_a_backward_may_be_let_go_while_the_backward_use
 # Failing.
 
 
-class Fragile(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = tower()
-        self.fails = False
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        made: torch.Tensor = self.layers(x)
-        if self.fails:
-            raise ValueError("told to fail")
-        return made
-
-
 @pytest.mark.parametrize("caught", [True, False], ids=["and the model goes on", "and the model with it"])
 def test_parameters_may_be_written_to_after_a_module_failed(caught: bool):
-    class Catching(TwoTowers):
-        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            try:
-                return self.left(x) @ self.right(y).T
-            except ValueError:
-                if not caught:
-                    raise
-            return y * 2
+    def catching(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        try:
+            return self.left(x) @ self.right(y).T
+        except ValueError:
+            if not caught:
+                raise
+        return y * 2
 
-    model = Catching(Fragile())
+    model = Glued(catching, Doing(failing))
     with placed(model):
-        model.left.fails = True
+        model.left.is_on = True
         try:
             model(*pair_batch())
         except ValueError:
@@ -109,15 +90,14 @@ def test_parameters_may_be_written_to_after_a_module_failed(caught: bool):
 
 
 def test_parameters_may_be_written_to_after_the_model_failed_between_modules():
-    class Failing(TwoTowers):
-        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            mixed = self.left(x) @ self.right(y).T
-            if not self.training:
-                self.left(x)
-                raise ValueError("told to fail")
-            return mixed
+    def failing_between(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        mixed = self.left(x) @ self.right(y).T
+        if not self.training:
+            self.left(x)
+            raise ValueError("told to fail")
+        return mixed
 
-    model = Failing()
+    model = Glued(failing_between)
     with placed(model):
         with pytest.raises(ValueError, match="told to fail"):
             model.eval()(*pair_batch())
@@ -148,74 +128,52 @@ def test_a_step_after_a_backward_that_failed_waits_for_what_lanes_were_given():
 # Arguments written to, and views of arguments.
 
 
-class Writing(nn.Module):
-    """Writes into its argument from some time on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = tower()
-        self.writes = False
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layers(x.add_(1) if self.writes else x)
-
-
 def test_the_user_s_stream_waits_for_what_a_module_wrote_into_a_tensor_of_its():
-    class Rereading(TwoTowers):
-        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            found = self.left(x)
-            return (x * 2).sum() * (found @ self.right(y).T)
+    def rereading(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        found = self.left(x)
+        return (x * 2).sum() * (found @ self.right(y).T)
 
-    model = Rereading(Writing())
+    model = Glued(rereading, Doing(lambda self, x: self.layers(x.add_(1) if self.is_on else x)))
     with placed(model), torch.no_grad():
-        model.left.writes = True
+        model.left.is_on = True
         model(*pair_batch())
 
 
-class Cut(nn.Module):
+def cutting(self: Doing, x: torch.Tensor) -> torch.Tensor:
     """Returns a part of its argument, after work on it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = tower()
-        self.cuts = False
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        made: torch.Tensor = self.layers(x)
-        return x[:, :4] if self.cuts else made
+    made: torch.Tensor = self.layers(x)
+    return x[:, :4] if self.is_on else made
 
 
 def test_the_user_s_stream_waits_for_a_module_that_returns_a_view_of_a_tensor_of_its():
-    class Overwriting(TwoTowers):
-        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            found = self.left(x)
-            if self.left.cuts:
-                assert type(found) is torch.Tensor
-                found.mul_(2)
-            return self.right(y) * found.sum()
+    def overwriting(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        found = self.left(x)
+        if self.left.is_on:
+            assert type(found) is torch.Tensor
+            found.mul_(2)
+        return self.right(y) * found.sum()
 
-    model = Overwriting(Cut())
+    model = Glued(overwriting, Doing(cutting))
     with placed(model), torch.no_grad():
-        model.left.cuts = True
+        model.left.is_on = True
         model(*pair_batch())
 
 
 def test_a_view_of_another_lane_s_tensor_stays_with_that_lane_behind_the_module_that_returned_it():
     seen: list[Any] = []
 
-    class Chained(TwoTowers):
-        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            left = self.left(x)[:, :8] * 1
-            right = self.right(left)
-            if self.right.cuts:
-                right.mul_(2)
-                seen.append((left.order, right.order))
-            return (left.sum() * right).sum()
+    def chained(self: Glued, x: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        left = self.left(x)[:, :8] * 1
+        right = self.right(left)
+        if self.right.is_on:
+            right.mul_(2)
+            seen.append((left.order, right.order))
+        return (left.sum() * right).sum()
 
-    model = Chained(right=Cut())
+    model = Glued(chained, right=Doing(cutting))
     stages = [{"left": 1}, {"right": 2}]
     with colocated(model, pair_batch(), stages, num_slots=3) as (handle, backend), torch.no_grad():
-        model.right.cuts = True
+        model.right.is_on = True
         model(*pair_batch())
         ((left, right),) = seen
         assert right is left

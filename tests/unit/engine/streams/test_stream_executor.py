@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_cases import SIDE_BY_SIDE, TwoTowers, pair_batch, tower
+from engine_cases import SIDE_BY_SIDE, Doing, Glued, TwoTowers, pair_batch
 from fake_streams import FakeStreams, Launch, RaceError
 from stream_cases import Projected, colocated, steps
 from torch import nn
@@ -173,13 +173,9 @@ def test_without_one_ordering_there_is_a_race(
         monkeypatch.undo()
 
 
-class Stemmed(TwoTowers):
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return self.left(x * 2) @ self.right(y.view(-1, 8)).T
-
-
 def test_without_the_wait_for_what_was_made_between_modules_there_is_a_race(monkeypatch: pytest.MonkeyPatch):
-    with colocated(Stemmed(), pair_batch(), SIDE_BY_SIDE) as (handle, _):
+    stemmed = Glued(lambda self, x, y: self.left(x * 2) @ self.right(y.view(-1, 8)).T)
+    with colocated(stemmed, pair_batch(), SIDE_BY_SIDE) as (handle, _):
         steps(handle._model)
         monkeypatch.setattr(ModelCall, "had", lambda *_: True)
         with pytest.raises(RaceError):
@@ -189,64 +185,47 @@ def test_without_the_wait_for_what_was_made_between_modules_there_is_a_race(monk
 # What modules exchange other than by arguments and results.
 
 
-class Momentum(TwoTowers):
+def momentum(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Updates one tower's weights from the other's before it is used, as momentum encoders do."""
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        left = self.left(x)
-        with torch.no_grad():
-            for slow, fast in zip(self.right.parameters(), self.left.parameters(), strict=True):
-                slow.data = slow.data * 0.9 + fast.data * 0.1
-        return left @ self.right(y).T
+    left = self.left(x)
+    with torch.no_grad():
+        for slow, fast in zip(self.right.parameters(), self.left.parameters(), strict=True):
+            slow.data = slow.data * 0.9 + fast.data * 0.1
+    return left @ self.right(y).T
 
 
-class Attribute(TwoTowers):
+def by_an_attribute() -> TwoTowers:
     """Leaves a tensor for a module in one of its attributes."""
 
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = tower()
-            self.scale: torch.Tensor | None = None
-
-        def forward(self, y: torch.Tensor) -> torch.Tensor:
-            return self.layers(y) * self.scale
-
-    def __init__(self) -> None:
-        super().__init__(right=self.Scaled())
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def glue(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         left = self.left(x)
         self.right.scale = x.mean() * 2
         return left @ self.right(y).T
 
+    return Glued(glue, right=Doing(lambda self, y: self.layers(y) * self.scale))
 
-class Statistics(TwoTowers):
+
+def by_a_buffer() -> TwoTowers:
     """Reads a module's buffer."""
 
-    class Counting(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = tower()
-            self.register_buffer("total", torch.zeros(()))
+    def counting(self: Doing, y: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = self.layers(y)
+        self.total += hidden.detach().sum()
+        return hidden
 
-        def forward(self, y: torch.Tensor) -> torch.Tensor:
-            hidden: torch.Tensor = self.layers(y)
-            self.total += hidden.detach().sum()
-            return hidden
-
-    def __init__(self) -> None:
-        super().__init__(right=self.Counting())
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def glue(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         left, right = self.left(x), self.right(y)
         total = self.right.total * 2
         return left @ right.T + total
 
+    model = Glued(glue, right=Doing(counting))
+    model.right.register_buffer("total", torch.zeros(()))
+    return model
 
-@pytest.mark.parametrize("kind", [Momentum, Attribute, Statistics])
-def test_what_goes_past_arguments_and_results_keeps_to_the_loop_s_order(kind: type[TwoTowers]):
-    with colocated(kind(), pair_batch(), SIDE_BY_SIDE) as (handle, _):
+
+@pytest.mark.parametrize("make", [lambda: Glued(momentum), by_an_attribute, by_a_buffer])
+def test_what_goes_past_arguments_and_results_keeps_to_the_loop_s_order(make: Callable[[], TwoTowers]):
+    with colocated(make(), pair_batch(), SIDE_BY_SIDE) as (handle, _):
         steps(handle._model)
         assert "right keeps to the order of the loop's own stream: it" in handle.describe()
         assert "left keeps" not in handle.describe()
@@ -256,29 +235,15 @@ def test_what_goes_past_arguments_and_results_keeps_to_the_loop_s_order(kind: ty
             steps(handle._model)
 
 
-class Clamped(nn.Module):
-    """Writes into its argument."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = tower(16, 16)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layers(x.clamp_(-1, 1))
-
-
 def test_a_module_that_writes_into_its_argument_waits_for_whoever_reads_it():
-    class Rewriting(TwoTowers):
-        def __init__(self) -> None:
-            super().__init__()
-            self.head = Clamped()
+    def rewriting(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        left = self.left(x).detach() * 1
+        mixed = left + self.right(y)
+        return self.head(left) + mixed
 
-        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            left = self.left(x).detach() * 1
-            mixed = left + self.right(y)
-            return self.head(left) + mixed
-
-    with colocated(Rewriting(), pair_batch(), [*SIDE_BY_SIDE, {"head": 2}], num_slots=3) as (handle, _):
+    model = Glued(rewriting)
+    model.head = Doing(lambda self, x: self.layers(x.clamp_(-1, 1)), 16)
+    with colocated(model, pair_batch(), [*SIDE_BY_SIDE, {"head": 2}], num_slots=3) as (handle, _):
         steps(handle._model)
         assert "head keeps to the order of the loop's own stream: it writes into its arguments" in handle.describe()
         assert handle._executor is not None
@@ -288,15 +253,14 @@ def test_a_module_that_writes_into_its_argument_waits_for_whoever_reads_it():
 
 
 def test_a_tensor_of_the_loop_that_is_written_to_while_a_lane_may_read_it_is_found_out():
-    class Writing(TwoTowers):
-        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            left = self.left(x)
-            if not self.training:
-                with torch.no_grad():
-                    x.add_(1)
-            return left @ self.right(y).T
+    def writing(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        left = self.left(x)
+        if not self.training:
+            with torch.no_grad():
+                x.add_(1)
+        return left @ self.right(y).T
 
-    model = Writing()
+    model = Glued(writing)
     with colocated(model, pair_batch(), SIDE_BY_SIDE):
         model.eval()
         with torch.no_grad(), pytest.raises((RaceError, ModuleContractError)):

@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 import torch
-from engine_cases import SIDE_BY_SIDE, TwoTowers, pair_batch
+from engine_cases import SIDE_BY_SIDE, Doing, TwoTowers, failing, pair_batch
 from stream_cases import Projected, colocated, steps
 from torch import nn
 
@@ -78,23 +78,8 @@ def test_nothing_that_a_step_made_outlives_it():
             gc.enable()
 
 
-class Fragile(nn.Module):
-    """Fails half-way when it is told to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(8, 8)
-        self.fails = False
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        hidden = self.inner(x)
-        if self.fails:
-            raise ValueError("told to fail")
-        return hidden.relu()
-
-
 def test_a_lane_goes_on_after_a_module_failed_half_way_and_others_are_ordered_behind_what_it_launched():
-    model = nn.ModuleDict({"a": Fragile(), "b": nn.Linear(8, 8)})
+    model = nn.ModuleDict({"a": Doing(failing), "b": nn.Linear(8, 16)})
     x = torch.randn(4, 8)
 
     def both() -> torch.Tensor:
@@ -102,11 +87,11 @@ def test_a_lane_goes_on_after_a_module_failed_half_way_and_others_are_ordered_be
 
     with colocated(model, both, [{"a": 1, "b": 1}]) as (_, backend):
         expected = both().detach().clone()
-        model["a"].fails = True
+        model["a"].is_on = True
         with pytest.raises(ValueError, match="told to fail"):
             both()
         torch.optim.SGD(model.parameters(), lr=0.0).step()  # waits for all that lanes were given
-        model["a"].fails = False
+        model["a"].is_on = False
         again = both()
         again.sum().backward()
         assert torch.equal(again.detach(), expected)

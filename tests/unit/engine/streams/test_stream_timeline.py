@@ -13,7 +13,7 @@ from stream_cases import colocated, steps
 
 from mosaic.backends.streams.clock import StreamClock
 from mosaic.backends.streams.lanes import StreamLanes
-from mosaic.engine.calls.site import Site
+from mosaic.engine.calls.placed_module import PlacedModule
 from mosaic.engine.streams.timeline import StreamTimeline
 
 
@@ -40,7 +40,7 @@ def test_a_backward_is_timed_on_the_stream_that_autograd_runs_it_on(
     with runtime.use_stream(lane.stream):  # which autograd makes current for a node of this stream
         module, x = tower(), torch.ones(2, 8)
         result = module(x)
-        timeline.watch_backward(Site("tower", module, lane), result, [x])
+        timeline.watch_backward(PlacedModule("tower", module, lane), result, [x])
         result.sum().backward()
     assert marked == [lane.stream, lane.stream]
     assert [span.phase for span in timeline.spans(0)] == ["backward"]
@@ -51,7 +51,7 @@ def test_a_step_of_the_clock_begins_when_work_comes_again(
 ):
     begun: list[int] = []
     timeline = StreamTimeline(runtime, lanes.clock)
-    one, other = (Site(name, None, lanes.lane((0,))) for name in ("one", "other"))
+    one, other = (PlacedModule(name, None, lanes.lane((0,))) for name in ("one", "other"))
     monkeypatch.setattr(lanes.clock, "start_step", lambda: begun.append(len(noted)))
     noted: list[str] = []
     for site, phase in [(one, "forward"), (other, "forward"), (other, "backward"), (one, "backward")] * 3:
@@ -75,7 +75,7 @@ def test_a_loop_has_one_event_a_step_to_measure_from(monkeypatch: pytest.MonkeyP
 
 def test_timelines_that_are_cleared_and_never_read_keep_nothing(runtime: FakeStreams, lanes: StreamLanes):
     timeline = StreamTimeline(runtime, lanes.clock)
-    site = Site("module", None, lanes.lane((0,)))
+    site = PlacedModule("module", None, lanes.lane((0,)))
     for step in range(100):
         timeline.note_work(site, "forward", step, timeline.mark())
         timeline.note_work(site, "forward", step, timeline.mark())

@@ -70,7 +70,14 @@ def test_megatron_runs_every_module_on_all_devices_in_turn() -> None:
 
 
 def test_megatron_takes_the_largest_degree_that_there_is() -> None:
-    assert stages_of(planned("megatron", {"a": linear(8)}, 3, degrees=(1, 2, 4))) == [{"a": 2}]
+    assert stages_of(planned("megatron", {"a": linear(8)}, 3, degrees=(1, 2))) == [{"a": 2}]
+
+
+def test_a_degree_may_be_any_whole_number_between_those_that_were_profiled() -> None:
+    """Eight devices for 5 : 3; with powers of two alone it is four each, which takes 10 / 4."""
+    found = planned("distmm", {"a": linear(10), "b": linear(6)}, 8, degrees=(1, 2, 4, 8))
+    assert stages_of(found) == [{"a": 5, "b": 3}]
+    assert found.predicted_ms == pytest.approx(2 * 2)
 
 
 def test_sequential_runs_every_module_in_turn_at_its_own_best() -> None:

@@ -1,4 +1,4 @@
-"""How much of a model's arithmetic each of its modules does: a small module may do much, as a video encoder does."""
+"""Each module's share of a model's arithmetic: a small module may do much, as a video encoder does."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _HEAVY = (OperatorKind.MATMUL, OperatorKind.CONV, OperatorKind.ATTENTION)
 
 
-class ModuleWork(TorchDispatchMode):
+class WorkCounter(TorchDispatchMode):
     """Counts the forward operations of matrix products, convolutions and attention, module by module.
 
     Others are left out: they are bound by memory, and a module of nothing else is glue. Operations of a part count for

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from mosaic.backends.base import Lane, Ticket
 
 
-class Site:
+class PlacedModule:
     """Where and how one module runs.
 
     Attributes:

@@ -1,0 +1,355 @@
+"""Loops as people write them, for lanes on the host and on streams."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from engine_cases import (
+    SIDE_BY_SIDE,
+    Doing,
+    Glued,
+    Loop,
+    Record,
+    TwoTowers,
+    assert_same,
+    keeping,
+    pair_batch,
+    tower,
+    train,
+    with_penalty,
+)
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+ON_LANES = ""
+NOT_THERE = "the fake streams have no sparse tensors"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopCase:
+    """A loop that computes what the plain one does."""
+
+    make: Callable[[], nn.Module] = TwoTowers
+    loop: Loop
+    sample: Any = None
+    host: str | None = None
+    """What ``describe()`` says of calls in place on the host: ``ON_LANES`` for none, a part of the reason, or None."""
+    streams: str | None = ON_LANES
+    """The same on streams."""
+
+
+# Models.
+
+
+def normed() -> TwoTowers:
+    return TwoTowers(tower(8, 16, nn.BatchNorm1d(16)), tower(8, 16, nn.BatchNorm1d(16)))
+
+
+def dropping() -> TwoTowers:
+    return TwoTowers(tower(8, 16, nn.Dropout(0.3)), tower(8, 16, nn.Dropout(0.3)))
+
+
+class Repeating(nn.Module):
+    """Uses one parameter three times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.again = nn.Linear(8, 16), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(x)
+        for _ in range(3):
+            hidden = self.again(hidden).tanh()
+        return hidden
+
+
+def hooked(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    left, right = self.left(x), self.right(y)
+    left.retain_grad()
+    left.register_hook(lambda grad: grad * 2)
+    self.__dict__["kept"] = left
+    return left @ right.T
+
+
+def checkpointing_inside(reentrant: bool) -> TwoTowers:
+    def what(self: Doing, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(lambda x: functional.dropout(self.layers(x)), x, use_reentrant=reentrant)
+
+    return TwoTowers(Doing(what), Doing(what))
+
+
+def checkpointing_around(reentrant: bool) -> TwoTowers:
+    def glue(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        left = checkpoint(self.left, x, use_reentrant=reentrant)
+        return (left @ self.weight) @ checkpoint(self.right, y, use_reentrant=reentrant).T
+
+    return Glued(glue)
+
+
+def own_generator(self: Doing, x: torch.Tensor) -> torch.Tensor:
+    return self.layers(x) + torch.rand(1, generator=torch.Generator().manual_seed(3))
+
+
+def skipping(self: Doing, x: torch.Tensor) -> torch.Tensor:
+    return self.layers(x) * random.random()
+
+
+class Bag(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.linear = nn.Embedding(10, 16, sparse=True), nn.Linear(8, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.table(x.abs().long().clamp(max=9)).sum(1) + self.linear(x)
+
+
+# Loops.
+
+
+def several(forwards: int, rows: tuple[int, ...] = (6,), autocast: bool = False) -> Loop:
+    """Several forwards before one backward; gradients of every other step are added to the next."""
+
+    def loop(model: nn.Module, record: Record) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        for step in range(5):
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                batches = [pair_batch(10 * step + index, rows[index % len(rows)]) for index in range(forwards)]
+                losses = [model(*batch).float().square().mean() for batch in batches]
+            sum(losses).backward()
+            record.note(*losses)
+            record.note_model(model, optimizer)
+            if step % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+
+    return loop
+
+
+def differentiable(step: int) -> list[torch.Tensor]:
+    return [tensor.requires_grad_() for tensor in pair_batch(step)]
+
+
+def batches(steps: int = 4) -> Iterator[list[torch.Tensor]]:
+    return map(differentiable, range(steps))
+
+
+def with_inputs(model: nn.Module, record: Record) -> None:
+    for batch in batches():
+        model(*batch).square().mean().backward()
+        assert all(type(tensor.grad) is torch.Tensor for tensor in batch)
+        record.note(torch.rand(1), *(tensor.grad for tensor in batch))
+        record.note_model(model)
+
+
+def clipping(model: nn.Module, record: Record) -> None:
+    """Reads whole gradients right after backward."""
+    optimizer = torch.optim.AdamW(model.parameters())
+    for step in range(6):
+        loss = model(*pair_batch(step)).square().mean() / 3
+        loss.backward()
+        if step % 3 == 2:
+            record.note(nn.utils.clip_grad_norm_(model.parameters(), 0.01))
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=step > 3)
+        record.note_model(model, optimizer)
+
+
+def going_backward_twice(model: nn.Module, record: Record) -> None:
+    for step in range(4):
+        loss = model(*pair_batch(step)).square().mean()
+        loss.backward(retain_graph=True)
+        record.note_model(model)
+        loss.backward()
+        record.note_model(model)
+        with pytest.raises(RuntimeError, match="second time"):
+            loss.backward()
+        model.zero_grad()
+
+
+def evaluating(model: nn.Module, record: Record) -> None:
+    for _ in range(2):
+        train(2)(model, record)
+        model.eval()
+        for context in (torch.no_grad(), torch.no_grad(), torch.inference_mode()):
+            with context:
+                record.note(model(*pair_batch()).clone())
+        record.note(model(*pair_batch()))
+        model.train()
+
+
+def freezing(model: nn.Module, record: Record) -> None:
+    for frozen in (True, False, True):
+        model.left.requires_grad_(not frozen)
+        train(3)(model, record)
+
+
+def asking_for_gradients(model: nn.Module, record: Record) -> None:
+    for batch in batches():
+        loss = model(*batch).square().mean()
+        found = torch.autograd.grad(loss, batch, retain_graph=True)
+        found += torch.autograd.grad(loss, list(model.parameters()))
+        assert all(type(tensor) is torch.Tensor for tensor in found)
+        record.note(*found)
+        assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def backward_to_named_inputs(model: nn.Module, record: Record) -> None:
+    for x, y in batches():
+        model(x, y).square().mean().backward(inputs=[model.left[0].weight, model.weight, x])
+        record.note(x.grad)
+        assert y.grad is None
+        record.note_model(model)
+
+
+def firing_hooks(model: nn.Module, record: Record) -> None:
+    calls: list[int] = []
+    model.left[0].weight.register_hook(lambda grad: (calls.append(1), grad * 3)[1])
+    model.right[0].weight.register_post_accumulate_grad_hook(lambda parameter: calls.append(2))
+    for step in range(4):
+        model(*pair_batch(step)).square().mean().backward()
+        record.note(model.__dict__.pop("kept").grad + 0)
+        record.note_model(model)
+        assert sorted(calls) == [1, 2]
+        calls.clear()
+
+
+def seeding_python(model: nn.Module, record: Record) -> None:
+    random.seed(0)
+    train(4)(model, record)
+
+
+def adding_sparse_gradients(model: nn.Module, record: Record) -> None:
+    for step in range(4):
+        losses = [model(*pair_batch(step + 10 * index)).square().mean() for index in range(2)]
+        sum(losses).backward()
+        record.note(*losses, *(parameter.grad.to_dense() for parameter in model.parameters()))
+
+
+def inside(context: Callable[[], AbstractContextManager[Any]]) -> Loop:
+    def loop(model: nn.Module, record: Record) -> None:
+        train(2)(model, record)
+        with context():
+            train(4)(model, record)
+        train(2)(model, record)
+
+    return loop
+
+
+def counting(model: nn.Module, record: Record) -> None:
+    train(2)(model, record)
+    with FlopCounterMode(display=False) as counter:
+        train(2)(model, record)
+    record.note(counter.get_total_flops())
+    train(2)(model, record)
+
+
+def calling_branches(model: nn.Module, record: Record) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(5):
+        x, y = pair_batch(step)
+        loss = (model.left(x) + model.right(y)).square().mean()
+        ahead = model.right(pair_batch(step + 1)[1])
+        loss.backward()
+        optimizer.step()
+        record.note(loss, ahead)
+        record.note_model(model)
+        optimizer.zero_grad()
+
+
+LOOPS = {
+    "AdamW": LoopCase(loop=train(5), host=ON_LANES),
+    "SGD": LoopCase(loop=train(5, torch.optim.SGD, momentum=0.9), host=ON_LANES),
+    "dropout": LoopCase(make=dropping, loop=train(5), host=ON_LANES),
+    "batch norm": LoopCase(make=normed, loop=train(5), host=ON_LANES),
+    "two forwards before one backward": LoopCase(loop=several(2)),
+    "three forwards before one backward": LoopCase(loop=several(3)),
+    "four forwards before one backward": LoopCase(loop=several(4)),
+    "one forward of a module that repeats a parameter": LoopCase(
+        make=lambda: TwoTowers(Repeating(), Repeating()), loop=train(4), host=ON_LANES
+    ),
+    "several forwards of a module that repeats a parameter": LoopCase(
+        make=lambda: TwoTowers(Repeating(), Repeating()), loop=several(3), host="it uses a parameter several times"
+    ),
+    "forwards of several shapes": LoopCase(
+        make=normed, loop=several(3, rows=(6, 4)), host="other shapes than the plan was made for"
+    ),
+    "one forward under autocast": LoopCase(loop=several(1, autocast=True), host=ON_LANES),
+    "clipping": LoopCase(loop=clipping),
+    "a second backward": LoopCase(loop=going_backward_twice),
+    "evaluation between steps": LoopCase(make=dropping, loop=evaluating, host="inference mode is active"),
+    "freezing and unfreezing": LoopCase(loop=freezing),
+    "gradients of inputs": LoopCase(loop=with_inputs, host=ON_LANES),
+    "autograd.grad": LoopCase(loop=asking_for_gradients),
+    "backward to named inputs": LoopCase(loop=backward_to_named_inputs),
+    "hooks on tensors and parameters": LoopCase(make=lambda: Glued(hooked), loop=firing_hooks),
+    **{
+        f"checkpointing {where} a module, reentrant: {reentrant}": LoopCase(
+            make=make, sample=differentiable(0), loop=with_inputs, host="activation checkpointing"
+        )
+        for reentrant in (False, True)
+        for where, make in (
+            ("inside", partial(checkpointing_inside, reentrant)),
+            ("around", partial(checkpointing_around, reentrant)),
+        )
+    },
+    "Python's random numbers": LoopCase(
+        make=lambda: TwoTowers(Doing(skipping), Doing(skipping)),
+        loop=seeding_python,
+        host="Python's or numpy's random numbers",
+    ),
+    "a generator of a module's own": LoopCase(
+        make=lambda: Glued(lambda self, x, y: self.left(x) * self.right(y), Doing(own_generator)),
+        loop=train(5, torch.optim.SGD, momentum=0.9),
+        host="a generator of its own",
+    ),
+    "a result kept in an attribute": LoopCase(
+        make=lambda: TwoTowers(Doing(keeping)), loop=with_penalty, host="keeps a result in its attribute 'penalty'"
+    ),
+    "sparse gradients": LoopCase(make=lambda: TwoTowers(Bag()), loop=adding_sparse_gradients, streams=NOT_THERE),
+    "counting operators": LoopCase(loop=counting, host="another torch mode is active"),
+    "a default device": LoopCase(loop=inside(partial(torch.device, "cpu"))),
+    "anomaly detection": LoopCase(loop=inside(partial(torch.autograd.set_detect_anomaly, True))),
+    "branches called by the loop itself": LoopCase(make=normed, loop=calling_branches),
+}
+
+
+def check(case: LoopCase, run_both: Callable[..., Any], said: str | None) -> None:
+    """Runs a case, and holds ``describe()`` to what it should say of calls in place."""
+    sample = case.sample if case.sample is not None else pair_batch()
+    described = run_both(case.make, sample, SIDE_BY_SIDE, case.loop)
+    described = described if isinstance(described, str) else described[0]
+    if said == ON_LANES:
+        assert "in place" not in described
+        assert "keeps to the order" not in described
+    elif said is not None:
+        assert said in described
+
+
+def check_removing_between_forward_and_backward(colocated: Callable[..., AbstractContextManager[Any]]) -> None:
+    torch.manual_seed(0)
+    model = TwoTowers()
+    plain, ours = Record(), Record()
+
+    def loop(record: Record, between: Callable[[], None]) -> None:
+        model.zero_grad()
+        for step in range(3):
+            loss = model(*pair_batch(step)).square().mean()
+            if step == 2:
+                between()
+            loss.backward()
+            record.note_model(model)
+
+    loop(plain, lambda: None)
+    with colocated(model, pair_batch(), SIDE_BY_SIDE) as opened:
+        handle = opened[0] if isinstance(opened, tuple) else opened
+        loop(ours, handle.remove)
+    assert_same(plain, ours)

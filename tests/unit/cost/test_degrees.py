@@ -1,0 +1,42 @@
+"""Degrees: which are looked at, which are offered between them, and what is said of those."""
+
+from __future__ import annotations
+
+import pytest
+from planning_cases import linear, profile_of
+
+from mosaic.cost import CostModel
+from mosaic.cost.degrees import between_ms, degrees_between, degrees_to_look_at, neighbours
+from mosaic.profile import Phase
+
+
+@pytest.mark.parametrize(
+    ("num_devices", "looked_at"), [(1, (1,)), (3, (1, 2, 3)), (8, (1, 2, 4, 8)), (12, (1, 2, 4, 8, 12))]
+)
+def test_powers_of_two_and_the_number_of_devices_are_looked_at(num_devices: int, looked_at: tuple[int, ...]) -> None:
+    assert degrees_to_look_at(num_devices) == looked_at
+
+
+def test_every_degree_is_offered_up_to_eight_and_four_in_each_doubling_beyond() -> None:
+    assert degrees_between((1, 8)) == tuple(range(1, 9))
+    assert degrees_between((8, 16)) == (8, 10, 12, 14, 16)
+    assert len(degrees_between(degrees_to_look_at(256))) == 8 + 5 * 4
+    assert degrees_between((3,)) == (3,)
+    assert degrees_between((2, 5)) == (2, 3, 4, 5)
+
+
+def test_neighbours_are_known_and_around() -> None:
+    assert neighbours((1, 2, 8), 5) == (2, 8)
+    assert neighbours((1, 2, 8), 2) == (2, 2)
+    with pytest.raises(ValueError, match="degree 9 lies outside 1, 2, 8"):
+        neighbours((1, 2, 8), 9)
+
+
+def test_times_between_are_exact_where_they_fall_with_the_degree() -> None:
+    assert between_ms(4.0, 1.0, 2, 8, 5) == pytest.approx(8 / 5)
+    cost = CostModel.from_profile(profile_of({"m": linear(8)}, num_slots=2, degrees=(1, 2, 8)))
+    assert cost.degrees("m") == tuple(range(1, 9))
+    assert cost.quotas("m", 5) == cost.quotas("m", 8)
+    assert cost.time_ms("m", Phase.FORWARD, 5, 2) == pytest.approx(8 / 5 / 2)
+    with pytest.raises(ValueError, match="degree 9 lies outside the sampled degrees"):
+        cost.quotas("m", 9)
