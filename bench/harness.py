@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,7 +14,7 @@ from mosaic.backends.host.backend import HostBackend
 from mosaic.profiler import ForeignLoad
 from mosaic.provenance import Provenance
 
-__all__ = ["Figure", "Study", "finish", "in_turn", "median_figure", "study_of"]
+__all__ = ["Figure", "Study", "finish", "in_turn", "median_figure", "published", "study_of"]
 
 
 def in_turn(first: Callable[[], float], second: Callable[[], float], rounds: int) -> tuple[list[float], list[float]]:
@@ -51,3 +52,11 @@ def finish(study: str, figures: Sequence[Figure], load: ForeignLoad, path: Path 
     if path is not None:
         save(made, path)
     return made
+
+
+def published(made: Study, paths: Iterable[Path | None]) -> Study:
+    """Returns a study whose command names no folder of this machine."""
+    command = made.command
+    for path in paths:
+        command = command.replace(str(path), path.name) if path is not None else command
+    return replace(made, command=command)

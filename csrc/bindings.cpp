@@ -74,10 +74,7 @@ void bind_device(py::module_& module) {
         .def_property_readonly("uuid", &Device::uuid)
         .def_property_readonly("compute_capability", &Device::compute_capability)
         .def_property_readonly("num_sms", &Device::num_sms)
-        .def_property_readonly("total_memory_bytes", &Device::total_memory_bytes)
-        .def_property_readonly("min_sm_partition_size", py::cpp_function(&Device::min_sm_partition_size, ReleaseGil()))
-        .def_property_readonly("sm_coscheduled_alignment",
-                               py::cpp_function(&Device::sm_coscheduled_alignment, ReleaseGil()));
+        .def_property_readonly("total_memory_bytes", &Device::total_memory_bytes);
     py::class_<PrimaryContext>(module, "PrimaryContext", py::release_gil_before_calling_cpp_dtor(),
                                "Keeps a device's primary context alive.")
         .def(py::init([](const Device& device) { return PrimaryContext(device.handle()); }), py::arg("device"),
@@ -87,17 +84,12 @@ void bind_device(py::module_& module) {
 }
 
 void bind_slots(py::module_& module) {
-    py::class_<SlotSet>(module, "SlotSet", "Slots of one split: what a partition is made of.")
-        .def_readonly("slots", &SlotSet::slots)
-        .def_readonly("num_sms", &SlotSet::num_sms);
     py::class_<SlotSplit>(module, "SlotSplit", "One split of a device into equal slots and a remainder.")
         .def(py::init<const Device&, bool>(), py::arg("device"), py::arg("fine") = false, ReleaseGil())
         .def_property_readonly("fine", &SlotSplit::fine)
         .def_property_readonly("num_slots", &SlotSplit::num_slots)
         .def_property_readonly("sms_per_slot", &SlotSplit::sms_per_slot)
-        .def_property_readonly("remainder_sms", &SlotSplit::remainder_sms)
-        .def_property_readonly("granted_sms", &SlotSplit::granted_sms)
-        .def("select", &SlotSplit::select, py::arg("slots"));
+        .def_property_readonly("remainder_sms", &SlotSplit::remainder_sms);
 }
 
 // Trying costs less than giving the GIL away, so it is given away only where the lock has to be waited for.
@@ -112,29 +104,23 @@ std::uintptr_t number(CUstream stream) { return reinterpret_cast<std::uintptr_t>
 CUstream stream_of(std::uintptr_t number) { return reinterpret_cast<CUstream>(number); }
 
 std::unique_ptr<StreamPool> make_pool(const Device& device, const std::vector<LayoutSlots>& layouts, bool fine,
-                                      const std::string& placement, int streams_per_partition,
-                                      std::vector<int> priorities, bool remainder) {
-    StreamTable streams{streams_per_partition, std::move(priorities)};
-    PoolOptions options{fine, parse_placement(placement), std::move(streams), remainder};
-    return std::make_unique<StreamPool>(device, layouts, std::move(options));
+                                      const std::string& placement) {
+    return std::make_unique<StreamPool>(device, layouts, fine, parse_placement(placement));
 }
 
 void bind_pool_values(py::module_& module) {
     py::class_<PartitionInfo>(module, "PartitionInfo", "What the driver made of a partition.")
-        .def_readonly("slots", &PartitionInfo::slots, "Empty for the remainder.")
-        .def_readonly("is_remainder", &PartitionInfo::is_remainder)
+        .def_readonly("slots", &PartitionInfo::slots)
         .def_readonly("requested_sms", &PartitionInfo::requested_sms, "Sum over the split's slots.")
         .def_readonly("granted_sms", &PartitionInfo::granted_sms, "Read back from the green context.")
         .def_readonly("sm_ids", &PartitionInfo::sm_ids, "What the probe saw, sorted; None before.")
-        .def_readonly("creation_ms", &PartitionInfo::creation_ms, "The context and its streams.");
+        .def_readonly("creation_ms", &PartitionInfo::creation_ms, "The context and its stream.");
     py::class_<LayoutCost>(module, "LayoutCost", "What adding a layout made; zeros if every partition existed.")
         .def_readonly("num_contexts", &LayoutCost::num_contexts)
-        .def_readonly("num_streams", &LayoutCost::num_streams)
         .def_readonly("creation_ms", &LayoutCost::creation_ms)
         .def_readonly("driver_bytes", &LayoutCost::driver_bytes);
     py::class_<PoolStats>(module, "PoolStats", "What a pool holds, and what making it took.")
         .def_readonly("num_contexts", &PoolStats::num_contexts)
-        .def_readonly("num_streams", &PoolStats::num_streams)
         .def_readonly("num_lent", &PoolStats::num_lent)
         .def_readonly("creation_ms", &PoolStats::creation_ms)
         .def_readonly("driver_bytes", &PoolStats::driver_bytes)
@@ -145,22 +131,14 @@ void bind_pool(py::module_& module) {
     py::class_<StreamPool>(module, "StreamPool", py::release_gil_before_calling_cpp_dtor(),
                            "Streams made beforehand for the partitions of layouts, and lent by table look-up.")
         .def(py::init(&make_pool), py::arg("device"), py::arg_v("layouts", std::vector<LayoutSlots>{}, "()"),
-             py::kw_only(), py::arg("fine") = false, py::arg("placement") = "merged",
-             py::arg("streams_per_partition") = 1, py::arg_v("priorities", std::vector<int>{0}, "(0,)"),
-             py::arg("remainder") = false, ReleaseGil())
+             py::kw_only(), py::arg("fine") = false, py::arg("placement") = "merged", ReleaseGil())
         .def("add_layout", &StreamPool::add_layout, py::arg("layout"), ReleaseGil())
         .def(
             "lend",
-            [](StreamPool& pool, int layout, int partition, int priority, bool shared) {
-                return number(pool.lend(lock_for(pool), layout, partition, priority, shared));
+            [](StreamPool& pool, int layout, int partition) {
+                return number(pool.lend(lock_for(pool), layout, partition));
             },
-            py::arg("layout"), py::arg("partition"), py::arg("priority") = 0, py::kw_only(), py::arg("shared") = false)
-        .def(
-            "lend_remainder",
-            [](StreamPool& pool, int priority, bool shared) {
-                return number(pool.lend_remainder(lock_for(pool), priority, shared));
-            },
-            py::arg("priority") = 0, py::kw_only(), py::arg("shared") = false)
+            py::arg("layout"), py::arg("partition"))
         .def(
             "give_back",
             [](StreamPool& pool, std::uintptr_t stream) { pool.give_back(lock_for(pool), stream_of(stream)); },
@@ -168,7 +146,6 @@ void bind_pool(py::module_& module) {
         .def(
             "partitions", [](const StreamPool& pool, int layout) { return pool.partitions(lock_for(pool), layout); },
             py::arg("layout"))
-        .def_property_readonly("remainder", [](const StreamPool& pool) { return pool.remainder(lock_for(pool)); })
         .def(
             "verify",
             [](StreamPool& pool, const py::bytes& image) {

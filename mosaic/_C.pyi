@@ -46,12 +46,6 @@ class Device:
     def num_sms(self) -> int: ...
     @property
     def total_memory_bytes(self) -> int: ...
-    @property
-    def min_sm_partition_size(self) -> int | None:
-        """Smallest partition in SMs; None on drivers before CUDA 13.0, which do not tell."""
-    @property
-    def sm_coscheduled_alignment(self) -> int | None:
-        """Partitions are multiples of this many SMs; None on drivers before CUDA 13.0."""
 
 class PrimaryContext:
     """Keeps a device's primary context alive."""
@@ -61,14 +55,6 @@ class PrimaryContext:
     def held(self) -> bool: ...
     def close(self) -> None:
         """Releases the context now; a second call does nothing."""
-
-class SlotSet:
-    """Slots of one split: what a partition is made of."""
-
-    @property
-    def slots(self) -> list[int]: ...
-    @property
-    def num_sms(self) -> int: ...
 
 class SlotSplit:
     """One split of a device into equal slots and a remainder."""
@@ -83,20 +69,13 @@ class SlotSplit:
     @property
     def remainder_sms(self) -> int:
         """SMs left over by the split, without a promise of alignment or clusters."""
-    @property
-    def granted_sms(self) -> list[int]:
-        """SMs of each slot, read back from the driver."""
-    def select(self, slots: Sequence[int]) -> SlotSet:
-        """Sorts and checks slots; ValueError if empty, repeated or out of range."""
 
 class PartitionInfo:
     """What the driver made of a partition; plain values that outlive the pool."""
 
     @property
     def slots(self) -> list[int]:
-        """Sorted; empty for the remainder."""
-    @property
-    def is_remainder(self) -> bool: ...
+        """Sorted."""
     @property
     def requested_sms(self) -> int:
         """Sum over the split's slots."""
@@ -108,15 +87,13 @@ class PartitionInfo:
         """What the probe saw at the last ``verify``, sorted; None before."""
     @property
     def creation_ms(self) -> float:
-        """Time that the context and its streams took."""
+        """Time that the context and its stream took."""
 
 class LayoutCost:
     """What adding a layout made; zeros if every partition existed."""
 
     @property
     def num_contexts(self) -> int: ...
-    @property
-    def num_streams(self) -> int: ...
     @property
     def creation_ms(self) -> float: ...
     @property
@@ -129,21 +106,19 @@ class PoolStats:
     @property
     def num_contexts(self) -> int: ...
     @property
-    def num_streams(self) -> int: ...
-    @property
     def num_lent(self) -> int: ...
     @property
     def creation_ms(self) -> float:
-        """Sum over the layouts, and the remainder."""
+        """Sum over the layouts."""
     @property
     def driver_bytes(self) -> int:
-        """Sum over the layouts, and the remainder."""
+        """Sum over the layouts."""
     @property
     def layouts(self) -> list[LayoutCost]:
         """One cost a layout, in the order of adding."""
 
 class StreamPool:
-    """Streams made beforehand for the partitions of layouts, and lent by table look-up.
+    """Streams made beforehand for the partitions of layouts, one for each, and lent by table look-up.
 
     Safe from any thread. In a forked child every method raises ``BackendUnavailableError``; after ``close`` those
     that lend, add or verify raise ValueError.
@@ -154,9 +129,6 @@ class StreamPool:
         fine: Use the driver's smallest slots, without large clusters.
         placement: ``"merged"``, slots of one split; or ``"split"``, one ``cuDevSmResourceSplit`` a layout with the
             slots' sizes (a driver of CUDA 13.1 or newer; partitions of different layouts may then share SMs).
-        streams_per_partition: Streams of each priority.
-        priorities: As CUDA counts them: lower goes first.
-        remainder: Make a partition of the SMs that the split leaves over.
     """
 
     def __init__(
@@ -166,28 +138,17 @@ class StreamPool:
         *,
         fine: bool = False,
         placement: str = "merged",
-        streams_per_partition: int = 1,
-        priorities: Sequence[int] = (0,),
-        remainder: bool = False,
     ) -> None: ...
     def add_layout(self, layout: Sequence[Sequence[int]]) -> LayoutCost:
         """Makes the partitions that the pool does not have; the layout's index is the number added before.
 
         Raises ValueError for a slot in two partitions. A failure leaves the pool as it was.
         """
-    def lend(self, layout: int, partition: int, priority: int = 0, *, shared: bool = False) -> int:
-        """Returns a CUstream that is the caller's alone until given back; no driver call.
-
-        ``shared`` lends one stream to everybody who shares, until the last of them gives it back. Raises
-        ``BackendUnavailableError`` if all are lent.
-        """
-    def lend_remainder(self, priority: int = 0, *, shared: bool = False) -> int:
-        """The same, on the SMs that the split leaves over."""
+    def lend(self, layout: int, partition: int) -> int:
+        """Returns the partition's CUstream, to each who asks; no driver call."""
     def give_back(self, stream: int) -> None:
         """Ends one loan, without waiting for the stream; ValueError for a stream that is not lent."""
     def partitions(self, layout: int) -> list[PartitionInfo]: ...
-    @property
-    def remainder(self) -> PartitionInfo | None: ...
     def verify(self, image: bytes) -> None:
         """Runs the probe (a cubin or PTX of ``PROBE_SOURCE``) on every partition and keeps the SM ids seen.
 

@@ -43,8 +43,6 @@ std::string read_uuid(CUdevice handle) {
     return text;
 }
 
-std::optional<unsigned> told(unsigned value) { return value == 0 ? std::nullopt : std::optional<unsigned>(value); }
-
 }  // namespace
 
 int device_count() {
@@ -69,12 +67,6 @@ CUdevResource Device::sm_resource() const {
     CUdevResource resource{};
     MOSAIC_CALL(cuDeviceGetDevResource, handle_, &resource, CU_DEV_RESOURCE_TYPE_SM);
     return resource;
-}
-
-std::optional<unsigned> Device::min_sm_partition_size() const { return told(sm_resource().sm.minSmPartitionSize); }
-
-std::optional<unsigned> Device::sm_coscheduled_alignment() const {
-    return told(sm_resource().sm.smCoscheduledAlignment);
 }
 
 }  // namespace mosaic

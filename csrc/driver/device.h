@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstddef>
-#include <optional>
 #include <string>
 #include <utility>
 
@@ -28,9 +27,6 @@ class Device {
 
     // The whole device as a resource that can be split; asked anew at each call.
     CUdevResource sm_resource() const;
-    // Both empty on drivers before CUDA 13.0, which do not tell them.
-    std::optional<unsigned> min_sm_partition_size() const;
-    std::optional<unsigned> sm_coscheduled_alignment() const;
 
   private:
     int ordinal_;

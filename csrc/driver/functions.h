@@ -47,7 +47,6 @@ struct DriverFunction {
     X(cuStreamSynchronize, 2000, streams)                  \
     X(cuCtxPushCurrent, 4000, streams)                     \
     X(cuCtxPopCurrent, 4000, streams)                      \
-    X(cuCtxGetStreamPriorityRange, 5050, streams)          \
     X(cuMemGetInfo, 3020, streams)                         \
     X(cuLibraryLoadData, 12000, streams)                   \
     X(cuLibraryUnload, 12000, streams)                     \

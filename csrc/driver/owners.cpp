@@ -56,9 +56,9 @@ GreenContext make_green_context(CUdevResourceDesc sms, CUdevice device) {
     return GreenContext(context);
 }
 
-Stream make_stream(const GreenContext& context, int priority) {
+Stream make_stream(const GreenContext& context) {
     CUstream stream = nullptr;
-    MOSAIC_CALL(cuGreenCtxStreamCreate, &stream, context.get(), unsigned{CU_STREAM_NON_BLOCKING}, priority);
+    MOSAIC_CALL(cuGreenCtxStreamCreate, &stream, context.get(), unsigned{CU_STREAM_NON_BLOCKING}, 0);
     return Stream(stream);
 }
 

@@ -106,6 +106,6 @@ MOSAIC_OWNED_OBJECTS(MOSAIC_OWNER)
 // A green context on the SMs of a descriptor. Does not become current.
 GreenContext make_green_context(CUdevResourceDesc sms, CUdevice device);
 // A non-blocking stream whose kernels run on the context's SMs, whatever context is current.
-Stream make_stream(const GreenContext& context, int priority);
+Stream make_stream(const GreenContext& context);
 
 }  // namespace mosaic

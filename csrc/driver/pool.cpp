@@ -1,7 +1,6 @@
 #include "pool.h"
 
-#include <algorithm>
-#include <set>
+#include "probe.h"
 
 namespace mosaic {
 namespace {
@@ -14,61 +13,21 @@ long long free_bytes() {
     return static_cast<long long>(free);
 }
 
-void check_table(const StreamTable& table) {
-    if (table.streams_per_partition < 1) {
-        throw std::invalid_argument("streams_per_partition=" + std::to_string(table.streams_per_partition) +
-                                    " leaves nothing to lend; use 1 or more");
-    }
-    if (table.priorities.empty()) {
-        throw std::invalid_argument("priorities=[] leaves nothing to lend; use [0] for streams without a preference");
-    }
-    if (std::set<int>(table.priorities.begin(), table.priorities.end()).size() != table.priorities.size()) {
-        throw std::invalid_argument("priorities names one twice; use streams_per_partition for more streams of each");
-    }
-}
-
-PoolOptions checked(PoolOptions options) {
-    check_table(options.streams);
-    require_placement(options.placement);
-    return options;
+Placement checked(Placement placement) {
+    require_placement(placement);
+    return placement;
 }
 
 }  // namespace
 
-StreamPool::StreamPool(const Device& device, const std::vector<LayoutSlots>& layouts, PoolOptions options)
-    : options_(checked(std::move(options))), split_(device, options_.fine), primary_(device.handle()) {
-    check_options();
-    if (options_.remainder) add_remainder();
+StreamPool::StreamPool(const Device& device, const std::vector<LayoutSlots>& layouts, bool fine, Placement placement)
+    : placement_(checked(placement)), split_(device, fine), primary_(device.handle()) {
     for (const LayoutSlots& layout : layouts) add(layout);
 }
 
 StreamPool::~StreamPool() noexcept {
     // In a forked child the members know by themselves that they are not to call the driver.
     if (origin_.is_here() && !closed_) static_cast<void>(end_all());
-}
-
-void StreamPool::check_options() const {
-    int least = 0;
-    int greatest = 0;
-    CurrentContext current(primary_);
-    MOSAIC_CALL(cuCtxGetStreamPriorityRange, &least, &greatest);
-    current.close();
-    for (const int priority : options_.streams.priorities) {
-        if (priority <= least && priority >= greatest) continue;
-        throw std::invalid_argument("priority " + std::to_string(priority) + " is not one of the device's; use " +
-                                    std::to_string(greatest) + " (first) to " + std::to_string(least) + " (last)");
-    }
-    if (!options_.remainder) return;
-    if (options_.placement == Placement::split) {
-        throw std::invalid_argument(
-            "remainder=True with placement='split': each layout's split leaves other SMs over; use "
-            "placement='merged', or make a partition of the layout for communication");
-    }
-    if (split_.remainder_sms() == 0) {
-        throw std::invalid_argument("remainder=True, but the split leaves 0 of " +
-                                    std::to_string(split_.device().num_sms()) +
-                                    " SMs over; use remainder=False, or keep a slot for communication");
-    }
 }
 
 StreamPool::Lock StreamPool::lock() const {
@@ -93,7 +52,7 @@ LayoutCost StreamPool::add_layout(const LayoutSlots& layout) {
 
 StreamPool::Key StreamPool::key_of(const std::vector<SlotSet>& sets, std::size_t partition) const {
     Key key = {sets[partition].slots};
-    if (options_.placement == Placement::split) {
+    if (placement_ == Placement::split) {
         for (const SlotSet& set : sets) key.push_back(set.slots);
     }
     return key;
@@ -113,11 +72,11 @@ LayoutCost StreamPool::add(const LayoutSlots& slots) {
         if (found != known_.end()) continue;
         keys.emplace(std::move(key), layout.partitions.back());
         missing.push_back(sets[i]);
-        asked.push_back({sets[i].slots, false, sets[i].num_sms, 0, std::nullopt, 0});
+        asked.push_back({sets[i].slots, sets[i].num_sms, 0, std::nullopt, 0});
     }
     layouts_.reserve(layouts_.size() + 1);
     if (!missing.empty()) {
-        Made made = make(describe_layout(split_, missing, options_.placement), std::move(asked));
+        Made made = make(describe_layout(split_, missing, placement_), std::move(asked));
         layout.cost = made.cost;
         adopt(std::move(made.partitions));
     }
@@ -126,27 +85,14 @@ LayoutCost StreamPool::add(const LayoutSlots& slots) {
     return layouts_.back().cost;
 }
 
-void StreamPool::add_remainder() {
-    PartitionInfo asked;
-    asked.is_remainder = true;
-    asked.requested_sms = split_.remainder_sms();
-    Made made = make({split_.describe_remainder()}, {asked});
-    remainder_cost_ = made.cost;
-    adopt(std::move(made.partitions));
-    remainder_ = partitions_.size() - 1;
-}
-
 StreamPool::Made StreamPool::make(const std::vector<CUdevResourceDesc>& sms, std::vector<PartitionInfo> asked) const {
     Made made;
     CurrentContext current(primary_);
     const long long before = free_bytes();
     for (std::size_t i = 0; i < sms.size(); ++i) {
-        made.partitions.push_back(
-            std::make_unique<Partition>(split_.device().handle(), sms[i], std::move(asked[i]), options_.streams));
-        const Partition& partition = *made.partitions.back();
+        made.partitions.push_back(std::make_unique<Partition>(split_.device().handle(), sms[i], std::move(asked[i])));
         made.cost.num_contexts += 1;
-        made.cost.num_streams += static_cast<int>(partition.streams().size());
-        made.cost.creation_ms += partition.info().creation_ms;
+        made.cost.creation_ms += made.partitions.back()->info().creation_ms;
     }
     made.cost.driver_bytes = before - free_bytes();
     current.close();
@@ -154,17 +100,12 @@ StreamPool::Made StreamPool::make(const std::vector<CUdevResourceDesc>& sms, std
 }
 
 void StreamPool::adopt(std::vector<std::unique_ptr<Partition>> made) {
-    std::unordered_map<CUstream, Place> places;
-    for (std::size_t i = 0; i < made.size(); ++i) {
-        const std::vector<Stream>& streams = made[i]->streams();
-        for (std::size_t j = 0; j < streams.size(); ++j) {
-            places.emplace(streams[j].get(), Place{partitions_.size() + i, j});
-        }
-    }
+    std::unordered_map<CUstream, std::size_t> found;
+    for (std::size_t i = 0; i < made.size(); ++i) found.emplace(made[i]->stream(), partitions_.size() + i);
     partitions_.reserve(partitions_.size() + made.size());
-    places_.reserve(places_.size() + places.size());
+    partition_of_.reserve(partition_of_.size() + found.size());
     for (std::unique_ptr<Partition>& partition : made) partitions_.push_back(std::move(partition));
-    places_.merge(places);
+    partition_of_.merge(found);
 }
 
 std::vector<PartitionInfo> StreamPool::partitions(const Lock&, int layout) const {
@@ -173,15 +114,52 @@ std::vector<PartitionInfo> StreamPool::partitions(const Lock&, int layout) const
     return infos;
 }
 
-std::optional<PartitionInfo> StreamPool::remainder(const Lock&) const {
-    if (!remainder_) return std::nullopt;
-    return partitions_[*remainder_]->info();
+const StreamPool::Layout& StreamPool::layout_at(int layout) const {
+    if (layout >= 0 && static_cast<std::size_t>(layout) < layouts_.size()) {
+        return layouts_[static_cast<std::size_t>(layout)];
+    }
+    throw std::invalid_argument("layout=" + std::to_string(layout) + " is none of the " +
+                                std::to_string(layouts_.size()) + " layouts that were added; count from 0");
+}
+
+CUstream StreamPool::lend(const Lock&, int layout, int partition) {
+    require_open();
+    const Layout& chosen = layout_at(layout);
+    if (partition < 0 || static_cast<std::size_t>(partition) >= chosen.partitions.size()) {
+        throw std::invalid_argument("partition=" + std::to_string(partition) + " is none of the " +
+                                    std::to_string(chosen.partitions.size()) + " partitions of layout " +
+                                    std::to_string(layout) + "; count from 0");
+    }
+    return partitions_[chosen.partitions[static_cast<std::size_t>(partition)]]->lend();
+}
+
+void StreamPool::give_back(const Lock&, CUstream stream) {
+    require_open();
+    const auto found = partition_of_.find(stream);
+    if (found == partition_of_.end() || !partitions_[found->second]->give_back()) {
+        throw std::invalid_argument("stream=" + std::to_string(reinterpret_cast<std::uintptr_t>(stream)) +
+                                    " is not lent by this pool; give back what lend returned, once");
+    }
+}
+
+void StreamPool::verify(const std::string& image) {
+    const Lock held = lock();
+    require_open();
+    CurrentContext current(primary_);
+    Probe probe(split_.device(), image);
+    std::vector<std::vector<int>> seen;
+    for (const auto& partition : partitions_) {
+        Stream extra = partition->make_extra_stream();
+        seen.push_back(probe.run(extra.get()));
+        extra.close();
+    }
+    probe.close();
+    current.close();
+    for (std::size_t i = 0; i < seen.size(); ++i) partitions_[i]->set_sm_ids(std::move(seen[i]));
 }
 
 PoolStats StreamPool::stats(const Lock&) const {
     PoolStats stats;
-    stats.creation_ms = remainder_cost_.creation_ms;
-    stats.driver_bytes = remainder_cost_.driver_bytes;
     for (const Layout& layout : layouts_) {
         stats.layouts.push_back(layout.cost);
         stats.creation_ms += layout.cost.creation_ms;
@@ -189,8 +167,7 @@ PoolStats StreamPool::stats(const Lock&) const {
     }
     if (closed_) return stats;
     stats.num_contexts = static_cast<int>(partitions_.size());
-    stats.num_streams = static_cast<int>(places_.size());
-    for (const auto& partition : partitions_) stats.num_lent += partition->num_lent();
+    for (const auto& partition : partitions_) stats.num_lent += partition->is_lent() ? 1 : 0;
     return stats;
 }
 
@@ -211,7 +188,7 @@ FirstError StreamPool::end_all() noexcept {
     std::optional<CurrentContext> current;
     first.run([&] { current.emplace(primary_); });
     for (const auto& partition : partitions_) partition->drain(first);
-    for (const auto& partition : partitions_) partition->close_streams(first);
+    for (const auto& partition : partitions_) partition->close_stream(first);
     first.run([&] {
         if (current) current->close();
     });

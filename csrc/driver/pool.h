@@ -1,4 +1,4 @@
-// Streams made beforehand for the partitions of a plan's layouts, and lent by table look-up.
+// Streams made beforehand for the partitions of a plan's layouts, one for each, and lent by table look-up.
 #pragma once
 
 #include <atomic>
@@ -14,18 +14,9 @@
 
 namespace mosaic {
 
-struct PoolOptions {
-    bool fine = false;
-    Placement placement = Placement::merged;
-    StreamTable streams;
-    // Also make a partition of the SMs that the split leaves over.
-    bool remainder = false;
-};
-
 // What adding a layout made; all zero when every partition existed.
 struct LayoutCost {
     int num_contexts = 0;
-    int num_streams = 0;
     double creation_ms = 0;
     // Growth of the memory in use on the device; wrong by what others took or gave meanwhile.
     long long driver_bytes = 0;
@@ -33,7 +24,6 @@ struct LayoutCost {
 
 struct PoolStats {
     int num_contexts = 0;
-    int num_streams = 0;
     int num_lent = 0;
     double creation_ms = 0;
     long long driver_bytes = 0;
@@ -46,25 +36,23 @@ class StreamPool {
   public:
     using Lock = std::unique_lock<std::mutex>;
 
-    StreamPool(const Device& device, const std::vector<LayoutSlots>& layouts, PoolOptions options);
+    StreamPool(const Device& device, const std::vector<LayoutSlots>& layouts, bool fine, Placement placement);
     ~StreamPool() noexcept;
     StreamPool(const StreamPool&) = delete;
     StreamPool& operator=(const StreamPool&) = delete;
 
     const SlotSplit& split() const { return split_; }
-    Placement placement() const { return options_.placement; }
+    Placement placement() const { return placement_; }
 
     // All below throw Unavailable in a forked child, and std::invalid_argument for what is not there.
     Lock lock() const;
     Lock try_lock() const;  // owns nothing if the lock is taken
 
     LayoutCost add_layout(const LayoutSlots& layout);
-    // shared: by the same stream as everybody else who shares, whatever the number of streams.
-    CUstream lend(const Lock& held, int layout, int partition, int priority, bool shared);
-    CUstream lend_remainder(const Lock& held, int priority, bool shared);
+    // A partition has one stream, and whoever asks gets it; each gives it back once.
+    CUstream lend(const Lock& held, int layout, int partition);
     void give_back(const Lock& held, CUstream stream);
     std::vector<PartitionInfo> partitions(const Lock& held, int layout) const;
-    std::optional<PartitionInfo> remainder(const Lock& held) const;
     PoolStats stats(const Lock& held) const;
     bool closed() const { return closed_; }
 
@@ -79,10 +67,6 @@ class StreamPool {
         std::vector<std::size_t> partitions;
         LayoutCost cost;
     };
-    struct Place {
-        std::size_t partition;
-        std::size_t stream;
-    };
     struct Made {
         std::vector<std::unique_ptr<Partition>> partitions;
         LayoutCost cost;
@@ -91,29 +75,24 @@ class StreamPool {
     using Key = std::vector<std::vector<int>>;
 
     void require_open() const;
-    void check_options() const;
     Key key_of(const std::vector<SlotSet>& sets, std::size_t partition) const;
-    void add_remainder();
     LayoutCost add(const LayoutSlots& layout);
     Made make(const std::vector<CUdevResourceDesc>& sms, std::vector<PartitionInfo> asked) const;
     void adopt(std::vector<std::unique_ptr<Partition>> made);
     const Layout& layout_at(int layout) const;
-    CUstream lend_from(Partition& partition, int priority, bool shared);
     FirstError end_all() noexcept;
 
     Origin origin_;
-    PoolOptions options_;
+    Placement placement_;
     SlotSplit split_;
     mutable std::mutex mutex_;
     std::atomic<bool> closed_{false};
     // From here on in the order in which it has to die, last first.
     PrimaryContext primary_;
     std::vector<std::unique_ptr<Partition>> partitions_;
-    std::optional<std::size_t> remainder_;
-    LayoutCost remainder_cost_;
     std::vector<Layout> layouts_;
     std::map<Key, std::size_t> known_;
-    std::unordered_map<CUstream, Place> places_;
+    std::unordered_map<CUstream, std::size_t> partition_of_;
 };
 
 }  // namespace mosaic

@@ -66,19 +66,10 @@ CUdevResourceDesc SlotSplit::describe(const SlotSet& set) const {
     return mosaic::describe(std::move(merged));
 }
 
-CUdevResourceDesc SlotSplit::describe_remainder() const { return mosaic::describe({remainder_}); }
-
 CUdevResourceDesc describe(std::vector<CUdevResource> sms) {
     CUdevResourceDesc descriptor = nullptr;
     MOSAIC_CALL(cuDevResourceGenerateDesc, &descriptor, sms.data(), static_cast<unsigned>(sms.size()));
     return descriptor;
-}
-
-std::vector<unsigned> SlotSplit::granted_sms() const {
-    std::vector<unsigned> granted;
-    granted.reserve(groups_.size());
-    for (const CUdevResource& group : groups_) granted.push_back(group.sm.smCount);
-    return granted;
 }
 
 SlotSet SlotSplit::select(std::vector<int> slots) const {

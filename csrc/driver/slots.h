@@ -27,14 +27,11 @@ class SlotSplit {
     unsigned sms_per_slot() const { return groups_.front().sm.smCount; }
     // Left over by the split; has no promise of alignment or clusters.
     unsigned remainder_sms() const { return remainder_.sm.smCount; }
-    // Read back from the split, one number a slot.
-    std::vector<unsigned> granted_sms() const;
 
     // Throws std::invalid_argument for an empty set, a repeated slot or one that does not exist.
     SlotSet select(std::vector<int> slots) const;
-    // A descriptor of the slots merged, or of what was left over. The driver keeps it to the process's end.
+    // A descriptor of the slots merged. The driver keeps it to the process's end.
     CUdevResourceDesc describe(const SlotSet& set) const;
-    CUdevResourceDesc describe_remainder() const;
 
   private:
     void split(const CUdevResource& whole);

@@ -1,4 +1,4 @@
-"""What a device can do at best, and how devices are linked: enough to plan for hardware that is not here."""
+"""Devices at their best, and the links between them: enough to plan for hardware that is not here."""
 
 from mosaic.hardware.catalogue import HARDWARE_NAMES
 from mosaic.hardware.cluster import Cluster, Link

@@ -1,4 +1,4 @@
-"""Devices known by name, each with the source of its figures.
+"""The one table of devices known by name, each with the source of its figures.
 
 Peaks are the vendor's dense figures (half of those "with sparsity"), bandwidths its memory figures, memory its
 nominal size. Not the vendor's but ours, and what calibration is for: ``launch_us``, ``sm_gb_per_s`` (twice an SM's even
@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from mosaic.hardware.cluster import Link
 from mosaic.hardware.description import Efficiency, Hardware
@@ -41,68 +43,50 @@ _H100 = Hardware(
     launch_us=4.0,
     lane_bytes=_CUBLAS_BYTES,
 )
-GPUS = (
-    Hardware(
-        name="a100-80g",
-        source="NVIDIA A100 80GB datasheet, SXM: 312 TF bf16 dense, 2,039 GB/s, 80 GB; 108 SMs",
-        num_sms=108,
-        sms_per_slot=4,
-        bf16_tflops=312.0,
-        tf32_tflops=156.0,
-        fp32_tflops=19.5,
-        fp64_tflops=19.5,
-        memory_bytes=80 * _GB,
-        memory_gb_per_s=2039.0,
-        sm_gb_per_s=_even_share(2039.0, 108),
-        launch_us=4.0,
-        lane_bytes=2 * 8 * 2**20,
-    ),
-    _H100,
-    dataclasses.replace(
-        _H100,
-        name="h200",
-        source="NVIDIA H200 datasheet, SXM: arithmetic as H100, 4.8 TB/s, 141 GB; 132 SMs",
-        memory_bytes=141 * _GB,
-        memory_gb_per_s=4800.0,
-        sm_gb_per_s=_even_share(4800.0, 132),
-    ),
-    dataclasses.replace(
-        _H100,
-        name="h800",
-        source="as H100 SXM with NVLink at 400 GB/s and 1 TF of float64 (NVIDIA H800 datasheet)",
-        fp64_tflops=1.0,
-    ),
-    Hardware(
-        name="a40",
-        source="NVIDIA A40 datasheet: 149.7 TF bf16 dense, 74.8 TF tf32 dense, 37.4 TF fp32, 696 GB/s, 48 GB; 84 SMs",
-        num_sms=84,
-        sms_per_slot=4,
-        bf16_tflops=149.7,
-        tf32_tflops=74.8,
-        fp32_tflops=37.4,
-        fp64_tflops=0.58,  # 1/64 of fp32 (GA102 whitepaper)
-        memory_bytes=48 * _GB,
-        memory_gb_per_s=696.0,
-        sm_gb_per_s=_even_share(696.0, 84),
-        launch_us=4.0,
-        lane_bytes=2 * 8 * 2**20,
-    ),
+_A100 = Hardware(
+    name="a100-80g",
+    source="NVIDIA A100 80GB datasheet, SXM: 312 TF bf16 dense, 2,039 GB/s, 80 GB; 108 SMs",
+    num_sms=108,
+    sms_per_slot=4,
+    bf16_tflops=312.0,
+    tf32_tflops=156.0,
+    fp32_tflops=19.5,
+    fp64_tflops=19.5,
+    memory_bytes=80 * _GB,
+    memory_gb_per_s=2039.0,
+    sm_gb_per_s=_even_share(2039.0, 108),
+    launch_us=4.0,
+    lane_bytes=2 * 8 * 2**20,
 )
-"""Every GPU known by name."""
-
-LINKS = {
-    "a100-80g": (8, Link(gb_per_s=300.0), Link(gb_per_s=25.0, latency_us=10.0)),  # DGX A100: NVLink 600, 8 x HDR 200
-    "h100-80g": (8, Link(gb_per_s=450.0), Link(gb_per_s=50.0, latency_us=10.0)),  # Mosaic 5.1: NVLink 900, 8 x NDR 400
-    "h200": (8, Link(gb_per_s=450.0), Link(gb_per_s=50.0, latency_us=10.0)),  # as H100
-    "h800": (8, Link(gb_per_s=200.0), Link(gb_per_s=25.0, latency_us=10.0)),  # PipeWeaver: NVLink 200, 8 x RoCE 200
-    "a40": (4, Link(gb_per_s=32.0), Link(gb_per_s=6.25, latency_us=10.0)),  # Cornstarch: PCIe 4, one 200 Gb/s a node
-    "host": (1, Link(gb_per_s=10.0), Link(gb_per_s=1.25, latency_us=50.0)),  # gloo over 10 Gb/s
-}
-"""By name: devices a node, link within a node, link between nodes. Bandwidth is of one device in one direction;
-latencies are assumed."""
-
-HARDWARE_NAMES = tuple(LINKS)
-"""All names."""
+_H200 = dataclasses.replace(
+    _H100,
+    name="h200",
+    source="NVIDIA H200 datasheet, SXM: arithmetic as H100, 4.8 TB/s, 141 GB; 132 SMs",
+    memory_bytes=141 * _GB,
+    memory_gb_per_s=4800.0,
+    sm_gb_per_s=_even_share(4800.0, 132),
+)
+_H800 = dataclasses.replace(
+    _H100,
+    name="h800",
+    source="as H100 SXM with NVLink at 400 GB/s and 1 TF of float64 (NVIDIA H800 datasheet)",
+    fp64_tflops=1.0,
+)
+_A40 = Hardware(
+    name="a40",
+    source="NVIDIA A40 datasheet: 149.7 TF bf16 dense, 74.8 TF tf32 dense, 37.4 TF fp32, 696 GB/s, 48 GB; 84 SMs",
+    num_sms=84,
+    sms_per_slot=4,
+    bf16_tflops=149.7,
+    tf32_tflops=74.8,
+    fp32_tflops=37.4,
+    fp64_tflops=0.58,  # 1/64 of fp32 (GA102 whitepaper)
+    memory_bytes=48 * _GB,
+    memory_gb_per_s=696.0,
+    sm_gb_per_s=_even_share(696.0, 84),
+    launch_us=4.0,
+    lane_bytes=2 * 8 * 2**20,
+)
 
 
 def describe_host() -> Hardware:
@@ -135,3 +119,53 @@ def _memory_bytes() -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):  # not a POSIX system
         return 8 * _GB
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class KnownDevice:
+    """A device with the nodes and links that are usual for it."""
+
+    describe: Callable[[], Hardware]
+    """Describes one."""
+    per_node: int
+    """Devices in a node."""
+    intra_node: Link
+    """Between devices of one node; of one device in one direction, with a latency that is assumed."""
+    inter_node: Link
+    """Between devices of different nodes."""
+
+
+_FAST_NODE = Link(gb_per_s=450.0)
+_RDMA_400, _RDMA_200 = (Link(gb_per_s=speed, latency_us=10.0) for speed in (50.0, 25.0))
+
+DEVICES: Mapping[str, KnownDevice] = MappingProxyType(
+    {
+        # DGX A100: NVLink 600, 8 x HDR 200
+        "a100-80g": KnownDevice(
+            describe=lambda: _A100, per_node=8, intra_node=Link(gb_per_s=300.0), inter_node=_RDMA_200
+        ),
+        # Mosaic 5.1: NVLink 900, 8 x NDR 400
+        "h100-80g": KnownDevice(describe=lambda: _H100, per_node=8, intra_node=_FAST_NODE, inter_node=_RDMA_400),
+        "h200": KnownDevice(describe=lambda: _H200, per_node=8, intra_node=_FAST_NODE, inter_node=_RDMA_400),
+        # PipeWeaver: NVLink 200, 8 x RoCE 200
+        "h800": KnownDevice(describe=lambda: _H800, per_node=8, intra_node=Link(gb_per_s=200.0), inter_node=_RDMA_200),
+        # Cornstarch: PCIe 4, one 200 Gb/s a node
+        "a40": KnownDevice(
+            describe=lambda: _A40,
+            per_node=4,
+            intra_node=Link(gb_per_s=32.0),
+            inter_node=Link(gb_per_s=6.25, latency_us=10.0),
+        ),
+        # gloo over 10 Gb/s
+        "host": KnownDevice(
+            describe=describe_host,
+            per_node=1,
+            intra_node=Link(gb_per_s=10.0),
+            inter_node=Link(gb_per_s=1.25, latency_us=50.0),
+        ),
+    }
+)
+"""Every device known by name; a new one is a description above and an entry here."""
+
+HARDWARE_NAMES = tuple(DEVICES)
+"""All names."""

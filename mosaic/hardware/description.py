@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 from mosaic.device import FORBID_EXTRA, Device
 
-MOST_EFFICIENT = 2.0
+MAX_EFFICIENCY = 2.0
 """Largest efficiency: above 1 where caches serve reads that are counted as memory traffic, or a peak is a guess."""
 
 
@@ -36,7 +36,7 @@ class Efficiency:
 
     def __post_init__(self) -> None:
         for entry in dataclasses.fields(self):
-            _check_positive(f"efficiency.{entry.name}", getattr(self, entry.name), most=MOST_EFFICIENT)
+            _check_positive(f"efficiency.{entry.name}", getattr(self, entry.name), most=MAX_EFFICIENCY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar
 from mosaic.artifact import Ge, load
 from mosaic.device import FORBID_EXTRA
 from mosaic.errors import MosaicError
-from mosaic.hardware.catalogue import GPUS, HARDWARE_NAMES, LINKS, describe_host
+from mosaic.hardware.catalogue import DEVICES
 from mosaic.hardware.cluster import Cluster, Link
 from mosaic.hardware.description import Hardware
 
@@ -39,14 +39,11 @@ def find_hardware(where: str) -> Hardware:
     """
     if where.endswith(".json"):
         return load_hardware(Path(where))
-    if where == "host":
-        return describe_host()
-    found = next((hardware for hardware in GPUS if hardware.name == where), None)
-    if found is None:
+    if where not in DEVICES:
         raise MosaicError(
-            f"no device is named {where!r}; use one of {', '.join(HARDWARE_NAMES)}, or a description in a .json file"
+            f"no device is named {where!r}; use one of {', '.join(DEVICES)}, or a description in a .json file"
         )
-    return found
+    return DEVICES[where].describe()
 
 
 def find_cluster(where: str, gpus: int | None = None) -> Cluster:
@@ -79,7 +76,8 @@ def find_cluster(where: str, gpus: int | None = None) -> Cluster:
             )
         most, intra, inter = 1, Link(gb_per_s=1.0), Link(gb_per_s=1.0)  # one device sends nothing
     else:
-        most, intra, inter = LINKS[hardware.name]
+        known = DEVICES[hardware.name]
+        most, intra, inter = known.per_node, known.intra_node, known.inter_node
     per_node = min(count, most)
     if count % per_node:
         raise MosaicError(

@@ -70,11 +70,7 @@ def measure_interference(
 ) -> InterferenceResult:
     """Times each pair of kernels, alone and side by side, at every split of the whole device in two.
 
-    Args:
-        backend: Where to measure.
-        settings: Sizes and bounds.
-        budget: Time; what does not fit is named in ``left_out``.
-        kernels: Which kernels to pair, each with itself too.
+    Each of ``kernels`` is paired with each, itself included.
     """
     recorder = Recorder(backend, budget or Budget())
     count = backend.device.num_slots

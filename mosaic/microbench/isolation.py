@@ -121,13 +121,7 @@ class IsolationResult(Result):
 
 
 def measure_isolation(backend: Backend, settings: BenchSettings, budget: Budget | None = None) -> IsolationResult:
-    """Reads back what partitions run on, then times a short kernel beside long ones.
-
-    Args:
-        backend: Where to measure.
-        settings: Sizes and bounds.
-        budget: Time; what does not fit is named in ``left_out``.
-    """
+    """Reads back what partitions run on, then times a short kernel beside long ones."""
     recorder = Recorder(backend, budget or Budget())
     layouts: list[LayoutUnits] = []
     placements: list[PlacementTime] = []

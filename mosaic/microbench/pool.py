@@ -102,13 +102,7 @@ class PoolResult(Result):
 
 
 def measure_pool(backend: Backend, settings: BenchSettings, budget: Budget | None = None) -> PoolResult:
-    """Times creation and destruction at several quotas, lending, and how a pool grows.
-
-    Args:
-        backend: Where to measure.
-        settings: Bounds.
-        budget: Time; what does not fit is named in ``left_out``.
-    """
+    """Times creation and destruction at several quotas, lending, and how a pool grows."""
     recorder = Recorder(backend, budget or Budget())
     whole = backend.device.slots
     _free_bytes(backend)  # torch makes the primary context, before a pool retains it

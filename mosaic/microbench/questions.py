@@ -32,7 +32,8 @@ class Question:
     result: type[Result]
     """Kind of result, for reading a file back."""
     measure: Callable[..., Result]
-    """Measures; takes a backend, settings and a budget, and some questions ``subjects``, modules of a user's model."""
+    """Measures on a backend, by settings, within a budget of time: what does not fit is named in ``left_out``. Some
+    questions take ``subjects``, modules of a user's model."""
     report: Callable[[Any], Report]
     """Says what the table and the picture of a result hold."""
     takes_subjects: bool = False

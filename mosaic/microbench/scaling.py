@@ -63,11 +63,7 @@ def measure_scaling(
 ) -> ScalingResult:
     """Times kernels, or modules, at every quota of the grid.
 
-    Args:
-        backend: Where to measure.
-        settings: Sizes and bounds.
-        budget: Time; what does not fit is named in ``left_out``.
-        subjects: Modules to time, forward and forward with backward; none for the kernel set.
+    ``subjects`` are modules to time, forward and forward with backward; none for the kernel set.
     """
     recorder = Recorder(backend, budget or Budget())
     chosen = [kernel_of_module(subject, backward=backward) for subject in subjects for backward in (False, True)]

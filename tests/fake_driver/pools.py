@@ -19,7 +19,7 @@ def public(value):
     return {name: getattr(value, name) for name in dir(value) if not name.startswith("_")}
 
 def cost_of(cost):
-    return [cost.num_contexts, cost.num_streams, cost.driver_bytes]
+    return [cost.num_contexts, cost.driver_bytes]
 """
 
 

@@ -24,7 +24,6 @@ class FakePartition:
 @dataclass(frozen=True)
 class FakeCost:
     num_contexts: int
-    num_streams: int
     creation_ms: float
     driver_bytes: int
 
@@ -60,15 +59,13 @@ class FakePool:
                 self.known[key] = self.driver.partition(slots, start)
             self.layouts[-1].append(self.known[key])
             first += len(slots)
-        self.costs.append(FakeCost(made, made, 37.0 * made, made << 21))
+        self.costs.append(FakeCost(made, 37.0 * made, made << 21))
         return self.costs[-1]
 
-    def lend(self, layout: int, partition: int, *, shared: bool = False) -> int:
+    def lend(self, layout: int, partition: int) -> int:
         if self.closed:
             raise ValueError("this stream pool is closed; make a new one")
         found = self.layouts[layout][partition]
-        if found.num_borrowers and not shared:
-            raise BackendUnavailableError("all streams are lent", found="1 lent", needed="one that is not")
         found.num_borrowers += 1
         return found.stream
 

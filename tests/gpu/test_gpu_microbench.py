@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from mosaic.backends.base import Backend
+from mosaic.backends.table import open_backend
 from mosaic.microbench import QUESTIONS, BenchSettings, Budget
-from mosaic.microbench.devices import open_backend
 from mosaic.microbench.isolation import measure_isolation
 from mosaic.microbench.pool import PoolResult, measure_pool
 

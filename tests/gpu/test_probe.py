@@ -16,7 +16,7 @@ pytestmark = pytest.mark.gpu
 
 def records(backend: CudaBackend, partitions: list[tuple[int, ...]]) -> tuple[PartitionRecord, ...]:
     with backend.open_lanes(partitions) as lanes:
-        return lanes.report.partitions
+        return lanes.partitions
 
 
 def all_sms() -> tuple[int, ...]:
@@ -62,21 +62,10 @@ def test_a_partition_has_the_sms_of_its_slots_in_whatever_layout(cuda_backend: C
     assert set(both.sm_ids or ()) == set(one.sm_ids or ()) | set(two.sm_ids or ())
 
 
-def test_the_remainder_is_apart_from_all_slots():
-    if cuda.describe_slots(0).remainder_sms == 0:
-        return
-    backend = CudaBackend(remainder=True)
-    with backend.open_lanes([backend.device.slots]) as lanes:
-        (whole,), rest = lanes.report.partitions, lanes.report.remainder
-        assert rest is not None
-        assert rest.granted_sms == backend.device.remainder_sms
-        assert set(rest.sm_ids or ()).isdisjoint(whole.sm_ids or ())
-
-
 def test_a_probe_compiled_to_ptx_sees_the_same(cuda_backend: CudaBackend):
     """What devices newer than this NVRTC get."""
     from mosaic.backends.cuda import probe as cuda_probe
 
     major, minor = cuda.describe_devices()[0].compute_capability.split(".")
-    image = cuda_probe._compile(cuda_probe._nvrtc(), f"compute_{major}{minor}", "PTX")
+    image = cuda_probe._compile(cuda_probe._nvrtc(), cuda.probe_source(), f"compute_{major}{minor}", "PTX")
     assert cuda.probe_stream(0, 0, image) == all_sms()

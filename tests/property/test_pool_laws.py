@@ -1,4 +1,4 @@
-"""Random lives of stream pools against a model of them: what is made is ended once, and nobody shares a stream.
+"""Random lives of stream pools against a model of them: what is made is ended once, and each loan is counted.
 
 All lives run in one child process against the fake driver, some of them through an injected failure.
 """
@@ -12,20 +12,17 @@ from fake_driver.pools import run_pools
 # A pool beside the model of it: which partitions there should be, and which of their streams are lent.
 MODEL = """
 import random
-from mosaic.errors import BackendUnavailableError, CudaError
+from mosaic.errors import CudaError
 
 SLOTS = {0: 16, 1: 27}
 
 class Model:
     def __init__(self, rng):
-        self.device, self.per = rng.randrange(2), rng.randint(1, 2)
-        self.priorities = rng.choice([[0], [0, -1], [-5, 0, -2]])
-        self.remainder = self.device == 0 and rng.random() < 0.5
+        self.device = rng.randrange(2)
         self.layouts, self.closed = [], False
-        self.lent, self.shared = {}, set()  # by stream its partition and how many borrow it; which of them are shared
+        self.streams, self.lent = {}, []  # by partition; every loan
         first = [self.random_layout(rng) for _ in range(rng.randint(0, 2))]
-        self.pool = pool_of(*first, device=self.device, streams_per_partition=self.per,
-                            priorities=self.priorities, remainder=self.remainder)
+        self.pool = pool_of(*first, device=self.device)
         self.layouts = [[tuple(sorted(slots)) for slots in layout] for layout in first]
 
     def random_layout(self, rng):
@@ -34,42 +31,24 @@ class Model:
         return [slots[start:end] for start, end in zip([0, *cuts], [*cuts, len(slots)])]
 
     def partitions(self):
-        return {slots for layout in self.layouts for slots in layout} | ({()} if self.remainder else set())
+        return {slots for layout in self.layouts for slots in layout}
 
     def lend(self, rng):
-        priority = rng.choice([*self.priorities, 7] if rng.random() < 0.05 else self.priorities)
-        if self.remainder and rng.random() < 0.2:
-            key, call = ((), priority), lambda shared: self.pool.lend_remainder(priority, shared=shared)
-        else:
-            layout = rng.randint(0, len(self.layouts))
-            known = layout < len(self.layouts)
-            partition = rng.randrange(len(self.layouts[layout])) if known else 0
-            key = (self.layouts[layout][partition], priority) if known else None
-            call = lambda shared: self.pool.lend(layout, partition, priority, shared=shared)
-        if key is None or priority == 7:
-            return refused(ValueError, lambda: call(rng.random() < 0.3))
-        shared = rng.random() < 0.3
-        sharing = [stream for stream in self.shared if self.lent[stream][0] == key]
-        is_full = [held for held, _ in self.lent.values()].count(key) == self.per
-        if is_full and not (shared and sharing):
-            return refused(BackendUnavailableError, lambda: call(shared))
-        stream = call(shared)
-        assert (stream in self.lent) == (shared and sharing == [stream])
-        borrowers = self.lent.get(stream, (key, 0))[1]
-        self.lent[stream] = (key, borrowers + 1)
-        if shared:
-            self.shared.add(stream)
+        layout = rng.randint(0, len(self.layouts))
+        if layout == len(self.layouts):
+            return refused(ValueError, lambda: self.pool.lend(layout, 0))
+        partition = rng.randrange(len(self.layouts[layout]))
+        stream = self.pool.lend(layout, partition)
+        assert self.streams.setdefault(self.layouts[layout][partition], stream) == stream
+        assert len({*self.streams.values()}) == len(self.streams)  # no two partitions have one stream
+        self.lent.append(stream)
 
     def give_back(self, rng):
         if not self.lent or rng.random() < 0.05:
             return refused(ValueError, lambda: self.pool.give_back(12345))
-        stream = rng.choice(sorted(self.lent))
+        stream = self.lent.pop(rng.randrange(len(self.lent)))
         self.pool.give_back(stream)
-        key, borrowers = self.lent.pop(stream)
-        if borrowers > 1:
-            self.lent[stream] = (key, borrowers - 1)
-        else:
-            self.shared.discard(stream)
+        if stream not in self.lent:
             refused(ValueError, lambda: self.pool.give_back(stream))
 
     def add_layout(self, rng):
@@ -100,10 +79,9 @@ class Model:
         stats = self.pool.stats()
         contexts = 0 if self.closed else len(self.partitions())
         assert stats.num_contexts == contexts
-        assert stats.num_streams == contexts * self.per * len(self.priorities)
-        assert stats.num_lent == (0 if self.closed else len(self.lent))
+        assert stats.num_lent == (0 if self.closed else len({*self.lent}))
         assert len(stats.layouts) == len(self.layouts)
-        assert sum(cost.num_contexts for cost in stats.layouts) == len(self.partitions()) - self.remainder
+        assert sum(cost.num_contexts for cost in stats.layouts) == len(self.partitions())
         for number, layout in enumerate(self.layouts):
             infos = self.pool.partitions(number)
             assert [tuple(info.slots) for info in infos] == layout
@@ -177,7 +155,7 @@ import random
 rng = random.Random(3)
 device = _C.Device(0)
 for _ in range(10_000):
-    pool = _C.StreamPool(device, [[[0], [1]]], remainder=rng.random() < 0.3)
+    pool = _C.StreamPool(device, [[[0], [1]]])
     lent = []
     for _ in range(rng.randrange(6)):
         if lent and rng.random() < 0.5:
@@ -187,6 +165,6 @@ for _ in range(10_000):
     if rng.random() < 0.7:
         pool.close()
 del pool
-result = [count("created", "green") > 20_000, leaked(), misused()]
+result = [count("created", "green") == 20_000, leaked(), misused()]
 """
     assert run_pools(fake_driver, body) == [True, {}, []]

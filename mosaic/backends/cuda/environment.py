@@ -1,4 +1,4 @@
-"""What in a process's surroundings defeats partitions of SMs, though every call succeeds.
+"""Findings in a process's surroundings that defeat partitions of SMs, though every call succeeds.
 
 ``find_in`` is a pure rule over what ``look`` saw, so that it can be tested without a GPU.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 
 DEFAULT_CONNECTIONS = 8
 """Hardware queues of a process when ``CUDA_DEVICE_MAX_CONNECTIONS`` is not set; it takes 1 to 32."""
-MOST_CONNECTIONS = 32
+MAX_CONNECTIONS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,14 +159,14 @@ def _is_all(percentage: str) -> bool:
 
 def _connections(seen: Surroundings) -> list[EnvironmentFinding]:
     text = seen.environ.get("CUDA_DEVICE_MAX_CONNECTIONS")
-    valid = text is None or (text.strip().isdecimal() and 1 <= int(text) <= MOST_CONNECTIONS)
+    valid = text is None or (text.strip().isdecimal() and 1 <= int(text) <= MAX_CONNECTIONS)
     queues = int(text) if text is not None and valid else DEFAULT_CONNECTIONS
-    needed = DEFAULT_CONNECTIONS if seen.num_streams is None else min(seen.num_streams + 1, MOST_CONNECTIONS)
+    needed = DEFAULT_CONNECTIONS if seen.num_streams is None else min(seen.num_streams + 1, MAX_CONNECTIONS)
     if valid and queues >= needed:
         return []
     streams = "" if seen.num_streams is None else f" for {seen.num_streams} lanes and the stream of the loop"
     setting = f"={text}" if text is not None else f" is not set, so there are {DEFAULT_CONNECTIONS} queues"
-    advice = f"set {MOST_CONNECTIONS} before the process starts"
+    advice = f"set {MAX_CONNECTIONS} before the process starts"
     return [
         EnvironmentFinding(
             name="CUDA_DEVICE_MAX_CONNECTIONS",

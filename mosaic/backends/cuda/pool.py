@@ -141,7 +141,7 @@ class GreenPool:
                 for layout, records in zip(layouts, found, strict=True):
                     index = self._indices[layout]
                     for number, record in enumerate(records):
-                        loan.add(self._pool.lend(index, number, shared=True), record, layout=index)
+                        loan.add(self._pool.lend(index, number), record, layout=index)
             except BaseException:
                 loan.give_back()
                 raise

@@ -1,4 +1,4 @@
-"""What lanes and stage graphs need of a CUDA runtime: streams, events, graphs. ``torch.cuda`` is the product.
+"""The part of a CUDA runtime that lanes and stage graphs use: streams, events, graphs. ``torch.cuda`` is the product.
 
 The protocol exists so that everything above it can be run on machines without a GPU: tests put a runtime in its
 place that runs operators on the CPU and checks that each one is ordered after what it reads.
@@ -20,41 +20,13 @@ POOL_STREAMS = 32
 """Streams of one priority in torch's pool for a device."""
 
 
-class Stream(Protocol):
-    """Ordered work on a device; made by a runtime."""
-
-
-class Event(Protocol):
-    """A point in the order of a stream."""
-
-    def record(self, stream: Any) -> None:
-        """Moves the event to the end of what ``stream`` was given so far."""
-
-    def wait(self, stream: Any) -> None:
-        """Makes everything given to ``stream`` from now on start after the event."""
-
-    def query(self) -> bool:
-        """Whether the event has been passed."""
-
-    def synchronize(self) -> None:
-        """Blocks the thread until the event has been passed."""
-
-    def elapsed_time(self, end_event: Any) -> float:
-        """Milliseconds from this event to ``end_event``; both record times and have been passed."""
-
-
-class Graph(Protocol):
-    """Captured work."""
-
-    def replay(self) -> None:
-        """Launches it on the current stream; its kernels run in the contexts in which they were captured."""
-
-    def reset(self) -> None:
-        """Gives its memory back."""
-
-
 class StreamApi(Protocol):
-    """The part of a CUDA runtime that Mosaic uses, for one device."""
+    """The part of a CUDA runtime that Mosaic uses, for one device.
+
+    Its streams, events and graphs have the methods of torch's: ``event.record(stream)``, ``wait(stream)``, ``query()``,
+    ``synchronize()``, ``elapsed_time(later)``; ``graph.replay()``, whose kernels run in the contexts in which they were
+    captured, and ``reset()``.
+    """
 
     @property
     def device(self) -> torch.device:
@@ -99,9 +71,6 @@ class StreamApi(Protocol):
 
         The current stream is the caller's again afterwards, also where the capture fails.
         """
-
-    def allocated_bytes(self) -> int:
-        """Bytes that tensors take on the device now."""
 
     def reserved_bytes(self) -> int:
         """Bytes that torch's allocator holds on the device now."""
@@ -213,10 +182,6 @@ class TorchStreams:
             torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
         ):
             yield
-
-    def allocated_bytes(self) -> int:
-        """Asks the caching allocator."""
-        return torch.cuda.memory_allocated(self._device)
 
     def reserved_bytes(self) -> int:
         """Asks the caching allocator."""

@@ -1,4 +1,4 @@
-"""What is special about the host: cores, thread counts, forks."""
+"""The host alone has these: cores, thread counts, forks."""
 
 from __future__ import annotations
 

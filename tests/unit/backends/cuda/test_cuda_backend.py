@@ -172,14 +172,6 @@ def test_two_sms_that_a_module_with_dynamic_parallelism_adds_are_noted_and_told(
     assert caplog.text.count("partitions share SM") == 1
 
 
-def test_overlap_between_layouts_names_the_slots_and_the_sms(driver: FakeGreenDriver, runtime: FakeStreams):
-    driver.spread_sms = [33, 34, 35]
-    pool = CudaBackend(api=runtime, driver=driver).pool
-    words = r"slots \[0, 1\] and the partition of slots \[2, 3\] were seen to share SM 33, 34, 35.*CDP.*doctor"
-    with pytest.raises(CudaError, match=words):
-        pool.borrow([((0, 1),), ((2, 3),)], image=lambda: driver.image)
-
-
 @pytest.mark.parametrize("verify", [True, False])
 def test_partitions_split_anew_take_turns_unless_they_were_seen_apart(runtime: FakeStreams, verify: bool):
     # (0,) is in one layout, (2, 3) in another, where it is placed behind (0, 1): apart, if somebody looks.

@@ -184,25 +184,6 @@ def test_a_driver_without_green_context_streams_is_refused_by_the_calls_it_lacks
     assert error["needed"] == "CUDA 12.5"
 
 
-@pytest.mark.parametrize(("devices", "quirk"), [("132:9.0", "kernels_spread_far"), ("132:10.0", "overlapping_groups")])
-def test_partitions_that_are_seen_to_overlap_are_refused_with_the_reason(
-    fake_driver: FakeDriver, devices: str, quirk: str
-):
-    body = """
-backend = CudaBackend(api=runtime)
-error = error_of(lambda: backend.open_lanes(EVEN))
-again = error_of(lambda: backend.open_lanes(EVEN))
-num_lent = num_lent(backend)
-backend.pool.close()
-result = [error, again == error, num_lent, leaked()]
-"""
-    error, is_same, num_lent, left = run(fake_driver, body, devices=devices, quirk=quirk)
-    assert error["kind"] == "CudaError"
-    assert "were seen to share SM" in error["text"]
-    assert "mosaic doctor" in error["text"]
-    assert (is_same, num_lent, left) == (True, 0, {})
-
-
 @pytest.mark.parametrize("keep", ["lanes.close()", "sys.kept = lanes"])
 def test_a_process_ends_well_with_lanes_open_or_closed(fake_driver: FakeDriver, tmp_path: Path, keep: str):
     report = tmp_path / "report"

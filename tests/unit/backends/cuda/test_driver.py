@@ -16,7 +16,7 @@ def life():
     _C.driver_version(), _C.missing_functions(), _C.device_count()
     device = _C.Device(0)
     with_context = _C.PrimaryContext(device)
-    _C.SlotSplit(device).select([0, 1])
+    _C.SlotSplit(device)
     with_context.close()
 """
 
@@ -81,19 +81,18 @@ def test_132_sms_of_hopper_make_16_slots_of_8_and_leave_4(fake_driver: FakeDrive
 from mosaic import _C
 device = _C.Device(0)
 split = _C.SlotSplit(device)
-result = [split.num_slots, split.sms_per_slot, split.remainder_sms, split.granted_sms, split.fine,
-          device.min_sm_partition_size, device.sm_coscheduled_alignment]
+result = [split.num_slots, split.sms_per_slot, split.remainder_sms, split.fine]
 """
-    assert fake_driver.run(body) == [16, 8, 4, [8] * 16, False, 8, 8]
+    assert fake_driver.run(body) == [16, 8, 4, False]
 
 
 def test_fine_slots_are_of_2_sms_and_leave_none(fake_driver: FakeDriver):
     body = """
 from mosaic import _C
 split = _C.SlotSplit(_C.Device(0), fine=True)
-result = [split.num_slots, split.sms_per_slot, split.remainder_sms, split.granted_sms == [2] * 66, split.fine]
+result = [split.num_slots, split.sms_per_slot, split.remainder_sms, split.fine]
 """
-    assert fake_driver.run(body) == [66, 2, 0, True, True]
+    assert fake_driver.run(body) == [66, 2, 0, True]
 
 
 @pytest.mark.parametrize(
@@ -110,16 +109,15 @@ result = [split.num_slots, split.sms_per_slot, split.remainder_sms]
     assert fake_driver.run(body, devices=device) == slots
 
 
-def test_a_driver_before_13_0_does_not_tell_the_minimum_and_the_split_reads_it_all_the_same(
+def test_a_driver_before_13_0_does_not_tell_its_smallest_partition_and_the_split_finds_it(
     fake_driver: FakeDriver,
 ):
     body = """
 from mosaic import _C
-device = _C.Device(0)
-split = _C.SlotSplit(device)
-result = [device.min_sm_partition_size, device.sm_coscheduled_alignment, split.num_slots, split.sms_per_slot]
+split = _C.SlotSplit(_C.Device(0))
+result = [split.num_slots, split.sms_per_slot]
 """
-    assert fake_driver.run(body, version=12040) == [None, None, 16, 8]
+    assert fake_driver.run(body, version=12040) == [16, 8]
 
 
 @pytest.mark.parametrize(
@@ -163,29 +161,6 @@ def test_an_ordinal_out_of_range_is_refused_with_the_way_out(fake_driver: FakeDr
     }
 
 
-@pytest.mark.parametrize(
-    ("slots", "text"),
-    [
-        ("[]", "slots=[] is empty, but a partition needs a slot; name some of 0 to 15"),
-        ("[3, 1, 3]", "slots=[3, 1, 3] names slot 3 twice, but a partition is a set; name each slot once"),
-        ("[0, 16]", "slots=[0, 16] names slot 16, but this split has 16 slots; use 0 to 15"),
-        ("[-1]", "slots=[-1] names slot -1, but this split has 16 slots; use 0 to 15"),
-    ],
-)
-def test_a_bad_set_of_slots_is_refused_with_the_way_out(fake_driver: FakeDriver, slots: str, text: str):
-    body = f"from mosaic import _C\nresult = error_of(lambda: _C.SlotSplit(_C.Device(0)).select({slots}))"
-    assert fake_driver.run(body) == {"kind": "ValueError", "text": text}
-
-
-def test_a_set_of_slots_is_sorted_and_knows_its_sms(fake_driver: FakeDriver):
-    body = """
-from mosaic import _C
-chosen = _C.SlotSplit(_C.Device(0)).select([5, 0, 9])
-result = [chosen.slots, chosen.num_sms]
-"""
-    assert fake_driver.run(body) == [[0, 5, 9], 24]
-
-
 @pytest.mark.parametrize("end", ["held.close(); held.close()", "del held", "held = None"])
 def test_a_primary_context_is_released_once(fake_driver: FakeDriver, end: str):
     body = f"""
@@ -204,7 +179,7 @@ import sys
 from mosaic import _C
 sys.held = _C.PrimaryContext(_C.Device(0))
 try:
-    _C.SlotSplit(_C.Device(0)).select([])
+    _C.Device(7)
 except ValueError as error:
     sys.kept = error
 fake.mosaic_fake_fail(b"cuDeviceGet", 999)
@@ -292,7 +267,7 @@ def test_every_function_is_had_in_the_form_that_it_was_written_for(fake_driver: 
     """A driver has a form for each version that changed a function, and gives the one that is asked for."""
     body = """
 from mosaic import _C
-pool = _C.StreamPool(_C.Device(0), [[[0], [1]]], remainder=True)
+pool = _C.StreamPool(_C.Device(0), [[[0], [1]]])
 pool.verify(_C.PROBE_SOURCE.encode())
 _C.Device(0).uuid, _C.Device(0).total_memory_bytes
 pool.close()

@@ -1,4 +1,4 @@
-"""What defeats partitions of SMs, judged from what was seen."""
+"""Findings that defeat partitions of SMs, judged from what was seen."""
 
 from __future__ import annotations
 

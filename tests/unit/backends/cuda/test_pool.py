@@ -14,91 +14,44 @@ CONTEXT, STREAM = 3 * MIB, 2**16
 def test_a_partition_has_the_sms_of_its_slots_and_tells_requested_beside_granted(fake_driver: FakeDriver):
     body = """
 pool = pool_of(UNEQUAL)
-result = [[info.slots, info.is_remainder, info.requested_sms, info.granted_sms, info.sm_ids, info.creation_ms > 0]
+result = [[info.slots, info.requested_sms, info.granted_sms, info.sm_ids, info.creation_ms > 0]
           for info in pool.partitions(0)]
 """
     assert run_pools(fake_driver, body) == [
-        [list(range(10)), False, 80, 80, None, True],
-        [list(range(10, 16)), False, 48, 48, None, True],
+        [list(range(10)), 80, 80, None, True],
+        [list(range(10, 16)), 48, 48, None, True],
     ]
 
 
 def test_what_the_driver_grants_is_told_and_not_what_was_asked_for(fake_driver: FakeDriver):
     body = """
-pool = pool_of(UNEQUAL, remainder=True)
-infos = [*pool.partitions(0), pool.remainder]
-result = [[info.requested_sms, info.granted_sms] for info in infos]
+result = [[info.requested_sms, info.granted_sms] for info in pool_of(UNEQUAL).partitions(0)]
 """
-    assert run_pools(fake_driver, body, quirk="one_sm_less") == [[80, 79], [48, 47], [4, 3]]
+    assert run_pools(fake_driver, body, quirk="one_sm_less") == [[80, 79], [48, 47]]
 
 
-def test_a_stream_is_on_its_partitions_sms_and_of_its_priority(fake_driver: FakeDriver):
+def test_a_stream_is_lent_to_all_who_ask_and_is_free_when_the_last_gave_it_back(fake_driver: FakeDriver):
     body = """
-pool = pool_of(UNEQUAL, HALVES, priorities=[0, -3])
-def sms(*where):
-    stream = pool.lend(*where)
-    fake.mosaic_fake_priority.argtypes = [ctypes.c_void_p]
-    return [len(_C.probe_stream(pool.device, stream, IMAGE)), fake.mosaic_fake_priority(stream)]
-result = [sms(0, 0), sms(0, 1), sms(0, 1, -3), sms(1, 1)]
-"""
-    assert run_pools(fake_driver, body) == [[80, 0], [48, 0], [48, -3], [64, 0]]
-
-
-def test_a_stream_is_its_borrowers_alone_until_it_is_given_back(fake_driver: FakeDriver):
-    body = """
-pool = pool_of(HALVES, streams_per_partition=2)
-first, second = pool.lend(0, 0), pool.lend(0, 0)
+pool = pool_of(UNEQUAL, UNEQUAL[:1])
 other = pool.lend(0, 1)
-full = error_of(lambda: pool.lend(0, 0))
-pool.give_back(first)
-result = [len({first, second, other}), full, pool.lend(0, 0) == first, pool.stats().num_lent]
-"""
-    different, full, same, lent = run_pools(fake_driver, body)
-    assert (different, same, lent) == (3, True, 3)
-    assert (full["kind"], full["found"]) == ("BackendUnavailableError", "2 of 2 lent")
-    assert "streams_per_partition=3" in full["needed"]
-    assert "slots [0, 1, 2, 3, 4, 5, 6, 7]" in full["text"]
-
-
-def test_a_shared_stream_is_lent_to_all_who_share_and_is_free_when_the_last_gave_it_back(fake_driver: FakeDriver):
-    body = """
-pool = pool_of(HALVES, HALVES[:1], remainder=True, streams_per_partition=2)
-alone = pool.lend(0, 0)
-shared = [pool.lend(0, 0, shared=True), pool.lend(1, 0, shared=True), pool.lend(0, 0, shared=True)]
-rest = [pool.lend_remainder(shared=True) for _ in range(2)]
-full = error_of(lambda: pool.lend(0, 0))["kind"]
+shared = [pool.lend(0, 0), pool.lend(1, 0), pool.lend(0, 0)]
+sms = [len(_C.probe_stream(pool.device, stream, IMAGE)) for stream in (shared[0], other)]
 lent = [pool.stats().num_lent]
-for stream in shared + rest:
+for stream in shared:
     pool.give_back(stream)
     lent.append(pool.stats().num_lent)
 wrong = error_of(lambda: pool.give_back(shared[0]))["kind"]
-mine = pool.lend(0, 0)
-other = error_of(lambda: pool.lend(0, 0, shared=True))["kind"]  # what is one borrower's alone is not shared
-result = [len({*shared}), shared[0] != alone, len({*rest}), full, lent, wrong, mine == shared[0], other]
+result = [len({*shared}), shared[0] != other, sms, lent, wrong, pool.lend(0, 0) == shared[0]]
 """
-    unavailable = "BackendUnavailableError"
-    lent = [3, 3, 3, 2, 2, 1]
-    assert run_pools(fake_driver, body) == [1, True, 1, unavailable, lent, "ValueError", True, unavailable]
-
-
-def test_the_stream_given_back_last_is_lent_first(fake_driver: FakeDriver):
-    body = """
-pool = pool_of(HALVES, streams_per_partition=3)
-lent = [pool.lend(0, 0) for _ in range(3)]
-for stream in (lent[1], lent[0], lent[2]):
-    pool.give_back(stream)
-result = [lent.index(pool.lend(0, 0)) for _ in range(3)]
-"""
-    assert run_pools(fake_driver, body) == [2, 0, 1]
+    assert run_pools(fake_driver, body) == [1, True, [80, 48], [2, 2, 2, 1], "ValueError", True]
 
 
 def test_lending_and_giving_back_call_no_driver_function(fake_driver: FakeDriver):
     body = """
-pool = pool_of(HALVES, remainder=True)
+pool = pool_of(HALVES)
 before = {name: count("calls", name) for name in called()}
 for _ in range(3):
     pool.give_back(pool.lend(0, 1))
-    pool.give_back(pool.lend_remainder())
 result = before == {name: count("calls", name) for name in called()}
 """
     assert run_pools(fake_driver, body) is True
@@ -108,15 +61,14 @@ def test_layouts_share_the_partitions_that_they_have_in_common(fake_driver: Fake
     body = """
 pool = pool_of([[0, 1], [2, 3]])
 costs = [pool.add_layout([[3, 2], [5]]), pool.add_layout([[1, 0], [2, 3]])]
-stream = pool.lend(0, 1)
-shared = error_of(lambda: pool.lend(1, 0))["kind"]
+shared = pool.lend(0, 1) == pool.lend(1, 0)
 result = [[cost_of(cost) for cost in [*pool.stats().layouts, *costs]], shared, count("created", "green"),
           [info.slots for info in pool.partitions(1)]]
 """
     costs, shared, made, slots = run_pools(fake_driver, body)
-    added = [[1, 1, CONTEXT + STREAM], [0, 0, 0]]
-    assert costs == [[2, 2, 2 * (CONTEXT + STREAM)], *added, *added]
-    assert (shared, made, slots) == ("BackendUnavailableError", 3, [[2, 3], [5]])
+    added = [[1, CONTEXT + STREAM], [0, 0]]
+    assert costs == [[2, 2 * (CONTEXT + STREAM)], *added, *added]
+    assert (shared, made, slots) == (True, 3, [[2, 3], [5]])
 
 
 def test_layouts_that_overlap_each_other_coexist(fake_driver: FakeDriver):
@@ -130,35 +82,23 @@ result = [[len(info.sm_ids) for info in pool.partitions(layout)] for layout in r
 
 def test_statistics_count_contexts_streams_memory_and_time(fake_driver: FakeDriver):
     body = """
-pool = pool_of(HALVES, streams_per_partition=2, priorities=[0, -1], remainder=True)
-pool.lend(0, 0), pool.lend_remainder(-1)
+pool = pool_of(HALVES)
+pool.lend(0, 0)
 stats = pool.stats()
-parts = [info.creation_ms for info in [*pool.partitions(0), pool.remainder]]
-result = [stats.num_contexts, stats.num_streams, stats.num_lent, stats.driver_bytes, len(stats.layouts),
+parts = [info.creation_ms for info in pool.partitions(0)]
+result = [stats.num_contexts, count("created", "stream"), stats.num_lent, stats.driver_bytes, len(stats.layouts),
           abs(stats.creation_ms - sum(parts)) < 1e-6 and min(parts) > 0]
 """
-    assert run_pools(fake_driver, body) == [3, 12, 2, 3 * CONTEXT + 12 * STREAM, 1, True]
-
-
-def test_the_remainder_is_a_partition_of_its_own(fake_driver: FakeDriver):
-    body = """
-pool = pool_of(HALVES, remainder=True)
-info, stream = pool.remainder, pool.lend_remainder()
-full = error_of(pool.lend_remainder)
-result = [info.slots, info.is_remainder, info.requested_sms, info.granted_sms,
-          _C.probe_stream(pool.device, stream, IMAGE), full["kind"], "the remainder" in full["text"]]
-pool.give_back(stream)
-"""
-    assert run_pools(fake_driver, body) == [[], True, 4, 4, [128, 129, 130, 131], "BackendUnavailableError", True]
+    assert run_pools(fake_driver, body) == [2, 2, 1, 2 * (CONTEXT + STREAM), 1, True]
 
 
 def test_a_pool_tells_what_it_was_made_of(fake_driver: FakeDriver):
     body = """
 pool = pool_of([[0], [64, 65]], fine=True, device=1)
 result = [pool.device.ordinal, pool.split.num_slots, pool.split.sms_per_slot, pool.split.fine, pool.placement,
-          pool.closed, pool.remainder, [info.granted_sms for info in pool.partitions(0)]]
+          pool.closed, [info.granted_sms for info in pool.partitions(0)]]
 """
-    expected = [1, 66, 2, True, "merged", False, None, [2, 4]]
+    expected = [1, 66, 2, True, "merged", False, [2, 4]]
     assert run_pools(fake_driver, body, devices="108:8.0,132:9.0") == expected
 
 
@@ -166,27 +106,20 @@ result = [pool.device.ordinal, pool.split.num_slots, pool.split.sms_per_slot, po
     ("call", "words"),
     [
         ("pool.add_layout([])", "layout=[] has no partition"),
-        ("pool.add_layout([[0], []])", "slots=[] is empty"),
-        ("pool.add_layout([[0], [16]])", "names slot 16"),
+        ("pool.add_layout([[0], []])", "slots=[] is empty, but a partition needs a slot; name some of 0 to 15"),
+        ("pool.add_layout([[0, 16]])", "slots=[0, 16] names slot 16, but this split has 16 slots; use 0 to 15"),
+        ("pool.add_layout([[-1]])", "slots=[-1] names slot -1, but this split has 16 slots; use 0 to 15"),
         ("pool.add_layout([[0, 1], [2], [3, 1]])", "slot 1 is in partitions 0 and 2"),
         ("pool.lend(1, 0)", "layout=1 is none of the 1 layouts"),
         ("pool.lend(-1, 0)", "layout=-1 is none of the 1 layouts"),
         ("pool.lend(0, 2)", "partition=2 is none of the 2 partitions of layout 0"),
         ("pool.lend(0, -1)", "partition=-1 is none"),
-        ("pool.lend(0, 0, -1)", "priority=-1 is none of this pool's (0)"),
-        ("pool.lend_remainder()", "make it with remainder=True"),
         ("pool.partitions(1)", "layout=1 is none"),
         ("pool.give_back(12345)", "stream=12345 is not lent by this pool"),
         ("pool.give_back(0)", "stream=0 is not lent by this pool"),
         ("[pool.give_back(stream) for stream in [pool.lend(0, 0)] * 2]", "is not lent by this pool"),
-        ("pool_of([[0, 0]])", "names slot 0 twice"),
+        ("pool_of([[3, 1, 3]])", "names slot 3 twice, but a partition is a set; name each slot once"),
         ("pool_of(HALVES, placement='best')", "placement='best' is not known; use 'merged' or 'split'"),
-        ("pool_of(HALVES, streams_per_partition=0)", "streams_per_partition=0 leaves nothing to lend"),
-        ("pool_of(HALVES, priorities=[])", "priorities=[] leaves nothing to lend"),
-        ("pool_of(HALVES, priorities=[0, -1, 0])", "priorities names one twice"),
-        ("pool_of(HALVES, priorities=[0, -6])", "priority -6 is not one of the device's; use -5 (first) to 0 (last)"),
-        ("pool_of(HALVES, priorities=[1])", "priority 1 is not one of the device's"),
-        ("pool_of(HALVES, fine=True, remainder=True)", "the split leaves 0 of 132 SMs over"),
     ],
 )
 def test_a_wrong_argument_is_refused_with_the_way_out_and_changes_nothing(

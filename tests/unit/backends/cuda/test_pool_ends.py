@@ -13,14 +13,14 @@ from fake_driver.pools import run_pools
 @pytest.mark.parametrize("version", [12050, 13010])
 def test_an_end_leaves_nothing_behind(fake_driver: FakeDriver, end: str, version: int):
     body = f"""
-pool = pool_of(HALVES, UNEQUAL, streams_per_partition=2, remainder=True)
+pool = pool_of(HALVES, UNEQUAL)
 pool.verify(IMAGE)
 pool.lend(0, 0)
 made = count("created", "stream")
 {end}
 result = [made, leaked(), misused()]
 """
-    assert run_pools(fake_driver, body, version=version) == [10 + 5, {}, []]
+    assert run_pools(fake_driver, body, version=version) == [4 + 4, {}, []]
 
 
 def test_streams_are_waited_for_then_end_before_the_first_context_and_the_primary_last(fake_driver: FakeDriver):
@@ -42,18 +42,18 @@ result = words("log")
 
 def test_a_closed_pool_says_so_and_still_tells_what_it_was(fake_driver: FakeDriver):
     body = """
-pool = pool_of(HALVES, remainder=True)
+pool = pool_of(HALVES)
 stream = pool.lend(0, 0)
 pool.close()
-calls = [lambda: pool.lend(0, 0), pool.lend_remainder, lambda: pool.give_back(stream), lambda: pool.verify(IMAGE),
+calls = [lambda: pool.lend(0, 0), lambda: pool.give_back(stream), lambda: pool.verify(IMAGE),
          lambda: pool.add_layout(HALVES)]
 stats = pool.stats()
-result = [[error_of(call) for call in calls], pool.closed, stats.num_contexts, stats.num_streams, stats.num_lent,
-          stats.driver_bytes > 0, [info.granted_sms for info in [*pool.partitions(0), pool.remainder]]]
+result = [[error_of(call) for call in calls], pool.closed, stats.num_contexts, stats.num_lent,
+          stats.driver_bytes > 0, [info.granted_sms for info in pool.partitions(0)]]
 """
     errors, *told = run_pools(fake_driver, body)
-    assert errors == [{"kind": "ValueError", "text": "this stream pool is closed; make a new one"}] * 5
-    assert told == [True, 0, 0, 0, True, [64, 64, 4]]
+    assert errors == [{"kind": "ValueError", "text": "this stream pool is closed; make a new one"}] * 4
+    assert told == [True, 0, 0, True, [64, 64]]
 
 
 def test_a_close_that_fails_ends_the_rest_and_tells_the_first_failure(fake_driver: FakeDriver):
@@ -106,7 +106,7 @@ def test_a_pool_alive_at_exit_crashes_nothing_and_ends_what_it_can(fake_driver: 
     report = tmp_path / "report"
     body = f"""
 import atexit, sys
-pool = pool_of(HALVES, remainder=True)
+pool = pool_of(HALVES)
 pool.lend(0, 0)
 {keep}
 result = True
@@ -161,11 +161,11 @@ def in_child(work):
 
 def test_in_a_forked_child_every_method_says_that_the_pool_is_the_parents(fake_driver: FakeDriver):
     body = f"""{FORK}
-pool, context = pool_of(HALVES, remainder=True), _C.PrimaryContext(_C.Device(0))
+pool, context = pool_of(HALVES), _C.PrimaryContext(_C.Device(0))
 stream = pool.lend(0, 0)
 def child():
-    calls = [lambda: pool.lend(0, 0), pool.lend_remainder, lambda: pool.give_back(stream), pool.close, pool.stats,
-             lambda: pool.add_layout([[0]]), lambda: pool.partitions(0), lambda: pool.remainder,
+    calls = [lambda: pool.lend(0, 0), lambda: pool.give_back(stream), pool.close, pool.stats,
+             lambda: pool.add_layout([[0]]), lambda: pool.partitions(0),
              lambda: pool.verify(IMAGE), context.close, lambda: _C.Device(0)]
     errors = [error_of(call) for call in calls]
     return [[e and e["kind"] for e in errors], [e and "spawn" in e["needed"] for e in errors], pool.closed, misused()]
@@ -175,14 +175,14 @@ pool.close(), context.close()
 result = [*errors, leaked()]
 """
     kinds, ways_out, closed, wrong, left = run_pools(fake_driver, body)
-    assert kinds == ["BackendUnavailableError"] * 11
+    assert kinds == ["BackendUnavailableError"] * 9
     assert all(ways_out)
     assert (closed, wrong, left) == (False, [], {})
 
 
 def test_a_forked_child_drops_pools_without_a_driver_call(fake_driver: FakeDriver):
     body = f"""{FORK}
-held = [pool_of(HALVES, remainder=True), _C.PrimaryContext(_C.Device(0))]
+held = [pool_of(HALVES), _C.PrimaryContext(_C.Device(0))]
 def child():
     held.clear()
     return [misused(), leaked()]
@@ -193,7 +193,7 @@ result = [in_child_after_drop, alive, leaked(), misused()]
 """
     (wrong, in_child), alive, left, misused = run_pools(fake_driver, body)
     assert (wrong, alive, left, misused) == ([], 64, {}, [])
-    assert in_child == {"primary": 1, "green": 3, "stream": 3}  # the parent's, untouched
+    assert in_child == {"primary": 1, "green": 2, "stream": 2}  # the parent's, untouched
 
 
 def test_a_child_forked_before_cuda_was_used_makes_its_own_pool(fake_driver: FakeDriver):
@@ -226,22 +226,17 @@ result = [*result]
     assert run_pools(fake_driver, body) == ["BackendUnavailableError"]
 
 
-def test_threads_borrow_add_and_verify_at_once_and_no_stream_has_two_borrowers(fake_driver: FakeDriver):
+def test_threads_borrow_add_and_verify_at_once_and_each_loan_is_counted(fake_driver: FakeDriver):
     body = """
 import threading
-from mosaic.errors import BackendUnavailableError
-pool = pool_of(HALVES, UNEQUAL, streams_per_partition=3, remainder=True)
-borrowed, failures = {}, []
+pool = pool_of(HALVES, UNEQUAL)
+streams, failures = [[pool.lend(layout, part) for part in range(2)] for layout in range(2)], []
 
 def borrow(seed):
     for turn in range(3000):
-        try:
-            stream = pool.lend((seed + turn) % 2, turn % 2)
-        except BackendUnavailableError:
-            continue
-        if borrowed.setdefault(stream, seed) != seed:
+        stream = pool.lend((seed + turn) % 2, turn % 2)
+        if stream != streams[(seed + turn) % 2][turn % 2]:
             failures.append(stream)
-        del borrowed[stream]
         pool.give_back(stream)
 
 def grow():
@@ -255,17 +250,20 @@ for thread in threads:
     thread.start()
 for thread in threads:
     thread.join()
-lent = pool.stats().num_lent
+lent = [pool.stats().num_lent]
+for stream in sum(streams, []):
+    pool.give_back(stream)
+lent.append(pool.stats().num_lent)
 pool.close()
-result = [failures, borrowed, lent, leaked(), misused()]
+result = [failures, lent, leaked(), misused()]
 """
-    assert run_pools(fake_driver, body) == [[], {}, 0, {}, []]
+    assert run_pools(fake_driver, body) == [[], [4, 0], {}, []]
 
 
 def test_a_close_among_borrowing_threads_ends_all_and_tells_each(fake_driver: FakeDriver):
     body = """
 import threading
-pool = pool_of(HALVES, streams_per_partition=4)
+pool = pool_of(HALVES)
 told = []
 def borrow():
     while True:
@@ -298,7 +296,7 @@ def test_quick_calls_wait_for_a_slow_one_and_other_python_threads_run_on(
 ):
     body = f"""
 import threading
-pool = pool_of(HALVES, streams_per_partition=2)
+pool = pool_of(HALVES)
 stream = pool.lend(0, 0)
 fake.mosaic_fake_hold(b"{call}")
 first, second = (threading.Thread(target=error_of, args=(call,)) for call in (lambda: {slow}, lambda: {quick}))

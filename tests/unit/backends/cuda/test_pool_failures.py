@@ -13,7 +13,7 @@ ENDS = {"cuStreamDestroy": "stream", "cuGreenCtxDestroy": "green", "cuDevicePrim
 SILENT = {"cuGetErrorName", "cuGetErrorString"}
 
 def make():
-    return pool_of(HALVES, [[0, 1], [2, 3]], streams_per_partition=2, priorities=[0, -1], **OPTIONS)
+    return pool_of(HALVES, [[0, 1], [2, 3]], **OPTIONS)
 
 def prepare():
     return None if PART == "construct" else make()
@@ -28,7 +28,7 @@ def act(pool):
     elif PART == "close":
         pool.close()
     elif PART == "lend":
-        pool.give_back(pool.lend(1, 1, -1))
+        pool.give_back(pool.lend(1, 1))
     elif PART == "probe_stream":
         _C.probe_stream(pool.device, pool.lend(0, 0), IMAGE)
     return pool
@@ -46,7 +46,7 @@ def calls_of_part():
 
 def state_of(pool):
     stats = pool.stats()
-    return [stats.num_contexts, stats.num_streams, len(stats.layouts), [i.sm_ids for i in pool.partitions(0)]]
+    return [stats.num_contexts, len(stats.layouts), [i.sm_ids for i in pool.partitions(0)]]
 
 def turn(name, nth):
     start = leaked()
@@ -113,7 +113,6 @@ PARTS = {
     "construct": [
         *DEVICE,
         *MAKE,
-        "cuCtxGetStreamPriorityRange",
         "cuDevSmResourceSplitByCount",
         "cuDeviceGetDevResource",
         "cuDevicePrimaryCtxRetain",
@@ -128,7 +127,7 @@ PARTS = {
 
 @pytest.mark.parametrize("part", PARTS)
 def test_each_call_that_fails_is_named_and_nothing_is_leaked(fake_driver: FakeDriver, part: str):
-    body = f"PART, OPTIONS = {part!r}, {{'remainder': True}}\n{TURNS}"
+    body = f"PART, OPTIONS = {part!r}, {{}}\n{TURNS}"
     calls, wrong = run_pools(fake_driver, body)
     assert wrong == []
     assert calls == sorted(PARTS[part])

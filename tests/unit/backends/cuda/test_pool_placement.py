@@ -88,13 +88,6 @@ result = [error["call"], error["status"], len(pool.stats().layouts), pool.add_la
     assert run_pools(fake_driver, body, version=13010) == expected
 
 
-def test_the_remainder_has_no_place_among_layouts_that_leave_different_sms_over(fake_driver: FakeDriver):
-    body = "result = error_of(lambda: pool_of([[0]], placement='split', remainder=True))"
-    error = run_pools(fake_driver, body, version=13010)
-    assert error["kind"] == "ValueError"
-    assert "use placement='merged'" in error["text"]
-
-
 @pytest.mark.parametrize("version", [13010, 13050])
 def test_merged_placement_never_calls_the_sized_split(fake_driver: FakeDriver, version: int):
     body = "pool = pool_of(HALVES)\nresult = count('calls', 'cuDevSmResourceSplit')"

@@ -1,4 +1,4 @@
-"""What ``GreenPool`` makes of the SMs that the probe saw: partitions that overlap are noted or refused."""
+"""``GreenPool`` judges the SMs that the probe saw: partitions that overlap are noted or refused."""
 
 from __future__ import annotations
 

@@ -127,15 +127,6 @@ def test_tensors_of_a_result_may_be_let_go_while_the_caller_still_uses_them(runt
         launched(runtime, lane, behind_caller=False)  # checks what was let go
 
 
-def test_results_live_as_long_as_their_ticket_and_no_longer(runtime: FakeStreams):
-    with open_on(runtime, (0,)) as lanes:
-        ticket = lanes.lane((0,)).submit(lambda: torch.ones(2))
-        alive = weakref.ref(ticket.wait())
-        assert alive() is not None
-        del ticket
-        assert alive() is None
-
-
 def test_an_error_and_what_it_saw_is_let_go_with_its_ticket(runtime: FakeStreams):
     class Thing:
         pass
