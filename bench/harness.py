@@ -8,13 +8,11 @@ from pathlib import Path
 
 import torch
 
-from bench.record import Figure, Study, median_figure
+from bench.record import Figure, Study
 from mosaic.artifact import save
 from mosaic.backends.host.backend import HostBackend
 from mosaic.profiler import ForeignLoad
 from mosaic.provenance import Provenance
-
-__all__ = ["Figure", "Study", "finish", "in_turn", "median_figure", "published", "study_of"]
 
 
 def in_turn(first: Callable[[], float], second: Callable[[], float], rounds: int) -> tuple[list[float], list[float]]:

@@ -13,7 +13,7 @@ from mosaic.device import FORBID_EXTRA, Device
 Source = Literal["measured", "simulated", "predicted"]
 Status = Literal["done", "cut short", "failed", "timed out", "killed", "left out"]
 
-MOST_SAMPLES = 40
+MAX_SAMPLES = 40
 """Raw samples of a figure that a file keeps."""
 
 
@@ -121,7 +121,7 @@ def median_figure(
 ) -> Figure:
     """Returns the median of measured samples with a bootstrapped 95 % interval."""
     low, high = interval(list(samples), statistics.median, seed)
-    kept = tuple(float(f"{sample:.6g}") for sample in samples[:MOST_SAMPLES]) if labels is not None else tuple(samples)
+    kept = tuple(float(f"{sample:.6g}") for sample in samples[:MAX_SAMPLES]) if labels is not None else tuple(samples)
     return Figure(
         name=name,
         source="measured",

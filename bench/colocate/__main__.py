@@ -14,7 +14,8 @@ from pathlib import Path
 
 from bench.colocate.calls import measure_calls
 from bench.colocate.models import goals, measure_models
-from bench.harness import Study, finish, published
+from bench.harness import finish, published
+from bench.record import Study
 from mosaic.artifact import save
 from mosaic.microbench import Budget
 from mosaic.profiler import ForeignLoad

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import mosaic
-from bench.harness import Figure, median_figure
+from bench.record import Figure, median_figure
 from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import find_modules
 from mosaic.plan import plan_from_quotas

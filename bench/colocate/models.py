@@ -15,8 +15,7 @@ from torch import nn
 
 import mosaic
 from bench.colocate.calls import ALONE, GOAL_US
-from bench.harness import Figure, median_figure
-from bench.record import missing_figure
+from bench.record import Figure, median_figure, missing_figure
 from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import find_modules
 from mosaic.engine.trial.settings import TrialSettings
@@ -31,7 +30,7 @@ LONG_MS = 20.0
 WIDEST = 0.01
 """Share of a goal by which an interval may reach beyond it, for the goal to count as met."""
 _ROUND_MS = 150.0
-_FEWEST_ROUNDS = 3
+_MIN_ROUNDS = 3
 _SAMPLE_S = 0.1
 _LARGE = ("public", "paper")
 _NO_TIME = "the quick form had no time left; run without --quick"
@@ -186,7 +185,7 @@ def in_rounds(plain: Loop, ours: Loop, rounds: int, budget: Budget) -> tuple[lis
     plain_ms: list[float] = []
     ratios = []
     for turn in range(rounds):
-        if turn >= _FEWEST_ROUNDS and budget.left_s <= 0:
+        if turn >= _MIN_ROUNDS and budget.left_s <= 0:
             break
         times: dict[bool, list[float]] = {True: [], False: []}
         for is_plain in (True, False) if turn % 2 else (False, True):

@@ -3,7 +3,7 @@
 ``python -m bench.cost [--quick] [--json FILE]``
 
 Everything that judges is measured after, and apart from, all that is fitted. What two cores cannot show is simulated
-as well, in figures of their own; on a GPU ``bench.gpu.__main__`` measures it.
+as well, in figures of their own; on a GPU ``bench.gpu`` measures it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from bench.cost.figures import GOALS, verdict
 from bench.cost.ground import FULL, QUICK, Scale
 from bench.cost.study import CostStudy
 from bench.gpu.bench import Bench
-from bench.harness import Study, finish, published
+from bench.harness import finish, published
+from bench.record import Study
 from mosaic.artifact import save
 from mosaic.backends.host.backend import HostBackend
 from mosaic.microbench import Budget

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,9 +12,6 @@ from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.backends.host.backend import HostBackend
 from mosaic.device import Device
 from mosaic.microbench import BenchSettings, Budget
-
-if TYPE_CHECKING:
-    from bench.gpu.child import Order
 
 
 @dataclass
@@ -73,14 +69,16 @@ class Bench:
         return next((f.value for f in self.known if (f.part, f.name) == (part, name)), None)
 
 
-def open_bench(order: Order) -> Bench:
-    """Opens the backend that an order asks for."""
-    backend = HostBackend(num_slots=2) if order.dry_run else CudaBackend(order.ordinal, cudnn=order.cudnn)
+def open_bench(
+    *, seconds: float, dry_run: bool, ordinal: int = 0, cudnn: bool = True, known: tuple[Figure, ...] = ()
+) -> Bench:
+    """Opens a GPU's backend, or in a dry run the host's, for a measurement of so many seconds."""
+    backend = HostBackend(num_slots=2) if dry_run else CudaBackend(ordinal, cudnn=cudnn)
     return Bench(
         backend=backend,
-        budget=Budget(order.seconds),
-        dry_run=order.dry_run,
-        known=order.known,
-        cudnn=order.cudnn,
-        notes=[] if order.cudnn else ["lanes do without cuDNN, which fails on them (first/conv-warm)"],
+        budget=Budget(seconds),
+        dry_run=dry_run,
+        known=known,
+        cudnn=cudnn,
+        notes=[] if cudnn else ["lanes do without cuDNN, which fails on them (first/conv-warm)"],
     )

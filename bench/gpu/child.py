@@ -209,7 +209,13 @@ def _measure(order: Order, tell: Callable[..., None]) -> None:
         from bench.gpu.bench import open_bench
 
         measure = order.measurement.resolve()
-        bench = open_bench(order)
+        bench = open_bench(
+            seconds=order.seconds,
+            dry_run=order.dry_run,
+            ordinal=order.ordinal,
+            cudnn=order.cudnn,
+            known=order.known,
+        )
         tell(device=asdict(bench.device))
         for figure in measure(bench):
             tell(figure=asdict(replace(figure, part=order.measurement.name, dry_run=order.dry_run)))

@@ -44,7 +44,7 @@ def _text_row(figure: Figure) -> str:
     return f"    {figure.name} ({labels}): {shown}{spread} ({source})"
 
 
-MOST_LOSS_DIFFERENCE = 0.02
+MAX_LOSS_DIFFERENCE = 0.02
 """Relative difference of losses that is put down to the order of sums in half precision; over it, no time counts."""
 NOT_YET = "not measured yet\n"
 _VARIANTS = (
@@ -188,7 +188,7 @@ def _differs_by(study: Study, figure: Figure) -> float:
     """Returns by how much a variant's losses differ from the plain loop's where that is too much, and 0 otherwise."""
     far = _same(study, figure.part, "loss_difference", figure, ("variant", "plan"))
     value = 0.0 if far is None or far.value is None else far.value
-    return 0.0 if value <= MOST_LOSS_DIFFERENCE else value
+    return 0.0 if value <= MAX_LOSS_DIFFERENCE else value
 
 
 def _why_not(steps: tuple[Figure, ...]) -> tuple[str, ...]:

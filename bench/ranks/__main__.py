@@ -2,10 +2,9 @@
 
 ``python -m bench.ranks [--quick] [--json FILE] [--pictures DIR]``
 
-Measured on two gloo ranks of this machine, since there are two cores. Simulated
-on 8 to 256 GPUs, from analytic profiles that are kept (``ranks_tables``). What needs a GPU has no number here;
-``bench.gpu.__main__`` measures it. Every part runs in processes of its own that are ended in time, and the file is written anew
-after each part.
+Measured on two gloo ranks of this machine, since there are two cores. Simulated on 8 to 256 GPUs, from analytic
+profiles that are kept (``layer_tables``). What needs a GPU has no number here; ``bench.gpu`` measures it. Every part
+runs in processes of its own that are ended in time, and the file is written anew after each part.
 ``--quick``: within a minute on two quiet cores.
 """
 
@@ -28,7 +27,7 @@ from mosaic.ranks.compare import Rounds
 
 QUICK_SECONDS = 56.0
 """After this a quick study ends whatever runs: the rest of its minute is for loading and writing."""
-ONE_GPU = "needs a GPU: python -m bench.gpu.__main__ --only ranks/one"
+ONE_GPU = "needs a GPU: python -m bench.gpu --only ranks/one"
 FULL_SECONDS = 870.0
 """The same for the full study: a quarter of an hour."""
 TOO_LARGE = ("qwen3-vl", "unified-io-2", "ctvlm")

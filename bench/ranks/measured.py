@@ -15,9 +15,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from bench.harness import median_figure
 from bench.ranks.tape import Tape
-from bench.record import Figure, Source, missing_figure
+from bench.record import Figure, Source, median_figure, missing_figure
 from mosaic.backends.host.backend import HostBackend
 from mosaic.cost.communication.ranked import ModuleTraffic, route_ms
 from mosaic.graph import ModuleGraph, Part

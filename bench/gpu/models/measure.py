@@ -11,7 +11,6 @@ from functools import partial
 from types import MappingProxyType
 
 from bench.gpu.bench import Bench
-from bench.gpu.models.profile_choice import quotas_for
 from bench.gpu.models.rounds import Rounds
 from bench.gpu.models.rule_of_thumb import measure_rule
 from bench.gpu.models.variants import PlainStreams, Step, Workload, colocated, lanes_of, whole_step_graph
@@ -27,7 +26,12 @@ from mosaic.plan import Plan, plan_from_quotas
 from mosaic.profiler import ProfileSettings, Subject, profile_modules
 from mosaic.solver import solve
 
-MOST_PAIRS = 6
+SHARES = (1 / 8, 1 / 4, 1 / 2, 3 / 4, 1)
+"""Of the device's slots."""
+LONG_STEP_MS = 50.0
+"""A plain step that takes longer is long: at an eighth of the device all modules together take up to eight times as
+long, about four times over."""
+MAX_PAIRS = 6
 PROFILE = "a profile"
 RULE = "the rule of thumb"
 ONE_GRAPH = "plain, one CUDA graph"
@@ -173,7 +177,7 @@ def _plan(rounds: Rounds, finding: Finding, seconds: float) -> tuple[Plan, str]:
         max_repeats=3,
         sample_seconds=0.15,
         refuse_share=2.0,
-        pairs=len(finding.graph.names) <= MOST_PAIRS,
+        pairs=len(finding.graph.names) <= MAX_PAIRS,
     )
     if not settings.pairs:
         bench.notes.append(f"planned without interference: {len(finding.graph.names)} modules make too many pairs")
@@ -183,6 +187,19 @@ def _plan(rounds: Rounds, finding: Finding, seconds: float) -> tuple[Plan, str]:
     bench.notes += [f"not profiled: {what}" for what in profile.left_out]
     plan = solve(finding.graph, CostModel.from_profile(profile), bench.device)
     return plan, plan.search.method
+
+
+def quotas_for(num_slots: int, step_ms: float) -> tuple[tuple[int, ...], str | None]:
+    """Returns quotas in slots, rising, and a note where a long plain step leaves out those under a quarter."""
+    quotas = sorted({max(1, round(num_slots * share)) for share in SHARES})
+    kept = [quota for quota in quotas if step_ms <= LONG_STEP_MS or 4 * quota >= num_slots]
+    if len(kept) == len(quotas):
+        return tuple(kept), None
+    left_out = ", ".join(str(quota) for quota in quotas if quota not in kept)
+    return tuple(kept), (
+        f"not profiled at {left_out} of {num_slots} slots: a plain step takes {step_ms:.0f} ms, more than "
+        f"{LONG_STEP_MS:.0f} ms, and quotas under a quarter of the device would take most of the time"
+    )
 
 
 def _bound(work: Workload, bench: Bench) -> Iterator[Figure]:

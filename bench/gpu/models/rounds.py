@@ -14,7 +14,7 @@ import torch
 
 from bench.gpu.bench import Bench
 from bench.gpu.models.variants import Step, Workload
-from bench.gpu.tables import MOST_LOSS_DIFFERENCE
+from bench.gpu.tables import MAX_LOSS_DIFFERENCE
 from bench.record import Figure, median_figure, missing_figure
 
 WARM_STEPS = 5
@@ -116,7 +116,7 @@ class Rounds:
             plain.append(time_ms(plain_step, self.bench, self._steps))
             ours.append(time_ms(step, self.bench, self._steps))
         ratios = [theirs / mine for theirs, mine in zip(plain, ours, strict=True)]
-        if far <= MOST_LOSS_DIFFERENCE:
+        if far <= MAX_LOSS_DIFFERENCE:
             self.speedup[labels["variant"]] = statistics.median(ratios)
         else:
             self.bench.notes.append(

@@ -160,7 +160,7 @@ def test_what_the_page_about_planning_shows_can_be_run_as_it_is(tmp_path, monkey
     text = PAGE.read_text(encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     Path("instance.json").write_text(re.search(r"```json\n(.*?)```", text, re.DOTALL).group(1))
-    commands = [line for line in re.search(r"```sh\n(.*?)```", text, re.DOTALL).group(1).splitlines()]
+    commands = re.search(r"```sh\n(.*?)```", text, re.DOTALL).group(1).splitlines()
     mine = [line.split("#")[0].split()[1:] for line in commands if "--model" not in line and "profile.json" not in line]
     assert len(mine) == 3
     for arguments in mine:

@@ -1,7 +1,8 @@
 import pytest
 
 from bench import tables
-from bench.harness import Figure, Study, in_turn, median_figure
+from bench.harness import in_turn
+from bench.record import Figure, Study, median_figure
 from mosaic import artifact
 
 

@@ -10,8 +10,7 @@ from bench.colocate import models as colocate_models
 from bench.colocate.__main__ import Scale, study
 from bench.colocate.calls import ALONE
 from bench.colocate.models import Loop, goals, in_rounds, lost_name, plain_name, sequential_name, tried_name
-from bench.harness import Study
-from bench.record import Figure
+from bench.record import Figure, Study
 from mosaic import artifact
 from mosaic.microbench import Budget
 from mosaic.models import PAPER_MODELS

@@ -9,7 +9,7 @@ import pytest
 from engine_cases import FAST, TwoTowers, pair_batch, tower
 from torch import nn
 
-from bench.gpu.models.profile_choice import LONG_STEP_MS, quotas_for
+from bench.gpu.models.measure import LONG_STEP_MS, quotas_for
 from mosaic.backends.host.backend import HostBackend
 from mosaic.cost import CostModel
 from mosaic.engine import find_modules

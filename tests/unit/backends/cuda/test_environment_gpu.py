@@ -2,35 +2,47 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-ROOT = Path(__file__).parents[4]
+
+class Marked:
+    """A test that is marked, as far as the hook looks at it."""
+
+    def __init__(self, *marks: str) -> None:
+        self._marks = marks
+
+    def get_closest_marker(self, name: str) -> object:
+        return name if name in self._marks else None
 
 
-def run_gpu_test(*, required: str | None) -> subprocess.CompletedProcess[str]:
-    """Runs one test of the contract on a machine that offers no GPU."""
-    environ = {key: value for key, value in os.environ.items() if key != "MOSAIC_REQUIRE_GPU"}
-    environ |= {"CUDA_VISIBLE_DEVICES": ""} | ({} if required is None else {"MOSAIC_REQUIRE_GPU": required})
-    one = "tests/contract/test_backend_contract.py::test_the_protocols_are_met[cuda]"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", one]
-    return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=120)
+@pytest.fixture
+def hooks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The tests' own hooks, on a machine without a GPU."""
+    found = next(one for one in request.config.pluginmanager.get_plugins() if hasattr(one, "why_no_gpu"))
+    monkeypatch.setattr(found, "why_no_gpu", lambda: "no driver")
+    monkeypatch.delenv("MOSAIC_REQUIRE_GPU", raising=False)
+    return found
 
 
 @pytest.mark.parametrize("required", [None, "0"])
-def test_gpu_tests_are_skipped_without_a_gpu_and_say_why(required: str | None):
-    done = run_gpu_test(required=required)
-    assert done.returncode == 0, done.stdout
-    assert "1 skipped" in done.stdout
-    assert "no GPU to use: " in done.stdout
+def test_gpu_tests_are_skipped_without_a_gpu_and_say_why(
+    hooks: ModuleType, monkeypatch: pytest.MonkeyPatch, required: str | None
+):
+    if required is not None:
+        monkeypatch.setenv("MOSAIC_REQUIRE_GPU", required)
+    with pytest.raises(pytest.skip.Exception, match="no GPU to use: no driver"):
+        hooks.pytest_runtest_setup(Marked("gpu"))
 
 
-def test_gpu_tests_fail_without_a_gpu_where_one_is_required():
-    done = run_gpu_test(required="1")
-    assert done.returncode == 1, done.stdout
-    assert "MOSAIC_REQUIRE_GPU=1 and there is no GPU to use: " in done.stdout
-    assert "1 skipped" not in done.stdout
+def test_gpu_tests_fail_without_a_gpu_where_one_is_required(hooks: ModuleType, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MOSAIC_REQUIRE_GPU", "1")
+    with pytest.raises(pytest.fail.Exception, match="MOSAIC_REQUIRE_GPU=1 and there is no GPU to use: no driver"):
+        hooks.pytest_runtest_setup(Marked("gpu"))
+
+
+def test_other_tests_run_and_gpu_tests_run_where_there_is_one(hooks: ModuleType, monkeypatch: pytest.MonkeyPatch):
+    hooks.pytest_runtest_setup(Marked())
+    monkeypatch.setattr(hooks, "why_no_gpu", lambda: "")
+    hooks.pytest_runtest_setup(Marked("gpu"))
