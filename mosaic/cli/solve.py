@@ -48,7 +48,7 @@ class Solve:
     time_limit: float = 10.0
     """Seconds for exact and heuristic, which then give the best so far; 0 gives the sequential plan at once."""
     seed: int = 0
-    """Seed of the heuristic's restarts."""
+    """Seed of what the search draws at random."""
     earlier: Annotated[Path | None, arg(name="from", metavar="PLAN")] = None
     """Start from this plan, or the plan of this answer: of the same modules before some came, went or changed, or of
     another number of devices. With exact and heuristic."""
