@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -49,3 +50,11 @@ def finish(study: str, figures: Sequence[Figure], load: ForeignLoad, path: Path 
     if path is not None:
         save(made, path)
     return made
+
+
+def published(made: Study, paths: Iterable[Path | None]) -> Study:
+    """Returns a study whose command names no folder of this machine."""
+    command = made.command
+    for path in paths:
+        command = command.replace(str(path), path.name) if path is not None else command
+    return replace(made, command=command)

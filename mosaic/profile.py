@@ -226,17 +226,17 @@ class HeldOutError:
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
     subject: str
-    """Module whose surface it was, or ``interference``."""
+    """Module whose surface it was."""
     phase: Phase
     """Forward or backward."""
     form: str
-    """Form that predicted: ``smooth``, ``alpha-beta``, ``additive``, ..."""
+    """Form of surface that predicted: ``smooth`` or ``shaped``."""
     median: float
     """Median relative error of a time; 0.05 is five percent."""
     largest: float
     """Largest relative error of a time."""
     count: Annotated[int, Ge(1)]
-    """Measurements that were held out, one at a time (a whole group, for interference)."""
+    """Measurements that were held out, one at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

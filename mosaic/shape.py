@@ -1,4 +1,4 @@
-"""What time over the quota looks like for a module before it is measured: a mean and the ways in which it may differ.
+"""The likely course of a module's time over the quota before it is measured: a mean, and the ways to differ from it.
 
 Made from counted operators and a device's description (``mosaic.cost.surfaces.shape_prior``), kept in a profile beside the
 samples, and conditioned on these (``mosaic.cost.surfaces.posterior``).

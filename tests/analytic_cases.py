@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import nn
 
@@ -34,6 +36,7 @@ def stack(width: int, layers: int) -> nn.Module:
     return nn.TransformerEncoder(layer, layers, enable_nested_tensor=False).bfloat16()
 
 
+@cache
 def pod_counts() -> dict[str, dict[int, ModuleCounts]]:
     with torch.device("meta"):
         modules = {

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from bench.colocate.calls import measure_calls
 from bench.colocate.models import goals, measure_models
-from bench.cost.__main__ import published
-from bench.harness import finish
+from bench.harness import finish, published
 from bench.record import Study
 from mosaic.artifact import save
 from mosaic.microbench import Budget

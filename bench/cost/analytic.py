@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from bench.cost.calibration import LEAST_MEASUREMENTS, Measurement, calibrate, measurements_of
+from bench.cost.calibration import MIN_MEASUREMENTS, CountedTime, calibrate, measurements_of
 from bench.cost.figures import absent, mean_figure
 from bench.cost.ground import Ground
 from bench.record import Figure
@@ -35,8 +35,8 @@ def measure_analytic(ground: Ground) -> Iterator[Figure]:
     for half in (0, 1):
         fit = _measurements(ground, ground.profile, ground.names[half::2])
         held = _measurements(ground, ground.later, ground.names[1 - half :: 2])
-        if len(fit) < LEAST_MEASUREMENTS:
-            yield from absent((BEFORE, AFTER), f"{len(fit)} measurements to fit; it takes {LEAST_MEASUREMENTS}")
+        if len(fit) < MIN_MEASUREMENTS:
+            yield from absent((BEFORE, AFTER), f"{len(fit)} measurements to fit; it takes {MIN_MEASUREMENTS}")
             return
         before += errors(hardware, held)
         calibrated = calibrate(hardware, fit)
@@ -48,7 +48,7 @@ def measure_analytic(ground: Ground) -> Iterator[Figure]:
     yield mean_figure(AFTER, after, source="measured", labels=labels)
 
 
-def errors(hardware: Hardware, held: Sequence[Measurement]) -> list[float]:
+def errors(hardware: Hardware, held: Sequence[CountedTime]) -> list[float]:
     """Returns by what factor each predicted time is off, less one."""
     found = []
     for one in held:
@@ -57,9 +57,9 @@ def errors(hardware: Hardware, held: Sequence[Measurement]) -> list[float]:
     return found
 
 
-def _measurements(ground: Ground, profile: Profile, names: Sequence[str]) -> tuple[Measurement, ...]:
+def _measurements(ground: Ground, profile: Profile, names: Sequence[str]) -> tuple[CountedTime, ...]:
     """What a profile measured of the named modules at degree 1."""
     kind = ground.bench.device.kind
     subjects = [subject for subject in ground.finding.subjects if subject.name in names]
-    counts = {s.name: {1: count_module(s.module, s.args, s.kwargs, target=kind)} for s in subjects}
+    counts = {s.name: count_module(s.module, s.args, s.kwargs, target=kind) for s in subjects}
     return measurements_of(profile, counts)

@@ -26,11 +26,10 @@ from numpy.typing import NDArray
 
 from mosaic.cost.counts import ModuleCounts, OperatorKind, PhaseCounts
 from mosaic.cost.roofline import ideal_time
-from mosaic.errors import InvalidProfileError
 from mosaic.hardware import Hardware
 from mosaic.profile import Profile
 
-LEAST_MEASUREMENTS = 6
+MIN_MEASUREMENTS = 6
 """With fewer, six factors fit anything and predict nothing."""
 
 _FACTORS = ("matmul", "attention", "conv", "memory", "launch_us", "sm_gb_per_s")
@@ -38,7 +37,7 @@ _BOUNDS = ((0.005, 2.0), (0.005, 2.0), (0.005, 2.0), (0.005, 2.0), (0.01, 1000.0
 _KINDS = {OperatorKind.MATMUL: 0, OperatorKind.ATTENTION: 1, OperatorKind.CONV: 2}
 _MEMORY, _LAUNCH, _DRAWN = 3, 4, 5
 _OUTLIER = 0.1
-_MOST_FOLDS = 8
+_MAX_FOLDS = 8
 
 _LEVEL = np.array([-1.0, -1.0, -1.0, -1.0, 1.0, 0.0])
 """How factors move together where everything is slower."""
@@ -58,27 +57,17 @@ Vector = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measurement:
+class CountedTime:
     """One measured time of counted operators."""
 
-    name: str
-    """What was measured."""
+    module: str
+    """Whose operators these are: all of a module are left out together."""
     counts: PhaseCounts
     """Its operators; without any that send to other devices."""
     quota: int
     """Slots it ran on."""
     measured_ms: float
     """Time in milliseconds."""
-    module: str = ""
-    """Whose operators these are: all measurements of a module are left out together; empty for the name itself."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.measured_ms < math.inf:
-            raise ValueError(f"{self.name}: measured_ms={self.measured_ms}; use a finite time above 0")
-        if self.quota < 1 or not self.counts.operators:
-            raise ValueError(f"{self.name}: quota={self.quota}, {len(self.counts.operators)} operators; use 1 or more")
-        if self.counts.network_bytes:
-            raise ValueError(f"{self.name} sends to other devices; calibrate on what runs on one device")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,84 +78,57 @@ class Calibrated:
     """The description."""
     error_before: float
     """Error over the measurements, before."""
-    error_after: float
-    """Error afterwards, on the measurements that were fitted: never more than before."""
     error_held_out: float
     """Error on modules that a fit of the same freedom did not see; that from before where nothing changed."""
     freedom: str
     """What was allowed to change: ``nothing``, ``one speed for everything``, ``each kind``, ..."""
-    fitted: tuple[str, ...]
-    """Factors on which the measurements depend; the others keep their value."""
-    num_measurements: int
-    """Measurements used."""
-
-    @property
-    def is_better(self) -> bool:
-        """Whether it predicts what it has not seen better than before; if not, nothing was changed."""
-        return self.freedom != NOTHING and self.error_held_out < self.error_before
 
 
-def calibrate(hardware: Hardware, measurements: Sequence[Measurement]) -> Calibrated:
-    """Fits efficiencies, launch time and bandwidth of an SM to measured times.
+def calibrate(hardware: Hardware, measurements: Sequence[CountedTime]) -> Calibrated:
+    """Fits efficiencies, launch time and bandwidth of an SM to measured times; peaks are not touched.
 
-    Peaks are not touched. Launch time and bandwidth of an SM are told apart from the efficiencies only by small kernels
-    and small quotas; without such, ``fitted`` may list factors that trade off against each other.
+    Launch time and bandwidth of an SM are told apart from the efficiencies only by small kernels and small quotas.
 
     Raises:
-        ValueError: There are fewer than six measurements, or one has a quota that the device does not have.
+        ValueError: There are fewer than six measurements.
     """
-    if len(measurements) < LEAST_MEASUREMENTS:
+    if len(measurements) < MIN_MEASUREMENTS:
         raise ValueError(
-            f"calibration of {hardware.name} needs at least {LEAST_MEASUREMENTS} measurements, there are "
+            f"calibration of {hardware.name} needs at least {MIN_MEASUREMENTS} measurements, there are "
             f"{len(measurements)}: measure more kernels, sizes or quotas"
         )
-    for measurement in measurements:
-        hardware.device().check_quota(measurement.quota, of=measurement.name)
     work = _Work(hardware, measurements)
     start = _factors(hardware)
     before = work.error(start)
     freedom, sigma, held_out = _choose_freedom(work, start)
     found = start if sigma is None else work.fit(start, np.arange(len(measurements)), sigma)
-    fitted = np.abs(found - start) > 1e-9
     if work.error(found) > before:  # what is minimised is not quite the error
-        freedom, found, fitted, held_out = NOTHING, start, np.zeros(len(start), dtype=bool), before
+        freedom, found, held_out = NOTHING, start, before
+    changed = bool((np.abs(found - start) > 1e-9).any())
     return Calibrated(
-        hardware=_with_factors(hardware, found, len(measurements)) if fitted.any() else hardware,
+        hardware=_with_factors(hardware, found, len(measurements)) if changed else hardware,
         error_before=before,
-        error_after=work.error(found),
         error_held_out=held_out,
         freedom=freedom,
-        fitted=tuple(name for name, is_fitted in zip(_FACTORS, fitted, strict=True) if is_fitted),
-        num_measurements=len(measurements),
     )
 
 
-def measurements_of(profile: Profile, counts: Mapping[str, Mapping[int, ModuleCounts]]) -> tuple[Measurement, ...]:
-    """Returns what a profile measured of modules that were counted at the same degree, phase by phase.
-
-    Raises:
-        InvalidProfileError: It measured none of them.
-    """
-    found = []
-    for sample in profile.samples:
-        of_module = counts.get(sample.module, {}).get(sample.degree)
-        operators = of_module.phase(sample.phase) if of_module is not None else PhaseCounts()
-        if operators.operators and sample.times_ms and sample.median_ms > 0:
-            name = f"{sample.module} {sample.phase}"
-            found.append(
-                Measurement(
-                    name=name,
-                    counts=operators,
-                    quota=sample.quota,
-                    measured_ms=sample.median_ms,
-                    module=sample.module,
-                )
-            )
-    if not found:
-        raise InvalidProfileError(
-            f"the profile measured none of {', '.join(counts) or 'no modules'} at a degree that was counted"
+def measurements_of(profile: Profile, counts: Mapping[str, ModuleCounts]) -> tuple[CountedTime, ...]:
+    """Returns what a profile measured at degree 1 of modules that were counted, phase by phase."""
+    return tuple(
+        CountedTime(
+            module=sample.module,
+            counts=counts[sample.module].phase(sample.phase),
+            quota=sample.quota,
+            measured_ms=sample.median_ms,
         )
-    return tuple(found)
+        for sample in profile.samples
+        if sample.module in counts
+        and sample.degree == 1
+        and sample.times_ms
+        and sample.median_ms > 0
+        and counts[sample.module].phase(sample.phase).operators
+    )
 
 
 def mean_error(log_ratios: Vector) -> float:
@@ -177,7 +139,7 @@ def mean_error(log_ratios: Vector) -> float:
 class _Work:
     """Measurements as arrays, one entry for each kind of call in each of them."""
 
-    def __init__(self, hardware: Hardware, measurements: Sequence[Measurement]) -> None:
+    def __init__(self, hardware: Hardware, measurements: Sequence[CountedTime]) -> None:
         self._measured = np.array([measurement.measured_ms for measurement in measurements])
         self._peak = hardware.memory_gb_per_s
         self.groups = _groups(measurements)
@@ -256,13 +218,11 @@ class _Work:
         return float((self._weights[chosen] * robust).sum() + moved @ pull @ moved / 2)
 
 
-def _groups(measurements: Sequence[Measurement]) -> NDArray[np.intp]:
-    """Numbers the modules; measurements of a single one by name, and of a single name one by one."""
-    for named in ([m.module or m.name for m in measurements], [m.name for m in measurements]):
-        distinct = list(dict.fromkeys(named))
-        if len(distinct) > 1:
-            return np.array([distinct.index(name) for name in named])
-    return np.arange(len(measurements))
+def _groups(measurements: Sequence[CountedTime]) -> NDArray[np.intp]:
+    """Numbers the modules; the measurements of a single one stand each for itself."""
+    modules = [measurement.module for measurement in measurements]
+    distinct = list(dict.fromkeys(modules))
+    return np.array([distinct.index(name) for name in modules]) if len(distinct) > 1 else np.arange(len(modules))
 
 
 def _choose_freedom(work: _Work, start: Vector) -> tuple[str, float | None, float]:
@@ -270,7 +230,7 @@ def _choose_freedom(work: _Work, start: Vector) -> tuple[str, float | None, floa
 
     From nothing to all; a freer one takes over where its gain over the modules is above its standard error.
     """
-    folds = work.groups % _MOST_FOLDS
+    folds = work.groups % _MAX_FOLDS
     chosen: tuple[str, float | None] = (NOTHING, None)
     least = np.abs(work.ratios(start))
     for name, sigma in _FREEDOMS:

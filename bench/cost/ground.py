@@ -1,4 +1,4 @@
-"""What all parts of ``bench_cost`` stand on: modules, the profile that is fitted, and what is measured after it."""
+"""The ground of all parts of ``bench.cost``: modules, the profile that is fitted, and what is measured after it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from bench.cost.models import NAMES, Branches, Size, make_inputs
 from bench.gpu.bench import Bench
 from mosaic.cost import Bandwidths
 from mosaic.cost.analytic import count_module
+from mosaic.cost.interference import InterferenceFit
 from mosaic.engine import find_modules
 from mosaic.hardware import Hardware
 from mosaic.microbench.kernels import half_type
@@ -59,7 +60,7 @@ def _settings(repeats: int, seconds: float, foreign_share: float) -> ProfileSett
 
 
 TINY = Scale(
-    size="tiny", num_modules=4, settings=_settings(2, 0.02, 2.0), num_fit=4, num_held=2, rounds=2, seeds=1, step_slots=8
+    size="tiny", num_modules=3, settings=_settings(2, 0.02, 2.0), num_fit=4, num_held=2, rounds=2, seeds=1, step_slots=8
 )
 QUICK = Scale(
     size="host", num_modules=5, settings=_settings(3, 0.1, 2.0), num_fit=6, num_held=4, rounds=3, seeds=1, step_slots=4
@@ -79,6 +80,10 @@ GPU = Scale(
 )
 
 
+Fits = dict[str, InterferenceFit | str | None]
+"""By form: its coefficients, why there are none, or None where it has none."""
+
+
 class NoNetwork:
     """Degrees without communication: one replica's share of the batch is all that counts."""
 
@@ -88,12 +93,17 @@ class NoNetwork:
 
 
 class Ground:
-    """The modules on one backend; each profile is measured when it is first asked for."""
+    """The modules on one backend; each profile is measured when it is first asked for.
+
+    Attributes:
+        fits: Forms fitted to groups, once there are any.
+    """
 
     def __init__(self, bench: Bench, scale: Scale) -> None:
         """Makes the model of all modules and finds them in it."""
         self.bench = bench
         self.scale = scale
+        self.fits: Fits = {}
         self._model, inputs = self.model_of(NAMES[: scale.num_modules])
         self.finding = find_modules(self._model, inputs, include=["branches.*"])
 
@@ -153,7 +163,7 @@ class Ground:
         counts = {s.name: count_module(s.module, s.args, s.kwargs, target=kind) for s in self.finding.subjects}
         hardware = self.hardware
         if hardware is not None:
-            found = measurements_of(self.profile, {name: {1: of} for name, of in counts.items()})
+            found = measurements_of(self.profile, counts)
             hardware = calibrate(hardware, found).hardware
         return CountedBandwidths(counts, self.bench.device, hardware)
 

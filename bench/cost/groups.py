@@ -2,78 +2,63 @@
 
 from __future__ import annotations
 
+import random
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from bench.cost.figures import COUNTS, FORMS, absent, error_name, mean_figure
-from bench.cost.ground import Ground
-from bench.cost.runs import Split, key, split_runs
+from bench.cost.figures import COUNTS, FORM_WORDS, absent, error_name, mean_figure
+from bench.cost.ground import Fits, Ground
 from bench.record import Figure
-from mosaic.backends.base import Lanes
-from mosaic.cost import CostModel
-from mosaic.cost.interference import GroupRun, InterferenceFit, fit_interference
-from mosaic.cost.interference.fit import Form
+from mosaic.cost import CostModel, HasBandwidth
+from mosaic.cost.interference import GroupRun, design_runs, find_form, fit_interference
+from mosaic.device import Device
 from mosaic.errors import MosaicError
 from mosaic.profile import GroupSample, Phase
 from mosaic.profiler.measuring.beside import measure_group
-from mosaic.profiler.measuring.groups import Beside, lay_out
+from mosaic.profiler.measuring.groups import lay_out
 
 REPEATED = "difference of the same held-out plans measured twice, {} modules"
 SLOWDOWN = "slowdown of modules in held-out plans, {} modules"
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
-    """One held-out plan in one phase: the time of its slowest module."""
-
-    count: int
-    """Modules."""
-    form: Form
-    """Which form predicted."""
-    predicted_ms: float
-    """From surfaces and the form; nothing of the group itself went in."""
-    measured_ms: float
-    """Beside all others."""
-
-    @property
-    def error(self) -> float:
-        """Relative to what was measured."""
-        return abs(self.predicted_ms / self.measured_ms - 1)
+RunKey = frozenset[tuple[str, int]]
+"""Names a run whatever its order."""
 
 
-Fits = Mapping[Form, InterferenceFit | str]
-"""By form: its coefficients, or why there are none."""
+def group_names() -> tuple[str, ...]:
+    """Returns the names of figures of held-out plans."""
+    errors = [error_name(count, form) for count in COUNTS for form in FORM_WORDS]
+    return (*errors, *(text.format(count) for count in COUNTS for text in (SLOWDOWN, REPEATED)))
 
 
-@dataclass(slots=True)
-class Seen:
-    """What other parts and pictures use."""
-
-    judged: list[Judged] = field(default_factory=list)
-    """Comparisons."""
-    fits: Fits = field(default_factory=dict)
-    """Empty where no group was fitted."""
-
-
-def measure_groups(ground: Ground, seen: Seen) -> Iterator[Figure]:
-    """Fits every form to some groups, then measures others and compares; leaves both in ``seen``."""
+def measure_groups(ground: Ground) -> Iterator[Figure]:
+    """Fits every form to some groups, then measures others and compares; leaves the fits in ``ground``."""
     missing = missing_counts(ground)
     for count, why in missing.items():
-        names = [error_name(count, form) for form in FORMS]
+        names = [error_name(count, form) for form in FORM_WORDS]
         yield from absent([*names, SLOWDOWN.format(count), REPEATED.format(count)], why)
     counts = [count for count in COUNTS if count not in missing]
     if not counts:
         return
-    split = split_of(ground, counts)
-    seen.fits = fit_forms(ground, [group for _, group in measure_runs(ground, split.fit)])
-    held = measure_runs(ground, [run for runs in split.held.values() for run in runs])
-    again = measure_runs(ground, [run for runs in split.held.values() for run in runs])
+    scale, device = ground.scale, ground.bench.device
+    fit, held = split_runs(
+        ground.names, ground.bandwidths, device, num_fit=scale.num_fit, num_held=scale.num_held, counts=counts
+    )
+    ground.fits = fit_forms([group for _, group in _measure_runs(ground, fit)], ground.bandwidths, device)
+    every = [run for runs in held.values() for run in runs]
+    first, second = _measure_runs(ground, every), _measure_runs(ground, every)
     for count in counts:
-        runs = {key(run) for run in split.held[count]}
-        found = [(named, group) for named, group in held if named in runs]
-        yield from _judge(ground, count, [group for _, group in found], seen)
-        yield from _repeatability(count, found, again)
+        keys = {key(run) for run in held[count]}
+        groups = [group for named, group in first if named in keys]
+        yield from _judge(ground, count, groups)
+        again = {(named, group.members[0].phase): measured_ms(group) for named, group in second}
+        differences = [
+            abs(again[both] / measured_ms(group) - 1)
+            for named, group in first
+            if named in keys and (both := (named, group.members[0].phase)) in again
+        ]
+        figure = mean_figure(REPEATED.format(count), differences, source="measured", reason="no time was left")
+        yield replace(figure, labels={"is": "the least error that any model can show here"})
 
 
 def missing_counts(ground: Ground) -> dict[int | str, str]:
@@ -82,76 +67,103 @@ def missing_counts(ground: Ground) -> dict[int | str, str]:
     found: dict[int | str, str] = {
         count: f"this machine has {slots} {ground.unit}" for count in COUNTS if count > slots
     }
-    short = {count: f"this form of the study has {modules} modules" for count in COUNTS if count > modules}
-    return short | found
+    return {count: f"this form of the study has {modules} modules" for count in COUNTS if count > modules} | found
 
 
-def split_of(ground: Ground, counts: Sequence[int]) -> Split:
-    """Draws which groups are fitted and which are held out."""
-    scale = ground.scale
-    return split_runs(
-        ground.names,
-        ground.bandwidths,
-        ground.bench.device,
-        num_fit=scale.num_fit,
-        num_held=scale.num_held,
-        counts=counts,
-    )
+def key(run: GroupRun) -> RunKey:
+    """Names a run."""
+    return frozenset(zip(run.modules, run.quotas, strict=True))
 
 
-def measure_runs(ground: Ground, runs: Sequence[GroupRun]) -> list[tuple[frozenset[tuple[str, int]], GroupSample]]:
+def split_runs(
+    names: Sequence[str],
+    bandwidths: HasBandwidth,
+    device: Device,
+    *,
+    num_fit: int,
+    num_held: int,
+    counts: Sequence[int],
+    seed: int = 0,
+) -> tuple[tuple[GroupRun, ...], dict[int, tuple[GroupRun, ...]]]:
+    """Designs the runs to fit (of two to eight modules) and draws others to judge by, before anything is measured.
+
+    Args:
+        names: Modules.
+        bandwidths: What they use alone, or estimates.
+        device: Where they will run.
+        num_fit: Most runs to fit; where there are few in all, two thirds of them.
+        num_held: Most runs to judge by, of each number of modules.
+        counts: Numbers of modules to judge.
+        seed: Of the draw.
+
+    Returns:
+        Runs to fit and, by number of modules, runs to judge by; none is in both.
+    """
+    dice = random.Random(seed)
+    fit = design_runs(names, bandwidths, device, budget=num_fit)
+    if device.num_slots == 2:  # every pair at one slot each is all there is
+        fit = fit[: max(1, min(num_fit, len(names) * (len(names) - 1) // 3))]
+    taken = {key(run) for run in fit}
+    held: dict[int, tuple[GroupRun, ...]] = {}
+    for count in counts:
+        drawn: list[GroupRun] = []
+        if count <= min(len(names), device.num_slots):
+            for _ in range(50 * num_held):
+                run = _draw(names, count, device.num_slots, dice)
+                if len(drawn) < num_held and key(run) not in taken:
+                    taken.add(key(run))
+                    drawn.append(run)
+        held[count] = tuple(drawn)
+    return fit, held
+
+
+def _draw(names: Sequence[str], count: int, num_slots: int, dice: random.Random) -> GroupRun:
+    cuts = sorted(dice.sample(range(1, num_slots), count - 1))
+    quotas = tuple(after - before for before, after in zip([0, *cuts], [*cuts, num_slots], strict=True))
+    return GroupRun(modules=tuple(dice.sample(list(names), count)), quotas=quotas)
+
+
+def _measure_runs(ground: Ground, runs: Sequence[GroupRun]) -> list[tuple[RunKey, GroupSample]]:
     """Runs groups in both phases, as far as time reaches."""
+    subjects = {subject.name: subject for subject in ground.finding.subjects}
     layouts = [lay_out(run.modules, run.quotas) for run in runs]
     found = []
     with ground.bench.backend.open_lanes({slots for layout in layouts for _, slots in layout}) as lanes:
         for run, layout in zip(runs, layouts, strict=True):
-            if ground.bench.budget.allows(f"{' beside '.join(run.modules)}"):
-                found += [(key(run), group) for group in _measure(ground, layout, lanes)]
+            if not ground.bench.budget.allows(f"{' beside '.join(run.modules)}"):
+                continue
+            for phase in Phase:
+                group = measure_group(
+                    [subjects[name] for name, _ in layout],
+                    [lanes.lane(slots) for _, slots in layout],
+                    phase,
+                    ground.scale.settings,
+                    inline=lanes.launches_inline,
+                    device=ground.bench.torch_device,
+                )
+                if group is not None:
+                    found.append((key(run), group))
     return found
 
 
-def _measure(ground: Ground, layout: Beside, lanes: Lanes) -> Iterator[GroupSample]:
-    subjects = {subject.name: subject for subject in ground.finding.subjects}
-    for phase in Phase:
-        group = measure_group(
-            [subjects[name] for name, _ in layout],
-            [lanes.lane(slots) for _, slots in layout],
-            phase,
-            ground.scale.settings,
-            inline=lanes.launches_inline,
-            device=ground.bench.torch_device,
-        )
-        if group is not None:
-            yield group
-
-
-def fit_forms(ground: Ground, groups: Sequence[GroupSample]) -> Fits:
+def fit_forms(groups: Sequence[GroupSample], bandwidths: HasBandwidth, device: Device) -> Fits:
     """Fits every form to the groups."""
-    found: dict[Form, InterferenceFit | str] = {}
-    for form in FORMS:
+    found: Fits = {}
+    for form in FORM_WORDS:
         try:
-            found[form] = fit_interference(groups, ground.bandwidths, form, device=ground.bench.device)
+            fitted = find_form(form).fit is not None
+            found[form] = fit_interference(groups, bandwidths, form, device=device) if fitted else None
         except MosaicError as error:
             found[form] = str(error)
     return found
 
 
-def model_with(ground: Ground, form: Form, fit: InterferenceFit) -> CostModel:
-    """Puts the fitted surfaces and a fitted form together."""
-    return CostModel.from_profile(ground.profile, interference=form, fit=fit, estimate=ground.bandwidths)
-
-
 def predict_ms(cost: CostModel, group: GroupSample) -> float:
-    """Returns the predicted time of a group's slowest module, from surfaces alone."""
+    """Returns the predicted time of a group's slowest module; nothing of the group itself goes in."""
+    placed = [(member.module, member.quota) for member in group.members]
     return max(
-        cost.placed_ms(
-            m.module,
-            m.phase,
-            1,
-            m.quota,
-            beside=[(other.module, other.quota) for other in group.members if other is not m],
-        )
-        for m in group.members
+        cost.placed_ms(m.module, m.phase, 1, m.quota, beside=[*placed[:index], *placed[index + 1 :]])
+        for index, m in enumerate(group.members)
     )
 
 
@@ -160,30 +172,14 @@ def measured_ms(group: GroupSample) -> float:
     return max(statistics.median(member.times_ms) for member in group.members)
 
 
-def _judge(ground: Ground, count: int, groups: Sequence[GroupSample], seen: Seen) -> Iterator[Figure]:
-    for form, fit in seen.fits.items():
+def _judge(ground: Ground, count: int, groups: Sequence[GroupSample]) -> Iterator[Figure]:
+    for form, fit in ground.fits.items():
         if isinstance(fit, str):
             yield from absent([error_name(count, form)], fit)
             continue
-        cost = model_with(ground, form, fit)
-        found = [
-            Judged(count=count, form=form, predicted_ms=predict_ms(cost, group), measured_ms=measured_ms(group))
-            for group in groups
-        ]
-        seen.judged += found
+        cost = CostModel.from_profile(ground.profile, interference=form, fit=fit, estimate=ground.bandwidths)
+        errors = [abs(predict_ms(cost, group) / measured_ms(group) - 1) for group in groups]
         why = "no time was left for held-out plans"
-        yield mean_figure(error_name(count, form), [one.error for one in found], source="measured", reason=why)
+        yield mean_figure(error_name(count, form), errors, source="measured", reason=why)
     slowdowns = [member.slowdown for group in groups for member in group.members]
     yield mean_figure(SLOWDOWN.format(count), slowdowns, source="measured", reason="no time was left")
-
-
-def _repeatability(
-    count: int, found: Sequence[tuple[object, GroupSample]], again: Sequence[tuple[object, GroupSample]]
-) -> Iterator[Figure]:
-    def phases(of: Sequence[tuple[object, GroupSample]]) -> dict[tuple[object, Phase], float]:
-        return {(named, group.members[0].phase): measured_ms(group) for named, group in of}
-
-    first, second = phases(found), phases(again)
-    differences = [abs(second[both] / first[both] - 1) for both in first if both in second]
-    figure = mean_figure(REPEATED.format(count), differences, source="measured", reason="no time was left")
-    yield replace(figure, labels={**figure.labels, "is": "the least error that any model can show here"})

@@ -72,35 +72,35 @@ def _convolutions(channels: int, layers: int) -> nn.Module:
     )
 
 
+def _parts(s: _Width) -> dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]]:
+    """What makes each module, and the shape of its input."""
+    rows = (s.batch, s.tokens, s.width)
+    image = (s.batch, s.channels, s.side, s.side)
+    video = (s.batch, 2 * s.channels, s.side // 2, s.side // 2)
+    wide = (s.batch, s.spread)
+    return {
+        "text": (lambda: _transformer(s.width, s.layers), rows),
+        "points": (lambda: Pointwise(s.spread, 2 * s.layers), wide),
+        "image": (lambda: _convolutions(s.channels, s.layers), image),
+        "tables": (
+            lambda: nn.Sequential(*(nn.Linear(s.weights, s.weights) for _ in range(s.layers))),
+            (s.batch, s.weights),
+        ),
+        "audio": (lambda: Recurrent(s.width), rows),
+        "depth": (lambda: nn.Sequential(*(nn.LayerNorm(s.spread) for _ in range(s.layers))), wide),
+        "video": (lambda: _convolutions(2 * s.channels, s.layers), video),
+        "thermal": (lambda: _transformer(2 * s.width, max(1, s.layers // 2)), (s.batch, s.tokens, 2 * s.width)),
+    }
+
+
 def make_module(name: str, size: Size) -> nn.Module:
     """Returns one of ``NAMES``."""
-    s = _WIDTHS[size]
-    makers: dict[str, Callable[[], nn.Module]] = {
-        "text": lambda: _transformer(s.width, s.layers),
-        "points": lambda: Pointwise(s.spread, 2 * s.layers),
-        "image": lambda: _convolutions(s.channels, s.layers),
-        "tables": lambda: nn.Sequential(*(nn.Linear(s.weights, s.weights) for _ in range(s.layers))),
-        "audio": lambda: Recurrent(s.width),
-        "depth": lambda: nn.Sequential(*(nn.LayerNorm(s.spread) for _ in range(s.layers))),
-        "video": lambda: _convolutions(2 * s.channels, s.layers),
-        "thermal": lambda: _transformer(2 * s.width, max(1, s.layers // 2)),
-    }
-    return makers[name]()
+    return _parts(_WIDTHS[size])[name][0]()
 
 
 def input_shape(name: str, size: Size) -> tuple[int, ...]:
     """Returns the shape of a module's input."""
-    s = _WIDTHS[size]
-    return {
-        "text": (s.batch, s.tokens, s.width),
-        "points": (s.batch, s.spread),
-        "image": (s.batch, s.channels, s.side, s.side),
-        "tables": (s.batch, s.weights),
-        "audio": (s.batch, s.tokens, s.width),
-        "depth": (s.batch, s.spread),
-        "video": (s.batch, 2 * s.channels, s.side // 2, s.side // 2),
-        "thermal": (s.batch, s.tokens, 2 * s.width),
-    }[name]
+    return _parts(_WIDTHS[size])[name][1]
 
 
 NAMES = ("text", "points", "image", "tables", "audio", "depth", "video", "thermal")
@@ -127,6 +127,4 @@ def make_inputs(names: Sequence[str], size: Size, device: torch.device, dtype: t
     """Returns an input for each of the named modules, the same each time."""
     source = torch.Generator().manual_seed(1)
     shapes = {name: input_shape(name, size) for name in names}
-    if device.type == "meta":
-        return {name: torch.empty(shape, device=device, dtype=dtype) for name, shape in shapes.items()}
     return {name: torch.randn(shape, generator=source).to(device, dtype) for name, shape in shapes.items()}

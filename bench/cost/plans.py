@@ -1,19 +1,19 @@
-"""What the plan that each model of interference leads to costs when it is really run (paper Fig. 12b)."""
+"""The plan that each model of interference leads to, really run (paper Fig. 12b)."""
 
 from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 
 import torch
 
 import mosaic
-from bench.cost.figures import ALL, COUNTS, FORMS, absent, step_name
+from bench.cost.figures import ALL, COUNTS, FORM_WORDS, absent, step_name
 from bench.cost.ground import Ground
-from bench.cost.groups import Fits, missing_counts
+from bench.cost.groups import missing_counts
 from bench.cost.models import NAMES
 from bench.record import Figure, median_figure
 from mosaic.cost import CostModel
@@ -28,7 +28,7 @@ IN_TURN = "one after the other"
 SEARCH_LIMITS = SearchLimits(seconds=2.0)
 """Of the exact search; what it has not proven by then, it gives as it is."""
 
-_LEAST_ROUND_S = 0.02
+_MIN_ROUND_S = 0.02
 
 
 def ms_name(count: int | str, of: str) -> str:
@@ -36,32 +36,37 @@ def ms_name(count: int | str, of: str) -> str:
     return f"step of the plan, ms, {count} modules, {of}"
 
 
-def measure_plans(ground: Ground, fits: Fits) -> Iterator[Figure]:
+def plan_names() -> tuple[str, ...]:
+    """Returns the names of figures of plans that ran."""
+    return tuple(name for count in (*COUNTS, ALL) for name in _names(count))
+
+
+def measure_plans(ground: Ground) -> Iterator[Figure]:
     """Plans models of 2 to 8 modules with every form, and trains them by these plans in turn."""
     missing = missing_counts(ground)
     for count in (*COUNTS, ALL):
         if count in missing:
-            yield from _absent(count, missing[count])
+            yield from absent(_names(count), missing[count])
         elif count == ALL and len(ground.names) not in missing:
-            yield from _absent(count, f"that is the figure of {len(ground.names)} modules: they fit at once")
-        elif not fits:
-            yield from _absent(count, "no interference was fitted")
+            yield from absent(_names(count), f"that is the figure of {len(ground.names)} modules: they fit at once")
+        elif not ground.fits:
+            yield from absent(_names(count), "no interference was fitted")
         elif not ground.bench.budget.allows(f"plans of {count} modules"):
-            yield from _absent(count, "no time was left")
+            yield from absent(_names(count), "no time was left")
         else:
-            yield from _measure(ground, count, fits)
+            yield from _measure(ground, count)
 
 
-def _absent(count: int | str, reason: str) -> list[Figure]:
-    names = [step_name(count, form) for form in FORMS]
-    return absent([*names, *(ms_name(count, of) for of in (*FORMS.values(), IN_TURN))], reason)
+def _names(count: int | str) -> list[str]:
+    steps = [step_name(count, form) for form in FORM_WORDS]
+    return [*steps, *(ms_name(count, of) for of in (*FORM_WORDS.values(), IN_TURN))]
 
 
-def _measure(ground: Ground, name: int | str, fits: Fits) -> Iterator[Figure]:
+def _measure(ground: Ground, name: int | str) -> Iterator[Figure]:
     count = len(ground.names) if isinstance(name, str) else name
-    plans, reasons = plan_with_all(ground, count, fits)
+    plans, reasons = plan_with_all(ground, count)
     times = _run_in_turn(ground, count, {shape_of(plan): plan for plan in plans.values()})
-    unaware = shape_of(plans[FORMS["none"]])
+    unaware = shape_of(plans[FORM_WORDS["none"]])
     for of, plan in plans.items():
         labels = {
             "plan": shape_of(plan),
@@ -70,7 +75,7 @@ def _measure(ground: Ground, name: int | str, fits: Fits) -> Iterator[Figure]:
             "side by side": str(max(len(stage.placements) for stage in plan.stages)),
         }
         yield replace(median_figure(ms_name(name, of), times[shape_of(plan)]), labels=labels)
-    for form, words in FORMS.items():
+    for form, words in FORM_WORDS.items():
         if words not in plans:
             yield from absent([step_name(name, form), ms_name(name, words)], reasons[words])
             continue
@@ -79,7 +84,7 @@ def _measure(ground: Ground, name: int | str, fits: Fits) -> Iterator[Figure]:
         yield replace(median_figure(step_name(name, form), ratios), labels={"same plan": str(mine == unaware)})
 
 
-def plan_with_all(ground: Ground, count: int, fits: Fits) -> tuple[dict[str, Plan], dict[str, str]]:
+def plan_with_all(ground: Ground, count: int) -> tuple[dict[str, Plan], dict[str, str]]:
     """Returns the plan of every form and the sequential one by name, and why forms have none."""
     model, inputs = ground.model_of(NAMES[:count])
     graph = find_modules(model, inputs, include=["branches.*"]).graph
@@ -96,12 +101,12 @@ def plan_with_all(ground: Ground, count: int, fits: Fits) -> tuple[dict[str, Pla
     search = SearchOptions(limits=SEARCH_LIMITS, grid=QuotaGrid(step_slots=max(1, ground.num_slots // 8)))
     plans: dict[str, Plan] = {}
     reasons: dict[str, str] = {}
-    for form, fit in fits.items():
+    for form, fit in ground.fits.items():
         if isinstance(fit, str):
-            reasons[FORMS[form]] = fit
+            reasons[FORM_WORDS[form]] = fit
             continue
         cost = CostModel.from_profile(profile, interference=form, fit=fit, estimate=ground.bandwidths)
-        plans[FORMS[form]] = solve(graph, cost, ground.bench.device, search=search)
+        plans[FORM_WORDS[form]] = solve(graph, cost, ground.bench.device, search=search)
         if form == "none":
             plans[IN_TURN] = solve(graph, cost, ground.bench.device, method="sequential")
     return plans, reasons
@@ -127,18 +132,14 @@ def _run_in_turn(ground: Ground, count: int, plans: Mapping[str, Plan]) -> dict[
             stack.callback(handle.remove)
             models[shape] = model
         slowest = max(_steps_ms(ground, models[shape], inputs, 2) for shape in plans)  # and warm-up
-        steps = max(1, round(_LEAST_ROUND_S * 1e3 / slowest))
+        steps = max(1, round(_MIN_ROUND_S * 1e3 / slowest))
         for number in range(ground.scale.rounds):
             if number >= 2 and not ground.bench.budget.allows(f"plans of {count} modules, rounds from {number + 1} on"):
                 break
-            for shape in _rotated(list(plans), number):
+            shapes, first = list(plans), number % len(plans)
+            for shape in (*shapes[first:], *shapes[:first]):
                 times[shape].append(_steps_ms(ground, models[shape], inputs, steps))
     return times
-
-
-def _rotated(shapes: Sequence[str], number: int) -> list[str]:
-    first = number % len(shapes)
-    return [*shapes[first:], *shapes[:first]]
 
 
 def _steps_ms(ground: Ground, model: torch.nn.Module, inputs: Mapping[str, object], steps: int) -> float:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.cost.figures import TRIED, absent, mean_figure
+from bench.cost.figures import SHARE_OF_GRID, TRIED, absent, mean_figure
 from bench.cost.ground import Ground
 from bench.record import Figure
-from mosaic.cost import ScalingSurface, ShapedSurface
+from mosaic.cost import ShapedSurface
 from mosaic.cost.surfaces import next_of_both, next_shaped_sample
 from mosaic.profile import Phase, Sample
 from mosaic.profiler.quotas import default_quotas
@@ -19,20 +19,16 @@ SAMPLING = (
     "error of the paper's grid",
     "samples of the paper's grid",
     "samples of adaptive sampling at the accuracy of the paper's grid",
-    "samples of adaptive sampling over those of the paper's grid",
+    SHARE_OF_GRID,
     "samples of adaptive sampling at an error of 3.65 %",
 )
 PAPER_ERROR = 0.0365
 """The paper's own prediction error with its grid (section 5.3.2); it gives none of surfaces alone."""
-BOUNDS = (0.1, 0.05, 0.02)
-"""Bounds at which adaptive sampling stops by itself."""
-MOST = (2, 3, 4, 5, 6, 8, 10)
-"""Numbers of samples of the curve of error against samples."""
+TRIED_COUNTS = (2, 3, 4, 5, 6, 8, 10)
+"""Numbers of samples that adaptive sampling is stopped at."""
 
 Curves = Mapping[tuple[str, Phase], Mapping[int, Sample]]
 """Samples of one degree by module and phase, then quota."""
-Choose = Callable[[tuple[int, str], Sequence[Sample], Sequence[int]], int | None]
-"""Given the number of a device and a module, its samples so far and all quotas, where to measure next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,23 +46,6 @@ class Sampled:
         return statistics.fmean(self.errors) if self.errors else 0.0
 
 
-def bound_name(bound: float) -> str:
-    """Names the error of adaptive sampling that stops at a bound."""
-    return f"error of adaptive sampling with a bound of {bound:g}"
-
-
-def count_name(count: int, *, shaped: bool = True) -> str:
-    """Names the error of adaptive sampling that stops after some samples, with counted shapes or without."""
-    way = "adaptive sampling" if shaped else "sampling without counted shapes"
-    return f"error of {way} with {count} samples"
-
-
-def sampling_names() -> list[str]:
-    """Returns the names of figures of sampling."""
-    counts = [count_name(count, shaped=shaped) for count in MOST for shaped in (True, False)]
-    return [*SAMPLING, *(bound_name(bound) for bound in BOUNDS), *counts]
-
-
 def curves_of(samples: Iterable[Sample]) -> dict[tuple[str, Phase], dict[int, Sample]]:
     """Returns samples that ran by module, phase and quota."""
     found: dict[tuple[str, Phase], dict[int, Sample]] = {}
@@ -80,7 +59,7 @@ def measure_sampling(ground: Ground) -> Iterator[Figure]:
     """Replays ways of sampling over a whole grid of measurements."""
     if len(ground.held_quotas) < 3:
         why = f"this machine has {ground.num_slots} {ground.unit}: there is no grid to choose from"
-        yield from absent(sampling_names(), why)
+        yield from absent(SAMPLING, why)
         return
     every = (*ground.later.samples, *ground.profile.samples)  # where both have a point, the profile's counts
     curves = {
@@ -109,105 +88,74 @@ def sampling_figures(
         source: Of the figures.
         head: Put before their names.
     """
-    none: Mapping[str, ModuleShape] = {}
-
-    def over_all(choose: Choose, shapes: Mapping[str, ModuleShape]) -> Sampled:
-        found = [sample_all(seen, truth, choose, shapes, device=i) for i, (seen, truth) in enumerate(devices)]
-        return Sampled(
-            counts=tuple(c for one in found for c in one.counts), errors=tuple(e for one in found for e in one.errors)
-        )
-
-    paper = over_all(
-        lambda _, taken, every: next((q for q in grid if q in every and q not in _quotas(taken)), None), none
-    )
+    orders = [{module: adaptive_order(seen, module, shapes.get(module)) for module, _ in seen} for seen, _ in devices]
+    paper = _over_all(devices, [dict.fromkeys(order, grid) for order in orders], {})
+    tried = [
+        _over_all(devices, [{m: of[:count] for m, of in order.items()} for order in orders], shapes)
+        for count in TRIED_COUNTS
+    ]
     yield mean_figure(head + SAMPLING[0], paper.errors, source=source)
     yield mean_figure(head + SAMPLING[1], paper.counts, source=source, labels={"of": "one module at one degree"})
-    paths: dict[tuple[int, str], list[int]] = {}
-    shaped = {count: over_all(first_of(count, shapes, paths), shapes) for count in MOST}
-    paths = {}
-    plain = {count: over_all(first_of(count, none, paths), none) for count in MOST}
-    yield from _as_good(list(shaped.values()), paper, source=source, head=head)
-    for bound in BOUNDS:
-        found = over_all(_until(bound, shapes), shapes)
-        labels = {"mean number of samples": f"{statistics.fmean(found.counts):.2f}"}
-        yield mean_figure(head + bound_name(bound), found.errors, source=source, labels=labels)
-    for count, found in shaped.items():
-        yield mean_figure(head + count_name(count), found.errors, source=source)
-        yield mean_figure(head + count_name(count, shaped=False), plain[count].errors, source=source)
-
-
-def _as_good(found: Sequence[Sampled], paper: Sampled, *, source: str, head: str) -> Iterator[Figure]:
-    counts = _fewest(found, paper.mean_error)
-    why = f"no number of samples up to {MOST[-1]} gave the accuracy of the paper's grid"
-    tried = {} if counts else {TRIED: "every number of samples"}
-    yield mean_figure(head + SAMPLING[2], counts, source=source, reason=why, labels=tried)
+    counts = _fewest(tried, paper.mean_error)
+    why = f"no number of samples up to {TRIED_COUNTS[-1]} gave the accuracy of the paper's grid"
+    labels = {} if counts else {TRIED: "every number of samples"}
+    yield mean_figure(head + SAMPLING[2], counts, source=source, reason=why, labels=labels)
     shares = [mine / theirs for mine, theirs in zip(counts, paper.counts, strict=bool(counts))]
-    yield mean_figure(head + SAMPLING[3], shares, source=source, reason=why, labels=tried)
-    counts = _fewest(found, PAPER_ERROR)
+    yield mean_figure(head + SAMPLING[3], shares, source=source, reason=why, labels=labels)
+    counts = _fewest(tried, PAPER_ERROR)
     yield mean_figure(head + SAMPLING[4], counts, source=source, reason="no number of samples gave that error")
 
 
-def _fewest(found: Iterable[Sampled], error: float) -> tuple[int, ...]:
-    """Returns the numbers of samples of the cheapest that is as good; none where none is."""
-    good = [one.counts for one in found if one.mean_error <= error]
-    return min(good, key=statistics.fmean, default=())
+def adaptive_order(
+    seen: Curves, module: str, shape: ModuleShape | None, *, bound: float = 1e-9, most: int = TRIED_COUNTS[-1]
+) -> list[int]:
+    """Returns the quotas at which adaptive sampling measures a module, in order."""
+    phases = [phase for name, phase in seen if name == module]
+    every = sorted(set.intersection(*(set(seen[module, phase]) for phase in phases)))
+    taken: list[Sample] = []
+    order: list[int] = []
+    while len(order) < most:
+        if shape is not None:
+            quota = next_shaped_sample(taken, every, shape, bound=bound)
+        else:
+            quota = next_of_both(taken, every, bound=bound)
+        if quota is None:
+            break
+        order.append(quota)
+        taken += [seen[module, phase][quota] for phase in phases]
+    return order
 
 
-def first_of(count: int, shapes: Mapping[str, ModuleShape], paths: dict[tuple[int, str], list[int]]) -> Choose:
-    """Returns adaptive sampling that goes on to a number of samples, however little is left open.
-
-    Fewer samples are the first of more, so the way is found once a module.
-
-    Args:
-        count: Samples to take.
-        shapes: What counted operators say of the modules.
-        paths: Ways that were found, by curves and module; added to.
-    """
-    further = _until(1e-9, shapes)
-
-    def choose(key: tuple[int, str], taken: Sequence[Sample], every: Sequence[int]) -> int | None:
-        path, done = paths.setdefault(key, []), len(_quotas(taken))
-        if done >= count:
-            return None
-        if done == len(path) and (quota := further(key, taken, every)) is not None:
-            path.append(quota)
-        return path[done] if done < len(path) else None
-
-    return choose
-
-
-def _until(bound: float, shapes: Mapping[str, ModuleShape]) -> Choose:
-    def choose(key: tuple[int, str], taken: Sequence[Sample], every: Sequence[int]) -> int | None:
-        module = key[1]
-        if module in shapes:
-            return next_shaped_sample(taken, every, shapes[module], bound=bound)
-        return next_of_both(taken, every, bound=bound)
-
-    return choose
-
-
-def sample_all(
-    seen: Curves, truth: Curves, choose: Choose, shapes: Mapping[str, ModuleShape], *, device: int = 0
+def sample_at(
+    seen: Curves, truth: Curves, chosen: Mapping[str, Sequence[int]], shapes: Mapping[str, ModuleShape]
 ) -> Sampled:
-    """Samples each module until ``choose`` returns None, and judges it at what was not sampled."""
+    """Samples each module at the chosen quotas, and judges its surfaces at those between them."""
     counts, errors = [], []
-    for module in dict.fromkeys(module for module, _ in seen):
+    for module, quotas in chosen.items():
         phases = [phase for name, phase in seen if name == module]
-        every = sorted(set.intersection(*(set(seen[module, phase]) for phase in phases)))
-        taken: list[Sample] = []
-        while (quota := choose((device, module), taken, every)) is not None:
-            taken += [seen[module, phase][quota] for phase in phases]
-        counts.append(len(_quotas(taken)))
+        used = [quota for quota in quotas if all(quota in seen[module, phase] for phase in phases)]
+        counts.append(len(used))
         for phase in phases:
-            mine = [sample for sample in taken if sample.phase is phase]
-            others = [sample for sample in taken if sample.phase is not phase]
-            shape = shapes.get(module)
-            surface = ShapedSurface(mine, shape=shape, others=others) if shape is not None else ScalingSurface(mine)
-            inside = range(min(_quotas(taken)) + 1, max(_quotas(taken)))
-            held = [s for quota, s in truth[module, phase].items() if quota in inside and quota not in _quotas(taken)]
+            mine = [seen[module, phase][quota] for quota in used]
+            others = [seen[module, other][quota] for other in phases if other is not phase for quota in used]
+            surface = ShapedSurface(mine, shape=shapes.get(module), others=others)
+            held = [s for q, s in truth[module, phase].items() if min(used) < q < max(used) and q not in used]
             errors += [abs(surface.time_ms(s.degree, s.quota) / s.median_ms - 1) for s in held]
     return Sampled(counts=tuple(counts), errors=tuple(errors))
 
 
-def _quotas(samples: Sequence[Sample]) -> set[int]:
-    return {sample.quota for sample in samples}
+def _over_all(
+    devices: Sequence[tuple[Curves, Curves]],
+    chosen: Sequence[Mapping[str, Sequence[int]]],
+    shapes: Mapping[str, ModuleShape],
+) -> Sampled:
+    found = [sample_at(*of, quotas, shapes) for of, quotas in zip(devices, chosen, strict=True)]
+    return Sampled(
+        counts=tuple(c for one in found for c in one.counts), errors=tuple(e for one in found for e in one.errors)
+    )
+
+
+def _fewest(tried: Iterable[Sampled], error: float) -> tuple[int, ...]:
+    """Returns the numbers of samples of the cheapest that is as good; none where none is."""
+    good = [one.counts for one in tried if one.mean_error <= error]
+    return min(good, key=statistics.fmean, default=())

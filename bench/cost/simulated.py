@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import cache
 
-from bench.cost.figures import COUNTS, FORMS, RULES, absent, error_name, mean_figure, step_name
-from bench.cost.ground import Scale
-from bench.cost.groups import Judged, measured_ms, predict_ms
+from bench.cost.figures import COUNTS, FORM_WORDS, RULES, absent, error_name, mean_figure, step_name
+from bench.cost.ground import Fits, Scale
+from bench.cost.groups import fit_forms, measured_ms, predict_ms, split_runs
 from bench.cost.plans import SEARCH_LIMITS
-from bench.cost.runs import split_runs
 from bench.cost.simulator import DEVICE, Work, draw_works, measure_run, profile_of, run_plan_ms
 from bench.record import Figure
 from mosaic.cost import Bandwidths, CostModel
-from mosaic.cost.interference import InterferenceFit, fit_interference
-from mosaic.cost.interference.fit import Form
+from mosaic.cost.interference import InterferenceFit
 from mosaic.microbench import Budget
 from mosaic.solver import solve
 from mosaic.solver.options import QuotaGrid
@@ -26,73 +23,65 @@ _NOISE = 0.01
 _NUM_FIT = 24
 _NUM_HELD = 10
 
-
-@dataclass(frozen=True, slots=True)
-class Simulated:
-    """One simulated model: its modules, the fits to designed groups, and how they did at held-out ones."""
-
-    works: tuple[Work, ...]
-    fits: dict[Form, InterferenceFit]
-    judged: tuple[Judged, ...]
+Errors = dict[tuple[int, str], list[float]]
+"""Prediction errors at held-out groups by number of modules and form."""
 
 
-@cache
-def simulate(rule: str, seed: int) -> Simulated:
-    """Fits every form to designed groups of two to eight modules, with noise, and judges others of two to eight."""
-    dice = random.Random(seed)
-    works = draw_works(max(COUNTS), dice)
-    names = [work.name for work in works]
-    bandwidths = Bandwidths(profile_of(works, ()).samples)
-    split = split_runs(names, bandwidths, DEVICE, num_fit=_NUM_FIT, num_held=_NUM_HELD, counts=COUNTS, seed=seed)
-    groups = [measure_run(works, run, rule, dice, _NOISE) for run in split.fit]
-    fits = {form: fit_interference(groups, bandwidths, form, device=DEVICE) for form in FORMS}
-    judged = []
-    for form, fit in fits.items():
-        cost = CostModel.from_profile(profile_of(works, ()), interference=form, fit=fit)
-        for count, runs in split.held.items():
-            for run in runs:
-                group = measure_run(works, run, rule, dice, 0.0)
-                predicted, seen = predict_ms(cost, group), measured_ms(group)
-                judged.append(Judged(count=count, form=form, predicted_ms=predicted, measured_ms=seen))
-    return Simulated(works, fits, tuple(judged))
-
-
-def simulate_groups(found: Sequence[Simulated], rule: str) -> Iterator[Figure]:
-    """Yields the errors of every form for every number of modules."""
-    for count in COUNTS:
-        for form in FORMS:
-            errors = [j.error for one in found for j in one.judged if (j.count, j.form) == (count, form)]
-            yield mean_figure(error_name(count, form, rule=rule), errors, source="simulated")
-
-
-def simulate_plans(found: Sequence[Simulated], rule: str, scale: Scale, budget: Budget) -> Iterator[Figure]:
-    """Yields what every form's plan takes in the simulator, where who ends early leaves its bandwidth to the rest."""
-    for count in COUNTS:
-        if not budget.allows(f"simulated plans of {count} modules"):
-            names = [step_name(count, form, rule=rule) for form in FORMS]
-            yield from absent(names, "no time was left", source="simulated")
-            continue
-        ratios: dict[Form, list[float]] = {form: [] for form in FORMS}
-        for one in found:
-            times = {form: _plan_ms(one, count, form, rule, scale) for form in FORMS}
-            for form in FORMS:
-                ratios[form].append(times[form] / times["none"])
-        for form in FORMS:
-            yield mean_figure(step_name(count, form, rule=rule), ratios[form], source="simulated")
-
-
-def _plan_ms(one: Simulated, count: int, form: Form, rule: str, scale: Scale) -> float:
-    works = one.works[:count]
-    profile = profile_of(works, ())
-    cost = CostModel.from_profile(profile, interference=form, fit=one.fits[form])
-    search = SearchOptions(grid=QuotaGrid(step_slots=scale.step_slots), limits=SEARCH_LIMITS)
-    plan = solve(profile.graph, cost, DEVICE, method="exact", search=search)
-    return run_plan_ms(plan, works, rule)
+def simulated_names() -> tuple[str, ...]:
+    """Returns the names of the simulated figures of held-out plans and of plans that ran."""
+    named = (error_name, step_name)
+    return tuple(name(n, form, rule=rule) for rule in RULES for name in named for n in COUNTS for form in FORM_WORDS)
 
 
 def simulate_all(scale: Scale, budget: Budget) -> Iterator[Figure]:
     """Yields all figures of the simulator, all rules of sharing."""
     for rule in RULES:
+        if not budget.allows(f"bandwidth shared {rule}"):
+            continue
         found = [simulate(rule, seed) for seed in range(scale.seeds)]
-        yield from simulate_groups(found, rule)
-        yield from simulate_plans(found, rule, scale, budget)
+        for count in COUNTS:
+            for form in FORM_WORDS:
+                errors = [error for _, _, of in found for error in of[count, form]]
+                yield mean_figure(error_name(count, form, rule=rule), errors, source="simulated")
+        for count in COUNTS:
+            names = [step_name(count, form, rule=rule) for form in FORM_WORDS]
+            if not budget.allows(f"simulated plans of {count} modules"):
+                yield from absent(names, "no time was left", source="simulated")
+                continue
+            times = [
+                {form: _plan_ms(works[:count], form, fits[form], rule, scale) for form in FORM_WORDS}
+                for works, fits, _ in found
+            ]
+            for name, form in zip(names, FORM_WORDS, strict=True):
+                ratios = [of[form] / of["none"] for of in times]
+                yield mean_figure(name, ratios, source="simulated")
+
+
+@cache
+def simulate(rule: str, seed: int) -> tuple[tuple[Work, ...], Fits, Errors]:
+    """Fits every form to designed groups of two to eight modules, with noise, and judges others of two to eight."""
+    dice = random.Random(seed)
+    works = draw_works(max(COUNTS), dice)
+    profile = profile_of(works, ())
+    bandwidths = Bandwidths(profile.samples)
+    fit_runs, held = split_runs(
+        profile.graph.names, bandwidths, DEVICE, num_fit=_NUM_FIT, num_held=_NUM_HELD, counts=COUNTS, seed=seed
+    )
+    fits = fit_forms([measure_run(works, run, rule, dice, _NOISE) for run in fit_runs], bandwidths, DEVICE)
+    errors: Errors = {}
+    for form, fit in fits.items():
+        assert not isinstance(fit, str), fit
+        cost = CostModel.from_profile(profile, interference=form, fit=fit)
+        for count, runs in held.items():
+            groups = [measure_run(works, run, rule, dice, 0.0) for run in runs]
+            errors[count, form] = [abs(predict_ms(cost, group) / measured_ms(group) - 1) for group in groups]
+    return works, fits, errors
+
+
+def _plan_ms(works: tuple[Work, ...], form: str, fit: InterferenceFit | str | None, rule: str, scale: Scale) -> float:
+    """Time of a form's plan in the simulator, where who ends early leaves its bandwidth to the rest."""
+    assert not isinstance(fit, str)
+    profile = profile_of(works, ())
+    cost = CostModel.from_profile(profile, interference=form, fit=fit)
+    search = SearchOptions(grid=QuotaGrid(step_slots=scale.step_slots), limits=SEARCH_LIMITS)
+    return run_plan_ms(solve(profile.graph, cost, DEVICE, method="exact", search=search), works, rule)

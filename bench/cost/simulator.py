@@ -61,10 +61,6 @@ class Work:
         """Returns its time alone."""
         return self.launch_ms + max(self.arithmetic_ms / quota, self.memory_ms / self.cap(quota))
 
-    def paced_ms(self, rate: float) -> float:
-        """Returns its time when its traffic, outside of its launches, goes at a rate that is no more than it asks."""
-        return self.launch_ms + self.memory_ms / rate
-
     def asks(self, quota: int) -> float:
         """Returns the rate at which its traffic goes alone, outside of its launches."""
         return self.memory_ms / (self.alone_ms(quota) - self.launch_ms)

@@ -1,30 +1,31 @@
-"""The parts of ``bench_cost`` in order, each with its share of the time; also a measurement of ``bench.gpu``."""
+"""The parts of ``bench.cost`` in order, each with its share of the time; also a measurement of ``bench.gpu``."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from bench.cost.analytic import AFTER, BEFORE, measure_analytic
-from bench.cost.figures import ALL, COUNTS, FORMS, RULES, SLOTS, absent, error_name, judged, step_name
+from bench.cost.figures import SLOTS, absent, judged
 from bench.cost.ground import GPU, TINY, Ground, Scale
-from bench.cost.groups import REPEATED as PLANS_REPEATED
-from bench.cost.groups import SLOWDOWN, Seen, measure_groups
-from bench.cost.plans import IN_TURN, measure_plans, ms_name
-from bench.cost.sampling import measure_sampling, sampling_names
-from bench.cost.simulated import simulate_all
-from bench.cost.surface import (
-    AT_DEGREES,
-    AT_QUOTAS,
-    REPEATED,
-    measure_surface,
-    simulate_surface,
-)
+from bench.cost.groups import group_names, measure_groups
+from bench.cost.plans import measure_plans, plan_names
+from bench.cost.sampling import SAMPLING, measure_sampling
+from bench.cost.simulated import simulate_all, simulated_names
+from bench.cost.surface import AT_DEGREES, AT_QUOTAS, REPEATED, measure_surface, simulate_surface
 from bench.gpu.bench import Bench
 from bench.record import Figure, Part, one_line
 from mosaic.microbench import Budget
 from mosaic.profiler import ForeignLoad
+
+SURFACE = (AT_QUOTAS, AT_DEGREES, REPEATED)
+MEASURED = (*SURFACE, *group_names(), *plan_names(), BEFORE, AFTER, *SAMPLING)
+SIMULATED_SURFACE = tuple(
+    f"simulated ({num} slots): {name}" for num in SLOTS for name in (AT_QUOTAS, AT_DEGREES, *SAMPLING)
+)
+EVERY_NAME = (*MEASURED, *SIMULATED_SURFACE, *simulated_names())
+"""Names of all figures that the study writes."""
 
 
 @dataclass
@@ -35,33 +36,38 @@ class CostStudy:
     """Where."""
     scale: Scale
     """How much."""
-    seen: Seen = field(default_factory=Seen)
-    """Comparisons and fits."""
     parts: list[Part] = field(default_factory=list)
-    """What has run."""
-    ground: Ground | None = None
-    """Modules and profiles, once they are there."""
+    """Those that have run."""
 
     def run(self, *, simulated: bool = True) -> Iterator[Figure]:
         """Yields every figure by name; a part that fails costs its figures and no others."""
-        self.ground = ground = Ground(self.bench, self.scale)
-        yield from self._part("surface", 0.3, surface_names(), lambda: measure_surface(ground))
-        yield from self._part("interference", 0.35, group_names(), lambda: measure_groups(ground, self.seen))
-        yield from self._part("plans", 0.3, plan_names(), lambda: measure_plans(ground, self.seen.fits))
+        ground = Ground(self.bench, self.scale)
+        yield from self._part("surface", 0.3, SURFACE, lambda: measure_surface(ground))
+        yield from self._part("interference", 0.35, group_names(), lambda: measure_groups(ground))
+        yield from self._part("plans", 0.3, plan_names(), lambda: measure_plans(ground))
         yield from self._part("analytic", 0.1, [BEFORE, AFTER], lambda: measure_analytic(ground))
-        yield from self._part("sampling", 0.1, sampling_names(), lambda: measure_sampling(ground))
+        yield from self._part("sampling", 0.1, SAMPLING, lambda: measure_sampling(ground))
         if simulated:
-            names = simulated_surface_names()
-            yield from self._part("surface, simulated", 0.3, names, simulate_surface, source="simulated")
-            names = simulated_names()
-            run = lambda: simulate_all(self.scale, self.bench.budget)  # noqa: E731
-            yield from self._part("interference and plans, simulated", 1.0, names, run, source="simulated")
+            yield from self._part(
+                "surface, simulated",
+                0.3,
+                SIMULATED_SURFACE,
+                lambda: simulate_surface(self.bench.budget),
+                source="simulated",
+            )
+            yield from self._part(
+                "interference and plans, simulated",
+                1.0,
+                simulated_names(),
+                lambda: simulate_all(self.scale, self.bench.budget),
+                source="simulated",
+            )
 
     def _part(
         self,
         name: str,
         share: float,
-        names: list[str],
+        names: Sequence[str],
         measure: Callable[[], Iterator[Figure]],
         *,
         source: str = "measured",
@@ -100,38 +106,3 @@ def measure_cost(bench: Bench) -> Iterator[Figure]:
     study = CostStudy(bench, TINY if bench.dry_run else GPU)
     yield from study.run(simulated=False)
     bench.notes += [f"{part.name}: {part.status} {part.reason}".strip() for part in study.parts]
-
-
-def surface_names() -> list[str]:
-    """Returns the names of figures of surfaces."""
-    return [AT_QUOTAS, AT_DEGREES, REPEATED]
-
-
-def group_names() -> list[str]:
-    """Returns the names of figures of held-out plans."""
-    errors = [error_name(count, form) for count in COUNTS for form in FORMS]
-    return [*errors, *(text.format(count) for count in COUNTS for text in (SLOWDOWN, PLANS_REPEATED))]
-
-
-def plan_names() -> list[str]:
-    """Returns the names of figures of plans that ran."""
-    steps = [step_name(count, form) for count in (*COUNTS, ALL) for form in FORMS]
-    return [*steps, *(ms_name(count, of) for count in (*COUNTS, ALL) for of in (*FORMS.values(), IN_TURN))]
-
-
-def simulated_surface_names() -> list[str]:
-    """Returns the names of the simulated figures of surfaces and sampling."""
-    names = [AT_QUOTAS, AT_DEGREES, *sampling_names()]
-    return [f"simulated ({num_slots} slots): {name}" for num_slots in SLOTS for name in names]
-
-
-def simulated_names() -> list[str]:
-    """Returns the names of the simulated figures of held-out plans and of plans that ran."""
-    named = (error_name, step_name)
-    return [name(n, form, rule=rule) for rule in RULES for name in named for n in COUNTS for form in FORMS]
-
-
-def every_name() -> list[str]:
-    """Returns the names of all figures that the study writes."""
-    measured = [*surface_names(), *group_names(), *plan_names(), BEFORE, AFTER, *sampling_names()]
-    return [*measured, *simulated_surface_names(), *simulated_names()]

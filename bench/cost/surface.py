@@ -14,6 +14,7 @@ from bench.record import Figure
 from mosaic.cost import ShapedSurface
 from mosaic.cost.surfaces import shape_of
 from mosaic.errors import InvalidProfileError
+from mosaic.microbench import Budget
 from mosaic.profile import Sample
 from mosaic.shape import ModuleShape
 
@@ -69,9 +70,11 @@ def measure_surface(ground: Ground) -> Iterator[Figure]:
     yield mean_figure(REPEATED, again, source="measured", labels={"is": "the least error that any model can show here"})
 
 
-def simulate_surface() -> Iterator[Figure]:
+def simulate_surface(budget: Budget) -> Iterator[Figure]:
     """Judges surfaces and sampling by devices that are unlike their description, cut into 16 slots and into 66."""
     for num_slots in SLOTS:
+        if not budget.allows(f"surfaces on {num_slots} simulated slots"):
+            continue
         head = f"simulated ({num_slots} slots): "
         grid = tenths(num_slots)
         hardware, quotas = described(num_slots), range(1, num_slots + 1)

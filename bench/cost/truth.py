@@ -31,7 +31,7 @@ DEVICES: Mapping[int, tuple[int, ...]] = MappingProxyType({16: (0, 1, 2), 66: (0
 
 _TILES = ((256, 128, 1.05), (128, 128, 0.95), (64, 128, 0.8), (64, 64, 0.6))
 _SPLITS = (1, 2, 4)
-_LEAST_SPLIT = 512
+_MIN_SPLIT = 512
 _KIND, _OPERATOR, _TRAFFIC, _DRAWN, _LAUNCH = 0.35, 0.15, 0.2, 0.3, 0.4
 
 
@@ -116,7 +116,7 @@ def _waves(gemm: Gemm, num_sms: int) -> float:
         grid = -(-gemm.m // rows) * -(-gemm.n // columns)
         padding = grid * rows * columns / max(1, gemm.m * gemm.n)
         for parts in _SPLITS:
-            if parts > 1 and gemm.k < parts * _LEAST_SPLIT:
+            if parts > 1 and gemm.k < parts * _MIN_SPLIT:
                 break
             tiles = max(1, gemm.batch * grid * parts)
             best = min(best, padding / rate * -(-tiles // num_sms) * num_sms / tiles)

@@ -25,7 +25,7 @@ read each element more often. Round figures of ours."""
 _SPLITS = (1, 2, 4, 8)
 """Parts into which the sum may be cut (split-K)."""
 
-_LEAST_SPLIT = 256
+_MIN_SPLIT = 256
 """Length of the sum that each part keeps at least."""
 
 
@@ -77,7 +77,7 @@ def wave_factor(gemm: Gemm, num_sms: int) -> float:
         grid = -(-gemm.m // rows) * -(-gemm.n // columns)
         padding = grid * rows * columns / area
         for parts in _SPLITS:
-            if parts > 1 and gemm.k < parts * _LEAST_SPLIT:
+            if parts > 1 and gemm.k < parts * _MIN_SPLIT:
                 break
             tiles = max(1, gemm.batch * grid * parts)
             waves = -(-tiles // num_sms)

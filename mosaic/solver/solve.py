@@ -9,7 +9,10 @@ from mosaic.cost import Cost
 from mosaic.device import Device
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan
-from mosaic.solver.exact.search import Knowledge, SearchHint
+from mosaic.solver.exact.search import (
+    Knowledge,
+    SearchHint,
+)
 from mosaic.solver.memory.holding import swap_labels
 from mosaic.solver.memory.options import alone_within_memory
 from mosaic.solver.methods import method_of

@@ -3,6 +3,9 @@
 namespace mosaic::search {
 namespace {
 
+// Numbers; of more, nothing is said but that.
+constexpr std::size_t kTooMany = std::size_t{1} << 40;
+
 // Splits modules into as few chains as there can be: of each chain, every module comes before the next. Finds a
 // successor for `from` in a largest matching of modules with later ones (Kuhn's augmenting paths).
 class ChainMatching {
@@ -89,7 +92,7 @@ ChainIndex::ChainIndex(const std::vector<Mask>& earlier) : in_ideal_(earlier.siz
             in_ideal_[static_cast<std::size_t>(chain[i])] = size_;
             in_stage_[static_cast<std::size_t>(chain[i])] = size_ * (i + 1);
         }
-        size_ *= chain.size() + 1;
+        if (size_ < kTooMany) size_ *= chain.size() + 1;
     }
 }
 

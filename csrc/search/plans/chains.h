@@ -27,7 +27,7 @@ class ChainIndex {
     ChainIndex() = default;
     explicit ChainIndex(const std::vector<Mask>& earlier);
 
-    // How many numbers there are, of either kind.
+    // How many numbers there are, of either kind; above 2^40 no number means anything.
     std::size_t size() const { return size_; }
 
     // What a module adds to the number of an ideal and of a stage.

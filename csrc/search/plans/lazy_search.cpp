@@ -7,9 +7,8 @@
 namespace mosaic::search {
 namespace {
 
-constexpr std::size_t kMaxGroups = 32;
 // Numbers of sets; each has a bound, and so has what is left after it.
-constexpr std::size_t kMaxNumbers = std::size_t{1} << 22;
+constexpr std::size_t kMaxNumbers = std::size_t{1} << 21;
 // Pairs of a set of finished modules and a stage after it; each round looks at all of them.
 constexpr std::int64_t kMaxPairs = 400'000'000;
 constexpr std::int64_t kPairsALook = 1'000'000;
@@ -17,6 +16,9 @@ constexpr std::int64_t kPairsALook = 1'000'000;
 constexpr std::int64_t kFirstNodes = 20'000;
 // Modules of a stage that is not looked at while there is news of smaller ones.
 constexpr int kLarge = 5;
+
+// As far as they can be counted.
+std::int64_t num_subsets(Mask set) { return std::int64_t{1} << std::min(40, __builtin_popcountll(set)); }
 
 }  // namespace
 
@@ -46,8 +48,7 @@ Mask LazySearch::to_modules(Mask stage) const {
 
 bool LazySearch::prepare(double least_left) {
     const std::size_t size = groups_.size();
-    if (size > kMaxGroups) return false;
-    all_ = (Mask{1} << size) - 1;
+    all_ = size == kMaxModules ? ~Mask{0} : (Mask{1} << size) - 1;
     order();
     if (index_.size() > kMaxNumbers) return false;
     stages_.assign(index_.size(), -1);
@@ -61,7 +62,7 @@ bool LazySearch::prepare(double least_left) {
     rests_[0] = 0;
     for (std::size_t i = 0; i < ideals_.size(); ++i) {
         const Ideal ideal = ideals_[i];
-        if (num_pairs + (std::int64_t{1} << __builtin_popcountll(ideal.rest)) > kMaxPairs) return false;
+        if (num_pairs + num_subsets(ideal.rest) > kMaxPairs) return false;
         each_stage(ideal, [&](Mask stage, std::size_t number, std::size_t next) {
             // Of a single ideal there may be as many stages as take a tenth of a second.
             if (++num_pairs % 1024 == 0) is_late = clock_.seconds_left() < limits_.seconds * least_left;
@@ -80,9 +81,9 @@ bool LazySearch::prepare(double least_left) {
 
 // Larger ones first, and else as they were found.
 void LazySearch::sort_ideals() {
-    std::vector<std::size_t> ends(kMaxGroups + 2, 0);
+    std::vector<std::size_t> ends(kMaxModules + 2, 0);
     const auto place = [](const Ideal& ideal) {
-        return kMaxGroups - static_cast<std::size_t>(__builtin_popcountll(ideal.done));
+        return kMaxModules - static_cast<std::size_t>(__builtin_popcountll(ideal.done));
     };
     for (const Ideal& ideal : ideals_) ++ends[place(ideal) + 1];
     for (std::size_t i = 1; i < ends.size(); ++i) ends[i] += ends[i - 1];
@@ -154,8 +155,8 @@ Ns& LazySearch::stage_bound(Mask stage, std::size_t number) {
 template <typename Visit>
 void LazySearch::each_stage(const Ideal& ideal, Visit visit) {
     // Modules of the rest are counted down in binary, so that the numbers change by what one place adds to them.
-    std::size_t stage_steps[kMaxGroups];
-    std::size_t ideal_steps[kMaxGroups];
+    std::size_t stage_steps[kMaxModules];
+    std::size_t ideal_steps[kMaxModules];
     std::size_t number = 0;
     std::size_t next = 0;
     std::size_t count = 0;
@@ -204,7 +205,7 @@ bool LazySearch::sweep(const Clock& clock) {
         const std::size_t own = ideal.number;
         // Bounds only rise: where the best stage's has not, it still is the best.
         if (nexts_[own] != 0 && stages_[ideal.next_stage] + rests_[ideal.next_ideal] == rests_[own]) continue;
-        num_pairs += std::int64_t{1} << __builtin_popcountll(ideal.rest);
+        num_pairs += num_subsets(ideal.rest);
         if (num_pairs > kPairsALook) {
             if (clock.is_over()) return false;
             num_pairs = 0;

@@ -21,7 +21,7 @@ from mosaic.errors import UnsupportedModelError
 
 _log = logging.getLogger(__name__)
 
-Target = Literal["cuda", "host"]
+KernelsOf = Literal["cuda", "host"]
 """Whose kernels are counted."""
 Settings = Callable[[], AbstractContextManager[Any]]
 """Makes a context for the forward, such as ``lambda: torch.autocast("cpu", torch.bfloat16)``."""
@@ -32,7 +32,7 @@ def count_module(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
-    target: Target = "cuda",
+    target: KernelsOf = "cuda",
     settings: Settings | None = None,
     batch: int | None = None,
     rows: int | None = None,
@@ -89,7 +89,7 @@ def count_degrees(
     kwargs: Mapping[str, Any] | None = None,
     *,
     degrees: Sequence[int] = (1, 2, 4, 8, 16, 32),
-    target: Target = "cuda",
+    target: KernelsOf = "cuda",
     settings: Settings | None = None,
 ) -> dict[int, ModuleCounts]:
     """Counts a module at several data-parallel degrees: a device of degree d has ceil(B/d) of the B samples.

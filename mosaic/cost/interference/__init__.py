@@ -1,4 +1,4 @@
-"""What modules on one device cost each other: measured pairs, and forms that are fitted to groups."""
+"""The time that modules on one device cost each other: measured pairs, and forms that are fitted to groups."""
 
 from mosaic.cost.interference.bandwidth import Bandwidths
 from mosaic.cost.interference.design import GroupRun, design_runs

@@ -5,7 +5,6 @@ The same equations as in ``mosaic.cost.interference.leveling``, on arrays; a tes
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -145,9 +144,3 @@ def guesses_of(values: Mapping[str, float | Matrix]) -> Guesses:
 def typical_draw(num_slots: int) -> float:
     """Returns what one slot draws where nothing is known: a third of the slots draw the whole bandwidth."""
     return min(1.0, 3.0 / max(1, num_slots))
-
-
-def log(values: Matrix | float) -> Matrix:
-    """Returns logarithms; draws are compared as ratios."""
-    found: Matrix = np.log(np.maximum(values, math.exp(-700)))
-    return found

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mosaic.cost.interference.crowd import Crowds, guesses_of, log, typical_draw
+from mosaic.cost.interference.crowd import Crowds, guesses_of, typical_draw
 from mosaic.cost.interference.least_squares import Matrix, damped, jacobian
 from mosaic.cost.interference.leveling import Leveling
 from mosaic.cost.interference.observation import Observation, ObservationTable
@@ -148,7 +148,7 @@ class _Problem:
 
     def taken_from(self, near: Leveled) -> Matrix:
         first, law = near.values[: len(NAMES)], near.leveling
-        return np.concatenate([first, log(np.array([law.draws.get(m, law.draw) for m in self.modules]))])
+        return np.concatenate([first, np.log([law.draws.get(m, law.draw) for m in self.modules])])
 
     def residuals(self, values: Matrix) -> Matrix:
         """Of shape (guesses, observations and then coefficients)."""

@@ -21,7 +21,7 @@ from mosaic.profile import Sample
 NOISE_FLOOR = 0.02
 """Share of a median within which a rise always counts as noise, however few measurements were taken."""
 
-_LEAST_MS = 1e-6
+_MIN_MS = 1e-6
 """A measured zero stands for less than a clock tick; one nanosecond keeps its logarithm finite."""
 
 
@@ -40,7 +40,7 @@ class QuotaCurve:
     def fit(cls, samples: Sequence[Sample]) -> QuotaCurve:
         """Fits the samples of one module, phase and degree, each of another quota."""
         ordered = sorted(samples, key=lambda sample: sample.quota)
-        knots = [max(time, _LEAST_MS) for time in pool_noise(ordered)]
+        knots = [max(time, _MIN_MS) for time in pool_noise(ordered)]
         slopes = _monotone_slopes([-1 / sample.quota for sample in ordered], knots)
         return cls(quotas=tuple(s.quota for s in ordered), knots_ms=tuple(knots), slopes=slopes)
 

@@ -1,4 +1,4 @@
-"""What measurements leave open of a module's shape: Gaussian conditioning, in logarithms of time.
+"""The shape of a module's time once some of it was measured: Gaussian conditioning, in logarithms of time.
 
 The covariance of the prior is that of its modes, shared by all phases and degrees of the module, plus what no
 description knows: the level of each phase, and smooth and rough differences of a few percent. So a forward that was
@@ -21,13 +21,13 @@ _LEVEL = 0.7
 _SMOOTH, _LENGTH, _ROUGH = 0.015, 0.7, 0.005
 """Differences that the modes do not have: standard deviation, correlation length in log(quota); and of each quota by
 itself."""
-_LEAST_NOISE = 0.005
+_MIN_NOISE = 0.005
 """A median of few measurements is never surer than this."""
 
 _REFUTED = 3.0
 """Surprise from which on a shape is not that of the module: it spends its time on what was not counted."""
 
-Point = tuple[str, int, int]
+_Point = tuple[str, int, int]
 """Phase, degree, quota."""
 
 
@@ -42,7 +42,7 @@ class ShapePosterior:
     def __init__(self, shape: ModuleShape, samples: Iterable[Sample]) -> None:
         """Conditions a shape on the samples that it covers; others are not used."""
         self.shape = shape
-        self._at: dict[Point, int] = {}
+        self._at: dict[_Point, int] = {}
         for curve in shape.curves:
             for quota in shape.quotas:
                 self._at[curve.phase, curve.degree, quota] = len(self._at)
@@ -83,7 +83,7 @@ class ShapePosterior:
         gains = []
         for quota in left:
             at = self._points(degree, [quota])
-            noisy = self._covariance[np.ix_(at, at)] + _LEAST_NOISE**2 * np.eye(len(at))
+            noisy = self._covariance[np.ix_(at, at)] + _MIN_NOISE**2 * np.eye(len(at))
             across = self._covariance[np.ix_(every, at)]
             gains.append(float(np.einsum("ij,ji->", across, np.linalg.solve(noisy, across.T))))
         return left[int(np.argmax(gains))]
@@ -123,4 +123,4 @@ def _noise_of(sample: Sample) -> float:
     first, third = sample.quartiles_ms
     # 1.35 quartile distances to a standard deviation; a median is 1.25 times as uncertain as a mean.
     error = (third - first) / 1.35 * 1.25 / sample.median_ms / len(sample.times_ms) ** 0.5
-    return max(_LEAST_NOISE, float(error))
+    return max(_MIN_NOISE, float(error))

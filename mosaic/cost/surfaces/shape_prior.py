@@ -38,7 +38,7 @@ MODES = 10
 _KIND, _PHASE, _OPERATOR, _DRAWN, _LAUNCH, _TILE = 0.5, 0.2, 0.2, 0.3, 0.4, 0.25
 _TILES = ((256, 128, 1.0), (128, 128, 1.0), (128, 64, 0.85), (64, 64, 0.7), (32, 32, 0.35))
 _SPLITS = (1, 2, 4, 8)
-_LEAST_SPLIT = 256
+_MIN_SPLIT = 256
 _MISSING = 0.25
 _OVERLAP = (2.0, 12.0)
 _DIGITS = 5
@@ -154,7 +154,7 @@ class _Drawn:
             grid = -(-gemm.m // rows) * -(-gemm.n // columns)
             padding = grid * rows * columns / max(1, gemm.m * gemm.n)
             for parts in _SPLITS:
-                if parts > 1 and gemm.k < parts * _LEAST_SPLIT:
+                if parts > 1 and gemm.k < parts * _MIN_SPLIT:
                     break
                 tiles = max(1, gemm.batch * grid * parts)
                 found.append(padding * -(-tiles // self._sms) * self._sms / tiles)

@@ -25,8 +25,8 @@ from mosaic.ranks.calls.agree import put_aside
 from mosaic.ranks.calls.host_calls import HostCalls
 from mosaic.ranks.calls.ranked import Compute, Ranked
 from mosaic.ranks.calls.stream_calls import StreamCalls
-from mosaic.ranks.meeting.progress import Traffic
-from mosaic.ranks.parameters.reduce import GradientReducer
+from mosaic.ranks.meeting.progress import RankProgress, Traffic
+from mosaic.ranks.parameters.reduce import GradientReducer, SumPlace
 from mosaic.ranks.parameters.tied import running
 
 if TYPE_CHECKING:

@@ -2,16 +2,23 @@
 
 Nothing is shared with the search that it judges except the options. It minimises what a plan predicts
 (``Plan.predicted_ms``): forward and backward each with its own maximum, with all interference.
+
+A partition in an order that respects the dependencies is a chain of ever larger sets of finished modules, each closed
+under predecessors. Where each stage's memory counts alone, the best way to reach a set is found once. Where devices
+hold what modules keep, what is left to do depends on what each device holds already, so a set is reached in many ways:
+by time, by what each device keeps, and by the most that one stage works with on it. Only a way that is no better in any
+of these is dropped.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
 from mosaic.cost import Cost
+from mosaic.errors import InfeasibleError
 from mosaic.graph import ModuleGraph
 from mosaic.profile import Phase
 from mosaic.solver.options import NS_PER_MS, DeploymentOption
@@ -32,51 +39,82 @@ class BruteForceResult:
     """Sets of modules whose best allocation was searched."""
 
 
-def enumerate_plans(
-    graph: ModuleGraph, options: Mapping[str, Sequence[DeploymentOption]], *, cost: Cost, machine: Machine
-) -> BruteForceResult:
-    """Finds the plan with the least predicted time over all ordered partitions.
+_Options = Mapping[str, Sequence[DeploymentOption]]
+_Loads = tuple[tuple[int, int], ...]
+"""Of each device: kept bytes, and the most that one stage works with."""
+_Way = tuple[float, _Loads, tuple[StageResult, ...]]
 
-    A partition in an order that respects the dependencies is a chain of ever larger sets of finished modules,
-    each closed under predecessors; the best way to reach a set is found once.
+
+def enumerate_plans(graph: ModuleGraph, options: _Options, *, cost: Cost, machine: Machine) -> BruteForceResult:
+    """Finds the plan with the least predicted time over all ordered partitions.
 
     Raises:
         ValueError: More than six modules or two devices.
     """
-    check_size(graph, machine)
-    order = graph.topological_order()
-    needs = {name: frozenset(graph.predecessors(name)) for name in order}
-    evaluated: dict[frozenset[str], tuple[float, StageResult] | None] = {}
+    evaluated: dict[tuple[str, ...], tuple[float, StageResult] | None] = {}
     best: dict[frozenset[str], tuple[float, tuple[StageResult, ...]]] = {frozenset(): (0.0, ())}
-    for done in closed_sets(order, needs):
+    for done, names in _steps(graph, machine):
+        if names not in evaluated:
+            evaluated[names] = best_stage(names, options, cost=cost, machine=machine)
+        found = evaluated[names]
+        if found is None:
+            continue
         spent_ms, stages = best[done]
-        ready = [name for name in order if name not in done and needs[name] <= done]
-        for size in range(1, len(ready) + 1):
-            for names in combinations(ready, size):
-                key = frozenset(names)
-                if key not in evaluated:
-                    evaluated[key] = best_stage(names, options, cost=cost, machine=machine)
-                found = evaluated[key]
-                if found is None:
-                    continue
-                total = spent_ms + found[0]
-                if total < best.get(done | key, (math.inf, ()))[0]:
-                    best[done | key] = (total, (*stages, found[1]))
-    return BruteForceResult(stages=best[frozenset(order)][1], num_evaluations=len(evaluated))
+        after = done | set(names)
+        if spent_ms + found[0] < best.get(after, (math.inf, ()))[0]:
+            best[after] = (spent_ms + found[0], (*stages, found[1]))
+    return BruteForceResult(stages=best[frozenset(graph.names)][1], num_evaluations=len(evaluated))
 
 
-def check_size(graph: ModuleGraph, machine: Machine) -> None:
-    """Raises ValueError for more than six modules or two devices."""
+def enumerate_held_plans(graph: ModuleGraph, options: _Options, *, cost: Cost, machine: Machine) -> BruteForceResult:
+    """Finds the plan with the least predicted time whose devices hold what all modules keep.
+
+    Raises:
+        ValueError: More than six modules or two devices.
+        InfeasibleError: There is no such plan.
+    """
+    stages: dict[tuple[str, ...], list[_Way]] = {}
+    ways: dict[frozenset[str], list[_Way]] = {frozenset(): [(0.0, ((0, 0),) * machine.num_devices, ())]}
+    for done, names in _steps(graph, machine):
+        if names not in stages:
+            stages[names] = _stage_ways(names, options, cost, machine)
+        for way in ways.get(done, []):
+            for stage in stages[names]:
+                _keep(ways.setdefault(done | set(names), []), _joined(way, stage), machine)
+    found = ways.get(frozenset(graph.names), [])
+    if not found:
+        raise InfeasibleError(
+            "no plan fits into the devices' memory",
+            reasons=[f"every plan needs more than the {machine.memory_bytes:,} bytes of a device: all were tried"],
+        )
+    return BruteForceResult(stages=min(found, key=lambda way: way[0])[2], num_evaluations=len(stages))
+
+
+def _steps(graph: ModuleGraph, machine: Machine) -> Iterator[tuple[frozenset[str], tuple[str, ...]]]:
+    """Sets of finished modules, smaller ones first, each with every stage that may come next."""
     if len(graph.names) > MAX_MODULES or machine.num_devices > MAX_DEVICES:
         raise ValueError(
             f"{len(graph.names)} modules on {machine.num_devices} devices; brute force takes at most {MAX_MODULES} "
             f"modules on {MAX_DEVICES} devices: use method='exact'"
         )
+    order = graph.topological_order()
+    needs = {name: frozenset(graph.predecessors(name)) for name in order}
+    for done in _subsets(order):
+        if all(needs[name] <= set(done) for name in done):
+            ready = [name for name in order if name not in done and needs[name] <= set(done)]
+            for names in _subsets(ready):
+                if names:
+                    yield frozenset(done), names
+
+
+def _subsets(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    for size in range(len(names) + 1):
+        yield from combinations(names, size)
 
 
 def best_stage(
     names: Sequence[str],
-    options: Mapping[str, Sequence[DeploymentOption]],
+    options: _Options,
     *,
     cost: Cost,
     machine: Machine,
@@ -107,7 +145,7 @@ def best_stage(
 @dataclass
 class _Walk:
     names: tuple[str, ...]
-    options: Mapping[str, Sequence[DeploymentOption]]
+    options: _Options
     cost: Cost
     machine: Machine
     by_sum: bool
@@ -139,23 +177,69 @@ class _Walk:
         )
 
     def value_ms(self, chosen: Mapping[str, Choice]) -> float:
-        result = StageResult(latency_ns=0, choices=chosen, starts={})
-        forwards, backwards, sums = [0.0], [0.0], [0.0]
-        for name, (option, devices) in chosen.items():
-            on_each = [
-                [
-                    self.cost.placed_ms(name, phase, option.degree, option.quota, beside=result.beside(name, device))
-                    for phase in Phase
-                ]
-                for device in devices
-            ]
-            forwards.append(max(forward for forward, _ in on_each))
-            backwards.append(max(backward for _, backward in on_each))
-            sums.append(max(forward + backward for forward, backward in on_each))
-        return max(sums) if self.by_sum else max(forwards) + max(backwards)
+        return _time_ms(chosen, self.cost, by_sum=self.by_sum)
 
 
-def closed_sets(order: Sequence[str], needs: Mapping[str, frozenset[str]]) -> list[frozenset[str]]:
-    """Returns all sets that hold every predecessor of their members, smaller ones first."""
-    subsets = (frozenset(names) for size in range(len(order) + 1) for names in combinations(order, size))
-    return [subset for subset in subsets if all(needs[name] <= subset for name in subset)]
+def _time_ms(chosen: Mapping[str, Choice], cost: Cost, *, by_sum: bool = False) -> float:
+    """Time of a stage: slowest forward plus slowest backward, or the slowest module's two together."""
+    result = StageResult(latency_ns=0, choices=chosen, starts={})
+    forwards, backwards, sums = [0.0], [0.0], [0.0]
+    for name, (option, devices) in chosen.items():
+        for device in devices:
+            beside = result.beside(name, device)
+            forward, backward = (
+                cost.placed_ms(name, phase, option.degree, option.quota, beside=beside) for phase in Phase
+            )
+            forwards.append(forward)
+            backwards.append(backward)
+            sums.append(forward + backward)
+    return max(sums) if by_sum else max(forwards) + max(backwards)
+
+
+def _joined(way: _Way, stage: _Way) -> _Way:
+    loads = tuple((a[0] + b[0], max(a[1], b[1])) for a, b in zip(way[1], stage[1], strict=True))
+    return way[0] + stage[0], loads, (*way[2], *stage[2])
+
+
+def _keep(ways: list[_Way], new: _Way, machine: Machine) -> None:
+    if any(kept + working > machine.memory_bytes for kept, working in new[1]) or any(_beats(w, new) for w in ways):
+        return
+    ways[:] = [way for way in ways if not _beats(new, way)]
+    ways.append(new)
+
+
+def _beats(first: _Way, second: _Way) -> bool:
+    return first[0] <= second[0] and all(
+        a[0] <= b[0] and a[1] <= b[1] for a, b in zip(first[1], second[1], strict=True)
+    )
+
+
+def _stage_ways(names: Sequence[str], options: _Options, cost: Cost, machine: Machine) -> list[_Way]:
+    """All placements of a stage that fit by slots and may be best for some rest."""
+    partial: list[dict[str, Choice]] = [{}]
+    for name in names:
+        partial = [
+            {**chosen, name: (option, devices)}
+            for chosen in partial
+            for option in options[name]
+            for devices in combinations(range(machine.num_devices), option.degree)
+            if all(_slots_on(chosen, device) + option.quota <= machine.num_slots for device in devices)
+        ]
+    ways: list[_Way] = []
+    for chosen in partial:
+        time_ms = _time_ms(chosen, cost)
+        starts = lay_out(chosen, machine.num_slots)
+        result = StageResult(latency_ns=round(time_ms * NS_PER_MS), choices=chosen, starts=starts)
+        loads = tuple(
+            (
+                sum(option.kept_bytes for option, devices in chosen.values() if device in devices),
+                sum(o.memory_bytes - o.kept_bytes for o, devices in chosen.values() if device in devices),
+            )
+            for device in range(machine.num_devices)
+        )
+        _keep(ways, (time_ms, loads, (result,)), machine)
+    return ways
+
+
+def _slots_on(chosen: Mapping[str, Choice], device: int) -> int:
+    return sum(option.quota for option, devices in chosen.values() if device in devices)

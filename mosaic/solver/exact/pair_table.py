@@ -1,4 +1,4 @@
-"""What neighbours cost each other, as the table that the exact search reads."""
+"""Costs of neighbours on each other, as the table that the exact search reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What single neighbours cost, in nanoseconds, and what follows from it: which options of a module can be left out.
+"""Costs of single neighbours in nanoseconds, and the options of a module that can be left out because of them.
 
 For a pairwise interference only (extras of neighbours add up). Nothing here is an approximation: what is dropped
 or joined could not change whether a target can be met.

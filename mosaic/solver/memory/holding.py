@@ -1,4 +1,4 @@
-"""What a device holds over a whole step, and devices for modules so that none holds more than it has.
+"""Memory of a device over a whole step, and devices for modules so that none holds more than it has.
 
 During a stage a device holds what the stage's modules need (``DeploymentOption.memory_bytes``), and, of all modules of
 other stages that it has ever been given, what they keep: parameters, gradients, optimizer state, and activations from

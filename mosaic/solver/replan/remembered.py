@@ -1,4 +1,4 @@
-"""What planning works out about single modules and stages: worked out once, and kept for the plans that follow.
+"""Facts about single modules and stages: worked out once, and kept for the plans that follow.
 
 A solve asks here for options, for every module alone, and for what becomes of a stage that was found. A first solve
 starts from nothing. A later one finds what holds for it too, and whether it does is looked at piece by piece:

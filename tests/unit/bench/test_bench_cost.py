@@ -10,17 +10,17 @@ import pytest
 
 from bench.cost import __main__ as bench_cost
 from bench.cost import study as cost_study
-from bench.cost.figures import COUNTS, FORMS, GOALS, TRIED, error_name, judged, mean_figure, verdict
+from bench.cost.figures import COUNTS, FORM_WORDS, GOALS, TRIED, error_name, judged, mean_figure, verdict
 from bench.cost.ground import TINY, Ground
+from bench.cost.groups import key, split_runs
 from bench.cost.plans import shape_of
-from bench.cost.runs import Split, key, split_runs
-from bench.cost.study import CostStudy, every_name, measure_cost
+from bench.cost.study import EVERY_NAME, MEASURED, SURFACE, CostStudy, measure_cost
 from bench.cost.surface import surface_errors
 from bench.gpu.bench import Bench
+from bench.harness import published
 from bench.record import Study
 from mosaic import artifact
 from mosaic.backends.host.backend import HostBackend
-from mosaic.cost.interference import GroupRun
 from mosaic.device import Device
 from mosaic.microbench import Budget
 from mosaic.profile import Phase, Sample
@@ -47,14 +47,14 @@ def written(tmp_path_factory):
     path = tmp_path_factory.mktemp("study") / "study.json"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bench_cost, "HostBackend", lambda: HostBackend(2))
-        made = bench_cost.study(TINY, seconds=12.0, path=path, pictures=path.parent)
+        made = bench_cost.study(TINY, seconds=3.0, path=path)
     return made, path
 
 
 def test_every_figure_is_written_once_by_name_and_can_be_read(written):
     made, path = written
     assert artifact.load(Study, path) == made
-    assert sorted(figure.name for figure in made.figures) == sorted(every_name())
+    assert sorted(figure.name for figure in made.figures) == sorted(EVERY_NAME)
     assert {figure.source for figure in made.figures} == {"measured", "simulated"}
 
 
@@ -70,7 +70,7 @@ def test_a_figure_without_a_number_has_a_reason_and_one_with_a_number_its_sample
 def test_more_modules_than_cores_are_absent_and_simulated_in_figures_of_their_own(written):
     figures = {figure.name: figure for figure in written[0].figures}
     for count in COUNTS[1:]:
-        for form in FORMS:
+        for form in FORM_WORDS:
             measured = figures[error_name(count, form)]
             assert (measured.value, measured.reason) == (None, "this machine has 2 cores")
             assert figures[error_name(count, form, rule="max-min")].source == "simulated"
@@ -85,55 +85,38 @@ def test_every_part_says_how_it_went_and_what_else_ran(written):
     assert not [part for part in parts if part["status"] == "failed"]
 
 
-def test_pictures_are_drawn_of_measured_and_simulated_apart(written):
-    drawn = {path.name for path in written[1].parent.glob("*.png")}
-    assert {"surfaces-measured.png", "surfaces-simulated.png", "predictions-measured.png"} <= drawn
-
-
-def test_a_part_that_fails_costs_its_own_figures_only(monkeypatch):
+def test_without_time_every_figure_is_named_and_a_part_that_fails_costs_its_own_only(monkeypatch):
     def fail(ground):
         raise RuntimeError("the fan fell off")
 
     monkeypatch.setattr(cost_study, "measure_surface", fail)
-    figures = list(CostStudy(bench_of(), TINY).run(simulated=False))
-    failed = [figure for figure in figures if "the fan fell off" in figure.reason]
-    assert [figure.name for figure in failed] == cost_study.surface_names()
-    assert any(figure.value is not None for figure in figures)
-
-
-def test_without_time_every_figure_is_named_and_null_or_measured():
     figures = list(CostStudy(bench_of(seconds=0.0), TINY).run(simulated=False))
-    measured = [name for name in every_name() if not name.startswith("simulated")]
-    assert sorted(figure.name for figure in figures) == sorted(measured)
+    failed = [figure for figure in figures if "the fan fell off" in figure.reason]
+    assert [figure.name for figure in failed] == list(SURFACE)
+    assert sorted(figure.name for figure in figures) == sorted(MEASURED)
     assert all(figure.reason for figure in figures if figure.value is None)
 
 
 def test_a_gpu_run_measures_as_many_side_by_side_as_there_are_slots():
-    bench = bench_of(num_slots=14)
+    bench = bench_of(num_slots=13)
     figures = {figure.name: figure for figure in measure_cost(bench)}
     assert figures[error_name(TINY.num_modules, "none")].value is not None
     assert figures["surface error at held-out quotas"].value is not None
     assert figures["error of the paper's grid"].value is not None
-    assert "modules" in figures[error_name(8, "mosaic")].reason
+    assert "modules" in figures[error_name(8, "ours")].reason
     assert not [note for note in bench.notes if "failed" in note]
 
 
 @pytest.mark.parametrize(("num_slots", "num_modules"), [(2, 4), (2, 8), (16, 8)])
 def test_no_run_is_both_fitted_and_held_out(num_slots, num_modules):
     names = "abcdefgh"[:num_modules]
-    split = split_runs(names, Known(), device_of(num_slots), num_fit=24, num_held=10, counts=COUNTS)
-    held = [key(run) for runs in split.held.values() for run in runs]
-    assert not {key(run) for run in split.fit} & set(held)
+    fit, by_count = split_runs(names, Known(), device_of(num_slots), num_fit=8, num_held=10, counts=COUNTS)
+    held = [key(run) for runs in by_count.values() for run in runs]
+    assert not {key(run) for run in fit} & set(held)
     assert len(set(held)) == len(held)
-    for count, runs in split.held.items():
+    for count, runs in by_count.items():
         assert bool(runs) == (count <= min(num_slots, num_modules))
         assert all(len(run.modules) == count and sum(run.quotas) <= num_slots for run in runs)
-
-
-def test_a_run_in_both_is_refused():
-    run = GroupRun(modules=("a", "b"), quotas=(1, 2))
-    with pytest.raises(ValueError, match="1 runs are fitted and held out"):
-        Split(fit=(run,), held={2: (GroupRun(modules=("b", "a"), quotas=(2, 1)),)})
 
 
 def test_a_point_in_both_is_refused():
@@ -174,8 +157,8 @@ def test_a_mean_keeps_all_its_samples_and_lies_in_its_interval():
 
 def test_a_published_command_names_no_folder(written):
     made, path = written
-    long = replace(made, command=f"bench_cost.py --json {path}")
-    assert bench_cost.published(long, (path, None)).command == "bench_cost.py --json study.json"
+    long = replace(made, command=f"cost.py --json {path}")
+    assert published(long, (path, None)).command == "cost.py --json study.json"
 
 
 def test_plans_of_one_shape_are_told_by_modules_and_quotas():

@@ -1,4 +1,4 @@
-"""What a plan's explanation says, on plans whose reasons are known."""
+"""Explanations of plans whose reasons are known."""
 
 from __future__ import annotations
 

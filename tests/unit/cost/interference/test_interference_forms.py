@@ -67,12 +67,6 @@ def test_an_eq8_that_never_exceeds_nothing_is_zero() -> None:
     assert not FullInterference({F: Eq8(e1=-10.0, e2=1.0)}, bandwidths()).is_zero
 
 
-@pytest.mark.parametrize("wrong", [{"e2": -0.1}, {"e3": -0.1}, {"e2": float("nan")}])
-def test_coefficients_under_which_neighbours_help_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="all finite, e2 and e3 not negative"):
-        Eq8(e1=0.0, **wrong)
-
-
 def test_eq8_without_its_product_is_the_additive_ablation() -> None:
     form = FullInterference({F: Eq8(e1=1.0, e2=2.0)}, bandwidths(a=0.5, b=0.4, c=0.1))
     assert form.extra_ms("a", F, quota=1, alone_ms=7.0, beside=[("b", 1), ("c", 1)]) == pytest.approx(3.0)
@@ -100,12 +94,6 @@ def test_the_pairwise_form_without_coefficients_is_zero() -> None:
     assert SharedBandwidth({}, bandwidths(a=0.5, b=0.5)).extra_ms("a", F, quota=1, alone_ms=1.0, beside=[("b", 1)]) == 0
 
 
-@pytest.mark.parametrize("wrong", [{"pressure": -0.1}, {"product": float("inf")}, {"product": float("nan")}])
-def test_negative_or_infinite_shares_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="finite and not negative"):
-        Sharing(**wrong)
-
-
 def test_bandwidth_is_exact_at_samples_and_linear_over_the_logarithm_between_them() -> None:
     found = Bandwidths([drawing(0.2, quota=2), drawing(0.6, quota=8)])
     assert [found.bandwidth("m", F, 1, quota) for quota in (2, 4, 8)] == pytest.approx([0.2, 0.4, 0.6])
@@ -127,7 +115,19 @@ def test_an_unknown_bandwidth_is_refused_or_estimated() -> None:
     assert estimated.bandwidth("m", F, 1, 4) == pytest.approx(0.4)
     assert estimated.bandwidth("m", B, 1, 16) == 1.0
     assert (estimated.is_measured("m", F), estimated.is_measured("m", B)) == (True, False)
-
-
-def test_a_module_that_does_nothing_in_a_phase_uses_no_bandwidth_there() -> None:
     assert Bandwidths([], idle=[("m", B)]).bandwidth("m", B, 1, 1) == 0
+
+
+@pytest.mark.parametrize(
+    ("make", "wrong", "says"),
+    [
+        (Eq8, {"e1": 0.0, "e2": -0.1}, "all finite, e2 and e3 not negative"),
+        (Eq8, {"e1": 0.0, "e3": -0.1}, "all finite, e2 and e3 not negative"),
+        (Eq8, {"e1": float("nan")}, "all finite, e2 and e3 not negative"),
+        (Sharing, {"pressure": -0.1}, "finite and not negative"),
+        (Sharing, {"product": float("inf")}, "finite and not negative"),
+    ],
+)
+def test_coefficients_under_which_neighbours_help_are_refused(make, wrong: dict[str, float], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        make(**wrong)

@@ -12,7 +12,6 @@ from planning_cases import sample
 
 from mosaic.cost import ScalingSurface
 from mosaic.cost.surfaces import held_out_errors, next_sample
-from mosaic.errors import InvalidProfileError
 from mosaic.profile import Phase, Sample
 
 Law = Callable[[int], float]
@@ -94,11 +93,6 @@ def test_the_ends_come_first_the_whole_device_before_the_least() -> None:
     assert next_sample([sample(8, 1.0), sample(2, 1.0)], [2, 4, 8], bound=0.1) is None
 
 
-def test_one_candidate_is_measured_once() -> None:
-    assert next_sample([], [8], bound=0.1) == 8
-    assert next_sample([sample(8, 1.0)], [8], bound=0.1) is None
-
-
 def test_a_failure_at_the_least_quota_is_closed_in_by_halves() -> None:
     found = [sample(16, 1.0), failed(1)]
     asked = []
@@ -140,8 +134,3 @@ def test_held_out_errors_name_the_largest_and_the_median() -> None:
 
 def test_two_samples_hold_nothing_out() -> None:
     assert held_out_errors([sample(1, 2.0), sample(2, 1.0), failed(4)]) is None
-
-
-def test_held_out_errors_of_two_modules_at_once_are_refused() -> None:
-    with pytest.raises(InvalidProfileError, match="one module and phase"):
-        held_out_errors([sample(1, 1.0), sample(1, 1.0, module="n")])
