@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mosaic.plan import SearchRecord, Stage
-from mosaic.solver.exact.brute_force import enumerate_plans
-from mosaic.solver.exact.brute_force_held import enumerate_held_plans
+from mosaic.solver.exact.brute_force import enumerate_held_plans, enumerate_plans
 from mosaic.solver.exact.search import search_exactly, why_not_exact
 from mosaic.solver.gahc.clustering import cluster
 from mosaic.solver.gahc.stage_eval import StageEvaluator

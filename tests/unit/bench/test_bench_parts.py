@@ -34,7 +34,7 @@ from mosaic.device import Device
 from mosaic.errors import MosaicError
 from mosaic.microbench import QUESTIONS, BenchSettings, Budget
 from mosaic.microbench.overlap import Overlap, Row, VariantTime
-from mosaic.microbench.result import Absent, Spread
+from mosaic.microbench.result import NotMeasured, Spread
 
 H200 = Device(name="NVIDIA H200", kind="cuda", num_slots=16, sms_per_slot=8, remainder_sms=4, memory_bytes=1 << 37)
 
@@ -219,7 +219,7 @@ def test_overlap_hands_out_what_it_has_before_anything_later_can_fail(monkeypatc
 
     def rows(self: Overlap) -> Iterator[Row]:
         yield measured
-        yield Absent(what="partitions 8+8, forward, eager", reason="cuDNN error")
+        yield NotMeasured(what="partitions 8+8, forward, eager", reason="cuDNN error")
         raise RuntimeError("the device fell off")
 
     monkeypatch.setattr(Overlap, "rows", rows)
