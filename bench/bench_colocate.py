@@ -1,6 +1,6 @@
 """What does Mosaic itself cost, and is a loop ever slower with it?
 
-``python -m bench.bench_colocate [--quick] [--json FILE]``
+``python -m bench.colocate.__main__ [--quick] [--json FILE]``
 
 Calls of empty modules; steps of the zoo's models under the sequential plan, which can gain nothing, against the plain
 loop; and what the trial in the first steps makes of each, which must not be slower either.
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.bench_cost import published
-from bench.colocate_calls import measure_calls
-from bench.colocate_models import goals, measure_models
+from bench.colocate.calls import measure_calls
+from bench.colocate.models import goals, measure_models
 from bench.harness import Study, finish
 from mosaic.artifact import save
 from mosaic.microbench import Budget

@@ -3,7 +3,7 @@
 ``python -m bench.bench_cost [--quick] [--json FILE] [--pictures DIR]``
 
 Everything that judges is measured after, and apart from, all that is fitted. What two cores cannot show is simulated
-as well, in figures of their own; on a GPU ``bench.gpu`` measures it.
+as well, in figures of their own; on a GPU ``bench.gpu.__main__`` measures it.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from bench.cost_figures import COUNTS, FORMS, GOALS, RULES, error_name, step_name, verdict
-from bench.cost_ground import FULL, QUICK, Scale
-from bench.cost_study import CostStudy
-from bench.gpu_bench import Bench
+from bench.cost.figures import COUNTS, FORMS, GOALS, RULES, error_name, step_name, verdict
+from bench.cost.ground import FULL, QUICK, Scale
+from bench.cost.study import CostStudy
+from bench.gpu.bench import Bench
 from bench.harness import Figure, Study, finish
 from mosaic.artifact import save
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.microbench import Budget
 from mosaic.profiler import ForeignLoad
 from mosaic.provenance import Provenance

@@ -1,10 +1,10 @@
 """The same loop on many ranks: what travels, what overlaps, what it holds, and what other planners make of it.
 
-``python -m bench.bench_ranks [--quick] [--json FILE] [--pictures DIR]``
+``python -m bench.ranks.__main__ [--quick] [--json FILE] [--pictures DIR]``
 
 Measured on gloo ranks of this machine: two for times, four for correctness alone, since there are two cores. Simulated
 on 8 to 256 GPUs, from analytic profiles that are kept (``ranks_tables``). What needs a GPU has no number here;
-``bench.gpu`` measures it. Every part runs in processes of its own that are ended in time, and the file is written anew
+``bench.gpu.__main__`` measures it. Every part runs in processes of its own that are ended in time, and the file is written anew
 after each part.
 ``--quick``: within a minute on two quiet cores.
 """
@@ -18,17 +18,17 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from functools import partial
 
+from bench.ranks.measured import equality, moved, peak, planners
+from bench.ranks.pictures import draw
+from bench.ranks.simulated import METHODS, large_cluster, scaling
 from bench.ranks_launch import Work, on_ranks
-from bench.ranks_measured import equality, moved, peak, planners
-from bench.ranks_pictures import draw
-from bench.ranks_simulated import METHODS, large_cluster, scaling
 from bench.record import missing_figure
 from bench.study_parts import PartedStudy, StudyPart
 from mosaic.ranks.compare import Rounds
 
 QUICK_SECONDS = 56.0
 """After this a quick study ends whatever runs: the rest of its minute is for loading and writing."""
-ONE_GPU = "needs a GPU: python -m bench.gpu --only ranks/one"
+ONE_GPU = "needs a GPU: python -m bench.gpu.__main__ --only ranks/one"
 FULL_SECONDS = 870.0
 """The same for the full study: a quarter of an hour."""
 TOO_LARGE = ("qwen3-vl", "unified-io-2", "ctvlm")

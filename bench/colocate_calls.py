@@ -12,7 +12,7 @@ from torch import nn
 
 import mosaic
 from bench.harness import Figure, median_figure
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import find_modules
 from mosaic.plan import plan_from_quotas
 

@@ -14,12 +14,12 @@ import torch
 from torch import nn
 
 import mosaic
-from bench.colocate_calls import ALONE, GOAL_US
+from bench.colocate.calls import ALONE, GOAL_US
 from bench.harness import Figure, median_figure
 from bench.record import missing_figure
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import find_modules
-from mosaic.engine.trial_settings import TrialSettings
+from mosaic.engine.trial.settings import TrialSettings
 from mosaic.microbench import Budget
 from mosaic.models import SIX, build, loss_of, make_batch
 from mosaic.plan import plan_from_quotas

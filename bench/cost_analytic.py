@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from bench.cost_figures import absent, mean_figure
-from bench.cost_ground import Ground
+from bench.cost.calibration import LEAST_MEASUREMENTS, Measurement, calibrate, measurements_of
+from bench.cost.figures import absent, mean_figure
+from bench.cost.ground import Ground
 from bench.record import Figure
 from mosaic.cost.analytic import count_module
-from mosaic.cost.calibration import LEAST_MEASUREMENTS, Measurement, calibrate, measurements_of
 from mosaic.cost.roofline import phase_ms
 from mosaic.hardware import Hardware
 from mosaic.profile import Profile

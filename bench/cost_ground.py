@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from bench.cost_models import NAMES, Branches, Size, make_inputs
-from bench.gpu_bench import Bench
+from bench.cost.calibration import calibrate, measurements_of
+from bench.cost.models import NAMES, Branches, Size, make_inputs
+from bench.gpu.bench import Bench
 from mosaic.cost import Bandwidths
 from mosaic.cost.analytic import count_module
-from mosaic.cost.calibration import calibrate, measurements_of
 from mosaic.engine import find_modules
 from mosaic.hardware import Hardware
 from mosaic.microbench.kernels import half_type

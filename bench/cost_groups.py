@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from bench.cost_figures import COUNTS, FORMS, absent, error_name, mean_figure
-from bench.cost_ground import Ground
+from bench.cost.figures import COUNTS, FORMS, absent, error_name, mean_figure
+from bench.cost.ground import Ground
 from bench.cost_runs import Split, key, split_runs
 from bench.record import Figure
 from mosaic.backends.base import Lanes
@@ -15,7 +15,7 @@ from mosaic.cost import CostModel, InterferenceFit, Run, fit_interference
 from mosaic.cost.fit import Form
 from mosaic.errors import MosaicError
 from mosaic.profile import GroupSample, Phase
-from mosaic.profiler.groups import Beside, lay_out
+from mosaic.profiler.measuring.groups import Beside, lay_out
 from mosaic.profiler.pairs import measure_group
 
 REPEATED = "difference of the same held-out plans measured twice, {} modules"

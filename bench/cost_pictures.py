@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from bench.cost_figures import FORMS, RULES
-from bench.cost_ground import FIT_DEGREES, HELD_DEGREE
+from bench.cost.figures import FORMS, RULES
+from bench.cost.ground import FIT_DEGREES, HELD_DEGREE
+from bench.cost.study import CostStudy
+from bench.cost.surface import tenths
+from bench.cost.truth import simulated_samples
 from bench.cost_groups import Judged
 from bench.cost_simulated import simulate
-from bench.cost_study import CostStudy
-from bench.cost_surface import tenths
-from bench.cost_truth import simulated_samples
 from mosaic.cost import ScalingSurface
 from mosaic.errors import InvalidProfileError
 from mosaic.profile import Phase, Sample

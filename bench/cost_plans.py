@@ -11,10 +11,10 @@ from dataclasses import replace
 import torch
 
 import mosaic
-from bench.cost_figures import ALL, COUNTS, FORMS, absent, step_name
-from bench.cost_ground import Ground
+from bench.cost.figures import ALL, COUNTS, FORMS, absent, step_name
+from bench.cost.ground import Ground
+from bench.cost.models import NAMES
 from bench.cost_groups import Fits, missing_counts
-from bench.cost_models import NAMES
 from bench.record import Figure, median_figure
 from mosaic.cost import CostModel
 from mosaic.engine import find_modules

@@ -6,11 +6,11 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.cost_figures import TRIED, absent, mean_figure
-from bench.cost_ground import Ground
+from bench.cost.figures import TRIED, absent, mean_figure
+from bench.cost.ground import Ground
 from bench.record import Figure
 from mosaic.cost import ScalingSurface, ShapedSurface
-from mosaic.cost.sampling import next_of_both, next_shaped_sample
+from mosaic.cost.surfaces.sampling import next_of_both, next_shaped_sample
 from mosaic.profile import Phase, Sample
 from mosaic.profiler.quotas import default_quotas
 from mosaic.shape import ModuleShape

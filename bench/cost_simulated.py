@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from bench.cost_figures import COUNTS, FORMS, RULES, absent, error_name, mean_figure, step_name
-from bench.cost_ground import Scale
+from bench.cost.figures import COUNTS, FORMS, RULES, absent, error_name, mean_figure, step_name
+from bench.cost.ground import Scale
+from bench.cost.plans import SEARCH_LIMITS
+from bench.cost.simulator import DEVICE, Work, draw_works, measure_run, profile_of, run_plan_ms
 from bench.cost_groups import Judged, measured_ms, predict_ms
-from bench.cost_plans import SEARCH_LIMITS
 from bench.cost_runs import split_runs
-from bench.cost_simulator import DEVICE, Work, draw_works, measure_run, profile_of, run_plan_ms
 from bench.record import Figure
 from mosaic.cost import Bandwidths, CostModel, InterferenceFit, fit_interference
 from mosaic.cost.fit import Form

@@ -1,4 +1,4 @@
-"""The parts of ``bench_cost`` in order, each with its share of the time; also a measurement of ``bench.gpu``."""
+"""The parts of ``bench_cost`` in order, each with its share of the time; also a measurement of ``bench.gpu.__main__``."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from bench.cost_analytic import AFTER, BEFORE, measure_analytic
-from bench.cost_figures import ALL, COUNTS, FORMS, RULES, SLOTS, absent, error_name, judged, step_name
-from bench.cost_ground import GPU, TINY, Ground, Scale
-from bench.cost_groups import REPEATED as PLANS_REPEATED
-from bench.cost_groups import SLOWDOWN, Seen, measure_groups
-from bench.cost_plans import IN_TURN, measure_plans, ms_name
-from bench.cost_sampling import measure_sampling, sampling_names
-from bench.cost_simulated import simulate_all
-from bench.cost_surface import (
+from bench.cost.analytic import AFTER, BEFORE, measure_analytic
+from bench.cost.figures import ALL, COUNTS, FORMS, RULES, SLOTS, absent, error_name, judged, step_name
+from bench.cost.ground import GPU, TINY, Ground, Scale
+from bench.cost.plans import IN_TURN, measure_plans, ms_name
+from bench.cost.sampling import measure_sampling, sampling_names
+from bench.cost.surface import (
     AT_DEGREES,
     AT_QUOTAS,
     REPEATED,
     measure_surface,
     simulate_surface,
 )
-from bench.gpu_bench import Bench
+from bench.cost_groups import REPEATED as PLANS_REPEATED
+from bench.cost_groups import SLOWDOWN, Seen, measure_groups
+from bench.cost_simulated import simulate_all
+from bench.gpu.bench import Bench
 from bench.record import Figure, Part, one_line
 from mosaic.microbench import Budget
 from mosaic.profiler import ForeignLoad
@@ -96,7 +96,7 @@ class CostStudy:
 
 
 def measure_cost(bench: Bench) -> Iterator[Figure]:
-    """Is a measurement of ``bench.gpu``: all that is measured, on its backend and in its time."""
+    """Is a measurement of ``bench.gpu.__main__``: all that is measured, on its backend and in its time."""
     study = CostStudy(bench, TINY if bench.dry_run else GPU)
     yield from study.run(simulated=False)
     bench.notes += [f"{part.name}: {part.status} {part.reason}".strip() for part in study.parts]

@@ -6,10 +6,10 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from bench.cost_figures import SLOTS, mean_figure
-from bench.cost_ground import FIT_DEGREES, HELD_DEGREE, Ground
-from bench.cost_sampling import curves_of, sampling_figures
-from bench.cost_truth import DEVICES, counted_modules, described, simulated_samples
+from bench.cost.figures import SLOTS, mean_figure
+from bench.cost.ground import FIT_DEGREES, HELD_DEGREE, Ground
+from bench.cost.sampling import curves_of, sampling_figures
+from bench.cost.truth import DEVICES, counted_modules, described, simulated_samples
 from bench.record import Figure
 from mosaic.cost import ShapedSurface, shape_of
 from mosaic.errors import InvalidProfileError

@@ -1,7 +1,7 @@
 """Times on a simulated GPU that is unlike its description, to judge models that start from the description.
 
 A model that knows the simulator would be judged by itself. So this device differs in ways that the prior of shapes
-(``mosaic.cost.shape_prior``) does not have or does not know: other tiles and splits, an efficiency of its own for
+(``mosaic.cost.surfaces.shape_prior``) does not have or does not know: other tiles and splits, an efficiency of its own for
 each kind of operator, each operator, each phase and module, another bandwidth of an SM and launch time, and arithmetic
 that overlaps traffic only in part. All factors are drawn; how wide is written below.
 """
@@ -16,8 +16,8 @@ from types import MappingProxyType
 
 import torch
 
-from bench.cost_ground import FIT_DEGREES, HELD_DEGREE
-from bench.cost_models import NAMES, input_shape, make_module
+from bench.cost.ground import FIT_DEGREES, HELD_DEGREE
+from bench.cost.models import NAMES, input_shape, make_module
 from mosaic.cost.analytic import count_degrees
 from mosaic.cost.counts import Gemm, ModuleCounts, Operator, OperatorKind, PhaseCounts
 from mosaic.cost.roofline import efficiency_of, ideal_time

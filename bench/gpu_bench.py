@@ -9,13 +9,13 @@ import torch
 
 from bench.record import Figure
 from mosaic.backends.base import Backend
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.device import Device
 from mosaic.microbench import BenchSettings, Budget
 from mosaic.microbench.devices import open_backend
 
 if TYPE_CHECKING:
-    from bench.gpu_child import Order
+    from bench.gpu.child import Order
 
 
 @dataclass

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bench.gpu_parts import PRELOADED, Measurement
+from bench.gpu.parts import PRELOADED, Measurement
 from bench.processes import begin_section, die_with_parent, kill_group, last_lines
 from bench.record import Figure, Part, Status, one_line
 from mosaic.device import Device
@@ -206,7 +206,7 @@ def work(order: Order) -> None:
 def _measure(order: Order, tell: Callable[..., None]) -> None:
     bench, error = None, ""
     try:
-        from bench.gpu_bench import open_bench
+        from bench.gpu.bench import open_bench
 
         measure = order.measurement.resolve()
         bench = open_bench(order)

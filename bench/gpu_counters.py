@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from bench.gpu_bench import Bench
+from bench.gpu.bench import Bench
 from bench.record import Figure, missing_figure, one_line
 from mosaic.microbench.kernels import half_type
 

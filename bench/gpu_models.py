@@ -10,18 +10,18 @@ from contextlib import AbstractContextManager
 from functools import partial
 from types import MappingProxyType
 
-from bench.gpu_bench import Bench
-from bench.gpu_rounds import Rounds
-from bench.gpu_tables import number
-from bench.gpu_variants import PlainStreams, Step, Workload, colocated, lanes_of, whole_step_graph
+from bench.gpu.bench import Bench
+from bench.gpu.models.rounds import Rounds
+from bench.gpu.models.rule_of_thumb import measure_rule
+from bench.gpu.models.variants import PlainStreams, Step, Workload, colocated, lanes_of, whole_step_graph
+from bench.gpu.models.zoo import MAX_BATCH, fit
+from bench.gpu.tables import number
 from bench.profile_choice import quotas_for
 from bench.record import Figure, missing_figure
 from bench.roofline import count_step
-from bench.rule_of_thumb import measure_rule
-from bench.zoo import MAX_BATCH, fit
 from mosaic.cost import CostModel
 from mosaic.engine import find_modules
-from mosaic.engine.find import Finding
+from mosaic.engine.finding.find import Finding
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan, plan_from_quotas
 from mosaic.profiler import ProfileSettings, Subject, profile_modules

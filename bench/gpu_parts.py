@@ -1,4 +1,4 @@
-"""Every measurement of ``bench.gpu`` in order of worth: a run that is cut short has the most important ones.
+"""Every measurement of ``bench.gpu.__main__`` in order of worth: a run that is cut short has the most important ones.
 
 Nothing heavy is imported here: the process that starts the measurements never loads torch, so nothing can break it.
 """
@@ -12,12 +12,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bench.gpu_bench import Bench
+    from bench.gpu.bench import Bench
     from bench.record import Figure
 
 PRELOADED = (
-    *("torch", "numpy", "bench.gpu_models", "bench.gpu_unknowns", "bench.gpu_questions", "bench.gpu_counters"),
-    "bench.cost_study",
+    *("torch", "numpy", "bench.gpu.models.measure", "bench.gpu.unknowns", "bench.gpu.questions", "bench.gpu.counters"),
+    "bench.cost.study",
 )
 """What the server that measurements are forked from loads."""
 MODEL_NAMES = ("clip", "qwen3-vl", "unified-io-2", "imagebind", "ofasys", "ctvlm")
@@ -51,7 +51,7 @@ class Measurement:
 
 def _question(name: str, asks: str, seconds: float, grid: int = 8) -> Measurement:
     arguments = {"name": name, "grid": grid}
-    function = "bench.gpu_questions:measure_question"
+    function = "bench.gpu.questions:measure_question"
     return Measurement(name=name, asks=asks, function=function, arguments=arguments, seconds=seconds)
 
 
@@ -59,7 +59,7 @@ def _unknown(name: str, asks: str, function: str, seconds: float, **environment:
     return Measurement(
         name=f"unknowns/{name}",
         asks=asks,
-        function=function if ":" in function else f"bench.gpu_unknowns:{function}",
+        function=function if ":" in function else f"bench.gpu.unknowns:{function}",
         seconds=seconds,
         environment=environment,
     )
@@ -70,7 +70,7 @@ def _models(batch: int, seconds: float) -> tuple[Measurement, ...]:
         Measurement(
             name=f"models/{name}/{batch}",
             asks=f"how long is a step of {name} at a batch of {batch}, plain and with Mosaic?",
-            function="bench.gpu_models:measure_model",
+            function="bench.gpu.models.measure:measure_model",
             arguments={"name": name, "batch": batch},
             seconds=seconds,
             in_dry_run=batch == 2,
@@ -83,7 +83,7 @@ _IN_ORDER = (
     Measurement(
         name="device",
         asks="what is the device, and into how many slots is it cut?",
-        function="bench.gpu_unknowns:measure_device",
+        function="bench.gpu.unknowns:measure_device",
         seconds=2,
     ),
     Measurement(
@@ -95,7 +95,7 @@ _IN_ORDER = (
     Measurement(
         name="overlap",
         asks="what part of a gain comes from quotas, and what from concurrency?",
-        function="bench.gpu_questions:measure_overlap",
+        function="bench.gpu.questions:measure_overlap",
         seconds=27,
     ),
     _unknown("sm-target", "do matrix products see how small their partition is?", "measure_sm_target", 8),
@@ -109,7 +109,7 @@ _IN_ORDER = (
         "measure_outside_backward",
         3,
     ),
-    _unknown("counters", "can GPM be read, and by whom?", "bench.gpu_counters:measure_counters", 4),
+    _unknown("counters", "can GPM be read, and by whom?", "bench.gpu.counters:measure_counters", 4),
     *_models(2, 9),
     *(
         _unknown(
@@ -126,7 +126,7 @@ _IN_ORDER = (
     Measurement(
         name="ranks/one",
         asks="does a start as one rank cost anything over a plain one?",
-        function="bench.gpu_ranks:measure_one_rank",
+        function="bench.gpu.one_rank:measure_one_rank",
         seconds=6,
     ),
     _unknown("small-collective", "does NCCL work in 8 SMs?", "measure_small_collective", 5),
@@ -134,7 +134,7 @@ _IN_ORDER = (
     Measurement(
         name="cost",
         asks="how well are held-out plans of 2 to 8 modules predicted, and what do the plans cost?",
-        function="bench.cost_study:measure_cost",
+        function="bench.cost.study:measure_cost",
         seconds=10,
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench.gpu_tables import head_line
+from bench.gpu.tables import head_line
 from bench.record import Study
 from mosaic.report.charts import Bar, Line, Words, draw_bars, draw_lines
 

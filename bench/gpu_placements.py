@@ -7,12 +7,12 @@ from contextlib import AbstractContextManager, contextmanager
 from types import MappingProxyType
 from typing import Any
 
-from mosaic.backends import cuda
 from mosaic.backends.base import Backend, Lanes
-from mosaic.backends.cuda_lanes import StreamLanes
-from mosaic.backends.stream_api import TorchStreams
+from mosaic.backends.cuda.driver import driver as cuda
+from mosaic.backends.streams.api import TorchStreams
+from mosaic.backends.streams.lanes import StreamLanes
 from mosaic.errors import BackendUnavailableError, CudaError
-from mosaic.microbench.variants import Split, parts_of
+from mosaic.microbench.sharing.variants import Split, parts_of
 
 Opened = AbstractContextManager[tuple[Lanes, str]]
 

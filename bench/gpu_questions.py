@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from bench.gpu_bench import Bench
+from bench.gpu.bench import Bench
 from bench.record import Figure, median_figure, missing_figure
 from mosaic.microbench import QUESTIONS
 from mosaic.microbench.overlap import Overlap

@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 
 import mosaic
-from bench.gpu_bench import Bench
-from bench.gpu_models import even_plan
-from bench.gpu_variants import Workload
+from bench.gpu.bench import Bench
+from bench.gpu.models.measure import even_plan
+from bench.gpu.models.variants import Workload
 from bench.record import Figure, median_figure
 from mosaic.engine import find_modules
 from mosaic.plan import Plan

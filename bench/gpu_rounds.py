@@ -12,9 +12,9 @@ from contextlib import AbstractContextManager
 
 import torch
 
-from bench.gpu_bench import Bench
-from bench.gpu_tables import MOST_LOSS_DIFFERENCE
-from bench.gpu_variants import Step, Workload
+from bench.gpu.bench import Bench
+from bench.gpu.models.variants import Step, Workload
+from bench.gpu.tables import MOST_LOSS_DIFFERENCE
 from bench.record import Figure, median_figure, missing_figure
 
 WARM_STEPS = 5

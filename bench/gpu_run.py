@@ -1,4 +1,4 @@
-"""The run of ``bench.gpu``: build, ladder, gpu tests, measurements, table.
+"""The run of ``bench.gpu.__main__``: build, ladder, gpu tests, measurements, table.
 
 No step can end it, and each leaves a whole file.
 """
@@ -17,11 +17,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bench import preflight
-from bench.gpu_child import Order, Outcome, Server
-from bench.gpu_parts import MEASUREMENTS, Measurement
-from bench.gpu_tables import text_table
-from bench.ladder import CLOSE, RUNGS
+from bench.gpu.__main__ import preflight
+from bench.gpu.child import Order, Outcome, Server
+from bench.gpu.ladder import CLOSE, RUNGS
+from bench.gpu.parts import MEASUREMENTS, Measurement
+from bench.gpu.tables import text_table
 from bench.processes import begin_section, last_lines, run_logged
 from bench.record import Figure, Part, Status, Study, one_line
 from mosaic.artifact import save, write_text
@@ -121,7 +121,9 @@ class Record:
 
 def command_text(arguments: Sequence[str]) -> str:
     """Returns the command line as it may be published: of a path, its last part."""
-    return shlex.join(["python", "-m", "bench.gpu", *(Path(word).name if "/" in word else word for word in arguments)])
+    return shlex.join(
+        ["python", "-m", "bench.gpu.__main__", *(Path(word).name if "/" in word else word for word in arguments)]
+    )
 
 
 def without_folders(text: str) -> str:

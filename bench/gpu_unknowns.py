@@ -12,16 +12,16 @@ from typing import Any
 
 import torch
 
-from bench.gpu_bench import Bench
+from bench.gpu.bench import Bench
 from bench.record import Figure, median_figure, missing_figure, one_line
-from mosaic.backends import cuda
+from mosaic.backends.cuda.driver import driver as cuda
 from mosaic.backends.sm_target import cublas_sm_target, sm_target
 from mosaic.errors import BackendUnavailableError
 from mosaic.microbench.kernels import half_type
 from mosaic.microbench.modules import default_subjects
-from mosaic.microbench.steps import CapturedSteps, EagerSteps, TwoModules
+from mosaic.microbench.sharing.steps import CapturedSteps, EagerSteps, TwoModules
+from mosaic.microbench.sharing.variants import open_variant, parts_of
 from mosaic.microbench.timing import time_alone
-from mosaic.microbench.variants import open_variant, parts_of
 
 
 def measure_device(bench: Bench) -> Iterator[Figure]:

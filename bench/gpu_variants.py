@@ -9,14 +9,14 @@ from typing import Any
 import torch
 
 import mosaic
-from bench.gpu_bench import Bench
-from bench.zoo import NOTES, build, config_of, fit, make_batch
+from bench.gpu.bench import Bench
+from bench.gpu.models.zoo import NOTES, build, config_of, fit, make_batch
 from mosaic import models
 from mosaic.backends.base import Backend, Lanes
-from mosaic.backends.cuda import CudaBackend
+from mosaic.backends.cuda.driver import CudaBackend
 from mosaic.engine import Handle
 from mosaic.errors import BackendUnavailableError
-from mosaic.microbench.variants import OpensPlainLanes
+from mosaic.microbench.sharing.variants import OpensPlainLanes
 from mosaic.plan import Plan
 
 EQUALITY_STEPS = 3

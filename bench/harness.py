@@ -9,7 +9,7 @@ import torch
 
 from bench.record import Figure, Study, median_figure
 from mosaic.artifact import save
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.profiler import ForeignLoad
 from mosaic.provenance import Provenance
 

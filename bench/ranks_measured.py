@@ -17,14 +17,14 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from bench.harness import median_figure
-from bench.ranks_tape import Tape
+from bench.ranks.tape import Tape
 from bench.record import Figure, Source, missing_figure
-from mosaic.backends.host import HostBackend
-from mosaic.cost.communication import ModuleTraffic, route_ms
+from mosaic.backends.host.backend import HostBackend
+from mosaic.cost.communication.ranked import ModuleTraffic, route_ms
 from mosaic.graph import ModuleGraph
 from mosaic.hardware import Link
 from mosaic.models import build, loss_of, make_batch
-from mosaic.models.block import DropPath
+from mosaic.models.layers.block import DropPath
 from mosaic.plan import Placement, Plan, SearchRecord, Stage
 from mosaic.profiler import ProfileSettings, measure_ring, repeat_batch, traffic_of
 from mosaic.ranks.colocate import colocate_ranks, cores_of_rank, found_for_ranks

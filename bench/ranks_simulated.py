@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
-from bench.ranks_tables import ModelTable, load_table
+from bench.ranks.layer_tables import ModelTable, load_table
 from bench.record import Figure, missing_figure
 from mosaic.artifact import fingerprint
-from mosaic.cost.communication import RankedCost, links_of
-from mosaic.cost.interference import Beside, Interference, NoInterference
+from mosaic.cost.communication.ranked import RankedCost, links_of
+from mosaic.cost.interference.measured import Beside, Interference, NoInterference
 from mosaic.errors import MosaicError
 from mosaic.hardware import find_cluster
 from mosaic.plan import Plan

@@ -1,6 +1,6 @@
 """Analytic profiles of the zoo's models on H100s: times of modules at every degree and quota, counted once and kept.
 
-``python -m bench.ranks_tables [NAME ...]`` counts operators on tensors without data (minutes) and writes
+``python -m bench.ranks.layer_tables [NAME ...]`` counts operators on tensors without data (minutes) and writes
 ``bench/analytic/NAME.json``; the simulated part of ``bench_ranks`` reads these. Nothing in them is measured.
 """
 
@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from mosaic.artifact import load, save
-from mosaic.cost.communication import ModuleTraffic
+from mosaic.cost.communication.ranked import ModuleTraffic
 from mosaic.device import FORBID_EXTRA
 from mosaic.graph import ModuleGraph
 from mosaic.profile import Phase

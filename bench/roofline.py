@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from bench.gpu_bench import Bench
+from bench.gpu.bench import Bench
 from bench.record import Figure, median_figure
 from mosaic.microbench.kernels import half_type
 

@@ -20,15 +20,15 @@ from functools import partial
 from itertools import chain
 from typing import Literal
 
-from bench.gpu_bench import Bench
-from bench.gpu_tables import number
+from bench.gpu.bench import Bench
+from bench.gpu.tables import number
 from bench.record import Figure, missing_figure
 from mosaic.backends.base import Lane, Lanes
 from mosaic.errors import UnsupportedModelError
-from mosaic.microbench.variants import OpensPlainLanes
+from mosaic.microbench.sharing.variants import OpensPlainLanes
 from mosaic.profiler import Subject
-from mosaic.profiler.batch import batch_of, split_batch
-from mosaic.profiler.together import hold_back
+from mosaic.profiler.measuring.batch import batch_of, split_batch
+from mosaic.profiler.measuring.together import hold_back
 
 Lever = Literal["lanes", "graphs", "neither"]
 

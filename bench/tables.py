@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from bench import gpu_tables
+from bench.gpu.__main__ import tables as gpu_tables
 from bench.record import Study
 from mosaic.artifact import load, save, write_text
 from mosaic.demo.record import RunRecord
@@ -28,7 +28,9 @@ def main() -> None:
     """Rewrites the tables, or says whether they are as they should be."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if a table is out of date")
-    parser.add_argument("--keep", type=Path, metavar="FILE", help="check a file of bench.gpu and keep it first")
+    parser.add_argument(
+        "--keep", type=Path, metavar="FILE", help="check a file of bench.gpu.__main__ and keep it first"
+    )
     given = parser.parse_args()
     if given.keep is not None:
         print(f"kept {keep(given.keep)}")
@@ -40,7 +42,7 @@ def main() -> None:
 
 
 def keep(file: Path) -> Path:
-    """Checks a result of ``bench.gpu`` and files it under its device, date and commit.
+    """Checks a result of ``bench.gpu.__main__`` and files it under its device, date and commit.
 
     Raises:
         MosaicError: It is a dry run, or says not what it was measured on.
@@ -75,7 +77,7 @@ def with_tables(readme: str) -> str:
 
 
 def gpu_results() -> list[tuple[Path, Study]]:
-    """Returns the kept results of ``bench.gpu``, newest first; dry runs do not count."""
+    """Returns the kept results of ``bench.gpu.__main__``, newest first; dry runs do not count."""
     files = [path for path in RESULTS.glob("*/*.json") if path.parent.name != "host"]
     found = [(path, load(Study, path)) for path in files]
     found = [(path, study) for path, study in found if study.study == "gpu" and not study.dry_run]
@@ -96,7 +98,7 @@ def draw() -> None:
     """Draws the pictures of all kept GPU results."""
     results = gpu_results()
     if results:
-        from bench.gpu_pictures import draw_pictures
+        from bench.gpu.pictures import draw_pictures
 
         for path, study in results:
             draw_pictures(study, path.with_suffix(""))

@@ -1,6 +1,6 @@
 """The six models that are measured: ``mosaic.models`` at the paper's size, cut to the memory that a device has.
 
-``python -m bench.zoo [--memory-gib 78]`` prints what is chosen.
+``python -m bench.gpu.models.zoo [--memory-gib 78]`` prints what is chosen.
 
 Inputs are those of Table 2, widths those of Table 1. Where a model does not fit, all its stacks of blocks lose the same
 part of their layers and its vocabularies the same part of their words, so that what cannot overlap (a language model
@@ -20,10 +20,10 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from bench.zoo_memory import Forward, count_forward, needed_bytes, shift_of, usable_bytes
+from bench.gpu.models.zoo_memory import Forward, count_forward, needed_bytes, shift_of, usable_bytes
 from mosaic import models
 from mosaic.errors import MosaicError
-from mosaic.models.block import Shape
+from mosaic.models.layers.block import Shape
 
 Sizes = Literal["paper", "tiny"]
 

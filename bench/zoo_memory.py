@@ -17,7 +17,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from mosaic.cost.analytic.gpu_kernels import GpuKernels
-from mosaic.models.block import Block
+from mosaic.models.layers.block import Block
 
 PARAMETER_BYTES = 20
 """A parameter's value, gradient, AdamW's two moments, and the copy that measurements begin again from; 4 bytes each."""

@@ -101,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> tuple[nn.Module, list[dict[s
     shares = dict(zip(raters, args.slots, strict=True)) if args.slots else None
     where = None
     if args.device != "cpu":
-        from mosaic.backends.cuda import CudaBackend
+        from mosaic.backends.cuda.driver import CudaBackend
 
         where = CudaBackend()
 

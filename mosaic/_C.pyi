@@ -192,7 +192,7 @@ class StreamPool:
         """Runs the probe (a cubin or PTX of ``PROBE_SOURCE``) on every partition and keeps the SM ids seen.
 
         Streams that are lent are left alone: each partition is probed on a stream made for that. What the ids say
-        about a layout is for ``mosaic.backends.cuda_overlap`` to judge.
+        about a layout is for ``mosaic.backends.cuda.overlap`` to judge.
         """
     def stats(self) -> PoolStats: ...
     @property

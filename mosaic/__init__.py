@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mosaic.engine.colocate import colocate
     from mosaic.engine.handle import Handle
     from mosaic.engine.stage import stage
-    from mosaic.engine.trial_settings import TrialSettings
+    from mosaic.engine.trial.settings import TrialSettings
     from mosaic.errors import MosaicError
     from mosaic.graph import Edge, ModuleGraph, ModuleNode
     from mosaic.plan import Plan, plan_from_quotas

@@ -1,7 +1,7 @@
 """What time over the quota looks like for a module before it is measured: a mean and the ways in which it may differ.
 
-Made from counted operators and a device's description (``mosaic.cost.shape_prior``), kept in a profile beside the
-samples, and conditioned on these (``mosaic.cost.posterior``).
+Made from counted operators and a device's description (``mosaic.cost.surfaces.shape_prior``), kept in a profile beside the
+samples, and conditioned on these (``mosaic.cost.surfaces.posterior``).
 """
 
 from __future__ import annotations

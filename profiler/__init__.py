@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from mosaic.cache_folder import default_cache_folder
-from mosaic.profiler.batch import repeat_batch
 from mosaic.profiler.cache import ProfileCache, open_cache
-from mosaic.profiler.communication import AllReduce, Launched, Network, Ring, fit_ring, measure_launched, measure_ring
-from mosaic.profiler.counters import Counters, Utilisation
 from mosaic.profiler.estimate import CountedBandwidths, estimate_bandwidths
-from mosaic.profiler.noise import ForeignLoad
+from mosaic.profiler.machine.communication import (
+    AllReduce,
+    Launched,
+    Network,
+    Ring,
+    fit_ring,
+    measure_launched,
+    measure_ring,
+)
+from mosaic.profiler.machine.counters import Counters, Utilisation
+from mosaic.profiler.machine.noise import ForeignLoad
+from mosaic.profiler.measuring.batch import repeat_batch
 from mosaic.profiler.preserve import preserved
 from mosaic.profiler.quotas import QuotaChoice
 from mosaic.profiler.settings import ProfileSettings

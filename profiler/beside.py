@@ -12,10 +12,10 @@ import torch
 
 from mosaic.backends.base import Lane
 from mosaic.profile import Phase
+from mosaic.profiler.measuring.together import MOST_PIECES, Call, Part, run_alone, run_together, window_ms
 from mosaic.profiler.phase_call import prepare_phase
 from mosaic.profiler.settings import ProfileSettings
 from mosaic.profiler.subject import Subject
-from mosaic.profiler.together import MOST_PIECES, Call, Part, run_alone, run_together, window_ms
 
 HOST = torch.device("cpu")
 

@@ -12,10 +12,10 @@ from mosaic.device import Device
 from mosaic.errors import InvalidProfileError
 from mosaic.graph import ModuleGraph
 from mosaic.profile import GroupSample, HeldOutError, PairSample, Phase, Sample
-from mosaic.profiler.attempt import attempt
 from mosaic.profiler.estimate import estimate_bandwidths
+from mosaic.profiler.measuring.attempt import attempt
+from mosaic.profiler.measuring.points import Site
 from mosaic.profiler.pairs import measure_group, measure_pair
-from mosaic.profiler.points import Site
 from mosaic.profiler.records import ModuleKey, SideKey, SideRecord
 from mosaic.profiler.subject import Subject
 

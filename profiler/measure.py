@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from mosaic.backends.base import Lane, Mark
 from mosaic.errors import UnstableMeasurementError
-from mosaic.profiler.noise import ForeignLoad
+from mosaic.profiler.machine.noise import ForeignLoad
 from mosaic.profiler.settings import ProfileSettings
 from mosaic.profiler.subject import Subject
 

@@ -8,7 +8,7 @@ import torch
 
 from mosaic.backends.base import Lane
 from mosaic.profile import GroupMember, GroupSample, PairSample, Phase
-from mosaic.profiler.beside import HOST, time_beside
+from mosaic.profiler.measuring.beside import HOST, time_beside
 from mosaic.profiler.settings import ProfileSettings
 from mosaic.profiler.subject import Subject
 

@@ -7,8 +7,8 @@ import statistics
 import torch
 
 from mosaic.backends.base import Lanes
-from mosaic.backends.cuda_lanes import StreamLanes
-from mosaic.backends.cuda_memory import measure_lane_memory
+from mosaic.backends.streams.lanes import StreamLanes
+from mosaic.backends.streams.memory import measure_lane_memory
 from mosaic.profiler.subject import Subject
 
 

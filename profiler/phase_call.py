@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import partial
 
 from mosaic.profile import Phase
+from mosaic.profiler.measuring.together import Call
 from mosaic.profiler.subject import Subject
-from mosaic.profiler.together import Call
 
 
 def prepare_phase(subject: Subject, phase: Phase) -> Call | None:

@@ -13,20 +13,20 @@ from mosaic.backends.base import Lane, Lanes
 from mosaic.device import Device
 from mosaic.errors import UnsupportedModelError
 from mosaic.profile import ModuleMemory, Phase, Sample
-from mosaic.profiler.attempt import attempt
-from mosaic.profiler.batch import split_batch
 from mosaic.profiler.cache import ProfileCache
-from mosaic.profiler.communication import Network
-from mosaic.profiler.counters import Counters, Utilisation
 from mosaic.profiler.deadline import Deadline
-from mosaic.profiler.measure import StepTimes, measure_quietly
-from mosaic.profiler.peaks import phase_peaks
+from mosaic.profiler.machine.communication import Network
+from mosaic.profiler.machine.counters import Counters, Utilisation
+from mosaic.profiler.measuring.attempt import attempt
+from mosaic.profiler.measuring.batch import split_batch
+from mosaic.profiler.measuring.measure import StepTimes, measure_quietly
+from mosaic.profiler.measuring.peaks import phase_peaks
+from mosaic.profiler.measuring.utilisation import measure_utilisation
 from mosaic.profiler.quotas import Sampling
 from mosaic.profiler.records import Kept, ModuleKey, ModuleRecord
 from mosaic.profiler.settings import ProfileSettings
 from mosaic.profiler.subject import Subject
 from mosaic.profiler.surroundings import now_utc
-from mosaic.profiler.utilisation import measure_utilisation
 from mosaic.shape import ModuleShape
 
 

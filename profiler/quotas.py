@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from mosaic.cost.sampling import next_of_both, next_shaped_sample
+from mosaic.cost.surfaces.sampling import next_of_both, next_shaped_sample
 from mosaic.device import Device
 from mosaic.profile import Sample
 from mosaic.shape import ModuleShape

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 
 from mosaic.cost.analytic import count_degrees
 from mosaic.cost.counts import ModuleCounts
-from mosaic.cost.shape_prior import shape_of
+from mosaic.cost.surfaces.shape_prior import shape_of
 from mosaic.device import Device
 from mosaic.errors import UnsupportedModelError
 from mosaic.hardware import Hardware
-from mosaic.profiler.communication import Network
 from mosaic.profiler.estimate import hardware_of
+from mosaic.profiler.machine.communication import Network
 from mosaic.profiler.subject import Subject
 from mosaic.shape import ModuleShape
 

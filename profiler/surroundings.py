@@ -11,11 +11,11 @@ from datetime import UTC, datetime
 import torch
 
 from mosaic.backends.base import Backend
-from mosaic.backends.cuda import describe_devices, describe_driver, describe_nvml
-from mosaic.backends.host import available_cores
+from mosaic.backends.cuda.driver import describe_devices, describe_driver, describe_nvml
+from mosaic.backends.host.backend import available_cores
 from mosaic.errors import BackendUnavailableError
 from mosaic.profile import Environment
-from mosaic.profiler.counters import Counters
+from mosaic.profiler.machine.counters import Counters
 from mosaic.profiler.records import ModuleKey
 from mosaic.profiler.structure import digest_of, inputs_of
 from mosaic.profiler.subject import Subject

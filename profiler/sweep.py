@@ -11,23 +11,23 @@ from contextlib import contextmanager
 from torch import nn
 
 from mosaic.backends.base import Backend
-from mosaic.cost.sampling import held_out_errors
-from mosaic.cost.shaped import shaped_without
+from mosaic.cost.surfaces.sampling import held_out_errors
+from mosaic.cost.surfaces.shaped import shaped_without
 from mosaic.graph import ModuleGraph
 from mosaic.profile import GroupSample, HeldOutError, Phase, Profile, Sample
 from mosaic.profiler.cache import ProfileCache
-from mosaic.profiler.communication import Network
-from mosaic.profiler.counters import Counters
+from mosaic.profiler.counting import Counted, count_subjects, shapes_of
 from mosaic.profiler.deadline import Deadline
 from mosaic.profiler.estimate import estimate_bandwidths
-from mosaic.profiler.groups import SideBySide, choose_groups, choose_pairs, interference_errors
-from mosaic.profiler.noise import ForeignLoad
-from mosaic.profiler.peaks import lane_bytes_of
-from mosaic.profiler.points import ModulePoints, Site
+from mosaic.profiler.machine.communication import Network
+from mosaic.profiler.machine.counters import Counters
+from mosaic.profiler.machine.noise import ForeignLoad
+from mosaic.profiler.measuring.groups import SideBySide, choose_groups, choose_pairs, interference_errors
+from mosaic.profiler.measuring.peaks import lane_bytes_of
+from mosaic.profiler.measuring.points import ModulePoints, Site
 from mosaic.profiler.preserve import preserved
 from mosaic.profiler.quotas import QuotaChoice, Sampling
 from mosaic.profiler.settings import ProfileSettings
-from mosaic.profiler.shapes import Counted, count_subjects, shapes_of
 from mosaic.profiler.structure import structures_of
 from mosaic.profiler.subject import Subject
 from mosaic.profiler.surroundings import environment_of, key_of, now_utc

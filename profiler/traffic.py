@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import torch
 
-from mosaic.cost.communication import ModuleTraffic
-from mosaic.profiler.batch import batch_of
+from mosaic.cost.communication.ranked import ModuleTraffic
+from mosaic.profiler.measuring.batch import batch_of
 from mosaic.profiler.subject import Subject, map_tensors, tensors_in
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from mosaic.backends.base import Lane, Mark
 from mosaic.device import Device
 from mosaic.profile import Phase
-from mosaic.profiler.counters import LEAST_SECONDS, Counters, Utilisation
+from mosaic.profiler.machine.counters import LEAST_SECONDS, Counters, Utilisation
 from mosaic.profiler.phase_call import prepare_phase
 from mosaic.profiler.subject import Subject
 

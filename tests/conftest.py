@@ -13,7 +13,7 @@ from fake_driver.harness import FakeDriver
 @functools.cache
 def why_no_gpu() -> str:
     """Why tests marked ``gpu`` cannot run here; empty where they can."""
-    from mosaic.backends.cuda import CudaBackend
+    from mosaic.backends.cuda.driver import CudaBackend
     from mosaic.errors import BackendUnavailableError, CudaError
 
     try:

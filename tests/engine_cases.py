@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import mosaic
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import Handle, find_modules
 from mosaic.plan import Plan, plan_from_quotas
 from mosaic.profiler import ProfileSettings

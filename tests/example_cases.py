@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import mosaic
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.demo.equality import one_slot_plan
 from mosaic.engine import Handle, find_modules
 

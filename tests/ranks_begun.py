@@ -15,11 +15,11 @@ import torch.distributed as dist
 from ranks_training import Model, batch, draw_plan, loss_of
 from torch import nn
 
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.plan import Plan
 from mosaic.ranks.colocate import colocate_ranks
+from mosaic.ranks.meeting.watch import WatchSettings
 from mosaic.ranks.running.handle import RankHandle
-from mosaic.ranks.watching.watch import WatchSettings
 
 WATCH = WatchSettings(beat_s=0.2, grace_s=1.5)
 SHORT_S = 2.0

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from ranks_graphs import Drawn, Shape, batch_of, loss_of, subsets
 from torch import nn
 
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import find_modules
 from mosaic.engine.handle import Handle
 from mosaic.errors import MosaicError

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from ranks_training import Model, batch, loss_of
 from torch import nn
 
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import find_modules
 from mosaic.errors import MosaicError
 from mosaic.plan import Placement, Plan, SearchRecord, Stage

@@ -19,7 +19,7 @@ from ranks_graphs import colocated
 from ranks_training import Model, batch, loss_of
 from torch import nn
 
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.plan import Plan
 from mosaic.ranks.colocate import colocate_ranks
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import find_modules
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Placement, Plan, SearchRecord, Stage

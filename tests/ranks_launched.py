@@ -16,7 +16,7 @@ from ranks_training import Model, batch, draw_plan
 from torch import nn
 
 from mosaic.artifact import save
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.cli.main import run
 from mosaic.cli.workload import load_workload
 from mosaic.engine import find_modules

@@ -11,7 +11,7 @@ from engine_cases import FAST
 from planning_cases import profile_of
 from torch import nn
 
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.cost import CostModel
 from mosaic.engine import find_modules
 from mosaic.plan import SearchRecord

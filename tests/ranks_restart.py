@@ -13,9 +13,9 @@ import torch
 from ranks_training import Model, batch, loss_of
 
 import mosaic
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.plan import Placement, Plan, SearchRecord, Stage
-from mosaic.ranks.watching.watch import WatchSettings
+from mosaic.ranks.meeting.watch import WatchSettings
 
 STEPS = 8
 ROWS = 3

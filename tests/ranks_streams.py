@@ -24,8 +24,8 @@ from mosaic.errors import MosaicError
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Placement, Plan, SearchRecord, Stage
 from mosaic.ranks import RankHandle
+from mosaic.ranks.calls.stream_calls import StreamCalls
 from mosaic.ranks.colocate import colocate_ranks
-from mosaic.ranks.lanes.stream_calls import StreamCalls
 
 STEPS = 3
 SIDE_BY_SIDE = {"image": (0,), "text": (1,), "audio": (2,)}

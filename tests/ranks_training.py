@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 import mosaic
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import find_modules
 from mosaic.errors import MosaicError
 from mosaic.plan import Placement, Plan, SearchRecord, Stage

@@ -16,16 +16,16 @@ from ranks_graphs import difference
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.errors import MosaicError, UnstableMeasurementError
 from mosaic.profile import Profile
 from mosaic.profiler import Ring
-from mosaic.profiler import measure as measuring
+from mosaic.profiler.measuring import measure as measuring
 from mosaic.ranks import RankHandle
 from mosaic.ranks.choosing import planning
 from mosaic.ranks.choosing.candidates import RANK_TRIAL
 from mosaic.ranks.colocate import colocate_ranks
-from mosaic.ranks.watching.watch import WatchSettings
+from mosaic.ranks.meeting.watch import WatchSettings
 
 ROWS = 2
 WIDTH = 5

@@ -9,9 +9,9 @@ from ranks_graphs import difference, in_part, plan_of, twins
 from torch import nn
 
 from mosaic import models
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import find_modules
-from mosaic.models.block import DropPath
+from mosaic.models.layers.block import DropPath
 from mosaic.ranks.colocate import colocate_ranks
 
 STEPS = 2

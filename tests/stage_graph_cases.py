@@ -14,7 +14,7 @@ from engine_cases import Record, assert_same
 from fake_streams import FakeStreams
 from torch import nn
 
-from mosaic.backends.cuda_lanes import StreamLane, StreamLanes
+from mosaic.backends.streams.lanes import StreamLane, StreamLanes
 from mosaic.engine.graphs import Branch, Eager, StageGraphs
 
 

@@ -13,7 +13,7 @@ from fake_streams import FakeStreams, Launch
 from torch import nn
 
 import mosaic
-from mosaic.backends.cuda_lanes import StreamLanes
+from mosaic.backends.streams.lanes import StreamLanes
 from mosaic.device import Device
 from mosaic.engine import Handle, find_modules
 from mosaic.plan import plan_from_quotas

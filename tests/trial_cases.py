@@ -14,9 +14,9 @@ from torch import nn
 
 import mosaic
 from mosaic.backends.base import Backend
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import Handle, TrialSettings, find_modules
-from mosaic.engine.trial_plans import name_of
+from mosaic.engine.trial.plans import name_of
 from mosaic.profile import Profile
 from mosaic.profiler import environment_of
 

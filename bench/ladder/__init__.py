@@ -7,7 +7,7 @@ CUDA.
 
 from __future__ import annotations
 
-from bench.gpu_parts import Measurement
+from bench.gpu.parts import Measurement
 
 CLOSE = 0.02
 """Relative difference that other kernels of the same operator may make in half precision."""
@@ -32,7 +32,7 @@ RUNGS = {
         Measurement(
             name=f"first/{place.partition(':')[2].replace('_', '-')}",
             asks=asks,
-            function=f"bench.ladder.{place}",
+            function=f"bench.gpu.ladder.{place}",
             seconds=5,
         )
         for place, asks in _ASKS.items()

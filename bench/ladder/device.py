@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from bench.gpu_bench import Bench
-from bench.gpu_unknowns import measure_sm_target
-from bench.ladder.lanes import figures_of, on_lanes, reading
+from bench.gpu.bench import Bench
+from bench.gpu.ladder.lanes import figures_of, on_lanes, reading
+from bench.gpu.unknowns import measure_sm_target
 from bench.record import Figure
-from mosaic.backends import cuda
+from mosaic.backends.cuda.driver import driver as cuda
 from mosaic.errors import MosaicError
 
 PAYS = 1.03

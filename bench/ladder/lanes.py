@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench.gpu_bench import Bench
+from bench.gpu.bench import Bench
 from bench.record import Figure, missing_figure, one_line
-from mosaic.backends.cuda_backend import CudaBackend
+from mosaic.backends.cuda.backend import CudaBackend
 
 Slots = tuple[int, ...]
 

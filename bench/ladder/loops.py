@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 import mosaic
-from bench.gpu_bench import Bench
-from bench.ladder.lanes import figures_of, halves, on_lanes, readings
+from bench.gpu.bench import Bench
+from bench.gpu.ladder.lanes import figures_of, halves, on_lanes, readings
 from bench.record import Figure
-from mosaic.backends.cuda_backend import CudaBackend
+from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.engine import find_modules
 from mosaic.plan import plan_from_quotas
 

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from bench.gpu_bench import Bench
-from bench.ladder import CLOSE
-from bench.ladder.lanes import figures_of, halves, on_lanes, reading
+from bench.gpu.bench import Bench
+from bench.gpu.ladder import CLOSE
+from bench.gpu.ladder.lanes import figures_of, halves, on_lanes, reading
 from bench.record import Figure
-from mosaic.backends.cuda_backend import CudaBackend
+from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.microbench.kernels import half_type
 
 Step = Callable[[], list[torch.Tensor]]
@@ -119,7 +119,7 @@ def triton(bench: Bench) -> Iterator[Figure]:
         (lane,) = lanes
 
         def run() -> float:
-            from bench.ladder.triton_double import double
+            from bench.gpu.ladder.triton_double import double
 
             given = torch.randn(1 << 16, device=backend.torch_device)
             return _difference([given * 2], [lane.submit(lambda: double(given)).wait()])

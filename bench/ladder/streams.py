@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from bench.gpu_bench import Bench
-from bench.ladder.lanes import Slots, figures_of, halves, on_lanes, reading, readings
+from bench.gpu.bench import Bench
+from bench.gpu.ladder.lanes import Slots, figures_of, halves, on_lanes, reading, readings
 from bench.record import Figure
-from mosaic.backends import cuda
-from mosaic.backends.cuda_backend import CudaBackend
-from mosaic.backends.cuda_overlap import CDP_SMS
+from mosaic.backends.cuda.backend import CudaBackend
+from mosaic.backends.cuda.driver import driver as cuda
+from mosaic.backends.cuda.overlap import CDP_SMS
 from mosaic.microbench.isolation import slots_in_turn
 
 SPIN_NS = 20_000

@@ -16,7 +16,7 @@ from mosaic.errors import BackendUnavailableError, CudaError
 
 if TYPE_CHECKING:
     from mosaic import _C
-    from mosaic.backends.cuda_backend import CudaBackend as CudaBackend
+    from mosaic.backends.cuda.backend import CudaBackend as CudaBackend
 
 Placement = Literal["merged", "split"]
 """How partitions get their SMs: slots of the one split, or one ``cuDevSmResourceSplit`` (CUDA 13.1) a layout."""
@@ -294,14 +294,14 @@ class CudaDriver:
 
 
 def _compiled_probe(compute_capability: str) -> bytes:
-    from mosaic.backends.cuda_probe import compile_probe
+    from mosaic.backends.cuda.probe import compile_probe
 
     return compile_probe(compute_capability)
 
 
 def __getattr__(name: str) -> Any:
     if name == "CudaBackend":
-        from mosaic.backends.cuda_backend import CudaBackend
+        from mosaic.backends.cuda.backend import CudaBackend
 
         return CudaBackend
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -12,15 +12,15 @@ from typing import Any, Literal, TypeVar
 
 import torch
 
-from mosaic.backends import cuda
-from mosaic.backends.cuda_environment import EnvironmentFinding, find_here, other_processes
+from mosaic.backends.cuda.driver import driver as cuda
+from mosaic.backends.cuda.environment import EnvironmentFinding, find_here, other_processes
+from mosaic.backends.cuda.pool import GreenDriver, GreenPool, Loan, pack_layouts, pool_of
 from mosaic.backends.cuda_green import GreenLanes
-from mosaic.backends.cuda_lanes import StreamLanes, run_aside
-from mosaic.backends.cuda_pool import GreenDriver, GreenPool, Loan, pack_layouts, pool_of
 from mosaic.backends.cuda_records import Slots
-from mosaic.backends.library_settings import LibrarySettings
 from mosaic.backends.sm_target import pays
-from mosaic.backends.stream_api import StreamApi, TorchStreams
+from mosaic.backends.streams.api import StreamApi, TorchStreams
+from mosaic.backends.streams.lanes import StreamLanes, run_aside
+from mosaic.backends.streams.libraries import LibrarySettings
 from mosaic.device import Device
 from mosaic.errors import BackendUnavailableError, InvalidPlanError
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from mosaic.backends.cuda import Placement
-from mosaic.backends.cuda_lanes import StreamLane, StreamLanes
-from mosaic.backends.cuda_memory import LaneMemory, measure_lane_memory
-from mosaic.backends.cuda_pool import GreenPool, Loan
+from mosaic.backends.cuda.driver import Placement
+from mosaic.backends.cuda.pool import GreenPool, Loan
 from mosaic.backends.cuda_records import LayoutRecord, PartitionRecord, PoolReport, Slots
-from mosaic.backends.stream_api import StreamApi
+from mosaic.backends.streams.api import StreamApi
+from mosaic.backends.streams.lanes import StreamLane, StreamLanes
+from mosaic.backends.streams.memory import LaneMemory, measure_lane_memory
 
 Borrow = Callable[[Iterable[Slots]], Loan]
 

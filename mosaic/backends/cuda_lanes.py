@@ -18,10 +18,10 @@ import torch
 from torch.utils import _pytree as pytree
 
 from mosaic.backends.base import Ticket
-from mosaic.backends.library_settings import LibrarySettings
-from mosaic.backends.stream_api import StreamApi
-from mosaic.backends.stream_clock import StreamClock
-from mosaic.backends.stream_clock import StreamMark as StreamMark
+from mosaic.backends.streams.api import StreamApi
+from mosaic.backends.streams.clock import StreamClock
+from mosaic.backends.streams.clock import StreamMark as StreamMark
+from mosaic.backends.streams.libraries import LibrarySettings
 from mosaic.errors import MosaicError
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import nn
 
-from mosaic.backends.cuda_lanes import StreamLanes
+from mosaic.backends.streams.lanes import StreamLanes
 from mosaic.device import FORBID_EXTRA
 
 _ROWS = 256

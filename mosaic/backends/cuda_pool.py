@@ -15,13 +15,13 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
-from mosaic.backends.cuda import CudaDevice, Placement, SlotDescription
-from mosaic.backends.cuda_overlap import describe_excess, find_shared_sms
+from mosaic.backends.cuda.driver import CudaDevice, Placement, SlotDescription
+from mosaic.backends.cuda.overlap import describe_excess, find_shared_sms
 from mosaic.backends.cuda_records import Layout, LayoutRecord, PartitionRecord, Slots
 
 
 class GreenDriver(Protocol):
-    """What a pool needs of a device's driver; ``mosaic.backends.cuda.CudaDriver`` is the product."""
+    """What a pool needs of a device's driver; ``mosaic.backends.cuda.driver.CudaDriver`` is the product."""
 
     def describe(self) -> CudaDevice:
         """Describes the device."""

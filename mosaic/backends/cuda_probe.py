@@ -10,7 +10,7 @@ import functools
 from types import ModuleType
 from typing import Any
 
-from mosaic.backends import cuda
+from mosaic.backends.cuda.driver import driver as cuda
 from mosaic.errors import BackendUnavailableError, CudaError
 
 _NEEDED = "cuda-python 12.8 or newer and NVRTC: `pip install nvidia-cuda-nvrtc`, or a CUDA build of torch"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from mosaic.backends.cuda import Placement
+from mosaic.backends.cuda.driver import Placement
 from mosaic.device import FORBID_EXTRA
 
 Slots = tuple[int, ...]

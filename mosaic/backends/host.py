@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from mosaic.backends.host_lanes import HostLanes
+from mosaic.backends.host.lanes import HostLanes
 from mosaic.device import Device
 from mosaic.errors import InvalidPlanError
 

@@ -18,7 +18,7 @@ import torch
 from mosaic.errors import BackendUnavailableError, CudaError
 
 PAYS: frozenset[str] = frozenset()
-"""Names of the devices on which ``bench.gpu`` measured that targets make partitions faster; none was measured yet."""
+"""Names of the devices on which ``bench.gpu.__main__`` measured that targets make partitions faster; none was measured yet."""
 
 
 def pays(device_name: str) -> bool:

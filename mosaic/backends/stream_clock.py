@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from typing import Any
 
-from mosaic.backends.stream_api import StreamApi
+from mosaic.backends.streams.api import StreamApi
 
 
 class StreamMark:

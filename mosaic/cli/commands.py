@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def doctor(given: options.Doctor) -> None:
     """``mosaic doctor``."""
-    from mosaic.cli.doctor import collect_report, render
+    from mosaic.cli.doctor.machine import collect_report, render
 
     if given.model is not None:
         _doctor_of_model(given.model, given.json)
@@ -38,7 +38,7 @@ def doctor(given: options.Doctor) -> None:
 
 
 def _doctor_of_model(where: str, target: Path | None) -> None:
-    from mosaic.cli.doctor_model import examine_model, render
+    from mosaic.cli.doctor.model import examine_model, render
     from mosaic.errors import UnsupportedModelError
 
     report = examine_model(where)
@@ -51,7 +51,7 @@ def _doctor_of_model(where: str, target: Path | None) -> None:
 
 
 def _doctor_of_traces(paths: Sequence[Path], target: Path | None) -> None:
-    from mosaic.cli.doctor_trace import examine_traces, render
+    from mosaic.cli.doctor.ranks import examine_traces, render
 
     found = examine_traces(paths)
     if target is not None:
@@ -84,7 +84,7 @@ def demo(given: options.Demo) -> None:
 
 def profile(given: options.Profile) -> None:
     """``mosaic profile``."""
-    from mosaic.cli.profiling import Request, measure, measure_links
+    from mosaic.cli.profile import Request, measure, measure_links
     from mosaic.profiler import default_cache_folder
 
     links = measure_links(given.backend, given.cluster)
@@ -119,7 +119,7 @@ def plan(given: options.PlanCommand) -> None:
 
 def run(given: options.Run) -> None:
     """``mosaic run``."""
-    from mosaic.cli.rank_trial import is_launched
+    from mosaic.cli.run.on_ranks import is_launched
     from mosaic.profiler import ProfileSettings
     from mosaic.ranks.compare import COMPARED
 
@@ -134,7 +134,7 @@ def run(given: options.Run) -> None:
 
 
 def _run_here(given: options.Run, methods: Sequence[str], fixed: Plan | None, settings: ProfileSettings) -> None:
-    from mosaic.cli.trial import run_in_turn
+    from mosaic.cli.run.here import run_in_turn
     from mosaic.cli.workload import load_workload
 
     console = Console(stderr=_takes_stdout(given.json))
@@ -162,7 +162,7 @@ def _run_here(given: options.Run, methods: Sequence[str], fixed: Plan | None, se
 
 
 def _run_on_ranks(given: options.Run, methods: Sequence[str], fixed: Plan | None, settings: ProfileSettings) -> None:
-    from mosaic.cli.rank_trial import measured_table, run_on_ranks
+    from mosaic.cli.run.on_ranks import measured_table, run_on_ranks
 
     if given.output is not None:
         raise ValueError("--output draws what one process ran; leave it out under torchrun")

@@ -16,10 +16,11 @@ from rich.padding import Padding
 from rich.table import Table
 
 import mosaic
-from mosaic.backends import cuda, cuda_probe
+from mosaic.backends.cuda.driver import driver as cuda
+from mosaic.backends.cuda.driver import probe as cuda_probe
 from mosaic.cache_folder import default_cache_folder, folder_use
-from mosaic.cli import doctor_findings as findings_of
-from mosaic.cli.doctor_report import (
+from mosaic.cli.doctor.machine import findings as findings_of
+from mosaic.cli.doctor.report import (
     CacheReport,
     DeviceReport,
     DoctorReport,

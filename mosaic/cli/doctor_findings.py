@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from mosaic.backends.cuda import CudaDevice, DriverDescription, NvmlDescription, lost_uses
-from mosaic.backends.cuda_environment import EnvironmentFinding, Surroundings, ask_nvml, find_in, mps_control
-from mosaic.cli.doctor_report import DeviceReport, Finding, HostReport, PackageReport, TorchReport
+from mosaic.backends.cuda.driver import CudaDevice, DriverDescription, NvmlDescription, lost_uses
+from mosaic.backends.cuda.environment import EnvironmentFinding, Surroundings, ask_nvml, find_in, mps_control
+from mosaic.cli.doctor.report import DeviceReport, Finding, HostReport, PackageReport, TorchReport
 from mosaic.errors import BackendUnavailableError, CudaError
 
 _TODO_BY_STATUS = {

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.markup import escape
 
-from mosaic.cli.doctor_report import Finding, Severity
+from mosaic.cli.doctor.report import Finding, Severity
 
 if TYPE_CHECKING:
-    from mosaic.engine.remarks import Remark
+    from mosaic.engine.finding.remarks import Remark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

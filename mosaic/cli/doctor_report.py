@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from mosaic.backends.cuda import CudaDevice, DriverDescription, NvmlDescription, SlotDescription
+from mosaic.backends.cuda.driver import CudaDevice, DriverDescription, NvmlDescription, SlotDescription
 
 Severity = Literal["error", "warning", "note"]
 

@@ -21,7 +21,7 @@ from mosaic.report import draw_plan, plan_bars, plan_table
 if TYPE_CHECKING:
     from mosaic.cli import main as options
     from mosaic.cost.analytic_cost import AnalyticCost
-    from mosaic.cost.communication import ModuleTraffic
+    from mosaic.cost.communication.ranked import ModuleTraffic
     from mosaic.solver import SearchOptions
 
 
@@ -118,7 +118,7 @@ def proof_of(plan: Plan) -> str:
 def _measured(given: options.PlanCommand) -> Profile:
     if given.profile is not None:
         return load(Profile, given.profile)
-    from mosaic.cli.profiling import Request, measure
+    from mosaic.cli.profile import Request, measure
 
     assert given.model is not None
     return measure(
@@ -163,7 +163,7 @@ def _with_ranks(
     given: options.PlanCommand,
 ) -> Basis:
     """Puts what GPUs tell each other into the times, in place of a sum of gradients that nothing hides."""
-    from mosaic.cost.communication import CollectiveSms, RankedCost, links_of
+    from mosaic.cost.communication.ranked import CollectiveSms, RankedCost, links_of
     from mosaic.solver.reserve import Reserved
 
     reserved = Reserved.of(basis.device, given.communication_slots)

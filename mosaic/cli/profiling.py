@@ -137,7 +137,7 @@ def measure_links(backend: Literal["cuda", "host"] | None, cluster: str | None) 
     """Measures the links between the ranks that torchrun started; None where it did not, or ``cluster`` names links."""
     if cluster is not None:
         return None
-    from mosaic.backends import cuda
+    from mosaic.backends.cuda.driver import driver as cuda
     from mosaic.profiler import measure_launched
 
     return measure_launched(os.environ, on_gpu=backend != "host" and cuda.is_available())

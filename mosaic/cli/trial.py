@@ -80,7 +80,7 @@ def run_in_turn(
     plain: list[float] = []
     ours: list[float] = []
     progress.phase("training plain and colocated in turn", total=_ROUNDS)
-    with Child("mosaic.cli.plain_trial", where) as plain_loop:
+    with Child("mosaic.cli.run.plain_loop", where) as plain_loop:
         plain_loop.ask({"steps": _WARM_STEPS})
         loop.steps(_WARM_STEPS)
         for _ in range(_ROUNDS):

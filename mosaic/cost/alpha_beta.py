@@ -22,8 +22,8 @@ from typing import Literal
 
 import numpy as np
 
-from mosaic.cost.least_squares import Matrix, nonnegative
-from mosaic.cost.surface import ScalingSurface
+from mosaic.cost.interference.fitting.least_squares import Matrix, nonnegative
+from mosaic.cost.surfaces.surface import ScalingSurface
 from mosaic.profile import Sample
 
 MOST_PIECES = 3

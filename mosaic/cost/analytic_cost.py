@@ -7,7 +7,7 @@ from functools import cache
 
 from mosaic.artifact import fingerprint
 from mosaic.cost.counts import ModuleCounts
-from mosaic.cost.interference import Interference, NoInterference
+from mosaic.cost.interference.measured import Interference, NoInterference
 from mosaic.cost.model import TimedBeside
 from mosaic.cost.roofline import phase_bandwidth, phase_ms
 from mosaic.errors import InvalidProfileError

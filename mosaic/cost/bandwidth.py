@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-from mosaic.cost.fixed_time import Timed, fixed_time
+from mosaic.cost.interference.fixed_time import Timed, fixed_time
 from mosaic.errors import InvalidProfileError
 from mosaic.profile import Phase, Sample
 

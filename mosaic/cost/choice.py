@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from mosaic.cost.bandwidth import Bandwidths
 from mosaic.cost.fit import Form
-from mosaic.cost.interference import Interference, MeasuredInterference, NoInterference
+from mosaic.cost.interference.bandwidth import Bandwidths
+from mosaic.cost.interference.measured import Interference, MeasuredInterference, NoInterference
 from mosaic.cost.interference_fit import InterferenceFit, fit_interference
 from mosaic.device import Device
 from mosaic.profile import Phase, Profile

@@ -21,7 +21,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from mosaic.cost.interference import Beside, Interference
+from mosaic.cost.interference.measured import Beside, Interference
 from mosaic.cost.model import Cost
 from mosaic.cost.retimed import RetimedCost
 from mosaic.hardware import Cluster, Link

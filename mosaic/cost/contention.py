@@ -1,6 +1,6 @@
 """Interference computed from how much memory bandwidth each module uses alone: the paper's Eq. 8, and a pairwise form.
 
-Our own form, which is not pairwise, is in ``mosaic.cost.leveling``.
+Our own form, which is not pairwise, is in ``mosaic.cost.interference.leveling``.
 
 B is a module's share of the bandwidth alone at its quota. Coefficients belong to a device, not to a model, and one to
 each phase; ``fit_interference`` finds them.
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from mosaic.cost.interference import Beside
+from mosaic.cost.interference.measured import Beside
 from mosaic.profile import Phase
 
 

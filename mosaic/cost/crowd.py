@@ -1,6 +1,6 @@
 """Our form of interference for many groups and many guesses of its coefficients at once; what a fit needs.
 
-The same equations as in ``mosaic.cost.leveling``, on arrays; a test holds the two equal.
+The same equations as in ``mosaic.cost.interference.leveling``, on arrays; a test holds the two equal.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mosaic.cost.least_squares import Matrix
-from mosaic.cost.leveling import LEAST_SHARE, MOST_IDLE, Demand
-from mosaic.cost.observation import Observation
+from mosaic.cost.interference.fitting.least_squares import Matrix
+from mosaic.cost.interference.fitting.observation import Observation
+from mosaic.cost.interference.leveling import LEAST_SHARE, MOST_IDLE, Demand
 
 _STEPS = 8
 _TINY = 1e-12

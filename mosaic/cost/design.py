@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mosaic.cost.contention import HasBandwidth
-from mosaic.cost.least_squares import Matrix
-from mosaic.cost.leveling import demand_of
-from mosaic.cost.leveling_fit import slopes
-from mosaic.cost.observation import Observation, Table
+from mosaic.cost.interference.fitting.least_squares import Matrix
+from mosaic.cost.interference.fitting.leveling_fit import slopes
+from mosaic.cost.interference.fitting.observation import Observation, Table
+from mosaic.cost.interference.leveling import demand_of
 from mosaic.device import Device
 from mosaic.profile import Phase
 

@@ -1,7 +1,7 @@
 """Finding the coefficients of interference from modules that ran side by side (paper section 3.3, Eq. 8).
 
 Eq. 8 and the pairwise form are linear in their coefficients, so a fit is least squares with the coefficients that may
-not be negative kept so; our form bends (``mosaic.cost.leveling_fit``). What a form is worth is judged by groups that it
+not be negative kept so; our form bends (``mosaic.cost.interference.fitting.leveling_fit``). What a form is worth is judged by groups that it
 has not seen: groups are left out, everything (also whether ours is worth more than the pairwise one) is decided from
 the rest, and the times of those left out are predicted.
 """
@@ -15,9 +15,9 @@ from typing import Literal
 
 import numpy as np
 
-from mosaic.cost.least_squares import Matrix, condition_number, half_widths, nonnegative
-from mosaic.cost.leveling_fit import Leveled, fit_leveled, why_not_leveled
-from mosaic.cost.observation import Table
+from mosaic.cost.interference.fitting.least_squares import Matrix, condition_number, half_widths, nonnegative
+from mosaic.cost.interference.fitting.leveling_fit import Leveled, fit_leveled, why_not_leveled
+from mosaic.cost.interference.fitting.observation import Table
 from mosaic.errors import InvalidProfileError
 
 Form = Literal["none", "additive", "full", "pairwise", "leveled", "mosaic"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mosaic.cost.alpha_beta import AlphaBetaSurface
-from mosaic.cost.bandwidth import BandwidthEstimate, Bandwidths
+from mosaic.cost.interference.bandwidth import BandwidthEstimate, Bandwidths
 from mosaic.cost.interference_fit import rank_forms
-from mosaic.cost.sampling import held_out_errors
-from mosaic.cost.shaped import shaped_without
+from mosaic.cost.surfaces.sampling import held_out_errors
+from mosaic.cost.surfaces.shaped import shaped_without
 from mosaic.errors import InvalidProfileError
 from mosaic.profile import HeldOutError, Phase, Profile, Sample
 

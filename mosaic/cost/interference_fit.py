@@ -11,10 +11,10 @@ from typing import Annotated, ClassVar, get_args
 from mosaic.artifact import Ge
 from mosaic.cost.contention import AdditiveInterference, Eq8, FullInterference, HasBandwidth, SharedBandwidth, Sharing
 from mosaic.cost.fit import Fitted, Form, explained, fit_terms, intervals, left_out_errors
-from mosaic.cost.interference import Interference, NoInterference
-from mosaic.cost.leveling import LeveledBandwidth, Leveling
-from mosaic.cost.leveling_fit import NAMES, Leveled, why_not_leveled
-from mosaic.cost.observation import Table, observe
+from mosaic.cost.interference.fitting.leveling_fit import NAMES, Leveled, why_not_leveled
+from mosaic.cost.interference.fitting.observation import Table, observe
+from mosaic.cost.interference.leveling import LeveledBandwidth, Leveling
+from mosaic.cost.interference.measured import Interference, NoInterference
 from mosaic.device import FORBID_EXTRA, Device
 from mosaic.errors import InvalidProfileError
 from mosaic.profile import GroupSample, HeldOutError, PairSample, Phase

@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from mosaic.cost.contention import HasBandwidth
-from mosaic.cost.interference import Beside
+from mosaic.cost.interference.measured import Beside
 from mosaic.profile import Phase
 
 MOST_IDLE = 0.95

@@ -16,10 +16,10 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from mosaic.cost.crowd import Crowds, guesses_of, log, typical_draw
-from mosaic.cost.least_squares import Matrix, damped, jacobian, t_quantile
-from mosaic.cost.leveling import Leveling
-from mosaic.cost.observation import Observation, Table
+from mosaic.cost.interference.fitting.crowd import Crowds, guesses_of, log, typical_draw
+from mosaic.cost.interference.fitting.least_squares import Matrix, damped, jacobian, t_quantile
+from mosaic.cost.interference.fitting.observation import Observation, Table
+from mosaic.cost.interference.leveling import Leveling
 from mosaic.errors import InvalidProfileError
 
 NAMES = ("capacity", "fairness", "cache", "idle", "draw")

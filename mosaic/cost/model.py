@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol, get_args
 
 from mosaic.cost.alpha_beta import AlphaBetaSurface
-from mosaic.cost.bandwidth import BandwidthEstimate, Bandwidths
 from mosaic.cost.choice import InterferenceKind, choose_interference
-from mosaic.cost.interference import Beside, Interference, NoInterference
+from mosaic.cost.interference.bandwidth import BandwidthEstimate, Bandwidths
+from mosaic.cost.interference.measured import Beside, Interference, NoInterference
 from mosaic.cost.interference_fit import InterferenceFit
-from mosaic.cost.shaped import ShapedSurface
-from mosaic.cost.surface import ScalingSurface, Surface
+from mosaic.cost.surfaces.shaped import ShapedSurface
+from mosaic.cost.surfaces.surface import ScalingSurface, Surface
 from mosaic.errors import InvalidProfileError
 from mosaic.profile import ModuleMemory, Phase, Profile, Sample
 

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mosaic.cost.contention import HasBandwidth
-from mosaic.cost.least_squares import Matrix
-from mosaic.cost.leveling import Demand, demand_of
+from mosaic.cost.interference.fitting.least_squares import Matrix
+from mosaic.cost.interference.leveling import Demand, demand_of
 from mosaic.profile import GroupMember, GroupSample, PairSample, Phase
 
 

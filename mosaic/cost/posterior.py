@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from mosaic.cost.least_squares import Matrix
+from mosaic.cost.interference.fitting.least_squares import Matrix
 from mosaic.profile import Phase, Sample
 from mosaic.shape import ModuleShape
 

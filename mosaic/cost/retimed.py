@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mosaic.cost.interference import Interference
+from mosaic.cost.interference.measured import Interference
 from mosaic.cost.model import Cost, TimedBeside
 from mosaic.profile import Phase
 

@@ -22,9 +22,9 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 
-from mosaic.cost.curve import roofs_ms
-from mosaic.cost.posterior import ShapePosterior
-from mosaic.cost.surface import ScalingSurface, Surface, subject_of
+from mosaic.cost.surfaces.curve import roofs_ms
+from mosaic.cost.surfaces.posterior import ShapePosterior
+from mosaic.cost.surfaces.surface import ScalingSurface, Surface, subject_of
 from mosaic.profile import HeldOutError, Phase, Sample
 from mosaic.shape import ModuleShape
 

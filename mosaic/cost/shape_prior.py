@@ -9,7 +9,7 @@ different from the described ones, as real ones are:
 * arithmetic and memory traffic overlap well or badly (max(a, b) becomes (a^p + b^p)^(1/p)).
 
 Mean and principal modes of the logarithms of all these times are the prior: where kinks, floors and waves can be, but
-not at which of them a module is. Measurements choose (``mosaic.cost.posterior``). How far off descriptions may be are
+not at which of them a module is. Measurements choose (``mosaic.cost.surfaces.posterior``). How far off descriptions may be are
 round figures of ours, wide rather than narrow.
 """
 
@@ -22,7 +22,7 @@ import numpy as np
 from numpy.random import Generator
 
 from mosaic.cost.counts import Gemm, ModuleCounts, Operator, OperatorKind, PhaseCounts
-from mosaic.cost.least_squares import Matrix
+from mosaic.cost.interference.fitting.least_squares import Matrix
 from mosaic.cost.roofline import efficiency_of, ideal_time
 from mosaic.hardware import Hardware
 from mosaic.profile import Phase

@@ -13,10 +13,10 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from mosaic.cost.curve import NOISE_FLOOR, QuotaCurve
-from mosaic.cost.posterior import ShapePosterior
-from mosaic.cost.sampling import MakeSurface, omission_errors
-from mosaic.cost.surface import ScalingSurface
+from mosaic.cost.surfaces.curve import NOISE_FLOOR, QuotaCurve
+from mosaic.cost.surfaces.posterior import ShapePosterior
+from mosaic.cost.surfaces.sampling import MakeSurface, omission_errors
+from mosaic.cost.surfaces.surface import ScalingSurface
 from mosaic.profile import Sample
 from mosaic.shape import ModuleShape
 

@@ -12,7 +12,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import Protocol
 
-from mosaic.cost.curve import QuotaCurve
+from mosaic.cost.surfaces.curve import QuotaCurve
 from mosaic.errors import InvalidProfileError
 from mosaic.profile import Phase, Sample
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 import mosaic
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.demo.data import Batch
 from mosaic.demo.loop import train
 from mosaic.demo.model import TriModal

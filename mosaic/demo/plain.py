@@ -71,7 +71,7 @@ def _serve(settings: PlainSettings) -> None:
     from mosaic.demo.loop import retrieval
     from mosaic.demo.loop import train as train_on
     from mosaic.demo.model import TriModal
-    from mosaic.engine.plain_timeline import recorded
+    from mosaic.engine.host.plain_timeline import recorded
 
     data = load(settings.cache, seed=settings.seed)
     torch.manual_seed(settings.seed)

@@ -20,7 +20,7 @@ from mosaic.demo.model import TriModal
 from mosaic.demo.plain import PlainProcess, PlainSettings, timed_steps
 from mosaic.demo.record import RunRecord
 from mosaic.engine import Handle
-from mosaic.engine.plain_timeline import recorded
+from mosaic.engine.host.plain_timeline import recorded
 from mosaic.profiler import ForeignLoad, ProfileSettings
 from mosaic.provenance import Provenance
 from mosaic.report import Progress, draw_timelines, graph_table, plan_table, profile_table, write_trace

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from mosaic.engine.colocate import colocate
-from mosaic.engine.find import find_modules
+from mosaic.engine.finding.find import find_modules
 from mosaic.engine.handle import Handle
 from mosaic.engine.stage import stage
-from mosaic.engine.trial_settings import TrialSettings
+from mosaic.engine.trial.settings import TrialSettings
 
 __all__ = ["Handle", "TrialSettings", "colocate", "find_modules", "stage"]

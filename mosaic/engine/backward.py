@@ -9,7 +9,7 @@ import torch
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Ticket
-    from mosaic.engine.executor import Executor
+    from mosaic.engine.host.executor import Executor
 
 
 class Backwards:

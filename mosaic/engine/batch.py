@@ -13,7 +13,7 @@ import torch
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Lane, Ticket
-    from mosaic.engine.executor import Executor
+    from mosaic.engine.host.executor import Executor
 
 _MOST_OPERATORS = 64
 _MOST_BYTES = 1 << 20  # results live as long as the batch they are part of

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mosaic.backends.host_lanes import HostLane
-from mosaic.engine.branch_graph import capture, find_uses
-from mosaic.engine.lane_tensor import LaneTensor, lane_tensors
-from mosaic.engine.out_of_memory import is_out_of_memory
-from mosaic.engine.random_numbers import drawing_from
-from mosaic.engine.signature import Arguments, Signature, buffer_versions
-from mosaic.engine.structure import flatten, unflatten
-from mosaic.engine.thread_state import on_lane
+from mosaic.backends.host.lanes import HostLane
+from mosaic.engine.calls.branch_graph import capture, find_uses
+from mosaic.engine.calls.out_of_memory import is_out_of_memory
+from mosaic.engine.calls.random_numbers import drawing_from
+from mosaic.engine.calls.signature import Arguments, Signature, buffer_versions
+from mosaic.engine.calls.structure import flatten, unflatten
+from mosaic.engine.calls.thread_state import on_lane
+from mosaic.engine.host.lane_tensor import LaneTensor, lane_tensors
 from mosaic.errors import ModuleContractError, UnsupportedModelError
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Ticket
-    from mosaic.engine.executor import Executor
-    from mosaic.engine.site import Site
+    from mosaic.engine.calls.placed_module import Site
+    from mosaic.engine.host.executor import Executor
 
 
 class Call:

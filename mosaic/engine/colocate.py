@@ -11,23 +11,23 @@ import torch
 from torch import nn
 
 from mosaic.backends.base import Backend, Lanes
-from mosaic.backends.cuda_lanes import StreamLanes
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
+from mosaic.backends.streams.lanes import StreamLanes
 from mosaic.cost import CostModel
-from mosaic.engine.executor import Executor
-from mosaic.engine.find import Finding, Sample, find_modules
-from mosaic.engine.first_calls import warm_up
+from mosaic.engine.calls.thread_state import forget_cast_weights
+from mosaic.engine.finding.find import Finding, Sample, find_modules
 from mosaic.engine.graphs import StageGraphs
 from mosaic.engine.handle import Handle
+from mosaic.engine.host.executor import Executor
 from mosaic.engine.placing import PlacedPlan, Runs
-from mosaic.engine.stream_executor import StreamExecutor
-from mosaic.engine.thread_state import forget_cast_weights
-from mosaic.engine.trial_clock import EventClock, HostClock
-from mosaic.engine.trial_plans import plans_to_try
-from mosaic.engine.trial_settings import StepClock, TrialSettings
-from mosaic.engine.trial_setup import TrialSetup
-from mosaic.engine.trial_turn import turn_of_process
-from mosaic.engine.unprofiled import IfBusy, falls_back, plan_in_turn, warn_of_busy
+from mosaic.engine.profiled import IfBusy, falls_back, plan_in_turn, warn_of_busy
+from mosaic.engine.streams.executor import StreamExecutor
+from mosaic.engine.streams.first_calls import warm_up
+from mosaic.engine.trial.clock import EventClock, HostClock
+from mosaic.engine.trial.plans import plans_to_try
+from mosaic.engine.trial.settings import StepClock, TrialSettings
+from mosaic.engine.trial.setup import TrialSetup
+from mosaic.engine.trial.turn import turn_of_process
 from mosaic.errors import BackendUnavailableError, UnstableMeasurementError, UnsupportedModelError
 from mosaic.plan import Plan
 from mosaic.profile import Profile
@@ -266,7 +266,7 @@ def _backend_for(model: nn.Module) -> Backend:
     cuda = next((device for device in devices if device.type == "cuda"), None)
     if cuda is None:
         return HostBackend()
-    from mosaic.backends.cuda import CudaBackend
+    from mosaic.backends.cuda.driver import CudaBackend
 
     return CudaBackend(torch.cuda.current_device() if cuda.index is None else cuda.index)
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mosaic.engine.lane_tensor import LaneTensor, join_all
-from mosaic.engine.structure import map_tensors, tensors_in
+from mosaic.engine.calls.structure import map_tensors, tensors_in
+from mosaic.engine.host.lane_tensor import LaneTensor, join_all
 
 if TYPE_CHECKING:
-    from mosaic.engine.executor import Executor
-    from mosaic.engine.site import Site
+    from mosaic.engine.calls.placed_module import Site
+    from mosaic.engine.host.executor import Executor
 
 
 class DirectCalls:

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from mosaic.engine.calls.signature import Arguments, learn
 from mosaic.engine.colocate import wrapped_parts
-from mosaic.engine.find import Finding, Sample, find_modules
-from mosaic.engine.remarks import Remark
-from mosaic.engine.signature import Arguments, learn
+from mosaic.engine.finding.find import Finding, Sample, find_modules
+from mosaic.engine.finding.remarks import Remark
 from mosaic.errors import UnsupportedModelError
 from mosaic.profiler import preserved
 

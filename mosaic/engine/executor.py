@@ -9,28 +9,28 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from mosaic.backends.host_lanes import HostLanes
-from mosaic.engine.attach import attach, detach, is_attached
+from mosaic.backends.host.lanes import HostLanes
 from mosaic.engine.backward import Backwards
-from mosaic.engine.batch import Batch
-from mosaic.engine.call import Call, CallFunction
-from mosaic.engine.caller import caller, note_in_place
-from mosaic.engine.direct import DirectCalls
-from mosaic.engine.forwards import Forwards
-from mosaic.engine.gradients import LeafGradients
-from mosaic.engine.lane_tensor import LaneTensor, Ready, join_joined, joined, lane_tensors
-from mosaic.engine.operators import Operators
-from mosaic.engine.out_of_memory import SecondTries
-from mosaic.engine.random_numbers import advance_default, draw_here
-from mosaic.engine.shapes import other_inputs, shapes_of
-from mosaic.engine.signature import Arguments, Signature, learn
-from mosaic.engine.span_log import SpanLog
-from mosaic.engine.structure import map_tensors, tensors_in, unflatten
-from mosaic.engine.thread_state import as_lane, forget_cast_weights, interception, is_in_autocast, on_lane
+from mosaic.engine.calls.attach import attach, detach, is_attached
+from mosaic.engine.calls.caller import caller, note_in_place
+from mosaic.engine.calls.out_of_memory import SecondTries
+from mosaic.engine.calls.random_numbers import advance_default, draw_here
+from mosaic.engine.calls.shapes import other_inputs, shapes_of
+from mosaic.engine.calls.signature import Arguments, Signature, learn
+from mosaic.engine.calls.structure import map_tensors, tensors_in, unflatten
+from mosaic.engine.calls.thread_state import as_lane, forget_cast_weights, interception, is_in_autocast, on_lane
+from mosaic.engine.host.batch import Batch
+from mosaic.engine.host.call import Call, CallFunction
+from mosaic.engine.host.direct import DirectCalls
+from mosaic.engine.host.forwards import Forwards
+from mosaic.engine.host.gradients import LeafGradients
+from mosaic.engine.host.lane_tensor import LaneTensor, Ready, join_joined, joined, lane_tensors
+from mosaic.engine.host.operators import Operators
+from mosaic.engine.host.span_log import SpanLog
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Lane, Lanes, Ticket
-    from mosaic.engine.site import Site
+    from mosaic.engine.calls.placed_module import Site
     from mosaic.timeline import Span
 
 T = TypeVar("T")
@@ -194,7 +194,7 @@ class Executor:
     # Operations on lane tensors.
 
     def operate(self, first: LaneTensor, func: Any, args: Any, kwargs: Any) -> Any:
-        """Runs one operator that has lane tensors among its arguments; see ``mosaic.engine.operators``."""
+        """Runs one operator that has lane tensors among its arguments; see ``mosaic.engine.host.operators``."""
         return self._operators.run(first, func, args, kwargs)
 
     def inputs_from(self, found: Iterable[LaneTensor], lane: Lane) -> list[Ticket[Any]]:

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from mosaic.engine.caller import caller
-from mosaic.engine.follow import follow
-from mosaic.engine.handovers import Handover
-from mosaic.engine.remarks import Remark
-from mosaic.engine.structure import tensors_in
-from mosaic.engine.work import ModuleWork
+from mosaic.engine.calls.caller import caller
+from mosaic.engine.calls.structure import tensors_in
+from mosaic.engine.finding.follow import follow
+from mosaic.engine.finding.handovers import Handover
+from mosaic.engine.finding.remarks import Remark
+from mosaic.engine.finding.work_counter import ModuleWork
 from mosaic.errors import UnsupportedModelError
 from mosaic.graph import ModuleGraph, ModuleNode
 from mosaic.profiler import Subject, preserved

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from mosaic.backends.cuda_lanes import StreamLanes, run_aside
-from mosaic.backends.stream_api import StreamApi
+from mosaic.backends.streams.api import StreamApi
+from mosaic.backends.streams.lanes import StreamLanes, run_aside
 from mosaic.profiler import Subject, preserved
 
 

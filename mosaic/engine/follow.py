@@ -15,13 +15,13 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from mosaic.engine.caller import caller
-from mosaic.engine.handovers import Handover, Handovers
-from mosaic.engine.lane_tensor import HOOKS, operator_name, reads_metadata
-from mosaic.engine.remarks import Remark, Remarks
-from mosaic.engine.stream_beside import Beside
-from mosaic.engine.structure import flatten, is_opaque, tensors_in
-from mosaic.engine.thread_state import ThreadState
+from mosaic.engine.calls.caller import caller
+from mosaic.engine.calls.structure import flatten, is_opaque, tensors_in
+from mosaic.engine.calls.thread_state import ThreadState
+from mosaic.engine.finding.exchanges import Beside
+from mosaic.engine.finding.handovers import Handover, Handovers
+from mosaic.engine.finding.remarks import Remark, Remarks
+from mosaic.engine.host.lane_tensor import HOOKS, operator_name, reads_metadata
 from mosaic.graph import Edge
 from mosaic.profiler import Subject
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from mosaic.engine.lane_tensor import LaneTensor
+from mosaic.engine.host.lane_tensor import LaneTensor
 
 
 class LeafGradients:

@@ -18,14 +18,14 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from mosaic.checkpoint.methods import KeepsCheckpoints
-from mosaic.engine.attach import attach, detach
-from mosaic.engine.changes import Makeup
-from mosaic.engine.find import Finding
+from mosaic.engine.calls.attach import attach, detach
+from mosaic.engine.finding.changes import Makeup
+from mosaic.engine.finding.find import Finding
 from mosaic.engine.placing import PendingBackwards, PlacedPlan, Runs
 from mosaic.engine.planned_from import source_of
-from mosaic.engine.trial_run import Trial
-from mosaic.engine.trial_setup import TrialSetup
-from mosaic.engine.trial_steps import StepUnit, outer_shapes
+from mosaic.engine.trial.run import Trial
+from mosaic.engine.trial.setup import TrialSetup
+from mosaic.engine.trial.steps import StepUnit, outer_shapes
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan
 from mosaic.profile import Profile

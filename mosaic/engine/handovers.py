@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from mosaic.engine.structure import flatten, tensors_in
+from mosaic.engine.calls.structure import flatten, tensors_in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

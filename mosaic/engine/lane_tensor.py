@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
-from mosaic.engine.thread_state import on_lane
+from mosaic.engine.calls.thread_state import on_lane
 from mosaic.errors import ModuleContractError, UnsupportedModelError
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Lane, Ticket
-    from mosaic.engine.executor import Executor
+    from mosaic.engine.host.executor import Executor
 
 
 T = TypeVar("T")

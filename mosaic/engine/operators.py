@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
-from mosaic.engine.lane_tensor import LaneTensor, all_tensors, lane_of_backward, lane_tensors
-from mosaic.engine.shapes import ShapeTable
-from mosaic.engine.structure import map_tensors
+from mosaic.engine.calls.shapes import ShapeTable
+from mosaic.engine.calls.structure import map_tensors
+from mosaic.engine.host.lane_tensor import LaneTensor, all_tensors, lane_of_backward, lane_tensors
 from mosaic.errors import ModuleContractError
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Lane, Ticket
-    from mosaic.engine.executor import Executor
+    from mosaic.engine.host.executor import Executor
 
 _ON_MAIN = frozenset(
     {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.nondeterministic_seeded}

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from mosaic.backends.base import Lanes
-from mosaic.engine.find import Finding
-from mosaic.engine.lane_tensor import LaneTensor
-from mosaic.engine.shapes import shapes_of
-from mosaic.engine.site import Site
-from mosaic.engine.structure import flatten, tensors_in
+from mosaic.engine.calls.placed_module import Site
+from mosaic.engine.calls.shapes import shapes_of
+from mosaic.engine.calls.structure import flatten, tensors_in
+from mosaic.engine.finding.find import Finding
+from mosaic.engine.host.lane_tensor import LaneTensor
 from mosaic.plan import Plan
 from mosaic.timeline import Span
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from mosaic.engine.structure import tensors_in
+from mosaic.engine.calls.structure import tensors_in
 from mosaic.timeline import Span, Timeline
 
 

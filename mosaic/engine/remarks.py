@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from mosaic.engine.caller import caller
-from mosaic.engine.lane_tensor import operator_name, writes
-from mosaic.engine.structure import memory_of
+from mosaic.engine.calls.caller import caller
+from mosaic.engine.calls.structure import memory_of
+from mosaic.engine.host.lane_tensor import operator_name, writes
 
 _READS = {"item", "tolist", "numpy", "is_nonzero", "nonzero", "__bool__", "__int__", "__float__", "__index__"}
 _HOOKS = {

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from mosaic.engine.branch_graph import Survey, find_uses, survey
-from mosaic.engine.random_numbers import RandomnessWatch, count_draws, other_random_state
-from mosaic.engine.structure import flatten, is_opaque, leaf_key, tensors_in
-from mosaic.engine.thread_state import ThreadState
+from mosaic.engine.calls.branch_graph import Survey, find_uses, survey
+from mosaic.engine.calls.random_numbers import RandomnessWatch, count_draws, other_random_state
+from mosaic.engine.calls.structure import flatten, is_opaque, leaf_key, tensors_in
+from mosaic.engine.calls.thread_state import ThreadState
 
 
 @dataclass(frozen=True, slots=True)

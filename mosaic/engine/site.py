@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mosaic.engine.lane_tensor import LaneTensor
-from mosaic.engine.signature import Signature
+from mosaic.engine.calls.signature import Signature
+from mosaic.engine.host.lane_tensor import LaneTensor
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Lane, Ticket
-    from mosaic.engine.call import Call
-    from mosaic.engine.executor import Executor
+    from mosaic.engine.host.call import Call
+    from mosaic.engine.host.executor import Executor
 
 
 class Site:

@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
 import torch
 from torch import nn
 
-from mosaic.backends.host import HostBackend
-from mosaic.engine.branch_graph import find_leaves
-from mosaic.engine.executor import Executor
-from mosaic.engine.lane_tensor import LaneTensor
-from mosaic.engine.site import Site
-from mosaic.engine.structure import tensors_in
+from mosaic.backends.host.backend import HostBackend
+from mosaic.engine.calls.branch_graph import find_leaves
+from mosaic.engine.calls.placed_module import Site
+from mosaic.engine.calls.structure import tensors_in
+from mosaic.engine.host.executor import Executor
+from mosaic.engine.host.lane_tensor import LaneTensor
 from mosaic.errors import BackendUnavailableError, InvalidPlanError
 from mosaic.plan import Plan
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Backend, Lane
-    from mosaic.engine.stage_sharing import SharedPieces
-    from mosaic.engine.stage_streams import StreamPool
+    from mosaic.engine.streams.parallel_pool import StreamPool
+    from mosaic.engine.streams.parallel_sharing import SharedPieces
 
 Piece: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 """A function with its arguments and named arguments."""
@@ -205,7 +205,7 @@ def _pool(
             backend.device.check_quota(len(wanted), of=f"{name!r}")
     if backend.device.kind == "host":
         return _HostPool(backend, dict(slots) if slots is not None else None)
-    from mosaic.engine.stage_streams import StreamPool
+    from mosaic.engine.streams.parallel_pool import StreamPool
 
     if slots is None:
         raise InvalidPlanError(

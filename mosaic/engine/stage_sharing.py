@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from mosaic.engine.branch_graph import find_leaves
-from mosaic.engine.stream_kinds import all_tensors
-from mosaic.engine.stream_tensor import on_user_stream
+from mosaic.engine.calls.branch_graph import find_leaves
+from mosaic.engine.calls.torch_functions import all_tensors
+from mosaic.engine.streams.tensor import on_user_stream
 
 if TYPE_CHECKING:
-    from mosaic.engine.stream_executor import StreamExecutor
+    from mosaic.engine.streams.executor import StreamExecutor
 
 
 class Piece:

@@ -9,13 +9,13 @@ from typing import Any
 from torch import nn
 
 from mosaic.backends.base import Backend
-from mosaic.backends.cuda_lanes import StreamLane, StreamLanes
+from mosaic.backends.streams.lanes import StreamLane, StreamLanes
+from mosaic.engine.calls.placed_module import Site
+from mosaic.engine.calls.torch_functions import replace
 from mosaic.engine.graphs import Branch, Eager, StageGraphs
-from mosaic.engine.site import Site
 from mosaic.engine.stage import Piece, owner_of
-from mosaic.engine.stream_executor import StreamExecutor
-from mosaic.engine.stream_kinds import replace
-from mosaic.engine.stream_tensor import join_tensor
+from mosaic.engine.streams.executor import StreamExecutor
+from mosaic.engine.streams.tensor import join_tensor
 from mosaic.errors import InvalidPlanError
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from mosaic.engine.stream_kinds import kind_of, tensors_of
-from mosaic.engine.stream_order import version_of
-from mosaic.engine.structure import memory_of
+from mosaic.engine.calls.structure import memory_of
+from mosaic.engine.calls.torch_functions import kind_of, tensors_of
+from mosaic.engine.streams.order import version_of
 
 
 class Beside:

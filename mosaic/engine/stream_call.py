@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mosaic.engine.stream_kinds import replace
-from mosaic.engine.stream_order import LaneOrder, Point, version_of
-from mosaic.engine.stream_tensor import StreamTensor, tagged
-from mosaic.engine.thread_state import as_lane
+from mosaic.engine.calls.thread_state import as_lane
+from mosaic.engine.calls.torch_functions import replace
+from mosaic.engine.streams.order import LaneOrder, Point, version_of
+from mosaic.engine.streams.tensor import StreamTensor, tagged
 from mosaic.errors import ModuleContractError
 
 if TYPE_CHECKING:
-    from mosaic.engine.site import Site
-    from mosaic.engine.stream_timeline import StreamTimeline
+    from mosaic.engine.calls.placed_module import Site
+    from mosaic.engine.streams.timeline import StreamTimeline
 
 
 class PlacedCall:

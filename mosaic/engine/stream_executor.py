@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mosaic.backends.cuda_lanes import StreamLane
-from mosaic.engine.caller import note_in_place
+from mosaic.backends.streams.lanes import StreamLane
+from mosaic.engine.calls.caller import note_in_place
+from mosaic.engine.calls.thread_state import as_lane, on_lane
+from mosaic.engine.calls.torch_functions import all_tensors, replace
 from mosaic.engine.graphs import Branch, Eager, StageGraphs
-from mosaic.engine.stage_sharing import SharedPieces
-from mosaic.engine.stream_call import PlacedCall
-from mosaic.engine.stream_kinds import all_tensors, replace
-from mosaic.engine.stream_order import ModelCall, Orders
-from mosaic.engine.stream_tensor import join_tensor, on_user_stream
-from mosaic.engine.stream_timeline import StreamTimeline
-from mosaic.engine.thread_state import as_lane, on_lane
+from mosaic.engine.streams.call import PlacedCall
+from mosaic.engine.streams.order import ModelCall, Orders
+from mosaic.engine.streams.parallel_sharing import SharedPieces
+from mosaic.engine.streams.tensor import join_tensor, on_user_stream
+from mosaic.engine.streams.timeline import StreamTimeline
 
 if TYPE_CHECKING:
-    from mosaic.backends.cuda_lanes import StreamLanes, StreamMark
-    from mosaic.engine.site import Site
+    from mosaic.backends.streams.lanes import StreamLanes, StreamMark
+    from mosaic.engine.calls.placed_module import Site
     from mosaic.timeline import Span
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from mosaic.engine.structure import PLAIN_TYPES, map_tensors
+from mosaic.engine.calls.structure import PLAIN_TYPES, map_tensors
 
 
 def _words(text: str) -> frozenset[str]:

@@ -24,8 +24,8 @@ import torch
 from mosaic.errors import ModuleContractError
 
 if TYPE_CHECKING:
-    from mosaic.backends.cuda_lanes import StreamLane, StreamLanes
-    from mosaic.backends.stream_api import StreamApi
+    from mosaic.backends.streams.api import StreamApi
+    from mosaic.backends.streams.lanes import StreamLane, StreamLanes
 
 
 class Point:

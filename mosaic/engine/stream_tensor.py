@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from mosaic.engine.stream_kinds import kind_of, replace, tensors_of
-from mosaic.engine.stream_order import version_of
-from mosaic.engine.thread_state import on_lane
+from mosaic.engine.calls.thread_state import on_lane
+from mosaic.engine.calls.torch_functions import kind_of, replace, tensors_of
+from mosaic.engine.streams.order import version_of
 from mosaic.errors import ModuleContractError
 
 if TYPE_CHECKING:
-    from mosaic.engine.stream_kinds import Kind
-    from mosaic.engine.stream_order import LaneOrder, Point
+    from mosaic.engine.calls.torch_functions import Kind
+    from mosaic.engine.streams.order import LaneOrder, Point
 
 _TAGGED_TYPES = (torch.Tensor, nn.Parameter, nn.Buffer)
 

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mosaic.backends.cuda_lanes import StreamLane, StreamMark
-from mosaic.engine.stream_kinds import all_tensors
+from mosaic.backends.streams.lanes import StreamLane, StreamMark
+from mosaic.engine.calls.torch_functions import all_tensors
 from mosaic.timeline import Span
 
 if TYPE_CHECKING:
-    from mosaic.backends.cuda_lanes import StreamTicket
-    from mosaic.backends.stream_api import StreamApi
-    from mosaic.backends.stream_clock import StreamClock
-    from mosaic.engine.site import Site
+    from mosaic.backends.streams.api import StreamApi
+    from mosaic.backends.streams.clock import StreamClock
+    from mosaic.backends.streams.lanes import StreamTicket
+    from mosaic.engine.calls.placed_module import Site
 
 _MAX_SPANS = 20_000
 _MAX_PENDING = 512

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mosaic.backends.stream_api import StreamApi
+    from mosaic.backends.streams.api import StreamApi
 
 
 class HostClock:

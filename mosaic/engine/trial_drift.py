@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Hashable
 
-from mosaic.engine.trial_settings import TrialSettings
+from mosaic.engine.trial.settings import TrialSettings
 
 _WINDOW = 20
 _MARGIN = 1.1

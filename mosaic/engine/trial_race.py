@@ -11,7 +11,7 @@ import math
 import statistics
 from dataclasses import dataclass, field
 
-from mosaic.engine.trial_settings import TrialSettings
+from mosaic.engine.trial.settings import TrialSettings
 
 PLAIN = "the plain loop"
 

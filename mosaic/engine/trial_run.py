@@ -13,11 +13,11 @@ from typing import Any, Literal
 
 import torch
 
-from mosaic.engine.thread_state import on_lane
-from mosaic.engine.trial_drift import DriftWatch
-from mosaic.engine.trial_plans import measured_of, shape_of, solve_again
+from mosaic.engine.calls.thread_state import on_lane
+from mosaic.engine.trial.drift import DriftWatch
+from mosaic.engine.trial.plans import measured_of, shape_of, solve_again
+from mosaic.engine.trial.setup import Candidate, Runner, TrialSetup
 from mosaic.engine.trial_race import Measured, Race, Verdict, Visit
-from mosaic.engine.trial_setup import Candidate, Runner, TrialSetup
 from mosaic.errors import ModuleContractError, MosaicError
 
 _LOG = logging.getLogger("mosaic")

@@ -8,9 +8,9 @@ from typing import Protocol
 
 from mosaic.cost import Cost
 from mosaic.engine.placing import PlacedPlan
-from mosaic.engine.trial_plans import name_of
-from mosaic.engine.trial_settings import StepClock, TrialSettings
-from mosaic.engine.trial_turn import TrialTurn
+from mosaic.engine.trial.plans import name_of
+from mosaic.engine.trial.settings import StepClock, TrialSettings
+from mosaic.engine.trial.turn import TrialTurn
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan
 

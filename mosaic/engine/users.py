@@ -9,9 +9,9 @@ from typing import Any
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from mosaic.engine.find import Sample, runner_of, uncompiled
-from mosaic.engine.lane_tensor import reads_metadata
-from mosaic.engine.structure import tensors_in
+from mosaic.engine.calls.structure import tensors_in
+from mosaic.engine.finding.find import Sample, runner_of, uncompiled
+from mosaic.engine.host.lane_tensor import reads_metadata
 from mosaic.profiler import Subject, preserved
 
 

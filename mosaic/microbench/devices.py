@@ -8,9 +8,9 @@ from typing import Any, Literal
 import torch
 from torch.utils import _pytree as pytree
 
-from mosaic.backends import cuda
 from mosaic.backends.base import Backend
-from mosaic.backends.host import HostBackend
+from mosaic.backends.cuda.driver import driver as cuda
+from mosaic.backends.host.backend import HostBackend
 from mosaic.errors import BackendUnavailableError, CudaError
 
 BackendName = Literal["cuda", "host"]

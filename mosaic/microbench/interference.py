@@ -19,7 +19,7 @@ from mosaic.microbench.kernels import Kernel, kernels_named
 from mosaic.microbench.result import Recorder, Result, Spread
 from mosaic.microbench.scaling import gb_per_s
 from mosaic.microbench.settings import BenchSettings
-from mosaic.microbench.variants import parts_of
+from mosaic.microbench.sharing.variants import parts_of
 
 KERNELS = ("gemm", "attention", "elementwise", "launches")
 """What is paired by default: two bound by arithmetic, one by bandwidth, one by launching."""

@@ -17,9 +17,9 @@ from mosaic.microbench.devices import alternatives
 from mosaic.microbench.kernels import Kernel, kernels_named, long_kernels, short_kernel
 from mosaic.microbench.result import Recorder, Result, Spread
 from mosaic.microbench.settings import BenchSettings
+from mosaic.microbench.sharing.variants import UNAVAILABLE, Split, open_variant
 from mosaic.microbench.timing import time_alone
 from mosaic.microbench.units import units_of, units_of_backward
-from mosaic.microbench.variants import UNAVAILABLE, Split, open_variant
 
 DELAYED = ("partitions", "plain", "prioritised", "torch_contexts")
 """Variants on which a short kernel is timed beside a long one."""

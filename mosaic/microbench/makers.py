@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 import torch
 
-from mosaic.backends import cuda
 from mosaic.backends.base import Backend
+from mosaic.backends.cuda.driver import driver as cuda
 from mosaic.errors import BackendUnavailableError
 
 Slots = tuple[int, ...]

@@ -50,7 +50,8 @@ def rounds_under_mps(
         try:
             with ExitStack() as stack:
                 clients = [
-                    stack.enter_context(Child("mosaic.microbench.mps_client", json.dumps(each))) for each in requests
+                    stack.enter_context(Child("mosaic.microbench.sharing.mps_client", json.dumps(each)))
+                    for each in requests
                 ]
                 stack.enter_context(_watched(clients))
                 return _rounds(clients, settings)

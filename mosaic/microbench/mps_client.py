@@ -1,4 +1,4 @@
-"""One module in a process of its own under MPS; see ``mosaic.microbench.mps``."""
+"""One module in a process of its own under MPS; see ``mosaic.microbench.sharing.mps``."""
 
 from __future__ import annotations
 

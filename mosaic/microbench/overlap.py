@@ -14,12 +14,12 @@ from mosaic.backends.base import Backend
 from mosaic.errors import BackendUnavailableError, MosaicError
 from mosaic.microbench.budget import Budget
 from mosaic.microbench.modules import default_subjects
-from mosaic.microbench.mps import NEEDS_S, rounds_under_mps
 from mosaic.microbench.overlap_result import Launching, OverlapResult, Passes, VariantTime, gain_of
 from mosaic.microbench.result import Absent, Recorder, Spread
 from mosaic.microbench.settings import BenchSettings
-from mosaic.microbench.steps import CapturedSteps, EagerSteps, TwoModules
-from mosaic.microbench.variants import Split, Variant, open_variant
+from mosaic.microbench.sharing.mps import NEEDS_S, rounds_under_mps
+from mosaic.microbench.sharing.steps import CapturedSteps, EagerSteps, TwoModules
+from mosaic.microbench.sharing.variants import Split, Variant, open_variant
 from mosaic.profiler import Subject
 
 Row = VariantTime | Absent

@@ -9,8 +9,8 @@ import time
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from mosaic.backends import cuda
 from mosaic.backends.base import Backend
+from mosaic.backends.cuda.driver import driver as cuda
 from mosaic.device import FORBID_EXTRA
 from mosaic.errors import BackendUnavailableError, CudaError
 from mosaic.microbench.budget import Budget

@@ -156,6 +156,6 @@ class Recorder:
 
 
 def _driver_version() -> str:
-    from mosaic.backends.cuda import describe_driver
+    from mosaic.backends.cuda.driver import describe_driver
 
     return describe_driver().version

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from mosaic.backends.base import Mark, Ticket
-from mosaic.backends.cuda_lanes import StreamLane
+from mosaic.backends.streams.lanes import StreamLane
 from mosaic.errors import BackendUnavailableError
-from mosaic.microbench.variants import Variant
+from mosaic.microbench.sharing.variants import Variant
 from mosaic.profiler import Subject
 
 

@@ -1,4 +1,4 @@
-"""How long, how often: measurements on lanes by a question's settings; ``mosaic.profiler.together`` does the timing."""
+"""How long, how often: measurements on lanes by a question's settings; ``mosaic.profiler.measuring.together`` does the timing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from mosaic.backends.base import Lane, Lanes
 from mosaic.microbench.settings import BenchSettings
-from mosaic.profiler.together import MOST_PIECES, Call, Part, Pieces, run_alone, run_together, window_ms
+from mosaic.profiler.measuring.together import MOST_PIECES, Call, Part, Pieces, run_alone, run_together, window_ms
 
 __all__ = ["Call", "Pieces", "time_alone", "time_beside", "window_ms"]
 

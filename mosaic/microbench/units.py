@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from mosaic.backends import cuda
 from mosaic.backends.base import Backend, Lane
+from mosaic.backends.cuda.driver import driver as cuda
 from mosaic.errors import BackendUnavailableError
 
 

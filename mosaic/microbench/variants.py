@@ -14,8 +14,8 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from mosaic.backends.base import Backend, Lane, Lanes
-from mosaic.backends.cuda_lanes import StreamLanes
-from mosaic.backends.stream_api import TorchStreams
+from mosaic.backends.streams.api import TorchStreams
+from mosaic.backends.streams.lanes import StreamLanes
 from mosaic.errors import BackendUnavailableError, CudaError
 
 Split = tuple[int, int]

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mosaic.models.block import Shape, Stack
-from mosaic.models.resnet import OUT_CHANNELS, ResNet
-from mosaic.models.towers import Patches, cut_patches
+from mosaic.models.layers.block import Shape, Stack
+from mosaic.models.layers.resnet import OUT_CHANNELS, ResNet
+from mosaic.models.layers.towers import Patches, cut_patches
 
 
 class Adaptor(nn.Module):

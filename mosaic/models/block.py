@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mosaic.models.attention import Angles, Attention, RMSNorm
+from mosaic.models.layers.attention import Angles, Attention, RMSNorm
 
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "silu"]
 

@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mosaic.models.block import Shape
 from mosaic.models.inputs import TABLE_2, TINY, Draw, InputSizes
-from mosaic.models.losses import contrastive_loss
-from mosaic.models.towers import Patches, PatchTower, TokenTower
+from mosaic.models.layers.block import Shape
+from mosaic.models.layers.targets import contrastive_loss
+from mosaic.models.layers.towers import Patches, PatchTower, TokenTower
 
 VOCABULARY = 49_408
 """Of CLIP's byte pairs; the last one ends a text."""

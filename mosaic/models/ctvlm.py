@@ -17,11 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mosaic.models.block import Shape
 from mosaic.models.inputs import TABLE_2, TINY, Draw, InputSizes
-from mosaic.models.language_model import LLAMA_2_7B, TINY_LLAMA, LanguageConfig, LanguageModel
-from mosaic.models.losses import next_token_loss
-from mosaic.models.towers import Patches, PatchTower, embedding
+from mosaic.models.layers.block import Shape
+from mosaic.models.layers.language_model import LLAMA_2_7B, TINY_LLAMA, LanguageConfig, LanguageModel
+from mosaic.models.layers.targets import next_token_loss
+from mosaic.models.layers.towers import Patches, PatchTower, embedding
 
 MODULES = tuple(f"{branch}.{part}" for branch in ("small", "large") for part in ("visual", "language_model"))
 """Modules to place, where the two models as wholes are too coarse."""

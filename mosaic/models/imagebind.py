@@ -22,11 +22,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mosaic.models.block import Shape
 from mosaic.models.clip import VOCABULARY
 from mosaic.models.inputs import TABLE_2, TINY, Draw, InputSizes
-from mosaic.models.losses import contrastive_loss
-from mosaic.models.towers import Patches, PatchTower, TokenTower
+from mosaic.models.layers.block import Shape
+from mosaic.models.layers.targets import contrastive_loss
+from mosaic.models.layers.towers import Patches, PatchTower, TokenTower
 
 MODALITIES = ("image", "text", "audio", "depth", "thermal", "imu")
 """In the order of the original; images are the anchor of all others."""

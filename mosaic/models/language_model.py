@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from mosaic.models.attention import Rotary, line_positions
-from mosaic.models.block import Shape, Stack
+from mosaic.models.layers.attention import Rotary, line_positions
+from mosaic.models.layers.block import Shape, Stack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

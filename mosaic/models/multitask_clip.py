@@ -16,7 +16,7 @@ from torch import Tensor
 from mosaic.models.imagebind import FIXED_SCALES, MODALITIES, ImageBind, ImageBindConfig
 from mosaic.models.imagebind import make_batch as make_samples
 from mosaic.models.inputs import Draw
-from mosaic.models.losses import contrastive_loss
+from mosaic.models.layers.targets import contrastive_loss
 
 TASKS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {

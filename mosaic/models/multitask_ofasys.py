@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mosaic.models.inputs import Draw
-from mosaic.models.losses import token_loss
+from mosaic.models.layers.targets import token_loss
 from mosaic.models.ofasys import MODALITIES, WORDS, WRITTEN_WORDS, Ofasys, OfasysConfig
 from mosaic.models.ofasys import make_batch as make_samples
 from mosaic.models.targets import shifted

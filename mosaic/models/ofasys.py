@@ -23,13 +23,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mosaic.models.adaptors import Adaptor, PatchStem, ResNetStem, SpectrumStem, motion_stem
-from mosaic.models.block import Shape, Stack
 from mosaic.models.inputs import TABLE_2, TINY, Draw, InputSizes
-from mosaic.models.losses import token_loss
-from mosaic.models.resnet import STRIDE, ResNet
+from mosaic.models.layers.adaptors import Adaptor, PatchStem, ResNetStem, SpectrumStem, motion_stem
+from mosaic.models.layers.block import Shape, Stack
+from mosaic.models.layers.resnet import STRIDE, ResNet
+from mosaic.models.layers.targets import token_loss
+from mosaic.models.layers.towers import Patches, embedding
 from mosaic.models.targets import shifted, target_mask
-from mosaic.models.towers import Patches, embedding
 
 WORDS = ("text", "box", "phone", "struct", "category")
 """Modalities that are ids of the shared vocabulary, boxes after rounding."""

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mosaic.models.attention import Rotary, grid_positions
-from mosaic.models.block import Shape, Stack
-from mosaic.models.towers import cut_patches
+from mosaic.models.layers.attention import Rotary, grid_positions
+from mosaic.models.layers.block import Shape, Stack
+from mosaic.models.layers.towers import cut_patches
 
 MERGE = 2
 """Patches along each side that become one token of the language model."""

@@ -16,13 +16,13 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
-from mosaic.models.attention import grid_positions
-from mosaic.models.block import Shape
 from mosaic.models.inputs import TABLE_2, TINY, Draw, InputSizes
-from mosaic.models.language_model import LanguageConfig, LanguageModel, language_shape, merge
-from mosaic.models.losses import next_token_loss
-from mosaic.models.qwen3_vision import FRAMES, MERGE, VisionConfig, VisionTower
-from mosaic.models.towers import embedding
+from mosaic.models.layers.attention import grid_positions
+from mosaic.models.layers.block import Shape
+from mosaic.models.layers.language_model import LanguageConfig, LanguageModel, language_shape, merge
+from mosaic.models.layers.qwen3_vision import FRAMES, MERGE, VisionConfig, VisionTower
+from mosaic.models.layers.targets import next_token_loss
+from mosaic.models.layers.towers import embedding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,13 +19,13 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
-from mosaic.models.block import Shape
 from mosaic.models.inputs import TABLE_2, TINY, Draw, InputSizes
-from mosaic.models.language_model import LanguageConfig, LanguageModel, language_shape, merge
-from mosaic.models.losses import next_token_loss
-from mosaic.models.resampler import Resampler
-from mosaic.models.towers import Patches, PatchTower, embedding
-from mosaic.models.whisper import WhisperEncoder
+from mosaic.models.layers.block import Shape
+from mosaic.models.layers.language_model import LanguageConfig, LanguageModel, language_shape, merge
+from mosaic.models.layers.resampler import Resampler
+from mosaic.models.layers.targets import next_token_loss
+from mosaic.models.layers.towers import Patches, PatchTower, embedding
+from mosaic.models.layers.whisper import WhisperEncoder
 
 TASKS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"vision-language": ("image",), "audio-language": ("audio",), "vision-audio-language": ("image", "audio")}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from mosaic.models.attention import Attention
-from mosaic.models.block import Perceptron, Shape
+from mosaic.models.layers.attention import Attention
+from mosaic.models.layers.block import Perceptron, Shape
 
 
 class Resampler(nn.Module):

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mosaic.models.block import Shape, Stack
+from mosaic.models.layers.block import Shape, Stack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,14 +22,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mosaic.models.attention import Angles, Rotary, grid_positions, line_positions
-from mosaic.models.block import Shape, Stack
 from mosaic.models.inputs import TABLE_2, TINY, Draw, InputSizes
-from mosaic.models.language_model import language_shape
-from mosaic.models.losses import token_loss
-from mosaic.models.resampler import Resampler
+from mosaic.models.layers.attention import Angles, Rotary, grid_positions, line_positions
+from mosaic.models.layers.block import Shape, Stack
+from mosaic.models.layers.language_model import language_shape
+from mosaic.models.layers.resampler import Resampler
+from mosaic.models.layers.targets import token_loss
+from mosaic.models.layers.towers import Patches, PatchTower, embedding
 from mosaic.models.targets import shifted, target_mask
-from mosaic.models.towers import Patches, PatchTower, embedding
 
 TARGETS = ("text", "image", "audio")
 """What the decoder writes, in its order."""

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mosaic.models.block import Shape, Stack
+from mosaic.models.layers.block import Shape, Stack
 
 
 class WhisperEncoder(nn.Module):

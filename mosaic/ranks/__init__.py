@@ -2,9 +2,9 @@
 
 from mosaic.ranks.colocate import colocate_ranks
 from mosaic.ranks.entry import colocate
+from mosaic.ranks.meeting.watch import WatchSettings
 from mosaic.ranks.rows.routing import RowRouting, slice_of
 from mosaic.ranks.rows.sampler import RankSampler
 from mosaic.ranks.running.handle import RankHandle
-from mosaic.ranks.watching.watch import WatchSettings
 
 __all__ = ["RankHandle", "RankSampler", "RowRouting", "WatchSettings", "colocate", "colocate_ranks", "slice_of"]

@@ -12,11 +12,11 @@ import torch.distributed as dist
 from torch import nn
 
 from mosaic.backends.base import Backend
-from mosaic.backends.host import HostBackend, available_cores
-from mosaic.engine.find import Finding, Sample, find_modules
-from mosaic.engine.structure import map_tensors
-from mosaic.engine.trial_settings import TrialSettings
-from mosaic.engine.unprofiled import IfBusy, falls_back
+from mosaic.backends.host.backend import HostBackend, available_cores
+from mosaic.engine.calls.structure import map_tensors
+from mosaic.engine.finding.find import Finding, Sample, find_modules
+from mosaic.engine.profiled import IfBusy, falls_back
+from mosaic.engine.trial.settings import TrialSettings
 from mosaic.errors import InvalidPlanError, UnsupportedModelError
 from mosaic.plan import Plan
 from mosaic.profile import Profile
@@ -25,13 +25,13 @@ from mosaic.ranks.choosing.candidates import RANK_TRIAL, Candidates, plans_to_tr
 from mosaic.ranks.choosing.planning import PlanRequest, plans_of_first
 from mosaic.ranks.choosing.rank_trial import TrialSubject, try_plans
 from mosaic.ranks.meeting.devices import check_place, device_of, own_gpu
+from mosaic.ranks.meeting.progress import OUTSIDE
+from mosaic.ranks.meeting.watch import WatchSettings
 from mosaic.ranks.meeting.world import TIMEOUT_S, RankFacts, World
 from mosaic.ranks.rows.batched import with_batch
 from mosaic.ranks.running.activate import Examined, activate, examine
 from mosaic.ranks.running.handle import RankHandle
 from mosaic.ranks.running.tried import Tried
-from mosaic.ranks.watching.progress import OUTSIDE
-from mosaic.ranks.watching.watch import WatchSettings
 from mosaic.solver.reserve import CommunicationSlots
 from mosaic.solver.runnable import check_method
 
@@ -203,7 +203,7 @@ def _backend_of(
     """Returns where this rank runs, once its model is seen to be there; or why it cannot, for all ranks to hear."""
     try:
         if backend is None and device.type == "cuda":
-            from mosaic.backends.cuda import CudaBackend
+            from mosaic.backends.cuda.driver import CudaBackend
 
             backend = CudaBackend(own_gpu())
             torch.cuda.set_device(backend.torch_device)

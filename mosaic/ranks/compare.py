@@ -20,9 +20,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mosaic.backends.base import Backend
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.cost import Cost
-from mosaic.engine.find import Finding
+from mosaic.engine.finding.find import Finding
 from mosaic.errors import InfeasibleError
 from mosaic.plan import Plan
 from mosaic.profiler import ProfileSettings, measure_ring

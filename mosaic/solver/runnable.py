@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mosaic.cost import Cost
-from mosaic.cost.communication import RankedCost
+from mosaic.cost.communication.ranked import RankedCost
 from mosaic.device import Device
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Placement, Plan, Stage

@@ -21,8 +21,8 @@ from mosaic.graph import ModuleGraph
 from mosaic.hardware import Link
 from mosaic.plan import Placement, Plan
 from mosaic.profile import Phase
+from mosaic.simulate.reshard import reshard_ms
 from mosaic.solver.memory.footprint import Footprint, peak_bytes
-from mosaic.solver.reshard import reshard_ms
 
 Waits = Mapping[str, Mapping[str, float]]
 """For each module those that it waits for, each with the milliseconds between its end and the earliest start."""

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from fake_streams import FakeStreams, Hold
 
-from mosaic.backends.cuda_backend import CudaBackend
+from mosaic.backends.cuda.backend import CudaBackend
 
 WAIT_S = 60
 

@@ -19,8 +19,8 @@ from contract.gates import CudaGate, FakeStreamGate, Gate, ThreadGate
 from fake_streams import FakeGreenDriver, FakeStreams
 
 from mosaic.backends.base import Backend, Lanes, Ticket
-from mosaic.backends.cuda import CudaBackend
-from mosaic.backends.host import HostBackend
+from mosaic.backends.cuda.driver import CudaBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.errors import InvalidPlanError, MosaicError
 
 WAIT_S = 60

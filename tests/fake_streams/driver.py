@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from mosaic.backends.cuda import CudaDevice, Placement, SlotDescription
+from mosaic.backends.cuda.driver import CudaDevice, Placement, SlotDescription
 from mosaic.errors import BackendUnavailableError
 
 

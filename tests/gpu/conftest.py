@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mosaic.backends.cuda import CudaBackend
+from mosaic.backends.cuda.driver import CudaBackend
 
 
 @pytest.fixture(scope="session")

@@ -14,9 +14,9 @@ from torch import nn
 
 import mosaic
 from mosaic.backends.base import Backend
-from mosaic.backends.cuda import CudaBackend
+from mosaic.backends.cuda.driver import CudaBackend
 from mosaic.engine import Handle, find_modules
-from mosaic.engine.stream_tensor import StreamTensor
+from mosaic.engine.streams.tensor import StreamTensor
 from mosaic.plan import plan_from_quotas
 
 pytestmark = [

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mosaic.backends import cuda
-from mosaic.backends.cuda import CudaBackend
+from mosaic.backends.cuda.driver import CudaBackend
+from mosaic.backends.cuda.driver import driver as cuda
 from mosaic.backends.cuda_records import LayoutRecord
 from mosaic.errors import BackendUnavailableError
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from mosaic.backends.base import Backend
-from mosaic.backends.cuda import CudaBackend
+from mosaic.backends.cuda.driver import CudaBackend
 from mosaic.cost import CostModel
 from mosaic.engine import find_modules
 from mosaic.profile import Phase, Profile

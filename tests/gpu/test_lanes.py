@@ -19,8 +19,8 @@ import torch
 from contract.gates import CudaGate
 from torch import nn
 
-from mosaic.backends import cuda
-from mosaic.backends.cuda import CudaBackend
+from mosaic.backends.cuda.driver import CudaBackend
+from mosaic.backends.cuda.driver import driver as cuda
 
 pytestmark = pytest.mark.gpu
 
@@ -212,7 +212,7 @@ STEP = """
 import sys, torch
 import torch.cuda._sanitizer as sanitizer
 sanitizer.enable_cuda_sanitizer()
-from mosaic.backends.cuda import CudaBackend
+from mosaic.backends.cuda.driver import CudaBackend
 backend = CudaBackend()
 slots = backend.device.slots
 halves = slots[: len(slots) // 2], slots[len(slots) // 2 :]

@@ -7,8 +7,8 @@ from itertools import combinations
 import pytest
 import torch
 
-from mosaic.backends import cuda
-from mosaic.backends.cuda import CudaBackend
+from mosaic.backends.cuda.driver import CudaBackend
+from mosaic.backends.cuda.driver import driver as cuda
 from mosaic.backends.cuda_records import PartitionRecord
 
 pytestmark = pytest.mark.gpu
@@ -75,7 +75,7 @@ def test_the_remainder_is_apart_from_all_slots():
 
 def test_a_probe_compiled_to_ptx_sees_the_same(cuda_backend: CudaBackend):
     """What devices newer than this NVRTC get."""
-    from mosaic.backends import cuda_probe
+    from mosaic.backends.cuda.driver import probe as cuda_probe
 
     major, minor = cuda.describe_devices()[0].compute_capability.split(".")
     image = cuda_probe._compile(cuda_probe._nvrtc(), f"compute_{major}{minor}", "PTX")

@@ -13,7 +13,7 @@ from ranks_training import Model, batch, loss_of
 from torch import nn
 
 from mosaic.backends.base import Backend
-from mosaic.backends.cuda import CudaBackend
+from mosaic.backends.cuda.driver import CudaBackend
 from mosaic.engine import find_modules
 from mosaic.plan import Placement, Plan, SearchRecord, Stage
 from mosaic.ranks.colocate import colocate_ranks

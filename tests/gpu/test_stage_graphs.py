@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from bench.gpu.ladder.streams import SmProbe, sm_ids
 from torch import nn
 
-from bench.ladder.streams import SmProbe, sm_ids
-from mosaic.backends.cuda import CudaBackend
-from mosaic.backends.cuda_lanes import StreamLanes
-from mosaic.backends.cuda_overlap import CDP_SMS
+from mosaic.backends.cuda.driver import CudaBackend
+from mosaic.backends.cuda.overlap import CDP_SMS
+from mosaic.backends.streams.lanes import StreamLanes
 from mosaic.engine.graphs import Branch, Eager, StageGraphs
 
 pytestmark = pytest.mark.gpu

@@ -25,7 +25,7 @@ from stream_cases import colocated
 from torch import nn
 
 from mosaic.engine import Handle
-from mosaic.engine.thread_state import on_lane
+from mosaic.engine.calls.thread_state import on_lane
 
 
 def test_a_loss_that_is_not_a_number_gives_the_plain_loop_s_gradients_and_lanes_go_on():

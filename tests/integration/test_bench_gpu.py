@@ -1,4 +1,4 @@
-"""``python -m bench.gpu`` as a whole: a rehearsal without a GPU, and what is left when things go wrong."""
+"""``python -m bench.gpu.__main__`` as a whole: a rehearsal without a GPU, and what is left when things go wrong."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from bench.gpu.__main__ import preflight
+from bench.gpu.bench import Bench
+from bench.gpu.child import Findings, Order, Outcome, Server
+from bench.gpu.ladder import RUNGS
+from bench.gpu.parts import MEASUREMENTS, Measurement
+from bench.gpu.run import Options, run
 
-from bench import preflight, tables
-from bench.gpu_bench import Bench
-from bench.gpu_child import Findings, Order, Outcome, Server
-from bench.gpu_parts import MEASUREMENTS, Measurement
-from bench.gpu_run import Options, run
-from bench.ladder import RUNGS
+from bench import tables
 from bench.record import Figure, Part, Study
 from mosaic.artifact import load
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "bench.gpu", *arguments]
+    return [sys.executable, "-m", "bench.gpu.__main__", *arguments]
 
 
 def environment() -> dict[str, str]:

@@ -13,11 +13,11 @@ from engine_cases import FAST, Trap, TwoTowers, pair_batch
 from rich.console import Console
 
 import mosaic
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.cli.main import run
 from mosaic.demo.run import DemoSettings, colocate_and_show
 from mosaic.errors import UnstableMeasurementError
-from mosaic.profiler import measure as measuring
+from mosaic.profiler.measuring import measure as measuring
 from mosaic.report import Progress
 
 

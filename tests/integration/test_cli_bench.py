@@ -7,7 +7,7 @@ import json
 import pytest
 
 from mosaic import artifact
-from mosaic.backends import cuda
+from mosaic.backends.cuda.driver import driver as cuda
 from mosaic.cli.main import run
 from mosaic.errors import BackendUnavailableError
 from mosaic.microbench import QUESTIONS

@@ -27,7 +27,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 import mosaic
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import Handle
 from mosaic.errors import (
     BackendUnavailableError,

@@ -11,7 +11,7 @@ from engine_cases import colocate, run_both, train
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from mosaic.cli.doctor_model import ModelReport, examine_model
+from mosaic.cli.doctor.model import ModelReport, examine_model
 from mosaic.cli.main import run
 from mosaic.engine import find_modules
 from mosaic.engine.examine import examine

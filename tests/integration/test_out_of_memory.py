@@ -20,8 +20,8 @@ from engine_cases import (
 )
 from torch import nn
 
-from mosaic.backends.host import HostBackend
-from mosaic.engine.thread_state import on_lane
+from mosaic.backends.host.backend import HostBackend
+from mosaic.engine.calls.thread_state import on_lane
 
 WORDS = (
     "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate"

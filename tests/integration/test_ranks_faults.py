@@ -20,7 +20,7 @@ from ranks_nursery import Ended, run_programs
 from safetensors.torch import load_file
 
 from mosaic.rank_trace import RankTrace
-from mosaic.ranks.watching.watch import EXIT_CODE
+from mosaic.ranks.meeting.watch import EXIT_CODE
 from mosaic.report.slow_ranks import compare_ranks
 
 BOUND_S = 60.0

@@ -11,7 +11,7 @@ from ranks_cases import run_ranks
 from ranks_planners import METHODS, Graph
 
 import mosaic
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.solver.runnable import RUNNABLE, check_method
 
 

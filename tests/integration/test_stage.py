@@ -11,7 +11,7 @@ from engine_cases import Record, assert_same, pair_batch, tower
 from torch import nn
 
 import mosaic
-from mosaic.engine.lane_tensor import LaneTensor
+from mosaic.engine.host.lane_tensor import LaneTensor
 from mosaic.errors import InvalidPlanError
 
 

@@ -15,7 +15,7 @@ from stage_graph_cases import one_thread  # noqa: F401
 from torch import nn
 
 import mosaic
-from mosaic.backends.cuda_lanes import StreamLanes
+from mosaic.backends.streams.lanes import StreamLanes
 from mosaic.device import Device
 from mosaic.engine.stage import _pool
 from mosaic.errors import BackendUnavailableError, InvalidPlanError

@@ -12,8 +12,8 @@ from engine_cases import SIDE_BY_SIDE, Record, Trap, TwoTowers, assert_same, pai
 from stream_cases import FakeBackend, colocated, run_both
 
 import mosaic
-from mosaic.engine.stream_executor import StreamExecutor
-from mosaic.engine.stream_tensor import StreamTensor
+from mosaic.engine.streams.executor import StreamExecutor
+from mosaic.engine.streams.tensor import StreamTensor
 from mosaic.errors import BackendUnavailableError
 
 

@@ -14,9 +14,10 @@ from engine_cases import SIDE_BY_SIDE, Record, Trap, TwoTowers, assert_same, pai
 from trial_cases import BESIDE, IN_TURN, PLAIN, LoopClock, running, steps, times, trying
 
 import mosaic
-from mosaic.backends.host import HostBackend
-from mosaic.engine import TrialSettings, trial_run
-from mosaic.engine.attach import is_attached
+from mosaic.backends.host.backend import HostBackend
+from mosaic.engine import TrialSettings
+from mosaic.engine.calls.attach import is_attached
+from mosaic.engine.trial import run as trial_run
 from mosaic.profile import Phase
 
 

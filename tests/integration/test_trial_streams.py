@@ -80,7 +80,7 @@ def test_another_process_on_the_device_begins_a_new_trial(towers: TwoTowers, mon
     backend: Any = FakeBackend()
     processes: list[frozenset[int]] = [frozenset()]
     backend.other_processes = lambda: processes[0]
-    monkeypatch.setattr("mosaic.engine.trial_run._TENANT_STEPS", 10)
+    monkeypatch.setattr("mosaic.engine.trial.run._TENANT_STEPS", 10)
     with backend.api.watching(), trying(towers, backend=backend, retrial_steps=1) as (handle, clock):
         steps(towers, handle, clock, times(plain=10, beside=6))
         steps(towers, handle, clock, times(plain=10, beside=6), 25, until_decided=False)

@@ -22,7 +22,7 @@ from mosaic.cost import (
     SharedBandwidth,
     Sharing,
 )
-from mosaic.cost.curve import roofs_ms
+from mosaic.cost.surfaces.curve import roofs_ms
 from mosaic.profile import Phase, Sample
 from mosaic.solver import StageEvaluator, solve
 from mosaic.solver.exact.brute_force import best_stage

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from mosaic.engine.trial.settings import TrialSettings
 from mosaic.engine.trial_race import Race, Verdict, median_interval
-from mosaic.engine.trial_settings import TrialSettings
 
 BOUNDED = settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 

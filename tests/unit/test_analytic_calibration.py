@@ -9,10 +9,10 @@ import time
 
 import pytest
 import torch
+from bench.cost.calibration import NOTHING, Calibrated, Measurement, calibrate, measurements_of
 from torch import nn
 
 from mosaic.cost.analytic import count_module
-from mosaic.cost.calibration import NOTHING, Calibrated, Measurement, calibrate, measurements_of
 from mosaic.cost.counts import ModuleCounts, PhaseCounts
 from mosaic.cost.roofline import phase_ms
 from mosaic.errors import InvalidPlanError, InvalidProfileError

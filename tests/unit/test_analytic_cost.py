@@ -12,7 +12,7 @@ from mosaic.artifact import load, save
 from mosaic.cost.analytic import count_degrees
 from mosaic.cost.analytic_cost import AnalyticCost
 from mosaic.cost.counts import ModuleCounts
-from mosaic.cost.interference import MeasuredInterference
+from mosaic.cost.interference.measured import MeasuredInterference
 from mosaic.cost.roofline import phase_ms
 from mosaic.engine import find_modules
 from mosaic.errors import InfeasibleError, InvalidProfileError

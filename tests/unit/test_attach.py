@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from mosaic.engine.attach import attach, detach, is_attached
+from mosaic.engine.calls.attach import attach, detach, is_attached
 
 
 class Doubling(nn.Module):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from bench.colocate import __main__ as bench_colocate
+from bench.colocate import models as colocate_models
+from bench.colocate.__main__ import Scale, study
+from bench.colocate.calls import ALONE
+from bench.colocate.models import Loop, goals, in_rounds, lost_name, plain_name, sequential_name, tried_name
 from torch import nn
 
-from bench import bench_colocate, colocate_models
-from bench.bench_colocate import Scale, study
-from bench.colocate_calls import ALONE
-from bench.colocate_models import Loop, goals, in_rounds, lost_name, plain_name, sequential_name, tried_name
 from bench.harness import Study
 from bench.record import Figure
 from mosaic import artifact

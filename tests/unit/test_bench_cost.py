@@ -7,18 +7,19 @@ import random
 from dataclasses import replace
 
 import pytest
+from bench.cost import study as cost_study
+from bench.cost.figures import COUNTS, FORMS, GOALS, TRIED, error_name, judged, mean_figure, verdict
+from bench.cost.ground import TINY, Ground
+from bench.cost.plans import shape_of
+from bench.cost.study import CostStudy, every_name, measure_cost
+from bench.cost.surface import surface_errors
+from bench.gpu.bench import Bench
 
-from bench import bench_cost, cost_study
-from bench.cost_figures import COUNTS, FORMS, GOALS, TRIED, error_name, judged, mean_figure, verdict
-from bench.cost_ground import TINY, Ground
-from bench.cost_plans import shape_of
+from bench import bench_cost
 from bench.cost_runs import Split, key, split_runs
-from bench.cost_study import CostStudy, every_name, measure_cost
-from bench.cost_surface import surface_errors
-from bench.gpu_bench import Bench
 from bench.record import Study
 from mosaic import artifact
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.cost import Run
 from mosaic.device import Device
 from mosaic.microbench import Budget
@@ -178,7 +179,8 @@ def test_a_published_command_names_no_folder(written):
 
 
 def test_plans_of_one_shape_are_told_by_modules_and_quotas():
-    from bench.cost_simulator import DEVICE, draw_works, profile_of
+    from bench.cost.simulator import DEVICE, draw_works, profile_of
+
     from mosaic.cost import CostModel
     from mosaic.solver import solve
 

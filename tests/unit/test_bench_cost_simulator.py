@@ -6,11 +6,11 @@ import math
 import random
 
 import pytest
+from bench.cost.figures import RULES
+from bench.cost.sampling import curves_of, sample_all
+from bench.cost.simulator import NUM_SLOTS, Work, draw_works, finish_ms, measure_run, together_ms
+from bench.cost.surface import tenths
 
-from bench.cost_figures import RULES
-from bench.cost_sampling import curves_of, sample_all
-from bench.cost_simulator import NUM_SLOTS, Work, draw_works, finish_ms, measure_run, together_ms
-from bench.cost_surface import tenths
 from mosaic.cost import Run, next_sample
 from mosaic.profile import Phase, Sample
 

@@ -1,4 +1,4 @@
-"""How ``bench.gpu`` measures a model: what comes first, what a failure costs, and the rule of thumb beside it."""
+"""How ``bench.gpu.__main__`` measures a model: what comes first, what a failure costs, and the rule of thumb beside it."""
 
 from __future__ import annotations
 
@@ -9,21 +9,30 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from bench.gpu.bench import Bench
+from bench.gpu.models import measure as gpu_models
+from bench.gpu.models import variants as gpu_variants
+from bench.gpu.models.measure import EVEN_VARIANTS, IN_TURN, WORTH
+from bench.gpu.models.rounds import WARM_STEPS, Rounds
+from bench.gpu.models.rule_of_thumb import (
+    ModuleTimes,
+    lanes_ms,
+    lever_of,
+    measure_rule,
+    plain_ms,
+    predictions_of,
+    sentence_of,
+)
+from bench.gpu.models.variants import Step, Workload, lanes_of
 from fake_streams import FakeGreenDriver, FakeStreams
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from bench import gpu_models, gpu_variants
-from bench.gpu_bench import Bench
-from bench.gpu_models import EVEN_VARIANTS, IN_TURN, WORTH
-from bench.gpu_rounds import WARM_STEPS, Rounds
-from bench.gpu_variants import Step, Workload, lanes_of
 from bench.record import Figure
-from bench.rule_of_thumb import ModuleTimes, lanes_ms, lever_of, measure_rule, plain_ms, predictions_of, sentence_of
-from mosaic.backends.cuda import CudaBackend
-from mosaic.backends.host import HostBackend
-from mosaic.engine.thread_state import ThreadState
+from mosaic.backends.cuda.driver import CudaBackend
+from mosaic.backends.host.backend import HostBackend
+from mosaic.engine.calls.thread_state import ThreadState
 from mosaic.errors import BackendUnavailableError
 from mosaic.microbench import Budget
 from mosaic.profiler import Subject

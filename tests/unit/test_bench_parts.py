@@ -1,4 +1,4 @@
-"""What ``python -m bench.gpu`` is made of: what it looks for first, what it counts, and how results become tables."""
+"""What ``python -m bench.gpu.__main__`` is made of: what it looks for first, what it counts, and how results become tables."""
 
 from __future__ import annotations
 
@@ -12,23 +12,25 @@ from pathlib import Path
 
 import pytest
 import torch
+from bench.gpu.__main__ import preflight
+from bench.gpu.__main__ import tables as gpu_tables
+from bench.gpu.bench import Bench
+from bench.gpu.counters import apart
+from bench.gpu.models.zoo import NOTES
+from bench.gpu.parts import MEASUREMENTS, MODEL_NAMES
+from bench.gpu.questions import figures_of, measure_overlap
+from bench.gpu.run import command_text, without_folders
+from bench.gpu.tables import text_table
 from fake_driver.harness import FakeDriver
 from torch import nn
 
-from bench import gpu_tables, preflight, tables
-from bench.gpu_bench import Bench
-from bench.gpu_counters import apart
-from bench.gpu_parts import MEASUREMENTS, MODEL_NAMES
-from bench.gpu_questions import figures_of, measure_overlap
-from bench.gpu_run import command_text, without_folders
-from bench.gpu_tables import text_table
+from bench import tables
 from bench.processes import begin_section, last_lines, run_logged
 from bench.record import Figure, Part, Study, median_figure, missing_figure
 from bench.roofline import ADAMW_BYTES, Count, count_step
-from bench.zoo import NOTES
 from mosaic import models
 from mosaic.artifact import load, save
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.device import Device
 from mosaic.errors import MosaicError
 from mosaic.microbench import QUESTIONS, BenchSettings, Budget
@@ -75,7 +77,7 @@ FIGURES = (
 def study(**changes: object) -> Study:
     made = Study(
         study="gpu",
-        command="python -m bench.gpu --out out",
+        command="python -m bench.gpu.__main__ --out out",
         created="2026-12-01T10:00:00+00:00",
         commit="abc123",
         python_version="3.12.3",
@@ -122,7 +124,7 @@ def test_a_driver_without_a_gpu_is_told_so(status: int, says: str):
 
 
 def test_the_process_that_starts_measurements_never_loads_torch():
-    code = "import sys, bench.gpu_run; print(sorted({'torch', 'mosaic._C', 'mosaic.profiler'} & set(sys.modules)))"
+    code = "import sys, bench.gpu.run; print(sorted({'torch', 'mosaic._C', 'mosaic.profiler'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=tables.TOP, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
@@ -130,7 +132,7 @@ def test_the_process_that_starts_measurements_never_loads_torch():
 def test_the_server_that_measurements_are_forked_from_leaves_the_driver_alone():
     code = (
         "import importlib, sys, torch\n"
-        "from bench.gpu_parts import PRELOADED\n"
+        "from bench.gpu.parts import PRELOADED\n"
         "asked = []\n"
         "torch.cuda.is_available = torch.cuda.device_count = torch.cuda._lazy_init = lambda *_: asked.append(1)\n"
         "[importlib.import_module(name) for name in PRELOADED]\n"
@@ -158,7 +160,7 @@ def test_a_command_that_fails_or_hangs_is_ended_and_leaves_its_output(tmp_path: 
 
 def test_what_is_published_names_no_folder_of_this_machine():
     assert command_text(["--out", "/home/somebody/out", "--minutes", "8"]) == (
-        "python -m bench.gpu --out out --minutes 8"
+        "python -m bench.gpu.__main__ --out out --minutes 8"
     )
     assert without_folders(f"no such file: {tables.TOP}/bench/x.py, {sys.prefix}/lib/y.py") == (
         "no such file: bench/x.py, lib/y.py"

@@ -11,18 +11,20 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from bench.ranks import __main__ as bench_ranks
+from bench.ranks import layer_tables as ranks_tables
+from bench.ranks import pictures as ranks_pictures
+from bench.ranks.measured import moved, one, peak
+from bench.ranks.simulated import ModelCost, large_cluster, scaling
+from bench.ranks.tape import Tape
 
-from bench import bench_ranks, ranks_pictures, ranks_tables
 from bench.bounded import PartFailedError
 from bench.ranks_launch import on_ranks
-from bench.ranks_measured import moved, one, peak
-from bench.ranks_simulated import ModelCost, large_cluster, scaling
-from bench.ranks_tape import Tape
 from bench.record import Figure, Study
 from bench.study_parts import StudyPart
 from mosaic import models
 from mosaic.artifact import load
-from mosaic.cost.communication import ModuleTraffic
+from mosaic.cost.communication.ranked import ModuleTraffic
 from mosaic.graph import Edge, ModuleGraph, ModuleNode
 from mosaic.profile import Phase
 

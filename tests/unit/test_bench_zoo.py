@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from bench.gpu.models import zoo
+from bench.gpu.models.zoo import MAX_SHIFT, NOTES, RATIOS, build, config_of, counted, cut, fit, make_batch, shift
+from bench.gpu.models.zoo_memory import TEMPORARIES, Forward, count_forward, needed_bytes, shift_of, usable_bytes
 from torch import nn
 
-from bench import zoo
-from bench.zoo import MAX_SHIFT, NOTES, RATIOS, build, config_of, counted, cut, fit, make_batch, shift
-from bench.zoo_memory import TEMPORARIES, Forward, count_forward, needed_bytes, shift_of, usable_bytes
 from mosaic import models
 from mosaic.cost.analytic import count_module
 from mosaic.errors import MosaicError
@@ -179,7 +179,7 @@ def test_tiny_models_are_what_they_were():
 
 
 def test_the_table_of_choices_names_each_model(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("sys.argv", ["bench.zoo", "--memory-gib", "78"])
+    monkeypatch.setattr("sys.argv", ["bench.gpu.models.zoo", "--memory-gib", "78"])
     zoo.main()
     rows = capsys.readouterr().out.splitlines()
     assert [row.split(" | ")[1] for row in rows[2:]] == list(NOTES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mosaic.engine.branch_graph import capture, find_leaves, find_uses, survey
+from mosaic.engine.calls.branch_graph import capture, find_leaves, find_uses, survey
 
 
 def leaf(*shape: int) -> torch.Tensor:

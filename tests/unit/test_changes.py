@@ -10,7 +10,7 @@ import pytest
 from engine_cases import SIDE_BY_SIDE, TwoTowers, colocated, pair_batch, tower
 from torch import nn
 
-from mosaic.engine.changes import Makeup
+from mosaic.engine.finding.changes import Makeup
 
 
 def append(model: TwoTowers) -> None:

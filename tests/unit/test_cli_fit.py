@@ -14,7 +14,7 @@ from mosaic.artifact import load, save
 from mosaic.cli.fitting import fit_groups
 from mosaic.cli.main import run
 from mosaic.cost import Bandwidths, InterferenceFit, Leveling
-from mosaic.cost.leveling import demand_of
+from mosaic.cost.interference.leveling import demand_of
 from mosaic.errors import MosaicError
 from mosaic.plan import Plan
 from mosaic.profile import GroupMember, GroupSample, Phase, Profile

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mosaic.cli.trial import Trial
+from mosaic.cli.run.here import Trial
 
 
 def trial(*, active: bool, speedup: float | None) -> Trial:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from planning_cases import device_of, flat, linear, profile_of
 
 from mosaic.cost import CostModel
-from mosaic.cost.communication import (
+from mosaic.cost.communication.ranked import (
     CollectiveSms,
     ModuleTraffic,
     RankedCost,

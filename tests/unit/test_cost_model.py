@@ -18,7 +18,7 @@ from mosaic.cost import (
     errors_of_profile,
     fit_interference,
 )
-from mosaic.cost.bandwidth import Bandwidths
+from mosaic.cost.interference.bandwidth import Bandwidths
 from mosaic.errors import InfeasibleError, InvalidProfileError
 from mosaic.graph import ModuleGraph, ModuleNode
 from mosaic.profile import GroupMember, GroupSample, ModuleMemory, Phase, Profile, Sample

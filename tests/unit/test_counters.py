@@ -13,14 +13,14 @@ from engine_cases import FAST, TwoTowers, pair_batch
 from fake_streams import FakeGreenDriver, FakeStreams
 from torch import nn
 
-from mosaic.backends.cuda import CudaBackend
-from mosaic.backends.cuda_lanes import StreamLanes
+from mosaic.backends.cuda.driver import CudaBackend
+from mosaic.backends.streams.lanes import StreamLanes
 from mosaic.device import Device
 from mosaic.engine import find_modules
 from mosaic.profile import Phase, Profile
 from mosaic.profiler import Counters, ProfileCache, Subject, Utilisation, profile_modules
-from mosaic.profiler import counters as counting
-from mosaic.profiler.utilisation import measure_utilisation
+from mosaic.profiler.machine import counters as counting
+from mosaic.profiler.measuring.utilisation import measure_utilisation
 
 
 class FakeError(Exception):

@@ -12,9 +12,9 @@ from fake_streams import FakeGreenDriver, FakeStreams
 from fake_streams.runtime import WORKSPACE_BYTES
 
 from mosaic.backends.base import Backend
-from mosaic.backends.cuda import CudaBackend
-from mosaic.backends.cuda_memory import measure_lane_memory
-from mosaic.backends.cuda_pool import pack_layouts
+from mosaic.backends.cuda.driver import CudaBackend
+from mosaic.backends.cuda.pool import pack_layouts
+from mosaic.backends.streams.memory import measure_lane_memory
 from mosaic.errors import BackendUnavailableError, CudaError, InvalidPlanError
 
 

@@ -17,8 +17,9 @@ import sys
 sys.path.insert(0, {str(Path(__file__).parents[1])!r})
 import torch
 from fake_streams import FakeStreams
-from mosaic.backends import cuda, cuda_probe
-from mosaic.backends.cuda import CudaBackend
+from mosaic.backends.cuda.driver import driver as cuda
+from mosaic.backends.cuda.driver import probe as cuda_probe
+from mosaic.backends.cuda.driver import CudaBackend
 cuda_probe.compile_probe = lambda compute_capability: cuda.probe_source().encode()
 EVEN = [tuple(range(8)), tuple(range(8, 16))]
 UNEVEN = [tuple(range(10)), tuple(range(10, 16))]
@@ -179,7 +180,7 @@ result = [sums, sms, leaked(), misused()]
 def test_a_driver_without_green_context_streams_is_refused_by_the_calls_it_lacks(
     fake_driver: FakeDriver, version: int, lacking: str
 ):
-    body = "from mosaic.backends.cuda import CudaDriver\nresult = error_of(CudaDriver(0).describe)"
+    body = "from mosaic.backends.cuda.driver import CudaDriver\nresult = error_of(CudaDriver(0).describe)"
     error = fake_driver.run(body, version=version)
     assert error["kind"] == "BackendUnavailableError"
     assert lacking in error["found"]
@@ -222,7 +223,7 @@ result = True
 def test_the_backend_is_loaded_with_torch_only_when_it_is_asked_for(fake_driver: FakeDriver):
     body = """
 import sys
-import mosaic.backends.cuda as cuda
+import mosaic.backends.cuda.driver as cuda
 before = "torch" in sys.modules
 wrong = error_of(lambda: cuda.NoSuchBackend)["kind"]
 cuda.CudaBackend

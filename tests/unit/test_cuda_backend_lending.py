@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from fake_streams import FakeGreenDriver, FakeStreams
 
-from mosaic.backends.cuda import CudaBackend
-from mosaic.backends.cuda_pool import GreenPool
+from mosaic.backends.cuda.driver import CudaBackend
+from mosaic.backends.cuda.pool import GreenPool
 from mosaic.errors import CudaError
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from mosaic.backends import cuda_backend
-from mosaic.backends.cuda import CudaDevice
+from mosaic.backends.cuda.driver import CudaDevice
+from mosaic.backends.cuda.driver import backend as cuda_backend
 from mosaic.errors import BackendUnavailableError
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from mosaic.backends.cuda_overlap import describe_excess, find_shared_sms
+from mosaic.backends.cuda.overlap import describe_excess, find_shared_sms
 from mosaic.backends.cuda_records import PartitionRecord
 from mosaic.errors import CudaError
 

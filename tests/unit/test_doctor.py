@@ -13,14 +13,14 @@ import pytest
 from fake_driver.harness import FakeDriver
 from rich.console import Console
 
-from mosaic.cli.doctor import collect_report, render
-from mosaic.cli.doctor_findings import find_in_environment, find_in_host, find_in_packages, find_in_torch
-from mosaic.cli.doctor_report import HostReport, PackageReport, TorchReport
+from mosaic.cli.doctor.findings import find_in_environment, find_in_host, find_in_packages, find_in_torch
+from mosaic.cli.doctor.machine import collect_report, render
+from mosaic.cli.doctor.report import HostReport, PackageReport, TorchReport
 
 COLLECT = """
 import dataclasses, io, os
 from rich.console import Console
-from mosaic.cli.doctor import collect_report, render
+from mosaic.cli.doctor.machine import collect_report, render
 report = collect_report({"OMP_WAIT_POLICY": "PASSIVE"})
 printed = io.StringIO()
 render(report, Console(file=printed, width=200))
@@ -204,8 +204,8 @@ def test_a_report_without_findings_says_that_nothing_is_to_do():
 
 def test_a_gpu_can_be_used_by_the_backend_only_with_a_torch_that_has_cuda(fake_driver: FakeDriver):
     swap = """
-from mosaic.cli import doctor
-from mosaic.cli.doctor_report import TorchReport
+from mosaic.cli.doctor.machine import machine as doctor
+from mosaic.cli.doctor.report import TorchReport
 doctor._torch = lambda: TorchReport(version="2.13.0", cuda={cuda!r})
 """
     for built_with, says in (("13.0", "the cuda backend"), (None, "splitting the GPU's SMs into slots")):
@@ -226,8 +226,8 @@ def test_what_compiles_the_probe_is_named_and_missed_only_beside_a_gpu(fake_driv
 
 def test_other_users_of_a_gpu_are_warned_of(fake_driver: FakeDriver):
     busy = """
-from mosaic.backends.cuda_environment import NvmlAnswers
-from mosaic.cli import doctor_findings
+from mosaic.backends.cuda.environment import NvmlAnswers
+from mosaic.cli.doctor.machine import findings as doctor_findings
 doctor_findings.ask_nvml = lambda uuid: NvmlAnswers(processes=(4711,), mig=True)
 """
     warnings = texts(fake_driver.run(busy + COLLECT), "warning")

@@ -302,7 +302,7 @@ result = [misused(), leaked()]
 
 
 def test_importing_the_extension_does_not_touch_the_driver(fake_driver: FakeDriver):
-    body = "import mosaic._C, mosaic.backends.cuda\nresult = count('calls', 'cuGetProcAddress')"
+    body = "import mosaic._C, mosaic.backends.cuda.driver\nresult = count('calls', 'cuGetProcAddress')"
     assert fake_driver.run(body) == 0
 
 

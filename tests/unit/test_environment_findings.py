@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mosaic.backends.cuda_environment import (
+from mosaic.backends.cuda.environment import (
     NvmlAnswers,
     Surroundings,
     ask_nvml,

@@ -11,7 +11,7 @@ from engine_cases import TwoTowers, pair_batch, tower
 from torch import nn
 
 from mosaic.engine import find_modules
-from mosaic.engine.work import ModuleWork
+from mosaic.engine.finding.work_counter import ModuleWork
 from mosaic.errors import UnsupportedModelError
 
 

@@ -8,7 +8,7 @@ import threading
 import pytest
 import torch
 
-from mosaic.backends.host import HostBackend, available_cores, cpu_name
+from mosaic.backends.host.backend import HostBackend, available_cores, cpu_name
 from mosaic.errors import MosaicError
 
 

@@ -10,8 +10,8 @@ import pytest
 from planning_cases import device_of, sample
 
 from mosaic.cost import Bandwidths, Run, design_runs
-from mosaic.cost.design import _candidates, _rows
-from mosaic.cost.least_squares import condition_number
+from mosaic.cost.interference.fitting.design import _candidates, _rows
+from mosaic.cost.interference.fitting.least_squares import condition_number
 from mosaic.profile import Phase
 
 MODULES = ("a", "b", "c", "d", "e")

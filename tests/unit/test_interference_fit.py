@@ -23,8 +23,8 @@ from mosaic.cost import (
     Sharing,
 )
 from mosaic.cost.fit import Form
+from mosaic.cost.interference.leveling import Demand
 from mosaic.cost.interference_fit import Coefficient, fit_interference, rank_forms
-from mosaic.cost.leveling import Demand
 from mosaic.errors import InvalidProfileError
 from mosaic.profile import GroupMember, GroupSample, Phase
 

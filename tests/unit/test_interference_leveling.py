@@ -8,8 +8,8 @@ import pytest
 from planning_cases import sample
 
 from mosaic.cost import Bandwidths, LeveledBandwidth, Leveling
-from mosaic.cost.fixed_time import Timed, fixed_time
-from mosaic.cost.leveling import Demand, Taker
+from mosaic.cost.interference.fixed_time import Timed, fixed_time
+from mosaic.cost.interference.leveling import Demand, Taker
 from mosaic.profile import Phase
 
 F, B = Phase.FORWARD, Phase.BACKWARD

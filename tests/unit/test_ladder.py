@@ -6,16 +6,16 @@ import subprocess
 import sys
 
 import pytest
+from bench.gpu.ladder import RUNGS
+from bench.gpu.ladder.device import judge_device, judge_products
+from bench.gpu.ladder.lanes import figures_of, reading
+from bench.gpu.ladder.loops import judge_dropout, judge_towers
+from bench.gpu.ladder.operators import judge_conv, judge_equal, judge_triton
+from bench.gpu.ladder.streams import judge_capture, judge_events, judge_partitions, sm_ids
+from bench.gpu.run import cudnn_runs
 from fake_driver.harness import FakeDriver
 
 from bench import tables
-from bench.gpu_run import cudnn_runs
-from bench.ladder import RUNGS
-from bench.ladder.device import judge_device, judge_products
-from bench.ladder.lanes import figures_of, reading
-from bench.ladder.loops import judge_dropout, judge_towers
-from bench.ladder.operators import judge_conv, judge_equal, judge_triton
-from bench.ladder.streams import judge_capture, judge_events, judge_partitions, sm_ids
 from bench.record import Figure, Study
 
 H200 = {
@@ -183,7 +183,7 @@ def test_the_probe_is_launched_as_the_driver_wants_it(fake_driver: FakeDriver):
         "import ctypes\n"
         "from cuda.bindings import driver\n"
         "from bench.gpu_placements import Chain\n"
-        "from bench.ladder.streams import SmProbe, sm_ids\n"
+        "from bench.gpu.ladder.streams import SmProbe, sm_ids\n"
         "def ask(name, *given):\n"
         "    status, *values = getattr(driver, name)(*given)\n"
         "    assert int(status) == 0, (name, status)\n"
@@ -208,7 +208,7 @@ def test_every_rung_is_a_function_that_asks_a_question_and_the_list_loads_no_tor
     for rung in RUNGS.values():
         assert callable(rung.resolve())
         assert rung.asks.endswith("?")
-    code = "import sys, bench.ladder; print('torch' in sys.modules)"
+    code = "import sys, bench.gpu.ladder; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=tables.TOP, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

@@ -13,7 +13,7 @@ from engine_cases import SIDE_BY_SIDE, TwoTowers, colocate, pair_batch, run_both
 from torch import nn
 from torch.nn import functional
 
-from mosaic.engine.lane_tensor import LaneTensor
+from mosaic.engine.host.lane_tensor import LaneTensor
 from mosaic.errors import ModuleContractError, UnsupportedModelError
 
 Glue = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

@@ -15,13 +15,15 @@ from stream_cases import colocated
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from mosaic.backends import cuda_backend, library_settings, sm_target
-from mosaic.backends.cuda import CudaBackend
-from mosaic.backends.library_settings import LibrarySettings, Setting
+from mosaic.backends import sm_target
+from mosaic.backends.cuda.driver import CudaBackend
+from mosaic.backends.cuda.driver import backend as cuda_backend
+from mosaic.backends.streams import libraries as library_settings
+from mosaic.backends.streams.libraries import LibrarySettings, Setting
 from mosaic.engine import Handle
 from mosaic.errors import BackendUnavailableError
-from mosaic.ranks.lanes.stream_calls import StreamCalls
-from mosaic.ranks.watching.progress import Progress
+from mosaic.ranks.calls.stream_calls import StreamCalls
+from mosaic.ranks.meeting.progress import Progress
 
 NUM_SMS = 132
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mosaic.artifact import load
-from mosaic.backends.host import HostBackend, available_cores
+from mosaic.backends.host.backend import HostBackend, available_cores
 from mosaic.errors import MosaicError
 from mosaic.microbench import QUESTIONS, BenchSettings, Budget, Question
 from mosaic.microbench.interference import measure_interference

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from mosaic.backends import cuda
-from mosaic.backends.host import HostBackend
+from mosaic.backends.cuda.driver import driver as cuda
+from mosaic.backends.host.backend import HostBackend
 from mosaic.errors import BackendUnavailableError, CudaError
-from mosaic.microbench import variants
 from mosaic.microbench.devices import alternatives, moved, open_backend
-from mosaic.microbench.variants import open_variant
+from mosaic.microbench.sharing import variants
+from mosaic.microbench.sharing.variants import open_variant
 
 
 def driver(*missing: tuple[str, str]) -> Any:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.errors import BackendUnavailableError
 from mosaic.microbench import BenchSettings
-from mosaic.microbench import mps as mps_module
-from mosaic.microbench.mps import private_daemon, rounds_under_mps
 from mosaic.microbench.overlap import measure_overlap
+from mosaic.microbench.sharing import mps as mps_module
+from mosaic.microbench.sharing.mps import private_daemon, rounds_under_mps
 
 CONTROL = """#!/bin/sh
 echo "$1 $CUDA_MPS_PIPE_DIRECTORY" >> {log}

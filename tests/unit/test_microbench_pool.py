@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from mosaic.backends import cuda
-from mosaic.backends.host import HostBackend
+from mosaic.backends.cuda.driver import driver as cuda
+from mosaic.backends.host.backend import HostBackend
 from mosaic.device import Device
 from mosaic.errors import CudaError
 from mosaic.microbench import BenchSettings

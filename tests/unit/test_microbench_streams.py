@@ -10,8 +10,8 @@ import torch
 from fake_streams import FakeGreenDriver, FakeStreams
 
 from mosaic.artifact import load
-from mosaic.backends.cuda import CudaBackend
-from mosaic.backends.cuda_lanes import StreamLanes
+from mosaic.backends.cuda.driver import CudaBackend
+from mosaic.backends.streams.lanes import StreamLanes
 from mosaic.device import Device
 from mosaic.microbench import QUESTIONS, BenchSettings, Budget
 from mosaic.microbench.interference import measure_interference

@@ -12,12 +12,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mosaic import models
 from mosaic.models import multitask_clip, multitask_ofasys, ofasys, qwen_val
-from mosaic.models.attention import Rotary
-from mosaic.models.block import DropPath
-from mosaic.models.language_model import merge
+from mosaic.models.layers.attention import Rotary
+from mosaic.models.layers.block import DropPath
+from mosaic.models.layers.language_model import merge
+from mosaic.models.layers.towers import cut_patches
 from mosaic.models.qwen3_vl import positions_of
 from mosaic.models.targets import shifted, target_mask
-from mosaic.models.towers import cut_patches
 
 UNUSED = ("adaptors.motion", "adaptors.box", "adaptors.phone", "adaptors.category", "readers.audio", "writers.audio")
 """What none of Spindle's seven tasks of OFASys uses."""

@@ -12,7 +12,7 @@ from mosaic import models
 from mosaic.cost.analytic import count_module
 from mosaic.engine import find_modules
 from mosaic.models import ctvlm, imagebind, ofasys, qwen_val, unified_io2
-from mosaic.models.block import Shape
+from mosaic.models.layers.block import Shape
 
 
 def count(module: nn.Module) -> int:

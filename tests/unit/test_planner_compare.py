@@ -9,7 +9,7 @@ import pytest
 from planning_cases import flat, linear, profile_of
 
 from mosaic.cost import CostModel
-from mosaic.cost.interference import Beside
+from mosaic.cost.interference.measured import Beside
 from mosaic.errors import InfeasibleError
 from mosaic.plan import Plan
 from mosaic.profile import ModuleMemory, Phase, Profile

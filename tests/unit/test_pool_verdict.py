@@ -8,8 +8,8 @@ import pytest
 from fake_driver.harness import FakeDriver
 
 POOL = """
-from mosaic.backends import cuda
-from mosaic.backends.cuda_pool import GreenPool
+from mosaic.backends.cuda.driver import driver as cuda
+from mosaic.backends.cuda.pool import GreenPool
 def pool_of(placement="merged", remainder=False):
     return GreenPool(cuda.CudaDriver(0), fine=False, placement=placement, priority=0, remainder=remainder)
 def borrow(pool, *layouts):

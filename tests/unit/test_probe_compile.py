@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from mosaic.backends import cuda_probe
-from mosaic.backends.cuda_probe import compile_probe, nvrtc_version
+from mosaic.backends.cuda.driver import probe as cuda_probe
+from mosaic.backends.cuda.probe import compile_probe, nvrtc_version
 from mosaic.errors import BackendUnavailableError, CudaError
 
 

@@ -15,7 +15,7 @@ import torch
 from engine_cases import FAST, TwoTowers, pair_batch, tower
 from torch import nn
 
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import find_modules
 from mosaic.errors import InvalidProfileError
 from mosaic.profile import Phase, Profile, Sample
@@ -154,7 +154,7 @@ sys.path.insert(0, {tests!r})
 from pathlib import Path
 from engine_cases import FAST, TwoTowers, pair_batch, tower
 from torch import nn
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import find_modules
 from mosaic.profiler import ProfileCache, profile_modules
 

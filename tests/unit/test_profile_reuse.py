@@ -13,9 +13,9 @@ from engine_cases import FAST, TwoTowers, pair_batch, tower
 from torch import nn
 
 import mosaic
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.cache_folder import default_cache_folder, folder_use
-from mosaic.cli.doctor import collect_report, render
+from mosaic.cli.doctor.machine import collect_report, render
 from mosaic.engine.planned_from import source_of
 from mosaic.profile import Profile
 from mosaic.profiler import ProfileCache, open_cache
@@ -137,7 +137,7 @@ import sys
 sys.path.insert(0, {tests!r})
 from engine_cases import FAST, TwoTowers, pair_batch
 import mosaic
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 handle = mosaic.colocate(TwoTowers(), sample=pair_batch(), backend=HostBackend(num_slots=1), settings=FAST)
 print(len(handle.profile.samples))
 """

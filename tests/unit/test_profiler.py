@@ -11,14 +11,14 @@ import torch
 from engine_cases import FAST, TwoTowers, pair_batch, tower
 from torch import nn
 
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import find_modules
 from mosaic.errors import InvalidPlanError, UnstableMeasurementError
 from mosaic.profile import Phase, Profile
 from mosaic.profiler import ForeignLoad, ProfileSettings, Subject, preserved, profile_modules
-from mosaic.profiler import measure as measuring
-from mosaic.profiler import noise as noises
-from mosaic.profiler.measure import StepTimes, measure_alone, quietest
+from mosaic.profiler.machine import noise as noises
+from mosaic.profiler.measuring import measure as measuring
+from mosaic.profiler.measuring.measure import StepTimes, measure_alone, quietest
 from mosaic.profiler.pairs import measure_pair
 from mosaic.profiler.quotas import default_quotas
 

@@ -10,7 +10,7 @@ import pytest
 
 from mosaic.artifact import load
 from mosaic.cli.main import run
-from mosaic.cli.profiling import parse_quotas
+from mosaic.cli.profile import parse_quotas
 from mosaic.errors import MosaicError
 from mosaic.profile import Profile
 

@@ -11,15 +11,15 @@ from torch import nn
 
 from bench.profile_choice import LONG_STEP_MS, quotas_for
 from mosaic import artifact
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.cost import CostModel
 from mosaic.engine import find_modules
 from mosaic.profile import Profile
 from mosaic.profiler import ProfileCache, ProfileSettings, Ring, Subject, profile_modules
-from mosaic.profiler import points as pointing
 from mosaic.profiler import sweep as sweeping
 from mosaic.profiler.deadline import Deadline
-from mosaic.profiler.measure import StepTimes
+from mosaic.profiler.measuring import points as pointing
+from mosaic.profiler.measuring.measure import StepTimes
 from mosaic.solver import solve
 
 

@@ -12,8 +12,9 @@ from torch import nn
 from mosaic.device import Device
 from mosaic.errors import BackendUnavailableError
 from mosaic.profile import Phase
-from mosaic.profiler import AllReduce, Ring, Subject, communication, estimate_bandwidths, fit_ring, measure_ring
+from mosaic.profiler import AllReduce, Ring, Subject, estimate_bandwidths, fit_ring, measure_ring
 from mosaic.profiler.estimate import hardware_of
+from mosaic.profiler.machine import communication
 
 
 @pytest.mark.parametrize(("degree", "expected"), [(1, 0.0), (2, 0.02 + 1.0), (4, 0.06 + 1.5)])

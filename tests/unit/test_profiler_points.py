@@ -12,7 +12,7 @@ import torch
 from engine_cases import FAST, TwoTowers, pair_batch, tower
 from torch import nn
 
-from mosaic.backends.host import HostBackend
+from mosaic.backends.host.backend import HostBackend
 from mosaic.cost import CostModel, ScalingSurface
 from mosaic.device import Device
 from mosaic.engine import find_modules
@@ -20,15 +20,15 @@ from mosaic.errors import InvalidPlanError, UnstableMeasurementError, Unsupporte
 from mosaic.hardware import Cluster, Link, find_hardware
 from mosaic.profile import GroupMember, GroupSample, Phase, Profile, Sample
 from mosaic.profiler import ProfileSettings, Ring, Subject, profile_modules
-from mosaic.profiler import beside as besides
-from mosaic.profiler import measure as measuring
-from mosaic.profiler import points as pointing
-from mosaic.profiler.attempt import attempt
-from mosaic.profiler.batch import split_batch
-from mosaic.profiler.groups import interference_errors
-from mosaic.profiler.measure import StepTimes
+from mosaic.profiler.measuring import beside as besides
+from mosaic.profiler.measuring import measure as measuring
+from mosaic.profiler.measuring import points as pointing
+from mosaic.profiler.measuring.attempt import attempt
+from mosaic.profiler.measuring.batch import split_batch
+from mosaic.profiler.measuring.groups import interference_errors
+from mosaic.profiler.measuring.measure import StepTimes
+from mosaic.profiler.measuring.points import compose
 from mosaic.profiler.pairs import measure_group
-from mosaic.profiler.points import compose
 from mosaic.profiler.quotas import Sampling
 
 ALONE = dataclasses.replace(FAST, pairs=False)

@@ -13,15 +13,15 @@ from engine_cases import FAST, TwoTowers, pair_batch
 from fake_streams import FakeGreenDriver, FakeStreams
 from torch import nn
 
-from mosaic.backends.cuda import CudaBackend
-from mosaic.backends.cuda_lanes import StreamLanes
+from mosaic.backends.cuda.driver import CudaBackend
+from mosaic.backends.streams.lanes import StreamLanes
 from mosaic.device import Device
 from mosaic.engine import find_modules
 from mosaic.profile import Phase
 from mosaic.profiler import Subject, preserved, profile_modules
-from mosaic.profiler.measure import measure_alone
+from mosaic.profiler.measuring.measure import measure_alone
+from mosaic.profiler.measuring.peaks import phase_peaks
 from mosaic.profiler.pairs import measure_pair
-from mosaic.profiler.peaks import phase_peaks
 
 
 class StreamsBackend:

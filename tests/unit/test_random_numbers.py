@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from mosaic.engine.random_numbers import (
+from mosaic.engine.calls.random_numbers import (
     LaneRandomness,
     RandomnessWatch,
     advance_default,

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import nn
 
 from mosaic.errors import BackendUnavailableError
-from mosaic.ranks.meeting.collectives import carrier_of
 from mosaic.ranks.meeting.devices import check_place, device_of, own_gpu
+from mosaic.ranks.meeting.groups import carrier_of
 
 
 def test_a_rank_s_gpu_is_that_of_its_local_rank_or_the_only_one_that_it_sees():

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from mosaic.ranks.watching.progress import OUTSIDE, Progress
+from mosaic.ranks.meeting.progress import OUTSIDE, Progress
 
 
 def test_a_rank_that_has_done_nothing_is_before_its_first_step():

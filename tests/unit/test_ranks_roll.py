@@ -11,7 +11,7 @@ import pytest
 import torch.distributed as dist
 
 from mosaic.errors import BackendUnavailableError
-from mosaic.ranks.watching.roll import Identity, Roll, call_roll, is_launched
+from mosaic.ranks.meeting.roll import Identity, Roll, call_roll, is_launched
 
 LAUNCHED = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
 

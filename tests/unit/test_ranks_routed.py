@@ -11,7 +11,7 @@ from planning_cases import flat, profile_of
 from ranks_graphs import plan_for, subsets
 from ranks_straight import NAMES, Relay, batch
 
-from mosaic.engine.find import Finding
+from mosaic.engine.finding.find import Finding
 from mosaic.plan import Placement, Plan, Stage
 from mosaic.profile import Phase
 from mosaic.profiler import Ring

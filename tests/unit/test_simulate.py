@@ -12,9 +12,9 @@ from mosaic.errors import InvalidPlanError
 from mosaic.hardware import Link
 from mosaic.plan import Placement, Plan, SearchRecord, Stage
 from mosaic.profile import ModuleMemory, Phase
+from mosaic.simulate.reshard import reshard_ms
 from mosaic.solver import solve
 from mosaic.solver.memory.footprint import Footprint, footprints_of
-from mosaic.solver.reshard import reshard_ms
 from mosaic.solver.simulate import StepModel, simulate
 
 

@@ -15,8 +15,8 @@ from engine_cases import pair_batch, tower
 from stage_graph_cases import bench
 
 from mosaic.backends.sm_target import cublas_sm_target, sm_target
-from mosaic.engine.site import Site
-from mosaic.engine.stream_executor import StreamExecutor
+from mosaic.engine.calls.placed_module import Site
+from mosaic.engine.streams.executor import StreamExecutor
 from mosaic.errors import BackendUnavailableError, CudaError
 
 DEVICE = torch.device("cuda", 0)

@@ -11,7 +11,7 @@ from engine_cases import TwoTowers, pair_batch, tower
 from stage_graph_cases import bench, one_thread, train_both  # noqa: F401
 from torch import nn
 
-from mosaic.engine.graphs.trial import NUM_TRIALS
+from mosaic.engine.graphs.rehearsal import NUM_TRIALS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

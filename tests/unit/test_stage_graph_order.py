@@ -13,7 +13,7 @@ from fake_streams import RaceError
 from stage_graph_cases import Bench, bench, one_thread  # noqa: F401
 from torch import nn
 
-from mosaic.backends.cuda_lanes import StreamLane, StreamTicket
+from mosaic.backends.streams.lanes import StreamLane, StreamTicket
 from mosaic.engine.graphs.replay import CapturedBranch
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -14,10 +14,10 @@ from stream_cases import FakeBackend, colocated
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from mosaic.backends.cuda_lanes import StreamLanes
+from mosaic.backends.streams.lanes import StreamLanes
 from mosaic.engine import Handle
-from mosaic.engine.stream_order import Orders
-from mosaic.engine.stream_tensor import StreamTensor
+from mosaic.engine.streams.order import Orders
+from mosaic.engine.streams.tensor import StreamTensor
 from mosaic.errors import ModuleContractError
 
 

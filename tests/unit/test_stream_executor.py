@@ -12,9 +12,9 @@ from fake_streams import FakeStreams, Launch, RaceError
 from stream_cases import Projected, colocated, steps
 from torch import nn
 
-from mosaic.engine import stream_tensor
-from mosaic.engine.stream_order import LaneOrder, ModelCall, Orders
-from mosaic.engine.stream_tensor import StreamTensor
+from mosaic.engine.streams import tensor as stream_tensor
+from mosaic.engine.streams.order import LaneOrder, ModelCall, Orders
+from mosaic.engine.streams.tensor import StreamTensor
 from mosaic.errors import ModuleContractError
 
 THREE = [{f"towers.{index}": 1 for index in range(3)}, {"head": 1}]

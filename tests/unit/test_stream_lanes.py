@@ -13,8 +13,8 @@ import pytest
 import torch
 from fake_streams import FakeGreenDriver, FakeStreams, Launch, RaceError
 
-from mosaic.backends.cuda import CudaBackend
-from mosaic.backends.cuda_lanes import StreamLane, StreamLanes, run_aside
+from mosaic.backends.cuda.driver import CudaBackend
+from mosaic.backends.streams.lanes import StreamLane, StreamLanes, run_aside
 from mosaic.errors import MosaicError
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mosaic.backends.stream_clock import StreamClock
-from mosaic.engine.trial_clock import EventClock
+from mosaic.backends.streams.clock import StreamClock
+from mosaic.engine.trial.clock import EventClock
 
 
 class Event:

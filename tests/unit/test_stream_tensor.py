@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from mosaic.engine.stream_tensor import StreamTensor
+from mosaic.engine.streams.tensor import StreamTensor
 
 Case = Callable[[torch.Tensor, torch.Tensor], Any]
 

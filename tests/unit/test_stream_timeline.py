@@ -11,10 +11,10 @@ from fake_streams import FakeStreams
 from fake_streams.runtime import FakeStream
 from stream_cases import colocated, steps
 
-from mosaic.backends.cuda_lanes import StreamLanes
-from mosaic.backends.stream_clock import StreamClock
-from mosaic.engine.site import Site
-from mosaic.engine.stream_timeline import StreamTimeline
+from mosaic.backends.streams.clock import StreamClock
+from mosaic.backends.streams.lanes import StreamLanes
+from mosaic.engine.calls.placed_module import Site
+from mosaic.engine.streams.timeline import StreamTimeline
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from mosaic.engine.structure import flatten, is_opaque, leaf_key, map_tensors, tensors_in, unflatten
+from mosaic.engine.calls.structure import flatten, is_opaque, leaf_key, map_tensors, tensors_in, unflatten
 
 
 @dataclasses.dataclass

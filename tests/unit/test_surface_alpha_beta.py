@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from planning_cases import sample
 
 from mosaic.cost import AlphaBetaSurface
-from mosaic.cost.sampling import held_out_errors
+from mosaic.cost.surfaces.sampling import held_out_errors
 from mosaic.profile import Phase, Sample
 
 BOUNDED = settings(max_examples=200, deadline=None, derandomize=True)

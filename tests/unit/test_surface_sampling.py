@@ -11,7 +11,7 @@ import pytest
 from planning_cases import sample
 
 from mosaic.cost import ScalingSurface
-from mosaic.cost.sampling import held_out_errors, next_sample
+from mosaic.cost.surfaces.sampling import held_out_errors, next_sample
 from mosaic.errors import InvalidProfileError
 from mosaic.profile import Phase, Sample
 

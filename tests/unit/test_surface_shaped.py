@@ -15,8 +15,8 @@ from mosaic.artifact import load, save
 from mosaic.cost import CostModel, ScalingSurface, ShapedSurface, ShapePosterior, held_out_errors, next_shaped_sample
 from mosaic.cost.counts import Gemm, MemoryCounts, ModuleCounts, Operator, OperatorKind, PhaseCounts
 from mosaic.cost.roofline import phase_ms
-from mosaic.cost.shape_prior import shape_of
-from mosaic.cost.shaped import shaped_without
+from mosaic.cost.surfaces.shape_prior import shape_of
+from mosaic.cost.surfaces.shaped import shaped_without
 from mosaic.errors import InvalidProfileError
 from mosaic.hardware import Hardware, find_hardware
 from mosaic.profile import Phase, Profile, Sample

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mosaic.engine.thread_state import ThreadState
+from mosaic.engine.calls.thread_state import ThreadState
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -11,7 +11,7 @@ from unittest.mock import Mock, create_autospec, sentinel
 import pytest
 import torch
 
-from mosaic.backends.stream_api import TorchStreams
+from mosaic.backends.streams.api import TorchStreams
 from mosaic.errors import BackendUnavailableError
 
 DEVICE = torch.device("cuda", 1)

@@ -11,11 +11,11 @@ from planning_cases import flat, linear, profile_of
 from torch import nn
 
 from mosaic.cost import CostModel
-from mosaic.engine.trial_drift import DriftWatch
-from mosaic.engine.trial_plans import measured_of, name_of, plans_to_try, shape_of, solve_again
-from mosaic.engine.trial_settings import TrialSettings
-from mosaic.engine.trial_steps import StepUnit, outer_shapes
-from mosaic.engine.trial_turn import TrialTurn
+from mosaic.engine.trial.drift import DriftWatch
+from mosaic.engine.trial.plans import measured_of, name_of, plans_to_try, shape_of, solve_again
+from mosaic.engine.trial.settings import TrialSettings
+from mosaic.engine.trial.steps import StepUnit, outer_shapes
+from mosaic.engine.trial.turn import TrialTurn
 from mosaic.plan import Plan
 from mosaic.profile import Phase
 from mosaic.solver import solve

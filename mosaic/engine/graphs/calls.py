@@ -16,8 +16,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from mosaic.backends.cuda_lanes import StreamLane
-from mosaic.engine.structure import PLAIN_TYPES, flatten, is_opaque, leaf_key, tensors_in, unflatten
+from mosaic.backends.streams.lanes import StreamLane
+from mosaic.engine.calls.structure import PLAIN_TYPES, flatten, is_opaque, leaf_key, tensors_in, unflatten
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBAL_HOOKS = tuple(f"_global{name}" for name in _HOOKS)

@@ -19,12 +19,12 @@ from typing import Any
 
 import torch
 
-from mosaic.backends.stream_api import StreamApi
-from mosaic.engine.branch_graph import survey
-from mosaic.engine.graphs.calls import ModuleState, RefusalError, TakenCall
+from mosaic.backends.streams.api import StreamApi
+from mosaic.engine.calls.branch_graph import survey
+from mosaic.engine.calls.structure import flatten
+from mosaic.engine.graphs.module_state import ModuleState, RefusalError, TakenCall
+from mosaic.engine.graphs.rehearsal import as_captured, storages, try_out
 from mosaic.engine.graphs.replay import CapturedBranch
-from mosaic.engine.graphs.trial import as_captured, storages, try_out
-from mosaic.engine.structure import flatten
 
 
 class Capturing:

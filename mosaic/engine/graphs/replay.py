@@ -13,9 +13,9 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.utils import _pytree as pytree
 
-from mosaic.backends.stream_api import StreamApi
-from mosaic.engine.graphs.calls import Change, ModuleState, TakenCall
-from mosaic.engine.structure import unflatten
+from mosaic.backends.streams.api import StreamApi
+from mosaic.engine.calls.structure import unflatten
+from mosaic.engine.graphs.module_state import Change, ModuleState, TakenCall
 from mosaic.errors import MosaicError
 
 

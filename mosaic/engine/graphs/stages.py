@@ -21,9 +21,9 @@ from typing import Any
 
 import torch
 
-from mosaic.backends.stream_api import StreamApi
-from mosaic.engine.graphs.calls import Branch, Change, Eager, RefusalError, TakenCall
+from mosaic.backends.streams.api import StreamApi
 from mosaic.engine.graphs.capture import Capturing, told
+from mosaic.engine.graphs.module_state import Branch, Change, Eager, RefusalError, TakenCall
 from mosaic.engine.graphs.replay import CapturedStage
 from mosaic.errors import MosaicError
 

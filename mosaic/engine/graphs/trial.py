@@ -14,12 +14,12 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mosaic.backends.stream_api import StreamApi
-from mosaic.engine.branch_graph import survey
-from mosaic.engine.graphs.calls import ModuleState, RefusalError, TakenCall, random_state
-from mosaic.engine.random_numbers import other_random_state
-from mosaic.engine.structure import flatten, is_opaque, tensors_in
-from mosaic.engine.thread_state import as_lane
+from mosaic.backends.streams.api import StreamApi
+from mosaic.engine.calls.branch_graph import survey
+from mosaic.engine.calls.random_numbers import other_random_state
+from mosaic.engine.calls.structure import flatten, is_opaque, tensors_in
+from mosaic.engine.calls.thread_state import as_lane
+from mosaic.engine.graphs.module_state import ModuleState, RefusalError, TakenCall, random_state
 
 NUM_TRIALS = 3
 """As in ``torch.cuda.make_graphed_callables``."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from mosaic.engine.structure import flatten
+from mosaic.engine.calls.structure import flatten
 
 
 @dataclass(frozen=True, slots=True)

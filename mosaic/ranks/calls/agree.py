@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from mosaic.errors import ModuleContractError
-from mosaic.ranks.watching.progress import Waiting, unwatched
+from mosaic.ranks.meeting.progress import Waiting, unwatched
 
 _FACTS = 6
 _ADDED = 2

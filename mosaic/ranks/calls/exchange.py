@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 from mosaic.ranks.calls import steps
 from mosaic.ranks.calls.steps import Step
-from mosaic.ranks.meeting.collectives import carrier_of, wait_for
-from mosaic.ranks.watching.progress import Waiting, unwatched
+from mosaic.ranks.meeting.groups import carrier_of, wait_for
+from mosaic.ranks.meeting.progress import Waiting, unwatched
 from mosaic.ranks.watching.traffic import Phase, Traffic
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from mosaic.engine.handovers import Handover
-from mosaic.engine.structure import flatten
+from mosaic.engine.calls.structure import flatten
+from mosaic.engine.finding.handovers import Handover
 from mosaic.profiler import Subject
 from mosaic.ranks.calls.ranked import Ranked, Template
 from mosaic.ranks.meeting.world import World

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from mosaic.engine.structure import flatten, unflatten
-from mosaic.engine.thread_state import ThreadState
+from mosaic.engine.calls.structure import flatten, unflatten
+from mosaic.engine.calls.thread_state import ThreadState
 from mosaic.errors import ModuleContractError
 from mosaic.ranks.calls import steps
 from mosaic.ranks.calls.added import said_by
 from mosaic.ranks.calls.agree import agree
 from mosaic.ranks.calls.exchange import Exchange, Shared, ToHolders, ToMembers, Way
-from mosaic.ranks.meeting.collectives import carrier_of, wait_for
+from mosaic.ranks.meeting.groups import carrier_of, wait_for
 from mosaic.ranks.rows.routing import RowRouting
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ backward of the first for that of the second, as a plain argument would have it.
 Take the first call, backward or reduction in that order which some rank has not ended. All before it have ended on all
 ranks, and so, by induction, has what was submitted on any rank before it. So each rank's thread comes to submit it,
 nothing on its lane is before it, its partners on the other ranks are in the same place, and its slots become free. So
-it ends. Calls on streams have one launching thread, and an argument of their own (``mosaic.ranks.lanes.stream_calls``).
+it ends. Calls on streams have one launching thread, and an argument of their own (``mosaic.ranks.calls.stream_calls``).
 Where every module runs on all ranks and alone, there are no routed calls (``RankedRuns.begin_alike``): the sums of
 gradients are all that ranks exchange, bucket after bucket in one order over one communicator, and awaited at the
 backward's end.
@@ -43,17 +43,17 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from mosaic.engine.signature import Signature
-from mosaic.engine.structure import flatten, unflatten
+from mosaic.engine.calls.signature import Signature
+from mosaic.engine.calls.structure import flatten, unflatten
 from mosaic.errors import ModuleContractError, UnsupportedModelError
 from mosaic.ranks.calls import steps
 from mosaic.ranks.calls.agree import trouble_of
 from mosaic.ranks.calls.passing import ForwardPass
 from mosaic.ranks.calls.steps import Step
 from mosaic.ranks.calls.straight import StraightTensor
+from mosaic.ranks.meeting.progress import Waiting, unwatched
 from mosaic.ranks.parameters.reduce import GradientReducer
 from mosaic.ranks.rows.ways import Ways
-from mosaic.ranks.watching.progress import Waiting, unwatched
 from mosaic.ranks.watching.traffic import Phase, Traffic
 
 Compute = Callable[[Callable[[], Any], Phase], Any]

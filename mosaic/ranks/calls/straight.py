@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mosaic.engine.lane_tensor import HOOKS, LaneTensor, Ready, operator_name, reads_metadata
+from mosaic.engine.host.lane_tensor import HOOKS, LaneTensor, Ready, operator_name, reads_metadata
 from mosaic.errors import ModuleContractError
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Lane, Ticket
-    from mosaic.engine.executor import Executor
+    from mosaic.engine.host.executor import Executor
 
 
 class StraightTensor(LaneTensor):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from mosaic.cost import Cost
 from mosaic.device import Device
-from mosaic.engine.trial_settings import TrialSettings
+from mosaic.engine.trial.settings import TrialSettings
 from mosaic.errors import InfeasibleError, UndecidedError
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Placement, Plan, SearchRecord, Stage

@@ -15,8 +15,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mosaic.engine.trial.settings import TrialSettings
 from mosaic.engine.trial_race import Measured, Race, Verdict
-from mosaic.engine.trial_settings import TrialSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,10 +11,10 @@ from torch import nn
 from mosaic.artifact import parse, to_json
 from mosaic.backends.base import Backend
 from mosaic.cost import Cost, CostModel
-from mosaic.cost.communication import RankedCost
-from mosaic.engine.find import Finding
-from mosaic.engine.trial_settings import TrialSettings
-from mosaic.engine.unprofiled import warn_of_busy
+from mosaic.cost.communication.ranked import RankedCost
+from mosaic.engine.finding.find import Finding
+from mosaic.engine.profiled import warn_of_busy
+from mosaic.engine.trial.settings import TrialSettings
 from mosaic.errors import UnstableMeasurementError
 from mosaic.hardware import Link
 from mosaic.plan import Plan

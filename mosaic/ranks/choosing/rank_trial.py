@@ -19,19 +19,19 @@ import torch
 from torch import nn
 
 from mosaic.backends.base import Backend
+from mosaic.engine.calls.structure import tensors_in
 from mosaic.engine.colocate import clock_of
-from mosaic.engine.find import Finding, Sample, runner_of
+from mosaic.engine.finding.find import Finding, Sample, runner_of
 from mosaic.engine.handle import Handle
-from mosaic.engine.structure import tensors_in
-from mosaic.engine.trial_settings import StepClock, TrialSettings
+from mosaic.engine.trial.settings import StepClock, TrialSettings
 from mosaic.errors import RankFailedError
 from mosaic.plan import Plan
 from mosaic.profiler import preserved
 from mosaic.ranks.choosing.contest import Contest, Outcome, Turn
+from mosaic.ranks.meeting.alarm import Alarm
 from mosaic.ranks.meeting.world import World
 from mosaic.ranks.running.activate import Activated, Examined, open_runs, place
 from mosaic.ranks.running.tried import Tried
-from mosaic.ranks.watching.alarm import Alarm
 
 _LOG = logging.getLogger("mosaic")
 

@@ -1,7 +1,7 @@
 """What really travels between ranks under a plan, where results go straight on: bytes, and times predicted of them.
 
 A solver counts every result as going home, since it does not know yet where the modules that take it will run
-(``mosaic.cost.communication``): an upper bound. Once a plan is there, its ways are known, and are those of the engine
+(``mosaic.cost.communication.ranked``): an upper bound. Once a plan is there, its ways are known, and are those of the engine
 (``mosaic.ranks.rows.ways``). The busiest rank of a way sends or gets so many rows, with so many others::
 
     t = others * latency + rows * bytes of a row / bandwidth
@@ -18,9 +18,9 @@ from typing import Literal
 
 import torch
 
-from mosaic.engine.find import Finding
-from mosaic.engine.handovers import Handover
-from mosaic.engine.structure import flatten
+from mosaic.engine.calls.structure import flatten
+from mosaic.engine.finding.find import Finding
+from mosaic.engine.finding.handovers import Handover
 from mosaic.hardware import Link
 from mosaic.plan import Placement, Plan, Stage
 from mosaic.ranks.calls.handing import alike_on_all, chosen_straight, stops_of

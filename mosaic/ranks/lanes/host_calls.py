@@ -14,24 +14,24 @@ from typing import Any
 
 import torch
 
-from mosaic.backends.host_lanes import HostLanes
-from mosaic.engine.caller import note_in_place
-from mosaic.engine.executor import Executor
-from mosaic.engine.lane_tensor import LaneTensor, Ready, join_all, join_joined
-from mosaic.engine.random_numbers import count_draws, drawing_from
-from mosaic.engine.signature import Arguments
-from mosaic.engine.site import Site
-from mosaic.engine.span_log import SpanLog
-from mosaic.engine.structure import flatten
-from mosaic.engine.thread_state import as_lane, interception, on_lane
+from mosaic.backends.host.lanes import HostLanes
+from mosaic.engine.calls.caller import note_in_place
+from mosaic.engine.calls.placed_module import Site
+from mosaic.engine.calls.random_numbers import count_draws, drawing_from
+from mosaic.engine.calls.signature import Arguments
+from mosaic.engine.calls.structure import flatten
+from mosaic.engine.calls.thread_state import as_lane, interception, on_lane
+from mosaic.engine.host.executor import Executor
+from mosaic.engine.host.lane_tensor import LaneTensor, Ready, join_all, join_joined
+from mosaic.engine.host.span_log import SpanLog
 from mosaic.errors import ModuleContractError
+from mosaic.ranks.calls.in_step import InStep
 from mosaic.ranks.calls.passing import ForwardPass
 from mosaic.ranks.calls.ranked import Compute, Ranked
+from mosaic.ranks.calls.routed_call import RoutedCall, signature_of
 from mosaic.ranks.calls.straight import Kept, opened, standing_for
-from mosaic.ranks.lanes.in_step import InStep
-from mosaic.ranks.lanes.routed_call import RoutedCall, signature_of
+from mosaic.ranks.meeting.progress import Progress
 from mosaic.ranks.parameters.reduce import Anywhere, GradientReducer
-from mosaic.ranks.watching.progress import Progress
 from mosaic.ranks.watching.traffic import Phase
 from mosaic.timeline import Span
 

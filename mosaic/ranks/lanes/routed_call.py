@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mosaic.engine.call import Call
-from mosaic.engine.caller import caller
-from mosaic.engine.signature import Arguments, OutputInfo, Signature
-from mosaic.engine.structure import flatten
+from mosaic.engine.calls.caller import caller
+from mosaic.engine.calls.signature import Arguments, OutputInfo, Signature
+from mosaic.engine.calls.structure import flatten
+from mosaic.engine.host.call import Call
 from mosaic.errors import UnsupportedModelError
 from mosaic.ranks.calls.passing import ForwardPass
 from mosaic.ranks.calls.straight import standing_for
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Ticket
-    from mosaic.engine.lane_tensor import LaneTensor
-    from mosaic.engine.site import Site
+    from mosaic.engine.calls.placed_module import Site
+    from mosaic.engine.host.lane_tensor import LaneTensor
+    from mosaic.ranks.calls.host_calls import HostCalls
     from mosaic.ranks.calls.ranked import Ranked
-    from mosaic.ranks.lanes.host_calls import HostCalls
 
 
 class RoutedCall(Call):

@@ -18,23 +18,23 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from mosaic.backends.cuda_lanes import StreamLanes
-from mosaic.backends.host_lanes import HostLanes
-from mosaic.engine.structure import map_tensors, tensors_in
-from mosaic.engine.thread_state import on_lane
+from mosaic.backends.host.lanes import HostLanes
+from mosaic.backends.streams.lanes import StreamLanes
+from mosaic.engine.calls.structure import map_tensors, tensors_in
+from mosaic.engine.calls.thread_state import on_lane
 from mosaic.errors import BackendUnavailableError, ModuleContractError
 from mosaic.ranks.calls.added import put_aside
+from mosaic.ranks.calls.host_calls import HostCalls
 from mosaic.ranks.calls.ranked import Compute, Ranked
-from mosaic.ranks.lanes.host_calls import HostCalls
-from mosaic.ranks.lanes.stream_calls import StreamCalls
+from mosaic.ranks.calls.stream_calls import StreamCalls
+from mosaic.ranks.meeting.progress import Progress
 from mosaic.ranks.parameters.reduce import GradientReducer, Place
 from mosaic.ranks.parameters.tied import running
-from mosaic.ranks.watching.progress import Progress
 from mosaic.ranks.watching.traffic import Traffic
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Lanes
-    from mosaic.engine.site import Site
+    from mosaic.engine.calls.placed_module import Site
     from mosaic.timeline import Span
 
 

@@ -38,25 +38,25 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mosaic.backends.cuda_lanes import StreamLane, StreamLanes
-from mosaic.engine.caller import note_in_place
-from mosaic.engine.site import Site
-from mosaic.engine.stream_executor import StreamExecutor
-from mosaic.engine.stream_kinds import replace
-from mosaic.engine.stream_tensor import StreamTensor, join_tensor
-from mosaic.engine.structure import flatten
-from mosaic.engine.thread_state import as_lane
+from mosaic.backends.streams.lanes import StreamLane, StreamLanes
+from mosaic.engine.calls.caller import note_in_place
+from mosaic.engine.calls.placed_module import Site
+from mosaic.engine.calls.structure import flatten
+from mosaic.engine.calls.thread_state import as_lane
+from mosaic.engine.calls.torch_functions import replace
+from mosaic.engine.streams.executor import StreamExecutor
+from mosaic.engine.streams.tensor import StreamTensor, join_tensor
 from mosaic.errors import UnsupportedModelError
+from mosaic.ranks.calls.in_step import InStep
 from mosaic.ranks.calls.passing import ForwardPass
 from mosaic.ranks.calls.ranked import Compute, Ranked
-from mosaic.ranks.lanes.in_step import InStep
+from mosaic.ranks.meeting.progress import Progress
 from mosaic.ranks.parameters.reduce import GradientReducer
-from mosaic.ranks.watching.progress import Progress
 from mosaic.ranks.watching.traffic import Phase
 from mosaic.timeline import Span
 
 if TYPE_CHECKING:
-    from mosaic.backends.stream_api import StreamApi
+    from mosaic.backends.streams.api import StreamApi
 
 
 class StreamCalls(InStep):

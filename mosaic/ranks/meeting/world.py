@@ -16,11 +16,11 @@ from torch.distributed.distributed_c10d import PrefixStore
 from mosaic.device import Device
 from mosaic.errors import BackendUnavailableError, InvalidPlanError, MosaicError
 from mosaic.ranks.meeting.clocks import ClockOffset, measure_clock
-from mosaic.ranks.meeting.collectives import carrier_of, group_options, meeting_under, warm_up
 from mosaic.ranks.meeting.group_pool import GroupKey, GroupPool
-from mosaic.ranks.watching.progress import OUTSIDE, Progress
-from mosaic.ranks.watching.roll import Identity, call_roll, default_store, is_launched, meet
-from mosaic.ranks.watching.watch import Watch, WatchSettings
+from mosaic.ranks.meeting.groups import carrier_of, group_options, meeting_under, warm_up
+from mosaic.ranks.meeting.progress import OUTSIDE, Progress
+from mosaic.ranks.meeting.roll import Identity, call_roll, default_store, is_launched, meet
+from mosaic.ranks.meeting.watch import Watch, WatchSettings
 
 TIMEOUT_S = 60.0
 """How long a rank waits for another one in a step before it gives up, by default."""
@@ -111,7 +111,7 @@ class World:
         self.watch: Watch | None = None
         self.max_ctas: int | None = None
         self.device = device = device or torch.device("cpu")
-        if device.type == "cuda":  # read by NCCL at its first call; see mosaic.ranks.lanes.stream_calls
+        if device.type == "cuda":  # read by NCCL at its first call; see mosaic.ranks.calls.stream_calls
             os.environ.setdefault("NCCL_LAUNCH_ORDER_IMPLICIT", "1")
         me = Identity.of_this_process(self.rank, self.size)
         roll = call_roll(default_store(), me, timeout_s=timeout_s)

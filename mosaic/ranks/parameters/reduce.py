@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from mosaic.ranks.watching.progress import Waiting, unwatched
+from mosaic.ranks.meeting.progress import Waiting, unwatched
 
 BUCKET_BYTES = 25 * 2**20
 """Bytes of gradients that are reduced together; as in DDP."""

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from mosaic.engine.structure import flatten, unflatten
+from mosaic.engine.calls.structure import flatten, unflatten
 from mosaic.errors import UnsupportedModelError
 from mosaic.profiler import Subject, preserved
 

@@ -11,19 +11,20 @@ import torch
 from torch import nn
 
 from mosaic.backends.base import Backend
-from mosaic.backends.cuda_lanes import StreamLanes
-from mosaic.engine.find import Finding, Sample
-from mosaic.engine.first_calls import warm_up
-from mosaic.engine.handovers import Handover
+from mosaic.backends.streams.lanes import StreamLanes
+from mosaic.engine.calls.signature import Arguments, Signature, learn
+from mosaic.engine.calls.structure import flatten
+from mosaic.engine.finding.find import Finding, Sample
+from mosaic.engine.finding.handovers import Handover
+from mosaic.engine.finding.users import users_of
 from mosaic.engine.placing import PlacedPlan
-from mosaic.engine.signature import Arguments, Signature, learn
-from mosaic.engine.structure import flatten
-from mosaic.engine.users import users_of
+from mosaic.engine.streams.first_calls import warm_up
 from mosaic.plan import Plan
 from mosaic.profiler import Subject, preserved
 from mosaic.ranks.calls.handing import hand_over, handed_straight, stops_of
 from mosaic.ranks.calls.ranked import Ranked, Template
-from mosaic.ranks.lanes.run import RankedRuns
+from mosaic.ranks.calls.run import RankedRuns
+from mosaic.ranks.meeting.progress import OUTSIDE, Waiting
 from mosaic.ranks.meeting.world import World
 from mosaic.ranks.parameters.ownership import GivenUp, give_up
 from mosaic.ranks.parameters.reduce import GradientReducer
@@ -33,7 +34,6 @@ from mosaic.ranks.rows.sampler import Feed
 from mosaic.ranks.rows.ways import Ways
 from mosaic.ranks.running.handle import RankHandle
 from mosaic.ranks.running.tried import Tried
-from mosaic.ranks.watching.progress import OUTSIDE, Waiting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

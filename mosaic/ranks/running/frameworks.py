@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mosaic.engine.structure import map_tensors
+from mosaic.engine.calls.structure import map_tensors
 from mosaic.errors import ModuleContractError, UnsupportedModelError
 from mosaic.ranks.parameters.ownership import GivenUp
 

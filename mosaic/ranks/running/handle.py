@@ -12,13 +12,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import Sampler
 
-from mosaic.engine.find import Finding
+from mosaic.engine.finding.find import Finding
 from mosaic.engine.handle import Handle
 from mosaic.engine.placing import PlacedPlan
 from mosaic.errors import ModuleContractError
 from mosaic.plan import Plan
 from mosaic.profile import Profile
-from mosaic.ranks.lanes.run import RankedRuns
+from mosaic.ranks.calls.run import RankedRuns
+from mosaic.ranks.meeting.progress import OUTSIDE
 from mosaic.ranks.meeting.world import World
 from mosaic.ranks.parameters.ownership import take_back
 from mosaic.ranks.parameters.tied import Holdings, Members
@@ -26,7 +27,6 @@ from mosaic.ranks.rows.sampler import Feed, RankSampler, rows_to_load
 from mosaic.ranks.running import loops
 from mosaic.ranks.running.trace import trace_of
 from mosaic.ranks.running.tried import Tried
-from mosaic.ranks.watching.progress import OUTSIDE
 
 
 class RankHandle(Handle):

@@ -29,8 +29,8 @@ from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_nor
 from torch.optim import Optimizer
 
 from mosaic.errors import ModuleContractError
+from mosaic.ranks.meeting.progress import OUTSIDE
 from mosaic.ranks.running.frameworks import hand_on, kept_away
-from mosaic.ranks.watching.progress import OUTSIDE
 
 if TYPE_CHECKING:
     from mosaic.ranks.running.handle import RankHandle

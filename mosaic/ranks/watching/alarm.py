@@ -2,7 +2,7 @@
 
 The others may be waiting for its messages. So it writes to the store why it stops; a thread of each rank looks there
 ten times a second, and frees this rank's calls in the communicators that are given up. What these raise then says why.
-A rank that is killed rings nothing: it is named as anywhere else (``mosaic.ranks.watching.watch``).
+A rank that is killed rings nothing: it is named as anywhere else (``mosaic.ranks.meeting.watch``).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from mosaic.errors import MosaicError
-from mosaic.ranks.watching.freeing import free_all
-from mosaic.ranks.watching.progress import Progress
-from mosaic.ranks.watching.watch import is_of_messages
+from mosaic.ranks.meeting.freeing import free_all
+from mosaic.ranks.meeting.progress import Progress
+from mosaic.ranks.meeting.watch import is_of_messages
 
 _LOOK_S = 0.1
 

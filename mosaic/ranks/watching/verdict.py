@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from mosaic.ranks.watching.progress import Whereabouts
-from mosaic.ranks.watching.roll import Identity
+from mosaic.ranks.meeting.progress import Whereabouts
+from mosaic.ranks.meeting.roll import Identity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

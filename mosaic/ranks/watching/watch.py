@@ -31,11 +31,11 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from mosaic.errors import RankFailedError
-from mosaic.ranks.watching import verdict as verdicts
-from mosaic.ranks.watching.freeing import free_all
-from mosaic.ranks.watching.progress import Progress
-from mosaic.ranks.watching.roll import Identity
-from mosaic.ranks.watching.verdict import Beat, Departure, Verdict
+from mosaic.ranks.meeting import faults as verdicts
+from mosaic.ranks.meeting.faults import Beat, Departure, Verdict
+from mosaic.ranks.meeting.freeing import free_all
+from mosaic.ranks.meeting.progress import Progress
+from mosaic.ranks.meeting.roll import Identity
 
 EXIT_CODE = 75
 """Of a process that had to be ended: a temporary failure, in the words of sysexits.h."""

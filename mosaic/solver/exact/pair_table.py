@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from mosaic.cost import Cost, Interference
-from mosaic.cost.interference import PairShares
+from mosaic.cost.interference.measured import PairShares
 from mosaic.profile import Phase
 from mosaic.solver.options import NS_PER_MS, DeploymentOption
 from mosaic.solver.stage import Machine

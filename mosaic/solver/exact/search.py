@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from mosaic.cost import Cost, FullInterference, Interference, LeveledBandwidth
-from mosaic.cost.leveling import Taker
+from mosaic.cost.interference.leveling import Taker
 from mosaic.errors import BackendUnavailableError, InfeasibleError
 from mosaic.graph import ModuleGraph
 from mosaic.plan import SearchRecord

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from copy import copy
 
 from mosaic.artifact import fingerprint
-from mosaic.cost.interference import Beside
+from mosaic.cost.interference.measured import Beside
 from mosaic.errors import InfeasibleError
 from mosaic.profile import Phase
 from mosaic.solver.instances.instance import Instance, InstanceModule, InstanceOption

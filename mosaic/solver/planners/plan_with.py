@@ -21,9 +21,9 @@ from mosaic.solver.planners.coverage import check_schedule
 from mosaic.solver.planners.distmm import balance, best_waves, waves_of_level
 from mosaic.solver.planners.draft import DraftWave, Job, PlannerSettings, Widths, levels, whole_device_widths, whole_job
 from mosaic.solver.planners.held_waves import within_memory
-from mosaic.solver.planners.islands import place_waves
 from mosaic.solver.planners.megatron import all_on_all
 from mosaic.solver.planners.optimus import by_marginal_gain
+from mosaic.solver.planners.placing import place_waves
 from mosaic.solver.planners.spindle import sliced_waves
 from mosaic.solver.planners.waves import Part, Run, Wave, WavePlan
 from mosaic.solver.sequential import one_by_one

@@ -16,7 +16,7 @@ from mosaic.cost import CostModel
 from mosaic.device import Device
 from mosaic.errors import InvalidPlanError
 from mosaic.plan import Plan
-from mosaic.ranks.meeting.collectives import group_options
+from mosaic.ranks.meeting.groups import group_options
 from mosaic.report import plan_table
 from mosaic.solver.reserve import Reserved
 from mosaic.solver.runnable import RUNNABLE, plan_to_run

@@ -10,7 +10,7 @@ import pytest
 from planning_cases import flat, linear, pair, profile_of
 
 from mosaic.cost import CostModel
-from mosaic.cost.interference import Beside
+from mosaic.cost.interference.measured import Beside
 from mosaic.profile import ModuleMemory, Phase, Profile
 from mosaic.solver import DeploymentOption, StageEvaluator
 from mosaic.solver.exact.brute_force import best_stage
