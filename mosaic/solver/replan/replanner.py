@@ -26,11 +26,15 @@ WARM_SHARE = 0.07
 """Share of the earlier search's time that a re-plan's search may take."""
 MIN_SECONDS = 0.02
 """What it may always take: nobody waits for less, and most small graphs are proven within it."""
+MIN_SECONDS_A_MODULE = 0.005
+"""The same for each of more than ``FEW_MODULES``: large stages that lost or got a module are packed anew."""
+FEW_MODULES = 20
 
 
-def warm_limits(cold_seconds: float, *, seed: int) -> SearchLimits:
+def warm_limits(cold_seconds: float, *, num_modules: int, seed: int) -> SearchLimits:
     """Limits within a tenth of what the longest search took: the rest is for what is not search."""
-    return SearchLimits(seconds=max(MIN_SECONDS, WARM_SHARE * cold_seconds), seed=seed)
+    least = MIN_SECONDS if num_modules <= FEW_MODULES else MIN_SECONDS_A_MODULE * num_modules
+    return SearchLimits(seconds=max(least, WARM_SHARE * cold_seconds), seed=seed)
 
 
 def start_from(previous: Plan, graph: ModuleGraph) -> tuple[tuple[str, ...], ...]:
@@ -100,7 +104,9 @@ class Replanner:
         search, hint = self.search, None
         if self.plan is not None:
             hint = SearchHint(start=start_from(self.plan, graph), known=self._known)
-            search = replace(search, limits=warm_limits(self._cold_seconds, seed=search.limits.seed))
+            search = replace(
+                search, limits=warm_limits(self._cold_seconds, num_modules=len(graph.names), seed=search.limits.seed)
+            )
         if limits is not None:
             search = replace(search, limits=limits)
         self.plan, self._known = solve_with_hint(

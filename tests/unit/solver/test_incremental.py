@@ -52,8 +52,9 @@ def test_a_plan_for_other_devices_starts_from_the_old_one() -> None:
 
 
 def test_a_replan_may_take_a_tenth_of_a_cold_search_and_a_least() -> None:
-    assert MIN_SECONDS < warm_limits(10.0, seed=0).seconds <= 1.0
-    assert warm_limits(0.001, seed=0).seconds == MIN_SECONDS
+    assert MIN_SECONDS < warm_limits(10.0, num_modules=8, seed=0).seconds <= 1.0
+    assert warm_limits(0.001, num_modules=8, seed=0).seconds == MIN_SECONDS
+    assert warm_limits(0.001, num_modules=40, seed=0).seconds == pytest.approx(0.2)
 
 
 def test_what_is_known_answers_without_evaluating_a_stage_again() -> None:
