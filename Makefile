@@ -36,7 +36,7 @@ types: $(STAMP)
 unit: $(STAMP)
 	OMP_WAIT_POLICY=PASSIVE GOMP_SPINCOUNT=0 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
-# The README's tables and the pictures of kept results; no number is typed by hand.
+# The tables of README and docs/, and the pictures of kept results; no number is typed by hand.
 tables: $(STAMP)
 	$(BIN)/python -m bench.tables
 

@@ -1,4 +1,4 @@
-"""Writes the README's tables, and pictures, from the newest result files, so that no number is typed by hand.
+"""Writes the tables of README and docs/, and pictures, from the newest result files: no number is typed by hand.
 
 ``python -m bench.tables [--check] [--keep FILE]``
 """
@@ -22,25 +22,30 @@ from mosaic.errors import MosaicError
 TOP = Path(__file__).resolve().parent.parent
 RESULTS = TOP / "bench" / "results"
 README = TOP / "README.md"
+PAGES = (README, TOP / "docs" / "gpu.md")
+"""Which have tables between markers."""
 
 
 def main() -> None:
     """Rewrites the tables, or says whether they are as they should be."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if a table is out of date")
-    parser.add_argument("--keep", type=Path, metavar="FILE", help="check a file of bench.gpu and keep it first")
+    parser.add_argument(
+        "--keep", type=Path, metavar="FILE", help="check a file of bench.gpu.__main__ and keep it first"
+    )
     given = parser.parse_args()
     if given.keep is not None:
         print(f"kept {keep(given.keep)}")
-    before = README.read_text(encoding="utf-8")
+    made = {page: (page.read_text(encoding="utf-8"), with_tables(page)) for page in PAGES}
     if given.check:
-        sys.exit(before != with_tables(before))
+        sys.exit(any(before != after for before, after in made.values()))
     draw()
-    write_text(with_tables(before), README)
+    for page in PAGES:
+        write_text(with_tables(page), page)
 
 
 def keep(file: Path) -> Path:
-    """Checks a result of ``bench.gpu`` and files it under its device, date and commit.
+    """Checks a result of ``bench.gpu.__main__`` and files it under its device, date and commit.
 
     Raises:
         MosaicError: It is a dry run, or says not what it was measured on.
@@ -63,19 +68,21 @@ def slug(machine: Device) -> str:
     return "-".join(word for word in words if word not in ("nvidia", "tesla", "geforce", "graphics")) or "gpu"
 
 
-def with_tables(readme: str) -> str:
-    """Returns the README's text with its tables made anew; a table that it has no markers for is left out."""
+def with_tables(page: Path) -> str:
+    """Returns a page's text with its tables made anew; a table that it has no markers for is left out."""
+    text = page.read_text(encoding="utf-8")
+    up = "../" * (len(page.relative_to(TOP).parts) - 1)
     for name, table in TABLES.items():
         start, end = f"<!-- table:{name} -->\n", f"<!-- end:{name} -->"
-        if start in readme:
-            head, _, rest = readme.partition(start)
+        if start in text:
+            head, _, rest = text.partition(start)
             _, _, tail = rest.partition(end)
-            readme = f"{head}{start}{table()}{end}{tail}"
-    return readme
+            text = f"{head}{start}{table().replace('](bench/', f']({up}bench/')}{end}{tail}"
+    return text
 
 
 def gpu_results() -> list[tuple[Path, Study]]:
-    """Returns the kept results of ``bench.gpu``, newest first; dry runs do not count."""
+    """Returns the kept results of ``bench.gpu.__main__``, newest first; dry runs do not count."""
     files = [path for path in RESULTS.glob("*/*.json") if path.parent.name != "host"]
     found = [(path, load(Study, path)) for path in files]
     found = [(path, study) for path, study in found if study.study == "gpu" and not study.dry_run]

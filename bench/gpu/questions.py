@@ -10,7 +10,7 @@ from bench.gpu.bench import Bench
 from bench.record import Figure, median_figure, missing_figure
 from mosaic.microbench import QUESTIONS
 from mosaic.microbench.overlap import Overlap
-from mosaic.microbench.result import Absent, Result, Spread
+from mosaic.microbench.result import NotMeasured, Result, Spread
 
 
 def measure_question(bench: Bench, *, name: str, grid: int = 8) -> Iterator[Figure]:
@@ -27,7 +27,7 @@ def measure_overlap(bench: Bench, *, grid: int = 8) -> Iterator[Figure]:
     """Measures ``overlap`` and yields each of its rows when it is there, so that no later error can take it away."""
     overlap = Overlap(bench.backend, bench.settings(grid=grid), bench.budget)
     for row in overlap.rows():
-        yield from _absent(row) if isinstance(row, Absent) else _figures_of_row(row, {"of": "times"})
+        yield from _absent(row) if isinstance(row, NotMeasured) else _figures_of_row(row, {"of": "times"})
     result = overlap.result()
     bench.notes += result.origin.notes
     for gain in result.gains:
@@ -51,7 +51,7 @@ def figures_of(result: Result) -> Iterator[Figure]:
         yield from _absent(absent)
 
 
-def _absent(absent: Absent) -> Iterator[Figure]:
+def _absent(absent: NotMeasured) -> Iterator[Figure]:
     yield missing_figure("absent", absent.reason, {"what": absent.what})
 
 

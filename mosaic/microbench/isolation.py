@@ -17,7 +17,7 @@ from mosaic.microbench.kernels import Kernel, kernels_named, long_kernels, short
 from mosaic.microbench.report import Picture, Report, bar_of, spread_text
 from mosaic.microbench.result import Recorder, Result, Spread
 from mosaic.microbench.settings import BenchSettings, Budget
-from mosaic.microbench.sharing.variants import UNAVAILABLE, Split, open_variant
+from mosaic.microbench.sharing.variants import UNAVAILABLE, QuotaPair, open_variant
 from mosaic.microbench.timing import measure_beside, time_alone
 from mosaic.report.bars import slots_text
 from mosaic.report.charts import Bar
@@ -239,7 +239,7 @@ def _delays(backend: Backend, settings: BenchSettings, recorder: Recorder) -> li
     return found
 
 
-def _delay(backend: Backend, kind: str, split: Split, kernel: Kernel, settings: BenchSettings) -> Delay:
+def _delay(backend: Backend, kind: str, split: QuotaPair, kernel: Kernel, settings: BenchSettings) -> Delay:
     short = short_kernel(settings.scale, backend.torch_device)
     single = dataclasses.replace(settings, piece_ms=1e-4)  # every call is timed by itself
     variant = open_variant(kind, backend, split)

@@ -16,11 +16,11 @@ from mosaic.device import FORBID_EXTRA
 from mosaic.errors import BackendUnavailableError, MosaicError
 from mosaic.microbench.kernels import default_subjects
 from mosaic.microbench.report import Picture, Report, bar_of, number_text
-from mosaic.microbench.result import Absent, Recorder, Result, Spread
+from mosaic.microbench.result import NotMeasured, Recorder, Result, Spread
 from mosaic.microbench.settings import BenchSettings, Budget
 from mosaic.microbench.sharing.mps import NEEDS_S, rounds_under_mps
 from mosaic.microbench.sharing.steps import CapturedSteps, EagerSteps, TwoModules
-from mosaic.microbench.sharing.variants import Split, Variant, open_variant
+from mosaic.microbench.sharing.variants import QuotaPair, Variant, open_variant
 from mosaic.profiler import Subject
 
 Passes = Literal["forward", "forward+backward"]
@@ -81,7 +81,7 @@ class OverlapResult(Result):
     """One for each kind of step."""
 
 
-Row = VariantTime | Absent
+Row = VariantTime | NotMeasured
 """One way of sharing and one kind of step: its times, or why there are none."""
 
 STEPS: tuple[tuple[Passes, Launching], ...] = tuple(
@@ -155,7 +155,7 @@ class Overlap:
             self._found.append(row)
             yield row
 
-    def _cannot(self, what: str, error: object) -> Iterator[Absent]:
+    def _cannot(self, what: str, error: object) -> Iterator[NotMeasured]:
         if absent := self._recorder.cannot(what, error):
             yield absent
 
@@ -194,10 +194,10 @@ class Overlap:
                 if each.samples:
                     yield each.row(passes, launching)
 
-    def _wanted(self) -> list[tuple[str, Split]]:
+    def _wanted(self) -> list[tuple[str, QuotaPair]]:
         """Returns what to open: first what a gain is made of, then other ways to share."""
         count = self._backend.device.num_slots
-        half: Split = (max(1, count // 2), max(1, count - count // 2))
+        half: QuotaPair = (max(1, count // 2), max(1, count - count // 2))
         splits = self._settings.splits(count)
         if not splits:
             self._recorder.cannot("partitions", "the device has one slot, and two partitions need two")
@@ -258,7 +258,7 @@ class Overlap:
         )
 
 
-def _name_of(kind: str, split: Split) -> str:
+def _name_of(kind: str, split: QuotaPair) -> str:
     return f"partitions {split[0]}+{split[1]}" if kind == "partitions" else kind.replace("_", " ")
 
 

@@ -15,6 +15,7 @@ import torch
 
 from mosaic.backends.base import Backend
 from mosaic.backends.cuda import driver
+from mosaic.backends.cuda.records import Slots
 from mosaic.device import FORBID_EXTRA
 from mosaic.errors import BackendUnavailableError, CudaError
 from mosaic.microbench.report import Picture, Report, bar_of, spread_text
@@ -29,7 +30,6 @@ PAPER_LEND_MS = 0.013
 GOAL_LEND_NS = 1000.0
 """What lending should stay under here."""
 
-Slots = tuple[int, ...]
 Make = Callable[[Slots], Callable[[], object]]
 """Makes what runs on a partition, from nothing; returns what ends it."""
 

@@ -48,7 +48,7 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Absent:
+class NotMeasured:
     """Something that was to be measured and cannot be had here."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
@@ -96,7 +96,7 @@ class Result:
     """Where it comes from."""
     left_out: tuple[str, ...] = ()
     """What the time did not reach for."""
-    absent: tuple[Absent, ...] = ()
+    absent: tuple[NotMeasured, ...] = ()
     """What cannot be had here."""
 
 
@@ -106,17 +106,17 @@ class Recorder:
     def __init__(self, backend: Backend, budget: Budget) -> None:
         self.backend = backend
         self.budget = budget
-        self.absent: list[Absent] = []
+        self.absent: list[NotMeasured] = []
         self._load = ForeignLoad()
         self._used_before_s = budget.used_s
         self._left_out_before = len(budget.left_out)
 
-    def cannot(self, what: str, reason: object) -> Absent | None:
+    def cannot(self, what: str, reason: object) -> NotMeasured | None:
         """Notes something that cannot be had, with the reason; returns what is new, None what was noted before."""
         text = " ".join(str(reason).split())
         if isinstance(reason, Exception) and not isinstance(reason, MosaicError):
             text = f"{type(reason).__name__}: {text}"  # others' errors may say nothing without their kind
-        found = Absent(what=what, reason=text)
+        found = NotMeasured(what=what, reason=text)
         if found in self.absent:
             return None
         self.absent.append(found)

@@ -1,4 +1,4 @@
-"""Timing one lane alone, or two side by side, by a question's settings; ``mosaic.profiler.measuring.together`` does the rest."""
+"""Timing one lane alone, or two side by side, by a question's settings; the profiler does the rest."""
 
 from __future__ import annotations
 

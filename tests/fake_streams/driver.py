@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from mosaic.backends.cuda.driver import CudaDevice, Placement, SlotDescription
+from mosaic.backends.cuda.driver import CudaDevice, SlotDescription, SmPlacement
 from mosaic.errors import BackendUnavailableError
 
 
@@ -38,7 +38,7 @@ class FakeStats:
 @dataclass
 class FakePool:
     driver: FakeGreenDriver
-    placement: Placement
+    placement: SmPlacement
     layouts: list[list[FakePartition]] = field(default_factory=list)
     costs: list[FakeCost] = field(default_factory=list)
     closed: bool = False
@@ -123,7 +123,7 @@ class FakeGreenDriver:
     def describe_slots(self, *, fine: bool) -> SlotDescription:
         return self.slots
 
-    def open_pool(self, *, fine: bool, placement: Placement) -> FakePool:
+    def open_pool(self, *, fine: bool, placement: SmPlacement) -> FakePool:
         self.pools.append(FakePool(self, placement))
         return self.pools[-1]
 

@@ -20,10 +20,10 @@ from mosaic.cost import (
     SharedBandwidth,
     Sharing,
 )
-from mosaic.cost.interference.crowd import Crowds, guesses_of
-from mosaic.cost.interference.least_squares import nonnegative
+from mosaic.cost.interference.fitting.crowd import Crowds, guesses_of
+from mosaic.cost.interference.fitting.least_squares import nonnegative
+from mosaic.cost.interference.fitting.observation import Observation
 from mosaic.cost.interference.leveling import Demand
-from mosaic.cost.interference.observation import Observation
 from mosaic.profile import Phase
 
 BOUNDED = settings(max_examples=150, deadline=None, derandomize=True)

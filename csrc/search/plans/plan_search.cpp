@@ -16,6 +16,7 @@ constexpr double kHeuristicShare = 0.2;
 // More modules have a descent before a proof; of the time, for that.
 constexpr int kFewModules = 12;
 constexpr double kSoonShare = 0.05;
+constexpr double kSoonShareOfStart = 0.4;  // a re-plan has little time, and seldom enough for a proof
 // Of the time, what a list of all stages must leave for a proof; and of what is left then, for the proof.
 constexpr double kMinLeft = 0.3;
 constexpr double kProofShare = 0.85;
@@ -44,7 +45,8 @@ Partition search_exactly(StageSearch& search, const Limits& limits, const Clock&
                          Plan& made) {
     Partition best = take_over(search, start);
     if (search.problem().size() > kFewModules) {
-        best = improve(search, Clock(clock.seconds_left() * kSoonShare), start.empty() ? start : best.stages);
+        const double share = start.empty() ? kSoonShare : kSoonShareOfStart;
+        best = improve(search, Clock(clock.seconds_left() * share), start.empty() ? start : best.stages);
     }
     std::vector<Mask> singles;
     each(search.problem().all(), [&](int m) { singles.push_back(Mask{1} << m); });

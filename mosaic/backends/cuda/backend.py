@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 
 from mosaic.backends.base import Backend, checked_partitions
-from mosaic.backends.cuda.driver import CudaDevice, CudaDriver, Placement
+from mosaic.backends.cuda.driver import CudaDevice, CudaDriver, SmPlacement
 from mosaic.backends.cuda.environment import find_here, other_processes
 from mosaic.backends.cuda.lanes import GreenLanes
 from mosaic.backends.cuda.pool import GreenDriver, GreenPool, pack_layouts, pool_of
@@ -49,7 +49,7 @@ class CudaBackend(Backend):
         ordinal: int = 0,
         *,
         fine: bool = False,
-        placement: Placement = "merged",
+        placement: SmPlacement = "merged",
         verify: bool = True,
         sm_target: bool = False,
         cudnn: bool = True,

@@ -18,7 +18,7 @@ from mosaic.errors import BackendUnavailableError, CudaError
 if TYPE_CHECKING:
     from mosaic import _C
 
-Placement = Literal["merged", "split"]
+SmPlacement = Literal["merged", "split"]
 """How partitions get their SMs: slots of the one split, or one ``cuDevSmResourceSplit`` (CUDA 13.1) a layout."""
 
 
@@ -200,7 +200,7 @@ def open_pool(
     layouts: Sequence[Sequence[Sequence[int]]] = (),
     *,
     fine: bool = False,
-    placement: Placement = "merged",
+    placement: SmPlacement = "merged",
 ) -> _C.StreamPool:
     """Makes a pool of green-context streams; the caller closes it.
 
@@ -283,7 +283,7 @@ class CudaDriver:
         """Describes its slots."""
         return describe_slots(self.ordinal, fine=fine)
 
-    def open_pool(self, *, fine: bool, placement: Placement) -> _C.StreamPool:
+    def open_pool(self, *, fine: bool, placement: SmPlacement) -> _C.StreamPool:
         """Makes an empty pool."""
         return open_pool(self.ordinal, fine=fine, placement=placement)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mosaic.backends.cuda.driver import Placement
-from mosaic.backends.cuda.pool import Loan
+from mosaic.backends.cuda.driver import SmPlacement
+from mosaic.backends.cuda.pool import StreamLoan
 from mosaic.backends.cuda.records import PartitionRecord, Slots
 from mosaic.backends.streams.api import StreamApi
 from mosaic.backends.streams.lanes import StreamLanes
@@ -23,7 +23,7 @@ class GreenLanes(StreamLanes):
         partitions: SMs requested and granted, and the ids that the probe saw.
     """
 
-    def __init__(self, api: StreamApi, loan: Loan, placement: Placement) -> None:
+    def __init__(self, api: StreamApi, loan: StreamLoan, placement: SmPlacement) -> None:
         self.partitions: tuple[PartitionRecord, ...] = tuple(loan.records.values())
         try:
             streams = {
@@ -38,7 +38,7 @@ class GreenLanes(StreamLanes):
 
 
 def _conflict_in(
-    placement: Placement, layout_of: dict[Slots, int], records: dict[Slots, PartitionRecord]
+    placement: SmPlacement, layout_of: dict[Slots, int], records: dict[Slots, PartitionRecord]
 ) -> Callable[[Slots, Slots], bool]:
     """Returns whether work on two partitions has to take turns.
 

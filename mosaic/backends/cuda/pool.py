@@ -15,9 +15,9 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
-from mosaic.backends.cuda.driver import CudaDevice, Placement, SlotDescription
+from mosaic.backends.cuda.driver import CudaDevice, SlotDescription, SmPlacement
 from mosaic.backends.cuda.overlap import describe_excess, find_shared_sms
-from mosaic.backends.cuda.records import Layout, PartitionRecord, Slots
+from mosaic.backends.cuda.records import PartitionRecord, SlotLayout, Slots
 
 
 class GreenDriver(Protocol):
@@ -29,7 +29,7 @@ class GreenDriver(Protocol):
     def describe_slots(self, *, fine: bool) -> SlotDescription:
         """Describes its slots."""
 
-    def open_pool(self, *, fine: bool, placement: Placement) -> Any:
+    def open_pool(self, *, fine: bool, placement: SmPlacement) -> Any:
         """Makes an empty ``_C.StreamPool``, or what does as it does."""
 
     def probe_image(self) -> bytes:
@@ -42,7 +42,7 @@ class GreenDriver(Protocol):
         """Equal drivers share a pool."""
 
 
-def pack_layouts(partitions: Iterable[Slots]) -> tuple[Layout, ...]:
+def pack_layouts(partitions: Iterable[Slots]) -> tuple[SlotLayout, ...]:
     """Groups partitions into few layouts whose partitions share no slot: each goes into the first that it fits.
 
     A plan names the partitions of a stage together, so that a stage's layout stays whole.
@@ -58,7 +58,7 @@ def pack_layouts(partitions: Iterable[Slots]) -> tuple[Layout, ...]:
     return tuple(tuple(group) for group in groups)
 
 
-class Loan:
+class StreamLoan:
     """Streams that were lent; made by ``GreenPool.borrow``.
 
     Attributes:
@@ -108,14 +108,14 @@ class GreenPool:
         placement: How partitions get their SMs.
     """
 
-    def __init__(self, driver: GreenDriver, *, fine: bool, placement: Placement) -> None:
-        self.placement: Placement = placement
+    def __init__(self, driver: GreenDriver, *, fine: bool, placement: SmPlacement) -> None:
+        self.placement: SmPlacement = placement
         self._compute_capability = driver.describe().compute_capability
         self._pool = driver.open_pool(fine=fine, placement=placement)
         self._lock = threading.Lock()
-        self._indices: dict[Layout, int] = {}
+        self._indices: dict[SlotLayout, int] = {}
 
-    def borrow(self, layouts: Sequence[Layout], *, image: Callable[[], bytes | None]) -> Loan:
+    def borrow(self, layouts: Sequence[SlotLayout], *, image: Callable[[], bytes | None]) -> StreamLoan:
         """Lends a stream for each partition, and makes what is not there yet.
 
         A partition that is lent already is lent again, by the same stream: what two borrowers give to it runs in turn.
@@ -127,7 +127,7 @@ class GreenPool:
         Raises:
             CudaError: The driver failed, or partitions without a common slot were seen to share SMs.
         """
-        loan = Loan(self._pool)
+        loan = StreamLoan(self._pool)
         with self._lock:
             for layout in layouts:
                 self._add(layout)
@@ -151,18 +151,18 @@ class GreenPool:
         """Ends streams and contexts; for when nothing is left that ran on them, tensors included."""
         self._pool.close()
 
-    def _add(self, layout: Layout) -> None:
+    def _add(self, layout: SlotLayout) -> None:
         if layout not in self._indices:
             index = len(self._pool.stats().layouts)  # counted there: Ctrl-C may come between adding and noting it here
             self._pool.add_layout(layout)
             self._indices[layout] = index
 
-    def _probe(self, layouts: Sequence[Layout], image: Callable[[], bytes | None]) -> None:
+    def _probe(self, layouts: Sequence[SlotLayout], image: Callable[[], bytes | None]) -> None:
         found = [info for layout in layouts for info in self._pool.partitions(self._indices[layout])]
         if any(info.sm_ids is None for info in found) and (compiled := image()) is not None:
             self._pool.verify(compiled)
 
-    def _judge(self, loan: Loan, found: list[list[PartitionRecord]]) -> None:
+    def _judge(self, loan: StreamLoan, found: list[list[PartitionRecord]]) -> None:
         everything = [record for records in found for record in records]
         # Where each layout was split anew the driver promises nothing between layouts; their lanes take turns instead.
         groups, call = (found, "cuDevSmResourceSplit")
@@ -176,14 +176,14 @@ class GreenPool:
 _MAKING = threading.Lock()
 
 
-def pool_of(driver: GreenDriver, *, fine: bool, placement: Placement) -> GreenPool:
+def pool_of(driver: GreenDriver, *, fine: bool, placement: SmPlacement) -> GreenPool:
     """Returns the pool of a device and kind in this process; see the top of this module for why it is never ended."""
     with _MAKING:  # or two threads would make two, which give out the same SMs
         return _make_pool(driver, fine, placement)
 
 
 @functools.cache
-def _make_pool(driver: GreenDriver, fine: bool, placement: Placement) -> GreenPool:
+def _make_pool(driver: GreenDriver, fine: bool, placement: SmPlacement) -> GreenPool:
     pool = GreenPool(driver, fine=fine, placement=placement)
     # At interpreter exit, too, tensors may be let go after their streams' pool; so it is never freed by Python.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(pool))

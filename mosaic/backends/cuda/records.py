@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from mosaic.device import FORBID_EXTRA
 
 Slots = tuple[int, ...]
-Layout = tuple[Slots, ...]
+SlotLayout = tuple[Slots, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from mosaic.cost.interference.bandwidth import Bandwidths
 from mosaic.cost.interference.eq8 import Eq8, FullInterference
-from mosaic.cost.interference.fit import Coefficients, fit_leveling, fit_pairwise
+from mosaic.cost.interference.fitting.fit import Coefficients, fit_leveling, fit_pairwise
+from mosaic.cost.interference.fitting.leveling_fit import why_not_leveled
+from mosaic.cost.interference.fitting.observation import ObservationTable, observe
 from mosaic.cost.interference.forms import InterferenceForm, find_form
 from mosaic.cost.interference.leveling import LeveledBandwidth, Leveling
-from mosaic.cost.interference.leveling_fit import why_not_leveled
 from mosaic.cost.interference.measured import MeasuredInterference
-from mosaic.cost.interference.observation import ObservationTable, observe
 from mosaic.cost.interference.pairwise import SharedBandwidth, Sharing
 from mosaic.cost.interference.protocol import HasBandwidth, Interference, NoInterference
 from mosaic.device import Device

@@ -19,6 +19,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mosaic.engine.calls.obstacles import Obstacle
+from mosaic.engine.calls.thread_state import saved_tensor_hooks
 
 DRAW_WITH_TORCH = "nothing, or draw with torch.rand and its like only"
 _STATE_WORDS = 624
@@ -85,11 +86,11 @@ class RandomnessWatch(TorchDispatchMode):
         self._module = module
         self._inside: list[nn.Module] = []
         self._handles: list[Any] = []
-        self._hooks = _saved_tensor_hooks()
+        self._hooks = saved_tensor_hooks()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs the operator unchanged."""
-        if _saved_tensor_hooks() != self._hooks:
+        if saved_tensor_hooks() != self._hooks:
             # Recomputing saves and restores the random numbers of the whole process, from each lane's thread.
             self.obstacle = Obstacle(
                 "it uses activation checkpointing or other hooks on saved tensors",
@@ -190,7 +191,3 @@ def _draws(func: Any) -> bool:
 
 def _takes_generator(func: Any) -> bool:
     return any(argument.name == "generator" for argument in func._schema.arguments)
-
-
-def _saved_tensor_hooks() -> object:
-    return torch._C._autograd._top_saved_tensors_default_hooks(True)

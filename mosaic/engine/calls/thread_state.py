@@ -88,20 +88,30 @@ def interception() -> str | None:
     A lane's thread would escape what watches this thread's operators (a profiler of operators, fake tensors, a
     tracer), and a call in the middle of a backward is a recomputation of one that was made before.
     """
-    if (
-        torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._len_torch_function_stack() > 0
-        or torch._C._get_tracing_state() is not None
-        or torch.compiler.is_compiling()
-    ):
+    if torch._C._len_torch_dispatch_stack() > 0 or torch._C._len_torch_function_stack() > 0 or is_traced():
         return "another torch mode is active"
+    return surrounding()
+
+
+def surrounding() -> str | None:
+    """Returns what a call made now is inside of, where a replay or another thread would compute something else."""
     if torch.is_inference_mode_enabled():
         return "inference mode is active"
-    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+    if saved_tensor_hooks() is not None:
         return "hooks on saved tensors are active, such as activation checkpointing around it"
     if torch._C._current_graph_task_id() != -1:
         return "it is called in the middle of a backward, such as by activation checkpointing"
     return None
+
+
+def is_traced() -> bool:
+    """Whether torch is tracing or compiling what this thread runs."""
+    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+
+
+def saved_tensor_hooks() -> object:
+    """Returns the innermost hooks on saved tensors, or None."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)
 
 
 class _Here(threading.local):

@@ -18,7 +18,8 @@ from mosaic.backends.streams.api import StreamApi
 from mosaic.engine.calls.branch_graph import survey
 from mosaic.engine.calls.random_numbers import other_random_state
 from mosaic.engine.calls.structure import flatten, is_opaque, tensors_in
-from mosaic.engine.calls.thread_state import as_lane
+from mosaic.engine.calls.thread_state import as_lane, saved_tensor_hooks
+from mosaic.engine.calls.torch_functions import written_arguments
 from mosaic.engine.graphs.branches import RefusalError, TakenCall
 from mosaic.engine.graphs.module_state import ModuleState, random_state
 
@@ -137,7 +138,7 @@ class CaptureWatch(TorchDispatchMode):
         self._device = device
         self._inputs = storages(inputs)
         self._known = storages(own)
-        self._hooks = _saved_tensor_hooks()
+        self._hooks = saved_tensor_hooks()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs the operator unchanged, unless that might change what nobody could put back."""
@@ -158,11 +159,11 @@ class CaptureWatch(TorchDispatchMode):
     def _reason(self, func: Any, args: Any, kwargs: Any) -> str | None:
         if any(tag in func.tags for tag in _READS_BACK):
             return f"it needs a value back from the device in the middle ({func})"
-        if _saved_tensor_hooks() != self._hooks:
+        if saved_tensor_hooks() != self._hooks:
             return "it uses activation checkpointing or other hooks on saved tensors"
         if kwargs.get("generator") is not None:
             return "it draws random numbers from a generator of its own"
-        if self._inputs & storages(_written(func, args, kwargs)):
+        if self._inputs & storages(_tensors(list(written_arguments(func, args, kwargs)))):
             return f"it writes into one of its inputs ({func})"
         if func.name().split(".")[0] in _CONSTANTS:
             return None
@@ -180,21 +181,9 @@ def storages(tensors: Iterable[torch.Tensor]) -> set[int]:
     return {tensor.untyped_storage()._cdata for tensor in tensors}
 
 
-def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    for index, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            found += _tensors(args[index] if index < len(args) else kwargs.get(argument.name))
-    return found
-
-
 def _tensors(value: Any) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def _shape(tensor: torch.Tensor) -> str:
     return "x".join(map(str, tensor.shape)) or "scalar"
-
-
-def _saved_tensor_hooks() -> object:
-    return torch._C._autograd._top_saved_tensors_default_hooks(True)

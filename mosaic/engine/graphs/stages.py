@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from mosaic.backends.streams.api import StreamApi
+from mosaic.engine.calls.thread_state import is_traced, surrounding
 from mosaic.engine.graphs.branches import Eager, RefusalError, StageBranch, TakenCall
 from mosaic.engine.graphs.capture import Capturing, told
 from mosaic.engine.graphs.module_state import ModuleChange
@@ -121,17 +122,9 @@ class StageGraphs:
     # Finding.
 
     def _interception(self) -> str | None:
-        if torch.is_inference_mode_enabled():
-            return "inference mode is active"
-        if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        if is_traced():
             return "it is being traced"
-        if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
-            return "hooks on saved tensors are active, such as activation checkpointing around it"
-        if torch._C._current_graph_task_id() != -1:
-            return "it is called in the middle of a backward, such as by activation checkpointing"
-        if self._api.is_capturing():
-            return "it is being captured by somebody else"
-        return None
+        return surrounding() or ("it is being captured by somebody else" if self._api.is_capturing() else None)
 
     def _take(self, branch: StageBranch) -> TakenCall | Eager:
         try:

@@ -9,6 +9,7 @@ from torch.utils import _pytree as pytree
 
 from mosaic.engine.calls.shapes import ShapeTable
 from mosaic.engine.calls.structure import map_tensors, tensors_of
+from mosaic.engine.calls.torch_functions import written_arguments
 from mosaic.engine.host.lane_tensor import LaneTensor, lane_of_backward, lane_tensors
 from mosaic.errors import ModuleContractError
 
@@ -126,9 +127,4 @@ def _writes_only(func: Any, args: Any, kwargs: Any, lane: Lane) -> bool:
     """Whether an operator writes into nothing but tensors of one lane."""
     if not func._schema.is_mutable:
         return True
-    for index, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            written = args[index] if index < len(args) else kwargs.get(argument.name)
-            if not isinstance(written, LaneTensor) or written._lane is not lane:
-                return False
-    return True
+    return all(isinstance(t, LaneTensor) and t._lane is lane for t in written_arguments(func, args, kwargs))

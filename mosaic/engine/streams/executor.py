@@ -16,7 +16,7 @@ import torch
 from mosaic.backends.streams.lanes import StreamLane
 from mosaic.engine.calls.caller import note_in_place
 from mosaic.engine.calls.structure import map_tensors, tensors_in
-from mosaic.engine.calls.thread_state import as_lane, on_lane
+from mosaic.engine.calls.thread_state import as_lane, is_traced, on_lane
 from mosaic.engine.graphs import StageBranch, StageGraphs
 from mosaic.engine.streams.call import PlacedCall
 from mosaic.engine.streams.order import ModelCall, Orders
@@ -254,6 +254,6 @@ def _replayed(graphs: StageGraphs, site: PlacedModule, run: Callable[..., Any], 
 
 def _obstacle() -> str | None:
     """Returns why a call made now must run where it is made, or None."""
-    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+    if is_traced():
         return "it is being traced or compiled; compile the placed modules instead"
     return None

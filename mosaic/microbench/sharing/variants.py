@@ -18,7 +18,7 @@ from mosaic.backends.streams.api import TorchStreams
 from mosaic.backends.streams.lanes import StreamLanes
 from mosaic.errors import BackendUnavailableError, CudaError
 
-Split = tuple[int, int]
+QuotaPair = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +33,13 @@ class Variant:
     """What the lanes belong to; to be closed."""
     both: tuple[Lane, Lane]
     """The two lanes; one lane twice for work that runs one after the other."""
-    quotas: Split | None = None
+    quotas: QuotaPair | None = None
     """Slots of each; None where nothing confines them."""
     note: str = ""
     """What to know about it."""
 
 
-def open_variant(kind: str, backend: Backend, split: Split) -> Variant:
+def open_variant(kind: str, backend: Backend, split: QuotaPair) -> Variant:
     """Opens one variant.
 
     Args:
@@ -53,12 +53,12 @@ def open_variant(kind: str, backend: Backend, split: Split) -> Variant:
     return KINDS[kind](backend, split)
 
 
-def parts_of(split: Split) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def parts_of(split: QuotaPair) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Returns the slots of two neighbouring partitions."""
     return tuple(range(split[0])), tuple(range(split[0], sum(split)))
 
 
-def _sequential(backend: Backend, split: Split) -> Variant:
+def _sequential(backend: Backend, split: QuotaPair) -> Variant:
     whole = backend.device.slots
     try:
         lanes, note = backend.open_plain_lanes([whole]), "one plain stream with every SM"
@@ -68,13 +68,13 @@ def _sequential(backend: Backend, split: Split) -> Variant:
     return Variant("one after the other", "sequential", lanes, (lane, lane), None, note)
 
 
-def _plain(backend: Backend, split: Split) -> Variant:
+def _plain(backend: Backend, split: QuotaPair) -> Variant:
     parts = parts_of(split)
     lanes = backend.open_plain_lanes(parts)
     return Variant("plain streams", "plain", lanes, _both(lanes, parts), None, "two streams, every SM for both")
 
 
-def _prioritised(backend: Backend, split: Split) -> Variant:
+def _prioritised(backend: Backend, split: QuotaPair) -> Variant:
     parts = parts_of(split)
     lanes = backend.open_plain_lanes(parts, priorities=(-1, 0))
     note = "the first module's stream goes first, every SM for both"
@@ -85,14 +85,14 @@ def _both(lanes: Lanes, parts: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple
     return lanes.lane(parts[0]), lanes.lane(parts[1])
 
 
-def _partitions(backend: Backend, split: Split) -> Variant:
+def _partitions(backend: Backend, split: QuotaPair) -> Variant:
     parts = parts_of(split)
     lanes = backend.open_lanes(parts)
     name = f"partitions {split[0]}+{split[1]}"
     return Variant(name, "partitions", lanes, _both(lanes, parts), split)
 
 
-def _torch_contexts(backend: Backend, split: Split) -> Variant:
+def _torch_contexts(backend: Backend, split: QuotaPair) -> Variant:
     """``torch.cuda.green_contexts``: disjoint where torch can split (2.15), overlapping otherwise."""
     if backend.torch_device.type != "cuda":
         raise BackendUnavailableError(
@@ -144,7 +144,7 @@ def _split_by_torch(torch_contexts: Any, sms: tuple[int, ...], ordinal: int) -> 
     return contexts, f"{reason}: two contexts made apart, whose SMs OVERLAP, both from the lowest SM on"
 
 
-KINDS: Mapping[str, Callable[[Backend, Split], Variant]] = MappingProxyType(
+KINDS: Mapping[str, Callable[[Backend, QuotaPair], Variant]] = MappingProxyType(
     {
         "sequential": _sequential,
         "plain": _plain,

@@ -1,4 +1,4 @@
-"""From an instance to an answer that can be kept as JSON: what ``mosaic solve`` does."""
+"""From an instance to an answer that can be kept as JSON, as `mosaic solve` prints it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def solve_instance(
             ``solve``; or a planner that Mosaic is compared with, whose waves hold whole modules here.
         time_limit: Seconds of wall clock. 0 gives the sequential plan at once, whatever the method. ``gahc`` and
             ``brute_force`` know no other limit: they end when they are done.
-        seed: Of the heuristic's restarts.
+        seed: Of the windows that are drawn at random.
         earlier: A plan of an instance that has modules in common with this one: ``exact`` and ``heuristic`` start from
             its stages.
         search: Granularity and ablations of ``gahc``; the limits in it are not asked.

@@ -6,9 +6,9 @@ from bench.record import Figure, Study, median_figure
 from mosaic import artifact
 
 
-def test_the_readme_shows_the_newest_results():
-    readme = tables.README.read_text(encoding="utf-8")
-    assert readme == tables.with_tables(readme), "run: python -m bench.tables"
+@pytest.mark.parametrize("page", tables.PAGES, ids=lambda page: page.name)
+def test_a_page_shows_the_newest_results(page):
+    assert page.read_text(encoding="utf-8") == tables.with_tables(page), "run: python -m bench.tables"
 
 
 def test_a_table_without_results_says_so(monkeypatch, tmp_path):

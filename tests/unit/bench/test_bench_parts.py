@@ -1,4 +1,4 @@
-"""What ``python -m bench.gpu`` is made of: what it looks for first, what it counts, and how results become tables."""
+"""What ``python -m bench.gpu.__main__`` is made of: what it looks for first, what it counts, and how results become tables."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from mosaic.device import Device
 from mosaic.errors import MosaicError
 from mosaic.microbench import QUESTIONS, BenchSettings, Budget
 from mosaic.microbench.overlap import Overlap, Row, VariantTime
-from mosaic.microbench.result import Absent, Spread
+from mosaic.microbench.result import NotMeasured, Spread
 
 H200 = Device(name="NVIDIA H200", kind="cuda", num_slots=16, sms_per_slot=8, remainder_sms=4, memory_bytes=1 << 37)
 
@@ -75,7 +75,7 @@ FIGURES = (
 def study(**changes: object) -> Study:
     made = Study(
         study="gpu",
-        command="python -m bench.gpu --out out",
+        command="python -m bench.gpu.__main__ --out out",
         created="2026-12-01T10:00:00+00:00",
         commit="abc123",
         python_version="3.12.3",
@@ -158,7 +158,7 @@ def test_a_command_that_fails_or_hangs_is_ended_and_leaves_its_output(tmp_path: 
 
 def test_what_is_published_names_no_folder_of_this_machine():
     assert command_text(["--out", "/home/somebody/out", "--minutes", "8"]) == (
-        "python -m bench.gpu --out out --minutes 8"
+        "python -m bench.gpu.__main__ --out out --minutes 8"
     )
     assert without_folders(f"no such file: {tables.TOP}/bench/x.py, {sys.prefix}/lib/y.py") == (
         "no such file: bench/x.py, lib/y.py"
@@ -219,7 +219,7 @@ def test_overlap_hands_out_what_it_has_before_anything_later_can_fail(monkeypatc
 
     def rows(self: Overlap) -> Iterator[Row]:
         yield measured
-        yield Absent(what="partitions 8+8, forward, eager", reason="cuDNN error")
+        yield NotMeasured(what="partitions 8+8, forward, eager", reason="cuDNN error")
         raise RuntimeError("the device fell off")
 
     monkeypatch.setattr(Overlap, "rows", rows)

@@ -18,7 +18,7 @@ from mosaic.microbench import QUESTIONS, BenchSettings, Budget
 from mosaic.microbench.interference import measure_interference
 from mosaic.microbench.isolation import measure_isolation
 from mosaic.microbench.overlap import Overlap, Row, VariantTime, measure_overlap
-from mosaic.microbench.result import Absent
+from mosaic.microbench.result import NotMeasured
 from mosaic.microbench.timing import Pieces, time_beside, window_ms
 from mosaic.profiler import Subject
 
@@ -187,7 +187,7 @@ def test_what_one_variant_raises_is_the_reason_of_its_own_rows_and_the_others_go
     times = [row for row in rows if isinstance(row, VariantTime)]
     assert [time.kind for time in times] == ["sequential", "plain", "prioritised"] * 4
     assert {time.step_ms.count for time in times} == {TINY.rounds * TINY.steps_per_round}
-    failed = [row for row in rows if isinstance(row, Absent) and row.what.startswith("partitions")]
+    failed = [row for row in rows if isinstance(row, NotMeasured) and row.what.startswith("partitions")]
     assert [row.what for row in failed] == [
         f"partitions 2+2, {passes}, {launching}"
         for launching in ("eager", "captured")
@@ -202,7 +202,7 @@ def test_a_variant_that_fails_in_a_later_round_keeps_the_rounds_it_had(backend: 
     rows = rows_of(backend, Fails(backend, RuntimeError("no workspace"), first_call=before_it_fails))
     kept = [row for row in rows if isinstance(row, VariantTime) and row.kind == "partitions"]
     assert [time.step_ms.count for time in kept] == [TINY.steps_per_round]
-    assert Absent(
+    assert NotMeasured(
         what="partitions 2+2, forward+backward, eager: rounds from 2 on", reason="RuntimeError: no workspace"
     ) in rows  # fmt: skip
 
@@ -212,7 +212,7 @@ def test_after_an_error_that_sticks_each_later_row_says_so_and_the_earlier_ones_
     assert [row for row in rows if isinstance(row, VariantTime)] == []  # all were open when it happened
     ways = ("partitions 2+2", "prioritised streams", "one after the other", "plain streams")
     for way in ways:
-        reasons = [row.reason for row in rows if isinstance(row, Absent) and row.what.startswith(f"{way}, ")]
+        reasons = [row.reason for row in rows if isinstance(row, NotMeasured) and row.what.startswith(f"{way}, ")]
         assert len(reasons) == 4
         assert all("illegal memory access" in reason for reason in reasons)
     late = StreamsBackend()
@@ -251,4 +251,4 @@ def test_what_cannot_be_ended_costs_no_row(backend: StreamsBackend, monkeypatch:
     monkeypatch.setattr(StreamLanes, "close", lambda self: (whole(self), broken(self)))
     rows = list(Overlap(backend, TINY, None).rows())
     assert sum(isinstance(row, VariantTime) for row in rows) == 16
-    assert any(isinstance(row, Absent) and row.what == "ending plain streams" for row in rows)
+    assert any(isinstance(row, NotMeasured) and row.what == "ending plain streams" for row in rows)

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mosaic.cost.interference.least_squares import Matrix
+from mosaic.cost.interference.fitting.least_squares import Matrix
+from mosaic.cost.interference.fitting.leveling_fit import slopes
+from mosaic.cost.interference.fitting.observation import Observation, ObservationTable
 from mosaic.cost.interference.leveling import demand_of
-from mosaic.cost.interference.leveling_fit import slopes
-from mosaic.cost.interference.observation import Observation, ObservationTable
 from mosaic.cost.interference.protocol import HasBandwidth
 from mosaic.device import Device
 from mosaic.profile import Phase

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from mosaic.cost.interference.least_squares import Matrix
+from mosaic.cost.interference.fitting.least_squares import Matrix
 from mosaic.cost.interference.leveling import Demand, demand_of
 from mosaic.cost.interference.protocol import HasBandwidth
 from mosaic.profile import GroupMember, GroupSample, PairSample, Phase

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mosaic.cost.interference.crowd import Crowds, guesses_of, typical_draw
-from mosaic.cost.interference.least_squares import Matrix, damped, jacobian
+from mosaic.cost.interference.fitting.crowd import Crowds, guesses_of, typical_draw
+from mosaic.cost.interference.fitting.least_squares import Matrix, damped, jacobian
+from mosaic.cost.interference.fitting.observation import Observation, ObservationTable
 from mosaic.cost.interference.leveling import Leveling
-from mosaic.cost.interference.observation import Observation, ObservationTable
 from mosaic.errors import InvalidProfileError
 
 NAMES = ("capacity", "fairness", "cache", "idle", "draw")

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mosaic.cost.interference.least_squares import Matrix
+from mosaic.cost.interference.fitting.least_squares import Matrix
+from mosaic.cost.interference.fitting.observation import Observation
 from mosaic.cost.interference.leveling import MAX_IDLE, MIN_SHARE, Demand
-from mosaic.cost.interference.observation import Observation
 
 _STEPS = 8
 _TINY = 1e-12
