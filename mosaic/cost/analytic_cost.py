@@ -111,9 +111,12 @@ class AnalyticCost(TimedBeside):
             phase_ms(known[at].phase(phase), self.hardware, self._sms(quota), network_gb_per_s=self._network(degree))
             for at in (low, high)
         )
-        return between_ms(low_ms, high_ms, low, high, degree) + (
-            self.communication_ms(module, degree) if phase is Phase.BACKWARD else 0.0
-        )
+        whole = known[1].batch if 1 in known else 0
+        if whole and known[low].batch and known[high].batch:  # times follow the samples of the fullest device
+            alone_ms = between_ms(low_ms, high_ms, known[low].batch, known[high].batch, -(-whole // degree))
+        else:
+            alone_ms = between_ms(low_ms, high_ms, low, high, degree)
+        return alone_ms + (self.communication_ms(module, degree) if phase is Phase.BACKWARD else 0.0)
 
     def _sms(self, quota: int) -> int:
         return quota * self.hardware.sms_per_slot

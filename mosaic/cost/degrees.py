@@ -41,9 +41,9 @@ def neighbours(known: Sequence[int], degree: int) -> tuple[int, int]:
     return known[bisect_right(known, degree) - 1], known[bisect_left(known, degree)]
 
 
-def between_ms(low_ms: float, high_ms: float, low: int, high: int, degree: int) -> float:
-    """Returns the time at a degree from those at two around it, on a straight line in log-log."""
+def between_ms(low_ms: float, high_ms: float, low: int, high: int, at: int) -> float:
+    """Returns the time at a degree, or number of samples, from those at two around it: a straight line in log-log."""
     if low == high or low_ms <= 0 or high_ms <= 0:
         return low_ms
-    share = math.log(degree / low) / math.log(high / low)
+    share = math.log(at / low) / math.log(high / low)
     return math.exp((1 - share) * math.log(low_ms) + share * math.log(high_ms))
