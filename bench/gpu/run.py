@@ -1,4 +1,4 @@
-"""The run of ``bench.gpu.__main__``: build, ladder, gpu tests, measurements, table.
+"""The run of ``bench.gpu``: build, ladder, gpu tests, measurements, table.
 
 No step can end it, and each leaves a whole file.
 """
@@ -121,9 +121,7 @@ class Record:
 
 def command_text(arguments: Sequence[str]) -> str:
     """Returns the command line as it may be published: of a path, its last part."""
-    return shlex.join(
-        ["python", "-m", "bench.gpu.__main__", *(Path(word).name if "/" in word else word for word in arguments)]
-    )
+    return shlex.join(["python", "-m", "bench.gpu", *(Path(word).name if "/" in word else word for word in arguments)])
 
 
 def without_folders(text: str) -> str:

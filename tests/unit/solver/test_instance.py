@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from instance_cases import solve_instance
 
 from bench.solver.generate import DEGREES, SHAPES, Recipe, generate, ofasys
 from mosaic.artifact import parse, to_json
 from mosaic.errors import InfeasibleError, InvalidFileError, InvalidGraphError
 from mosaic.solver.instances.instance import Disturbance, Instance, InstanceModule, InstanceOption, Pin
 from mosaic.solver.instances.instance_cost import TableCost
-from mosaic.solver.instances.problem_file import solve_instance
 
 
 def option(degree: int = 1, quota: int = 1, forward_ms: float = 1.0, backward_ms: float = 2.0, memory_bytes: int = 0):
