@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from bench.colocate import Scale, study
+from bench.colocate.__main__ import Scale, study
 from bench.colocate import __main__ as bench_colocate
 from bench.colocate import models as colocate_models
 from bench.colocate.calls import ALONE
