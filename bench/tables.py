@@ -9,9 +9,11 @@ import argparse
 import re
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
+from bench import pages
 from bench.gpu import tables as gpu_tables
 from bench.record import Study
 from mosaic.artifact import load, save, write_text
@@ -22,7 +24,7 @@ from mosaic.errors import MosaicError
 TOP = Path(__file__).resolve().parent.parent
 RESULTS = TOP / "bench" / "results"
 README = TOP / "README.md"
-PAGES = (README, TOP / "docs" / "gpu.md")
+PAGES = (README, TOP / "bench" / "README.md", *sorted((TOP / "docs").glob("*.md")))
 """Which have tables between markers."""
 
 
@@ -134,6 +136,9 @@ def demo_table() -> str:
 TABLES: Mapping[str, Callable[[], str]] = MappingProxyType(
     {
         "demo": demo_table,
+        "methods": pages.methods_table,
+        "choices": pages.choices_table,
+        **{study: partial(pages.study_table, study, RESULTS) for study in pages.HIGHLIGHTS},
         "models": lambda: gpu_table("models", gpu_tables.models_table, "models"),
         "overlap": lambda: gpu_table("overlap", gpu_tables.overlap_table),
         "scaling": lambda: gpu_table("scaling", gpu_tables.scaling_table, "scaling"),
