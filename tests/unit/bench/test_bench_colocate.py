@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from bench.colocate.__main__ import Scale, study
 from bench.colocate import __main__ as bench_colocate
 from bench.colocate import models as colocate_models
+from bench.colocate.__main__ import Scale, study
 from bench.colocate.calls import ALONE
 from bench.colocate.models import Loop, goals, in_rounds, lost_name, plain_name, sequential_name, tried_name
 from bench.record import Figure, Study
