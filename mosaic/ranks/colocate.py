@@ -115,7 +115,7 @@ def colocate_ranks(
     world = World.join(device, timeout_s=settings.timeout_s, watch=settings)
     with world.opening():
         backend = world.together(lambda: backend_for(model, given, device))
-        on = prepare(world, model, sample, backend, modules=modules, exclude=exclude, direct=settings.direct)
+        on = prepare(world, model, sample, backend, modules=modules, exclude=exclude)
         world.check_alike(RankFacts.of(backend.device, on.finding.graph.fingerprint))
         for tensor in (*model.parameters(), *model.buffers()):
             with world.progress.waiting(THE_LOOP, "agreement"):

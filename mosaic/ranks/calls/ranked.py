@@ -16,11 +16,6 @@ piece on other ranks, and for slots; so does the loop's thread itself.
    do. The reductions of its gradients do likewise over another one.
 3. *Slots.* What computes holds slots and waits for nothing; what waits for messages holds none.
 
-A result that goes straight to another module's ranks is moved by that module's call, over its communicator: the call
-that made it sends nothing then. All ranks leave that out alike, since they agreed on what goes straight, and a rank
-that is missing both calls takes part in both. The second call waits for the first on each rank, and so does the
-backward of the first for that of the second, as a plain argument would have it.
-
 Take the first call, backward or reduction in that order which some rank has not ended. All before it have ended on all
 ranks, and so, by induction, has what was submitted on any rank before it. So each rank's thread comes to submit it,
 nothing on its lane is before it, its partners on the other ranks are in the same place, and its slots become free. So
@@ -33,7 +28,7 @@ backward's end.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -50,11 +45,9 @@ from mosaic.ranks.calls import steps
 from mosaic.ranks.calls.agree import trouble_of
 from mosaic.ranks.calls.passing import ForwardPass
 from mosaic.ranks.calls.steps import Step
-from mosaic.ranks.calls.straight import StraightTensor
 from mosaic.ranks.meeting.progress import Traffic, Waiting, unwatched
 from mosaic.ranks.parameters.reduce import GradientReducer
 from mosaic.ranks.parameters.tied import Compute
-from mosaic.ranks.rows.ways import Ways
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +116,6 @@ class Ranked:
         on_backward: Called when its backward is reached, in the thread that runs it.
         refused: What was raised on all ranks alike, before any rows moved, when last a call could not be routed.
         on_step: Told of the steps of its calls, for tests.
-        ways: The layouts of all modules' rows; of use where some go straight to or from this one.
-        taken: For each argument that comes straight from another module, within the model's own call, that module.
-        given: For each leaf of its result that goes straight to another module the name of that.
-        passed: What stands for such results in the model's call that is running.
 
     Raises:
         UnsupportedModelError: No argument has a batch.
@@ -165,11 +154,6 @@ class Ranked:
         self.refused: weakref.ref[BaseException] | None = None
         self.on_backward: Callable[[], None] = lambda: None
         self.on_step: Callable[[str, Step], None] | None = None
-        self.ways = Ways({})
-        self.taken: dict[int, Ranked] = {}
-        self._taken_results: dict[int, int] = {}
-        self.given: dict[int, str] = {}
-        self.passed: dict[tuple[str, int], Any] = {}
         self._reducer = reducer
         self.plain = partial(nn.Module.__call__, module)
         self.keywords = frozenset(sample[1])
@@ -193,42 +177,12 @@ class Ranked:
 
     def without_rows(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Returns arguments without rows, for taking part in a call that this rank has nothing for."""
-        leaves = list(self._sample)
-        for index, source in self.taken.items():
-            leaves[index] = source.passed.get((self.name, self._taken_results[index]), leaves[index])
-        args, kwargs = unflatten(leaves, self.spec)
+        args, kwargs = unflatten(list(self._sample), self.spec)
         return args, kwargs
 
-    def take_straight(self, source: Ranked, result: int, argument: int) -> None:
-        """Has a leaf of another module's result come straight to an argument of this one."""
-        self.taken[argument] = source
-        self._taken_results[argument] = result
-        source.given[result] = self.name
-
-    def goes_straight(self, *, inside: bool) -> bool:
-        """Whether rows of a call go straight to other modules or come so: within the model's own call."""
-        return inside and bool(self.taken or self.given)
-
-    def trouble_of(
-        self, spec: pytree.TreeSpec, leaves: Sequence[Any], *, straight: bool = False
-    ) -> ModuleContractError | None:
+    def trouble_of(self, spec: pytree.TreeSpec, leaves: Sequence[Any]) -> ModuleContractError | None:
         """Returns why a call cannot be routed, or None; all ranks are told of it and raise."""
-        trouble = trouble_of(self.name, spec, leaves, self.batched, self.spec)
-        return trouble if trouble is not None else self._straight_trouble(leaves, self.taken if straight else {})
-
-    def _straight_trouble(self, leaves: Sequence[Any], taken: Mapping[int, Ranked]) -> ModuleContractError | None:
-        for index, leaf in enumerate(leaves):
-            source = taken.get(index)
-            if isinstance(leaf, StraightTensor) and (source is None or not leaf.goes(source.name, self.name)):
-                return leaf.refusal(f"module {self.name!r}")
-            if source is not None and not isinstance(leaf, StraightTensor):
-                return ModuleContractError(
-                    f"{self.name!r} is called with something else than the result of {source.name!r}, which went "
-                    f"straight to its ranks, as in the sample's step; colocate(..., "
-                    f"options=Options(ranks=RankSettings(direct=False))), or leave it where "
-                    f"it is called: colocate(..., exclude=[{self.name!r}])"
-                )
-        return None
+        return trouble_of(self.name, spec, leaves, self.batched, self.spec)
 
     def result_of(self, leaves: Sequence[Any]) -> Any:
         """Returns a call's leaves as the module nests them."""

@@ -157,8 +157,6 @@ class RankedRuns:
         finally:
             self._called, self._tokens = None, []
             self._passed_over = set()
-            for ranked in self._ranked.values():
-                ranked.passed.clear()
 
     def _inside(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         result = run(*args, **kwargs)
