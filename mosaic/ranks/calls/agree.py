@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from mosaic.engine.calls.structure import flatten
 from mosaic.errors import ModuleContractError
-from mosaic.ranks.meeting.progress import Waiting, unwatched
+from mosaic.ranks.meeting.progress import Waiting
 
 _FACTS = 5
 _ADDED = 2
@@ -42,9 +42,9 @@ def agree(
     *,
     is_there: bool,
     wants: Sequence[bool],
-    added: str = "",
-    trouble: ModuleContractError | None = None,
-    waiting: Waiting = unwatched,
+    added: str,
+    trouble: ModuleContractError | None,
+    waiting: Waiting,
 ) -> Agreement:
     """Tells all ranks of this one's call.
 

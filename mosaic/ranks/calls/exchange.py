@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -13,67 +12,53 @@ import torch.distributed as dist
 from mosaic.ranks.calls import steps
 from mosaic.ranks.calls.steps import Step
 from mosaic.ranks.meeting.groups import carrier_of, wait_for
-from mosaic.ranks.meeting.progress import SentPhase, Traffic, Waiting
+from mosaic.ranks.meeting.progress import SentPhase
 from mosaic.ranks.rows.routing import RowRouting
+
+if TYPE_CHECKING:
+    from mosaic.ranks.calls.ranked import Ranked
 
 
 class Exchange:
-    """Moves one call's rows over one communicator.
+    """Moves one call's rows over its module's own communicator, so that messages keep their order.
 
     Args:
-        group: A group of all ranks that belongs to the module alone, so that its messages keep their order.
-        name: The module, and
-        routing: the way of its rows.
-        traffic: Where to count what is sent for it.
-        note: Told of each step that sends.
-        waiting: Notes that a thread waits for other ranks.
-        control: All ranks, for tensors that ``group`` cannot carry.
+        ranked: The module.
+        routing: The way of its rows.
     """
 
-    def __init__(
-        self,
-        group: dist.ProcessGroup,
-        name: str,
-        routing: RowRouting,
-        *,
-        traffic: Traffic,
-        note: Callable[[Step], object],
-        waiting: Waiting,
-        control: dist.ProcessGroup,
-    ) -> None:
-        self.group = group
+    def __init__(self, ranked: Ranked, routing: RowRouting) -> None:
+        self._ranked = ranked
         self._routing = routing
-        self._control = control
-        self.rank = dist.get_rank(group)
-        self._count = partial(traffic.add, name)
-        self._note = note
-        self._waiting = waiting
 
     def begin(self, step: Step) -> None:
         """Notes that what follows is a step, unless nothing travels."""
         if self._routing.num_moved:
-            self._note(step)
+            self._ranked.note(step)
 
     def to_members(self, tensor: torch.Tensor, phase: SentPhase = "forward") -> torch.Tensor:
         """Returns the rows that this rank gets as a member for those that it holds; none, where it is to have none."""
-        return self._moved(tensor, self._routing.sends(self.rank), self._routing.receives(self.rank), phase)
+        rank = self._ranked.rank
+        return self._moved(tensor, self._routing.sends(rank), self._routing.receives(rank), phase)
 
     def to_holders(self, tensor: torch.Tensor, phase: SentPhase = "forward") -> torch.Tensor:
         """Returns what became of the rows that this rank holds, for those that it has as a member."""
-        return self._moved(tensor, self._routing.receives(self.rank), self._routing.sends(self.rank), phase)
+        rank = self._ranked.rank
+        return self._moved(tensor, self._routing.receives(rank), self._routing.sends(rank), phase)
 
     def _moved(
         self, tensor: torch.Tensor, sends: Sequence[int], receives: Sequence[int], phase: SentPhase
     ) -> torch.Tensor:
         if not self._routing.num_moved:
             return tensor
+        ranked = self._ranked
         made = tensor.new_empty((sum(receives), *tensor.shape[1:]))
         given = tensor.contiguous()
-        with self._waiting(phase):
-            group = carrier_of(given, self.group, self._control)
+        with ranked.waiting(phase):
+            group = carrier_of(given, ranked.group, ranked.control)
             wait_for(dist.all_to_all_single(made, given, list(receives), list(sends), group=group, async_op=True))
-        if num_rows := sum(sends) - sends[self.rank]:
-            self._count(phase, num_rows * math.prod(tensor.shape[1:]) * tensor.element_size())
+        if num_rows := sum(sends) - sends[ranked.rank]:
+            ranked.traffic.add(ranked.name, phase, num_rows * math.prod(tensor.shape[1:]) * tensor.element_size())
         return made
 
 

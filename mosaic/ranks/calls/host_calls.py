@@ -30,7 +30,7 @@ from mosaic.ranks.calls.passing import ForwardPass
 from mosaic.ranks.calls.ranked import Ranked
 from mosaic.ranks.calls.routed_call import RoutedCall, signature_of
 from mosaic.ranks.meeting.progress import RankProgress, SentPhase
-from mosaic.ranks.parameters.reduce import Anywhere, GradientReducer
+from mosaic.ranks.parameters.reduce import GradientReducer, SumPlace
 from mosaic.ranks.parameters.tied import Compute
 from mosaic.timeline import Span
 
@@ -75,7 +75,7 @@ class HostCalls(InStep):
             self._sites[name] = site
             self._modes[name] = site.parts()[0]
             one.after_backward = self._after_backward
-            if one.learned is not None and one.rank in one.members:
+            if one.rank in one.members:
                 site.obstacle = one.learned.obstacle
                 self.executor.let_draw(one.learned.drawing or ())
 
@@ -139,9 +139,9 @@ class HostCalls(InStep):
             self.executor.wait(last)
         return found
 
-    def place(self, slots: tuple[int, ...]) -> Anywhere:
+    def place(self, slots: tuple[int, ...]) -> SumPlace:
         """Returns where a module's gradients are summed up: on the lane that does it."""
-        return Anywhere()
+        return SumPlace()
 
     def whole_call(self) -> AbstractContextManager[None]:
         """Around the model's own call; of no effect: one thread runs all of a backward's nodes, the last ones first."""
@@ -182,7 +182,7 @@ class HostCalls(InStep):
         executor, site = self.executor, self._sites[ranked.name]
         key, draws = self._draws_of(ranked, site, arguments)
         if draws:
-            everywhere = ranked.learned is None or ranked.learned.drawing is None or ranked.learned.draws == 0
+            everywhere = ranked.learned.drawing is None or ranked.learned.draws == 0
             drawn_from = executor.lane_generator(draws)
             assert drawn_from is not None
             run = partial(_drawing, run, drawn_from[0], everywhere)
@@ -210,7 +210,7 @@ class HostCalls(InStep):
         if ranked.rank not in ranked.members:
             return None, 0
         modes, _ = site.parts()
-        if ranked.learned is None or (ranked.learned.draws == 0 and modes == self._modes[site.name]):
+        if ranked.learned.draws == 0 and modes == self._modes[site.name]:
             return None, 0
         key = (site.name, arguments.key(modes, ()))
         return key, self._draws.get(key)

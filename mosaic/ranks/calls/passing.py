@@ -99,15 +99,7 @@ class ForwardPass:
         self._wanted = [a or (grad and b) for a, b in zip(agreed.wanted, ranked.sample_wants, strict=True)]
         routing = routing_of(agreed.held, ranked.members)
         self._num_rows = routing.parts[ranked.rank]
-        self._exchange = Exchange(
-            ranked.group,
-            ranked.name,
-            routing,
-            traffic=ranked.traffic,
-            note=ranked.note,
-            waiting=ranked.waiting,
-            control=ranked.control,
-        )
+        self._exchange = Exchange(ranked, routing)
 
     def share(self) -> None:
         """Gives ranks that do not call the module the arguments that are no part of the batch."""

@@ -40,12 +40,11 @@ from torch.utils import _pytree as pytree
 
 from mosaic.engine.calls.signature import Signature
 from mosaic.engine.calls.structure import flatten, unflatten
-from mosaic.errors import ModuleContractError, UnsupportedModelError
+from mosaic.errors import ModuleContractError
 from mosaic.ranks.calls import steps
 from mosaic.ranks.calls.agree import trouble_of
-from mosaic.ranks.calls.passing import ForwardPass
 from mosaic.ranks.calls.steps import Step
-from mosaic.ranks.meeting.progress import Traffic, Waiting, unwatched
+from mosaic.ranks.meeting.progress import Traffic, Waiting
 from mosaic.ranks.parameters.reduce import GradientReducer
 from mosaic.ranks.parameters.tied import Compute
 
@@ -102,9 +101,9 @@ class Ranked:
         reducer: Reduces its parameters' gradients over the members; None on other ranks, and where nothing trains.
         traffic: Where to count what is sent.
         waiting: Notes that a thread waits for other ranks.
-        control: All ranks, for what is agreed on in host memory; ``group`` where that can do it.
-        learned: What its call in the sample's step showed; None if nothing is known.
-        batched: For each argument whether it has a row for each sample; by default those of one leading dimension.
+        control: All ranks, for what is agreed on in host memory; perhaps ``group``.
+        learned: What its call in the sample's step showed.
+        batched: For each argument whether it has a row for each sample.
 
     Attributes:
         batched: For each argument whether it has a row for each sample.
@@ -116,9 +115,6 @@ class Ranked:
         on_backward: Called when its backward is reached, in the thread that runs it.
         refused: What was raised on all ranks alike, before any rows moved, when last a call could not be routed.
         on_step: Told of the steps of its calls, for tests.
-
-    Raises:
-        UnsupportedModelError: No argument has a batch.
     """
 
     def __init__(
@@ -131,23 +127,23 @@ class Ranked:
         sample: tuple[tuple[Any, ...], dict[str, Any]],
         template: Template,
         compute: Compute,
-        reducer: GradientReducer | None = None,
-        traffic: Traffic | None = None,
-        waiting: Waiting = unwatched,
-        control: dist.ProcessGroup | None = None,
-        learned: Signature | None = None,
-        batched: tuple[bool, ...] | None = None,
+        reducer: GradientReducer | None,
+        traffic: Traffic,
+        waiting: Waiting,
+        control: dist.ProcessGroup,
+        learned: Signature,
+        batched: tuple[bool, ...],
     ) -> None:
         self.name = name
         self.module = module
         self.members = members
         self.group = group
-        self.control = control if control is not None else group
+        self.control = control
         self.template = template
         self.compute = compute
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
-        self.traffic = traffic if traffic is not None else Traffic()
+        self.traffic = traffic
         self.waiting = waiting
         self.learned = learned
         self.after_backward: Callable[[Ranked], None] = Ranked.reduce
@@ -158,22 +154,12 @@ class Ranked:
         self.plain = partial(nn.Module.__call__, module)
         self.keywords = frozenset(sample[1])
         leaves, self.spec = flatten(sample)
-        self.batched = batched_leaves(name, leaves) if batched is None else batched
+        self.batched = batched
         self.sample_wants = [isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves]
         self._sample = [
             leaf.detach()[:0].clone() if cut else leaf for leaf, cut in zip(leaves, self.batched, strict=True)
         ]
         self.anchor = torch.zeros(0, requires_grad=True, device=template.device)
-
-    def __call__(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Calls the module on this rank's rows and returns what became of these rows.
-
-        Raises:
-            ModuleContractError: The arguments are not those of the sample's call.
-        """
-        leaves, spec = flatten((args, kwargs))
-        trouble = self.trouble_of(spec, leaves)
-        return self.result_of(ForwardPass(self, run, leaves, is_there=True, trouble=trouble).go().made)
 
     def without_rows(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Returns arguments without rows, for taking part in a call that this rank has nothing for."""
@@ -236,23 +222,3 @@ class Ranked:
     def scale(self) -> float:
         """What gradients are multiplied with on members, so that their mean over the members is that over all ranks."""
         return len(self.members) / self.size
-
-
-def batched_leaves(name: str, leaves: Sequence[Any]) -> tuple[bool, ...]:
-    """Returns for each argument whether its leading dimension is the batch: the one that all have in common.
-
-    One of size 1 where others have more is taken to be the same for all samples, as are scalars.
-
-    Raises:
-        UnsupportedModelError: The tensors have no leading dimension in common, or there are none.
-    """
-    sizes = {len(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()}
-    wide = sizes - {1} or sizes
-    if len(wide) != 1:
-        shapes = ", ".join(str(tuple(leaf.shape)) for leaf in leaves if isinstance(leaf, torch.Tensor)) or "no tensors"
-        raise UnsupportedModelError(
-            f"{name!r} cannot be split over ranks: its arguments ({shapes}) share no leading dimension that is "
-            f"the batch; leave it where it is called: colocate(..., exclude=[{name!r}])"
-        )
-    (batch,) = wide
-    return tuple(isinstance(leaf, torch.Tensor) and leaf.dim() > 0 and len(leaf) == batch for leaf in leaves)

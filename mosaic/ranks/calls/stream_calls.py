@@ -50,7 +50,7 @@ from mosaic.ranks.calls.in_step import InStep
 from mosaic.ranks.calls.passing import ForwardPass
 from mosaic.ranks.calls.ranked import Ranked
 from mosaic.ranks.meeting.progress import RankProgress, SentPhase
-from mosaic.ranks.parameters.reduce import GradientReducer
+from mosaic.ranks.parameters.reduce import GradientReducer, SumPlace
 from mosaic.ranks.parameters.tied import Compute
 from mosaic.timeline import Span
 
@@ -208,7 +208,7 @@ class StreamCalls(InStep):
         self._begins()
 
 
-class LanePlace:
+class LanePlace(SumPlace):
     """The stream of a lane, on which a module's gradients are summed up.
 
     Args:

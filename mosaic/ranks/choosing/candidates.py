@@ -89,14 +89,10 @@ def rank_plans_to_try(
         cost: What it was planned with; None where nobody knows.
         communication_slots: What is reserved.
     """
-
-    def in_turn() -> Plan:
-        return data_parallel_plan(
+    try:
+        plain = data_parallel_plan(
             graph, best.device, best.num_devices, cost=cost, communication_slots=communication_slots
         )
-
-    try:
-        plain = in_turn()
     except (InfeasibleError, UndecidedError) as error:
         why = str(error).replace("\n  -", ":")
         return Candidates(plans=(best,), sentences=(f"nothing is tried: {DATA_PARALLEL} training cannot run: {why}",))

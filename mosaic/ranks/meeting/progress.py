@@ -31,11 +31,6 @@ class Traffic:
         with self._lock:
             self._num_bytes[module, phase] += num_bytes
 
-    def of(self, module: str, phase: SentPhase) -> int:
-        """Returns the bytes of a module and phase since the start or the last ``clear``."""
-        with self._lock:
-            return self._num_bytes[module, phase]
-
     def metrics(self) -> dict[str, float]:
         """Returns all of it as ``sent_bytes/PHASE/MODULE``, for a flat dict of metrics."""
         with self._lock:

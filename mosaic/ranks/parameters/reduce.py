@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,31 +13,18 @@ from mosaic.cost.communication.ranked import BUCKET_BYTES
 from mosaic.ranks.meeting.progress import Waiting, unwatched
 
 
-class SumPlace(Protocol):
-    """Where gradients are summed up."""
+class SumPlace:
+    """Where gradients are summed up: here, wherever the calling thread is; on streams a lane's."""
 
     def follow(self) -> None:
         """Orders the place behind what the calling thread does now."""
 
     def entered(self) -> AbstractContextManager[Any]:
-        """A block whose work is done at the place."""
-
-    def gave(self, grad: torch.Tensor) -> None:
-        """Told of a gradient that was made at the place and is used elsewhere."""
-
-
-class Anywhere:
-    """The place where the calling thread is."""
-
-    def follow(self) -> None:
-        """Does nothing."""
-
-    def entered(self) -> AbstractContextManager[Any]:
-        """Returns a block of no effect."""
+        """Returns a block whose work is done at the place."""
         return nullcontext()
 
     def gave(self, grad: torch.Tensor) -> None:
-        """Does nothing."""
+        """Told of a gradient that was made at the place and is used elsewhere."""
 
 
 class GradientReducer:
@@ -67,7 +54,7 @@ class GradientReducer:
         place: SumPlace | None = None,
     ) -> None:
         self._group = group
-        self._place = place or Anywhere()
+        self._place = place or SumPlace()
         self._waiting = waiting
         self._size = dist.get_world_size(group)
         self._buckets = _buckets(list(parameters), bucket_bytes)

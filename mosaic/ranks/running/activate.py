@@ -193,7 +193,7 @@ def _ranked_modules(
             ),
             traffic=runs.traffic,
             waiting=waiting,
-            control=world.agreements if runs.lanes.streams is not None else None,
+            control=world.agreements if runs.lanes.streams is not None else group,
             batched=examined.batched[subject.name],
         )
         if rank not in ranks and gives_up:
