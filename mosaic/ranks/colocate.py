@@ -126,7 +126,6 @@ def colocate_ranks(
         if trial is not None and len(candidates.plans) > 1:
             plan, measured = try_plans(on, candidates.plans, trial)
             report = replace(measured, sentences=(*measured.sentences, *candidates.sentences))
-        world.check_same_plan(plan.fingerprint, plan.num_devices)
         world.max_ctas = plan.communication_sms or None
         return activate(on, plan, report)
 

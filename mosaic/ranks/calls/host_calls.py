@@ -42,7 +42,6 @@ class HostCalls(InStep):
         lanes: This rank's lanes; lanes without slots are added to them.
         backward_begins: Called in the caller's thread when the backward of a call is reached.
         progress: Where this rank is.
-        num_backwards: Returns how many backwards have ended.
 
     Attributes:
         executor: The engine of one rank.
@@ -53,14 +52,12 @@ class HostCalls(InStep):
         lanes: Lanes,
         backward_begins: Callable[[], None],
         progress: RankProgress,
-        num_backwards: Callable[[], int],
     ) -> None:
         super().__init__()
         self.executor = Executor(lanes)
         self.backward_begins = backward_begins
         self._lanes = lanes
         self._progress = progress
-        self._num_backwards = num_backwards
         self._log = SpanLog()
         self.executor.forwards.looks_early = False  # or ranks would stop at different calls, as it comes
         self._sites: dict[str, PlacedModule] = {}
@@ -99,7 +96,7 @@ class HostCalls(InStep):
                 with self._progress.computing(name, phase):
                     return work()
             finally:
-                self._log.note(name, phase, slots, self._num_backwards(), start)
+                self._log.note(name, phase, slots, self._progress.step, start)
 
         return run
 

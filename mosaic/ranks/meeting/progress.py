@@ -6,7 +6,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal
@@ -200,8 +200,3 @@ class _Computing:
     def __exit__(self, *_: object) -> None:
         self._progress._computing.pop(threading.get_ident(), None)
         self._progress._last = (*self._entry[:2], time.perf_counter_ns())
-
-
-def unwatched(_phase: SentPhase) -> AbstractContextManager[None]:
-    """Stands where nobody notes waiting."""
-    return nullcontext()

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from mosaic.cost.communication.ranked import BUCKET_BYTES
-from mosaic.ranks.meeting.progress import Waiting, unwatched
+from mosaic.ranks.meeting.progress import Waiting
 
 
 class SumPlace:
@@ -50,7 +50,7 @@ class GradientReducer:
         *,
         bucket_bytes: int = BUCKET_BYTES,
         overlaps: bool = True,
-        waiting: Waiting = unwatched,
+        waiting: Waiting,
         place: SumPlace | None = None,
     ) -> None:
         self._group = group

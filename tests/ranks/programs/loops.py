@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,7 +18,7 @@ from mosaic.engine.calls.structure import flatten
 from mosaic.errors import MosaicError
 from mosaic.ranks.calls.passing import ForwardPass
 from mosaic.ranks.calls.ranked import Ranked, Template
-from mosaic.ranks.meeting.progress import Traffic, unwatched
+from mosaic.ranks.meeting.progress import SentPhase, Traffic
 from mosaic.ranks.meeting.world import World
 from mosaic.ranks.parameters.ownership import give_up
 from mosaic.ranks.parameters.reduce import GradientReducer
@@ -102,8 +103,8 @@ def routed(case: Case, rank: int, size: int) -> dict[str, torch.Tensor]:
     tower, weight, scale = parts_of(case)
     own, everyone = world.group(case.members), world.group(range(size))
     is_member = rank in case.members
-    reducer = GradientReducer(tower.parameters(), own, bucket_bytes=128) if is_member else None
-    shared = GradientReducer([weight, scale], everyone)
+    reducer = GradientReducer(tower.parameters(), own, bucket_bytes=128, waiting=unwatched) if is_member else None
+    shared = GradientReducer([weight, scale], everyone, waiting=unwatched)
     ranked = ranked_of(tower, case.members, world, reducer)
     if not is_member:
         give_up(tower)
@@ -121,6 +122,10 @@ def routed(case: Case, rank: int, size: int) -> dict[str, torch.Tensor]:
             again = call(ranked, given, ids[part], scale=scale)
         assert torch.equal(again["out"], result["out"])
     return gradients(tower, weight, scale)
+
+
+def unwatched(_phase: SentPhase) -> AbstractContextManager[None]:
+    return nullcontext()
 
 
 def ranked_of(tower: Tower, members: tuple[int, ...], world: World, reducer: GradientReducer | None) -> Ranked:
