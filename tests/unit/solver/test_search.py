@@ -6,21 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from bench.solver.generate import SHAPES, Recipe, generate
+from bench.solver.generate import Recipe, generate
 from bench.solver.runs import search
 from mosaic import _search
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("disturbed", [False, True])
-def test_a_bound_given_early_is_never_above_what_a_longer_search_proves(shape, disturbed):
-    """Six modules behind a backbone are enough for what comes before and after it to be judged apart."""
-    made = generate(Recipe(shape=shape, num_modules=7, num_devices=4, disturbed=disturbed, seed=5))
-    proven = search(made, seconds=60)
-    assert proven.is_proven
-    for seconds in (0.0, 1e-4, 1e-3, 1e-2):
-        early = search(made, seconds=seconds)
-        assert early.bound_ms <= proven.cost_ms * (1 + 1e-9) <= early.cost_ms * (1 + 2e-9)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -55,37 +43,6 @@ def problem(rows: list[list[tuple[int, int, int, int, int]]]) -> _search.Problem
     return _search.Problem([_search.Module.of(each, []) for each in rows], num_devices=1, num_slots=10)
 
 
-def test_a_module_gets_more_slots_than_it_needs_where_that_makes_it_a_milder_neighbour():
-    """Measured pairs need not get worse with slots; the search once took for granted that they do."""
-    made = problem([[(1, 2, 10, 0, 0), (1, 8, 10, 0, 0)], [(1, 2, 10, 0, 0)]])
-    made.disturb_by_shares([(1, 0, [[0.5, 0.0]])], [])
-    best = _search.plan(made)
-    assert (best.status, best.cost_ns, len(best.stages)) == ("optimal", 10, 1)
-    assert {placed.module: placed.option for placed in best.stages[0].placed} == {0: 1, 1: 0}
-
-
-@pytest.mark.parametrize("objective", ["sum", "phases"])
-def test_shares_of_the_time_alone_say_the_same_as_a_table_of_nanoseconds(objective):
-    rows = [[(1, 3, 12, 30, 0), (1, 6, 8, 20, 0)], [(1, 4, 10, 20, 0), (1, 5, 9, 16, 0)]]
-    plans = []
-    for by_shares in (True, False):
-        modules = [_search.Module.of(each, []) for each in rows]
-        made = _search.Problem(modules, num_devices=1, num_slots=10, objective=objective)
-        if by_shares:
-            made.disturb_by_shares([(0, 1, [[0.25, 0.5], [0.5, 0.75]])], [(1, 0, [[0.1, 0.2], [0.25, 0.5]])])
-        else:
-            forward, backward = ([[[0] * 22 for _ in range(2)] for _ in range(2)] for _ in range(2))
-            forward[0][0][11 + 4], forward[0][0][11 + 5] = 3, 6
-            forward[0][1][11 + 4], forward[0][1][11 + 5] = 4, 6
-            backward[1][0][3], backward[1][0][6] = 2, 4
-            backward[1][1][3], backward[1][1][6] = 4, 8
-            made.disturb_by_pairs(forward, backward)
-        found = _search.plan(made)
-        plans.append((found.status, found.cost_ns, [(s.forward_ns, s.backward_ns) for s in found.stages]))
-    assert plans[0] == plans[1]
-    assert plans[0][0] == "optimal"
-
-
 @pytest.mark.parametrize(
     ("shares", "message"),
     [
@@ -100,13 +57,6 @@ def test_shares_that_do_not_fit_the_modules_are_refused(shares, message):
     made = problem([[(1, 2, 10, 0, 0)], [(1, 2, 10, 0, 0)]])
     with pytest.raises(ValueError, match=message):
         made.disturb_by_shares(shares, [])
-
-
-def test_a_search_that_is_not_cut_off_gives_the_same_answer_again():
-    made = generate(Recipe(shape="align", num_modules=8, disturbed=True, seed=1))
-    first, second = search(made, seconds=60), search(made, seconds=60)
-    assert first.is_proven
-    assert (first.cost_ms, first.bound_ms) == (second.cost_ms, second.bound_ms)
 
 
 def drawing(*options: tuple[int, float, float, float]) -> _search.Module:

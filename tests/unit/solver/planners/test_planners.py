@@ -7,12 +7,9 @@ from collections.abc import Iterable, Sequence
 import pytest
 from planning_cases import Time, flat, linear, profile_of
 
-from mosaic.artifact import parse, to_json
 from mosaic.cost import CostModel
-from mosaic.errors import InfeasibleError, InvalidPlanError
-from mosaic.plan import Plan
+from mosaic.errors import InvalidPlanError
 from mosaic.profile import ModuleMemory, Profile
-from mosaic.simulate.order import staged_schedule
 from mosaic.simulate.step import simulate
 from mosaic.solver.options import all_options
 from mosaic.solver.planners.draft import PlannerSettings, whole_device_widths
@@ -78,12 +75,6 @@ def test_a_degree_may_be_any_whole_number_between_those_that_were_profiled() -> 
     found = planned("distmm", {"a": linear(10), "b": linear(6)}, 8, degrees=(1, 2, 4, 8))
     assert stages_of(found) == [{"a": 5, "b": 3}]
     assert found.predicted_ms == pytest.approx(2 * 2)
-
-
-def test_sequential_runs_every_module_in_turn_at_its_own_best() -> None:
-    schedule = planned("sequential", {"a": linear(8), "b": by_degree(2, 1, 3, 3)}, 4)
-    assert stages_of(schedule) == [{"a": 4}, {"b": 2}]
-    assert schedule.predicted_ms == schedule.plan.sequential_ms == pytest.approx(2 * (2 + 1))
 
 
 def test_distmm_balances_parallel_modules_over_whole_devices() -> None:
@@ -266,38 +257,6 @@ def test_a_plan_with_slices_is_not_run_and_says_which_modules() -> None:
         sliced.check_matches(graph=profile.graph, device=profile.device)
     whole = solved(profile, "spindle", 3, default_layers=1).plan
     whole.check_matches(graph=profile.graph, device=profile.device)
-
-
-def test_a_plan_with_slices_is_simulated_and_survives_json() -> None:
-    profile = profile_of({"a": seven_three, "b": seven_three}, num_slots=1, degrees=(1, 2))
-    found = solved(profile, "spindle", 3)
-    assert parse(Plan, to_json(found.plan), source="plan.json") == found.plan
-    step = simulate(found.plan, profile.graph, schedule=staged_schedule(found.plan))
-    assert 50.4 <= step.makespan_ms <= found.predicted_ms
-
-
-@pytest.mark.parametrize("name", PLANNERS)
-def test_a_single_module_on_one_device_is_planned_by_all(name: str) -> None:
-    assert planned(name, {"a": flat(3)}, 1).predicted_ms == pytest.approx(6.0)
-
-
-@pytest.mark.parametrize("name", PLANNERS)
-def test_no_devices_are_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="num_devices=0; a plan needs at least one device"):
-        planned(name, {"a": flat(3)}, 0)
-
-
-@pytest.mark.parametrize("name", PLANNERS)
-def test_a_module_that_fits_nowhere_is_named(name: str) -> None:
-    memory = [ModuleMemory(module="b", resident_bytes=500, activation_bytes=0)]
-    profile = profile_of({"a": flat(1), "b": flat(1)}, num_slots=1, memory=memory, memory_bytes=100)
-    with pytest.raises(InfeasibleError, match="'b' needs 500 bytes on each of its devices"):
-        solved(profile, name, 2)
-
-
-def test_an_unknown_method_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="method='magic' is no method of planning; use one of auto, sequential"):
-        planned("magic", {"a": flat(3)}, 1)
 
 
 def test_layers_of_a_module_that_is_not_there_are_refused() -> None:
