@@ -12,10 +12,9 @@ from fake_driver.pools import run_pools
 from bench import tables
 from bench.gpu.ladder import RUNGS
 from bench.gpu.ladder.device import judge_device, judge_products
-from bench.gpu.ladder.lanes import figures_of, reading
 from bench.gpu.ladder.loops import judge_dropout, judge_towers
 from bench.gpu.ladder.operators import judge_conv, judge_equal, judge_triton
-from bench.gpu.ladder.streams import judge_capture, judge_events, judge_partitions, sm_ids
+from bench.gpu.ladder.streams import judge_capture, judge_events, judge_partitions
 from bench.gpu.run import cudnn_runs
 from bench.record import Figure, Study
 
@@ -166,16 +165,6 @@ def test_random_numbers_that_hold_and_those_that_race_are_told_apart():
         "captured on torch 2.11.0"
     )
     assert "cannot be captured on lanes here: RuntimeError" in judge_dropout({"error": "RuntimeError"}, "2.11.0")
-
-
-def test_a_reading_that_fails_is_a_figure_without_a_number():
-    assert reading(lambda: 1 / 0) == "ZeroDivisionError: division by zero"
-    (one, other) = figures_of({"good": True, "bad": "ZeroDivisionError", "list": (1, 2)})
-    assert (one.value, other.value, other.reason) == (1.0, None, "ZeroDivisionError")
-
-
-def test_bits_of_words_are_sm_ids_whatever_their_sign():
-    assert sm_ids([5, 0, -(1 << 31)]) == (0, 2, 95)
 
 
 def test_the_probe_is_launched_as_the_driver_wants_it(fake_driver: FakeDriver):
