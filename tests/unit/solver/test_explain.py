@@ -105,18 +105,6 @@ def test_what_more_would_bring_is_what_a_larger_machine_is_solved_for(shape) -> 
         assert change.predicted_ms == pytest.approx(solve_instance(larger)[0].objective_ms), change.what
 
 
-def test_more_hardware_and_the_next_best_plan_are_priced() -> None:
-    times = {"a": linear(12), "b": linear(12), "c": flat(1)}
-    explanation = explained(profile_of(times, num_slots=4, degrees=(1, 2)))
-    slot, device = explanation.changes
-    assert (slot.what, device.what) == ("one more slot on each device", "one more device")
-    assert device.saves_ms > 0
-    assert explanation.next_best.saves_ms <= 0
-    assert explanation.next_best.predicted_ms == pytest.approx(
-        explanation.plan.predicted_ms - explanation.next_best.saves_ms
-    )
-
-
 def test_the_next_best_plan_of_two_encoders_runs_them_in_turn() -> None:
     next_best = explained(encoders()).next_best
     assert next_best.predicted_ms == pytest.approx(15)

@@ -66,39 +66,80 @@ def test_megatron_runs_every_module_on_all_devices_in_turn() -> None:
     assert schedule.predicted_ms == pytest.approx(2 * (2 + 5 + 2))  # even where fewer devices were faster
 
 
-def test_megatron_takes_the_largest_degree_that_there_is() -> None:
-    assert stages_of(planned("megatron", {"a": linear(8)}, 3, degrees=(1, 2))) == [{"a": 2}]
+GAINS = {"slow": by_degree(10, 9.9, 9.8), "gains": linear(8)}
 
 
-def test_a_degree_may_be_any_whole_number_between_those_that_were_profiled() -> None:
-    """Eight devices for 5 : 3; with powers of two alone it is four each, which takes 10 / 4."""
-    found = planned("distmm", {"a": linear(10), "b": linear(6)}, 8, degrees=(1, 2, 4, 8))
-    assert stages_of(found) == [{"a": 5, "b": 3}]
-    assert found.predicted_ms == pytest.approx(2 * 2)
-
-
-def test_distmm_balances_parallel_modules_over_whole_devices() -> None:
-    times = {"a": linear(8), "b": linear(4), "c": flat(3), "head": linear(8)}
-    schedule = planned("distmm", times, 4, edges=[(name, "head") for name in "abc"])
-    assert stages_of(schedule) == [{"a": 2, "b": 1, "c": 1}, {"head": 4}]
-    assert schedule.predicted_ms == pytest.approx(2 * (4 + 2))
-
-
-def test_distmm_gives_devices_left_over_to_a_module_that_gains() -> None:
-    # The flat module decides: the other could do with two devices, and gets four of the five that are free.
-    assert stages_of(planned("distmm", {"a": linear(8), "b": flat(5)}, 6, degrees=(1, 2, 4))) == [{"a": 4, "b": 1}]
-
-
-def test_distmm_fills_waves_with_modules_of_like_length_where_they_do_not_fit() -> None:
-    schedule = planned("distmm", {"a": flat(5), "b": flat(1), "c": flat(4)}, 2)
-    assert [set(wave) for wave in stages_of(schedule)] == [{"a", "c"}, {"b"}]
-    assert schedule.predicted_ms == pytest.approx(2 * (5 + 1))
-
-
-def test_distmm_balances_waves_where_that_is_faster() -> None:
-    schedule = planned("distmm", {"a": linear(12), "b": flat(3), "c": flat(3)}, 2)
-    assert stages_of(schedule) == [{"a": 2}, {"b": 1, "c": 1}]
-    assert schedule.predicted_ms == pytest.approx(2 * (6 + 3))
+@pytest.mark.parametrize(
+    ("name", "times", "num_devices", "more", "stages", "step_ms"),
+    [
+        pytest.param("megatron", {"a": linear(8)}, 3, {"degrees": (1, 2)}, [{"a": 2}], 8, id="the largest degree"),
+        # Eight devices for 5 : 3; with powers of two alone it is four each, which takes 10 / 4.
+        pytest.param(
+            "distmm",
+            {"a": linear(10), "b": linear(6)},
+            8,
+            {"degrees": (1, 2, 4, 8)},
+            [{"a": 5, "b": 3}],
+            2 * 2,
+            id="any whole number between degrees that were profiled",
+        ),
+        pytest.param(
+            "distmm",
+            {"a": linear(8), "b": linear(4), "c": flat(3), "head": linear(8)},
+            4,
+            {"edges": [(name, "head") for name in "abc"]},
+            [{"a": 2, "b": 1, "c": 1}, {"head": 4}],
+            2 * (4 + 2),
+            id="parallel modules are balanced over whole devices",
+        ),
+        # The flat module decides: the other could do with two devices, and gets four of the five that are free.
+        pytest.param(
+            "distmm",
+            {"a": linear(8), "b": flat(5)},
+            6,
+            {"degrees": (1, 2, 4)},
+            [{"a": 4, "b": 1}],
+            2 * 5,
+            id="devices left over go to a module that gains",
+        ),
+        pytest.param(
+            "distmm",
+            {"a": flat(5), "b": flat(1), "c": flat(4)},
+            2,
+            {},
+            [{"a": 1, "c": 1}, {"b": 1}],
+            2 * (5 + 1),
+            id="waves have modules of like length",
+        ),
+        pytest.param(
+            "distmm",
+            {"a": linear(12), "b": flat(3), "c": flat(3)},
+            2,
+            {},
+            [{"a": 2}, {"b": 1, "c": 1}],
+            2 * (6 + 3),
+            id="balanced waves where they are faster",
+        ),
+        pytest.param("spindle-optimus", GAINS, 4, {}, [{"slow": 1, "gains": 3}], 2 * 10, id="to the largest gain"),
+        pytest.param("distmm", GAINS, 4, {}, [{"slow": 3, "gains": 1}], 2 * 9.8, id="to the slowest"),
+        # 6 ms for three devices more, or 3 ms for one.
+        pytest.param(
+            "spindle-optimus",
+            {"a": lambda d, q: {1: 10.0, 4: 4.0}.get(d, 10.0), "b": by_degree(6, 3, 2.9, 2.8)},
+            5,
+            {},
+            [{"a": 1, "b": 4}],
+            2 * 10,
+            id="gain is counted by device",
+        ),
+    ],
+)
+def test_stages_and_degrees_are_those_worked_out_by_hand(
+    name: str, times: dict[str, Time], num_devices: int, more: dict, stages: list[dict[str, int]], step_ms: float
+) -> None:
+    found = planned(name, times, num_devices, **more)
+    assert stages_of(found) == stages
+    assert found.predicted_ms == pytest.approx(step_ms)
 
 
 def test_distmm_makes_waves_where_memory_needs_more_devices_than_there_are() -> None:
@@ -198,18 +239,6 @@ def test_levels_are_longest_paths_so_that_nothing_runs_beside_what_it_waits_for(
     for name in PLANNERS:
         schedule = planned(name, {"a": flat(1), "b": flat(2), "c": flat(3)}, 4, edges=["ab", "bc", "ac"])
         assert [set(wave) for wave in stages_of(schedule)] == [{"a"}, {"b"}, {"c"}]
-
-
-def test_spindle_optimus_gives_devices_to_the_largest_gain_not_to_the_slowest() -> None:
-    times = {"slow": by_degree(10, 9.9, 9.8), "gains": linear(8)}
-    assert stages_of(planned("spindle-optimus", times, 4)) == [{"slow": 1, "gains": 3}]
-    assert stages_of(planned("distmm", times, 4)) == [{"slow": 3, "gains": 1}]
-
-
-def test_spindle_optimus_counts_gain_by_device() -> None:
-    # 6 ms for three devices more, or 3 ms for one.
-    times = {"a": lambda d, q: {1: 10.0, 4: 4.0}.get(d, 10.0), "b": by_degree(6, 3, 2.9, 2.8)}
-    assert stages_of(planned("spindle-optimus", times, 5)) == [{"a": 1, "b": 4}]
 
 
 def test_spindle_optimus_takes_turns_where_modules_do_not_fit() -> None:
