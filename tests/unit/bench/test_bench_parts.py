@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -188,24 +187,6 @@ def test_overlap_hands_out_what_it_has_before_anything_later_can_fail(monkeypatc
     assert (second.name, second.value, second.reason) == ("absent", None, "cuDNN error")
     with pytest.raises(RuntimeError, match="fell off"):
         next(found)
-
-
-def test_a_file_of_the_first_version_of_the_schema_is_read(tmp_path: Path):
-    old = {
-        "schema_version": 1,
-        "study": "bench_call",
-        "command": "bench_call.py",
-        "created": "2026-11-21T10:00:00+00:00",
-        "commit": "abc",
-        "python_version": "3.11",
-        "torch_version": "2.13",
-        "machine": {"name": "CPU", "kind": "host", "num_slots": 2},
-        "foreign_cpu_share": None,
-        "figures": [{"name": "time, ms", "source": "measured", "value": 1.0}],
-    }
-    path = tmp_path / "old.json"
-    path.write_text(json.dumps(old))
-    assert load(Study, path).figures[0].value == 1.0
 
 
 def test_a_kept_result_is_filed_under_its_device_date_and_commit(results: Path, tmp_path: Path):

@@ -9,7 +9,7 @@ import torch
 
 from mosaic.artifact import load
 from mosaic.backends.host.backend import HostBackend, available_cores
-from mosaic.errors import MosaicError
+from mosaic.errors import BackendUnavailableError, MosaicError
 from mosaic.microbench import QUESTIONS, BenchSettings, Budget, Question
 from mosaic.microbench.interference import measure_interference
 from mosaic.microbench.isolation import measure_isolation
@@ -17,6 +17,7 @@ from mosaic.microbench.overlap import VariantTime, gain_of, measure_overlap
 from mosaic.microbench.pool import measure_pool
 from mosaic.microbench.result import Spread
 from mosaic.microbench.scaling import measure_scaling
+from mosaic.microbench.sharing.variants import open_variant
 from mosaic.profiler import Subject
 
 TINY = BenchSettings.tiny()
@@ -166,3 +167,9 @@ def test_modules_need_a_companion():
         measure_overlap(
             HostBackend(num_slots=2), TINY, subjects=[Subject("one", torch.nn.Linear(1, 1), (torch.ones(1),), {})]
         )
+
+
+@pytest.mark.parametrize("kind", ["plain", "prioritised", "torch_contexts"])
+def test_a_way_of_sharing_that_the_host_has_not_says_why(kind: str):
+    with pytest.raises(BackendUnavailableError, match="cannot be had"):
+        open_variant(kind, HostBackend(num_slots=2), (1, 1))

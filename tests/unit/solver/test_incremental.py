@@ -99,37 +99,6 @@ def test_only_what_is_new_is_worked_out_again() -> None:
     assert again.predicted_ms < more.predicted_ms
 
 
-@pytest.mark.parametrize("change", ["time", "pin", "devices", "memory", "grid"])
-def test_what_changed_is_listed_anew_and_nothing_else(change: str) -> None:
-    before = generate(Recipe(shape="star", num_modules=4, num_slots=6, seed=1))
-    first, *others = before.modules
-    now, grid, expected = before, QuotaGrid(), 4
-    if change == "time":
-        slower = replace(first.options[0], forward_ms=first.options[0].forward_ms + 1)
-        now, expected = replace(before, modules=(replace(first, options=(slower, *first.options[1:])), *others)), 1
-    elif change == "pin":
-        now, expected = replace(before, modules=(replace(first, pin=Pin(degrees=(1,))), *others)), 1
-    elif change == "devices":
-        now = replace(before, num_devices=4)
-    elif change == "memory":
-        now = replace(before, memory_bytes=2 * before.memory_bytes)
-    else:
-        grid = QuotaGrid(step_slots=2)
-    memo = Remembered()
-    for instance, its in ((before, QuotaGrid()), (now, grid)):
-        listed = memo.num_listed
-        found = memo.begin(
-            instance.graph,
-            cost=TableCost(instance),
-            device=instance.device,
-            num_devices=instance.num_devices,
-            grid=its,
-        )
-    assert memo.num_listed - listed == expected
-    fresh = all_options(now.graph, cost=TableCost(now), device=now.device, num_devices=now.num_devices, grid=grid)
-    assert found == fresh
-
-
 def test_a_cost_model_that_cannot_say_what_it_knows_is_asked_again_unless_it_is_the_same() -> None:
     profile = profile_of(TIMES, num_slots=4)
     memo = Remembered()

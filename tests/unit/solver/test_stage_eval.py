@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Sequence
 
-import pytest
 from planning_cases import flat, linear, profile_of
 
 from mosaic.cost import CostModel
 from mosaic.cost.interference import Neighbours
 from mosaic.profile import Phase, Profile
 from mosaic.solver import DeploymentOption, StageEvaluator
-from mosaic.solver.exact.brute_force import best_stage
 from mosaic.solver.gahc.placement import SatQuestion, ask
 from mosaic.solver.options import all_options, least_options
 from mosaic.solver.slots import lay_out
@@ -37,44 +34,16 @@ def machine_of(profile: Profile, num_devices: int = 1) -> Machine:
     return Machine(num_devices=num_devices, num_slots=device.num_slots, memory_bytes=device.memory_bytes)
 
 
-def exact_ns(profile: Profile, names: Sequence[str], num_devices: int, cost: CostModel | None = None) -> float | None:
-    cost = cost or CostModel.from_profile(profile)
-    options = all_options(profile.graph, cost=cost, device=profile.device, num_devices=num_devices)
-    machine = machine_of(profile, num_devices)
-    found = best_stage(names, options, cost=cost, machine=machine, by_sum=True)
-    return None if found is None else found[0] * MS
-
-
 def test_of_equally_fast_options_the_smallest_is_taken() -> None:
     result = evaluator_of(profile_of({"m": flat(3)}, num_slots=8)).evaluate(["m"])
     assert result.choices["m"][0].quota == 1
 
 
-class Product:
-    """A form that no sum over neighbours can state, like the product in Eq. 8."""
+class Crowd:
+    """A form under which a crowd disturbs less than a pair, as the product of shares below one does in Eq. 8."""
 
     is_zero = False
     is_pairwise = False
-
-    def extra_ms(self, module: str, phase: Phase, *, quota: int, alone_ms: float, beside: Neighbours) -> float:
-        product = 0.02
-        for _, other in beside:
-            product *= 1 + other
-        return product * quota if beside else 0.0
-
-
-@pytest.mark.parametrize("num_devices", [1, 2])
-def test_an_interference_that_is_not_pairwise_agrees_with_enumeration(num_devices: int) -> None:
-    times = {"a": linear(9.1), "b": lambda d, q: 2 + 7.3 / (d * q), "c": flat(3.3)}
-    profile = profile_of(times, num_slots=4, degrees=(1, 2))
-    cost = CostModel.from_profile(profile)
-    cost.interference = Product()
-    found = evaluator_of(profile, num_devices, cost).evaluate(["a", "b", "c"])
-    assert found.latency_ns == pytest.approx(exact_ns(profile, "abc", num_devices, cost), rel=2e-6)
-
-
-class Crowd(Product):
-    """A form under which a crowd disturbs less than a pair, as the product of shares below one does in Eq. 8."""
 
     def extra_ms(self, module: str, phase: Phase, *, quota: int, alone_ms: float, beside: Neighbours) -> float:
         return 5.0 if len(beside) == 1 else 0.0

@@ -6,7 +6,6 @@ import gc
 import os
 import threading
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,13 +15,6 @@ from fake_streams import FakeGreenDriver, FakeStreams, Launch, RaceError
 from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.backends.streams.lanes import StreamLane, StreamLanes, run_aside
 from mosaic.errors import MosaicError
-
-
-@pytest.fixture
-def runtime() -> Iterator[FakeStreams]:
-    made = FakeStreams()
-    with made.watching():
-        yield made
 
 
 def open_on(runtime: FakeStreams, *partitions: tuple[int, ...], given_back: list[str] | None = None) -> StreamLanes:
