@@ -204,7 +204,7 @@ def test_a_report_without_findings_says_that_nothing_is_to_do():
 
 def test_a_gpu_can_be_used_by_the_backend_only_with_a_torch_that_has_cuda(fake_driver: FakeDriver):
     swap = """
-from mosaic.cli.doctor.machine import machine as doctor
+from mosaic.cli.doctor import machine as doctor
 from mosaic.cli.doctor.report import TorchReport
 doctor._torch = lambda: TorchReport(version="2.13.0", cuda={cuda!r})
 """
@@ -227,7 +227,7 @@ def test_what_compiles_the_probe_is_named_and_missed_only_beside_a_gpu(fake_driv
 def test_other_users_of_a_gpu_are_warned_of(fake_driver: FakeDriver):
     busy = """
 from mosaic.backends.cuda.environment import NvmlAnswers
-from mosaic.cli.doctor.machine import findings as doctor_findings
+from mosaic.cli.doctor import findings as doctor_findings
 doctor_findings.ask_nvml = lambda uuid: NvmlAnswers(processes=(4711,), mig=True)
 """
     warnings = texts(fake_driver.run(busy + COLLECT), "warning")
