@@ -59,13 +59,6 @@ FIGURES = (
     figure("scaling", "time_ms", 8.0, work="gemm", quota="8"),
     figure("scaling", "time_ms", 4.0, work="gemm", quota="16"),
     figure("pool", "create_ms", 37.0, way="context and stream", quota="4"),
-    figure("pool", "destroy_ms", 2.0, way="context and stream", quota="4"),
-    figure("pool", "held_bytes", 6 * 2**20, way="context and stream", quota="4"),
-    figure("pool", "add_layout_ms", 30.0, contexts="64", asked="64"),
-    figure("pool", "driver_bytes", 384 * 2**20, contexts="64", asked="64"),
-    figure("pool", "time_ns", 600.0, way="lend and give back"),
-    figure("overlap", "step_ms", 3.0, variant="plain streams", passes="forward", launching="eager"),
-    figure("overlap", "quotas", 1.5, passes="forward", launching="eager"),
 )
 
 

@@ -14,7 +14,6 @@ from mosaic.microbench import QUESTIONS, BenchSettings, Budget, Question
 from mosaic.microbench.interference import measure_interference
 from mosaic.microbench.isolation import measure_isolation
 from mosaic.microbench.overlap import VariantTime, gain_of, measure_overlap
-from mosaic.microbench.pool import measure_pool
 from mosaic.microbench.result import Spread
 from mosaic.microbench.scaling import measure_scaling
 from mosaic.microbench.sharing.variants import open_variant
@@ -109,22 +108,6 @@ def test_host_partitions_run_on_cores_of_their_own():
         assert all(part.keeps_backward and len(part.units) == len(part.slots) for part in layout.partitions)
 
 
-def test_scaling_has_a_point_for_every_kernel_and_quota():
-    result = measure_scaling(HostBackend(num_slots=4), TINY)
-    assert [point.quota for point in result.of("gemm")] == [2, 4]
-    assert all(point.gb_per_s for point in result.of("elementwise"))
-    assert all(point.gb_per_s is None for point in result.of("launches"))
-
-
-def test_lends_are_counted_and_creation_has_its_repetitions():
-    result = measure_pool(HostBackend(num_slots=2), TINY)
-    assert result.lending is not None
-    assert result.lending.lends == TINY.lends
-    assert {creation.create_ms.count for creation in result.creations} == {TINY.repeats}
-    assert result.growth is None
-    assert any("contexts" in absent.what for absent in result.absent)
-
-
 def step(kind: str, median: float, name: str = "") -> VariantTime:
     return VariantTime(
         variant=name or kind, kind=kind, quotas=None, passes="forward", launching="eager", step_ms=Spread.of([median])
@@ -141,15 +124,6 @@ def test_a_gain_is_split_into_concurrency_and_quotas():
     alone = gain_of([step("partitions", 5)], "forward", "eager")
     assert alone is not None
     assert (alone.total, alone.concurrency, alone.quotas) == (None, None, None)
-
-
-def test_a_spread_has_quartiles_and_all_samples():
-    spread = Spread.of([4, 1, 3, 2, 5])
-    assert (spread.first_quartile, spread.median, spread.third_quartile, spread.count) == (2, 3, 4, 5)
-    assert spread.samples == (4, 1, 3, 2, 5)
-    assert Spread.of([2]).third_quartile == 2
-    with pytest.raises(ValueError, match="at least one"):
-        Spread.of([])
 
 
 def test_quotas_and_splits_cover_the_device_at_equal_parts():
