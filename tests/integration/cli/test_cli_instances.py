@@ -16,7 +16,6 @@ from bench.solver.generate import Recipe, generate
 from mosaic import artifact
 from mosaic.cli.main import run
 from mosaic.plan import Plan
-from mosaic.solver.instances.instance import Instance
 
 MADE = generate(Recipe(shape="layered", num_modules=6, num_devices=4, seed=1))
 PAGE = Path(__file__).parents[3] / "docs" / "planning.md"
@@ -53,11 +52,6 @@ def test_a_plan_of_an_instance_is_proven_and_passes_its_own_check(file, capsys):
     changed(Path("plan.json"), lambda raw: raw["stages"].pop())
     assert run(["plan", str(file), "--check", "plan.json"]) == 1
     assert "is not placed" in capsys.readouterr().err
-
-
-def test_json_to_standard_output_is_nothing_but_json(file, capsys):
-    planned(file, "--method", "sequential", "--json", "-")
-    assert json.loads(capsys.readouterr().out)["search"]["status"] == "feasible"
 
 
 def test_a_time_limit_of_zero_answers_with_the_sequential_plan(file):
@@ -134,13 +128,6 @@ def test_a_method_that_cannot_start_from_a_plan_says_so(file, capsys):
     assert "does not start from an earlier plan" in capsys.readouterr().err
 
 
-def test_planners_side_by_side_and_an_explanation_are_shown_on_request(file, capsys):
-    planned(file, "--compare", "--explain")
-    shown = capsys.readouterr().out
-    for said in ("megatron", "distmm", "spindle", "sequential", "gahc", "exact", "one more device", "slowest"):
-        assert said in shown
-
-
 def test_the_plan_does_not_replace_the_instance_and_a_folder_is_refused_before_the_search(file, tmp_path, capsys):
     before = file.read_text()
     for option in ("--json", "--output"):
@@ -183,10 +170,6 @@ def test_an_interrupted_search_ends_at_once_and_leaves_nothing_behind(tmp_path):
     assert (done.returncode, done.stdout) == (130, "")
     assert "interrupted" in done.stderr
     assert [one.name for one in tmp_path.rglob("*") if one.is_file()] == ["large.json"]
-
-
-def test_an_instance_is_loaded_as_it_was_written(file):
-    assert artifact.load(Instance, file) == MADE
 
 
 def test_a_module_that_fits_on_no_gpu_is_named_with_what_it_needs_and_what_there_is(file, capsys):

@@ -55,17 +55,6 @@ def test_metadata_costs_no_wait_and_no_launch():
         assert (dict(backend.api.main.clock), len(backend.api.launches)) == before
 
 
-def test_a_result_is_joined_once_for_a_stream():
-    model = TwoTowers()
-    with colocated(model, pair_batch(), SIDE_BY_SIDE):
-        left, right = results(model)
-        left + right
-        order = left._point.order
-        known = dict(order._known_to)
-        left * right
-        assert order._known_to == known
-
-
 def test_a_reader_waits_for_its_producer_only_and_not_for_what_its_lane_does_later():
     model = TwoTowers()
     with colocated(model, pair_batch(), SIDE_BY_SIDE) as (handle, backend):
@@ -74,15 +63,6 @@ def test_a_reader_waits_for_its_producer_only_and_not_for_what_its_lane_does_lat
         later = backend.launches_of(handle, "left")[-1]
         left + right
         assert not backend.api.launches[-1].is_after(later)
-
-
-def test_gradients_of_glue_are_not_lost_to_the_lane():
-    model = TwoTowers()
-    with colocated(model, pair_batch(), SIDE_BY_SIDE):
-        left, _ = results(model)
-        (left @ model.weight).sum().backward()
-    assert type(model.weight.grad) is torch.Tensor
-    assert type(model.left[0].weight.grad) is torch.Tensor
 
 
 def test_tensors_of_closed_lanes_can_still_be_used():
