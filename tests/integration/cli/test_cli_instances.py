@@ -81,15 +81,6 @@ def test_a_bad_file_is_exit_code_1_and_says_why(file, capsys, change, says):
     assert re.search(says, capsys.readouterr().err)
 
 
-def test_contradictory_pins_are_exit_code_3(file, capsys):
-    def contradict(raw: Any) -> None:
-        raw["modules"][2]["options"] = [o for o in raw["modules"][2]["options"] if o["degree"] < 4 or o["quota"] == 10]
-        raw["modules"][2]["pin"] = {"degrees": [4], "quotas": [3]}
-
-    assert run(["plan", changed(file, contradict)]) == 3
-    assert "is pinned to degrees [4] and quotas [3]" in capsys.readouterr().err
-
-
 def test_planning_an_instance_loads_neither_torch_nor_ortools(file):
     code = (
         "import sys; from mosaic.cli.main import run; "
@@ -170,19 +161,6 @@ def test_an_interrupted_search_ends_at_once_and_leaves_nothing_behind(tmp_path):
     assert (done.returncode, done.stdout) == (130, "")
     assert "interrupted" in done.stderr
     assert [one.name for one in tmp_path.rglob("*") if one.is_file()] == ["large.json"]
-
-
-def test_a_module_that_fits_on_no_gpu_is_named_with_what_it_needs_and_what_there_is(file, capsys):
-    def enlarge(raw: Any) -> None:
-        raw["memory_bytes"] = 90 * 10**9
-        for option in raw["modules"][3]["options"]:
-            option["memory_bytes"] = 123 * 10**9
-
-    assert run(["plan", changed(file, enlarge)]) == 3
-    said = capsys.readouterr().err
-    assert f"{MADE.modules[3].name!r} needs 123,000,000,000 bytes" in said
-    assert "90,000,000,000" in said
-    assert MADE.modules[2].name not in said
 
 
 def test_more_modules_than_bits_is_exit_code_1_and_says_how_many(file, capsys):

@@ -60,7 +60,6 @@ def test_two_ranks_measure_their_links_and_the_first_one_the_modules(arguments: 
     ("option", "value", "text"),
     [
         ("--degrees", "two", "not a list of numbers"),
-        ("--degrees", "3", "degrees 1, 2, 4, 8"),
         ("--cluster", "abacus", "no device is named 'abacus'"),
         ("--quotas", "most", "neither tenths, all, adaptive"),
         ("--groups", "-1", "use 0 or more groups"),
