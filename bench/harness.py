@@ -1,4 +1,4 @@
-"""What every study uses: rounds in turn, intervals, and a result file that says where it comes from."""
+"""The harness of all studies: rounds in turn, intervals, and a result file that says where it comes from."""
 
 from __future__ import annotations
 

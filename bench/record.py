@@ -1,4 +1,4 @@
-"""What a result file holds: figures with their source, and where they come from. Loads neither torch nor CUDA."""
+"""The contents of a result file: figures with their source, and where they come from. Loads neither torch nor CUDA."""
 
 from __future__ import annotations
 

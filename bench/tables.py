@@ -9,9 +9,11 @@ import argparse
 import re
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
+from bench import pages
 from bench.gpu import tables as gpu_tables
 from bench.record import Study
 from mosaic.artifact import load, save, write_text
@@ -22,7 +24,7 @@ from mosaic.errors import MosaicError
 TOP = Path(__file__).resolve().parent.parent
 RESULTS = TOP / "bench" / "results"
 README = TOP / "README.md"
-PAGES = (README, TOP / "docs" / "gpu.md")
+PAGES = (README, TOP / "bench" / "README.md", *sorted((TOP / "docs").glob("*.md")))
 """Which have tables between markers."""
 
 
@@ -30,9 +32,7 @@ def main() -> None:
     """Rewrites the tables, or says whether they are as they should be."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if a table is out of date")
-    parser.add_argument(
-        "--keep", type=Path, metavar="FILE", help="check a file of bench.gpu.__main__ and keep it first"
-    )
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="check a file of bench.gpu and keep it first")
     given = parser.parse_args()
     if given.keep is not None:
         print(f"kept {keep(given.keep)}")
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def keep(file: Path) -> Path:
-    """Checks a result of ``bench.gpu.__main__`` and files it under its device, date and commit.
+    """Checks a result of ``bench.gpu`` and files it under its device, date and commit.
 
     Raises:
         MosaicError: It is a dry run, or says not what it was measured on.
@@ -82,7 +82,7 @@ def with_tables(page: Path) -> str:
 
 
 def gpu_results() -> list[tuple[Path, Study]]:
-    """Returns the kept results of ``bench.gpu.__main__``, newest first; dry runs do not count."""
+    """Returns the kept results of ``bench.gpu``, newest first; dry runs do not count."""
     files = [path for path in RESULTS.glob("*/*.json") if path.parent.name != "host"]
     found = [(path, load(Study, path)) for path in files]
     found = [(path, study) for path, study in found if study.study == "gpu" and not study.dry_run]
@@ -136,6 +136,9 @@ def demo_table() -> str:
 TABLES: Mapping[str, Callable[[], str]] = MappingProxyType(
     {
         "demo": demo_table,
+        "methods": pages.methods_table,
+        "choices": pages.choices_table,
+        **{study: partial(pages.study_table, study, RESULTS) for study in pages.HIGHLIGHTS},
         "models": lambda: gpu_table("models", gpu_tables.models_table, "models"),
         "overlap": lambda: gpu_table("overlap", gpu_tables.overlap_table),
         "scaling": lambda: gpu_table("scaling", gpu_tables.scaling_table, "scaling"),

@@ -1,4 +1,4 @@
-"""What a device is to a planner: a number of slots, what a slot holds, and memory."""
+"""A device as a planner sees it: a number of slots, what a slot holds, and memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one of several ranks computed and waited for, as a file: a Chrome trace with what a comparison of ranks needs.
+"""The computing and waiting of one of several ranks, as a file: a Chrome trace with what a comparison of ranks needs.
 
 The file opens in ui.perfetto.dev like any trace ("Trace Event Format", Google, 2016); its ``mosaic`` member says which
 rank of which run it is of, and how far its clock is from rank 0's.

@@ -1,4 +1,4 @@
-"""What ran when, on which slots: recorded by the engine, drawn and exported by the reports."""
+"""A record of when things ran, on which slots: recorded by the engine, drawn and exported by the reports."""
 
 from __future__ import annotations
 

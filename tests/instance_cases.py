@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
+from mosaic.errors import InfeasibleError
+from mosaic.plan import Plan
+from mosaic.solver.exact.search import SearchLimits
+from mosaic.solver.instances.checker import ROUNDING, check_plan
 from mosaic.solver.instances.instance import Disturbance, Instance, InstanceModule, InstanceOption, Pin
+from mosaic.solver.instances.instance_cost import TableCost
+from mosaic.solver.runnable import plan_to_run
+from mosaic.solver.task import SearchOptions
 
 ROUNDING_MS = 1e-4
 
@@ -61,3 +70,49 @@ def instances(draw: st.DrawFn, most_modules: int = 5, *, has_pairs: bool = True)
             Disturbance(module=own, beside=other, forward=draw(share), backward=draw(share)) for own, other in disturbed
         ),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solved:
+    """What came of an instance, by the checker's arithmetic."""
+
+    status: str
+    objective_ms: float | None = None
+    bound_ms: float | None = None
+    reasons: tuple[str, ...] = ()
+    plan: Plan | None = None
+
+
+def solve_instance(
+    instance: Instance,
+    *,
+    method: str = "exact",
+    time_limit: float = 10.0,
+    seed: int = 0,
+    search: SearchOptions | None = None,
+) -> tuple[Solved, InfeasibleError | None]:
+    """Plans as ``mosaic plan`` does, and has the checker accept the plan; ``heuristic`` proves nothing."""
+    limits = SearchLimits(seconds=time_limit, seed=seed, exact=method != "heuristic")
+    try:
+        plan = plan_to_run(
+            "exact" if method == "heuristic" else method,
+            instance.graph,
+            TableCost(instance),
+            instance.device,
+            num_devices=instance.num_devices,
+            search=replace(search or SearchOptions(), limits=limits),
+        )
+    except InfeasibleError as error:
+        return Solved(status="infeasible", reasons=error.reasons), error
+    checked = check_plan(instance, plan)
+    assert checked.problems == ()
+    assert checked.objective_ms is not None
+    bound_ms = plan.search.bound_ms
+    assert bound_ms <= checked.objective_ms + ROUNDING * max(checked.objective_ms, len(plan.stages))
+    is_known = bound_ms > 0 or plan.search.status == "optimal"
+    return Solved(
+        status=plan.search.status,
+        objective_ms=checked.objective_ms,
+        bound_ms=min(bound_ms, checked.objective_ms) if is_known else None,
+        plan=plan,
+    ), None

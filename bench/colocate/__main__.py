@@ -1,4 +1,4 @@
-"""What does Mosaic itself cost, and is a loop ever slower with it?
+"""Mosaic's own cost, and whether a loop is ever slower with it.
 
 ``python -m bench.colocate [--quick] [--json FILE]``
 

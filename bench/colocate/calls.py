@@ -1,4 +1,4 @@
-"""What a placed call costs, and an operation between modules: of modules that do next to nothing."""
+"""The cost of a placed call, and an operation between modules: of modules that do next to nothing."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Everything that a GPU must show, in one command: builds, climbs the ladder, runs the gpu tests, measures.
 
-``python -m bench.gpu.__main__ --out DIR [--only first] [--minutes 8] [--dry-run] [--list]``
+``python -m bench.gpu --out DIR [--only first] [--minutes 8] [--dry-run] [--list]``
 
 ``--only first`` is the ladder alone: a minute that says what holds on this machine. In DIR grow, from the first second,
 a JSON file, the same as a table, and a log with everything that was printed.
@@ -61,7 +61,7 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m bench.gpu.__main__", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m bench.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, help="folder for the result, the table and the logs")
     parser.add_argument("--minutes", type=float, default=8.0, help="for all of it")

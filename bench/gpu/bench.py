@@ -1,4 +1,4 @@
-"""What every measurement is given: a backend, its settings, its bound on time, and what is known from before."""
+"""The bench of a measurement: a backend, its settings, its bound on time, and what is known from before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The run of ``bench.gpu.__main__``: build, ladder, gpu tests, measurements, table.
+"""The run of ``bench.gpu``: build, ladder, gpu tests, measurements, table.
 
 No step can end it, and each leaves a whole file.
 """
@@ -29,7 +29,7 @@ from mosaic.provenance import Provenance
 
 TELLING = ("CUDA_", "CUBLAS", "NCCL_", "NVIDIA_TF32", "OMP_", "MKL_", "PYTORCH_", "TORCH_", "MOSAIC_")
 """Prefixes of environment variables that can change what is measured; values that are paths are left out."""
-SMALLEST_S = 4.0
+MIN_S = 4.0
 """Time left under which no measurement is started."""
 DRY_SECONDS = 20.0
 """Soft bound of a measurement in a dry run: wide, since others may run, too."""
@@ -121,9 +121,7 @@ class Record:
 
 def command_text(arguments: Sequence[str]) -> str:
     """Returns the command line as it may be published: of a path, its last part."""
-    return shlex.join(
-        ["python", "-m", "bench.gpu.__main__", *(Path(word).name if "/" in word else word for word in arguments)]
-    )
+    return shlex.join(["python", "-m", "bench.gpu", *(Path(word).name if "/" in word else word for word in arguments)])
 
 
 def without_folders(text: str) -> str:
@@ -217,7 +215,7 @@ def _test(record: Record, options: Options, deadline: float) -> bool:
     for file in files[-1:] if options.dry_run else files:
         name, start = f"tests/{file.stem}", record.log.stat().st_size if record.log.exists() else 0
         left = deadline - time.monotonic()
-        if left < SMALLEST_S:
+        if left < MIN_S:
             record.add(_left_out(name, "do these tests pass here?", "no time was left"))
             continue
 
@@ -245,7 +243,7 @@ def _measure(record: Record, server: Server, options: Options, deadline: float) 
         left = deadline - time.monotonic()
         share = measurement.seconds / sum(later.seconds for later in chosen[number:])
         soft = DRY_SECONDS if options.dry_run else min(left, max(left * share, measurement.seconds))
-        if left < SMALLEST_S:
+        if left < MIN_S:
             record.add(_left_out(measurement.name, measurement.asks, "no time was left"))
             continue
         hard = min(1.5 * soft + 20, left + 30)

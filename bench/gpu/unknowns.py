@@ -1,4 +1,4 @@
-"""What no document tells about green contexts, each as a small measurement.
+"""Open questions about green contexts, each as a small measurement.
 
 What the questions of ``mosaic bench`` answer is not repeated here. Cost of contexts, whether ending them gives memory
 back, and how many there can be: ``pool``. Confinement of forward, and of a backward started on its lane: ``isolation``.

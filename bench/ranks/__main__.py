@@ -27,7 +27,7 @@ from mosaic.ranks.compare import Rounds
 
 QUICK_SECONDS = 56.0
 """After this a quick study ends whatever runs: the rest of its minute is for loading and writing."""
-ONE_GPU = "needs a GPU: python -m bench.gpu.__main__ --only ranks/one"
+ONE_GPU = "needs a GPU: python -m bench.gpu --only ranks/one"
 FULL_SECONDS = 870.0
 """The same for the full study: a quarter of an hour."""
 TOO_LARGE = ("qwen3-vl", "unified-io-2", "ctvlm")

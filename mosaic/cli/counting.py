@@ -10,7 +10,7 @@ from torch import nn
 
 from mosaic.cli.workload import load_workload, moved
 from mosaic.cost.analytic import count_degrees
-from mosaic.cost.communication.ranked import ModuleTraffic
+from mosaic.cost.communication.traffic import ModuleTraffic
 from mosaic.engine import find_modules
 from mosaic.errors import UnsupportedModelError
 from mosaic.graph import ModuleGraph

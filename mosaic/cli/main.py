@@ -9,7 +9,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import tyro
 from rich.console import Console
@@ -31,7 +32,7 @@ EXIT_CODES = """exit codes:
   4    there is no GPU here that could do it; the message says what is needed
   130  interrupted"""
 
-COMMANDS = {
+COMMANDS: dict[str, Callable[..., Any]] = {
     "demo": Demo,
     "doctor": Doctor,
     "profile": ProfileCommand,

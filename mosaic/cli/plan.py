@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from mosaic.cost.analytic_cost import AnalyticCost
-    from mosaic.cost.communication.ranked import ModuleTraffic
+    from mosaic.cost.communication.traffic import ModuleTraffic
     from mosaic.solver import SearchOptions
     from mosaic.solver.instances.instance import Instance
 
@@ -278,7 +278,8 @@ def _with_ranks(
     given: PlanCommand,
 ) -> Basis:
     """Puts what GPUs tell each other into the times, in place of a sum of gradients that nothing hides."""
-    from mosaic.cost.communication.ranked import CollectiveSms, RankedCost
+    from mosaic.cost.communication.collectives import CollectiveSms
+    from mosaic.cost.communication.ranked import RankedCost
     from mosaic.cost.communication.traffic import links_of
     from mosaic.solver.reserve import Reserved
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-class Block(nn.Module):
+class DemoBlock(nn.Module):
     """One pre-norm transformer block; shapes ``(batch, tokens, width)`` in and out."""
 
     def __init__(self, width: int, num_heads: int) -> None:
@@ -43,7 +43,7 @@ class ImageEncoder(nn.Module):
         super().__init__()
         self.stem = nn.Sequential(nn.Conv2d(1, 32, 3, padding=1), nn.GELU(), nn.Conv2d(32, width, 4, stride=4))
         self.position = nn.Parameter(0.3 * torch.randn(12, width))
-        self.blocks = nn.ModuleList([Block(width, num_heads) for _ in range(depth)])
+        self.blocks = nn.ModuleList([DemoBlock(width, num_heads) for _ in range(depth)])
         self.norm = nn.LayerNorm(12 * width)
         self.projection = nn.Linear(12 * width, embedding)
 

@@ -33,7 +33,7 @@ from mosaic.profile import Profile
 from mosaic.profiler import environment_of, open_cache, profile_modules, structures_of
 from mosaic.solver.runnable import check_method, plan_to_run
 
-SMALLEST_GAIN = 1.02
+MIN_GAIN = 1.02
 """Predicted speed-up below which a model is left as it was."""
 
 _LOG = logging.getLogger("mosaic")
@@ -111,10 +111,10 @@ def colocate_one(
         plan = plan_to_run(options.method, finding.graph, cost, backend.device)
         if options.method != "auto":
             trial = None if trial == "auto" else trial
-        if (options.method == "auto" or trial is not None) and plan.predicted_speedup < SMALLEST_GAIN:
+        if (options.method == "auto" or trial is not None) and plan.predicted_speedup < MIN_GAIN:
             note = (
                 f"the best plan is predicted to be {plan.predicted_speedup:.3f} times as fast as one module after the "
-                f"other; below {SMALLEST_GAIN} the model is left as it was"
+                f"other; below {MIN_GAIN} the model is left as it was"
             )
             _LOG.info(note)
             return Handle(model, finding, plan, profile=profile, notes=(note, *backend.notes))
@@ -127,7 +127,7 @@ def colocate_one(
 
 
 def _plans_to_try(plan: Plan, finding: Finding, cost: CostModel, trial: TrialSettings) -> tuple[Plan, ...]:
-    gain = min(SMALLEST_GAIN, trial.smallest_gain)
+    gain = min(MIN_GAIN, trial.smallest_gain)
     return plans_to_try(plan, finding.graph, cost, count=trial.max_plans, smallest_gain=gain)
 
 

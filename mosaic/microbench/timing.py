@@ -13,7 +13,7 @@ from mosaic.microbench.settings import BenchSettings
 from mosaic.profiler.measuring.together import (
     MAX_PIECES,
     Call,
-    LaneWork,
+    TimedWork,
     Pieces,
     run_alone,
     run_together,
@@ -51,7 +51,7 @@ def time_beside(
     for (lane, call), ms in zip(both, alone_ms, strict=True):
         calls = _calls_in_piece(ms, settings.piece_ms)
         pieces = min(MAX_PIECES, max(3, math.ceil(settings.together_ms / (ms * calls))))
-        parts.append(LaneWork(lane, call, calls, pieces, ms))
+        parts.append(TimedWork(lane, call, calls, pieces, ms))
     return run_together(parts, inline=lanes.launches_inline, device=device)
 
 

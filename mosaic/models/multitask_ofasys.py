@@ -23,7 +23,7 @@ from mosaic.models.zoo_model import ZooModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class OfasysTask:
     """What a task reads and writes."""
 
     reads: tuple[str, ...]
@@ -32,15 +32,15 @@ class Task:
     """Target."""
 
 
-TASKS: Mapping[str, Task] = MappingProxyType(
+TASKS: Mapping[str, OfasysTask] = MappingProxyType(
     {
-        "summarization": Task(reads=("text",), writes="text"),
-        "captioning": Task(reads=("text", "image"), writes="text"),
-        "grounding": Task(reads=("text", "image"), writes="box"),
-        "speech_recognition": Task(reads=("text", "audio"), writes="text"),
-        "text_to_sql": Task(reads=("text", "struct"), writes="text"),
-        "video_captioning": Task(reads=("text", "video"), writes="text"),
-        "text_to_motion": Task(reads=("text",), writes="motion"),
+        "summarization": OfasysTask(reads=("text",), writes="text"),
+        "captioning": OfasysTask(reads=("text", "image"), writes="text"),
+        "grounding": OfasysTask(reads=("text", "image"), writes="box"),
+        "speech_recognition": OfasysTask(reads=("text", "audio"), writes="text"),
+        "text_to_sql": OfasysTask(reads=("text", "struct"), writes="text"),
+        "video_captioning": OfasysTask(reads=("text", "video"), writes="text"),
+        "text_to_motion": OfasysTask(reads=("text",), writes="motion"),
     }
 )
 Rows = dict[str, Tensor]

@@ -1,1 +1,1 @@
-"""What runs when, simulated: stages, slices and schedules of microbatches, without barriers."""
+"""A simulator of when things run: stages, slices and schedules of microbatches, without barriers."""

@@ -1,4 +1,4 @@
-"""What waits for what in one step: inputs, gradients, the loss, and the order of a schedule.
+"""The dependencies of one step: inputs, gradients, the loss, and the order of a schedule.
 
 A part's forward waits for the forwards that feed it, and its backward for its own forward and the backwards of what it
 feeds. A loss needs every output: the backward of a part that feeds nothing waits for the forwards of all such parts.

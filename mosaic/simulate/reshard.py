@@ -1,4 +1,4 @@
-"""What moving a batch costs between modules that are placed on different devices."""
+"""The cost of moving a batch between modules that are placed on different devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan takes when no barrier ends a stage: events of one step, under the plan's times or a cost model's.
+"""The time of a plan when no barrier ends a stage: events of one step, under the plan's times or a cost model's.
 
 A part starts when what it waits for has ended (and its inputs have arrived), and when everything that is before it on
 one of its slots has ended: by the stages, with backward in exactly the reverse order, or by a schedule. Simulated,

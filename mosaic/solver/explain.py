@@ -17,7 +17,7 @@ from mosaic.solver.memory.holding import keeps_anything
 from mosaic.solver.memory.search import search_within_memory
 from mosaic.solver.options import all_options
 from mosaic.solver.replan.replanner import start_from
-from mosaic.solver.solve import solve_with_hint
+from mosaic.solver.solve import find_solution
 from mosaic.solver.stage import Machine
 from mosaic.solver.task import SearchOptions
 
@@ -154,14 +154,14 @@ class _Asker:
         return Change(what=what, predicted_ms=best.cost_ms, saves_ms=self.plan.predicted_ms - best.cost_ms, note=note)
 
     def _solved(self, what: str, given: Plan) -> Change:
-        found, _ = solve_with_hint(
+        found = find_solution(
             self.graph,
             self.cost,
             given.device,
             num_devices=given.num_devices,
             search=self.search,
             hint=SearchHint(start=start_from(self.plan, self.graph)),
-        )
+        ).plan
         note = "" if found.search.status == "optimal" else "best found; not proven"
         saves = self.plan.predicted_ms - found.predicted_ms
         return Change(what=what, predicted_ms=found.predicted_ms, saves_ms=saves, note=note)

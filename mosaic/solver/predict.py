@@ -1,4 +1,4 @@
-"""What a cost model predicts for an allocation: stages with their placements and times."""
+"""A cost model's prediction for an allocation: stages with their placements and times."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from mosaic.plan import Placement, Plan, Stage
 from mosaic.solver.exact.search import SearchHint
 from mosaic.solver.methods import method_of
 from mosaic.solver.reserve import CommunicationSlots, Reserved
-from mosaic.solver.solve import solve_with_hint
+from mosaic.solver.solve import find_solution
 from mosaic.solver.task import SearchOptions
 
 
@@ -59,7 +59,7 @@ def plan_to_run(
     device = reserved.left_of(whole)
     if hint is not None and not method_of(method).starts_from_plan:
         raise ValueError(f"method={method!r} does not start from an earlier plan; use exact, or no plan")
-    plan, _ = solve_with_hint(graph, cost, device, num_devices=num_devices, method=method, search=search, hint=hint)
+    plan = find_solution(graph, cost, device, num_devices=num_devices, method=method, search=search, hint=hint).plan
     plan = reserved.told(plan, whole)
     return with_communication(plan, cost) if isinstance(cost, RankedCost) else plan
 

@@ -66,31 +66,6 @@ class Solution:
     """What an exact search found out, for later ones; None from other methods."""
 
 
-def solve_with_hint(
-    graph: ModuleGraph,
-    cost: Cost,
-    device: Device,
-    *,
-    num_devices: int = 1,
-    method: str = "exact",
-    search: SearchOptions | None = None,
-    hint: SearchHint | None = None,
-    remembered: Remembered | None = None,
-) -> tuple[Plan, Knowledge | None]:
-    """Returns the plan of ``find_solution``, and what is known for later ones."""
-    found = find_solution(
-        graph,
-        cost,
-        device,
-        num_devices=num_devices,
-        method=method,
-        search=search,
-        hint=hint,
-        remembered=remembered,
-    )
-    return found.plan, found.known
-
-
 def find_solution(
     graph: ModuleGraph,
     cost: Cost,

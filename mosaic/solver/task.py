@@ -1,4 +1,4 @@
-"""What a method of planning is given, and what it gives back."""
+"""The task of a method of planning, and its answer."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import torch
 from mosaic.backends.base import Lane
 from mosaic.profile import GroupMember, GroupSample, PairSample, Phase
 from mosaic.profiler.measuring.measure import prepare_phase
-from mosaic.profiler.measuring.together import MAX_PIECES, Call, LaneWork, run_alone, run_together, window_ms
+from mosaic.profiler.measuring.together import MAX_PIECES, Call, TimedWork, run_alone, run_together, window_ms
 from mosaic.profiler.settings import ProfileSettings
 from mosaic.profiler.subject import Subject
 
@@ -105,7 +105,7 @@ def _beside(
     least = settings.min_repeats + 2
     length_ms = max(middles) * least
     parts = [
-        LaneWork(lane, call, 1, min(MAX_PIECES, math.ceil(length_ms / ms)) if inline else least, ms)
+        TimedWork(lane, call, 1, min(MAX_PIECES, math.ceil(length_ms / ms)) if inline else least, ms)
         for lane, call, ms in zip(lanes, calls, middles, strict=True)
         if call is not None
     ]

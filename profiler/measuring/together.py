@@ -53,7 +53,7 @@ class Pieces:
 
 
 @dataclass(frozen=True, slots=True)
-class LaneWork:
+class TimedWork:
     """What one lane does, and how much of it."""
 
     lane: Lane
@@ -85,7 +85,7 @@ def run_alone(lane: Lane, call: Call, *, calls: int, pieces: int, held_on: torch
 
 
 def run_together(
-    parts: Sequence[LaneWork], *, inline: bool, device: torch.device, seconds: float = _WAIT_S
+    parts: Sequence[TimedWork], *, inline: bool, device: torch.device, seconds: float = _WAIT_S
 ) -> tuple[Pieces, ...]:
     """Keeps all lanes running until each has its pieces.
 
@@ -129,7 +129,7 @@ def _on_clock(origin: Mark, marks: Sequence[Mark]) -> tuple[float, ...]:
     return tuple(0.0 if mark is origin else origin.ms_until(mark) for mark in marks)
 
 
-def _launch_in_turn(parts: Sequence[LaneWork]) -> list[list[Mark]]:
+def _launch_in_turn(parts: Sequence[TimedWork]) -> list[list[Mark]]:
     """Launches the next slice of whichever lane has the least launched, by time alone."""
     marks: list[list[Mark]] = [[] for _ in parts]
     tickets: list[Ticket[object]] = []
@@ -154,7 +154,7 @@ def _launch_in_turn(parts: Sequence[LaneWork]) -> list[list[Mark]]:
     return marks
 
 
-def _run_on_threads(parts: Sequence[LaneWork], seconds: float) -> list[list[Mark]]:
+def _run_on_threads(parts: Sequence[TimedWork], seconds: float) -> list[list[Mark]]:
     """Starts all lanes at once; each goes on until every one has its pieces."""
     started = threading.Barrier(len(parts), timeout=_WAIT_S)
     enough = [threading.Event() for _ in parts]

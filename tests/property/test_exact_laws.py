@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from instance_cases import ROUNDING_MS, bounded, instances
+from instance_cases import ROUNDING_MS, bounded, instances, solve_instance
 from planning_cases import linear, profile_of
 
 from bench.solver.generate import SHAPES, Recipe, generate
@@ -19,7 +19,6 @@ from mosaic.solver.exact.search import SearchLimits
 from mosaic.solver.instances.checker import check_plan
 from mosaic.solver.instances.instance import Instance
 from mosaic.solver.instances.instance_cost import TableCost
-from mosaic.solver.instances.problem_file import solve_instance
 from mosaic.solver.replan.replanner import Replanner
 
 

@@ -7,12 +7,12 @@ from itertools import product
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from instance_cases import solve_instance
 from test_exact_laws import ROUNDING_MS, bounded
 
 from bench.solver.generate import Recipe, generate
 from mosaic.solver.instances.checker import check_plan
 from mosaic.solver.instances.instance import Disturbance, Instance, InstanceModule, InstanceOption
-from mosaic.solver.instances.problem_file import solve_instance
 from mosaic.solver.memory.holding import state_sets
 
 

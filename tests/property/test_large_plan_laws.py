@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from instance_cases import solve_instance
 
 from bench.solver.generate import SHAPES, Recipe, generate
 from mosaic import _search
@@ -15,7 +16,6 @@ from mosaic.solver.exact.search import _rows
 from mosaic.solver.instances.checker import check_plan
 from mosaic.solver.instances.instance import Instance
 from mosaic.solver.instances.instance_cost import TableCost
-from mosaic.solver.instances.problem_file import solve_instance
 from mosaic.solver.options import all_options
 from mosaic.solver.stage import Machine
 from tests.property.test_exact_laws import bounded, instances, problem_of

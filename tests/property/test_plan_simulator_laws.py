@@ -19,7 +19,7 @@ from mosaic.solver import SearchOptions, solve
 from mosaic.solver.exact.search import SearchHint, SearchLimits, search_exactly
 from mosaic.solver.options import all_options
 from mosaic.solver.replan.replanner import Replanner, start_from
-from mosaic.solver.solve import solve_with_hint
+from mosaic.solver.solve import find_solution
 from mosaic.solver.stage import Machine
 
 BOUNDED = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -132,9 +132,9 @@ def test_any_plan_is_a_start_for_any_graph(before: Profile, after: Profile) -> N
     assert all(place[edge.source] < place[edge.target] for edge in after.graph.edges)
     search = SearchOptions(limits=SearchLimits(seconds=20))
     hint = SearchHint(start=start)
-    warm, _ = solve_with_hint(
+    warm = find_solution(
         after.graph, cost, after.device, num_devices=previous.num_devices, search=search, hint=hint
-    )
+    ).plan
     assert warm.predicted_ms == pytest.approx(planned(after).predicted_ms, rel=1e-6)
 
 

@@ -1,4 +1,4 @@
-"""What rungs stand on: lanes of the GPU, or in a rehearsal of the fake runtime; and errors that are readings."""
+"""The ground of the rungs: lanes of the GPU, or in a rehearsal of the fake runtime; and errors that are readings."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from mosaic.backends.cuda.driver import CudaDevice, DriverDescription, NvmlDescription, lost_uses
 from mosaic.backends.cuda.environment import EnvironmentFinding, Surroundings, ask_nvml, find_in, mps_control
-from mosaic.cli.doctor.report import DeviceReport, Finding, HostReport, PackageReport, TorchReport
+from mosaic.cli.doctor.report import DeviceReport, Diagnosis, HostReport, PackageReport, TorchReport
 from mosaic.errors import BackendUnavailableError, CudaError
 
 _TODO_BY_STATUS = {
@@ -20,44 +20,44 @@ _TODO_BY_USE = {
 }
 
 
-def find_in_extension(problem: BackendUnavailableError) -> Finding:
+def find_in_extension(problem: BackendUnavailableError) -> Diagnosis:
     """The extension does not load."""
-    return Finding(
+    return Diagnosis(
         severity="error",
         what=f"the extension mosaic._C does not load: {problem.found}",
         todo="run `pip install -e .` (or `pip install .`) in Mosaic's folder; it needs g++ and Python's headers",
     )
 
 
-def find_in_driver(problem: BackendUnavailableError | CudaError) -> Finding:
+def find_in_driver(problem: BackendUnavailableError | CudaError) -> Diagnosis:
     """The driver is not there, or fails."""
     if isinstance(problem, BackendUnavailableError):
-        return Finding(
+        return Diagnosis(
             severity="note",
             what=str(problem),
             todo="nothing, if this machine has no NVIDIA GPU; else install its driver (CUDA 12.5 or newer), "
             "start the container with its GPUs, and look at CUDA_VISIBLE_DEVICES",
         )
-    return Finding(
+    return Diagnosis(
         severity="error",
         what=str(problem),
         todo=_TODO_BY_STATUS.get(problem.status, "see whether `nvidia-smi` works, then `dmesg`; reboot"),
     )
 
 
-def find_in_slots(ordinal: int, problem: BackendUnavailableError | CudaError) -> Finding:
+def find_in_slots(ordinal: int, problem: BackendUnavailableError | CudaError) -> Diagnosis:
     """A device could not be split."""
-    return Finding(
+    return Diagnosis(
         severity="error",
         what=f"device {ordinal} cannot be split into slots: {problem}",
         todo="update the driver (CUDA 12.5 or newer); green contexts also need a 64-bit Linux",
     )
 
 
-def find_in_missing_functions(driver: DriverDescription) -> list[Finding]:
+def find_in_missing_functions(driver: DriverDescription) -> list[Diagnosis]:
     """The driver is too old for part of what Mosaic does."""
     return [
-        Finding(
+        Diagnosis(
             severity="error",
             what=f"the driver (CUDA {driver.version}) lacks "
             + ", ".join(f"{one.name} ({one.since})" for one in driver.missing if one.use == use),
@@ -67,9 +67,9 @@ def find_in_missing_functions(driver: DriverDescription) -> list[Finding]:
     ]
 
 
-def find_in_nvml(problem: BackendUnavailableError, *, has_driver: bool) -> Finding:
+def find_in_nvml(problem: BackendUnavailableError, *, has_driver: bool) -> Diagnosis:
     """NVML does not answer; of interest only beside a driver."""
-    return Finding(
+    return Diagnosis(
         severity="warning" if has_driver else "note",
         what=f"NVML does not answer: {problem.found}",
         todo=f"without it utilisation cannot be measured; it needs {problem.needed}"
@@ -78,12 +78,12 @@ def find_in_nvml(problem: BackendUnavailableError, *, has_driver: bool) -> Findi
     )
 
 
-def find_in_device_counts(nvml: NvmlDescription | None, devices: Sequence[DeviceReport]) -> list[Finding]:
+def find_in_device_counts(nvml: NvmlDescription | None, devices: Sequence[DeviceReport]) -> list[Diagnosis]:
     """Some GPUs are hidden from CUDA."""
     if nvml is None or nvml.num_devices == len(devices):
         return []
     return [
-        Finding(
+        Diagnosis(
             severity="note",
             what=f"NVML counts {nvml.num_devices} GPUs, the CUDA driver offers {len(devices)}",
             todo="look at CUDA_VISIBLE_DEVICES and at MIG, if that is not meant",
@@ -91,13 +91,13 @@ def find_in_device_counts(nvml: NvmlDescription | None, devices: Sequence[Device
     ]
 
 
-def find_in_environment(environ: Mapping[str, str]) -> list[Finding]:
+def find_in_environment(environ: Mapping[str, str]) -> list[Diagnosis]:
     """Settings that defeat partitions of SMs; how many streams there will be is not known yet."""
     seen = Surroundings(environ=environ, num_streams=None, mps_control=mps_control(environ))
     return [_finding(found) for found in find_in(seen)]
 
 
-def find_beside(device: CudaDevice) -> list[Finding]:
+def find_beside(device: CudaDevice) -> list[Diagnosis]:
     """Other users of a device, and modes of it, that defeat partitions; asks NVML."""
     seen = Surroundings(environ={}, num_streams=None, nvml=ask_nvml(device.uuid))
     if seen.nvml.problem:  # there is a finding about NVML already
@@ -105,25 +105,25 @@ def find_beside(device: CudaDevice) -> list[Finding]:
     return [_finding(found, of=f"device {device.ordinal}: ") for found in find_in(seen)]
 
 
-def find_in_probe(problem: BackendUnavailableError) -> Finding:
+def find_in_probe(problem: BackendUnavailableError) -> Diagnosis:
     """The probe that reads SM ids back cannot be compiled."""
-    return Finding(
+    return Diagnosis(
         severity="warning",
         what=f"partitions cannot be probed, so their SM ids stay unknown: {problem.found}",
         todo=f"bring {problem.needed}",
     )
 
 
-def _finding(found: EnvironmentFinding, *, of: str = "") -> Finding:
-    return Finding(severity="warning", what=f"{of}{found.found}: {found.rule}", todo=found.way_out)
+def _finding(found: EnvironmentFinding, *, of: str = "") -> Diagnosis:
+    return Diagnosis(severity="warning", what=f"{of}{found.found}: {found.rule}", todo=found.way_out)
 
 
-def find_in_host(host: HostReport) -> list[Finding]:
+def find_in_host(host: HostReport) -> list[Diagnosis]:
     """What the host backend would suffer from."""
     found = []
     if host.num_cores == 1:
         found.append(
-            Finding(
+            Diagnosis(
                 severity="note",
                 what="one CPU core: on the host backend modules take turns, and colocation gains nothing",
                 todo="give the process more cores (taskset, the container's cpuset)",
@@ -132,7 +132,7 @@ def find_in_host(host: HostReport) -> list[Finding]:
     if (host.omp_wait_policy or "").upper() != "PASSIVE":
         setting = "not set" if host.omp_wait_policy is None else host.omp_wait_policy
         found.append(
-            Finding(
+            Diagnosis(
                 severity="note",
                 what=f"OMP_WAIT_POLICY is {setting}: idle threads of one lane spin on the cores of another",
                 todo="in your own scripts `export OMP_WAIT_POLICY=PASSIVE` before Python starts",
@@ -141,13 +141,13 @@ def find_in_host(host: HostReport) -> list[Finding]:
     return found
 
 
-def find_in_packages(packages: Sequence[PackageReport]) -> list[Finding]:
+def find_in_packages(packages: Sequence[PackageReport]) -> list[Diagnosis]:
     """Packages that are not installed."""
     found = []
     for package in packages:
         if package.version is None and package.extra is None:
             found.append(
-                Finding(
+                Diagnosis(
                     severity="error",
                     what=f"the package {package.name} is not installed, though Mosaic needs it",
                     todo=f"pip install {package.name}",
@@ -155,7 +155,7 @@ def find_in_packages(packages: Sequence[PackageReport]) -> list[Finding]:
             )
         elif package.version is None:
             found.append(
-                Finding(
+                Diagnosis(
                     severity="note",
                     what=f"the package {package.name} is not installed (extra `{package.extra}`)",
                     todo=f"pip install 'mosaic-colocate[{package.extra}]', if you want what it is for",
@@ -164,12 +164,12 @@ def find_in_packages(packages: Sequence[PackageReport]) -> list[Finding]:
     return found
 
 
-def find_in_torch(torch: TorchReport | None, *, has_gpu: bool) -> list[Finding]:
+def find_in_torch(torch: TorchReport | None, *, has_gpu: bool) -> list[Diagnosis]:
     """A torch that cannot use the GPU that is there."""
     if torch is None or torch.cuda is not None or not has_gpu:
         return []
     return [
-        Finding(
+        Diagnosis(
             severity="warning",
             what=f"torch {torch.version} is built without CUDA, but this machine has a GPU",
             todo="install a CUDA build of torch: https://pytorch.org/get-started/locally/",
@@ -177,9 +177,9 @@ def find_in_torch(torch: TorchReport | None, *, has_gpu: bool) -> list[Finding]:
     ]
 
 
-def find_in_cache(problem: RuntimeError) -> Finding:
+def find_in_cache(problem: RuntimeError) -> Diagnosis:
     """No folder to keep measurements in."""
-    return Finding(
+    return Diagnosis(
         severity="note",
         what=f"measurements are not kept from run to run: {problem}",
         todo="set HOME or XDG_CACHE_HOME, or give mosaic.colocate a cache folder",

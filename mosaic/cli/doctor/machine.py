@@ -23,8 +23,8 @@ from mosaic.cli.doctor import findings as findings_of
 from mosaic.cli.doctor.report import (
     CacheReport,
     DeviceReport,
+    Diagnosis,
     DoctorReport,
-    Finding,
     HostReport,
     PackageReport,
     TorchReport,
@@ -57,7 +57,7 @@ def collect_report(environ: Mapping[str, str] = os.environ) -> DoctorReport:
     Args:
         environ: The environment whose settings are judged.
     """
-    found: list[Finding] = []
+    found: list[Diagnosis] = []
     host, packages, torch = _host(environ), _packages(), _torch()
     extension_loads = _extension_loads(found)
     driver = _driver(found) if extension_loads else None
@@ -122,7 +122,7 @@ def _torch() -> TorchReport | None:
     return TorchReport(version=version, cuda=built_with.group(1) if built_with else None)
 
 
-def _extension_loads(found: list[Finding]) -> bool:
+def _extension_loads(found: list[Diagnosis]) -> bool:
     try:
         cuda.require_extension()
     except BackendUnavailableError as problem:
@@ -131,7 +131,7 @@ def _extension_loads(found: list[Finding]) -> bool:
     return True
 
 
-def _driver(found: list[Finding]) -> cuda.DriverDescription | None:
+def _driver(found: list[Diagnosis]) -> cuda.DriverDescription | None:
     try:
         driver = cuda.describe_driver()
     except (BackendUnavailableError, CudaError) as problem:
@@ -141,7 +141,7 @@ def _driver(found: list[Finding]) -> cuda.DriverDescription | None:
     return driver
 
 
-def _devices(driver: cuda.DriverDescription, found: list[Finding]) -> tuple[DeviceReport, ...]:
+def _devices(driver: cuda.DriverDescription, found: list[Diagnosis]) -> tuple[DeviceReport, ...]:
     if "base" in cuda.lost_uses(driver):
         return ()
     try:
@@ -154,7 +154,7 @@ def _devices(driver: cuda.DriverDescription, found: list[Finding]) -> tuple[Devi
     return tuple(_device(device, found) for device in devices)
 
 
-def _device(device: cuda.CudaDevice, found: list[Finding]) -> DeviceReport:
+def _device(device: cuda.CudaDevice, found: list[Diagnosis]) -> DeviceReport:
     slots = fine = None
     try:
         slots = cuda.describe_slots(device.ordinal)
@@ -164,7 +164,7 @@ def _device(device: cuda.CudaDevice, found: list[Finding]) -> DeviceReport:
     return DeviceReport(device=device, slots=slots, fine_slots=fine)
 
 
-def _nvml(found: list[Finding], *, has_driver: bool) -> cuda.NvmlDescription | None:
+def _nvml(found: list[Diagnosis], *, has_driver: bool) -> cuda.NvmlDescription | None:
     try:
         return cuda.describe_nvml()
     except BackendUnavailableError as problem:
@@ -172,7 +172,7 @@ def _nvml(found: list[Finding], *, has_driver: bool) -> cuda.NvmlDescription | N
         return None
 
 
-def _probe(found: list[Finding], *, has_gpu: bool) -> str | None:
+def _probe(found: list[Diagnosis], *, has_gpu: bool) -> str | None:
     """Returns the version of what compiles the SM probe."""
     try:
         return cuda_probe.nvrtc_version()
@@ -182,7 +182,7 @@ def _probe(found: list[Finding], *, has_gpu: bool) -> str | None:
         return None
 
 
-def _cache(environ: Mapping[str, str], found: list[Finding]) -> CacheReport | None:
+def _cache(environ: Mapping[str, str], found: list[Diagnosis]) -> CacheReport | None:
     try:
         folder = default_cache_folder(environ)
     except RuntimeError as problem:

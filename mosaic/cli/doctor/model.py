@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.markup import escape
 
-from mosaic.cli.doctor.report import Finding, Severity
+from mosaic.cli.doctor.report import Diagnosis, Severity
 
 if TYPE_CHECKING:
     from mosaic.engine.finding.remarks import Remark
@@ -22,7 +22,7 @@ class ModelReport:
     """FILE:FACTORY as it was given."""
     modules: dict[str, tuple[str, ...]]
     """Modules that can be placed, each with those that it waits for."""
-    findings: tuple[Finding, ...]
+    findings: tuple[Diagnosis, ...]
     """``error``: it cannot be colocated; ``warning``: a module runs in place; ``note``: good to know."""
 
     @property
@@ -48,7 +48,7 @@ def examine_model(where: str) -> ModelReport:
         ("note", found.to_know),
     )
     findings = [
-        Finding(severity=severity, what=remark.seen, todo=remark.todo)
+        Diagnosis(severity=severity, what=remark.seen, todo=remark.todo)
         for severity, remarks in by_severity
         for remark in remarks
     ]

@@ -1,4 +1,4 @@
-"""What ``mosaic doctor`` found, as plain data that goes into JSON by ``dataclasses.asdict``."""
+"""The findings of ``mosaic doctor``, as plain data that goes into JSON by ``dataclasses.asdict``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Severity = Literal["error", "warning", "note"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Diagnosis:
     """One thing that a person should know, and what to do about it."""
 
     severity: Severity
@@ -89,4 +89,4 @@ class DoctorReport:
     """None where the user has no folder for it."""
     works: tuple[str, ...]
     """What can be done on this machine as it is."""
-    findings: tuple[Finding, ...]
+    findings: tuple[Diagnosis, ...]

@@ -20,7 +20,7 @@ _STEPS_BEFORE = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class MeasuredInTurn:
     """What was measured."""
 
     description: str
@@ -59,7 +59,7 @@ def run_in_turn(
     settings: ProfileSettings,
     output: Path | None,
     method: str = "auto",
-) -> Trial:
+) -> MeasuredInTurn:
     """Takes ``steps`` training steps of each, in rounds, and returns what was measured.
 
     Without a plan Mosaic solves for one and tries it first, as it does in anybody's loop; the steps counted here come
@@ -89,7 +89,7 @@ def run_in_turn(
     metrics = handle.metrics()
     if output is not None:
         _leave_pictures(handle, output)
-    measured = Trial(
+    measured = MeasuredInTurn(
         description=handle.describe(),
         active=handle.active,
         step_ms_plain=statistics.median(plain),

@@ -15,7 +15,7 @@ from mosaic.profile import Phase
 from mosaic.solver import solve
 from mosaic.solver.exact.search import SearchHint, SearchLimits, why_not_exact
 from mosaic.solver.replan.feedback import MeasuredTimes, with_measured
-from mosaic.solver.solve import solve_with_hint
+from mosaic.solver.solve import find_solution
 from mosaic.solver.task import SearchOptions
 from mosaic.timeline import Span
 
@@ -51,7 +51,7 @@ def plans_to_try(best: Plan, graph: ModuleGraph, cost: Cost, *, count: int, smal
                 with suppress(InfeasibleError):  # there is no plan without this stage
                     hint = SearchHint(forbidden=[stage.names])
                     search = SearchOptions(limits=SearchLimits(seconds=_SECONDS))
-                    others.append(solve_with_hint(graph, cost, device, search=search, hint=hint)[0])
+                    others.append(find_solution(graph, cost, device, search=search, hint=hint).plan)
     sequential = solve(graph, cost, device, method="sequential")
     close = [
         plan for plan in sorted(others, key=lambda one: one.predicted_ms) if plan.predicted_speedup >= smallest_gain

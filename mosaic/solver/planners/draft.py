@@ -1,4 +1,4 @@
-"""What comparison planners start from and draw: whole-device options, levels, and waves of jobs without devices."""
+"""Drafts of comparison planners: whole-device options, levels, and waves of jobs without devices."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan
 from mosaic.solver.exact.search import Knowledge, SearchHint, SearchLimits
 from mosaic.solver.replan.remembered import Remembered
-from mosaic.solver.solve import solve_with_hint
+from mosaic.solver.solve import find_solution
 from mosaic.solver.task import SearchOptions
 
 WARM_SHARE = 0.07
@@ -109,7 +109,7 @@ class Replanner:
             )
         if limits is not None:
             search = replace(search, limits=limits)
-        self.plan, self._known = solve_with_hint(
+        found = find_solution(
             graph,
             cost,
             self.device,
@@ -118,6 +118,7 @@ class Replanner:
             hint=hint,
             remembered=self._remembered,
         )
+        self.plan, self._known = found.plan, found.known
         self._planned = graph, cost
         self._cold_seconds = max(self._cold_seconds, self.plan.search.seconds)
         return self.plan

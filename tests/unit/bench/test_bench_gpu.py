@@ -1,4 +1,4 @@
-"""``python -m bench.gpu.__main__`` as a whole: a rehearsal without a GPU, and what is left when things go wrong."""
+"""``python -m bench.gpu`` as a whole: a rehearsal without a GPU, and what is left when things go wrong."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from mosaic.artifact import load
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "bench.gpu.__main__", *arguments]
+    return [sys.executable, "-m", "bench.gpu", *arguments]
 
 
 def environment() -> dict[str, str]:

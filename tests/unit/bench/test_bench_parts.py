@@ -1,4 +1,4 @@
-"""What ``python -m bench.gpu.__main__`` is made of: what it looks for first, what it counts, and how results become tables."""
+"""What ``python -m bench.gpu`` is made of: what it looks for first, what it counts, and how results become tables."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ FIGURES = (
 def study(**changes: object) -> Study:
     made = Study(
         study="gpu",
-        command="python -m bench.gpu.__main__ --out out",
+        command="python -m bench.gpu --out out",
         created="2026-12-01T10:00:00+00:00",
         commit="abc123",
         python_version="3.12.3",
@@ -158,7 +158,7 @@ def test_a_command_that_fails_or_hangs_is_ended_and_leaves_its_output(tmp_path: 
 
 def test_what_is_published_names_no_folder_of_this_machine():
     assert command_text(["--out", "/home/somebody/out", "--minutes", "8"]) == (
-        "python -m bench.gpu.__main__ --out out --minutes 8"
+        "python -m bench.gpu --out out --minutes 8"
     )
     assert without_folders(f"no such file: {tables.TOP}/bench/x.py, {sys.prefix}/lib/y.py") == (
         "no such file: bench/x.py, lib/y.py"

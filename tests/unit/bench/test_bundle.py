@@ -96,7 +96,7 @@ def test_without_the_bundle_what_is_missing_is_named_and_the_ladder_stands(bare:
     names = ("first/events", "first/towers", "device")
     only = [word for name in names for word in ("--only", name)]
     done = subprocess.run(
-        [sys.executable, "-m", "bench.gpu.__main__", "--out", str(tmp_path / "out"), "--dry-run", "--no-build", *only],
+        [sys.executable, "-m", "bench.gpu", "--out", str(tmp_path / "out"), "--dry-run", "--no-build", *only],
         cwd=tables.TOP, env=bare, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from mosaic.cli.run.here import Trial
+from mosaic.cli.run.here import MeasuredInTurn
 
 
-def trial(*, active: bool, speedup: float | None) -> Trial:
-    return Trial(
+def trial(*, active: bool, speedup: float | None) -> MeasuredInTurn:
+    return MeasuredInTurn(
         description="",
         active=active,
         step_ms_plain=20.0,

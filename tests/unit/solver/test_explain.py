@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from instance_cases import solve_instance
 from planning_cases import flat, linear, pair, profile_of
 
 from bench.solver.generate import Recipe, generate
@@ -14,7 +15,6 @@ from mosaic.report.explanation import changes_text, explanation_table, reason_te
 from mosaic.solver import solve
 from mosaic.solver.explain import Explanation, explain
 from mosaic.solver.instances.instance_cost import TableCost
-from mosaic.solver.instances.problem_file import solve_instance
 
 ENCODERS = {"image": linear(6), "text": flat(4), "head": linear(8)}
 

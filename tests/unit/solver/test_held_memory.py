@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from instance_cases import solve_instance
 from test_instance import instance, module, option
 
 from bench.solver.generate import Recipe, generate
@@ -19,7 +20,6 @@ from mosaic.solver.explain import explain
 from mosaic.solver.instances.checker import check_plan
 from mosaic.solver.instances.instance import Instance
 from mosaic.solver.instances.instance_cost import TableCost
-from mosaic.solver.instances.problem_file import solve_instance
 from mosaic.solver.memory import options as held_options
 from mosaic.solver.memory.holding import held_bytes
 from mosaic.solver.options import all_options

@@ -22,7 +22,7 @@ from mosaic.solver.instances.instance_cost import TableCost
 from mosaic.solver.options import all_options
 from mosaic.solver.replan.remembered import Remembered, SaysWhatItKnows
 from mosaic.solver.replan.replanner import MIN_SECONDS, Replanner, start_from, warm_limits
-from mosaic.solver.solve import solve_with_hint
+from mosaic.solver.solve import find_solution
 from mosaic.solver.stage import Machine
 from mosaic.solver.stagger import Stagger, stagger
 
@@ -46,7 +46,7 @@ def test_a_plan_for_other_devices_starts_from_the_old_one() -> None:
     cost = CostModel.from_profile(profile)
     one = solve(profile.graph, cost, profile.device)
     hint = SearchHint(start=start_from(one, profile.graph))
-    two, _ = solve_with_hint(profile.graph, cost, profile.device, num_devices=2, hint=hint)
+    two = find_solution(profile.graph, cost, profile.device, num_devices=2, hint=hint).plan
     assert two.num_devices == 2
     assert two.predicted_ms == pytest.approx(solve(profile.graph, cost, profile.device, num_devices=2).predicted_ms)
 
@@ -98,7 +98,7 @@ def test_no_time_still_gives_a_plan() -> None:
     cold = solve(profile.graph, cost, profile.device)
     search = SearchOptions(limits=SearchLimits(seconds=0))
     hint = SearchHint(start=start_from(cold, profile.graph))
-    warm, _ = solve_with_hint(profile.graph, cost, profile.device, search=search, hint=hint)
+    warm = find_solution(profile.graph, cost, profile.device, search=search, hint=hint).plan
     assert warm.predicted_ms <= warm.sequential_ms
 
 
@@ -107,14 +107,14 @@ def test_only_what_is_new_is_worked_out_again() -> None:
     less = replace(whole, modules=whole.modules[:-1])
     memo = Remembered()
     given = {"device": whole.device, "num_devices": whole.num_devices, "remembered": memo}
-    solve_with_hint(less.graph, TableCost(less), **given)
+    find_solution(less.graph, TableCost(less), **given)
     assert memo.num_listed == 7
     finished = memo.num_finished
-    again, _ = solve_with_hint(less.graph, TableCost(less), **given)
+    again = find_solution(less.graph, TableCost(less), **given).plan
     assert (memo.num_listed, memo.num_finished) == (7, finished)
-    more, _ = solve_with_hint(whole.graph, TableCost(whole), **given)
+    more = find_solution(whole.graph, TableCost(whole), **given).plan
     assert memo.num_listed == 8
-    fresh, _ = solve_with_hint(whole.graph, TableCost(whole), device=whole.device, num_devices=whole.num_devices)
+    fresh = find_solution(whole.graph, TableCost(whole), device=whole.device, num_devices=whole.num_devices).plan
     assert more.stages == fresh.stages
     assert again.predicted_ms < more.predicted_ms
 
@@ -261,7 +261,7 @@ def test_answers_hold_for_one_grid_and_one_objective() -> None:
         SearchOptions(),
         SearchOptions(objective="sum"),
     ):
-        plan, _ = solve_with_hint(one.graph, TableCost(one), **given, search=search, remembered=memo)
+        plan = find_solution(one.graph, TableCost(one), **given, search=search, remembered=memo).plan
         cold = solve(one.graph, TableCost(one), one.device, num_devices=one.num_devices, method="exact", search=search)
         assert plan.predicted_ms == pytest.approx(cold.predicted_ms)
         assert plan.search.status == cold.search.status

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from instance_cases import solve_instance
 
 from bench.solver.generate import DEGREES, SHAPES, Recipe, generate, ofasys
 from mosaic.artifact import parse, to_json
 from mosaic.errors import InfeasibleError, InvalidFileError, InvalidGraphError
 from mosaic.solver.instances.instance import Disturbance, Instance, InstanceModule, InstanceOption, Pin
 from mosaic.solver.instances.instance_cost import TableCost
-from mosaic.solver.instances.problem_file import solve_instance
 
 
 def option(degree: int = 1, quota: int = 1, forward_ms: float = 1.0, backward_ms: float = 2.0, memory_bytes: int = 0):
@@ -190,7 +190,7 @@ def test_more_modules_than_bits_are_refused():
         solve_instance(many)
 
 
-@pytest.mark.parametrize("method", ["exact", "heuristic", "gahc"])
+@pytest.mark.parametrize("method", ["exact", "heuristic"])
 def test_a_time_limit_of_zero_gives_the_sequential_plan(method):
     made = generate(Recipe(shape="align", num_modules=12, num_devices=4))
     answer, _ = solve_instance(made, method=method, time_limit=0)
@@ -201,7 +201,7 @@ def test_a_time_limit_of_zero_gives_the_sequential_plan(method):
 
 @pytest.mark.parametrize("seconds", [-1.0, float("nan")])
 def test_a_time_limit_below_zero_is_refused(seconds):
-    with pytest.raises(ValueError, match="0 seconds or more"):
+    with pytest.raises(ValueError, match="use values of 0 or more"):
         solve_instance(instance(module("a")), time_limit=seconds)
 
 

@@ -1,0 +1,107 @@
+"""Tables of pages that are no GPU result: figures of kept studies, and the tables of choices as the code has them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+
+from bench.gpu.tables import number
+from bench.record import Figure, Study
+from mosaic.artifact import load
+from mosaic.backends.table import BACKENDS
+from mosaic.cost.interference import FORMS
+from mosaic.hardware.catalogue import DEVICES
+from mosaic.models import MODELS
+from mosaic.solver.methods import METHODS
+
+NOT_YET = "not measured yet\n"
+SOURCES = ("measured", "simulated", "predicted")
+HIGHLIGHTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "bench_colocate": (
+            r"placed call of an empty module, sequential plan, over a plain call, us",
+            r"placed call of an empty module on a lane, .*",
+            r"operation between modules on a lane, us",
+            r".*: step under the sequential plan over the plain step, ratio",
+            r".*: step after the trial over the plain step, ratio",
+        ),
+        "bench_cost": (
+            r"surface error at a held-out degree",
+            r"difference of the same points measured twice",
+            r"prediction error of held-out plans, \d modules, (interference-unaware|full|ours)",
+            r"analytic error (before|after) calibration, held-out modules",
+            r"simulated \(16 slots\): surface error .*",
+            r"simulated \(\w+\): prediction error of held-out plans, 8 modules, (interference-unaware|full|ours)",
+        ),
+        "bench_solver": (
+            r"10 modules, 8 GPUs, 10 %.*",
+            r"20 modules, \d+ GPUs.*: proven gap within 5 s, (median|worst), %",
+            r"one of \d+ modules comes or goes, \d+ GPUs: re-plan over cold solve, median",
+            r"lost with .*, mean, %",
+            r"gain of exact over \w+, (Qwen3-VL|Unified-IO 2|ImageBind|OFASys), \d+ GPUs, median",
+        ),
+        "bench_ranks": (
+            r"(exact|megatron): step over DDP's on the same ranks, .*",
+            r"exact: parameters, gradients and optimizer state of the fullest rank over DDP's, .*",
+            r"rows of (64|1024|16384) KiB from 2 ranks to one(, predicted)?, ms",
+            r"(megatron|distmm|spindle): step over exact's, ofasys, \d+ GPUs, ratio",
+            r"(exact|distmm|spindle): speed-up over megatron, qwen-val-\d+b, \d+ GPUs",
+        ),
+    }
+)
+"""For each study the figures that its page shows, as regular expressions of whole names."""
+
+
+def study_table(study: str, results: Path) -> str:
+    """Returns the highlights of the newest full file of a study; of the newest quick one where there is no other."""
+    found = [load(Study, path) for path in sorted((results / "host").glob(f"*-{study}.json"))]
+    if not found:
+        return NOT_YET
+    newest = max(found, key=lambda one: ("--quick" not in one.command, one.created))
+    machine = newest.machine.name if newest.machine is not None else "an unknown machine"
+    kind = "quick study" if "--quick" in newest.command else "full study"
+    head = f"{machine}, torch {newest.torch_version}, {newest.created[:10]}, commit {newest.commit[:12]}, {kind}"
+    rows = [_row(figure) for pattern in HIGHLIGHTS[study] for figure in _matching(newest, pattern)]
+    return _table((head, *SOURCES), rows)
+
+
+def methods_table() -> str:
+    """Returns the methods of planning."""
+    rows = [
+        (f"`{one.name}`", one.phrase, "yes" if one.gives_bound else "", "yes" if one.is_compared else "")
+        for one in METHODS.values()
+    ]
+    return _table(("method", "plans", "gives a bound", "in `--compare`"), rows)
+
+
+def choices_table() -> str:
+    """Returns the tables of choices: where each is, and what is in it."""
+    rows = [
+        ("a method of planning", "`mosaic/solver/methods.py`", METHODS),
+        ("a backend", "`mosaic/backends/table.py`", BACKENDS),
+        ("a model", "`mosaic/models/catalogue.py`", MODELS),
+        ("a device description", "`mosaic/hardware/catalogue.py`", DEVICES),
+        ("a form of interference", "`mosaic/cost/interference/forms.py`", FORMS),
+    ]
+    return _table(
+        ("to add", "write a file, and a line in", "there are"),
+        [(what, where, ", ".join(f"`{name}`" for name in names)) for what, where, names in rows],
+    )
+
+
+def _matching(study: Study, pattern: str) -> Iterator[Figure]:
+    return (one for one in study.figures if one.value is not None and re.fullmatch(pattern, one.name))
+
+
+def _row(figure: Figure) -> tuple[str, ...]:
+    value = number(figure.value)
+    if figure.low is not None and figure.high is not None and figure.low < figure.high:
+        value += f" ({number(figure.low)} to {number(figure.high)})"
+    return (figure.name, *(value if source == figure.source else "" for source in SOURCES))
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
