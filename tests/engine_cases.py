@@ -146,13 +146,13 @@ def run_both(
     stages: Stages,
     loop: Loop,
     *,
-    num_slots: int = 2,
-    one_thread: bool = False,
+    colocated: Callable[..., Any] = colocated,
+    compare: Callable[[Record, Record], None] = assert_same,
     **choice: Any,
 ) -> str:
-    """Runs a loop on a plain and on a colocated model and holds them equal; returns what the handle described.
+    """Runs a loop on a plain and on a colocated model and compares them; returns what the handle described.
 
-    With ``one_thread`` lanes have one thread each, so that quotas of several slots compute the same bits.
+    With ``one_thread`` lanes of the host have one thread each, so that quotas of several slots compute the same bits.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -163,11 +163,11 @@ def run_both(
         plain, ours = Record(), Record()
         torch.manual_seed(1)
         loop(model, plain)
-        with colocated(twin, sample, stages, num_slots=num_slots, one_thread=one_thread, **choice) as handle:
+        with colocated(twin, sample, stages, **choice) as opened:
             torch.manual_seed(1)
             loop(twin, ours)
-            described = handle.describe()
-        assert_same(plain, ours)
+            described = (opened if isinstance(opened, Handle) else opened[0]).describe()
+        compare(plain, ours)
         return described
     finally:
         torch.set_num_threads(threads)

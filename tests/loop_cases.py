@@ -326,7 +326,6 @@ def check(case: LoopCase, run_both: Callable[..., Any], said: str | None) -> Non
     """Runs a case, and holds ``describe()`` to what it should say of calls in place."""
     sample = case.sample if case.sample is not None else pair_batch()
     described = run_both(case.make, sample, SIDE_BY_SIDE, case.loop)
-    described = described if isinstance(described, str) else described[0]
     if said == ON_LANES:
         assert "in place" not in described
         assert "keeps to the order" not in described

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
+import engine_cases
 import torch
-from engine_cases import Loop, Record, Stages, assert_same, pair_batch, tower
+from engine_cases import Stages, pair_batch, tower
 from fake_streams import FakeStreams, Launch
 from torch import nn
 
@@ -63,34 +64,7 @@ def colocated(
             handle.remove()
 
 
-def run_both(
-    make: Callable[[], nn.Module],
-    sample: Any,
-    stages: Stages,
-    loop: Loop,
-    *,
-    num_slots: int = 2,
-    compare: Callable[[Record, Record], None] = assert_same,
-    **choice: Any,
-) -> tuple[str, dict[str, float]]:
-    """Runs a loop on a plain and on a colocated model and compares them; returns description and metrics."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        torch.manual_seed(0)
-        model = make()
-        twin = copy.deepcopy(model)
-        plain, ours = Record(), Record()
-        torch.manual_seed(1)
-        loop(model, plain)
-        with colocated(twin, sample, stages, num_slots=num_slots, **choice) as (handle, _):
-            torch.manual_seed(1)
-            loop(twin, ours)
-            described, metrics = handle.describe(), handle.metrics()
-        compare(plain, ours)
-        return described, metrics
-    finally:
-        torch.set_num_threads(threads)
+run_both = partial(engine_cases.run_both, colocated=colocated)
 
 
 class Projected(nn.Module):

@@ -5,37 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
+from user_models import FILE
 
 from mosaic import artifact
 from mosaic.backends.cuda import driver as cuda
 from mosaic.cli.main import run
 from mosaic.errors import BackendUnavailableError
 from mosaic.microbench import QUESTIONS
-
-MODEL = """
-import torch
-from torch import nn
-
-class Two(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.left, self.right = nn.Linear(8, 8), nn.Linear(8, 8)
-    def forward(self, x):
-        return self.left(x) + self.right(x)
-
-class Chain(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
-    def forward(self, x):
-        return self.second(self.first(x))
-
-def make():
-    return Two(), torch.ones(2, 8)
-
-def make_chain():
-    return Chain(), torch.ones(2, 8)
-"""
 
 
 @pytest.fixture
@@ -72,9 +48,7 @@ def test_a_budget_of_nothing_still_leaves_a_file_that_says_so(tmp_path):
 
 @pytest.mark.parametrize(("question", "key"), [("scaling", "points"), ("overlap", "times")])
 def test_a_users_modules_can_be_measured(question, key, tmp_path):
-    path = tmp_path / "two_linears.py"
-    path.write_text(MODEL)
-    arguments = ["bench", question, "--backend", "host", "--size", "tiny", "--model", f"{path}:make"]
+    arguments = ["bench", question, "--backend", "host", "--size", "tiny", "--model", f"{FILE}:make"]
     assert run([*arguments, "--output", str(tmp_path)]) == 0
     written = json.loads((tmp_path / f"{question}.json").read_text())
     assert written[key]
@@ -83,9 +57,7 @@ def test_a_users_modules_can_be_measured(question, key, tmp_path):
 
 
 def test_modules_that_wait_for_each_other_do_not_overlap(tmp_path, capsys):
-    path = tmp_path / "a_chain.py"
-    path.write_text(MODEL)
-    arguments = ["bench", "overlap", "--backend", "host", "--size", "tiny", "--model", f"{path}:make_chain"]
+    arguments = ["bench", "overlap", "--backend", "host", "--size", "tiny", "--model", f"{FILE}:make_chain"]
     assert run([*arguments, "--output", str(tmp_path)]) == 1
     assert "independent of each other" in " ".join(capsys.readouterr().err.split())
 
@@ -104,8 +76,6 @@ def test_what_does_not_fit_together_is_an_error(arguments, message, tmp_path, ca
 
 
 def test_profiling_on_a_gpu_that_is_not_there_exits_with_4(no_gpu, tmp_path):
-    path = tmp_path / "two_linears.py"
-    path.write_text(MODEL)
     output = tmp_path / "profile.json"
-    assert run(["profile", "--model", f"{path}:make", "--backend", "cuda", "--output", str(output)]) == 4
+    assert run(["profile", "--model", f"{FILE}:make", "--backend", "cuda", "--output", str(output)]) == 4
     assert not output.exists()

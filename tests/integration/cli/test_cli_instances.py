@@ -16,7 +16,6 @@ from bench.solver.generate import Recipe, generate
 from mosaic import artifact
 from mosaic.cli.main import run
 from mosaic.plan import Plan
-from mosaic.solver.instances.instance import Instance
 
 MADE = generate(Recipe(shape="layered", num_modules=6, num_devices=4, seed=1))
 PAGE = Path(__file__).parents[3] / "docs" / "planning.md"
@@ -55,11 +54,6 @@ def test_a_plan_of_an_instance_is_proven_and_passes_its_own_check(file, capsys):
     assert "is not placed" in capsys.readouterr().err
 
 
-def test_json_to_standard_output_is_nothing_but_json(file, capsys):
-    planned(file, "--method", "sequential", "--json", "-")
-    assert json.loads(capsys.readouterr().out)["search"]["status"] == "feasible"
-
-
 def test_a_time_limit_of_zero_answers_with_the_sequential_plan(file):
     assert len(planned(file, "--time-limit", "0").stages) == 6
 
@@ -85,15 +79,6 @@ def test_no_plan_is_exit_code_3_with_the_reasons_and_no_file(file, capsys):
 def test_a_bad_file_is_exit_code_1_and_says_why(file, capsys, change, says):
     assert run(["plan", changed(file, change)]) == 1
     assert re.search(says, capsys.readouterr().err)
-
-
-def test_contradictory_pins_are_exit_code_3(file, capsys):
-    def contradict(raw: Any) -> None:
-        raw["modules"][2]["options"] = [o for o in raw["modules"][2]["options"] if o["degree"] < 4 or o["quota"] == 10]
-        raw["modules"][2]["pin"] = {"degrees": [4], "quotas": [3]}
-
-    assert run(["plan", changed(file, contradict)]) == 3
-    assert "is pinned to degrees [4] and quotas [3]" in capsys.readouterr().err
 
 
 def test_planning_an_instance_loads_neither_torch_nor_ortools(file):
@@ -132,13 +117,6 @@ def test_a_method_that_cannot_start_from_a_plan_says_so(file, capsys):
     planned(file)
     assert run(["plan", str(file), "--from", "plan.json", "--method", "gahc", "--output", "p.json"]) == 1
     assert "does not start from an earlier plan" in capsys.readouterr().err
-
-
-def test_planners_side_by_side_and_an_explanation_are_shown_on_request(file, capsys):
-    planned(file, "--compare", "--explain")
-    shown = capsys.readouterr().out
-    for said in ("megatron", "distmm", "spindle", "sequential", "gahc", "exact", "one more device", "slowest"):
-        assert said in shown
 
 
 def test_the_plan_does_not_replace_the_instance_and_a_folder_is_refused_before_the_search(file, tmp_path, capsys):
@@ -183,23 +161,6 @@ def test_an_interrupted_search_ends_at_once_and_leaves_nothing_behind(tmp_path):
     assert (done.returncode, done.stdout) == (130, "")
     assert "interrupted" in done.stderr
     assert [one.name for one in tmp_path.rglob("*") if one.is_file()] == ["large.json"]
-
-
-def test_an_instance_is_loaded_as_it_was_written(file):
-    assert artifact.load(Instance, file) == MADE
-
-
-def test_a_module_that_fits_on_no_gpu_is_named_with_what_it_needs_and_what_there_is(file, capsys):
-    def enlarge(raw: Any) -> None:
-        raw["memory_bytes"] = 90 * 10**9
-        for option in raw["modules"][3]["options"]:
-            option["memory_bytes"] = 123 * 10**9
-
-    assert run(["plan", changed(file, enlarge)]) == 3
-    said = capsys.readouterr().err
-    assert f"{MADE.modules[3].name!r} needs 123,000,000,000 bytes" in said
-    assert "90,000,000,000" in said
-    assert MADE.modules[2].name not in said
 
 
 def test_more_modules_than_bits_is_exit_code_1_and_says_how_many(file, capsys):

@@ -41,6 +41,7 @@ def test_a_loss_that_is_not_a_number_gives_the_plain_loop_s_gradients_and_lanes_
     run_both(TwoTowers, pair_batch(), SIDE_BY_SIDE, loop)
 
 
+@pytest.mark.parametrize("handle", ["host"], indirect=True)
 def test_an_error_in_a_hook_reaches_the_caller_and_lanes_go_on(model: TwoTowers, handle: Handle):
     def fail(*_: Any) -> None:
         raise LookupError("the hook failed")

@@ -11,6 +11,7 @@ import pytest
 import torch
 from engine_cases import FAST, Trap, TwoTowers, pair_batch
 from rich.console import Console
+from user_models import FILE
 
 import mosaic
 from mosaic.backends.host.backend import HostBackend
@@ -92,24 +93,14 @@ def test_what_is_kept_needs_no_measuring_on_a_busy_machine(
     assert second.profile.samples == first.profile.samples
 
 
-FACTORY = """
-from engine_cases import TwoTowers, pair_batch
-
-def make():
-    return TwoTowers(), pair_batch()
-"""
-
-
 @pytest.mark.parametrize("command", ["profile", "plan", "run"])
 def test_commands_that_measure_end_with_the_error(
     command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     share_of_others(0.9, monkeypatch)
-    factory = tmp_path / "train.py"
-    factory.write_text(FACTORY)
     output = tmp_path / "output"
-    assert run([command, "--model", f"{factory}:make", "--output", str(output)]) == 1
+    assert run([command, "--model", f"{FILE}:make", "--output", str(output)]) == 1
     assert "other processes took 90%" in " ".join(capsys.readouterr().err.split())
     assert not output.is_file()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 
 import pytest
@@ -25,6 +24,7 @@ from mosaic.errors import (
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("handle", ["host"], indirect=True)
 def test_an_error_in_forward_reaches_the_caller_and_lanes_go_on(model: TwoTowers, handle: Handle, side: str):
     model.get_submodule(side).order = "fail"
     for _ in range(2):
@@ -50,6 +50,7 @@ def test_an_error_in_a_module_whose_result_nobody_uses_reaches_the_caller(model:
     assert_trains_like_plain(model, handle)
 
 
+@pytest.mark.parametrize("handle", ["host"], indirect=True)
 def test_an_error_in_backward_reaches_the_caller_and_lanes_go_on(model: TwoTowers, handle: Handle):
     model.right.order = "backward"
     for _ in range(2):
@@ -69,6 +70,7 @@ def test_an_interrupt_reaches_the_caller_and_lanes_go_on(model: TwoTowers, handl
     assert_trains_like_plain(model, handle)
 
 
+@pytest.mark.parametrize("handle", ["host"], indirect=True)
 def test_a_module_that_returns_another_shape_is_named(model: TwoTowers, handle: Handle):
     model.left.order = "shape"
     with pytest.raises(ModuleContractError, match=r"'left' returned .* cannot be placed: .*exclude=\['left'\]"):
@@ -163,8 +165,3 @@ def test_what_was_called_before_a_change_computes_as_before_it(change: str):
     finally:
         opened.set()
         handle.remove()
-
-
-def test_plans_are_data(handle: Handle):
-    assert dataclasses.is_dataclass(handle.plan)
-    assert handle.plan.graph == handle.graph.fingerprint

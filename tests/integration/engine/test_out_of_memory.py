@@ -85,30 +85,27 @@ def test_two_modules_that_run_out_of_memory_at_once_are_run_again_one_at_a_time(
         assert_trains_like_plain(model, handle)
 
 
-def test_a_module_that_finds_no_memory_again_is_named_with_its_place_and_lanes_go_on():
-    model = TwoTowers(Hungry())
+@pytest.mark.parametrize(
+    ("extra", "failures", "said"),
+    [
+        ((), 2, "this was its second try, with the other lanes at rest"),
+        ((nn.BatchNorm1d(16),), 1, "'left' was not run again: it had written into its buffers"),
+    ],
+    ids=["no memory again", "had written into its buffers"],
+)
+def test_a_module_that_cannot_be_run_again_is_named_with_its_place_and_lanes_go_on(
+    extra: Any, failures: int, said: str
+):
+    model = TwoTowers(Hungry(*extra))
     with colocated(model, pair_batch(), SIDE_BY_SIDE) as handle:
         model(*pair_batch())
-        model.left.failures = 2
+        model.left.failures = failures
         with pytest.raises(RuntimeError, match="can't allocate memory") as caught:
             model(*pair_batch())
         notes = "\n".join(caught.value.__notes__)
         assert "raised in module 'left', called at" in notes
-        assert "this was its second try, with the other lanes at rest" in notes
-        assert_trains_like_plain(model, handle)
-
-
-def test_a_module_that_had_written_into_its_buffers_is_not_run_again_and_that_is_said():
-    model = TwoTowers(Hungry(nn.BatchNorm1d(16)))
-    with colocated(model, pair_batch(), SIDE_BY_SIDE) as handle:
-        model(*pair_batch())
-        model.left.failures = 1
-        with pytest.raises(RuntimeError, match="can't allocate memory") as caught:
-            model(*pair_batch())
-        notes = "\n".join(caught.value.__notes__)
-        assert "'left' was not run again: it had written into its buffers" in notes
-        assert "raised in module 'left', called at" in notes
-        assert model.left.extra[0].num_batches_tracked == 2
+        assert said in notes
+        assert all(norm.num_batches_tracked == 2 for norm in model.left.extra)
         assert_trains_like_plain(model, handle)
 
 

@@ -83,11 +83,6 @@ def test_names_that_share_a_parameter_run_in_place_with_right_gradients():
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
 
-def test_a_name_outside_of_the_plan_is_refused():
-    with mosaic.parallel({"known": 1}) as p, pytest.raises(InvalidPlanError, match="'unknown' is not in the plan"):
-        p.run("unknown", torch.sin, torch.ones(3))
-
-
 @pytest.mark.parametrize("quota", [0, 10_000])
 def test_a_quota_that_cannot_be_is_refused(quota: int):
     with pytest.raises(InvalidPlanError, match="quota"):

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from engine_cases import Explicit, assert_same, explicit_steps, pair_batch, tower
-from fake_streams import FakeStreams
 from stage_graph_cases import one_thread  # noqa: F401
+from stream_cases import FakeBackend
 from torch import nn
 
 import mosaic
-from mosaic.backends.streams.lanes import StreamLanes
-from mosaic.device import Device
 from mosaic.engine.parallel import _pool
 from mosaic.errors import BackendUnavailableError, InvalidPlanError
 
@@ -25,31 +22,11 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 QUOTAS = {"left": 2, "right": 1}
 
 
-@dataclass(eq=False)
-class StreamBackend:
-    """Lanes on the fake runtime, four slots of 8 SMs."""
-
-    runtime: FakeStreams
-    name: str = "cuda"
-    notes: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        self.device = Device(name="fake", kind="cuda", num_slots=4, memory_bytes=1 << 30, sms_per_slot=8)
-        self.torch_device = self.runtime.device
-
-    def open_lanes(self, partitions: Any) -> StreamLanes:
-        wanted = {tuple(sorted(slots)) for slots in partitions}
-        if any(slot >= 4 for slots in wanted for slot in slots):
-            raise InvalidPlanError("no such slot")
-        streams = {slots: (self.runtime.new_stream(), 8 * len(slots)) for slots in wanted}
-        return StreamLanes(self.runtime, streams, lambda: None)
-
-
 @pytest.fixture
-def backend() -> Iterator[StreamBackend]:
-    runtime = FakeStreams()
-    with runtime.watching():
-        yield StreamBackend(runtime)
+def backend() -> Iterator[FakeBackend]:
+    made = FakeBackend(4)
+    with made.api.watching():
+        yield made
     _pool.cache_clear()
 
 
@@ -59,7 +36,7 @@ def pool_of(backend: Any, cuda_graphs: bool) -> Any:
 
 @pytest.mark.parametrize("how", ["run", "run_all"])
 @pytest.mark.parametrize("graphs", [False, True], ids=["launched", "graphs"])
-def test_a_block_on_streams_computes_what_the_plain_code_does(backend: StreamBackend, how: str, graphs: bool):
+def test_a_block_on_streams_computes_what_the_plain_code_does(backend: FakeBackend, how: str, graphs: bool):
     model = Explicit()
     twin = copy.deepcopy(model)
     expected = explicit_steps(twin)
@@ -72,7 +49,7 @@ def test_a_block_on_streams_computes_what_the_plain_code_does(backend: StreamBac
 
 
 @pytest.mark.parametrize("graphs", [False, True], ids=["launched", "graphs"])
-def test_pieces_run_side_by_side(backend: StreamBackend, graphs: bool):
+def test_pieces_run_side_by_side(backend: FakeBackend, graphs: bool):
     model = Explicit()
     x, y = pair_batch()
     with torch.no_grad():
@@ -83,24 +60,13 @@ def test_pieces_run_side_by_side(backend: StreamBackend, graphs: bool):
     lanes = pool_of(backend, graphs).executor.lanes
     name = "graph replay" if graphs else "aten.addmm.default"
     one, other = (
-        next(launch for launch in reversed(backend.runtime.on(lanes.lane(slots).stream)) if launch.name == name)
+        next(launch for launch in reversed(backend.api.on(lanes.lane(slots).stream)) if launch.name == name)
         for slots in ((0, 1), (2,))
     )
     assert one.is_concurrent_with(other)
 
 
-def test_a_block_by_graph_is_one_graph_over_its_partitions(backend: StreamBackend):
-    model = Explicit()
-    x, y = pair_batch()
-    with torch.no_grad(), mosaic.parallel(QUOTAS, backend=backend, cuda_graphs=True) as p:
-        p.run_all({"left": (model.left, (x,)), "right": (model.encode, (y,), {"scale": 0.5})})
-    pool = pool_of(backend, cuda_graphs=True)
-    (stage,) = pool.graphs._stages
-    assert {branch.lane.slots for branch in stage.branches} == {(0, 1), (2,)}
-    assert {branch.lane.stream.handle for branch in stage.branches} <= set(stage._forward.streams)
-
-
-def test_what_cannot_be_captured_is_launched_on_its_lane(backend: StreamBackend):
+def test_what_cannot_be_captured_is_launched_on_its_lane(backend: FakeBackend):
     x, y = pair_batch()
     model = tower()
     with torch.no_grad(), mosaic.parallel(QUOTAS, backend=backend, cuda_graphs=True) as p:
@@ -112,7 +78,7 @@ def test_what_cannot_be_captured_is_launched_on_its_lane(backend: StreamBackend)
     assert "needs a value back" in pool_of(backend, cuda_graphs=True).graphs.refused["left"]
 
 
-def test_results_of_lanes_can_go_into_the_next_block(backend: StreamBackend):
+def test_results_of_lanes_can_go_into_the_next_block(backend: FakeBackend):
     first, second, third = tower(8, 8), tower(8, 8), tower(16, 8)
     x, y = pair_batch()
     options = {"backend": backend, "cuda_graphs": True}
@@ -125,7 +91,7 @@ def test_results_of_lanes_can_go_into_the_next_block(backend: StreamBackend):
         (both["left"].sum() + both["right"].sum()).backward()
 
 
-def test_an_error_of_a_piece_comes_through(backend: StreamBackend):
+def test_an_error_of_a_piece_comes_through(backend: FakeBackend):
     def fail(x: torch.Tensor) -> torch.Tensor:
         raise ValueError("no")
 
@@ -134,11 +100,9 @@ def test_an_error_of_a_piece_comes_through(backend: StreamBackend):
             p.run_all({"left": (fail, (torch.ones(3),))})
 
 
-def test_a_block_on_streams_needs_quotas(backend: StreamBackend):
-    with pytest.raises(InvalidPlanError, match="a block on fake needs a plan or quotas"):
+def test_a_block_on_streams_needs_quotas(backend: FakeBackend):
+    with pytest.raises(InvalidPlanError, match="a block on a fake device needs a plan or quotas"):
         mosaic.parallel(backend=backend)
-    with pytest.raises(InvalidPlanError, match="no such slot"):
-        mosaic.parallel({"left": 3, "right": 2}, backend=backend)
     with (
         mosaic.parallel(QUOTAS, backend=backend) as p,
         pytest.raises(InvalidPlanError, match="'other' is not in the plan"),
@@ -177,7 +141,7 @@ class Normed(nn.Module):
         return self.encoder(x)  # type: ignore[no-any-return]
 
 
-def trained_with(backend: StreamBackend, how: str, pieces: Any, *, casts: bool, graphs: bool) -> list[torch.Tensor]:
+def trained_with(backend: FakeBackend, how: str, pieces: Any, *, casts: bool, graphs: bool) -> list[torch.Tensor]:
     """Trains two steps with the pieces ``left`` and ``right``; returns their results."""
     found: list[torch.Tensor] = []
     for step in range(2):
@@ -200,7 +164,7 @@ def trained_with(backend: StreamBackend, how: str, pieces: Any, *, casts: bool, 
     [("module", False), ("module", True), ("method", False), ("method", True), ("function", False)],
 )
 @pytest.mark.parametrize("how", ["run", "run_all"])
-def test_pieces_that_share_a_module_take_turns(backend: StreamBackend, how: str, graphs: bool, casts: bool, kind: str):
+def test_pieces_that_share_a_module_take_turns(backend: FakeBackend, how: str, graphs: bool, casts: bool, kind: str):
     model = Normed()
     twin = copy.deepcopy(model)
     pieces = {
@@ -218,7 +182,7 @@ def test_pieces_that_share_a_module_take_turns(backend: StreamBackend, how: str,
 
 
 @pytest.mark.parametrize("casts", [False, True], ids=["plain", "autocast"])
-def test_a_module_of_a_piece_may_be_called_between_pieces(backend: StreamBackend, casts: bool):
+def test_a_module_of_a_piece_may_be_called_between_pieces(backend: FakeBackend, casts: bool):
     encoder = Normed().encoder
     for step in range(2):
         x, y = pair_batch(step)
@@ -230,7 +194,7 @@ def test_a_module_of_a_piece_may_be_called_between_pieces(backend: StreamBackend
     assert not encoder._forward_pre_hooks, "nothing is left on the module"
 
 
-def test_a_piece_that_depends_on_another_shares_nothing_with_it(backend: StreamBackend):
+def test_a_piece_that_depends_on_another_shares_nothing_with_it(backend: FakeBackend):
     first, second = tower(), tower(16, 16)
     for step in range(2):
         with mosaic.parallel(QUOTAS, backend=backend) as p:
@@ -240,7 +204,7 @@ def test_a_piece_that_depends_on_another_shares_nothing_with_it(backend: StreamB
     assert pool_of(backend, cuda_graphs=False).executor.in_order == {}
 
 
-def test_what_a_function_shares_is_told_by_its_first_call_with_gradients(backend: StreamBackend):
+def test_what_a_function_shares_is_told_by_its_first_call_with_gradients(backend: FakeBackend):
     encoder = tower()
     x, y = pair_batch()
     for trains in (False, True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 from typing import Any
 
 import pytest
@@ -13,68 +12,11 @@ from stream_cases import FakeBackend, colocated, run_both
 
 import mosaic
 from mosaic.engine.streams.executor import StreamExecutor
-from mosaic.engine.streams.tensor import StreamTensor
-from mosaic.errors import BackendUnavailableError
 
 
 def towers() -> TwoTowers:
     torch.manual_seed(0)
     return TwoTowers(Trap(), Trap())
-
-
-def test_a_backend_of_streams_gets_an_executor_of_streams():
-    with colocated(towers(), pair_batch(), SIDE_BY_SIDE) as (handle, _):
-        assert isinstance(handle._executor, StreamExecutor)
-        assert handle.active
-
-
-def test_a_model_elsewhere_than_the_backend_is_refused():
-    with pytest.raises(BackendUnavailableError, match="is on meta"):
-        mosaic.colocate(towers().to("meta"), sample=pair_batch(), backend=FakeBackend())
-
-
-def test_the_model_returns_plain_tensors_and_its_branches_tagged_ones():
-    model = towers()
-    with colocated(model, pair_batch(), SIDE_BY_SIDE):
-        assert type(model(*pair_batch())) is torch.Tensor
-        assert type(model.left(pair_batch()[0])) is StreamTensor
-
-
-def test_disabled_runs_the_plain_model_and_remove_gives_it_back():
-    model = towers()
-    with colocated(model, pair_batch(), SIDE_BY_SIDE) as (handle, _):
-        expected = model(*pair_batch())
-        kept = model.left(pair_batch()[0])
-        spans = len(handle.timeline().spans)
-        with handle.disabled():
-            assert type(model.left(pair_batch()[0])) is torch.Tensor
-            assert torch.equal(model(*pair_batch()), expected)
-        assert len(handle.timeline().spans) == spans
-        handle.remove()
-        handle.remove()
-        assert type(model.left) is Trap
-        assert torch.equal(model(*pair_batch()), expected)
-        assert torch.equal(kept, model.left(pair_batch()[0]))
-        (kept * 2).sum().backward()
-        assert type(model.left.layers[0].weight.grad) is torch.Tensor
-
-
-@pytest.mark.parametrize("way", ["deepcopy", "save"])
-def test_a_copy_is_plain(way: str):
-    model = towers()
-    with colocated(model, pair_batch(), SIDE_BY_SIDE):
-        model(*pair_batch()).sum().backward()
-        twin: Any
-        if way == "deepcopy":
-            twin = copy.deepcopy(model)
-        else:
-            file = io.BytesIO()
-            torch.save(model, file)
-            file.seek(0)
-            twin = torch.load(file, weights_only=False)
-        assert type(twin.left) is Trap
-        assert list(twin.state_dict()) == list(model.state_dict())
-        assert torch.equal(twin(*pair_batch()), model(*pair_batch()))
 
 
 @pytest.mark.parametrize("order", ["fail", "interrupt", "backward"])

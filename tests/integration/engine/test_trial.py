@@ -104,14 +104,6 @@ def test_measured_times_go_back_and_the_plan_that_they_give_takes_part(
         assert "(solved again with measured times)" in handle.describe()
 
 
-def test_the_trial_ends_within_its_bounds(towers: TwoTowers):
-    with trying(towers, max_steps=30, max_lost_steps=3) as (handle, clock):
-        ran = steps(towers, handle, clock, times(plain=10, beside=200, in_turn=200))
-        assert handle.metrics()["trial_lost_ms"] <= 3 * 10 + 200
-        assert len(ran) <= 31
-        assert running(handle) == PLAIN
-
-
 def test_one_optimizer_step_is_one_step_whatever_is_accumulated(towers: TwoTowers):
     with trying(towers) as (handle, clock):
         optimizer = torch.optim.SGD(towers.parameters(), lr=0.01)
@@ -122,24 +114,6 @@ def test_one_optimizer_step_is_one_step_whatever_is_accumulated(towers: TwoTower
             optimizer.step()
             optimizer.zero_grad()
         assert handle.metrics()["trial_steps"] == 7
-
-
-def test_an_optimizer_of_another_model_is_no_step(towers: TwoTowers):
-    other = torch.nn.Linear(2, 2)
-    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
-    with trying(towers) as (handle, _):
-        for _ in range(20):
-            other(torch.ones(2)).sum().backward()
-            optimizer.step()
-        assert "trial: not begun" in handle.describe()
-
-
-def test_a_loop_without_an_optimizer_is_counted_in_calls(towers: TwoTowers):
-    with trying(towers) as (handle, clock), torch.no_grad():
-        for step in range(200):
-            towers(*pair_batch(step))
-            clock.now_ms += times(plain=10, beside=6)(running(handle))
-        assert running(handle) == BESIDE
 
 
 def test_evaluation_before_training_does_not_count_once_training_begins(towers: TwoTowers):
@@ -341,10 +315,3 @@ def test_a_plan_that_is_given_is_tried_only_where_that_is_asked_for(towers: TwoT
     steps(towers, handle, clock, times(plain=10, beside=6))
     assert handle.active
     handle.remove()
-
-
-@pytest.mark.parametrize("bounds", [{"max_steps": 3}, {"smallest_gain": 0.5}, {"confidence": 1.0}, {"max_plans": 0}])
-def test_senseless_bounds_are_refused(bounds: dict[str, Any]):
-    (name,) = bounds
-    with pytest.raises(ValueError, match=name):
-        TrialSettings(**bounds)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from user_models import FILE
 
 from mosaic.artifact import load
 from mosaic.cli.main import run
@@ -14,31 +15,11 @@ from mosaic.cli.profile import parse_quotas
 from mosaic.errors import MosaicError
 from mosaic.profile import Profile
 
-MODEL = """
-import torch
-from torch import nn
-
-
-class Two(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.left, self.right = nn.Linear(8, 16), nn.Sequential(nn.Linear(8, 16), nn.Tanh())
-
-    def forward(self, x, y):
-        return self.left(x) + self.right(y)
-
-
-def make():
-    return Two(), (torch.randn(6, 8), torch.randn(6, 8))
-"""
-
 
 @pytest.fixture
 def arguments(tmp_path: Path) -> list[str]:
-    model = tmp_path / "model_of_two.py"
-    model.write_text(MODEL)
     folder = ["--output", str(tmp_path / "profile.json"), "--cache", str(tmp_path / "cache")]
-    return ["profile", "--model", f"{model}:make", "--max-foreign-share", "2", "--quotas", "1", *folder]
+    return ["profile", "--model", f"{FILE}:make_small", "--max-foreign-share", "2", "--quotas", "1", *folder]
 
 
 def test_degrees_and_a_cache(arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]):

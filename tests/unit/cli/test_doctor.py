@@ -46,7 +46,7 @@ def no_driver(tmp_path) -> FakeDriver:
 
 
 def collect_without_driver(no_driver: FakeDriver) -> dict[str, Any]:
-    script = f"import json\n{COLLECT}\nprint(json.dumps(result))"
+    script = f"import json, sys\n{COLLECT}\nassert 'torch' not in sys.modules\nprint(json.dumps(result))"
     child = subprocess.run(
         [sys.executable, "-c", script], env=no_driver.environment(), capture_output=True, text=True, timeout=120
     )
@@ -63,14 +63,6 @@ def test_without_a_gpu_the_doctor_says_so_and_lists_what_works(no_driver: FakeDr
     assert "the host backend" in report["printed"]
 
 
-def test_the_report_goes_into_json_and_torch_is_not_imported(no_driver: FakeDriver):
-    script = COLLECT + "import sys, json\njson.dumps(result)\nassert 'torch' not in sys.modules"
-    child = subprocess.run(
-        [sys.executable, "-c", script], env=no_driver.environment(), capture_output=True, text=True, timeout=120
-    )
-    assert child.returncode == 0, child.stderr
-
-
 def test_a_gpu_is_described_with_its_slots(fake_driver: FakeDriver):
     report = fake_driver.run(COLLECT, version=13000)
     assert report["driver"]["version"] == "13.0"
@@ -80,11 +72,6 @@ def test_a_gpu_is_described_with_its_slots(fake_driver: FakeDriver):
     assert entry["slots"] == {"fine": False, "num_slots": 16, "sms_per_slot": 8, "remainder_sms": 4}
     assert entry["fine_slots"] == {"fine": True, "num_slots": 66, "sms_per_slot": 2, "remainder_sms": 0}
     assert "Fake GPU" in report["printed"]
-
-
-def test_every_device_is_listed(fake_driver: FakeDriver):
-    report = fake_driver.run(COLLECT, devices="132:9.0,108:8.0")
-    assert [entry["slots"]["sms_per_slot"] for entry in report["devices"]] == [8, 4]
 
 
 @pytest.mark.parametrize(
@@ -186,20 +173,9 @@ def test_a_cpu_build_of_torch_is_a_warning_only_beside_a_gpu():
     assert find_in_torch(cpu, has_gpu=False) == []
 
 
-def test_errors_come_before_warnings_and_warnings_before_notes(fake_driver: FakeDriver):
-    report = fake_driver.run(COLLECT, version=12040)
-    order = [("error", "warning", "note").index(one["severity"]) for one in report["findings"]]
-    assert order == sorted(order)
-
-
 def test_square_brackets_in_a_finding_are_printed_as_they_are():
     report = collect_report({"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "[50]"})
     assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=[50]" in printed(report)
-
-
-def test_a_report_without_findings_says_that_nothing_is_to_do():
-    report = dataclasses.replace(collect_report({}), findings=())
-    assert "Nothing to do." in printed(report)
 
 
 def test_a_gpu_can_be_used_by_the_backend_only_with_a_torch_that_has_cuda(fake_driver: FakeDriver):

@@ -25,10 +25,6 @@ def test_there_are_at_most_45_options_and_shared_ones_are_declared_once():
     assert not {"json", "model", "backend", "method", "max_foreign_share"} & set(own)
 
 
-def test_every_command_can_be_executed():
-    assert all(callable(command.execute) for command in COMMANDS.values())
-
-
 @pytest.mark.parametrize("name", ["tpu", "host:x", "cuda:-1", ""])
 def test_a_backend_that_is_none_is_refused_with_the_names_that_there_are(name: str):
     with pytest.raises(MosaicError, match="use cuda, host, or cuda:1"):

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from mosaic.cost.counts import Gemm, Operator, OperatorKind, PhaseCounts, merge_equal
-from mosaic.cost.roofline import operator_ms, phase_bandwidth, phase_ms, wave_factor
+from mosaic.cost.roofline import operator_ms, phase_bandwidth, wave_factor
 from mosaic.hardware import Efficiency, find_hardware
 
 PERFECT = dataclasses.replace(
@@ -84,12 +84,6 @@ def test_cores_of_a_host_share_products_evenly():
     host = dataclasses.replace(find_hardware("host"), launch_us=0.0, num_sms=4)
     product = operator(OperatorKind.MATMUL, flops=10**9, gemm=Gemm(m=1, n=1, k=1))
     assert operator_ms(product, host, 2) == pytest.approx(2 * operator_ms(product, host, 4))
-
-
-def test_a_phase_is_the_sum_of_its_calls():
-    one = operator(read_bytes=3_350_000)
-    phase = PhaseCounts(operators=(dataclasses.replace(one, calls=3), dataclasses.replace(one, name="aten.y")))
-    assert phase_ms(phase, PERFECT, 132) == pytest.approx(4 * operator_ms(one, PERFECT, 132))
 
 
 def test_bandwidth_is_a_share_of_the_device():

@@ -192,3 +192,6 @@ def test_a_process_that_comes_to_the_device_is_a_change_and_one_that_goes_is_not
 def test_bounds_below_their_least_are_refused(bound: str):
     with pytest.raises(ValueError, match=rf"{bound}=-1; use 1 or more"):
         TrialSettings(**{bound: -1})
+    for given in ({"max_steps": 3}, {"smallest_gain": 0.5}, {"confidence": 1.0}, {"max_plans": 0}):
+        with pytest.raises(ValueError, match=next(iter(given))):
+            TrialSettings(**given)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,9 +10,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mosaic import models
-from mosaic.models import imagebind, multitask_clip, multitask_ofasys, ofasys, qwen_val
+from mosaic.models import imagebind, multitask_clip, multitask_ofasys, qwen_val
 from mosaic.models.layers.attention import Rotary
-from mosaic.models.layers.block import DropPath
 from mosaic.models.layers.language_model import merge
 from mosaic.models.layers.targets import shifted, target_mask
 from mosaic.models.layers.towers import cut_patches
@@ -178,16 +176,6 @@ def test_the_published_parts_can_be_frozen():
     assert model.encoders["image"].tower.tokens.cut.weight.grad is None
 
 
-def test_the_residual_network_of_ofasys_learns():
-    config = replace(models.config_of("ofasys", "tiny"), residual=(1, 1, 1), residual_width=4)
-    model = models.build("ofasys", config=config)
-    models.loss_of(model(**models.make_batch("ofasys", config=config))).backward()
-    network = model.adaptors["image"].stem.network
-    assert network is model.adaptors["video"].stem.network
-    assert network.stem[0].weight.grad is not None
-    assert network.stem[1].num_batches_tracked == 2  # once for images, once for frames
-
-
 def test_a_seed_gives_the_same_model_and_batch_and_leaves_the_callers_numbers_alone():
     torch.manual_seed(3)
     expected = torch.rand(1)
@@ -219,16 +207,6 @@ def test_bad_input_is_refused_with_the_way_out(call, message: str):
         call()
 
 
-def test_boxes_become_bins_of_the_vocabulary():
-    config = models.config_of("ofasys", "tiny")
-    model = models.build("ofasys")
-    assert isinstance(model, ofasys.Ofasys)
-    ids = model._bins(torch.tensor([[[0.0, 0.5, 1.0, 2.0]]]))
-    start = config.words + config.codes
-    assert ids.tolist() == [[start, start + 10, start + 19, start + 19]]
-    assert ids.max() < config.vocabulary
-
-
 def test_a_target_sees_itself_and_what_stands_before_it():
     assert target_mask((2, 1), torch.device("cpu")).tolist() == [
         [True, False, False],
@@ -245,20 +223,3 @@ def test_positions_of_an_image_are_its_rows_and_columns():
         *([1, 1, 1], [1, 1, 2], [1, 2, 1], [1, 2, 2]),
         *([3, 3, 3], [4, 4, 4], [5, 5, 5]),
     ]
-
-
-def test_sections_take_turns_until_one_is_used_up():
-    axes = Rotary(128, layout=(24, 20, 20)).axes.tolist()
-    assert [axes.count(axis) for axis in range(3)] == [24, 20, 20]
-    assert axes[:6] == [0, 1, 2, 0, 1, 2]
-    assert set(axes[60:]) == {0}
-
-
-def test_drop_path_skips_samples_as_wholes_and_keeps_the_mean():
-    torch.manual_seed(0)
-    drop = DropPath(0.5)
-    dropped = drop(torch.ones(1000, 3))
-    assert set(dropped.unique().tolist()) == {0.0, 2.0}
-    assert (dropped.std(dim=1) == 0).all()
-    assert dropped.mean().item() == pytest.approx(1.0, abs=0.1)
-    assert torch.equal(drop.eval()(torch.ones(2, 3)), torch.ones(2, 3))

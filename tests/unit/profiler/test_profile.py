@@ -106,11 +106,6 @@ def test_slowdown_is_the_ratio_of_medians():
     assert member(alone=(0.0,)).slowdown == 1.0
 
 
-def test_samples_are_given_by_rising_quota():
-    made = profile(sample(quota=2), sample(quota=1), sample("text"))
-    assert [found.quota for found in made.samples_of("image", Phase.FORWARD)] == [1, 2]
-
-
 def full_profile():
     made = profile(
         replace(sample(), bandwidth_utilisation=0.25, sm_occupancy=1.0, source="composed"),

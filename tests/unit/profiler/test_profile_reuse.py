@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,8 @@ from torch import nn
 
 import mosaic
 from mosaic.backends.host.backend import HostBackend
-from mosaic.cache_folder import default_cache_folder, folder_use
+from mosaic.cache_folder import folder_use
 from mosaic.cli.doctor.machine import collect_report, render
-from mosaic.engine.profiled import source_of
 from mosaic.profile import Profile
 from mosaic.profiler import ProfileCache, open_cache
 from mosaic.profiler.surroundings import environment_of, key_of
@@ -54,14 +52,6 @@ def test_only_what_changed_is_measured_and_said(users_folder: Path):
     assert {sample.module for sample in profile.reused} == {"left"}
     assert "4 samples, of which 2 reused from" in said
     assert "and 2 new" in said
-
-
-def test_reused_samples_of_several_days_are_said_as_a_range():
-    profile, _ = described(cache=None)
-    days = ("2026-01-02T03:04:05.000+00:00", "2026-02-03T04:05:06.000+00:00")
-    samples = tuple(dataclasses.replace(s, measured=days[i % 2]) for i, s in enumerate(profile.samples))
-    said = source_of(dataclasses.replace(profile, samples=samples))
-    assert "2026-01-02 03:04 UTC to 2026-02-03 04:05 UTC" in said
 
 
 def test_no_cache_leaves_nothing_and_finds_nothing(users_folder: Path):
@@ -130,7 +120,3 @@ def test_the_doctor_says_where_the_cache_is_and_how_large(users_folder: Path, tm
     assert report.cache is not None
     assert (report.cache.num_files, report.cache.num_bytes) == (use.num_files, use.num_bytes)
     assert f"{users_folder} (1 file, " in printed()  # equal towers share theirs
-
-
-def test_tests_have_a_cache_folder_of_their_own():
-    assert default_cache_folder() != default_cache_folder({})

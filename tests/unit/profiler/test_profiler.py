@@ -13,14 +13,13 @@ from torch import nn
 
 from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import find_modules
-from mosaic.errors import InvalidPlanError, UnstableMeasurementError
+from mosaic.errors import UnstableMeasurementError
 from mosaic.profile import Phase, Profile
 from mosaic.profiler import ForeignLoad, ProfileSettings, Subject, preserved, profile_modules
 from mosaic.profiler.machine import noise as noises
 from mosaic.profiler.measuring import measure as measuring
 from mosaic.profiler.measuring.beside import measure_group, pair_samples
 from mosaic.profiler.measuring.measure import StepTimes, measure_quietly, quietest
-from mosaic.profiler.quotas import default_quotas
 
 
 def stat_file(path: Path, ticks: int) -> Path:
@@ -196,29 +195,6 @@ def test_every_module_is_measured_at_every_quota_and_phase_and_pair():
     assert {memory.module for memory in profile.memory} == {"left", "right"}
     assert [done for _, done, _ in told] == list(range(5))
     assert {total for *_, total in told} == {5}
-
-
-def test_quotas_can_be_chosen_and_are_checked():
-    assert {sample.quota for sample in profiled(TwoTowers(), quotas=[2]).samples} == {2}
-    for quota in (0, 3):
-        with pytest.raises(InvalidPlanError, match="profiling asks for a quota"):
-            profiled(TwoTowers(), quotas=[quota])
-
-
-@pytest.mark.parametrize(("slots", "expected"), [(1, (1,)), (4, (1, 2, 3, 4)), (20, tuple(range(2, 21, 2)))])
-def test_default_quotas_lie_at_tenths(slots: int, expected: tuple[int, ...]):
-    assert default_quotas(dataclasses.replace(HostBackend(num_slots=1).device, num_slots=slots)) == expected
-
-
-def test_profiling_leaves_the_model_as_it_was():
-    model = TwoTowers(tower(8, 16, nn.BatchNorm1d(16), nn.Dropout(0.5)))
-    model(*pair_batch()).sum().backward()
-    before = [tensor.clone() for tensor in (*model.buffers(), *(parameter.grad for parameter in model.parameters()))]
-    state = torch.get_rng_state()
-    profiled(model)
-    after = (*model.buffers(), *(parameter.grad for parameter in model.parameters()))
-    assert all(map(torch.equal, before, after))
-    assert torch.equal(state, torch.get_rng_state())
 
 
 @dataclasses.dataclass

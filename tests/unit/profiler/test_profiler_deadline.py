@@ -9,7 +9,6 @@ import pytest
 from engine_cases import FAST, TwoTowers, pair_batch, tower
 from torch import nn
 
-from bench.gpu.models.measure import LONG_STEP_MS, quotas_for
 from mosaic.backends.host.backend import HostBackend
 from mosaic.cost import CostModel
 from mosaic.engine import find_modules
@@ -123,12 +122,3 @@ def test_what_is_known_from_before_takes_no_time_and_is_not_left_out(measured: M
 def test_a_deadline_before_the_start_is_refused():
     with pytest.raises(ValueError, match=r"max_seconds=-1.*None for no deadline"):
         ProfileSettings(max_seconds=-1)
-
-
-def test_small_quotas_are_chosen_where_a_step_is_short_alone():
-    assert quotas_for(16, LONG_STEP_MS) == ((2, 4, 8, 12, 16), None)
-    quotas, note = quotas_for(16, 2 * LONG_STEP_MS)
-    assert quotas == (4, 8, 12, 16)
-    assert note is not None
-    assert note.startswith("not profiled at 2 of 16 slots: a plain step takes 100 ms, more than 50 ms")
-    assert quotas_for(2, 1e6) == ((1, 2), None)

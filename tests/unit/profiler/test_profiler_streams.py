@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterator
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -11,11 +11,10 @@ import pytest
 import torch
 from engine_cases import FAST, TwoTowers, pair_batch
 from fake_streams import FakeGreenDriver, FakeStreams
+from stream_cases import FakeBackend
 from torch import nn
 
 from mosaic.backends.cuda.backend import CudaBackend
-from mosaic.backends.streams.lanes import StreamLanes
-from mosaic.device import Device
 from mosaic.engine import find_modules
 from mosaic.profile import Phase
 from mosaic.profiler import Subject, preserved, profile_modules
@@ -24,39 +23,20 @@ from mosaic.profiler.measuring.measure import measure_quietly
 from mosaic.profiler.measuring.peaks import phase_peaks
 
 
-class StreamsBackend:
-    name = "streams"
-    notes = ()
-    device = Device(name="fake streams", kind="cuda", num_slots=2, sms_per_slot=8)
-    torch_device = torch.device("cpu")
-
-    def __init__(self, runtime: FakeStreams) -> None:
-        self.runtime = runtime
-
-    def open_lanes(self, partitions: Iterable[tuple[int, ...]]) -> StreamLanes:
-        streams = {part: (self.runtime.new_stream(), 8 * len(part)) for part in dict.fromkeys(partitions)}
-        return StreamLanes(self.runtime, streams, lambda: None)
+@pytest.fixture
+def backend() -> Iterator[FakeBackend]:
+    made = FakeBackend()
+    with made.api.watching():
+        yield made
 
 
 @pytest.fixture
-def runtime():
-    made = FakeStreams()
-    with made.watching():
-        yield made
+def runtime(backend: FakeBackend) -> FakeStreams:
+    return backend.api
 
 
 def subject(name: str = "linear", *, trains: bool = True) -> Subject:
     return Subject(name, nn.Linear(8, 4, bias=False).requires_grad_(trains), (torch.randn(6, 8),), {})
-
-
-def test_a_graph_is_profiled_on_streams_without_a_race(runtime: FakeStreams):
-    model = TwoTowers()
-    finding = find_modules(model, pair_batch())
-    profile = profile_modules(model, finding.subjects, finding.graph, StreamsBackend(runtime), settings=FAST)
-    found = {(sample.module, sample.phase, sample.quota) for sample in profile.samples}
-    assert found == {(name, phase, quota) for name in ("left", "right") for phase in Phase for quota in (1, 2)}
-    assert {(pair.module, pair.beside) for pair in profile.pairs} == {("left", "right"), ("right", "left")}
-    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_the_cuda_backend_itself_is_profiled_on_a_driver_in_process(runtime: FakeStreams):
@@ -70,20 +50,20 @@ def test_the_cuda_backend_itself_is_profiled_on_a_driver_in_process(runtime: Fak
 
 
 @pytest.mark.parametrize("phase", list(Phase))
-def test_a_pair_that_one_thread_launches_does_not_lock_up(runtime: FakeStreams, phase: Phase):
-    with StreamsBackend(runtime).open_lanes([(0,), (1,)]) as lanes:
+def test_a_pair_that_one_thread_launches_does_not_lock_up(backend: FakeBackend, phase: Phase):
+    with backend.open_lanes([(0,), (1,)]) as lanes:
         both = (lanes.lane((0,)), lanes.lane((1,)))
         pair = pair_samples(
             measure_group([subject("one"), subject("two")], both, phase, FAST, inline=True, device=torch.device("cpu"))
         )
-        turns = [launch.stream for launch in runtime.launches if launch.stream]
+        turns = [launch.stream for launch in backend.api.launches if launch.stream]
     assert [(sample.module, sample.beside) for sample in pair] == [("one", "two"), ("two", "one")]
     changes = sum(before != after for before, after in pairwise(turns))
     assert changes >= 2
 
 
-def test_one_wait_for_the_device_is_enough_for_a_batch(runtime: FakeStreams):
-    with StreamsBackend(runtime).open_lanes([(0,)]) as lanes:
+def test_one_wait_for_the_device_is_enough_for_a_batch(backend: FakeBackend):
+    with backend.open_lanes([(0,)]) as lanes:
         lane = lanes.lane((0,))
         times, _ = measure_quietly(subject(), lane, FAST)
         frozen, _ = measure_quietly(subject(trains=False), lane, FAST)

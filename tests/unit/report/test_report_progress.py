@@ -55,22 +55,6 @@ def test_a_line_has_note_count_and_time_left() -> None:
     assert file.getvalue().splitlines()[-1] == "[12 s] profiling image[0] ... 3/8, 20 s left"
 
 
-def test_a_person_sees_a_bar_with_phase_note_and_count() -> None:
-    file = io.StringIO()
-    console = Console(file=file, width=120, force_terminal=True, color_system=None)
-    with Progress(console, animated=True) as progress:
-        progress.phase("profiling", total=4)
-        progress.note("image[0]")
-        progress.advance(3)
-        progress.say("one line")
-        progress.phase("solving")
-    text = file.getvalue()
-    assert "profiling" in text
-    assert "4/4" in text
-    assert "one line" in text
-    assert "solving" in text
-
-
 def test_an_exception_passes_through_and_gives_the_terminal_back() -> None:
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, color_system=None)

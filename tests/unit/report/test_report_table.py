@@ -7,7 +7,6 @@ from mosaic.device import Device
 from mosaic.graph import Edge, ModuleGraph, ModuleNode, Part
 from mosaic.plan import Placement, Plan, SearchRecord, Stage, plan_from_quotas
 from mosaic.profile import Environment, ModuleMemory, PairSample, Phase, Profile, Sample
-from mosaic.report.bars import bars_of_plan, slots_text
 from mosaic.report.table import graph_table, plan_bars, plan_table, profile_table
 
 HOST = Device(name="Test CPU", kind="host", num_slots=2)
@@ -131,28 +130,3 @@ def test_plan_bars_show_without_colour_which_slot_is_busy_when() -> None:
     assert image == "slot 0 " + "image━━━━━━━━━━│" + " " * 8 + "hea│head╌╌╌│" + "image" + "╌" * 26 + "│"
     assert audio.rstrip() == "slot 1 " + "audio[0]" + "━" * 15 + "│" + "hea│head╌╌╌│"
     assert axis.endswith("34 ms predicted")
-
-
-def test_plan_bars_of_many_slots_share_rows_that_do_the_same() -> None:
-    device = Device(name="Big", kind="cuda", num_slots=66)
-    plan = plan_from_quotas([{"image": 40, "audio[0]": 20}, {"head": 66}], graph=GRAPH, device=device)
-    names = [line.split(" ")[:3] for line in plan_bars(plan, 80).plain.splitlines()[:-1]]
-    assert [" ".join(name).strip().split()[1] for name in names] == ["0-39", "40-59", "60-65"]
-
-
-def test_bars_of_a_plan_end_at_its_predicted_step_and_backwards_run_in_reverse() -> None:
-    bars = bars_of_plan(PLAN)
-    assert bars.total_ms == PLAN.predicted_ms
-    assert [(stage, phase) for stage, phase, _, _ in bars.edges_ms] == [
-        (0, "forward"),
-        (1, "forward"),
-        (1, "backward"),
-        (0, "backward"),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("slots", "text"), [((), "none"), ((3,), "3"), ((0, 1, 2), "0-2"), ((0, 1, 4, 6, 7), "0-1,4,6-7")]
-)
-def test_slots_are_written_as_ranges(slots: tuple[int, ...], text: str) -> None:
-    assert slots_text(slots) == text

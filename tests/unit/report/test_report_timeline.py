@@ -1,6 +1,5 @@
 """Pictures of timelines and plans: what lies where, what is written, and what is left alone."""
 
-import struct
 import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -12,7 +11,6 @@ from mosaic.device import Device
 from mosaic.errors import MosaicError
 from mosaic.graph import Part
 from mosaic.plan import Grid, Placement, Plan, SearchRecord, Stage
-from mosaic.report.palette import colors_of, ink_on, lighter
 from mosaic.report.plan_picture import draw_plan, plan_canvas
 from mosaic.report.steps import choose_steps
 from mosaic.report.timeline import draw_timelines, timeline_canvas
@@ -50,15 +48,6 @@ def texts(canvas: Any) -> str:
     return "\n".join(t.get_text() for t in (*canvas.figure.texts, *(t for a in canvas.figure.axes for t in a.texts)))
 
 
-def test_a_png_is_as_large_as_its_page(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "timeline.png"
-    draw_timelines([PLAIN, COLOCATED], path)
-    content = path.read_bytes()
-    assert content[:8] == b"\x89PNG\r\n\x1a\n"
-    canvas = timeline_canvas([PLAIN, COLOCATED])
-    assert struct.unpack(">II", content[16:24]) == (2000, int(canvas.height * 200))
-
-
 def test_an_svg_is_the_same_bytes_each_time_and_drawing_leaves_the_users_matplotlib_as_it_was(tmp_path: Path) -> None:
     import matplotlib
 
@@ -82,29 +71,6 @@ def test_bars_lie_in_their_lanes_and_each_timeline_starts_at_zero() -> None:
     first, second = canvas.figure.axes[:2]
     assert first.get_xlim() == second.get_xlim()
     assert first.get_xlim()[0] == 0
-
-
-def test_backward_is_a_lighter_shade_of_forward_and_glue_is_neither() -> None:
-    patches = {p.get_gid(): p for p in timeline_canvas([PLAIN]).figure.axes[0].patches if p.get_gid()}
-    forward, backward, glue = (
-        sum(patches[f"plain/{name}/0"].get_facecolor()[:3]) for name in ("image/forward", "image/backward", "loss/glue")
-    )
-    assert forward < backward
-    red, green, blue, _ = patches["plain/loss/glue/0"].get_facecolor()
-    assert red == green == blue
-    assert glue != backward
-
-
-def test_slots_that_are_apart_give_one_bar_each() -> None:
-    canvas = timeline_canvas([timeline(span("image", "forward", (0, 1, 3), 0, 5), num_slots=4)])
-    assert [round(height) for _, _, _, height in boxes(canvas)["image/forward/0"]] == [2, 1]
-
-
-def test_work_on_no_slot_gets_a_lane_of_its_own() -> None:
-    canvas = timeline_canvas([timeline(span("image", "forward", (), 0, 5))])
-    ((_, low, _, _),) = boxes(canvas)["image/forward/0"]
-    assert low > 2
-    assert canvas.figure.axes[0].get_yticklabels()[-1].get_text() == "no slot"
 
 
 def test_a_picture_says_the_length_of_a_step_and_that_a_plan_is_predicted_and_a_timeline_empty() -> None:
@@ -151,14 +117,6 @@ def test_typical_steps_leave_out_one_that_stalled_and_the_picture_says_so() -> N
     assert "1 of 5 steps, nearest to their median" in texts(
         timeline_canvas([stalling()], num_steps=1, choice="typical")
     )
-
-
-def test_a_step_too_short_for_its_length_has_it_behind_the_arrow() -> None:
-    short = timeline(span("image", "forward", (0,), 0, 10), span("image", "forward", (0,), 12, 22, 1))
-    canvas = timeline_canvas([stalling(), short])
-    assert "step 4: 1800 ms" in texts(canvas)
-    (label,) = [text for text in canvas.figure.axes[1].texts if text.get_text() == "step 1: 10 ms"]
-    assert label.get_position()[0] > 22
 
 
 def test_what_cannot_be_drawn_or_written_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
@@ -219,21 +177,6 @@ def test_the_sequential_plan_is_drawn_above_on_the_same_axis(tmp_path: Path) -> 
     assert len([p for p in first.patches if p.get_gid()]) == 6
     draw_plan(PLAN, tmp_path / "plan.png", sequential=sequential)
     assert (tmp_path / "plan.png").stat().st_size > 1000
-
-
-def test_a_module_has_the_same_colour_in_the_plan_and_in_the_timeline() -> None:
-    plan = {p.get_gid(): p.get_facecolor() for p in plan_canvas(PLAN).figure.axes[0].patches}
-    run = timeline_canvas([COLOCATED], plan=PLAN).figure.axes[0].patches
-    assert plan["colocated/audio/forward/0"] == next(
-        p.get_facecolor() for p in run if p.get_gid() == "colocated/audio/forward/0"
-    )
-
-
-def test_text_is_black_on_light_and_white_on_dark() -> None:
-    assert ink_on("#ffffff") != "#ffffff"
-    assert ink_on("#000000") == "#ffffff"
-    assert len(set(colors_of(map(str, range(12))).values())) == 12
-    assert lighter("#000000", 0.5) == "#808080"
 
 
 @pytest.mark.parametrize(

@@ -63,11 +63,6 @@ def test_each_lane_is_a_named_sorted_thread_below_the_steps() -> None:
     assert {names[event["tid"]] for event in complete(found, "glue")} == {"slots 0-1"}
 
 
-def test_a_step_spans_all_that_ran_in_it() -> None:
-    (step,) = complete(events(RUN), "step")
-    assert (step["name"], step["ts"], step["dur"]) == ("step 3", 0.0, 6000.0)
-
-
 def test_events_of_one_thread_never_overlap() -> None:
     crossing = (span("a", (0,), 0, 2), span("b", (0,), 1, 3), span("c", (0,), 2, 4), span("d", (0,), 1.5, 1.7))
     found = complete(events(Timeline(title="x", num_slots=1, spans=crossing)))
@@ -82,13 +77,6 @@ def test_neighbouring_spans_with_awkward_times_share_a_thread() -> None:
     spans = [span("a", (0,), start, end) for start, end in pairwise(times)]
     found = complete(events(Timeline(title="x", num_slots=1, spans=tuple(spans))))
     assert len({event["tid"] for event in found}) == 1
-
-
-def test_an_empty_timeline_is_a_process_without_events() -> None:
-    assert [event["name"] for event in events(Timeline(title="x", num_slots=2, spans=()))] == [
-        "process_name",
-        "process_sort_index",
-    ]
 
 
 def test_a_trace_is_written_whole_or_not_at_all(tmp_path: Path) -> None:

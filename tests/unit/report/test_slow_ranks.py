@@ -140,8 +140,3 @@ def test_the_doctor_names_the_slow_rank_from_a_folder(tmp_path: Path, capsys: py
     assert "rank 1 (host1) is slow, by 4.00 ms a step" in capsys.readouterr().out
     found = json.loads((tmp_path / "found.json").read_text())
     assert [one["rank"] for one in found["ranks"] if one["slow"]] == [1]
-
-
-def test_the_doctor_says_what_is_wrong_with_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert run(["doctor", "--trace", str(tmp_path / "nothing.json")]) == 1
-    assert "cannot read" in capsys.readouterr().err

@@ -19,11 +19,6 @@ def extra_share(measured: MeasuredInterference, module: str, beside: list[tuple[
     return measured.extra_ms(module, F, quota=quota, alone_ms=1.0, beside=beside)
 
 
-def test_a_module_alone_loses_nothing() -> None:
-    measured = MeasuredInterference([pair("a", "b", 1.5, phase=F)])
-    assert measured.extra_ms("a", F, quota=1, alone_ms=10.0, beside=[]) == 0.0
-
-
 def test_a_measured_pair_loses_its_share_in_its_phase_only() -> None:
     measured = MeasuredInterference([pair("a", "b", 1.5, phase=F), pair("a", "b", 1.1, phase=B)])
     assert measured.extra_ms("a", F, quota=1, alone_ms=4.0, beside=[("b", 1)]) == pytest.approx(2.0)

@@ -48,19 +48,6 @@ def test_full_interference_is_eq8_beside_one_neighbour_and_zero_alone() -> None:
     assert not form.is_zero
 
 
-def test_full_interference_never_pays_out_where_eq8_is_negative() -> None:
-    form = FullInterference({F: Eq8(e1=-5.0, e2=1.0, e3=1.0)}, bandwidths(a=0.5, b=0.4))
-    assert form.extra_ms("a", F, quota=1, alone_ms=7.0, beside=[("b", 2)]) == 0
-
-
-def test_a_third_module_does_not_relieve_where_the_product_of_eq8_shrinks() -> None:
-    eq8 = Eq8(e1=0.0, e2=1.0, e3=20.0)
-    assert eq8.as_written_ms([0.5, 0.4, 0.1]) < eq8.as_written_ms([0.5, 0.4])
-    form = FullInterference({F: eq8}, bandwidths(a=0.5, b=0.4, c=0.1))
-    two = form.extra_ms("a", F, quota=1, alone_ms=7.0, beside=[("b", 1)])
-    assert form.extra_ms("a", F, quota=1, alone_ms=7.0, beside=[("c", 1), ("b", 1)]) == two
-
-
 def test_an_eq8_that_never_exceeds_nothing_is_zero() -> None:
     assert FullInterference({F: Eq8(e1=0.0)}, bandwidths()).is_zero
     assert FullInterference({F: Eq8(e1=-100.0, e2=1.0, e3=1.0)}, bandwidths()).is_zero
@@ -86,12 +73,6 @@ def test_the_pairwise_form_takes_shares_of_the_time_alone() -> None:
     each = [form.extra_ms("a", F, quota=1, alone_ms=10.0, beside=[(name, 1)]) for name in "bc"]
     assert both == pytest.approx(sum(each))
     assert form.is_pairwise
-
-
-def test_the_pairwise_form_without_coefficients_is_zero() -> None:
-    assert SharedBandwidth({F: Sharing(), B: Sharing()}, bandwidths()).is_zero
-    assert not SharedBandwidth({F: Sharing(product=0.1)}, bandwidths()).is_zero
-    assert SharedBandwidth({}, bandwidths(a=0.5, b=0.5)).extra_ms("a", F, quota=1, alone_ms=1.0, beside=[("b", 1)]) == 0
 
 
 def test_bandwidth_is_exact_at_samples_and_linear_over_the_logarithm_between_them() -> None:

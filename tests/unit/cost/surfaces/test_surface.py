@@ -76,12 +76,6 @@ def failed(quota: int, *, degree: int = 1) -> Sample:
     return Sample(module="m", phase=Phase.FORWARD, quota=quota, degree=degree, infeasible="OutOfMemoryError: 3 GiB")
 
 
-def test_no_quota_between_samples_is_worth_more_than_its_slots() -> None:
-    surface = ScalingSurface([sample(1, 100.0), sample(3, 99.0), sample(5, 70.0), sample(16, 25.0)])
-    work = [quota * surface.time_ms(1, quota) for quota in range(1, 17)]
-    assert work == sorted(work)
-
-
 def test_scaling_that_is_better_than_perfect_is_kept_where_it_was_measured() -> None:
     surface = ScalingSurface([sample(2, 9.0), sample(8, 1.0)])
     assert surface.time_ms(1, 8) == 1.0

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from mosaic.engine.calls.structure import flatten, is_opaque, leaf_key, map_tensors, tensors_in, unflatten
+from mosaic.engine.calls.structure import flatten, is_opaque, leaf_key, map_tensors, unflatten
 
 
 @dataclasses.dataclass
@@ -68,18 +68,6 @@ def test_what_is_taken_apart_can_be_put_together(value: Any):
     rebuilt = unflatten(leaves, spec)
     assert type(rebuilt) is type(value)
     assert same(value, rebuilt)
-
-
-@pytest.mark.parametrize("value", NESTED, ids=str)
-def test_equal_shapes_compare_equal_and_others_do_not(value: Any):
-    spec = flatten(value)[1]
-    assert spec == flatten(value)[1]
-    assert hash(spec) == hash(flatten(value)[1])
-    assert spec != flatten([value, A])[1]
-
-
-def test_all_tensors_are_found_in_order():
-    assert [id(t) for t in tensors_in([Output(A, [B]), {"x": A}])] == [id(A), id(B), id(A)]
 
 
 def test_mapping_changes_a_copy_and_leaves_what_holds_no_tensor():

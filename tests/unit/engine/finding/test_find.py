@@ -61,11 +61,6 @@ def test_edges_are_followed_through_frozen_modules():
     assert [node.trainable for node in finding.graph.modules] == [False, True, True, True, True]
 
 
-def test_edges_are_followed_without_gradients():
-    with torch.no_grad():
-        assert edges(find_modules(Chain(), pair_batch())) == CHAIN
-
-
 def test_a_wrapper_around_everything_is_looked_through():
     class Wrapped(nn.Module):
         def __init__(self) -> None:
@@ -164,11 +159,6 @@ def test_a_sample_is_given_in_any_form(kind: str):
 def test_a_sample_that_is_no_batch_is_refused():
     with pytest.raises(TypeError, match="sample is a int"):
         find_modules(TwoTowers(), 3)
-
-
-def test_inputs_are_described_with_shape_and_type():
-    finding = find_modules(TwoTowers(), pair_batch())
-    assert finding.graph.modules[0].inputs == ("6x8 float32",)
 
 
 def test_dataclasses_are_seen_through():

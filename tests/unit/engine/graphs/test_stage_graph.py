@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -151,25 +150,6 @@ def test_a_branch_without_any_gradient_does_not_go_backward():
     assert ours.graphs.num_replays == 5  # what was dropped is not in flight
 
 
-@dataclass
-class Pair:
-    first: torch.Tensor
-    second: torch.Tensor
-
-
-def test_dataclasses_are_seen_through():
-    def swap(pair: Pair) -> Pair:
-        return Pair(pair.second * 2, pair.first)
-
-    with bench() as ours:
-        for step in range(3):
-            x, y = pair_batch(step)
-            found = ours.call("swap", swap, Pair(x, y))
-            assert torch.equal(found.first, y * 2)
-            assert found.second is x
-        assert ours.graphs.num_replays == 3
-
-
 def test_evaluation_equals_plain_evaluation():
     model = tower(8, 16, nn.BatchNorm1d(16), nn.Dropout(0.5)).eval()
     with bench() as ours, torch.no_grad():
@@ -226,13 +206,6 @@ def test_gradients_of_inputs_are_returned_by_autograd_grad():
         for x, found in kept:
             expected = torch.autograd.grad(model(x).square().sum(), [x, *model.parameters()])
             assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-
-
-def test_results_that_are_kept_are_not_overwritten():
-    model = tower()
-    with bench() as ours, torch.no_grad():
-        kept = [ours.call("tower", model, pair_batch(step)[0]) for step in range(3)]
-        assert all(torch.equal(one, model(pair_batch(step)[0])) for step, one in enumerate(kept))
 
 
 def test_results_that_are_not_contiguous_are_copied_too():

@@ -194,13 +194,6 @@ def test_members_of_enumerations_are_compared_by_name():
         assert ours.graphs.num_captures == 2
 
 
-def test_a_function_that_hides_a_module_runs_eagerly():
-    model = tower()
-    with bench() as ours:
-        ours.call("closure", lambda x: model(x), pair_batch()[0])
-        assert "neither an argument nor its module's own" in ours.graphs.refused["closure"]
-
-
 class FailsInCapture:
     """Works in trial runs, as something that CUDA alone forbids would."""
 

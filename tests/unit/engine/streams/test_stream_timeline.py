@@ -6,12 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from engine_cases import TwoTowers, pair_batch, tower
+from engine_cases import tower
 from fake_streams import FakeStreams
 from fake_streams.runtime import FakeStream
-from stream_cases import colocated, steps
 
-from mosaic.backends.streams.clock import StreamClock
 from mosaic.backends.streams.lanes import StreamLanes
 from mosaic.engine.calls.placed_module import PlacedModule
 from mosaic.engine.streams.timeline import StreamTimeline
@@ -58,19 +56,6 @@ def test_a_step_of_the_clock_begins_when_work_comes_again(
         timeline.note_work(site, phase, 0, timeline.mark())
         noted.append(phase)
     assert begun == [4, 8]
-
-
-def test_a_loop_has_one_event_a_step_to_measure_from(monkeypatch: pytest.MonkeyPatch):
-    begun: list[int] = []
-    start_step = StreamClock.start_step
-    monkeypatch.setattr(StreamClock, "start_step", lambda clock: (begun.append(0), start_step(clock)))
-    with colocated(model := TwoTowers(), pair_batch(0), ({"left": 1, "right": 1},)) as (handle, _):
-        begun.clear()
-        handle.clear_timeline()
-        steps(model, num_steps=6)
-        spans = handle.timeline().spans
-    assert len(begun) in (5, 6)
-    assert len(spans) == 6 * 4
 
 
 def test_timelines_that_are_cleared_and_never_read_keep_nothing(runtime: FakeStreams, lanes: StreamLanes):

@@ -1,0 +1,284 @@
+"""What torch does with results that a lane is still computing comes out as in the plain loop, on host and streams."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from engine_cases import SIDE_BY_SIDE, Record, TwoTowers, assert_same, pair_batch
+from engine_cases import colocated as on_host
+from stage_graph_cases import one_thread  # noqa: F401
+from stream_cases import colocated as on_streams
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+Case = Callable[[torch.Tensor, torch.Tensor], Any]
+
+
+def view_then_write_base(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    column = a[:, 0]
+    a.mul_(2)
+    return column[:, None] * b + a
+
+
+def write_through_view(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    a[:, :3].mul_(2)
+    a.view(6, 4, 4)[:, 1].transpose(0, 1).add_(1)
+    return a * b
+
+
+def write_after_glue(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    c = a + 1
+    c.mul_(3).clamp_(min=-1)
+    a.zero_()
+    return c * b + a
+
+
+def put_by_mask(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    merged = torch.zeros(12, 16)
+    mask = torch.arange(12) % 2 == 0
+    merged[mask] = a
+    merged[~mask] = b
+    return merged.masked_scatter(mask[:, None].expand(12, 16), b * 2)
+
+
+class Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(a, b)
+        return a * b.sigmoid()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        (a, b), (grad,) = ctx.saved_tensors, grads
+        s = b.sigmoid()
+        return grad * s, grad * a * s * (1 - s)
+
+
+class Tripled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, a: torch.Tensor) -> torch.Tensor:
+        return a
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        return grads[0] * 3
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, a: torch.Tensor) -> torch.Tensor:
+        a.mul_(2)
+        ctx.mark_dirty(a)
+        return a
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        return grads[0] * 2
+
+
+def written_across_lanes(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    whole = a.clone()
+    whole[:, :3].mul_(b[:, :3])
+    whole[0] = 1.0
+    whole[:, 3] = b[:, 3]
+    return whole * whole[:, :3].sum()
+
+
+def set_in_plain(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    buffer = torch.zeros(6, 16)
+    buffer[:3] = a[:3]
+    buffer[3:] = b[3:]
+    return buffer
+
+
+def given_out(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    with torch.no_grad():
+        mixed, one = torch.empty(6, 16), a.clone()
+        torch.add(a, b, out=mixed)
+        torch.mul(a, 2, out=one)
+    return mixed, one
+
+
+def clamped_data(a: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    whole = a.clone()
+    whole.data.clamp_(-0.1, 0.1)
+    return whole * 2
+
+
+def in_place_functions(a: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    first, second = a * 2, a * 3
+    functional.relu(first, inplace=True)
+    nn.ReLU(True)(second)
+    return first + functional.dropout(second + 1, 0.5, True, True)
+
+
+def added_in_place(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    total = a * 1
+    total += b
+    total *= 2
+    return total + a
+
+
+def foreach(a: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    with torch.no_grad():
+        both = [a.clone(), a.clone()]
+        torch._foreach_mul_(both, 2.0)
+        return (*both, *torch._foreach_add(both, 1.0))
+
+
+def leaf(a: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    made = a.detach().requires_grad_()
+    return torch.autograd.grad((made * made).sum(), made)[0]
+
+
+def other_leaf(a: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    made = a.detach()
+    made.requires_grad = True
+    (made * made).sum().backward()
+    assert made.grad is not None
+    return made.grad
+
+
+def retained(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    made = a * 2
+    made.retain_grad()
+    (made * b).sum().backward(retain_graph=True)
+    assert made.grad is not None
+    return made.grad.clone()
+
+
+def hooked(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    made = a * 2
+    made.register_hook(lambda grad: grad * 5)
+    return made.sum() + b.sum()
+
+
+def batch_norm(a: torch.Tensor, b: torch.Tensor) -> Any:
+    norm = nn.BatchNorm1d(16)
+    return norm(a) + 1, norm(b), norm.running_mean
+
+
+def full_backward_hook(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    layer = nn.Linear(16, 4)
+    nn.init.ones_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    layer.register_full_backward_hook(lambda *_: None)
+    return layer(a) + layer(b)
+
+
+def doubled(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return Doubled.apply(a * 1) * 2 + b
+
+
+def checkpointed(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return checkpoint(lambda x: functional.gelu(x).sin(), a, use_reentrant=True) * b
+
+
+def on_the_host(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    assert "tensor" in repr(a)
+    return (
+        torch.tensor([a.sum().item(), float(a[0, 0]), len(f"{a.sum():.3f}{a.detach().mean():.3f}")]),
+        torch.tensor(a.tolist()),
+        torch.from_numpy(a.detach().numpy().copy()) + np.asarray(b.detach()).max(),
+        a * 2 if a.sum() > -1e9 and not bool((b > 1e6).any()) else a,
+    )
+
+
+def copied(a: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return pickle.loads(pickle.dumps(a.detach())), copy.deepcopy(a.detach()), torch.as_tensor(a) * 2
+
+
+def as_a_key(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    known = {a: 1, b: 2}
+    return torch.tensor([known[a], known[b], len({a, b, a})])
+
+
+CASES: list[Case] = [
+    view_then_write_base,
+    write_through_view,
+    write_after_glue,
+    put_by_mask,
+    written_across_lanes,
+    set_in_plain,
+    given_out,
+    clamped_data,
+    in_place_functions,
+    added_in_place,
+    foreach,
+    leaf,
+    other_leaf,
+    retained,
+    hooked,
+    batch_norm,
+    full_backward_hook,
+    on_the_host,
+    copied,
+    as_a_key,
+    lambda a, b: Product.apply(a, a) * 2 + Product.apply(a, b),
+    lambda a, b: Tripled.apply(a) * 2 + Tripled.apply(b),
+    doubled,
+    lambda a, b: checkpoint(lambda x, y: functional.gelu(x) * y, a, b, use_reentrant=False),
+    checkpointed,
+    lambda a, b: torch.vmap(lambda x, y: (x * y).sum())(a, b),
+    lambda a, b: torch.func.grad(lambda x: (x * x).sum())(a.detach()),
+    lambda a, b: (a[:1].expand_as(b) + b, torch.broadcast_tensors(a[:1], b)[0] * 1, a[:, None] * b[None]),
+    lambda a, b: (sum(row * 2 for row in a), a.unbind(0)[1], a.split([2, 4])[0] + a.chunk(3)[1]),
+    lambda a, b: (*a.max(dim=1), a[a > 0].sum(), a[a.argmax(1) % 6], b[:, torch.tensor([0, 3, 3])].sum()),
+    lambda a, b: (torch.cat([a[:0], a, b]), torch.cat([a, a], dim=1), torch.stack([a, b, a]).mean(0)),
+    lambda a, b: (torch.einsum("ij,kj->ik", a, b), functional.linear(a, torch.ones(4, 16))),
+    lambda a, b: a.view(6, 4, 4).permute(2, 0, 1).reshape(4, -1).T @ b.unflatten(1, (4, 4))[:, 0].T,
+    lambda a, b: functional.scaled_dot_product_attention(a[None, None], b[None, None], b[None, None]),
+    lambda a, b: (functional.cross_entropy(a, b.argmax(1)), functional.mse_loss(a, b)),
+    lambda a, b: functional.normalize(a, dim=-1) @ functional.normalize(b, dim=-1).T,
+    lambda a, b: functional.layer_norm(a, (16,)) * functional.softmax(b, -1) + functional.dropout(a, 0.5),
+    lambda a, b: (a.double().to(torch.float32).to("cpu"), a.double() @ b.double().T, a.shape[0] * b, len(a) * a),
+    lambda a, b: (1 - a, 2 / (a.abs() + 1), -a, a**2, a @ a.T, (a > 0) & (a < 1), ~(a > 0), torch.where(a > 0, a, b)),
+    lambda a, b: torch.fft.rfft(a).abs() + torch.view_as_complex(b.reshape(6, 8, 2)).abs().mean(),
+    lambda a, b: a.sort(dim=1).values + b.topk(16, dim=1).values + a.mean() * b.std(),
+    lambda a, b: (a * b.detach() + (a - a.detach()), a * torch.no_grad()(lambda: b.softmax(-1).max())()),
+    lambda a, b: (functional.embedding(a.argmax(1), torch.ones(16, 3)), torch.ones(16, 3)[a.argmax(1)], a.to(b)),
+]
+
+
+NOT_ON_THE_HOST = (other_leaf, batch_norm, doubled, checkpointed)
+"""What nothing holds on the host so far."""
+
+
+def run(case: Case, model: TwoTowers) -> list[torch.Tensor]:
+    """Returns what a case makes of the results themselves and of glue on them, and the gradients."""
+    model.zero_grad()
+    torch.manual_seed(5)
+    x, y = pair_batch()
+    made: list[Any] = []
+    for after in (lambda a, b: (a, b), lambda a, b: (a @ model.weight, b * model.scale)):
+        found = case(*after(model.left(x), model.right(y)))
+        made += found if isinstance(found, tuple) else [found]
+    total = sum(tensor.float().sum() * 1.5 for tensor in made if tensor.requires_grad)
+    if isinstance(total, torch.Tensor) and total.requires_grad:
+        total.backward()
+    gradients = [torch.zeros(0) if p.grad is None else p.grad for p in model.parameters()]
+    return [torch.as_tensor(value).detach().clone() for value in (*made, *gradients)]
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    ("case", "colocated"),
+    [pytest.param(case, on_streams, id=f"streams-{case.__name__}") for case in CASES]
+    + [pytest.param(case, on_host, id=f"host-{case.__name__}") for case in CASES if case not in NOT_ON_THE_HOST],
+)
+def test_what_torch_does_with_a_result_is_equal_to_the_plain_loop(case: Case, colocated: Any):
+    torch.manual_seed(0)
+    model = TwoTowers()
+    plain = run(case, model)
+    with colocated(model, pair_batch(), SIDE_BY_SIDE):
+        model(*pair_batch())  # lanes are learned
+        ours = run(case, model)
+    assert_same(Record(plain), Record(ours))

@@ -1,0 +1,55 @@
+"""Factories as users name them on the command line, by this file's path."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+FILE = Path(__file__)
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 8))
+        self.right = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 8))
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return self.left(a) + self.right(b)
+
+
+class Chain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x))
+
+
+def make(rows: int = 64) -> tuple[nn.Module, Any]:
+    torch.manual_seed(0)
+    return Two(), {"a": torch.randn(rows, 32), "b": torch.randn(rows, 16)}
+
+
+def make_small() -> tuple[nn.Module, Any]:
+    return make(6)
+
+
+def make_chain() -> tuple[nn.Module, Any]:
+    return Chain(), torch.ones(2, 8)
+
+
+def fails() -> None:
+    raise RuntimeError("no data today")
+
+
+def wrong() -> int:
+    return 3
+
+
+def nothing_to_place() -> tuple[nn.Module, Any]:
+    return nn.Linear(4, 4), torch.randn(2, 4)
