@@ -19,7 +19,7 @@ from mosaic.profiler.counting import Counted, count_subjects, estimate_bandwidth
 from mosaic.profiler.machine.communication import Network
 from mosaic.profiler.machine.counters import Counters
 from mosaic.profiler.machine.noise import ForeignLoad
-from mosaic.profiler.measuring.groups import SideBySide, choose_groups, choose_pairs
+from mosaic.profiler.measuring.pairs import SideBySide, choose_groups, choose_pairs
 from mosaic.profiler.measuring.peaks import lane_bytes_of
 from mosaic.profiler.measuring.points import MeasuringSite, ModulePoints
 from mosaic.profiler.preserve import preserved

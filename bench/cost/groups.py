@@ -16,7 +16,7 @@ from mosaic.device import Device
 from mosaic.errors import MosaicError
 from mosaic.profile import GroupSample, Phase
 from mosaic.profiler.measuring.beside import measure_group
-from mosaic.profiler.measuring.groups import lay_out
+from mosaic.profiler.measuring.pairs import lay_out
 
 REPEATED = "difference of the same held-out plans measured twice, {} modules"
 SLOWDOWN = "slowdown of modules in held-out plans, {} modules"

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from bench.cost.fitting.fit import Coefficients, fit_leveling, fit_pairwise
+from bench.cost.fitting.leveling_fit import why_not_leveled
+from bench.cost.fitting.observation import ObservationTable, observe
+
 from mosaic.cost.interference.bandwidth import Bandwidths
 from mosaic.cost.interference.eq8 import Eq8, FullInterference
-from mosaic.cost.interference.fitting.fit import Coefficients, fit_leveling, fit_pairwise
-from mosaic.cost.interference.fitting.leveling_fit import why_not_leveled
-from mosaic.cost.interference.fitting.observation import ObservationTable, observe
 from mosaic.cost.interference.forms import InterferenceForm, find_form
 from mosaic.cost.interference.leveling import LeveledBandwidth, Leveling
 from mosaic.cost.interference.measured import MeasuredInterference

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from mosaic.cost.interference.fitting.fit import Coefficients, fit_additive, fit_full, fit_ours, fit_pairwise
-from mosaic.cost.interference.fitting.observation import ObservationTable
+from bench.cost.fitting.fit import Coefficients, fit_additive, fit_full, fit_ours, fit_pairwise
+from bench.cost.fitting.observation import ObservationTable
 
 Needs = Literal["nothing", "pairs", "groups"]
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
+from bench.cost.fitting.least_squares import Matrix
 from numpy.typing import NDArray
 
-from mosaic.cost.interference.fitting.least_squares import Matrix
 from mosaic.cost.interference.leveling import Demand, demand_of
 from mosaic.cost.interference.protocol import HasBandwidth
 from mosaic.profile import GroupMember, GroupSample, PairSample, Phase
