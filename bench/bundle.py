@@ -1,4 +1,4 @@
-"""Wheels for a GPU machine without a network: packed where there is one, installed offline by ``python -m bench.gpu.__main__``.
+"""Wheels for a GPU machine without a network: packed where there is one, installed offline by ``python -m bench.gpu``.
 
 ``python -m bench.bundle [--python 3.12] [NAME ...]`` (``make gpu-bundle``); standard library and pip only.
 """

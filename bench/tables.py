@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def keep(file: Path) -> Path:
-    """Checks a result of ``bench.gpu.__main__`` and files it under its device, date and commit.
+    """Checks a result of ``bench.gpu`` and files it under its device, date and commit.
 
     Raises:
         MosaicError: It is a dry run, or says not what it was measured on.
@@ -82,7 +82,7 @@ def with_tables(page: Path) -> str:
 
 
 def gpu_results() -> list[tuple[Path, Study]]:
-    """Returns the kept results of ``bench.gpu.__main__``, newest first; dry runs do not count."""
+    """Returns the kept results of ``bench.gpu``, newest first; dry runs do not count."""
     files = [path for path in RESULTS.glob("*/*.json") if path.parent.name != "host"]
     found = [(path, load(Study, path)) for path in files]
     found = [(path, study) for path, study in found if study.study == "gpu" and not study.dry_run]

@@ -3,7 +3,7 @@
 ``python -m bench.cost [--quick] [--json FILE]``
 
 Everything that judges is measured after, and apart from, all that is fitted. What two cores cannot show is simulated
-as well, in figures of their own; on a GPU ``bench.gpu.__main__`` measures it.
+as well, in figures of their own; on a GPU ``bench.gpu`` measures it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The parts of ``bench.cost`` in order, each with its share of the time; also a measurement of ``bench.gpu.__main__``."""
+"""The parts of ``bench.cost`` in order, each with its share of the time; also a measurement of ``bench.gpu``."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class CostStudy:
 
 
 def measure_cost(bench: Bench) -> Iterator[Figure]:
-    """Is a measurement of ``bench.gpu.__main__``: all that is measured, on its backend and in its time."""
+    """Is a measurement of ``bench.gpu``: all that is measured, on its backend and in its time."""
     study = CostStudy(bench, TINY if bench.dry_run else GPU)
     yield from study.run(simulated=False)
     bench.notes += [f"{part.name}: {part.status} {part.reason}".strip() for part in study.parts]

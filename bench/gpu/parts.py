@@ -1,4 +1,4 @@
-"""Every measurement of ``bench.gpu.__main__`` in order of worth: a run that is cut short has the most important ones.
+"""Every measurement of ``bench.gpu`` in order of worth: a run that is cut short has the most important ones.
 
 Nothing heavy is imported here: the process that starts the measurements never loads torch, so nothing can break it.
 """

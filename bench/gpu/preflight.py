@@ -1,4 +1,4 @@
-"""What ``python -m bench.gpu.__main__`` needs on a bare machine, looked for before anything else; standard library only."""
+"""What ``python -m bench.gpu`` needs on a bare machine, looked for before anything else; standard library only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The run of ``bench.gpu.__main__``: build, ladder, gpu tests, measurements, table.
+"""The run of ``bench.gpu``: build, ladder, gpu tests, measurements, table.
 
 No step can end it, and each leaves a whole file.
 """

@@ -101,10 +101,6 @@ class TableCost:
         option = next(iter(self._tables[module][degree].values()))
         return option.resident_bytes + option.activation_bytes
 
-    def bandwidth(self, module: str, phase: Phase, degree: int, quota: int) -> float:
-        """Returns 0: an instance has no bandwidths, only pairs."""
-        return 0.0
-
     def interference_ms(self, module: str, phase: Phase, degree: int, quota: int, *, beside: Neighbours) -> float:
         """Returns what neighbours on one device add, in milliseconds."""
         alone_ms = self.time_ms(module, phase, degree, quota)

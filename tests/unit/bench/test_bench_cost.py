@@ -166,7 +166,7 @@ def test_plans_of_one_shape_are_told_by_modules_and_quotas():
     from mosaic.cost import CostModel
     from mosaic.solver import solve
 
-    profile = profile_of(draw_works(2, random.Random(0)), ())
+    profile = profile_of(draw_works(2, random.Random(0)))
     plan = solve(profile.graph, CostModel.from_profile(profile), DEVICE, method="sequential")
     quotas = {placement.module: placement.quota for placement in plan.placements}
     assert shape_of(plan) == f"m0:{quotas['m0']} | m1:{quotas['m1']}"

@@ -9,11 +9,11 @@ import statistics
 import pytest
 
 from bench.cost.figures import COUNTS, RULES
+from bench.cost.fitting.design import GroupRun
 from bench.cost.sampling import adaptive_order, curves_of, sample_at
 from bench.cost.simulated import simulate
 from bench.cost.simulator import NUM_SLOTS, Work, draw_works, finish_ms, measure_run, together_ms
 from bench.cost.surface import tenths
-from mosaic.cost.interference import GroupRun
 from mosaic.profile import Phase, Sample
 
 HUNGRY = Work(name="h", arithmetic_ms=1, launch_ms=0, memory_ms=4, rate=0.25)

@@ -1,4 +1,4 @@
-"""``python -m bench.gpu.__main__`` as a whole: a rehearsal without a GPU, and what is left when things go wrong."""
+"""``python -m bench.gpu`` as a whole: a rehearsal without a GPU, and what is left when things go wrong."""
 
 from __future__ import annotations
 

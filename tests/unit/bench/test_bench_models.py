@@ -1,4 +1,4 @@
-"""How ``bench.gpu.__main__`` measures a model: what comes first, what a failure costs, and the rule of thumb beside it."""
+"""How ``bench.gpu`` measures a model: what comes first, what a failure costs, and the rule of thumb beside it."""
 
 from __future__ import annotations
 

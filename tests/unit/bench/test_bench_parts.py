@@ -1,4 +1,4 @@
-"""What ``python -m bench.gpu.__main__`` is made of: what it looks for first, what it counts, and how results become tables."""
+"""What ``python -m bench.gpu`` is made of: what it looks for first, what it counts, and how results become tables."""
 
 from __future__ import annotations
 

@@ -41,14 +41,14 @@ def arguments(tmp_path: Path) -> list[str]:
     return ["profile", "--model", f"{model}:make", "--max-foreign-share", "2", "--quotas", "1", *folder]
 
 
-def test_degrees_groups_and_a_cache(arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    more = ["--degrees", "1,2,8", "--cluster", "h200", "--groups", "1"]
+def test_degrees_and_a_cache(arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    more = ["--degrees", "1,2,8", "--cluster", "h200"]
     assert run([*arguments, *more]) == 0
     said = " ".join(capsys.readouterr().out.split())
     first = load(Profile, tmp_path / "profile.json")
     assert {sample.degree for sample in first.samples} == {1, 2, 8}
     assert f"{len(first.samples)} samples" in said
-    assert "left cannot run at 1, 2 slots of each of 8 devices: 'left' has a batch of 6, which is less" in said
+    assert "left cannot run at 1 slots of each of 8 devices: 'left' has a batch of 6, which is less" in said
     assert first.structures
     assert run([*arguments, *more]) == 0
     assert load(Profile, tmp_path / "profile.json").samples == first.samples
@@ -81,7 +81,6 @@ def test_two_ranks_measure_their_links_and_the_first_one_the_modules(arguments: 
         ("--degrees", "3", "degrees 1, 2, 4, 8"),
         ("--cluster", "abacus", "no device is named 'abacus'"),
         ("--quotas", "most", "neither tenths, all, adaptive"),
-        ("--groups", "-1", "use 0 or more groups"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(
