@@ -43,8 +43,6 @@ class Sample:
     """Most memory in use during the phase above what was in use before it; 0 where unknown."""
     bandwidth_utilisation: Annotated[float, Ge(0), Le(1)] | None = None
     """Share of the device's memory bandwidth in use, 0 to 1 (paper section 3.3, B); None where unknown."""
-    bandwidth_source: Literal["measured", "analytic"] = "measured"
-    """Where that share is from: hardware counters, or counted bytes where these cannot be read."""
     sm_occupancy: Annotated[float, Ge(0), Le(1)] | None = None
     """Share of its slots' warps in use, 0 to 1; None where unknown."""
     source: Literal["measured", "analytic", "composed"] = "measured"

@@ -15,7 +15,7 @@ from mosaic.cost.surfaces import held_out_errors, shaped_without
 from mosaic.graph import ModuleGraph
 from mosaic.profile import HeldOutError, Phase, Profile, Sample
 from mosaic.profiler.cache import ProfileCache
-from mosaic.profiler.counting import Counted, count_subjects, estimate_bandwidths, shapes_of
+from mosaic.profiler.counting import Counted, count_subjects, shapes_of
 from mosaic.profiler.machine.communication import Network
 from mosaic.profiler.machine.counters import Counters
 from mosaic.profiler.machine.noise import ForeignLoad
@@ -127,7 +127,7 @@ class _Sweep:
             measured = tuple(Pairs(site, by_name, self._keys, self._steps.next).measured(pairs))
             lane_bytes = lane_bytes_of(site.lanes)
         memory = [dataclasses.replace(kept, lane_bytes=lane_bytes) for kept in memory]
-        samples = self._with_bandwidths([sample for points in modules for sample in points.samples(network)])
+        samples = [sample for points in modules for sample in points.samples(network)]
         if self._deadline.left_out:
             _LOG.warning(
                 "profiling was over after %s s; not measured: %s",
@@ -164,26 +164,6 @@ class _Sweep:
     def _shapes(self, network: Network | None) -> dict[str, ModuleShape]:
         sums = {subject.name: subject.gradient_bytes for subject in self._subjects}
         return shapes_of(self._counted, self._backend.device, network=network, gradient_bytes=sums)
-
-    def _with_bandwidths(self, samples: Sequence[Sample]) -> list[Sample]:
-        """Puts the share that counted bytes give where counters gave none, and marks it so."""
-        unknown = {s.module for s in samples if s.bandwidth_utilisation is None and s.infeasible is None}
-        if not unknown:
-            return list(samples)
-        counted = [subject for subject in self._subjects if subject.name in unknown]
-        estimate = estimate_bandwidths(
-            counted, self._backend.device, {name: of[1] for name, of in self._counted.items()}
-        )
-
-        def filled(sample: Sample) -> Sample:
-            if sample.bandwidth_utilisation is not None or sample.infeasible is not None:
-                return sample
-            if not estimate.knows(sample.module) or sample.median_ms == 0:
-                return sample
-            share = estimate.bandwidth(sample.module, sample.phase, sample.degree, sample.quota)
-            return dataclasses.replace(sample, bandwidth_utilisation=share, bandwidth_source="analytic")
-
-        return [filled(sample) for sample in samples]
 
     @contextmanager
     def _site(self, partitions: Iterable[tuple[int, ...]]) -> Iterator[MeasuringSite]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from bench.cost.calibration import calibrate, measurements_of
+from bench.cost.counted import CountedBandwidths
 from bench.cost.fitting.fitted import InterferenceFit
 from bench.cost.models import NAMES, Branches, Size, make_inputs
 from bench.gpu.bench import Bench
@@ -16,7 +17,7 @@ from mosaic.engine import find_modules
 from mosaic.hardware import Hardware
 from mosaic.microbench.kernels import half_type
 from mosaic.profile import Profile
-from mosaic.profiler import CountedBandwidths, ProfileSettings, open_counters, profile_modules
+from mosaic.profiler import ProfileSettings, open_counters, profile_modules
 from mosaic.profiler.counting import hardware_of
 from mosaic.profiler.quotas import default_quotas
 

@@ -78,7 +78,7 @@ def test_two_ranks_measure_their_links_and_the_first_one_the_modules(arguments: 
     ("option", "value", "text"),
     [
         ("--degrees", "two", "not a list of numbers"),
-        ("--degrees", "3", "degrees 1, 2, 4, 8"),
+        ("--degrees", "0", "degrees from 1 on"),
         ("--cluster", "abacus", "no device is named 'abacus'"),
         ("--quotas", "most", "neither tenths, all, adaptive"),
     ],

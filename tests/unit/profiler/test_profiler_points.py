@@ -298,11 +298,3 @@ def test_modules_that_never_meet_are_tried_again_and_then_left_out(monkeypatch: 
         apart = [lanes.lane((0,)), lanes.lane((1,))]
         assert measure_beside(both, apart, Phase.FORWARD, FAST) == ()
     assert len(tries) == 3
-
-
-def test_without_counters_bandwidth_is_counted_and_marked_so():
-    profile = profiled(TwoTowers())
-    shares = [sample for sample in profile.samples if sample.bandwidth_utilisation is not None]
-    assert shares
-    assert {sample.bandwidth_source for sample in shares} == {"analytic"}
-    assert all(0 <= (sample.bandwidth_utilisation or 0) <= 1 for sample in shares)
