@@ -6,13 +6,13 @@ import itertools
 from dataclasses import replace
 
 import numpy as np
-from bench.cost.fitting.crowd import Crowds, guesses_of
-from bench.cost.fitting.least_squares import nonnegative
-from bench.cost.fitting.observation import Observation
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning_cases import sample
 
+from bench.cost.fitting.crowd import Crowds, guesses_of
+from bench.cost.fitting.least_squares import nonnegative
+from bench.cost.fitting.observation import Observation
 from mosaic.cost import (
     Bandwidths,
     Eq8,

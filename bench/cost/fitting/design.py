@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
+
 from bench.cost.fitting.least_squares import Matrix
 from bench.cost.fitting.leveling_fit import slopes
 from bench.cost.fitting.observation import Observation, ObservationTable
-from numpy.typing import NDArray
-
 from mosaic.cost.interference.leveling import demand_of
 from mosaic.cost.interference.protocol import HasBandwidth
 from mosaic.device import Device

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
 from bench.cost.fitting.crowd import Crowds, guesses_of, typical_draw
 from bench.cost.fitting.least_squares import Matrix, damped, jacobian
 from bench.cost.fitting.observation import Observation, ObservationTable
-
 from mosaic.cost.interference.leveling import Leveling
 from mosaic.errors import InvalidProfileError
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from bench.cost.fitting.least_squares import Matrix
-from bench.cost.fitting.observation import Observation
 from numpy.typing import NDArray
 
+from bench.cost.fitting.least_squares import Matrix
+from bench.cost.fitting.observation import Observation
 from mosaic.cost.interference.leveling import MAX_IDLE, MIN_SHARE, Demand
 
 _STEPS = 8
