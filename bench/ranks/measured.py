@@ -1,4 +1,4 @@
-"""Measurements on gloo ranks: planners against DDP, bytes against the least, overlap, start-up, memory, predictions."""
+"""What gloo ranks measure: planners against DDP, bytes against the least, overlap, start-up, memory, predictions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ from mosaic.plan import Grid, Placement, Plan, SearchRecord, Stage
 from mosaic.profiler import ProfileSettings, measure_ring, repeat_batch, traffic_of
 from mosaic.ranks.colocate import colocate_ranks
 from mosaic.ranks.compare import COMPARED, MeasuredMethod, Rounds, Steps, compare_plans
-from mosaic.ranks.rows.layout import RowLayout, Transfer
 from mosaic.ranks.rows.routing import RowRouting
 from mosaic.ranks.running.prepare import cores_of_rank, find_for_ranks
 
@@ -216,15 +215,14 @@ def _predicted_routes(size: int) -> Iterator[Figure]:
     rank = dist.get_rank()
     for num_bytes in (2**16, 2**20, 2**24):
         rows = 64
-        held = RowLayout.home((rows,) * size)
-        way = Transfer(held, held.onto((0,)))
+        routing = RowRouting(held=(rows,) * size, members=(0,))
         given = torch.zeros(rows, num_bytes // (4 * rows * size))
-        made = given.new_empty((sum(way.receives(rank)), *given.shape[1:]))
+        made = given.new_empty((sum(routing.receives(rank)), *given.shape[1:]))
         samples = []
         for _ in range(8):
             dist.barrier()
             began = time.perf_counter()
-            dist.all_to_all_single(made, given, list(way.receives(rank)), list(way.sends(rank)))
+            dist.all_to_all_single(made, given, list(routing.receives(rank)), list(routing.sends(rank)))
             samples.append((time.perf_counter() - began) * 1e3)
         times = torch.tensor(samples[1:], dtype=torch.float64)
         dist.all_reduce(times, dist.ReduceOp.MAX)

@@ -30,7 +30,10 @@ LAYERS = [
     {"demo", "microbench", "train"},
     {"cli"},
 ]
-"""Room is kept for ``pipeline``, ``context``, ``glue`` and ``train``. Packages of one line never import each other; a package may import from any line above its own here."""
+"""Packages of one line never import each other; a package may import from any line above its own here.
+
+Room is kept for ``pipeline``, ``context``, ``glue`` and ``train``.
+"""
 
 RANK_LAYERS = [
     {"rows", "meeting"},

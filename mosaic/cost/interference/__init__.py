@@ -1,10 +1,8 @@
 """The time that modules on one device cost each other: measured pairs, and forms with coefficients of a device."""
 
-from bench.cost.fitting.design import GroupRun, design_runs
-from bench.cost.fitting.fitted import InterferenceFit, fit_interference
 from mosaic.cost.interference.bandwidth import Bandwidths
 from mosaic.cost.interference.eq8 import Eq8, FullInterference
-from mosaic.cost.interference.forms import FORMS, Coefficients, InterferenceForm, find_form, make_interference
+from mosaic.cost.interference.forms import FORMS, Coefficients, InterferenceForm, make_interference
 from mosaic.cost.interference.leveling import LeveledBandwidth, Leveling
 from mosaic.cost.interference.measured import MeasuredInterference
 from mosaic.cost.interference.pairwise import SharedBandwidth, Sharing

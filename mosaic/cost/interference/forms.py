@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from bench.cost.fitting.fit import Coefficients
 from mosaic.cost.interference.eq8 import Eq8, FullInterference
 from mosaic.cost.interference.leveling import LeveledBandwidth, Leveling
 from mosaic.cost.interference.measured import MeasuredInterference
