@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -16,8 +17,20 @@ from mosaic.ranks.calls.passing import ForwardPass
 
 if TYPE_CHECKING:
     from mosaic.engine.calls.placed_module import PlacedModule
-    from mosaic.ranks.calls.host_calls import HostCalls
+    from mosaic.engine.host.executor import Executor
     from mosaic.ranks.calls.ranked import Ranked
+
+
+class RunsRoutedCalls(Protocol):
+    """The engine of a rank, as far as one call needs it."""
+
+    executor: Executor
+    """Runs work on the rank's lanes."""
+    backward_begins: Callable[[], None]
+    """To be called when the backward of a call is reached."""
+
+    def in_step(self) -> AbstractContextManager[None]:
+        """Takes the steps of the call in the order of all ranks."""
 
 
 class RoutedCall(Call):
@@ -25,7 +38,7 @@ class RoutedCall(Call):
 
     def __init__(
         self,
-        calls: HostCalls,
+        calls: RunsRoutedCalls,
         ranked: Ranked,
         site: PlacedModule,
         run: Callable[..., Any],
