@@ -74,6 +74,7 @@ _ALL = (
         name="brute_force",
         phrase="everything; at most six modules on two devices",
         find=find_by_brute_force,
+        gives_bound=True,
         is_compared=False,
     ),
 )

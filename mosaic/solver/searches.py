@@ -86,8 +86,14 @@ def find_by_brute_force(task: Task) -> Found:
     """Tries everything; at most six modules on two devices."""
     enumerate_all = enumerate_held_plans if task.is_held else enumerate_plans
     every = enumerate_all(task.graph, task.options, cost=task.cost, machine=task.machine)
-    record = SearchRecord(method="brute_force", num_evaluations=every.num_evaluations)
-    return Found(stages=_finished(task, every.stages, widen=False), record=record)
+    stages = _finished(task, every.stages, widen=False)
+    record = SearchRecord(
+        method="brute_force",
+        num_evaluations=every.num_evaluations,
+        status="optimal",
+        bound_ms=sum(stage.forward_ms + stage.backward_ms for stage in stages),
+    )
+    return Found(stages=stages, record=record)
 
 
 def _finished(task: Task, found: tuple[StageResult, ...], *, widen: bool) -> tuple[Stage, ...]:

@@ -133,6 +133,7 @@ def main() -> Callable[[], Any] | None:
 
 def become(program: Program, rank: int) -> Callable[[], Any]:
     """Makes this process a rank: its output goes to a file, and it finds the others in another."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with it ignored
     place = Path(program.folder)
     output = os.open(place / f"said{rank}", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     os.dup2(output, 1)
