@@ -13,8 +13,8 @@ from mosaic.microbench.settings import BenchSettings
 from mosaic.profiler.measuring.together import (
     MAX_PIECES,
     Call,
-    TimedWork,
     Pieces,
+    TimedWork,
     run_alone,
     run_together,
     window_ms,
