@@ -43,8 +43,6 @@ class Sample:
     """Most memory in use during the phase above what was in use before it; 0 where unknown."""
     bandwidth_utilisation: Annotated[float, Ge(0), Le(1)] | None = None
     """Share of the device's memory bandwidth in use, 0 to 1 (paper section 3.3, B); None where unknown."""
-    bandwidth_source: Literal["measured", "analytic"] = "measured"
-    """Where that share is from: hardware counters, or counted bytes where these cannot be read."""
     sm_occupancy: Annotated[float, Ge(0), Le(1)] | None = None
     """Share of its slots' warps in use, 0 to 1; None where unknown."""
     source: Literal["measured", "analytic", "composed"] = "measured"
@@ -114,53 +112,8 @@ class PairSample:
     @property
     def slowdown(self) -> float:
         """Median time beside the other over median time alone; 1 means undisturbed."""
-        return _ratio(self.times_ms, self.alone_ms)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupMember:
-    """What one of several modules took while all the others of its group kept running."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
-
-    module: str
-    """Name in the graph."""
-    phase: Phase
-    """Forward or backward, of this member."""
-    quota: Annotated[int, Ge(1)]
-    """Slots it ran on."""
-    degree: Annotated[int, Ge(1)] = 1
-    """Data-parallel degree whose share of the batch it ran."""
-    times_ms: tuple[float, ...]
-    """Raw measurements in milliseconds while all others ran."""
-    alone_ms: tuple[float, ...]
-    """Raw measurements with the other partitions idle, taken in turn with them."""
-
-    def __post_init__(self) -> None:
-        for times in (self.times_ms, self.alone_ms):
-            _check_times(times, f"group member {self.module!r} ({self.phase}, quota {self.quota})")
-
-    @property
-    def slowdown(self) -> float:
-        """Median time beside the others over median time alone; 1 means undisturbed."""
-        return _ratio(self.times_ms, self.alone_ms)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupSample:
-    """Two or more modules that ran side by side on partitions of one device (paper section 3.3)."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
-
-    members: tuple[GroupMember, ...]
-    """Everyone that ran, in any order."""
-
-    def __post_init__(self) -> None:
-        names = [member.module for member in self.members]
-        if len(names) < 2 or len(set(names)) < len(names):
-            raise InvalidProfileError(
-                f"group of {', '.join(names) or 'nothing'}; it takes two or more modules, once each"
-            )
+        alone = statistics.median(self.alone_ms)
+        return statistics.median(self.times_ms) / alone if alone > 0 else 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,14 +197,14 @@ class Profile:
     """Everything measured about the modules of one graph on one device.
 
     Raises:
-        InvalidProfileError: A sample or group names an unknown module or asks for more slots than there are, or
+        InvalidProfileError: A sample or pair names an unknown module or asks for more slots than there are, or
             two samples describe the same module, phase, degree and quota.
     """
 
-    SCHEMA_VERSION: ClassVar[int] = 2
+    SCHEMA_VERSION: ClassVar[int] = 3
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
-    schema_version: int = 2
+    schema_version: int = 3
     """Version of this file's layout."""
     device: Device
     """Where it was measured."""
@@ -261,8 +214,6 @@ class Profile:
     """Each module alone."""
     pairs: tuple[PairSample, ...] = ()
     """Two modules side by side, one of them timed."""
-    groups: tuple[GroupSample, ...] = ()
-    """Two or more modules side by side, all of them timed."""
     memory: tuple[ModuleMemory, ...] = ()
     """What modules keep."""
     structures: tuple[ModuleStructure, ...] = ()
@@ -279,7 +230,7 @@ class Profile:
     def __post_init__(self) -> None:
         seen: set[tuple[str, Phase, int, int]] = set()
         for sample in self.samples:
-            self._check_fits("sample", [sample.module], [sample.quota])
+            self._check_fits("sample", [sample.module], sample.quota)
             key = (sample.module, sample.phase, sample.degree, sample.quota)
             if key in seen:
                 raise InvalidProfileError(
@@ -288,22 +239,19 @@ class Profile:
                 )
             seen.add(key)
         for pair in self.pairs:
-            self._check_fits("pair", [pair.module, pair.beside], [max(pair.quota, pair.beside_quota)])
-        for group in self.groups:
-            self._check_fits("group", [m.module for m in group.members], [m.quota for m in group.members])
-        self._check_fits("structure", [entry.module for entry in self.structures], [])
-        self._check_fits("shape", [entry.module for entry in self.shapes], [])
+            self._check_fits("pair", [pair.module, pair.beside], max(pair.quota, pair.beside_quota))
+        self._check_fits("structure", [entry.module for entry in self.structures])
+        self._check_fits("shape", [entry.module for entry in self.shapes])
 
-    def _check_fits(self, what: str, names: list[str], quotas: list[int]) -> None:
-        """Modules are in the graph and fit on the device together."""
+    def _check_fits(self, what: str, names: list[str], quota: int = 0) -> None:
+        """Modules are in the graph and fit on the device."""
         unknown = [name for name in names if name not in self.graph.names]
         listed = " beside ".join(map(repr, names))
         if unknown:
             raise InvalidProfileError(f"the profile has a {what} of {listed}; {unknown[0]!r}, not in its graph")
-        if sum(quotas) > self.device.num_slots:
+        if quota > self.device.num_slots:
             raise InvalidProfileError(
-                f"{what} of {listed} at {' + '.join(map(str, quotas))} slots; "
-                f"{self.device.name} has {self.device.num_slots}"
+                f"{what} of {listed} at {quota} slots; {self.device.name} has {self.device.num_slots}"
             )
 
     @property
@@ -383,8 +331,3 @@ def _check_times(times_ms: tuple[float, ...], where: str) -> None:
     wrong = [time for time in times_ms if not 0 <= time < float("inf")]
     if wrong:
         raise InvalidProfileError(f"{where} holds {wrong[0]} ms; a time is finite and not negative")
-
-
-def _ratio(times_ms: tuple[float, ...], alone_ms: tuple[float, ...]) -> float:
-    alone = statistics.median(alone_ms)
-    return statistics.median(times_ms) / alone if alone > 0 else 1.0

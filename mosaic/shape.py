@@ -1,7 +1,7 @@
 """The likely course of a module's time over the quota before it is measured: a mean, and the ways to differ from it.
 
-Made from counted operators and a device's description (``mosaic.cost.surfaces.shape_prior``), kept in a profile beside the
-samples, and conditioned on these (``mosaic.cost.surfaces.posterior``).
+Made from counted operators and a device's description (``mosaic.cost.surfaces.shape_prior``), kept in a profile beside
+the samples, and conditioned on these (``mosaic.cost.surfaces.posterior``).
 """
 
 from __future__ import annotations

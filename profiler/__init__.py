@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from mosaic.cache_folder import default_cache_folder
 from mosaic.profiler.cache import ProfileCache, open_cache
-from mosaic.profiler.counting import CountedBandwidths, estimate_bandwidths
 from mosaic.profiler.machine.communication import (
     AllReduce,
     Launched,
@@ -28,7 +27,6 @@ from mosaic.profiler.traffic import traffic_of
 
 __all__ = [
     "AllReduce",
-    "CountedBandwidths",
     "Counters",
     "ForeignLoad",
     "Launched",
@@ -41,7 +39,6 @@ __all__ = [
     "Utilisation",
     "default_cache_folder",
     "environment_of",
-    "estimate_bandwidths",
     "fit_ring",
     "measure_launched",
     "measure_ring",

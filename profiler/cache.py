@@ -6,8 +6,9 @@ a whole, and under a lock where the system has one, so processes that profile at
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -15,10 +16,10 @@ from typing import Literal, TypeVar
 from mosaic.artifact import fingerprint, load, save
 from mosaic.cache_folder import default_cache_folder
 from mosaic.errors import InvalidFileError, MosaicError
-from mosaic.profile import GroupSample, ModuleMemory, PairSample
-from mosaic.profiler.records import MeasuredPoint, ModuleKey, ModuleRecord, SideKey, SideRecord
+from mosaic.profile import ModuleMemory, PairSample
+from mosaic.profiler.records import MeasuredPoint, ModuleKey, ModuleRecord, PairKey, PairRecord
 
-Record = TypeVar("Record", ModuleRecord, SideRecord)
+Record = TypeVar("Record", ModuleRecord, PairRecord)
 
 
 class ProfileCache:
@@ -44,25 +45,20 @@ class ProfileCache:
         found = tuple(points)
         self._change(ModuleRecord, ModuleRecord(key=key), self._path(key), lambda record: record.merged(found, memory))
 
-    def side(self, key: SideKey, names: Sequence[str]) -> SideRecord:
-        """Returns what is known of modules side by side, under their present names in the order of the key."""
-        empty = SideRecord(key=key)
-        if not self._reuse:
-            return empty
-        found = self._read(SideRecord, empty, self._path(key))
-        return found.renamed({str(index): name for index, name in enumerate(names)})
+    def pair(self, key: PairKey, names: Sequence[str]) -> tuple[PairSample, ...]:
+        """Returns what is known of two modules side by side, under their present names in the order of the key."""
+        found = self._read(PairRecord, PairRecord(key=key), self._path(key)).pairs if self._reuse else ()
+        return _renamed(found, {str(index): name for index, name in enumerate(names)})
 
-    def add_side(
-        self, key: SideKey, names: Sequence[str], *, pairs: Sequence[PairSample], groups: Sequence[GroupSample]
-    ) -> None:
-        """Keeps measurements of modules side by side, in the place of older ones."""
-        found = SideRecord(key=key, pairs=tuple(pairs), groups=tuple(groups))
-        numbered = found.renamed({name: str(index) for index, name in enumerate(names)})
-        self._change(SideRecord, numbered, self._path(key), lambda _: numbered)
+    def add_pair(self, key: PairKey, names: Sequence[str], pairs: Sequence[PairSample]) -> None:
+        """Keeps measurements of two modules side by side, in the place of older ones."""
+        numbered = _renamed(pairs, {name: str(index) for index, name in enumerate(names)})
+        found = PairRecord(key=key, pairs=numbered)
+        self._change(PairRecord, found, self._path(key), lambda _: found)
 
-    def _path(self, key: ModuleKey | SideKey) -> Path:
-        kind = "module" if isinstance(key, ModuleKey) else key.kind
-        return self.folder / f"{kind}-{ModuleRecord.SCHEMA_VERSION}-{fingerprint(key)}.json"
+    def _path(self, key: ModuleKey | PairKey) -> Path:
+        kind, record = ("module", ModuleRecord) if isinstance(key, ModuleKey) else ("pair", PairRecord)
+        return self.folder / f"{kind}-{record.SCHEMA_VERSION}-{fingerprint(key)}.json"
 
     def _read(self, kind: type[Record], empty: Record, path: Path) -> Record:
         if not path.exists():
@@ -104,6 +100,10 @@ def open_cache(where: ProfileCache | Path | Literal["user"] | None) -> ProfileCa
     except RuntimeError as error:  # what pathlib raises
         warnings.warn(f"measurements are not kept: {error}; set XDG_CACHE_HOME or give cache", stacklevel=3)
         return None
+
+
+def _renamed(pairs: Iterable[PairSample], names: Mapping[str, str]) -> tuple[PairSample, ...]:
+    return tuple(dataclasses.replace(pair, module=names[pair.module], beside=names[pair.beside]) for pair in pairs)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Counted operators of modules: shapes of their surfaces before they are measured, and bandwidth without counters."""
+"""Counted operators of modules: shapes of their surfaces before they are measured."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from collections.abc import Mapping, Sequence
 
 from mosaic.cost.analytic import count_degrees
 from mosaic.cost.counts import ModuleCounts
-from mosaic.cost.roofline import phase_bandwidth
 from mosaic.cost.surfaces.shape_prior import shape_of
 from mosaic.device import Device
 from mosaic.errors import UnsupportedModelError
 from mosaic.hardware import HARDWARE_NAMES, Hardware, find_hardware
-from mosaic.profile import Phase
 from mosaic.profiler.machine.communication import Network
 from mosaic.profiler.subject import Subject
 from mosaic.shape import ModuleShape
@@ -87,42 +85,6 @@ def described(device: Device) -> Hardware | None:
     peaks = ("bf16_tflops", "tf32_tflops", "fp32_tflops", "fp64_tflops")
     scaled = {name: getattr(hardware, name) * num_sms / hardware.num_sms for name in peaks}
     return dataclasses.replace(hardware, num_sms=num_sms, sms_per_slot=device.sms_per_slot, **scaled)
-
-
-class CountedBandwidths:
-    """Analytic shares of bandwidth (a ``BandwidthEstimate``): bytes moved over predicted time.
-
-    A module that could not be counted is taken to use as large a share as it has of the slots.
-    """
-
-    source = "analytic"
-
-    def __init__(self, counts: Mapping[str, ModuleCounts], device: Device, hardware: Hardware | None) -> None:
-        """Takes counts by module; without a description of the device all modules count as uncounted."""
-        self._counts = dict(counts)
-        self._device = device
-        self._hardware = hardware
-
-    def knows(self, module: str) -> bool:
-        """Returns whether a module was counted for a described device."""
-        return module in self._counts and self._hardware is not None
-
-    def bandwidth(self, module: str, phase: Phase, degree: int, quota: int) -> float:
-        """Returns the share of the device's memory bandwidth that a module alone uses, 0 to 1, at any degree."""
-        if module not in self._counts or self._hardware is None:
-            return self._device.fraction(quota)
-        num_sms = max(1, round(self._device.fraction(quota) * self._hardware.num_sms))
-        return phase_bandwidth(self._counts[module].phase(phase), self._hardware, num_sms)
-
-
-def estimate_bandwidths(
-    subjects: Sequence[Subject], device: Device, counted: Mapping[str, ModuleCounts] | None = None
-) -> CountedBandwidths:
-    """Counts modules on tensors without data, but for those that were ``counted``; nothing runs on the device."""
-    counts = dict(counted or {})
-    uncounted = [subject for subject in subjects if subject.name not in counts]
-    counts |= {name: by_degree[1] for name, by_degree in count_subjects(uncounted, device, (1,)).items()}
-    return CountedBandwidths(counts, device, hardware_of(device))
 
 
 def hardware_of(device: Device) -> Hardware | None:

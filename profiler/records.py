@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from mosaic.device import FORBID_EXTRA, Device
-from mosaic.profile import GroupSample, ModuleMemory, PairSample, Sample
+from mosaic.profile import ModuleMemory, PairSample, Sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,13 +89,11 @@ class ModuleRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SideKey:
-    """Modules side by side; their order is that of their names in a record: ``0``, ``1``, ..."""
+class PairKey:
+    """Two modules side by side; their order is that of their names in a record: ``0``, ``1``."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
-    kind: Literal["pair", "group"]
-    """How they were measured."""
     modules: tuple[ModuleKey, ...]
     """Who."""
     quotas: tuple[int, ...]
@@ -103,30 +101,15 @@ class SideKey:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SideRecord:
-    """Measurements of modules side by side, in both phases."""
+class PairRecord:
+    """Measurements of two modules side by side, in both phases."""
 
-    SCHEMA_VERSION: ClassVar[int] = 1
+    SCHEMA_VERSION: ClassVar[int] = 2
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
     """Version of this file's layout."""
-    key: SideKey
+    key: PairKey
     """Which modules."""
     pairs: tuple[PairSample, ...] = ()
-    """Of a pair."""
-    groups: tuple[GroupSample, ...] = ()
-    """Of a group."""
-
-    def renamed(self, names: dict[str, str]) -> SideRecord:
-        """Returns the record with other names for its modules."""
-        return dataclasses.replace(
-            self,
-            pairs=tuple(
-                dataclasses.replace(pair, module=names[pair.module], beside=names[pair.beside]) for pair in self.pairs
-            ),
-            groups=tuple(
-                GroupSample(members=tuple(dataclasses.replace(m, module=names[m.module]) for m in group.members))
-                for group in self.groups
-            ),
-        )
+    """Each of the two beside the other."""

@@ -31,8 +31,6 @@ class ProfileSettings:
     """Share at which the profile is refused after three tries; above 1 never refuses."""
     pairs: bool = True
     """Whether to measure modules side by side, two at a time."""
-    groups: int = 0
-    """Groups of two modules or more to measure side by side, at designed quotas."""
     bound: float = 0.05
     """Adaptive sampling stops where measurements that are left out are predicted with less than this relative error."""
     max_seconds: float | None = None
@@ -46,10 +44,8 @@ class ProfileSettings:
                 f"warmup={self.warmup}, min_repeats={self.min_repeats}, max_repeats={self.max_repeats}; use a warm-up "
                 "of 0 or more and 1 <= min_repeats <= max_repeats"
             )
-        if self.groups < 0 or not 0 < self.bound < 1:
-            raise ValueError(
-                f"groups={self.groups}, bound={self.bound}; use 0 or more groups and a bound between 0 and 1"
-            )
+        if not 0 < self.bound < 1:
+            raise ValueError(f"bound={self.bound}; use a bound between 0 and 1")
         if not (self.spread > 0 and self.sample_seconds > 0 and self.foreign_share > 0 and self.refuse_share > 0):
             raise ValueError("spread, sample_seconds, foreign_share and refuse_share are positive")
         if self.max_seconds is not None and not self.max_seconds >= 0:

@@ -13,13 +13,13 @@ from torch import nn
 from mosaic.backends.base import Backend
 from mosaic.cost.surfaces import held_out_errors, shaped_without
 from mosaic.graph import ModuleGraph
-from mosaic.profile import GroupSample, HeldOutError, Phase, Profile, Sample
+from mosaic.profile import HeldOutError, Phase, Profile, Sample
 from mosaic.profiler.cache import ProfileCache
-from mosaic.profiler.counting import Counted, count_subjects, estimate_bandwidths, shapes_of
+from mosaic.profiler.counting import Counted, count_subjects, shapes_of
 from mosaic.profiler.machine.communication import Network
 from mosaic.profiler.machine.counters import Counters
 from mosaic.profiler.machine.noise import ForeignLoad
-from mosaic.profiler.measuring.groups import SideBySide, choose_groups, choose_pairs
+from mosaic.profiler.measuring.pairs import Pairs, choose_pairs
 from mosaic.profiler.measuring.peaks import lane_bytes_of
 from mosaic.profiler.measuring.points import MeasuringSite, ModulePoints
 from mosaic.profiler.preserve import preserved
@@ -111,7 +111,7 @@ class _Sweep:
 
     def run(self, sampling: Sampling, network: Network | None) -> Profile:
         pairs = choose_pairs(self._graph, self._backend.device) if self._settings.pairs else []
-        self._steps.expected = len(self._subjects) * sampling.expected + len(pairs) + self._settings.groups
+        self._steps.expected = len(self._subjects) * sampling.expected + len(pairs)
         partitions = [tuple(range(quota)) for quota in sampling.quotas]
         shapes = self._count(sampling)
         with self._site([*partitions, *(slots for pair in pairs for _, slots in pair)]) as site:
@@ -123,11 +123,11 @@ class _Sweep:
                 for subject, points in zip(self._subjects, modules, strict=True)
             )
             memory = [points.memory(sampling.quotas[-1]) for points in modules]
-            measured = tuple(self._side_by_side(site).pairs(pairs))
+            by_name = {subject.name: subject for subject in self._subjects}
+            measured = tuple(Pairs(site, by_name, self._keys, self._steps.next).measured(pairs))
             lane_bytes = lane_bytes_of(site.lanes)
         memory = [dataclasses.replace(kept, lane_bytes=lane_bytes) for kept in memory]
-        samples = self._with_bandwidths([sample for points in modules for sample in points.samples(network)])
-        groups = self._groups(samples)
+        samples = [sample for points in modules for sample in points.samples(network)]
         if self._deadline.left_out:
             _LOG.warning(
                 "profiling was over after %s s; not measured: %s",
@@ -141,7 +141,6 @@ class _Sweep:
             graph=self._graph,
             samples=tuple(samples),
             pairs=measured,
-            groups=groups,
             memory=tuple(memory),
             structures=structures_of(self._subjects),
             held_out=held_out_of(samples, shapes),
@@ -166,34 +165,6 @@ class _Sweep:
         sums = {subject.name: subject.gradient_bytes for subject in self._subjects}
         return shapes_of(self._counted, self._backend.device, network=network, gradient_bytes=sums)
 
-    def _with_bandwidths(self, samples: Sequence[Sample]) -> list[Sample]:
-        """Puts the share that counted bytes give where counters gave none, and marks it so."""
-        unknown = {s.module for s in samples if s.bandwidth_utilisation is None and s.infeasible is None}
-        if not unknown:
-            return list(samples)
-        counted = [subject for subject in self._subjects if subject.name in unknown]
-        estimate = estimate_bandwidths(
-            counted, self._backend.device, {name: of[1] for name, of in self._counted.items()}
-        )
-
-        def filled(sample: Sample) -> Sample:
-            if sample.bandwidth_utilisation is not None or sample.infeasible is not None:
-                return sample
-            if not estimate.knows(sample.module) or sample.median_ms == 0:
-                return sample
-            share = estimate.bandwidth(sample.module, sample.phase, sample.degree, sample.quota)
-            return dataclasses.replace(sample, bandwidth_utilisation=share, bandwidth_source="analytic")
-
-        return [filled(sample) for sample in samples]
-
-    def _groups(self, samples: Sequence[Sample]) -> tuple[GroupSample, ...]:
-        """Measured last, since what they are depends on the bandwidth that modules were seen to use."""
-        layouts = choose_groups(self._subjects, samples, self._backend.device, self._settings.groups)
-        if not layouts or self._deadline.leaves_out(f"{len(layouts)} groups side by side"):
-            return ()
-        with self._site([slots for layout in layouts for _, slots in layout]) as site:
-            return tuple(self._side_by_side(site).groups(layouts))
-
     @contextmanager
     def _site(self, partitions: Iterable[tuple[int, ...]]) -> Iterator[MeasuringSite]:
         with self._backend.open_lanes(partitions) as lanes:
@@ -207,10 +178,6 @@ class _Sweep:
                 self._clocks,
                 self._deadline,
             )
-
-    def _side_by_side(self, site: MeasuringSite) -> SideBySide:
-        by_name = {subject.name: subject for subject in self._subjects}
-        return SideBySide(site, by_name, self._keys, self._steps.next)
 
 
 def _take_turns(modules: Iterable[Iterator[int]]) -> None:

@@ -7,16 +7,17 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from bench.cost.calibration import calibrate, measurements_of
+from bench.cost.counted import CountedBandwidths
+from bench.cost.fitting.fitted import InterferenceFit
 from bench.cost.models import NAMES, Branches, Size, make_inputs
 from bench.gpu.bench import Bench
 from mosaic.cost import Bandwidths
 from mosaic.cost.analytic import count_module
-from mosaic.cost.interference import InterferenceFit
 from mosaic.engine import find_modules
 from mosaic.hardware import Hardware
 from mosaic.microbench.kernels import half_type
 from mosaic.profile import Profile
-from mosaic.profiler import CountedBandwidths, ProfileSettings, open_counters, profile_modules
+from mosaic.profiler import ProfileSettings, open_counters, profile_modules
 from mosaic.profiler.counting import hardware_of
 from mosaic.profiler.quotas import default_quotas
 
@@ -80,8 +81,8 @@ GPU = Scale(
 )
 
 
-Fits = dict[str, InterferenceFit | str | None]
-"""By form: its coefficients, why there are none, or None where it has none."""
+Fits = dict[str, InterferenceFit | str]
+"""By form: its coefficients, or why there are none."""
 
 
 class NoNetwork:

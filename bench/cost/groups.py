@@ -8,15 +8,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from bench.cost.figures import COUNTS, FORM_WORDS, absent, error_name, mean_figure
+from bench.cost.fitting.design import GroupRun, design_runs
+from bench.cost.fitting.fitted import FITS, NO_INTERFERENCE, fit_interference
+from bench.cost.fitting.group import GroupMember, GroupSample
 from bench.cost.ground import Fits, Ground
 from bench.record import Figure
 from mosaic.cost import CostModel, HasBandwidth
-from mosaic.cost.interference import GroupRun, design_runs, find_form, fit_interference
 from mosaic.device import Device
 from mosaic.errors import MosaicError
-from mosaic.profile import GroupSample, Phase
-from mosaic.profiler.measuring.beside import measure_group
-from mosaic.profiler.measuring.groups import lay_out
+from mosaic.profile import Phase
+from mosaic.profiler.measuring.beside import measure_beside
+from mosaic.profiler.measuring.pairs import lay_out
 
 REPEATED = "difference of the same held-out plans measured twice, {} modules"
 SLOWDOWN = "slowdown of modules in held-out plans, {} modules"
@@ -44,7 +46,7 @@ def measure_groups(ground: Ground) -> Iterator[Figure]:
     fit, held = split_runs(
         ground.names, ground.bandwidths, device, num_fit=scale.num_fit, num_held=scale.num_held, counts=counts
     )
-    ground.fits = fit_forms([group for _, group in _measure_runs(ground, fit)], ground.bandwidths, device)
+    ground.fits = fit_forms([group for _, group in _measure_runs(ground, fit)], ground.bandwidths)
     every = [run for runs in held.values() for run in runs]
     first, second = _measure_runs(ground, every), _measure_runs(ground, every)
     for count in counts:
@@ -133,7 +135,7 @@ def _measure_runs(ground: Ground, runs: Sequence[GroupRun]) -> list[tuple[RunKey
             if not ground.bench.budget.allows(f"{' beside '.join(run.modules)}"):
                 continue
             for phase in Phase:
-                group = measure_group(
+                times = measure_beside(
                     [subjects[name] for name, _ in layout],
                     [lanes.lane(slots) for _, slots in layout],
                     phase,
@@ -141,18 +143,33 @@ def _measure_runs(ground: Ground, runs: Sequence[GroupRun]) -> list[tuple[RunKey
                     inline=lanes.launches_inline,
                     device=ground.bench.torch_device,
                 )
-                if group is not None:
-                    found.append((key(run), group))
+                if times:
+                    found.append(
+                        (
+                            key(run),
+                            GroupSample(
+                                members=tuple(
+                                    GroupMember(
+                                        module=name,
+                                        phase=phase,
+                                        quota=len(slots),
+                                        times_ms=one.beside_ms,
+                                        alone_ms=one.alone_ms,
+                                    )
+                                    for (name, slots), one in zip(layout, times, strict=True)
+                                )
+                            ),
+                        )
+                    )
     return found
 
 
-def fit_forms(groups: Sequence[GroupSample], bandwidths: HasBandwidth, device: Device) -> Fits:
+def fit_forms(groups: Sequence[GroupSample], bandwidths: HasBandwidth) -> Fits:
     """Fits every form to the groups."""
     found: Fits = {}
     for form in FORM_WORDS:
         try:
-            fitted = find_form(form).fit is not None
-            found[form] = fit_interference(groups, bandwidths, form, device=device) if fitted else None
+            found[form] = fit_interference(groups, bandwidths, form) if form in FITS else NO_INTERFERENCE
         except MosaicError as error:
             found[form] = str(error)
     return found
@@ -177,7 +194,7 @@ def _judge(ground: Ground, count: int, groups: Sequence[GroupSample]) -> Iterato
         if isinstance(fit, str):
             yield from absent([error_name(count, form)], fit)
             continue
-        cost = CostModel.from_profile(ground.profile, interference=form, fit=fit, estimate=ground.bandwidths)
+        cost = fit.cost(ground.profile, ground.bandwidths)
         errors = [abs(predict_ms(cost, group) / measured_ms(group) - 1) for group in groups]
         why = "no time was left for held-out plans"
         yield mean_figure(error_name(count, form), errors, source="measured", reason=why)

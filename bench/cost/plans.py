@@ -16,7 +16,6 @@ from bench.cost.ground import Ground
 from bench.cost.groups import missing_counts
 from bench.cost.models import NAMES
 from bench.record import Figure, median_figure
-from mosaic.cost import CostModel
 from mosaic.engine import find_modules
 from mosaic.plan import Plan
 from mosaic.solver import solve
@@ -105,7 +104,7 @@ def plan_with_all(ground: Ground, count: int) -> tuple[dict[str, Plan], dict[str
         if isinstance(fit, str):
             reasons[FORM_WORDS[form]] = fit
             continue
-        cost = CostModel.from_profile(profile, interference=form, fit=fit, estimate=ground.bandwidths)
+        cost = fit.cost(profile, ground.bandwidths)
         plans[FORM_WORDS[form]] = solve(graph, cost, ground.bench.device, search=search)
         if form == "none":
             plans[IN_TURN] = solve(graph, cost, ground.bench.device, method="sequential")

@@ -22,11 +22,12 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mosaic.cost.interference import GroupRun
+from bench.cost.fitting.design import GroupRun
+from bench.cost.fitting.group import GroupMember, GroupSample
 from mosaic.device import Device
 from mosaic.graph import ModuleGraph, ModuleNode
 from mosaic.plan import Plan
-from mosaic.profile import Environment, GroupMember, GroupSample, Phase, Profile, Sample
+from mosaic.profile import Environment, Phase, Profile, Sample
 
 NUM_SLOTS = 16
 DEVICE = Device(name="simulated", kind="cuda", num_slots=NUM_SLOTS)
@@ -176,7 +177,7 @@ def measure_run(works: Sequence[Work], run: GroupRun, rule: str, dice: random.Ra
     return GroupSample(members=members)
 
 
-def profile_of(works: Sequence[Work], groups: Sequence[GroupSample]) -> Profile:
+def profile_of(works: Sequence[Work]) -> Profile:
     """Returns the profile that a profiler would make of independent modules, without noise, at every quota."""
     samples = tuple(
         Sample(
@@ -192,6 +193,4 @@ def profile_of(works: Sequence[Work], groups: Sequence[GroupSample]) -> Profile:
     )
     nodes = tuple(ModuleNode(name=work.name, num_parameters=1) for work in works)
     environment = Environment(torch_version="", python_version="", created="", foreign_cpu_share=0.0)
-    return Profile(
-        device=DEVICE, graph=ModuleGraph(modules=nodes), samples=samples, groups=tuple(groups), environment=environment
-    )
+    return Profile(device=DEVICE, graph=ModuleGraph(modules=nodes), samples=samples, environment=environment)

@@ -1,9 +1,9 @@
 """Times on a simulated GPU that is unlike its description, to judge models that start from the description.
 
 A model that knows the simulator would be judged by itself. So this device differs in ways that the prior of shapes
-(``mosaic.cost.surfaces.shape_prior``) does not have or does not know: other tiles and splits, an efficiency of its own for
-each kind of operator, each operator, each phase and module, another bandwidth of an SM and launch time, and arithmetic
-that overlaps traffic only in part. All factors are drawn; how wide is written below.
+(``mosaic.cost.surfaces.shape_prior``) does not have or does not know: other tiles and splits, an efficiency of its own
+for each kind of operator, each operator, each phase and module, another bandwidth of an SM and launch time, and
+arithmetic that overlaps traffic only in part. All factors are drawn; how wide is written below.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Measurements on gloo ranks: planners against DDP, bytes against the least, overlap, start-up, memory, predictions."""
+"""What gloo ranks measure: planners against DDP, bytes against the least, overlap, start-up, memory, predictions."""
 
 from __future__ import annotations
 

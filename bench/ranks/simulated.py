@@ -90,10 +90,6 @@ class ModelCost:
         """Returns those that stay."""
         return self._modules[module].kept_bytes[self._degrees[degree]]
 
-    def bandwidth(self, module: str, phase: Phase, degree: int, quota: int) -> float:
-        """Returns 0: a table has none."""
-        return 0.0
-
     def interference_ms(self, module: str, phase: Phase, degree: int, quota: int, *, beside: Neighbours) -> float:
         """Returns 0."""
         return 0.0

@@ -187,7 +187,6 @@ def find_basis(given: PlanCommand) -> Basis:
         cost=cost,
         device=measured.device,
         num_devices=given.gpus or 1,
-        notes=tuple(cost.findings),
     )
 
 

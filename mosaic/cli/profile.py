@@ -48,8 +48,6 @@ class ProfileCommand:
     cluster: str | None = None
     """Devices and links to compose degrees for: a name such as h100-80g, or a .json file; by default the links that
     are measured between the ranks where torchrun started several, else what is usual for the device."""
-    groups: int = 0
-    """Groups of modules to run side by side at designed quotas, beyond pairs."""
     cache: Path | None = None
     """Folder in which measurements are kept and found again, also after an interruption; by default mosaic/profiles in
     the user's cache folder."""
@@ -113,7 +111,7 @@ def measure(given: ProfileCommand, links: Launched | None = None) -> tuple[Profi
             network=network,
             cache=ProfileCache(given.cache or default_cache_folder(), reuse=not given.fresh),
             counters=counters,
-            settings=ProfileSettings(refuse_share=given.max_foreign_share, groups=given.groups),
+            settings=ProfileSettings(refuse_share=given.max_foreign_share),
             progress=progress.follow("profiling"),
         )
         missing = counters.missing if counters is not None else ""
@@ -198,7 +196,7 @@ def _notes(profile: Profile, missing: str) -> Iterator[str]:
     failed = [sample for sample in profile.samples if sample.infeasible is not None]
     yield (
         f"{len(profile.samples)} samples ({composed} composed, {len(failed)} infeasible), "
-        f"{len(profile.pairs)} beside one other module, {len(profile.groups)} groups"
+        f"{len(profile.pairs)} beside one other module"
     )
     reasons: dict[tuple[str, int, str], set[int]] = {}
     for sample in failed:

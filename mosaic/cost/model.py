@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from mosaic.cost.degrees import degrees_between
 from mosaic.cost.interference.bandwidth import Bandwidths
-from mosaic.cost.interference.fitted import InterferenceFit, interference_of
+from mosaic.cost.interference.forms import Coefficients, make_interference
 from mosaic.cost.interference.protocol import HasBandwidth, Interference, NoInterference
 from mosaic.cost.protocol import TimedBeside
 from mosaic.cost.surfaces.shaped import ShapedSurface
@@ -30,8 +31,6 @@ class CostModel(TimedBeside):
         optimizer_bytes: Mapping[str, int] | None = None,
         peak_bytes: Mapping[tuple[str, Phase], Mapping[int, int]] | None = None,
         interference: Interference | None = None,
-        bandwidths: Bandwidths | None = None,
-        findings: Sequence[str] = (),
         profile_fingerprint: str | None = None,
     ) -> None:
         """Puts a cost model together; ``from_profile`` is the usual way.
@@ -42,17 +41,13 @@ class CostModel(TimedBeside):
             optimizer_bytes: State of the optimizer on each of a module's devices, by name; none where left out.
             peak_bytes: Most bytes in use during a phase above those before it, by degree.
             interference: Defaults to none.
-            bandwidths: What modules use alone.
-            findings: What a reader should know about it.
             profile_fingerprint: Names the profile behind it.
         """
         self._surfaces = dict(surfaces)
         self._memory = dict(memory or {})
         self._optimizer_bytes = dict(optimizer_bytes or {})
         self._peak_bytes = dict(peak_bytes or {})
-        self._bandwidths = bandwidths or Bandwidths([])
         self.interference: Interference = interference or NoInterference()
-        self.findings = tuple(findings)
         self.profile_fingerprint = profile_fingerprint
 
     @classmethod
@@ -61,7 +56,7 @@ class CostModel(TimedBeside):
         profile: Profile,
         *,
         interference: str = "measured",
-        fit: InterferenceFit | None = None,
+        coefficients: Mapping[Phase, Coefficients] = MappingProxyType({}),
         estimate: HasBandwidth | None = None,
         optimizer_bytes: float = ADAMW_BYTES,
     ) -> CostModel:
@@ -72,16 +67,15 @@ class CostModel(TimedBeside):
         Args:
             profile: What was measured.
             interference: Name in the table of forms (``mosaic.cost.interference.FORMS``).
-            fit: Coefficients of that form, found on this device before; fitted to the profile's groups and pairs
-                where None.
+            coefficients: Of that form on this device, by phase, where it has any.
             estimate: Asked for bandwidths that were not measured.
             optimizer_bytes: State of the optimizer for each parameter that trains: it is no part of a profile, which
                 is measured without one. 8 is AdamW in 32 bits, 12 the same with master weights, 4 plain momentum, 0
                 SGD. Every device of a module has all of it: nothing is sharded.
 
         Raises:
-            InvalidProfileError: A module has no samples of a phase that it runs, or a form lacks bandwidths or groups.
-            ValueError: There is no such form, ``fit`` is of another one, or ``optimizer_bytes`` is negative.
+            InvalidProfileError: A module has no samples of a phase that it runs.
+            ValueError: There is no such form, ``coefficients`` are not its own, or ``optimizer_bytes`` is negative.
         """
         if not 0 <= optimizer_bytes < float("inf"):
             raise ValueError(f"optimizer_bytes={optimizer_bytes}; bytes for each parameter are finite, 0 or more")
@@ -93,15 +87,12 @@ class CostModel(TimedBeside):
                 at[sample.degree] = max(at.get(sample.degree, 0), sample.peak_bytes)
         idle = [(name, phase) for name in profile.graph.names for phase in Phase if (name, phase) not in grouped]
         bandwidths = Bandwidths(profile.samples, estimate=estimate, idle=idle)
-        chosen, findings = interference_of(profile, bandwidths, interference, fit)
         return cls(
             {key: _surface(profile, grouped, key) for key in grouped},
             memory={entry.module: entry for entry in profile.memory},
             optimizer_bytes=_optimizer_state(profile, optimizer_bytes),
             peak_bytes=peaks,
-            interference=chosen,
-            bandwidths=bandwidths,
-            findings=findings,
+            interference=make_interference(interference, profile.pairs, coefficients, bandwidths),
             profile_fingerprint=profile.fingerprint,
         )
 
@@ -141,10 +132,6 @@ class CostModel(TimedBeside):
         self._of(module)
         surface = self._surfaces.get((module, phase))
         return 0.0 if surface is None else surface.time_ms(degree, quota)
-
-    def bandwidth(self, module: str, phase: Phase, degree: int, quota: int) -> float:
-        """Returns the share of the device's memory bandwidth that a module alone uses, 0 to 1; see ``Bandwidths``."""
-        return self._bandwidths.bandwidth(module, phase, degree, quota)
 
     def memory_bytes(self, module: str, degree: int) -> int:
         """Returns the bytes that a module needs on each of its devices while its stage runs.

@@ -35,9 +35,6 @@ class Cost(Protocol):
     def kept_bytes(self, module: str, degree: int) -> int:
         """Returns the bytes of those that it keeps on each device while other stages run; 0 where unknown."""
 
-    def bandwidth(self, module: str, phase: Phase, degree: int, quota: int) -> float:
-        """Returns the share of a device's memory bandwidth that it uses alone, 0 to 1."""
-
     def interference_ms(self, module: str, phase: Phase, degree: int, quota: int, *, beside: Neighbours) -> float:
         """Returns what neighbours on one device add to the time, in milliseconds."""
 

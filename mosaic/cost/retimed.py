@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from mosaic.cost.interference.protocol import Interference
 from mosaic.cost.protocol import Cost, TimedBeside
-from mosaic.profile import Phase
 
 
 class RetimedCost(TimedBeside):
-    """Times alone of its own over a base's degrees, quotas, memory and bandwidth.
+    """Times alone of its own over a base's degrees, quotas and memory.
 
     Neighbours disturb the new times by the form that the base has, unless another one is set.
 
@@ -41,7 +40,3 @@ class RetimedCost(TimedBeside):
     def kept_bytes(self, module: str, degree: int) -> int:
         """Returns the bytes that it keeps on each of its devices while other stages run."""
         return self.base.kept_bytes(module, degree)
-
-    def bandwidth(self, module: str, phase: Phase, degree: int, quota: int) -> float:
-        """Returns the share of a device's memory bandwidth that it uses alone, 0 to 1."""
-        return self.base.bandwidth(module, phase, degree, quota)

@@ -34,10 +34,6 @@ class RankSettings:
     """Where Mosaic solves the plan: slots of each device that no module gets, so that collectives do not take theirs,
     or ``remainder``: the SMs that are no slot's. NCCL is held to as many CTAs; a plan that is given says itself what it
     reserves."""
-    direct: bool = True
-    """Let a result that goes into another module as it is, and nowhere else in the sample's step, go straight to that
-    module's ranks where this sends less. A loop that uses it otherwise later on gets an error. On GPUs all results go
-    home so far, and ``describe()`` says which could go straight."""
 
     def __post_init__(self) -> None:
         wrong = [

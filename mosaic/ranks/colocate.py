@@ -115,7 +115,7 @@ def colocate_ranks(
     world = World.join(device, timeout_s=settings.timeout_s, watch=settings)
     with world.opening():
         backend = world.together(lambda: backend_for(model, given, device))
-        on = prepare(world, model, sample, backend, modules=modules, exclude=exclude, direct=settings.direct)
+        on = prepare(world, model, sample, backend, modules=modules, exclude=exclude)
         world.check_alike(RankFacts.of(backend.device, on.finding.graph.fingerprint))
         for tensor in (*model.parameters(), *model.buffers()):
             with world.progress.waiting(THE_LOOP, "agreement"):
@@ -126,7 +126,6 @@ def colocate_ranks(
         if trial is not None and len(candidates.plans) > 1:
             plan, measured = try_plans(on, candidates.plans, trial)
             report = replace(measured, sentences=(*measured.sentences, *candidates.sentences))
-        world.check_same_plan(plan.fingerprint, plan.num_devices)
         world.max_ctas = plan.communication_sms or None
         return activate(on, plan, report)
 

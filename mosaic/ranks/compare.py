@@ -11,7 +11,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -26,8 +25,7 @@ from mosaic.engine.finding.find import Finding
 from mosaic.errors import InfeasibleError
 from mosaic.plan import Plan
 from mosaic.profiler import ProfileSettings, measure_ring
-from mosaic.ranks.choosing.planning import cost_of_ranks, link_of, profile_of_all
-from mosaic.ranks.choosing.routed import Routes
+from mosaic.ranks.choosing.planning import cost_of_ranks, profile_of_all
 from mosaic.ranks.colocate import colocate_ranks
 from mosaic.ranks.meeting.world import World
 from mosaic.ranks.running.prepare import cores_of_rank, prepare
@@ -163,12 +161,11 @@ def _plans(
     """Has rank 0 plan by each method; a plan, or why there is none."""
     ring = measure_ring(backend.torch_device, group=world.everyone)
     on = prepare(world, trained.model, trained.sample, backend)
-    told = partial(Routes.agreed(on).told, link=link_of(ring))
 
     def planned() -> dict[str, Plan | str]:
         profile = profile_of_all(on, ring, settings)
         cost = cost_of_ranks(trained.model, on.finding, profile, ring, world.size)
-        return _planned(methods, on.finding, cost, told, backend, world.size)
+        return _planned(methods, on.finding, cost, backend, world.size)
 
     found = world.together(lambda: planned() if world.rank == 0 else {})
     plans: dict[str, Plan | str] = world.first_says(found)
@@ -179,14 +176,13 @@ def _planned(
     methods: Sequence[str],
     finding: Finding,
     cost: Cost,
-    told: Callable[[Plan], Plan],
     backend: Backend,
     num_ranks: int,
 ) -> dict[str, Plan | str]:
     found: dict[str, Plan | str] = {}
     for method in methods:
         try:
-            found[method] = told(plan_to_run(method, finding.graph, cost, backend.device, num_devices=num_ranks))
+            found[method] = plan_to_run(method, finding.graph, cost, backend.device, num_devices=num_ranks)
         except (InfeasibleError, ValueError) as reason:  # the others may have one
             found[method] = str(reason)
     return found

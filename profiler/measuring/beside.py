@@ -6,11 +6,12 @@ import math
 import statistics
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
 from mosaic.backends.base import Lane
-from mosaic.profile import GroupMember, GroupSample, PairSample, Phase
+from mosaic.profile import PairSample, Phase
 from mosaic.profiler.measuring.measure import prepare_phase
 from mosaic.profiler.measuring.together import MAX_PIECES, Call, TimedWork, run_alone, run_together, window_ms
 from mosaic.profiler.settings import ProfileSettings
@@ -21,7 +22,16 @@ HOST = torch.device("cpu")
 _TRIES = 3  # on a busy machine a thread may wait for its core while all others run
 
 
-def measure_group(
+class BesideTimes(NamedTuple):
+    """Raw measurements of one of several modules, in milliseconds."""
+
+    beside_ms: tuple[float, ...]
+    """While all others ran."""
+    alone_ms: tuple[float, ...]
+    """With the other partitions idle."""
+
+
+def measure_beside(
     subjects: Sequence[Subject],
     lanes: Sequence[Lane],
     phase: Phase,
@@ -29,7 +39,7 @@ def measure_group(
     *,
     inline: bool = False,
     device: torch.device = HOST,
-) -> GroupSample | None:
+) -> tuple[BesideTimes, ...]:
     """Times one phase of modules, alone and side by side, on the same lanes, so that a drift of the machine hits both.
 
     Only repetitions during which all others ran from beginning to end count as beside.
@@ -43,7 +53,7 @@ def measure_group(
         device: Where the lanes run.
 
     Returns:
-        One member a module; None where one of them has no such phase, or where they never met.
+        The times of each; none where one of them has no such phase, or where they never met.
     """
     calls = [
         lane.submit(partial(prepare_phase, subject, phase)).wait()
@@ -51,37 +61,37 @@ def measure_group(
     ]
     alone = [_alone(lane, call, settings) for lane, call in zip(lanes, calls, strict=True)]
     if not all(alone):
-        return None
+        return ()
     for _ in range(_TRIES):
         beside = _beside(lanes, calls, alone, settings, inline=inline, device=device)
         if all(beside):
-            return GroupSample(
-                members=tuple(
-                    GroupMember(
-                        module=subject.name, phase=phase, quota=len(lane.slots), times_ms=found, alone_ms=single
-                    )
-                    for subject, lane, found, single in zip(subjects, lanes, beside, alone, strict=True)
-                )
-            )
-    return None
+            return tuple(BesideTimes(found, single) for found, single in zip(beside, alone, strict=True))
+    return ()
 
 
-def pair_samples(group: GroupSample | None) -> tuple[PairSample, ...]:
-    """Returns two modules side by side as a sample for each; none where they never met."""
-    if group is None:
-        return ()
-    one, other = group.members
+def measure_pair(
+    subjects: Sequence[Subject],
+    lanes: Sequence[Lane],
+    phase: Phase,
+    settings: ProfileSettings,
+    *,
+    inline: bool = False,
+    device: torch.device = HOST,
+) -> tuple[PairSample, ...]:
+    """Times two modules as ``measure_beside`` does; returns a sample for each, none where they never met."""
+    times = measure_beside(subjects, lanes, phase, settings, inline=inline, device=device)
     return tuple(
         PairSample(
-            module=mine.module,
-            beside=theirs.module,
-            phase=mine.phase,
-            quota=mine.quota,
-            beside_quota=theirs.quota,
-            times_ms=mine.times_ms,
-            alone_ms=mine.alone_ms,
+            module=subjects[mine].name,
+            beside=subjects[other].name,
+            phase=phase,
+            quota=len(lanes[mine].slots),
+            beside_quota=len(lanes[other].slots),
+            times_ms=times[mine].beside_ms,
+            alone_ms=times[mine].alone_ms,
         )
-        for mine, theirs in ((one, other), (other, one))
+        for mine, other in ((0, 1), (1, 0))
+        if times
     )
 
 

@@ -141,5 +141,4 @@ const std::vector<Function>& green_functions() {
 
 }  // namespace fake
 
-extern "C" int mosaic_fake_priority(void* stream) { return fake::find(fake::state().streams, stream)->priority; }
 extern "C" int mosaic_fake_given(void* stream) { return fake::find(fake::state().streams, stream)->num_given; }

@@ -47,11 +47,13 @@ def error_of(call):
 
 
 def compile_library(folder: Path, *sources: Path) -> Path:
-    """Compiles sources into ``folder/libcuda.so.1`` and returns the folder."""
+    """Compiles sources into ``folder/libcuda.so.1``, as one unit, and returns the folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    command = ["g++", "-std=c++17", "-O0", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
-    target = folder / "libcuda.so.1"
-    built = subprocess.run([*command, "-o", target, *sources], capture_output=True, text=True)
+    command = ["g++", "-std=c++17", "-O0", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-x", "c++", "-"]
+    unit = "".join(f'#include "{source}"\n' for source in sources)
+    built = subprocess.run(
+        [*command, "-o", folder / "libcuda.so.1"], input=unit, capture_output=True, text=True, check=False
+    )
     assert built.returncode == 0, built.stderr
     return folder
 

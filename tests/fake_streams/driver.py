@@ -109,6 +109,11 @@ class FakeGreenDriver:
         self.no_nvrtc = False
         self._num_streams = 0
 
+    @property
+    def num_lent(self) -> int:
+        """Streams that are lent now."""
+        return sum(pool.stats().num_lent for pool in self.pools)
+
     def describe(self) -> CudaDevice:
         slots = self.slots
         return CudaDevice(

@@ -100,7 +100,7 @@ def test_ten_steps_are_equal_to_the_plain_loop_s_within_rounding(backend: Backen
     model = Three().to(backend.torch_device)
     plain, ours = Record(), Record()
     train(copy.deepcopy(model), backend.torch_device, 10, plain)
-    with colocated(model, backend, cuda_graphs=graphs) as handle:
+    with colocated(model, backend, graphs=graphs) as handle:
         train(model, backend.torch_device, 10, ours)
         assert handle.metrics()["calls_in_place"] == 0
     for mine, theirs in zip(ours.values, plain.values, strict=True):

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from mosaic.backends.cuda import driver as cuda
-from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.errors import BackendUnavailableError
 
 pytestmark = pytest.mark.gpu
@@ -102,15 +101,3 @@ def test_pools_are_made_and_ended_again_and_again():
         pool.close()
         assert pool.closed
         assert pool.stats().num_contexts == 0
-
-
-def test_the_cost_of_each_partition_is_told(cuda_backend: CudaBackend, halves: tuple[tuple[int, ...], ...]):
-    with cuda_backend.open_lanes(halves) as lanes:
-        records = lanes.partitions
-    assert all(record.creation_ms > 0 for record in records)
-    assert [record.granted_sms for record in records] == [record.requested_sms for record in records]
-
-
-def test_a_plan_beyond_the_device_is_refused(cuda_backend: CudaBackend):
-    with pytest.raises(ValueError, match="slot"):
-        cuda.open_pool(0, [[(cuda_backend.device.num_slots,)]])

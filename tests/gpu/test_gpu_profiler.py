@@ -13,7 +13,7 @@ from mosaic.backends.base import Backend
 from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.cost import CostModel
 from mosaic.engine import find_modules
-from mosaic.profile import Phase, Profile
+from mosaic.profile import Profile
 from mosaic.profiler import Counters, ProfileCache, ProfileSettings, Ring, open_counters, profile_modules
 
 pytestmark = pytest.mark.gpu
@@ -100,16 +100,14 @@ def test_samples_have_counters_and_memory(counters: Counters, backend: Backend):
     assert all(sample.sm_occupancy is not None for sample in profile.samples)
 
 
-def test_adaptive_quotas_groups_degrees_and_a_cache(backend: Backend, tmp_path: Path):
+def test_adaptive_quotas_degrees_and_a_cache(backend: Backend, tmp_path: Path):
     cache = ProfileCache(tmp_path)
-    settings = dataclasses.replace(QUICK, groups=2)
     choice = {"quotas": "adaptive", "degrees": [1, 2], "network": Ring(latency_us=5.0, gb_per_s=400.0)}
-    first = profiled(backend, cache=cache, settings=settings, **choice)
+    first = profiled(backend, cache=cache, **choice)
     assert {1, backend.device.num_slots} <= {sample.quota for sample in first.samples}
     assert {sample.degree for sample in first.samples} == {1, 2}
-    assert len(first.groups) == 2 * len(Phase)
-    again = profiled(backend, cache=cache, settings=settings, **choice)
-    assert (again.samples, again.pairs, again.groups) == (first.samples, first.pairs, first.groups)
+    again = profiled(backend, cache=cache, **choice)
+    assert (again.samples, again.pairs) == (first.samples, first.pairs)
 
 
 def test_memory_that_runs_out_at_one_quota_leaves_the_others_and_no_garbage(backend: Backend):

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 import torch
-from contract.gates import CudaGate
 from torch import nn
 
 from mosaic.backends.cuda import driver as cuda
@@ -71,21 +70,6 @@ def test_forward_and_backward_stay_on_the_sms_of_their_partition(cuda_backend: C
                 assert set(sms) == set(record.sm_ids), phase
 
 
-def test_hooks_of_backward_see_the_lanes_stream(cuda_backend: CudaBackend, halves: Halves):
-    with cuda_backend.open_lanes(halves) as lanes:
-        layers = [nn.Linear(8, 8, device=cuda_backend.torch_device) for _ in halves]
-        streams: list[int] = []
-
-        def forward(layer: nn.Module) -> torch.Tensor:
-            result = layer(torch.ones(4, 8, device=cuda_backend.torch_device))
-            result.register_hook(lambda gradient: streams.append(torch.cuda.current_stream().cuda_stream))
-            return result.square().sum()
-
-        tickets = [lane.submit(lambda layer=layer: forward(layer)) for lane, layer in zip(lanes, layers, strict=True)]
-        sum(ticket.wait() for ticket in tickets).backward()
-        assert sorted(streams) == sorted(lane.stream.cuda_stream for lane in lanes)
-
-
 def test_a_long_kernel_in_one_partition_does_not_delay_a_short_one_in_another(
     cuda_backend: CudaBackend, halves: Halves
 ):
@@ -98,56 +82,6 @@ def test_a_long_kernel_in_one_partition_does_not_delay_a_short_one_in_another(
         short.end.synchronize()
         assert not long.done
         assert short.interval_ns[1] < long.interval_ns[1]
-
-
-def test_work_of_one_partition_ends_while_the_other_waits_for_the_host(cuda_backend: CudaBackend, halves: Halves):
-    gate = CudaGate(cuda_backend)
-    with cuda_backend.open_lanes(halves) as lanes:
-        held, free = lanes
-        matrix = torch.ones(512, 512, device=cuda_backend.torch_device)
-        free.submit(lambda: matrix @ matrix).wait()  # what is loaded at first use may wait for the whole device
-        lanes.drain()
-        try:
-            waiting = held.submit(gate.hold)
-            result = free.submit(lambda: matrix @ matrix)
-            result.end.synchronize()
-            assert not waiting.done
-        finally:
-            gate.open()
-        waiting.end.synchronize()
-        assert waiting.done
-
-
-def test_both_partitions_compute_what_the_whole_device_computes(cuda_backend: CudaBackend, halves: Halves):
-    torch.manual_seed(0)
-    module = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 128)).to(cuda_backend.torch_device)
-    given = torch.randn(64, 256, device=cuda_backend.torch_device)
-    expected = module(given)
-    gradients = torch.autograd.grad(expected.square().mean(), list(module.parameters()))
-    with cuda_backend.open_lanes(halves) as lanes:
-        for lane in lanes:
-            result = lane.submit(lambda: module(given)).wait()
-            torch.testing.assert_close(result, expected)
-            found = torch.autograd.grad(result.square().mean(), list(module.parameters()))
-            torch.testing.assert_close(found, gradients)
-
-
-def test_two_threads_launch_on_two_lanes(cuda_backend: CudaBackend, halves: Halves):
-    found: dict[int, float] = {}
-    with cuda_backend.open_lanes(halves) as lanes:
-
-        def launch(number: int, lane: Any) -> None:
-            value = torch.full((), float(number), device=cuda_backend.torch_device)
-            for _ in range(100):
-                value = lane.submit(lambda value=value: value + 1).wait()
-            found[number] = value.item()
-
-        threads = [threading.Thread(target=launch, args=(number, lane)) for number, lane in enumerate(lanes)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert found == {0: 100.0, 1: 101.0}
 
 
 def test_results_survive_reuse_of_memory_between_streams(cuda_backend: CudaBackend, halves: Halves):

@@ -10,6 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning_cases import sample
 
+from bench.cost.fitting.crowd import Crowds, guesses_of
+from bench.cost.fitting.least_squares import nonnegative
+from bench.cost.fitting.observation import Observation
 from mosaic.cost import (
     Bandwidths,
     Eq8,
@@ -20,9 +23,6 @@ from mosaic.cost import (
     SharedBandwidth,
     Sharing,
 )
-from mosaic.cost.interference.fitting.crowd import Crowds, guesses_of
-from mosaic.cost.interference.fitting.least_squares import nonnegative
-from mosaic.cost.interference.fitting.observation import Observation
 from mosaic.cost.interference.leveling import Demand
 from mosaic.profile import Phase
 

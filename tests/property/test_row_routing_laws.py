@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate, chain, islice
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,6 +28,23 @@ def test_every_row_gets_to_one_member_and_every_member_gets_its_part(routing: Ro
         assert sum(row[rank] for row in routing.moves) == routing.parts[rank]
         assert min(routing.moves[rank]) >= 0
     assert all(part == 0 for rank, part in enumerate(routing.parts) if rank not in routing.members)
+
+
+@given(routings())
+def test_rows_are_in_the_batch_s_order_on_members_and_at_home_again(routing: RowRouting):
+    ranks, ends = range(len(routing.held)), list(accumulate(routing.held))
+    home = [list(range(end - count, end)) for count, end in zip(routing.held, ends, strict=True)]
+    there = exchanged(home, [routing.sends(rank) for rank in ranks])
+    assert there == [sorted(part) for part in there]
+    assert [len(part) for part in there] == [sum(routing.receives(rank)) for rank in ranks] == list(routing.parts)
+    assert exchanged(there, [routing.receives(rank) for rank in ranks]) == home
+
+
+def exchanged(rows: list[list[int]], sends: list[tuple[int, ...]]) -> list[list[int]]:
+    """Returns what each rank has after an all-to-all: of each rank, in order, the next rows that it sends there."""
+    left = [iter(own) for own in rows]
+    sent = [[list(islice(own, count)) for count in counts] for own, counts in zip(left, sends, strict=True)]
+    return [list(chain.from_iterable(parts)) for parts in zip(*sent, strict=True)]
 
 
 @given(routings())

@@ -29,8 +29,6 @@ class Case:
     """For each module those before it whose results it takes."""
     missing: frozenset[tuple[int, int]] = frozenset()
     """Ranks and modules that they have no input for."""
-    straight: frozenset[tuple[int, int]] = frozenset()
-    """Modules, each with the one to whose ranks all of its result goes straight."""
     joins: frozenset[int] = frozenset()
     """Ranks whose loop waits for each result and each gradient where it is made."""
     # Faults.
@@ -40,8 +38,6 @@ class Case:
     """All modules have one communicator."""
     skips: bool = False
     """A rank does not take part in calls that it has no input for."""
-    unaware: frozenset[int] = frozenset()
-    """Ranks that send and await home what the others take to go straight."""
     forward_backwards: frozenset[int] = frozenset()
     """Ranks that make their backwards first module first."""
 
@@ -99,9 +95,7 @@ class Ranks:
         loop.ops += [("join", rank, m, "reduction") for m in calls if rank in case.members[m]]
 
     def _feeds(self, rank: int, source: int, target: int) -> bool:
-        """Whether a module's call waits for another's: a rank that misses both has but what goes straight."""
-        if (source, target) in self.case.straight:
-            return True
+        """Whether a module's call waits for another's."""
         return not {(rank, source), (rank, target)} & self.case.missing
 
     def _submit(
@@ -120,14 +114,10 @@ class Ranks:
         case = self.case
         is_member = rank in case.members[module]
         holds = case.holds_slots and is_member and steps.COMPUTE in table
-        stays = rank not in case.unaware and any(source == module for source, _ in case.straight)
-        left_out = {steps.FORWARD: steps.TO_HOLDERS, steps.BACKWARD: steps.TO_MEMBERS}.get(table) if stays else None
         if holds:
             yield ("hold",)
         for step in table:
             if step is steps.SHARE and not any(m == module for _, m in case.missing):
-                continue
-            if step is left_out:
                 continue
             if step.waits_for is WaitsFor.EVERYONE:
                 if case.shared_communicator:

@@ -1,10 +1,8 @@
-"""The time that modules on one device cost each other: measured pairs, and forms that are fitted to groups."""
+"""The time that modules on one device cost each other: measured pairs, and forms with coefficients of a device."""
 
 from mosaic.cost.interference.bandwidth import Bandwidths
 from mosaic.cost.interference.eq8 import Eq8, FullInterference
-from mosaic.cost.interference.fitted import InterferenceFit, fit_interference
-from mosaic.cost.interference.fitting.design import GroupRun, design_runs
-from mosaic.cost.interference.forms import FORMS, InterferenceForm, find_form
+from mosaic.cost.interference.forms import FORMS, Coefficients, InterferenceForm, make_interference
 from mosaic.cost.interference.leveling import LeveledBandwidth, Leveling
 from mosaic.cost.interference.measured import MeasuredInterference
 from mosaic.cost.interference.pairwise import SharedBandwidth, Sharing
@@ -13,12 +11,11 @@ from mosaic.cost.interference.protocol import HasBandwidth, Interference, Neighb
 __all__ = [
     "FORMS",
     "Bandwidths",
+    "Coefficients",
     "Eq8",
     "FullInterference",
-    "GroupRun",
     "HasBandwidth",
     "Interference",
-    "InterferenceFit",
     "InterferenceForm",
     "LeveledBandwidth",
     "Leveling",
@@ -28,7 +25,5 @@ __all__ = [
     "PairShares",
     "SharedBandwidth",
     "Sharing",
-    "design_runs",
-    "find_form",
-    "fit_interference",
+    "make_interference",
 ]

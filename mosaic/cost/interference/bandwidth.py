@@ -35,11 +35,8 @@ class Bandwidths:
         """
         samples = tuple(samples)
         points: dict[tuple[str, Phase], dict[int, list[tuple[int, float]]]] = {}
-        self._counted: set[tuple[str, Phase]] = set()
         for sample in samples:
             if sample.bandwidth_utilisation is not None:
-                if sample.bandwidth_source != "measured":
-                    self._counted.add((sample.module, sample.phase))
                 by_degree = points.setdefault((sample.module, sample.phase), {})
                 by_degree.setdefault(sample.degree, []).append((sample.quota, sample.bandwidth_utilisation))
         self._curves: Mapping[tuple[str, Phase], dict[int, list[tuple[int, float]]]] = {
@@ -53,10 +50,6 @@ class Bandwidths:
                 by_degree_ = self._times.setdefault((sample.module, sample.phase), {})
                 by_degree_.setdefault(sample.degree, []).append(sample)
         self._fixed: dict[tuple[str, Phase], float] = {}
-
-    def is_measured(self, module: str, phase: Phase) -> bool:
-        """Returns whether there are measurements of this module and phase; otherwise what it gives is estimated."""
-        return (module, phase) in self._curves and (module, phase) not in self._counted
 
     def fixed(self, module: str, phase: Phase) -> float:
         """Returns how much of a module's time neither slots nor bandwidth make shorter; see ``fixed_time``.

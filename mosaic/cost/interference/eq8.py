@@ -1,7 +1,7 @@
 """Interference computed from how much memory bandwidth each module uses alone: the paper's Eq. 8.
 
 B is a module's share of the bandwidth alone at its quota. Coefficients belong to a device, not to a model, and one to
-each phase; ``fit_interference`` finds them.
+each phase.
 """
 
 from __future__ import annotations

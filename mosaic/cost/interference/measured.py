@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from mosaic.cost.interference.protocol import Neighbours
-from mosaic.profile import GroupSample, PairSample, Phase, Profile
+from mosaic.profile import PairSample, Phase
 
 
 class MeasuredInterference:
@@ -32,11 +32,6 @@ class MeasuredInterference:
             for key, points in raw.items()
         }
         self._default = {phase: self._median_share(phase) for phase in Phase}
-
-    @classmethod
-    def from_profile(cls, profile: Profile) -> MeasuredInterference:
-        """Uses the pairs of a profile, and its groups of two in one phase; larger groups say nothing about one pair."""
-        return cls((*profile.pairs, *_pairs_of(profile.groups)))
 
     @property
     def is_zero(self) -> bool:
@@ -66,19 +61,3 @@ class MeasuredInterference:
     def _median_share(self, phase: Phase) -> float:
         shares = [share for key, points in self._measured.items() if key[2] is phase for _, _, share in points]
         return statistics.median(shares) if shares else 0.0
-
-
-def _pairs_of(groups: Iterable[GroupSample]) -> Iterator[PairSample]:
-    for group in groups:
-        if len(group.members) != 2 or group.members[0].phase is not group.members[1].phase:
-            continue
-        for mine, other in (group.members, group.members[::-1]):
-            yield PairSample(
-                module=mine.module,
-                beside=other.module,
-                phase=mine.phase,
-                quota=mine.quota,
-                beside_quota=other.quota,
-                times_ms=mine.times_ms,
-                alone_ms=mine.alone_ms,
-            )

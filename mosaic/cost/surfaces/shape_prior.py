@@ -9,8 +9,8 @@ different from the described ones, as real ones are:
 * arithmetic and memory traffic overlap well or badly (max(a, b) becomes (a^p + b^p)^(1/p)).
 
 Mean and principal modes of the logarithms of all these times are the prior: where kinks, floors and waves can be, but
-not at which of them a module is. Measurements choose (``mosaic.cost.surfaces.posterior``). How far off descriptions may be are
-round figures of ours, wide rather than narrow.
+not at which of them a module is. Measurements choose (``mosaic.cost.surfaces.posterior``). How far off descriptions may
+be are round figures of ours, wide rather than narrow.
 """
 
 from __future__ import annotations

@@ -30,8 +30,6 @@ _READS = _words(
     """
 )
 """Reads what belongs to the tensor object, and no value."""
-_HOOKS = _words("register_hook register_post_accumulate_grad_hook retain_grad __get__:grad")
-"""Of these, what reads a gradient."""
 _SETS = _words("__set__:requires_grad __set__:grad requires_grad_")
 """Sets what belongs to the tensor object."""
 _VALUES = _words(
@@ -70,8 +68,6 @@ class TorchFunction:
     """Its name; of an attribute's getter or setter ``__get__:`` or ``__set__:`` and the attribute's."""
     reads: bool
     """It reads what belongs to the tensor object, and no value."""
-    hooks: bool
-    """Of these: it reads a gradient."""
     sets: bool
     """It sets what belongs to the tensor object."""
     value: bool
@@ -119,7 +115,6 @@ def look_up(func: Callable[..., Any]) -> TorchFunction:
     return TorchFunction(
         name=name,
         reads=name in _READS,
-        hooks=name in _HOOKS,
         sets=sets,
         value=name in _VALUES or name in _VALUES_OF_DEVICE or (name.startswith("__set__") and not sets),
         value_of_pending=name in _VALUES or name in _VALUES_OF_PENDING,

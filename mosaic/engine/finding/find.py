@@ -15,7 +15,6 @@ from mosaic.engine.calls.caller import caller
 from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.calls.structure import tensors_in
 from mosaic.engine.finding.follow import UNTIE, follow
-from mosaic.engine.finding.handovers import Handover
 from mosaic.engine.finding.remarks import Remark
 from mosaic.engine.finding.work_counter import WorkCounter
 from mosaic.errors import UnsupportedModelError
@@ -43,7 +42,6 @@ class Finding:
             model looks up before it calls its language model.
         remarks: What the user should know about modules that can be placed.
         places: For each module the line that calls it.
-        handovers: Results that go into another module as they are, and nowhere else.
     """
 
     graph: ModuleGraph
@@ -53,7 +51,6 @@ class Finding:
     parted: dict[str, frozenset[int]] = field(default_factory=dict)
     remarks: tuple[Remark, ...] = ()
     places: dict[str, str] = field(default_factory=dict)
-    handovers: tuple[Handover, ...] = ()
 
 
 def find_modules(
@@ -104,7 +101,6 @@ def find_modules(
         followed.parted,
         tuple(remark for remark in followed.remarks if remark.module in calls),
         followed.places,
-        followed.handovers,
     )
 
 

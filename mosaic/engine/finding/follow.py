@@ -22,7 +22,6 @@ from mosaic.engine.calls.structure import flatten, is_opaque, tensors_in
 from mosaic.engine.calls.thread_state import ThreadState
 from mosaic.engine.calls.torch_functions import look_up
 from mosaic.engine.finding.exchanges import Exchanges
-from mosaic.engine.finding.handovers import Handover, Handovers
 from mosaic.engine.finding.remarks import Remark, Remarks
 from mosaic.graph import Edge
 from mosaic.profiler import Subject
@@ -38,14 +37,12 @@ class _Follower(TorchFunctionMode):
         obstacles: Candidates that reach others, or are reached, by more than arguments and results; with the reason.
         remarks: What the user should know about candidates that can be placed.
         exchanges: What the candidates exchange with the operations between them, other than by arguments and results.
-        handovers: What goes from one candidate into another as it is.
     """
 
     def __init__(self, candidates: Mapping[str, nn.Module]) -> None:
         super().__init__()
         self.obstacles: dict[str, Obstacle] = {}
         self.exchanges = Exchanges(candidates)
-        self.handovers = Handovers()
         self.remarks = Remarks(candidates)
         self._places: dict[int, str] = {}
         self._owners: dict[int, dict[str, str]] = {}
@@ -119,11 +116,8 @@ class _Follower(TorchFunctionMode):
         kwargs = kwargs or {}
         does = look_up(func)
         if does.reads:
-            if does.hooks:
-                self.handovers.used(tensors_in((args, kwargs)), None)
             return func(*args, **kwargs)
         inputs, here = tensors_in((args, kwargs)), self._running[-1] if self._running else None
-        self.handovers.used(inputs, here)
         ran = self.remarks.watching(here, args, inputs, self.sources((args, kwargs)))
         result = func(*args, **kwargs)
         ran(func, kwargs)
@@ -179,8 +173,6 @@ class Followed:
     """What the user should know about who can be placed."""
     places: dict[str, str]
     """For each candidate the line that calls it."""
-    handovers: tuple[Handover, ...]
-    """What goes from one candidate into another as it is, and nowhere else."""
 
 
 def follow(
@@ -209,7 +201,6 @@ def follow(
                 edges.setdefault((source, name), Edge(source=source, target=name, num_bytes=num_bytes))
             places[name] = caller()
             calls[name] = Subject(name, module, args, kwargs, ThreadState.capture().applied)
-            follower.handovers.enter(name, args, kwargs)  # first: what follows reads tensors itself
             follower.enter(name, tensors_in((args, kwargs)))
 
         return hook
@@ -217,12 +208,11 @@ def follow(
     def after(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, result: Any) -> None:
             follower.leave(name, result)
-            follower.handovers.leave(name, result)
 
         return hook
 
     with _hooked(candidates, before, after), follower:
-        end = run()
+        run()
     parted = follower.parted(shared or {}, may_share=may_share)
     obstacles = {name: reason for name, call in calls.items() if (reason := _obstacle(call)) is not None}
     return Followed(
@@ -233,7 +223,6 @@ def follow(
         parted,
         follower.remarks.found,
         places,
-        follower.handovers.found(end),
     )
 
 

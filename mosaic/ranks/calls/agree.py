@@ -15,9 +15,9 @@ import torch.distributed as dist
 
 from mosaic.engine.calls.structure import flatten
 from mosaic.errors import ModuleContractError
-from mosaic.ranks.meeting.progress import Waiting, unwatched
+from mosaic.ranks.meeting.progress import Waiting
 
-_FACTS = 6
+_FACTS = 5
 _ADDED = 2
 """Stands for a call with arguments that the sample's step had not."""
 
@@ -42,11 +42,9 @@ def agree(
     *,
     is_there: bool,
     wants: Sequence[bool],
-    added: str = "",
-    rows: int | None = None,
-    is_straight: bool = False,
-    trouble: ModuleContractError | None = None,
-    waiting: Waiting = unwatched,
+    added: str,
+    trouble: ModuleContractError | None,
+    waiting: Waiting,
 ) -> Agreement:
     """Tells all ranks of this one's call.
 
@@ -58,20 +56,17 @@ def agree(
         is_there: Whether this rank calls the module.
         wants: For each argument, whether it wants a gradient here.
         added: Says what goes along here that the sample's step had not; empty for nothing.
-        rows: Rows that this rank holds; by default as many as the arguments have.
-        is_straight: Whether rows come from other modules' ranks, or go there, rather than home.
         trouble: Why this rank's call cannot be routed.
         waiting: Notes that a thread waits for other ranks.
 
     Raises:
         ModuleContractError: A rank's call cannot be routed, or calls differ in what has to be the same; on all ranks.
     """
-    told = [0, is_there, True, 0, 0, is_straight] + [0] * len(batched)
+    told = [0, is_there, True, 0, 0] + [0] * len(batched)
     if trouble is None:
         cut = [leaf for leaf, has_rows in zip(leaves, batched, strict=True) if has_rows]
-        held = len(cut[0]) if rows is None else rows
         there = _ADDED if added else int(is_there)
-        told = [held, there, False, _said(leaves, added), _shapes(cut), is_straight, *wants]
+        told = [len(cut[0]), there, False, _said(leaves, added), _shapes(cut), *wants]
     mine = torch.tensor(told, dtype=torch.int64)
     found = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
     with waiting("forward"):
@@ -119,12 +114,6 @@ def _check(name: str, table: torch.Tensor) -> None:
     if failed:
         ranks = ", ".join(map(str, failed))
         raise ModuleContractError(f"{name!r} could not be called on rank {ranks}, which says why")
-    if len(table[:, 5].unique()) > 1:
-        raise ModuleContractError(
-            f"{name!r} is called within the model's own call on some ranks and outside of it on others, so that they "
-            "do not agree on which way its rows go; call it in one place on all ranks, or colocate(..., "
-            "options=Options(ranks=RankSettings(direct=False)))"
-        )
     if (table[:, 1] == _ADDED).any() and not table[:, 1].all():
         raise ModuleContractError(
             f"{name!r} is called with arguments that the sample's step had not, and some ranks do not call it, which "

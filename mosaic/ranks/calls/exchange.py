@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -13,105 +12,92 @@ import torch.distributed as dist
 from mosaic.ranks.calls import steps
 from mosaic.ranks.calls.steps import Step
 from mosaic.ranks.meeting.groups import carrier_of, wait_for
-from mosaic.ranks.meeting.progress import SentPhase, Traffic, Waiting, unwatched
-from mosaic.ranks.rows.layout import Transfer
+from mosaic.ranks.meeting.progress import SentPhase
+from mosaic.ranks.rows.routing import RowRouting
+
+if TYPE_CHECKING:
+    from mosaic.ranks.calls.ranked import Ranked
 
 
 class Exchange:
-    """The routing of one call's rows over one communicator.
+    """Moves one call's rows over its module's own communicator, so that messages keep their order.
 
     Args:
-        group: A group of all ranks that belongs to the module alone, so that its messages keep their order.
-        name: The module, and
-        traffic: where to count what is sent for it.
-        note: Told of each step that sends.
-        waiting: Notes that a thread waits for other ranks.
-        control: All ranks, for tensors that ``group`` cannot carry; none by default.
+        ranked: The module.
+        routing: The way of its rows.
     """
 
-    def __init__(
-        self,
-        group: dist.ProcessGroup,
-        name: str = "",
-        *,
-        traffic: Traffic,
-        note: Callable[[Step], object] = lambda step: None,
-        waiting: Waiting = unwatched,
-        control: dist.ProcessGroup | None = None,
-    ) -> None:
-        self.group = group
-        self._control = group if control is None else control
-        self.rank = dist.get_rank(group)
-        self._count = partial(traffic.add, name)
-        self._note = note
-        self._waiting = waiting
+    def __init__(self, ranked: Ranked, routing: RowRouting) -> None:
+        self._ranked = ranked
+        self._routing = routing
 
-    def begin(self, step: Step, ways: Iterable[Transfer]) -> None:
+    def begin(self, step: Step) -> None:
         """Notes that what follows is a step, unless nothing travels."""
-        if not all(way.is_local for way in ways):
-            self._note(step)
+        if self._routing.num_moved:
+            self._ranked.note(step)
 
-    def move(self, tensor: torch.Tensor, way: Transfer, phase: SentPhase = "forward") -> torch.Tensor:
-        """Returns the rows that this rank gets for those that it has; none, where it is to have none."""
-        if way.is_local:
+    def to_members(self, tensor: torch.Tensor, phase: SentPhase = "forward") -> torch.Tensor:
+        """Returns the rows that this rank gets as a member for those that it holds; none, where it is to have none."""
+        rank = self._ranked.rank
+        return self._moved(tensor, self._routing.sends(rank), self._routing.receives(rank), phase)
+
+    def to_holders(self, tensor: torch.Tensor, phase: SentPhase = "forward") -> torch.Tensor:
+        """Returns what became of the rows that this rank holds, for those that it has as a member."""
+        rank = self._ranked.rank
+        return self._moved(tensor, self._routing.receives(rank), self._routing.sends(rank), phase)
+
+    def _moved(
+        self, tensor: torch.Tensor, sends: Sequence[int], receives: Sequence[int], phase: SentPhase
+    ) -> torch.Tensor:
+        if not self._routing.num_moved:
             return tensor
-        sends, receives = way.sends(self.rank), way.receives(self.rank)
+        ranked = self._ranked
         made = tensor.new_empty((sum(receives), *tensor.shape[1:]))
-        given = _in_order(tensor.contiguous(), way.send_order(self.rank))
-        with self._waiting(phase):
-            group = carrier_of(given, self.group, self._control)
+        given = tensor.contiguous()
+        with ranked.waiting(phase):
+            group = carrier_of(given, ranked.group, ranked.control)
             wait_for(dist.all_to_all_single(made, given, list(receives), list(sends), group=group, async_op=True))
-        if num_rows := sum(sends) - sends[self.rank]:
-            self._count(phase, num_rows * math.prod(tensor.shape[1:]) * tensor.element_size())
-        return _in_order(made, way.receive_order(self.rank))
+        if num_rows := sum(sends) - sends[ranked.rank]:
+            ranked.traffic.add(ranked.name, phase, num_rows * math.prod(tensor.shape[1:]) * tensor.element_size())
+        return made
 
 
 class ToMembers(torch.autograd.Function):
-    """Rows of several tensors to the members, each its way; their gradients, divided by ``scale``, back."""
+    """Rows of several tensors to the members; their gradients, divided by ``scale``, back."""
 
     @staticmethod
-    def forward(ctx: Any, exchange: Exchange, scale: float, ways: Sequence[Transfer], *tensors: torch.Tensor) -> Any:
+    def forward(ctx: Any, exchange: Exchange, scale: float, *tensors: torch.Tensor) -> Any:
         """Moves the rows to the members."""
-        ctx.exchange, ctx.scale, ctx.ways = exchange, scale, ways
-        return tuple(_fresh(tensor, exchange.move(tensor, way)) for tensor, way in zip(tensors, ways, strict=True))
+        ctx.exchange, ctx.scale = exchange, scale
+        return tuple(_fresh(tensor, exchange.to_members(tensor)) for tensor in tensors)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         """Moves the gradients back to where the rows came from."""
-        ctx.exchange.begin(steps.TO_HOLDERS, ctx.ways)
-        moved = (ctx.exchange.move(grad, way.back, "backward") for grad, way in zip(grads, ctx.ways, strict=True))
-        return None, None, None, *(scaled(grad, 1 / ctx.scale) for grad in moved)
+        ctx.exchange.begin(steps.TO_HOLDERS)
+        moved = (ctx.exchange.to_holders(grad, "backward") for grad in grads)
+        return None, None, *(scaled(grad, 1 / ctx.scale) for grad in moved)
 
 
 class ToHolders(torch.autograd.Function):
     """Results to the holders; their gradients, times ``scale``, back to the members.
 
-    A result without a way stays where it is, for another module to fetch, and its gradient comes there. Besides the
-    results it returns an empty tensor that nobody uses: a way into the backward for a rank whose loss is made of
-    something else.
+    Besides the results it returns an empty tensor that nobody uses: a way into the backward for a rank whose loss is
+    made of something else.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, exchange: Exchange, scale: float, ways: Sequence[Transfer | None], *tensors: torch.Tensor
-    ) -> Any:
+    def forward(ctx: Any, exchange: Exchange, scale: float, *tensors: torch.Tensor) -> Any:
         """Moves the results to the holders."""
-        ctx.exchange, ctx.scale, ctx.ways = exchange, scale, ways
-        moved = (
-            _fresh(tensor, tensor if way is None else exchange.move(tensor, way))
-            for tensor, way in zip(tensors, ways, strict=True)
-        )
-        return *moved, tensors[0].new_empty(0)
+        ctx.exchange, ctx.scale = exchange, scale
+        return *(_fresh(tensor, exchange.to_holders(tensor)) for tensor in tensors), tensors[0].new_empty(0)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         """Moves their gradients to the members."""
-        ctx.exchange.begin(steps.TO_MEMBERS, [way for way in ctx.ways if way is not None])
-        moved = (
-            grad if way is None else ctx.exchange.move(grad, way.back, "backward")
-            for grad, way in zip(grads[:-1], ctx.ways, strict=True)
-        )
-        return None, None, None, *(scaled(grad, ctx.scale) for grad in moved)
+        ctx.exchange.begin(steps.TO_MEMBERS)
+        moved = (ctx.exchange.to_members(grad, "backward") for grad in grads[:-1])
+        return None, None, *(scaled(grad, ctx.scale) for grad in moved)
 
 
 class Shared(torch.autograd.Function):
@@ -136,7 +122,3 @@ def scaled(grad: torch.Tensor, factor: float) -> torch.Tensor:
 
 def _fresh(given: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
     return made.detach() if made is given else made  # a view could not be changed in place
-
-
-def _in_order(tensor: torch.Tensor, order: Sequence[int] | None) -> torch.Tensor:
-    return tensor if order is None else tensor[torch.tensor(order, device=tensor.device)]

@@ -22,16 +22,15 @@ from mosaic.engine.calls.signature import Arguments
 from mosaic.engine.calls.structure import flatten
 from mosaic.engine.calls.thread_state import as_lane, interception, on_lane
 from mosaic.engine.host.executor import Executor
-from mosaic.engine.host.lane_tensor import LaneTensor, ReadyTicket, join_all, join_joined
+from mosaic.engine.host.lane_tensor import LaneTensor, join_all, join_joined
 from mosaic.engine.host.span_log import SpanLog
 from mosaic.errors import ModuleContractError
 from mosaic.ranks.calls.in_step import InStep
 from mosaic.ranks.calls.passing import ForwardPass
 from mosaic.ranks.calls.ranked import Ranked
 from mosaic.ranks.calls.routed_call import RoutedCall, signature_of
-from mosaic.ranks.calls.straight import IntoStraight, opened, standing_for
 from mosaic.ranks.meeting.progress import RankProgress, SentPhase
-from mosaic.ranks.parameters.reduce import Anywhere, GradientReducer
+from mosaic.ranks.parameters.reduce import GradientReducer, SumPlace
 from mosaic.ranks.parameters.tied import Compute
 from mosaic.timeline import Span
 
@@ -43,7 +42,6 @@ class HostCalls(InStep):
         lanes: This rank's lanes; lanes without slots are added to them.
         backward_begins: Called in the caller's thread when the backward of a call is reached.
         progress: Where this rank is.
-        num_backwards: Returns how many backwards have ended.
 
     Attributes:
         executor: The engine of one rank.
@@ -54,14 +52,12 @@ class HostCalls(InStep):
         lanes: Lanes,
         backward_begins: Callable[[], None],
         progress: RankProgress,
-        num_backwards: Callable[[], int],
     ) -> None:
         super().__init__()
         self.executor = Executor(lanes)
         self.backward_begins = backward_begins
         self._lanes = lanes
         self._progress = progress
-        self._num_backwards = num_backwards
         self._log = SpanLog()
         self.executor.forwards.looks_early = False  # or ranks would stop at different calls, as it comes
         self._sites: dict[str, PlacedModule] = {}
@@ -76,7 +72,7 @@ class HostCalls(InStep):
             self._sites[name] = site
             self._modes[name] = site.parts()[0]
             one.after_backward = self._after_backward
-            if one.learned is not None and one.rank in one.members:
+            if one.rank in one.members:
                 site.obstacle = one.learned.obstacle
                 self.executor.let_draw(one.learned.drawing or ())
 
@@ -100,7 +96,7 @@ class HostCalls(InStep):
                 with self._progress.computing(name, phase):
                     return work()
             finally:
-                self._log.note(name, phase, slots, self._num_backwards(), start)
+                self._log.note(name, phase, slots, self._progress.step, start)
 
         return run
 
@@ -126,26 +122,23 @@ class HostCalls(InStep):
         """
         arguments = Arguments.take(args, kwargs)
         arguments.leaves[:] = map(join_joined, arguments.leaves)
-        straight = ranked.goes_straight(inside=not waits)
-        trouble = ranked.trouble_of(arguments.spec, arguments.leaves, straight=straight)
+        trouble = ranked.trouble_of(arguments.spec, arguments.leaves)
         reason = str(trouble) if trouble is not None else interception() or self._sites[ranked.name].obstacle
         if reason is None and arguments.opaque is not None:
             reason = f"it takes a {arguments.opaque}, which may hide tensors"
         if reason is None and self.executor.closed:
             reason = "its lanes are closed"
         if reason is not None:
-            return self._run_here(
-                ranked, run, arguments.leaves, reason, is_there=is_there, trouble=trouble, straight=straight
-            )
-        found = self._launch(ranked, run, arguments, is_there=is_there, straight=straight)
+            return self._run_here(ranked, run, arguments.leaves, reason, is_there=is_there, trouble=trouble)
+        found = self._launch(ranked, run, arguments, is_there=is_there)
         last = self._sites[ranked.name].last_forward
         if waits and last is not None:
             self.executor.wait(last)
         return found
 
-    def place(self, slots: tuple[int, ...]) -> Anywhere:
+    def place(self, slots: tuple[int, ...]) -> SumPlace:
         """Returns where a module's gradients are summed up: on the lane that does it."""
-        return Anywhere()
+        return SumPlace()
 
     def whole_call(self) -> AbstractContextManager[None]:
         """Around the model's own call; of no effect: one thread runs all of a backward's nodes, the last ones first."""
@@ -181,18 +174,18 @@ class HostCalls(InStep):
     # Parts.
 
     def _launch(
-        self, ranked: Ranked, run: Callable[..., Any], arguments: Arguments, *, is_there: bool, straight: bool
+        self, ranked: Ranked, run: Callable[..., Any], arguments: Arguments, *, is_there: bool
     ) -> tuple[Any, torch.Tensor | None]:
         executor, site = self.executor, self._sites[ranked.name]
         key, draws = self._draws_of(ranked, site, arguments)
         if draws:
-            everywhere = ranked.learned is None or ranked.learned.drawing is None or ranked.learned.draws == 0
+            everywhere = ranked.learned.drawing is None or ranked.learned.draws == 0
             drawn_from = executor.lane_generator(draws)
             assert drawn_from is not None
             run = partial(_drawing, run, drawn_from[0], everywhere)
         before = torch.get_rng_state()
         signature = signature_of(ranked, arguments)
-        call = RoutedCall(self, ranked, site, run, arguments, signature, is_there=is_there, straight=straight)
+        call = RoutedCall(self, ranked, site, run, arguments, signature, is_there=is_there)
         made = executor.launch(site, call, arguments)
         assert site.last_forward is not None
         if draws is None:
@@ -202,14 +195,7 @@ class HostCalls(InStep):
             if found is None:
                 site.obstacle = "it draws random numbers in a way that cannot be foreseen"
         token = made.pop() if len(made) > len(ranked.template.leaves) else None
-        self._note_passed(ranked, made, straight=straight)
         return ranked.result_of(made), token
-
-    @staticmethod
-    def _note_passed(ranked: Ranked, made: list[Any], *, straight: bool) -> None:
-        """Keeps what stands for results that go straight on: a rank that leaves out their taker takes part with it."""
-        if straight:
-            ranked.passed.update({(target, index): made[index] for index, target in ranked.given.items()})
 
     def _draws_of(self, ranked: Ranked, site: PlacedModule, arguments: Arguments) -> tuple[Hashable, int | None]:
         """Returns a call's kind and how many random numbers calls of that kind draw here; None if that is not known.
@@ -221,7 +207,7 @@ class HostCalls(InStep):
         if ranked.rank not in ranked.members:
             return None, 0
         modes, _ = site.parts()
-        if ranked.learned is None or (ranked.learned.draws == 0 and modes == self._modes[site.name]):
+        if ranked.learned.draws == 0 and modes == self._modes[site.name]:
             return None, 0
         key = (site.name, arguments.key(modes, ()))
         return key, self._draws.get(key)
@@ -235,18 +221,14 @@ class HostCalls(InStep):
         *,
         is_there: bool,
         trouble: ModuleContractError | None,
-        straight: bool,
     ) -> tuple[Any, torch.Tensor | None]:
         """Makes a call where it is made, in the caller's own graph, with nothing else of this rank running."""
         note_in_place(self.executor, ranked.name, reason)
         self.executor.drain()
-        rows = None
         if trouble is None:  # else nobody reads them
-            rows, leaves = ranked.rows_of(leaves), join_all([opened(leaf) for leaf in leaves])
+            leaves = join_all(leaves)
         with self.in_step():
-            passed = ForwardPass(
-                ranked, run, leaves, is_there=is_there, trouble=trouble, rows=rows, straight=straight
-            ).go()
+            passed = ForwardPass(ranked, run, leaves, is_there=is_there, trouble=trouble).go()
         site = self._sites[ranked.name]
         self._expect_gradients(site)
 
@@ -258,17 +240,7 @@ class HostCalls(InStep):
         for tensor in [*flatten(passed.made)[0], passed.token]:
             if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
                 tensor.register_hook(arrived)
-        assert rows is not None
-        for index, target in ranked.given.items() if straight else ():
-            stand = partial(self._standing, site, rows, target)
-            passed.made[index] = IntoStraight.apply(stand, passed.made[index])
-        self._note_passed(ranked, passed.made, straight=straight)
         return ranked.result_of(passed.made), passed.token
-
-    def _standing(self, site: PlacedModule, rows: int, target: str, value: torch.Tensor) -> Any:
-        """Returns what stands for a result that is there already, with the shape of this rank's rows."""
-        like = torch.empty((rows, *value.shape[1:]), dtype=value.dtype, device="meta")
-        return standing_for(like, self.executor, site.lane, ReadyTicket([value]), 0, (site.name, target))
 
     def _expect_gradients(self, site: PlacedModule) -> None:
         """Prepares its parameters: operations between modules may use them too, and lanes have these gradients."""

@@ -20,7 +20,7 @@ from mosaic.ranks.calls import steps
 from mosaic.ranks.calls.agree import agree, said_by
 from mosaic.ranks.calls.exchange import Exchange, Shared, ToHolders, ToMembers
 from mosaic.ranks.meeting.groups import carrier_of, wait_for
-from mosaic.ranks.rows.layout import Transfer
+from mosaic.ranks.rows.routing import routing_of
 
 if TYPE_CHECKING:
     from mosaic.ranks.calls.ranked import Ranked
@@ -35,8 +35,6 @@ class ForwardPass:
         leaves: Its arguments.
         is_there: Whether this rank calls it, rather than taking part without rows.
         trouble: Why the call cannot be routed: all ranks are told and raise.
-        rows: Rows that this rank holds, where its arguments may have come straight from another module's members.
-        straight: Whether rows come and go straight where the module's ways say so.
         anchor: An empty tensor that hangs below the call in the graph, so that its backward is reached after the
             call's; by default a leaf.
 
@@ -54,8 +52,6 @@ class ForwardPass:
         *,
         is_there: bool,
         trouble: ModuleContractError | None = None,
-        rows: int | None = None,
-        straight: bool = False,
         anchor: torch.Tensor | None = None,
     ) -> None:
         self._anchor = ranked.anchor if anchor is None else anchor
@@ -66,13 +62,10 @@ class ForwardPass:
         self._leaves = list(leaves)
         self._is_there = is_there
         self._trouble = trouble
-        self._rows = rows
-        self._straight = straight
         self._there: tuple[bool, ...] = ()
         self._wanted: list[bool] = []
         self._exchange: Exchange
-        self._home: Transfer
-        self._held: tuple[int, ...] = ()
+        self._num_rows = 0
 
     def go(self) -> ForwardPass:
         """Takes all steps; returns itself."""
@@ -95,8 +88,6 @@ class ForwardPass:
                 is_there=self._is_there,
                 wants=wants,
                 added=said_by(self._run),
-                rows=self._rows,
-                is_straight=self._straight,
                 trouble=self._trouble,
                 waiting=ranked.waiting,
             )
@@ -106,19 +97,9 @@ class ForwardPass:
         self._there = agreed.there
         # What wanted one in the sample's step counts as wanting one, since the results' kind was learnt there.
         self._wanted = [a or (grad and b) for a, b in zip(agreed.wanted, ranked.sample_wants, strict=True)]
-        self._held = agreed.held
-        if self._straight:
-            self._home = ranked.ways.transfer(None, ranked.name, agreed.held)
-        else:
-            self._home = ranked.ways.parts(ranked.members, agreed.held)
-        self._exchange = Exchange(
-            ranked.group,
-            ranked.name,
-            traffic=ranked.traffic,
-            note=ranked.note,
-            waiting=ranked.waiting,
-            control=ranked.control,
-        )
+        routing = routing_of(agreed.held, ranked.members)
+        self._num_rows = routing.parts[ranked.rank]
+        self._exchange = Exchange(ranked, routing)
 
     def share(self) -> None:
         """Gives ranks that do not call the module the arguments that are no part of the batch."""
@@ -141,19 +122,17 @@ class ForwardPass:
         """Routes the arguments: this rank's part of those that are batched, the others as they are."""
         leaves, scale = self._leaves, self._ranked.scale
         routed = []
-        ways = {index: self._way_of(index) for index, cut in enumerate(self._ranked.batched) if cut}
-        self._exchange.begin(steps.TO_MEMBERS, ways.values())
+        self._exchange.begin(steps.TO_MEMBERS)
         for index, (leaf, cut) in enumerate(zip(leaves, self._ranked.batched, strict=True)):
             if cut and self._wanted[index]:
                 leaves[index] = leaf if leaf.requires_grad else leaf.detach().requires_grad_()
                 routed.append(index)
             elif cut:
-                leaves[index] = self._exchange.move(leaf, ways[index])
+                leaves[index] = self._exchange.to_members(leaf)
             elif self._wanted[index]:
                 leaves[index] = Shared.apply(scale, leaf if leaf.requires_grad else leaf.detach().requires_grad_())
         if routed:
-            along = [ways[index] for index in routed]
-            moved = ToMembers.apply(self._exchange, scale, along, *(leaves[index] for index in routed))
+            moved = ToMembers.apply(self._exchange, scale, *(leaves[index] for index in routed))
             for index, tensor in zip(routed, moved, strict=True):
                 leaves[index] = tensor
 
@@ -161,10 +140,9 @@ class ForwardPass:
         """Runs the module on this rank's part, or makes results of no rows."""
         ranked = self._ranked
         tensors = [leaf for leaf in self._leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
-        rows = sum(self._home.receives(ranked.rank))
-        if rows:
+        if self._num_rows:
             self.made = Here.run(ranked, self._run, self._leaves, [self._anchor, *tensors])
-            self._check(rows)
+            self._check(self._num_rows)
             return
         self.made = ranked.template.of_no_rows()
         wanted = ranked.template.wanted_now()
@@ -174,29 +152,19 @@ class ForwardPass:
                 self.made[index] = tensor
 
     def to_holders(self) -> None:
-        """Routes the results back to the ranks whose rows they are, but for those that go straight on."""
+        """Routes the results back to the ranks whose rows they are."""
         ranked, made, exchange = self._ranked, self.made, self._exchange
         routed = ranked.template.wanted_now()
         home = list(made)
-        stays = ranked.given if self._straight else {}
-        back = self._home.back
-        goes = [isinstance(leaf, torch.Tensor) and index not in stays for index, leaf in enumerate(made)]
-        exchange.begin(steps.TO_HOLDERS, [back] if any(goes) else [])
+        exchange.begin(steps.TO_HOLDERS)
         if routed:
-            along = [back if goes[index] else None for index in routed]
-            *moved, self.token = ToHolders.apply(exchange, ranked.scale, along, *(made[index] for index in routed))
+            *moved, self.token = ToHolders.apply(exchange, ranked.scale, *(made[index] for index in routed))
             for index, tensor in zip(routed, moved, strict=True):
                 home[index] = tensor
         for index, leaf in enumerate(made):
             if isinstance(leaf, torch.Tensor) and index not in routed:
-                home[index] = (exchange.move(leaf, back) if goes[index] else leaf).detach()
+                home[index] = exchange.to_holders(leaf).detach()
         self.made = home
-
-    def _way_of(self, argument: int) -> Transfer:
-        source = self._ranked.taken.get(argument) if self._straight else None
-        if source is None:
-            return self._home
-        return self._ranked.ways.transfer(source.name, self._ranked.name, self._held)
 
     def _check(self, rows: int) -> None:
         """Holds the module to its template, since ranks that do not run it rely on that."""

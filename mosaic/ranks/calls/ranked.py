@@ -16,11 +16,6 @@ piece on other ranks, and for slots; so does the loop's thread itself.
    do. The reductions of its gradients do likewise over another one.
 3. *Slots.* What computes holds slots and waits for nothing; what waits for messages holds none.
 
-A result that goes straight to another module's ranks is moved by that module's call, over its communicator: the call
-that made it sends nothing then. All ranks leave that out alike, since they agreed on what goes straight, and a rank
-that is missing both calls takes part in both. The second call waits for the first on each rank, and so does the
-backward of the first for that of the second, as a plain argument would have it.
-
 Take the first call, backward or reduction in that order which some rank has not ended. All before it have ended on all
 ranks, and so, by induction, has what was submitted on any rank before it. So each rank's thread comes to submit it,
 nothing on its lane is before it, its partners on the other ranks are in the same place, and its slots become free. So
@@ -33,7 +28,7 @@ backward's end.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -45,16 +40,13 @@ from torch.utils import _pytree as pytree
 
 from mosaic.engine.calls.signature import Signature
 from mosaic.engine.calls.structure import flatten, unflatten
-from mosaic.errors import ModuleContractError, UnsupportedModelError
+from mosaic.errors import ModuleContractError
 from mosaic.ranks.calls import steps
 from mosaic.ranks.calls.agree import trouble_of
-from mosaic.ranks.calls.passing import ForwardPass
 from mosaic.ranks.calls.steps import Step
-from mosaic.ranks.calls.straight import StraightTensor
-from mosaic.ranks.meeting.progress import Traffic, Waiting, unwatched
+from mosaic.ranks.meeting.progress import Traffic, Waiting
 from mosaic.ranks.parameters.reduce import GradientReducer
 from mosaic.ranks.parameters.tied import Compute
-from mosaic.ranks.rows.ways import Ways
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +101,9 @@ class Ranked:
         reducer: Reduces its parameters' gradients over the members; None on other ranks, and where nothing trains.
         traffic: Where to count what is sent.
         waiting: Notes that a thread waits for other ranks.
-        control: All ranks, for what is agreed on in host memory; ``group`` where that can do it.
-        learned: What its call in the sample's step showed; None if nothing is known.
-        batched: For each argument whether it has a row for each sample; by default those of one leading dimension.
+        control: All ranks, for what is agreed on in host memory; perhaps ``group``.
+        learned: What its call in the sample's step showed.
+        batched: For each argument whether it has a row for each sample.
 
     Attributes:
         batched: For each argument whether it has a row for each sample.
@@ -123,13 +115,6 @@ class Ranked:
         on_backward: Called when its backward is reached, in the thread that runs it.
         refused: What was raised on all ranks alike, before any rows moved, when last a call could not be routed.
         on_step: Told of the steps of its calls, for tests.
-        ways: The layouts of all modules' rows; of use where some go straight to or from this one.
-        taken: For each argument that comes straight from another module, within the model's own call, that module.
-        given: For each leaf of its result that goes straight to another module the name of that.
-        passed: What stands for such results in the model's call that is running.
-
-    Raises:
-        UnsupportedModelError: No argument has a batch.
     """
 
     def __init__(
@@ -142,93 +127,48 @@ class Ranked:
         sample: tuple[tuple[Any, ...], dict[str, Any]],
         template: Template,
         compute: Compute,
-        reducer: GradientReducer | None = None,
-        traffic: Traffic | None = None,
-        waiting: Waiting = unwatched,
-        control: dist.ProcessGroup | None = None,
-        learned: Signature | None = None,
-        batched: tuple[bool, ...] | None = None,
+        reducer: GradientReducer | None,
+        traffic: Traffic,
+        waiting: Waiting,
+        control: dist.ProcessGroup,
+        learned: Signature,
+        batched: tuple[bool, ...],
     ) -> None:
         self.name = name
         self.module = module
         self.members = members
         self.group = group
-        self.control = control if control is not None else group
+        self.control = control
         self.template = template
         self.compute = compute
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
-        self.traffic = traffic if traffic is not None else Traffic()
+        self.traffic = traffic
         self.waiting = waiting
         self.learned = learned
         self.after_backward: Callable[[Ranked], None] = Ranked.reduce
         self.refused: weakref.ref[BaseException] | None = None
         self.on_backward: Callable[[], None] = lambda: None
         self.on_step: Callable[[str, Step], None] | None = None
-        self.ways = Ways({})
-        self.taken: dict[int, Ranked] = {}
-        self._taken_results: dict[int, int] = {}
-        self.given: dict[int, str] = {}
-        self.passed: dict[tuple[str, int], Any] = {}
         self._reducer = reducer
         self.plain = partial(nn.Module.__call__, module)
         self.keywords = frozenset(sample[1])
         leaves, self.spec = flatten(sample)
-        self.batched = batched_leaves(name, leaves) if batched is None else batched
+        self.batched = batched
         self.sample_wants = [isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves]
         self._sample = [
             leaf.detach()[:0].clone() if cut else leaf for leaf, cut in zip(leaves, self.batched, strict=True)
         ]
         self.anchor = torch.zeros(0, requires_grad=True, device=template.device)
 
-    def __call__(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Calls the module on this rank's rows and returns what became of these rows.
-
-        Raises:
-            ModuleContractError: The arguments are not those of the sample's call.
-        """
-        leaves, spec = flatten((args, kwargs))
-        trouble = self.trouble_of(spec, leaves)
-        return self.result_of(ForwardPass(self, run, leaves, is_there=True, trouble=trouble).go().made)
-
     def without_rows(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Returns arguments without rows, for taking part in a call that this rank has nothing for."""
-        leaves = list(self._sample)
-        for index, source in self.taken.items():
-            leaves[index] = source.passed.get((self.name, self._taken_results[index]), leaves[index])
-        args, kwargs = unflatten(leaves, self.spec)
+        args, kwargs = unflatten(list(self._sample), self.spec)
         return args, kwargs
 
-    def take_straight(self, source: Ranked, result: int, argument: int) -> None:
-        """Has a leaf of another module's result come straight to an argument of this one."""
-        self.taken[argument] = source
-        self._taken_results[argument] = result
-        source.given[result] = self.name
-
-    def goes_straight(self, *, inside: bool) -> bool:
-        """Whether rows of a call go straight to other modules or come so: within the model's own call."""
-        return inside and bool(self.taken or self.given)
-
-    def trouble_of(
-        self, spec: pytree.TreeSpec, leaves: Sequence[Any], *, straight: bool = False
-    ) -> ModuleContractError | None:
+    def trouble_of(self, spec: pytree.TreeSpec, leaves: Sequence[Any]) -> ModuleContractError | None:
         """Returns why a call cannot be routed, or None; all ranks are told of it and raise."""
-        trouble = trouble_of(self.name, spec, leaves, self.batched, self.spec)
-        return trouble if trouble is not None else self._straight_trouble(leaves, self.taken if straight else {})
-
-    def _straight_trouble(self, leaves: Sequence[Any], taken: Mapping[int, Ranked]) -> ModuleContractError | None:
-        for index, leaf in enumerate(leaves):
-            source = taken.get(index)
-            if isinstance(leaf, StraightTensor) and (source is None or not leaf.goes(source.name, self.name)):
-                return leaf.refusal(f"module {self.name!r}")
-            if source is not None and not isinstance(leaf, StraightTensor):
-                return ModuleContractError(
-                    f"{self.name!r} is called with something else than the result of {source.name!r}, which went "
-                    f"straight to its ranks, as in the sample's step; colocate(..., "
-                    f"options=Options(ranks=RankSettings(direct=False))), or leave it where "
-                    f"it is called: colocate(..., exclude=[{self.name!r}])"
-                )
-        return None
+        return trouble_of(self.name, spec, leaves, self.batched, self.spec)
 
     def result_of(self, leaves: Sequence[Any]) -> Any:
         """Returns a call's leaves as the module nests them."""
@@ -282,23 +222,3 @@ class Ranked:
     def scale(self) -> float:
         """What gradients are multiplied with on members, so that their mean over the members is that over all ranks."""
         return len(self.members) / self.size
-
-
-def batched_leaves(name: str, leaves: Sequence[Any]) -> tuple[bool, ...]:
-    """Returns for each argument whether its leading dimension is the batch: the one that all have in common.
-
-    One of size 1 where others have more is taken to be the same for all samples, as are scalars.
-
-    Raises:
-        UnsupportedModelError: The tensors have no leading dimension in common, or there are none.
-    """
-    sizes = {len(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()}
-    wide = sizes - {1} or sizes
-    if len(wide) != 1:
-        shapes = ", ".join(str(tuple(leaf.shape)) for leaf in leaves if isinstance(leaf, torch.Tensor)) or "no tensors"
-        raise UnsupportedModelError(
-            f"{name!r} cannot be split over ranks: its arguments ({shapes}) share no leading dimension that is "
-            f"the batch; leave it where it is called: colocate(..., exclude=[{name!r}])"
-        )
-    (batch,) = wide
-    return tuple(isinstance(leaf, torch.Tensor) and leaf.dim() > 0 and len(leaf) == batch for leaf in leaves)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -13,14 +14,23 @@ from mosaic.engine.calls.structure import flatten
 from mosaic.engine.host.call import Call
 from mosaic.errors import UnsupportedModelError
 from mosaic.ranks.calls.passing import ForwardPass
-from mosaic.ranks.calls.straight import standing_for
 
 if TYPE_CHECKING:
-    from mosaic.backends.base import Ticket
     from mosaic.engine.calls.placed_module import PlacedModule
-    from mosaic.engine.host.lane_tensor import LaneTensor
-    from mosaic.ranks.calls.host_calls import HostCalls
+    from mosaic.engine.host.executor import Executor
     from mosaic.ranks.calls.ranked import Ranked
+
+
+class RunsRoutedCalls(Protocol):
+    """The engine of a rank, as far as one call needs it."""
+
+    executor: Executor
+    """Runs work on the rank's lanes."""
+    backward_begins: Callable[[], None]
+    """To be called when the backward of a call is reached."""
+
+    def in_step(self) -> AbstractContextManager[None]:
+        """Takes the steps of the call in the order of all ranks."""
 
 
 class RoutedCall(Call):
@@ -28,7 +38,7 @@ class RoutedCall(Call):
 
     def __init__(
         self,
-        calls: HostCalls,
+        calls: RunsRoutedCalls,
         ranked: Ranked,
         site: PlacedModule,
         run: Callable[..., Any],
@@ -36,35 +46,16 @@ class RoutedCall(Call):
         signature: Signature,
         *,
         is_there: bool,
-        straight: bool = False,
     ) -> None:
-        rows = ranked.rows_of(arguments.leaves)
-
         def passing(*args: Any, **kwargs: Any) -> list[Any]:
             leaves = flatten((args, kwargs))[0]
-            passed = ForwardPass(ranked, run, leaves, is_there=is_there, rows=rows, straight=straight).go()
+            passed = ForwardPass(ranked, run, leaves, is_there=is_there).go()
             made = [leaf.contiguous() if isinstance(leaf, torch.Tensor) else leaf for leaf in passed.made]
             return made if passed.token is None else [*made, passed.token]
 
         super().__init__(calls.executor, site, passing, arguments, signature, None, origin=caller(), parameters=())
         self._calls = calls
         self._ranked = ranked
-        self._given = ranked.given if straight else {}
-
-    def pending(self, ticket: Ticket[list[torch.Tensor]]) -> list[LaneTensor]:
-        """Returns what stands for its results; some for results that do not come home."""
-        made = super().pending(ticket)
-        tensors = [index for index, leaf in enumerate(self._ranked.template.leaves) if isinstance(leaf, torch.Tensor)]
-        for pick, leaf in enumerate(tensors):
-            if leaf in self._given:
-                like, ends = self.signature.outputs[pick].like, (self.site.name, self._given[leaf])
-                made[pick] = standing_for(like, self.executor, self.site.lane, ticket, pick, ends)
-        return made
-
-    def _check(self, outputs: list[torch.Tensor]) -> None:
-        """Holds it to its kind, but for the rows of results that stay with the members: the template does that."""
-        if not self._given:
-            super()._check(outputs)
 
     def forward(self) -> list[torch.Tensor]:
         """Runs on the module's lane: takes all steps of the forward."""

@@ -71,7 +71,7 @@ class RankedRuns:
         self._tokens: list[torch.Tensor] = []
         self._reduced: dict[str, int] = {}
         self._task = -1
-        self._num_backwards = 0
+        self.progress.step = 0
 
     def begin(
         self, ranked: Mapping[str, Ranked], shared: Sequence[GradientReducer], hooks: Iterable[RemovableHandle] = ()
@@ -129,12 +129,9 @@ class RankedRuns:
         return self._noted(self._calls.call(ranked, run, args, kwargs, is_there=True, waits=waits))
 
     def _calls_on(self, lanes: Lanes, in_order: Mapping[str, str]) -> HostCalls | StreamCalls:
-        def num_backwards() -> int:
-            return self._num_backwards
-
         if lanes.streams is None:
-            return HostCalls(lanes, self.backward_begins, self.progress, num_backwards)
-        return StreamCalls(lanes.streams, self.backward_begins, self.progress, num_backwards, in_order=in_order)
+            return HostCalls(lanes, self.backward_begins, self.progress)
+        return StreamCalls(lanes.streams, self.backward_begins, self.progress, in_order=in_order)
 
     def place(self, slots: tuple[int, ...]) -> SumPlace:
         """Returns where the gradients of a module with these slots are summed up."""
@@ -157,8 +154,6 @@ class RankedRuns:
         finally:
             self._called, self._tokens = None, []
             self._passed_over = set()
-            for ranked in self._ranked.values():
-                ranked.passed.clear()
 
     def _inside(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         result = run(*args, **kwargs)
@@ -210,8 +205,7 @@ class RankedRuns:
             reducer.finish()
         for name, num_bytes in self._reduced.items():
             self.traffic.add(name, "reduce", num_bytes)
-        self._num_backwards += 1
-        self.progress.step = self._num_backwards
+        self.progress.step += 1
 
     # The rest of what a handle asks for.
 
@@ -256,7 +250,7 @@ class RankedRuns:
     @property
     def num_backwards(self) -> int:
         """How many backwards have run."""
-        return self._num_backwards
+        return self.progress.step
 
     @property
     def origin_ns(self) -> int:

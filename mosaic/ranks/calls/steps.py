@@ -37,12 +37,11 @@ AGREE = Step(name="agree", waits_for=WaitsFor.EVERYONE)
 SHARE = Step(name="share", waits_for=WaitsFor.EVERYONE)
 """Ranks that do not call it get the arguments that are no part of the batch; left out where all call it."""
 TO_MEMBERS = Step(name="to_members", waits_for=WaitsFor.EVERYONE)
-"""Rows go to the ranks that run the module from those that hold them, or that run the module which made them; left out
-where none travel."""
+"""Rows go from the ranks that hold them to those that run the module; left out where none travel."""
 COMPUTE = Step(name="compute", waits_for=WaitsFor.SLOTS)
 """The module's own work, on ranks that have rows for it."""
 TO_HOLDERS = Step(name="to_holders", waits_for=WaitsFor.EVERYONE)
-"""Rows go back; left out where none travel, or all results go straight to another module, whose step it is then."""
+"""Rows go back; left out where none travel."""
 START_REDUCTION = Step(name="start_reduction", waits_for=WaitsFor.NOTHING, starts_reduction=True)
 """Buckets that the backward has not started itself begin to be reduced; on members."""
 END_REDUCTION = Step(name="end_reduction", waits_for=WaitsFor.MEMBERS)

@@ -50,7 +50,7 @@ from mosaic.ranks.calls.in_step import InStep
 from mosaic.ranks.calls.passing import ForwardPass
 from mosaic.ranks.calls.ranked import Ranked
 from mosaic.ranks.meeting.progress import RankProgress, SentPhase
-from mosaic.ranks.parameters.reduce import GradientReducer
+from mosaic.ranks.parameters.reduce import GradientReducer, SumPlace
 from mosaic.ranks.parameters.tied import Compute
 from mosaic.timeline import Span
 
@@ -65,7 +65,6 @@ class StreamCalls(InStep):
         lanes: This rank's lanes.
         backward_begins: Called when the backward of a call is reached, by the thread that runs it.
         progress: Where this rank is.
-        num_backwards: Returns how many backwards have ended.
         in_order: Modules that have to keep to the order of the loop's stream, and why.
 
     Attributes:
@@ -77,7 +76,6 @@ class StreamCalls(InStep):
         lanes: StreamLanes,
         backward_begins: Callable[[], None],
         progress: RankProgress,
-        num_backwards: Callable[[], int],
         *,
         in_order: Mapping[str, str],
     ) -> None:
@@ -86,7 +84,6 @@ class StreamCalls(InStep):
         self._lanes = lanes
         self._begins = backward_begins
         self._progress = progress
-        self._num_backwards = num_backwards
         self._sites: dict[str, PlacedModule] = {}
         self._anchor: torch.Tensor | None = None
         self._before: torch.Tensor | None = None  # the token of the call before, inside of the model's own call
@@ -112,7 +109,7 @@ class StreamCalls(InStep):
             with self.in_step(), as_lane(), lane.under_settings(), self._progress.computing(name, phase):
                 start = timeline.mark()
                 result = work()
-            timeline.note_work(site, phase, self._num_backwards(), start)
+            timeline.note_work(site, phase, self._progress.step, start)
             return result
 
         return run
@@ -208,7 +205,7 @@ class StreamCalls(InStep):
         self._begins()
 
 
-class LanePlace:
+class LanePlace(SumPlace):
     """The stream of a lane, on which a module's gradients are summed up.
 
     Args:

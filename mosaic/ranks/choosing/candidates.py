@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -79,7 +79,6 @@ def rank_plans_to_try(
     *,
     cost: Cost | None = None,
     communication_slots: CommunicationSlots = 0,
-    told: Callable[[Plan], Plan] = lambda plan: plan,
 ) -> Candidates:
     """Returns the plans to try against data-parallel training.
 
@@ -89,16 +88,11 @@ def rank_plans_to_try(
         settings: Bounds of the trial.
         cost: What it was planned with; None where nobody knows.
         communication_slots: What is reserved.
-        told: Makes of a planner's plan one that predicts its times in full; ``best`` is one.
     """
-
-    def in_turn() -> Plan:
-        return data_parallel_plan(
+    try:
+        plain = data_parallel_plan(
             graph, best.device, best.num_devices, cost=cost, communication_slots=communication_slots
         )
-
-    try:
-        plain = told(in_turn())
     except (InfeasibleError, UndecidedError) as error:
         why = str(error).replace("\n  -", ":")
         return Candidates(plans=(best,), sentences=(f"nothing is tried: {DATA_PARALLEL} training cannot run: {why}",))
@@ -112,7 +106,7 @@ def rank_plans_to_try(
         return Candidates(plans=(plain,), sentences=(why, predicted))
     if cost is None or gain is None:
         return Candidates(plans=(plain, best), sentences=(_layout(best),))
-    third = _third(best, plain, graph, cost, settings, communication_slots, told)
+    third = _third(best, plain, graph, cost, settings, communication_slots)
     if third is None:
         return Candidates(plans=(plain, best), sentences=(predicted, _layout(best)))
     sentences = (f"{predicted}, {_predicted(third)}", _layout(best), _layout(third))
@@ -126,7 +120,6 @@ def _third(
     cost: Cost,
     settings: TrialSettings,
     communication_slots: CommunicationSlots,
-    told: Callable[[Plan], Plan],
 ) -> Plan | None:
     """Returns one more plan that is predicted to gain, if there is time for two turns of each."""
     found: list[Plan] = []
@@ -140,7 +133,7 @@ def _third(
                 num_devices=best.num_devices,
                 communication_slots=communication_slots,
             )
-            found.append(told(plan))
+            found.append(plan)
     known = (_shape_of(best), _shape_of(plain))
     steps = _TURNS * (settings.steps_per_visit + settings.warm_steps)
     for plan in sorted(found, key=lambda one: one.predicted_ms):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from torch import nn
 
 from mosaic.artifact import parse, to_json
@@ -21,7 +19,6 @@ from mosaic.profile import Profile
 from mosaic.profiler import ProfileSettings, Ring, measure_ring, preserved, profile_modules, repeat_batch, traffic_of
 from mosaic.profiler.sweep import ProgressCallback
 from mosaic.ranks.choosing.candidates import Candidates, data_parallel_plan, rank_plans_to_try
-from mosaic.ranks.choosing.routed import Routes
 from mosaic.ranks.running.prepare import Prepared
 from mosaic.solver.runnable import plan_to_run
 
@@ -39,18 +36,15 @@ def plans_of_first(on: Prepared, options: Options, trial: TrialSettings | None) 
     """
     world = on.world
     ring = measure_ring(on.backend.torch_device, group=world.everyone)
-    routes = Routes.agreed(on)
     found = world.together(
-        lambda: _planned_or_not(on, routes, ring, options, trial) if world.rank == 0 else Candidates(plans=())
+        lambda: _planned_or_not(on, ring, options, trial) if world.rank == 0 else Candidates(plans=())
     )
     texts, sentences = world.first_says(([to_json(plan) for plan in found.plans], found.sentences))
     plans = tuple(parse(Plan, text, source="rank 0") for text in texts)
     return Candidates(plans=plans, sentences=tuple(sentences))
 
 
-def _planned_or_not(
-    on: Prepared, routes: Routes, ring: Ring, options: Options, trial: TrialSettings | None
-) -> Candidates:
+def _planned_or_not(on: Prepared, ring: Ring, options: Options, trial: TrialSettings | None) -> Candidates:
     """Profiles and solves; where the machine is too busy, returns data-parallel training alone, and says why."""
     model, finding, backend, world = on.model, on.finding, on.backend, on.world
     profile, size = options.profile, world.size
@@ -66,21 +60,16 @@ def _planned_or_not(
         note = warn_of_busy(f"{world.me} did not profile", what_runs, error)
         return Candidates(plans=(plan,), sentences=(note,))
     cost = cost_of_ranks(model, finding, profile, ring, size, sums_over_ring=options.profile is None)
-    told = partial(routes.told, link=link_of(ring))
-    plan = told(
-        plan_to_run(options.method, finding.graph, cost, backend.device, num_devices=size, communication_slots=slots)
-    )
+    plan = plan_to_run(options.method, finding.graph, cost, backend.device, num_devices=size, communication_slots=slots)
     if trial is None:
         return Candidates(plans=(plan,), sentences=("no plan is tried: the one that was planned runs",))
-    return rank_plans_to_try(plan, finding.graph, trial, cost=cost, communication_slots=slots, told=told)
+    return rank_plans_to_try(plan, finding.graph, trial, cost=cost, communication_slots=slots)
 
 
 def cost_of_ranks(
     model: nn.Module, finding: Finding, profile: Profile, ring: Ring, num_ranks: int, *, sums_over_ring: bool = True
 ) -> RankedCost:
     """Returns the cost model of a profile with what ranks tell each other.
-
-    Every result is taken to go home, which is an upper bound; ``Routes.told`` corrects a plan once it is there.
 
     Args:
         model: The model.

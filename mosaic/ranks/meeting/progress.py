@@ -6,7 +6,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal
@@ -30,11 +30,6 @@ class Traffic:
         """Counts bytes."""
         with self._lock:
             self._num_bytes[module, phase] += num_bytes
-
-    def of(self, module: str, phase: SentPhase) -> int:
-        """Returns the bytes of a module and phase since the start or the last ``clear``."""
-        with self._lock:
-            return self._num_bytes[module, phase]
 
     def metrics(self) -> dict[str, float]:
         """Returns all of it as ``sent_bytes/PHASE/MODULE``, for a flat dict of metrics."""
@@ -205,8 +200,3 @@ class _Computing:
     def __exit__(self, *_: object) -> None:
         self._progress._computing.pop(threading.get_ident(), None)
         self._progress._last = (*self._entry[:2], time.perf_counter_ns())
-
-
-def unwatched(_phase: SentPhase) -> AbstractContextManager[None]:
-    """Stands where nobody notes waiting."""
-    return nullcontext()

@@ -4,40 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from mosaic.cost.communication.ranked import BUCKET_BYTES
-from mosaic.ranks.meeting.progress import Waiting, unwatched
+from mosaic.ranks.meeting.progress import Waiting
 
 
-class SumPlace(Protocol):
-    """Where gradients are summed up."""
+class SumPlace:
+    """Where gradients are summed up: here, wherever the calling thread is; on streams a lane's."""
 
     def follow(self) -> None:
         """Orders the place behind what the calling thread does now."""
 
     def entered(self) -> AbstractContextManager[Any]:
-        """A block whose work is done at the place."""
-
-    def gave(self, grad: torch.Tensor) -> None:
-        """Told of a gradient that was made at the place and is used elsewhere."""
-
-
-class Anywhere:
-    """The place where the calling thread is."""
-
-    def follow(self) -> None:
-        """Does nothing."""
-
-    def entered(self) -> AbstractContextManager[Any]:
-        """Returns a block of no effect."""
+        """Returns a block whose work is done at the place."""
         return nullcontext()
 
     def gave(self, grad: torch.Tensor) -> None:
-        """Does nothing."""
+        """Told of a gradient that was made at the place and is used elsewhere."""
 
 
 class GradientReducer:
@@ -63,11 +50,11 @@ class GradientReducer:
         *,
         bucket_bytes: int = BUCKET_BYTES,
         overlaps: bool = True,
-        waiting: Waiting = unwatched,
+        waiting: Waiting,
         place: SumPlace | None = None,
     ) -> None:
         self._group = group
-        self._place = place or Anywhere()
+        self._place = place or SumPlace()
         self._waiting = waiting
         self._size = dist.get_world_size(group)
         self._buckets = _buckets(list(parameters), bucket_bytes)

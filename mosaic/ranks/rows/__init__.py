@@ -1,4 +1,4 @@
-"""Rows of a batch: which arguments have them, which rank has which, and which way they take.
+"""Rows of a batch: which arguments have them, which rank has which, and where they go.
 
-``routing`` and ``layout`` are arithmetic without torch. Imports no other package of ``mosaic.ranks``.
+``routing`` is arithmetic without torch. Imports no other package of ``mosaic.ranks``.
 """

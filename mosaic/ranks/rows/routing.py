@@ -2,13 +2,15 @@
 
 Every rank holds some rows of the global batch. A module on d of the ranks (its *members*) runs on d parts of these
 rows, as equal as can be. A member keeps as many of its own rows as it has room for, so that only what must travel does:
-the rows that move are exactly those that members are short of.
+the rows that move are exactly those that members are short of. Ranks hold rows in the order of the batch, and send to
+each member, in the order of ranks, the next of theirs: so rows are in the batch's order everywhere, and messages need
+no order of their own.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,12 +65,26 @@ class RowRouting:
                 left -= given
         return tuple(map(tuple, moves))
 
-    @property
+    def sends(self, rank: int) -> tuple[int, ...]:
+        """Rows that a rank gives to each rank."""
+        return self.moves[rank]
+
+    def receives(self, rank: int) -> tuple[int, ...]:
+        """Rows that a rank gets from each rank."""
+        return tuple(row[rank] for row in self.moves)
+
+    @cached_property
     def num_moved(self) -> int:
         """Rows that travel from one rank to another, one way; the least possible for equal parts."""
         return sum(
             count for source, row in enumerate(self.moves) for target, count in enumerate(row) if source != target
         )
+
+
+@lru_cache(maxsize=64)
+def routing_of(held: tuple[int, ...], members: tuple[int, ...]) -> RowRouting:
+    """Returns the routing of a call, remembered: most steps cut their batches alike."""
+    return RowRouting(held=held, members=members)
 
 
 def slice_of(num_rows: int, num_ranks: int, rank: int) -> range:

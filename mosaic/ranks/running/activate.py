@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import compress
 
 import torch
 
 from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.calls.structure import flatten
-from mosaic.engine.finding.find import Finding
 from mosaic.engine.placing import PlacedPlan
 from mosaic.engine.streams.first_calls import warm_up
 from mosaic.engine.trial.report import TrialReport
 from mosaic.plan import Plan
 from mosaic.profiler import Subject
-from mosaic.ranks.calls.handing import hand_over
 from mosaic.ranks.calls.ranked import Ranked
 from mosaic.ranks.calls.run import RankedRuns
 from mosaic.ranks.meeting.progress import THE_LOOP, Waiting
@@ -25,9 +24,8 @@ from mosaic.ranks.parameters.ownership import GivenUp, give_up
 from mosaic.ranks.parameters.reduce import GradientReducer
 from mosaic.ranks.parameters.tied import Holdings, Members, even_out, holdings_of, marked
 from mosaic.ranks.rows.sampler import Feed
-from mosaic.ranks.rows.ways import Ways
 from mosaic.ranks.running.handle import RankHandle
-from mosaic.ranks.running.prepare import Examined, Prepared
+from mosaic.ranks.running.prepare import Prepared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,10 +102,6 @@ def place(on: Prepared, plan: Plan, opened: Opened, *, gives_up: bool = True) ->
         notes.append("all modules run on all ranks: nothing is routed")
     else:
         ranked = _ranked_modules(on, runs, holdings, members, opened.slots, gives_up=gives_up)
-        is_straight = on.direct and not opened.on_streams
-        handed = on.handing.handed(finding.handovers, members, world) if is_straight else ()
-        ways = on.handing.ways(handed, members) if is_straight else Ways({})
-        hand_over(ranked, handed, ways)
         hooks = [
             even_out(parameter, holders, members)
             for holders, parameters in holdings.tied.items()
@@ -115,10 +109,7 @@ def place(on: Prepared, plan: Plan, opened: Opened, *, gives_up: bool = True) ->
             for parameter in parameters
         ]
         runs.begin(ranked, _shared_reducers(holdings, world, partial(runs.progress.waiting, THE_LOOP)), hooks)
-        feeds = tuple(_feed(subject, ranked[subject.name], examined) for subject in finding.subjects)
-        straight = (f"results of {one.source} go straight to the ranks of {one.target}, not home" for one in handed)
-        notes += dict.fromkeys(straight)
-        notes += _homeward(finding) if on.direct and opened.on_streams else ()
+        feeds = tuple(_feed(subject, ranked[subject.name]) for subject in finding.subjects)
     return Activated(placed=PlacedPlan(plan, finding, runs), holdings=holdings, notes=tuple(notes), feeds=feeds)
 
 
@@ -202,7 +193,7 @@ def _ranked_modules(
             ),
             traffic=runs.traffic,
             waiting=waiting,
-            control=world.agreements if runs.lanes.streams is not None else None,
+            control=world.agreements if runs.lanes.streams is not None else group,
             batched=examined.batched[subject.name],
         )
         if rank not in ranks and gives_up:
@@ -210,19 +201,15 @@ def _ranked_modules(
     return ranked
 
 
-def _feed(subject: Subject, ranked: Ranked, examined: Examined) -> Feed:
-    """Returns what a module's rows weigh that come from home or go there; those that take a gradient go both ways."""
+def _feed(subject: Subject, ranked: Ranked) -> Feed:
+    """Returns what a module's rows weigh that travel; those that take a gradient go both ways."""
     leaves = flatten((subject.args, subject.kwargs))[0]
-    given = sum(
-        leaf.nbytes * (1 + leaf.requires_grad)
-        for index, (leaf, cut) in enumerate(zip(leaves, examined.batched[subject.name], strict=True))
-        if cut and index not in ranked.taken
-    )
-    template = examined.learned[subject.name][0]
+    given = sum(leaf.nbytes * (1 + leaf.requires_grad) for leaf in compress(leaves, ranked.batched))
+    template = ranked.template
     made = sum(
         leaf.nbytes * (1 + trains)
-        for index, (leaf, trains) in enumerate(zip(template.leaves, template.differentiable, strict=True))
-        if isinstance(leaf, torch.Tensor) and index not in ranked.given
+        for leaf, trains in zip(template.leaves, template.differentiable, strict=True)
+        if isinstance(leaf, torch.Tensor)
     )
     return Feed(members=ranked.members, step_bytes=float(given + made))
 
@@ -240,13 +227,6 @@ def _shared_reducers(holdings: Holdings, world: World, waiting: Waiting) -> list
             # A part of a gradient is there when the first of its users is through; all are at the end.
             reducers.append(GradientReducer(parameters, group, overlaps=False, waiting=waiting))
     return reducers
-
-
-def _homeward(finding: Finding) -> tuple[str, ...]:
-    """Says what ``direct`` does not do on GPUs."""
-    pairs = dict.fromkeys(f"{one.source} to {one.target}" for one in finding.handovers)
-    why = "on GPUs results go home between modules so far, although they could go straight"
-    return (f"{why} ({', '.join(pairs)})",) if pairs else ()
 
 
 def _notes(holdings: Holdings, *, on_streams: bool) -> list[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,9 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from mosaic.engine.calls.structure import map_tensors
 from mosaic.errors import ModuleContractError, UnsupportedModelError
 from mosaic.ranks.parameters.ownership import GivenUp
-
-if TYPE_CHECKING:
-    from mosaic.ranks.running.handle import RankHandle
+from mosaic.ranks.running.reduced import ReducedModel
 
 _HARMLESS = {
     "device_ids",
@@ -94,7 +92,7 @@ class HandsOn(DistributedDataParallel):
         self.__dict__["process_group"] = dist.group.WORLD
 
 
-def hand_on(wrapper: Any, module: nn.Module, handle: RankHandle, options: Mapping[str, Any]) -> None:
+def hand_on(wrapper: Any, module: nn.Module, handle: ReducedModel, options: Mapping[str, Any]) -> None:
     """Makes a wrapper that is being constructed one that hands calls on.
 
     Args:

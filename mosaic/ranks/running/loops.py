@@ -18,7 +18,7 @@ import inspect
 import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -31,9 +31,7 @@ from torch.optim import Optimizer
 from mosaic.errors import ModuleContractError
 from mosaic.ranks.meeting.progress import THE_LOOP
 from mosaic.ranks.running.frameworks import hand_on, kept_away
-
-if TYPE_CHECKING:
-    from mosaic.ranks.running.handle import RankHandle
+from mosaic.ranks.running.reduced import ReducedModel
 
 
 class _Instead:
@@ -41,13 +39,13 @@ class _Instead:
 
     def __init__(self, plain: Callable[..., Any]) -> None:
         self.plain = plain
-        self.handles: weakref.WeakSet[RankHandle] = weakref.WeakSet()
+        self.handles: weakref.WeakSet[ReducedModel] = weakref.WeakSet()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Does what the function does, for all ranks where it is about a colocated model."""
         return self.plain(*args, **kwargs)
 
-    def handle_of(self, parameters: Iterable[Any]) -> RankHandle | None:
+    def handle_of(self, parameters: Iterable[Any]) -> ReducedModel | None:
         """Returns the handle of the model that any of these parameters belongs to."""
         asked = {id(parameter) for parameter in parameters}
         return next((handle for handle in self.handles if asked & handle._counted_here.keys()), None)
@@ -121,19 +119,19 @@ class _Convert(_Instead):
         return self.plain(module, kept_away(module, fn), *args, **kwargs)
 
 
-def enter(handle: RankHandle) -> None:
+def enter(handle: ReducedModel) -> None:
     """Makes torch's functions know of a model."""
     for place in _PLACES:
         place.get().handles.add(handle)
 
 
-def leave(handle: RankHandle) -> None:
+def leave(handle: ReducedModel) -> None:
     """Undoes ``enter``; does nothing where that has not been done."""
     for place in _PLACES:
         place.drop(handle)
 
 
-def _norm_over_ranks(handle: RankHandle, parameters: Sequence[torch.Tensor], order: float) -> torch.Tensor:
+def _norm_over_ranks(handle: ReducedModel, parameters: Sequence[torch.Tensor], order: float) -> torch.Tensor:
     """Returns the norm of all ranks' gradients, each counted once; of what is not the model's, this rank's."""
     counted = handle._counted_here
     device = handle.world.device
@@ -174,7 +172,7 @@ class _Inside:
             found = self._cell.cell_contents = self._kind(found)
         return found
 
-    def drop(self, handle: RankHandle) -> None:
+    def drop(self, handle: ReducedModel) -> None:
         """Takes a handle off, and puts the plain function back after the last."""
         found = self._cell.cell_contents
         if isinstance(found, _Instead):
@@ -204,7 +202,7 @@ class _Method:
         kept: _Instead = instead
         return kept
 
-    def drop(self, handle: RankHandle) -> None:
+    def drop(self, handle: ReducedModel) -> None:
         """Takes a handle off, and puts the plain method back after the last."""
         instead = getattr(getattr(self._owner, self._name), "_mosaic_instead", None)
         if instead is not None:

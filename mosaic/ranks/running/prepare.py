@@ -19,7 +19,6 @@ from mosaic.engine.finding.find import Finding, Sample, find_modules
 from mosaic.engine.finding.users import users_of
 from mosaic.errors import UnsupportedModelError
 from mosaic.profiler import Subject, preserved
-from mosaic.ranks.calls.handing import HandingFacts
 from mosaic.ranks.calls.ranked import Template
 from mosaic.ranks.meeting.devices import check_place, own_gpu
 from mosaic.ranks.meeting.world import World
@@ -67,10 +66,6 @@ class Prepared:
     """The ranks."""
     backend: Backend
     """Where this rank runs."""
-    handing: HandingFacts
-    """What decides which results may go straight."""
-    direct: bool = True
-    """Whether results may go from one module's ranks straight to another's; on streams none do so far."""
 
 
 def prepare(
@@ -81,7 +76,6 @@ def prepare(
     *,
     modules: Sequence[str] | None = None,
     exclude: Sequence[str] = (),
-    direct: bool = True,
 ) -> Prepared:
     """Finds a model's modules and examines them; every rank calls it, and all raise where one cannot."""
     finding = world.together(lambda: find_for_ranks(model, sample, modules, exclude))
@@ -93,15 +87,7 @@ def prepare(
         examined=examined,
         world=world,
         backend=backend,
-        handing=handing_facts(finding, examined),
-        direct=direct,
     )
-
-
-def handing_facts(finding: Finding, examined: Examined) -> HandingFacts:
-    """Returns what decides which results may go straight."""
-    templates = {name: template for name, (template, _) in examined.learned.items()}
-    return HandingFacts(subjects=finding.subjects, batched=examined.batched, templates=templates)
 
 
 def backend_for(model: nn.Module, backend: Backend | None, device: torch.device) -> Backend:

@@ -6,7 +6,8 @@ from collections.abc import Hashable, Mapping, Sequence
 from copy import copy
 
 from mosaic.artifact import fingerprint
-from mosaic.cost.interference import Neighbours
+from mosaic.cost.interference import Interference, Neighbours
+from mosaic.cost.protocol import TimedBeside
 from mosaic.errors import InfeasibleError
 from mosaic.profile import Phase
 from mosaic.solver.instances.instance import Instance, InstanceModule, InstanceOption
@@ -47,7 +48,7 @@ class TableInterference:
         return [[share * held / self._num_slots for held in beside_quotas]] * len(quotas)
 
 
-class TableCost:
+class TableCost(TimedBeside):
     """Times and memory as the tables of an instance have them; options that a pin forbids are not there."""
 
     def __init__(self, instance: Instance) -> None:
@@ -61,7 +62,7 @@ class TableCost:
             raise InfeasibleError("pins leave nothing to choose from", reasons=reasons)
         self.profile_fingerprint: str | None = fingerprint(instance)
         self._instance = instance
-        self.interference = TableInterference(instance)
+        self.interference: Interference = TableInterference(instance)
         self._facts = {module.name: (module.options, module.pin) for module in instance.modules}
         self._tables: dict[str, dict[int, dict[int, InstanceOption]]] = {}
         for module in instance.modules:
@@ -100,20 +101,6 @@ class TableCost:
         """Returns the bytes on each of its devices that stay while other stages run."""
         option = next(iter(self._tables[module][degree].values()))
         return option.resident_bytes + option.activation_bytes
-
-    def bandwidth(self, module: str, phase: Phase, degree: int, quota: int) -> float:
-        """Returns 0: an instance has no bandwidths, only pairs."""
-        return 0.0
-
-    def interference_ms(self, module: str, phase: Phase, degree: int, quota: int, *, beside: Neighbours) -> float:
-        """Returns what neighbours on one device add, in milliseconds."""
-        alone_ms = self.time_ms(module, phase, degree, quota)
-        return self.interference.extra_ms(module, phase, quota=quota, alone_ms=alone_ms, beside=beside)
-
-    def placed_ms(self, module: str, phase: Phase, degree: int, quota: int, *, beside: Neighbours = ()) -> float:
-        """Returns the time beside neighbours on one device, in milliseconds."""
-        extra_ms = self.interference_ms(module, phase, degree, quota, beside=beside)
-        return self.time_ms(module, phase, degree, quota) + extra_ms
 
 
 def _pinned_to_nothing(module: InstanceModule) -> str:

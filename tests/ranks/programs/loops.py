@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import copy
 import random
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from mosaic.engine.calls.signature import Arguments, learn
+from mosaic.engine.calls.structure import flatten
 from mosaic.errors import MosaicError
+from mosaic.ranks.calls.passing import ForwardPass
 from mosaic.ranks.calls.ranked import Ranked, Template
+from mosaic.ranks.meeting.progress import SentPhase, Traffic
 from mosaic.ranks.meeting.world import World
 from mosaic.ranks.parameters.ownership import give_up
 from mosaic.ranks.parameters.reduce import GradientReducer
@@ -95,21 +101,11 @@ def routed(case: Case, rank: int, size: int) -> dict[str, torch.Tensor]:
     """The same, with the tower on some of the ranks."""
     world = World()
     tower, weight, scale = parts_of(case)
-    template = template_of(tower)
     own, everyone = world.group(case.members), world.group(range(size))
     is_member = rank in case.members
-    reducer = GradientReducer(tower.parameters(), own, bucket_bytes=128) if is_member else None
-    shared = GradientReducer([weight, scale], everyone)
-    ranked = Ranked(
-        "tower",
-        tower,
-        members=case.members,
-        group=world.group(range(size)),
-        sample=SAMPLE,
-        template=template,
-        compute=lambda work, phase: work(),
-        reducer=reducer,
-    )
+    reducer = GradientReducer(tower.parameters(), own, bucket_bytes=128, waiting=unwatched) if is_member else None
+    shared = GradientReducer([weight, scale], everyone, waiting=unwatched)
+    ranked = ranked_of(tower, case.members, world, reducer)
     if not is_member:
         give_up(tower)
         assert all(tensor.is_meta for tensor in tower.parameters())
@@ -117,20 +113,46 @@ def routed(case: Case, rank: int, size: int) -> dict[str, torch.Tensor]:
         x, ids = batch_of(case, step)
         part = slice(sum(held[:rank]), sum(held[: rank + 1]))
         given = x[part] if case.plain_input else x[part] @ weight
-        result = ranked(tower, given, ids[part], scale=scale)
+        result = call(ranked, given, ids[part], scale=scale)
         assert result["out"].shape == (held[rank], 3)
         assert result["nothing"] is None
         loss_of(result, 1.0 + rank).backward()
         shared.finish()
         with torch.no_grad():
-            again = ranked(tower, given, ids[part], scale=scale)
+            again = call(ranked, given, ids[part], scale=scale)
         assert torch.equal(again["out"], result["out"])
     return gradients(tower, weight, scale)
 
 
-def template_of(tower: Tower) -> Template:
+def unwatched(_phase: SentPhase) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+def ranked_of(tower: Tower, members: tuple[int, ...], world: World, reducer: GradientReducer | None) -> Ranked:
     args, kwargs = SAMPLE
-    return Template.of(tower(*args, **kwargs))
+    made, _, learned = learn(lambda: tower(*args, **kwargs), Arguments.take(args, kwargs), tower)
+    group = world.group(range(world.size))
+    return Ranked(
+        "tower",
+        tower,
+        members=members,
+        group=group,
+        sample=SAMPLE,
+        template=Template.of(made),
+        compute=lambda work, phase: work(),
+        reducer=reducer,
+        traffic=Traffic(),
+        waiting=unwatched,
+        control=group,
+        learned=learned,
+        batched=(True, True, False),
+    )
+
+
+def call(ranked: Ranked, *args: Any, **kwargs: Any) -> Any:
+    leaves, spec = flatten((args, kwargs))
+    trouble = ranked.trouble_of(spec, leaves)
+    return ranked.result_of(ForwardPass(ranked, ranked.plain, leaves, is_there=True, trouble=trouble).go().made)
 
 
 def random_layouts(rank: int, size: int) -> list[Any]:
@@ -152,20 +174,11 @@ def all_ranks_bit_for_bit(rank: int, size: int) -> bool:
     case = Case([[3] * size] * 2, tuple(range(size)), False, False, 5)
     tower, weight, scale = parts_of(case)
     twin = copy.deepcopy(tower)
-    ranked = Ranked(
-        "tower",
-        tower,
-        members=case.members,
-        group=World().group(range(size)),
-        sample=SAMPLE,
-        template=template_of(tower),
-        compute=lambda work, phase: work(),
-    )
+    ranked = ranked_of(tower, case.members, World(), None)
     x, ids = batch_of(case, 0)
     part = slice(3 * rank, 3 * rank + 3)
-    for module, call in ((tower, lambda *a, **k: ranked(tower, *a, **k)), (twin, twin)):
-        loss_of(call(x[part] @ weight, ids[part], scale=scale), 1.0).backward()
-        del module
+    for run in (partial(call, ranked), twin):
+        loss_of(run(x[part] @ weight, ids[part], scale=scale), 1.0).backward()
     return all(torch.equal(a, b) for a, b in zip(gradients(tower).values(), gradients(twin).values(), strict=True))
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import random
 from dataclasses import replace
 
 import pytest
@@ -13,11 +11,9 @@ from bench.cost import study as cost_study
 from bench.cost.figures import COUNTS, FORM_WORDS, GOALS, TRIED, error_name, judged, mean_figure, verdict
 from bench.cost.ground import TINY, Ground
 from bench.cost.groups import key, split_runs
-from bench.cost.plans import shape_of
-from bench.cost.study import EVERY_NAME, MEASURED, SURFACE, CostStudy, measure_cost
+from bench.cost.study import EVERY_NAME, MEASURED, SURFACE, CostStudy
 from bench.cost.surface import surface_errors
 from bench.gpu.bench import Bench
-from bench.harness import published
 from bench.record import Study
 from mosaic import artifact
 from mosaic.backends.host.backend import HostBackend
@@ -78,13 +74,6 @@ def test_more_modules_than_cores_are_absent_and_simulated_in_figures_of_their_ow
         assert (figure.source == "simulated") == figure.name.startswith("simulated")
 
 
-def test_every_part_says_how_it_went_and_what_else_ran(written):
-    parts = json.loads(written[1].read_text(encoding="utf-8"))["parts"]
-    assert len(parts) == 7
-    assert all("CPU taken by other processes" in part["notes"][0] for part in parts)
-    assert not [part for part in parts if part["status"] == "failed"]
-
-
 def test_without_time_every_figure_is_named_and_a_part_that_fails_costs_its_own_only(monkeypatch):
     def fail(ground):
         raise RuntimeError("the fan fell off")
@@ -95,16 +84,6 @@ def test_without_time_every_figure_is_named_and_a_part_that_fails_costs_its_own_
     assert [figure.name for figure in failed] == list(SURFACE)
     assert sorted(figure.name for figure in figures) == sorted(MEASURED)
     assert all(figure.reason for figure in figures if figure.value is None)
-
-
-def test_a_gpu_run_measures_as_many_side_by_side_as_there_are_slots():
-    bench = bench_of(num_slots=13)
-    figures = {figure.name: figure for figure in measure_cost(bench)}
-    assert figures[error_name(TINY.num_modules, "none")].value is not None
-    assert figures["surface error at held-out quotas"].value is not None
-    assert figures["error of the paper's grid"].value is not None
-    assert "modules" in figures[error_name(8, "ours")].reason
-    assert not [note for note in bench.notes if "failed" in note]
 
 
 @pytest.mark.parametrize(("num_slots", "num_modules"), [(2, 4), (2, 8), (16, 8)])
@@ -144,29 +123,3 @@ def test_a_goal_is_met_only_by_a_number():
     assert verdict(replace(missing, labels={TRIED: "all"})) == "not met"
     assert judged(missing).labels["verdict"] == "not measured"
     assert verdict(replace(good, name="something else")) == ""
-
-
-def test_a_mean_keeps_all_its_samples_and_lies_in_its_interval():
-    dice = random.Random(0)
-    samples = [dice.random() for _ in range(100)]
-    figure = mean_figure("error", samples, source="measured")
-    assert len(figure.samples) == 100
-    assert figure.low <= figure.value <= figure.high
-    assert judged(figure).labels["num_samples"] == "100"
-
-
-def test_a_published_command_names_no_folder(written):
-    made, path = written
-    long = replace(made, command=f"cost.py --json {path}")
-    assert published(long, (path, None)).command == "cost.py --json study.json"
-
-
-def test_plans_of_one_shape_are_told_by_modules_and_quotas():
-    from bench.cost.simulator import DEVICE, draw_works, profile_of
-    from mosaic.cost import CostModel
-    from mosaic.solver import solve
-
-    profile = profile_of(draw_works(2, random.Random(0)), ())
-    plan = solve(profile.graph, CostModel.from_profile(profile), DEVICE, method="sequential")
-    quotas = {placement.module: placement.quota for placement in plan.placements}
-    assert shape_of(plan) == f"m0:{quotas['m0']} | m1:{quotas['m1']}"

@@ -85,25 +85,6 @@ def test_modules_that_contradict_each_other_or_fit_already_change_nothing(counts
     assert found.error_held_out == found.error_before
 
 
-def test_a_device_that_is_slower_in_everything_takes_one_speed(counts):
-    slow = [
-        dataclasses.replace(one, measured_ms=3 * one.measured_ms)
-        for one in made_measurements(counts, H100, noise=0.05, whole=True)
-    ]
-    found = calibrate(H100, slow)
-    assert found.freedom != NOTHING
-    assert found.error_before == pytest.approx(2.0, abs=0.2)
-    assert found.error_held_out < 0.15
-
-
-def test_a_module_weighs_the_same_however_often_it_was_measured(counts):
-    measurements = made_measurements(counts, TRUE, noise=0.02, whole=True)
-    wrong = next(one for one in measurements if one.quota == 4)
-    often = [dataclasses.replace(wrong, measured_ms=5 * wrong.measured_ms)] * 60
-    few, many = calibrate(H100, measurements), calibrate(H100, [*measurements, *often])
-    assert few.hardware.efficiency.matmul == pytest.approx(many.hardware.efficiency.matmul, rel=0.6)
-
-
 def test_a_profile_calibrates_the_modules_that_were_counted_and_too_few_measurements_are_refused(counts):
     profile = profile_of({"image": lambda degree, quota: 10.0 / quota}, num_slots=16)
     measurements = measurements_of(profile, {name: of[1] for name, of in counts.items()})

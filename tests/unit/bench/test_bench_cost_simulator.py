@@ -11,9 +11,8 @@ import pytest
 from bench.cost.figures import COUNTS, RULES
 from bench.cost.sampling import adaptive_order, curves_of, sample_at
 from bench.cost.simulated import simulate
-from bench.cost.simulator import NUM_SLOTS, Work, draw_works, finish_ms, measure_run, together_ms
+from bench.cost.simulator import NUM_SLOTS, Work, draw_works, finish_ms, together_ms
 from bench.cost.surface import tenths
-from mosaic.cost.interference import GroupRun
 from mosaic.profile import Phase, Sample
 
 HUNGRY = Work(name="h", arithmetic_ms=1, launch_ms=0, memory_ms=4, rate=0.25)
@@ -46,13 +45,6 @@ def test_who_ends_early_leaves_its_bandwidth_to_the_rest():
     # Half speed until the short one ends at 2 ms, then full speed for the other 3 of 4 ms.
     assert finish_ms([HUNGRY, short], [4, 4], "in proportion") == pytest.approx(5)
     assert finish_ms([HUNGRY], [4], "in proportion") == pytest.approx(4)
-
-
-def test_a_group_is_seen_as_a_profiler_would():
-    run = GroupRun(modules=("b", "h"), quotas=(4, 8))
-    group = measure_run([HUNGRY, BUSY], run, "max-min", random.Random(0), 0.0)
-    assert [(member.module, member.quota) for member in group.members] == [("b", 4), ("h", 8)]
-    assert group.members[0].alone_ms == (BUSY.alone_ms(4),)
 
 
 def test_adaptive_sampling_is_counted_and_judged_only_where_it_did_not_look():

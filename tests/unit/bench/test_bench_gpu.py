@@ -101,32 +101,16 @@ def test_without_a_gpu_the_command_says_so_before_anything_else(tmp_path: Path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_build_that_fails_is_a_row_and_an_exit_code_and_the_rest_is_measured(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    def build(log: Path, *, seconds: float) -> None:
-        with log.open("a") as file:
-            file.write("no such header\n")
-        raise subprocess.CalledProcessError(1, ["g++"])
-
-    monkeypatch.setattr(preflight, "build", build)
-    code = run(Options(out=tmp_path, dry_run=True, build=True, only=("device",)))
-    assert code == 1
-    (path,) = tmp_path.glob("*.json")
-    failed, measured = load(Study, path).parts
-    assert failed.status == "failed"
-    assert "no such header" in failed.reason
-    assert measured.status == "done"
-    assert "no such header" in capsys.readouterr().out
-
-
-def test_torch_is_loaded_before_the_first_rung_is_timed_and_no_build_ends_the_run(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("error", [subprocess.CalledProcessError(1, ["g++"]), OSError("no such header")])
+def test_a_build_that_fails_is_a_row_and_an_exit_code_and_the_rest_is_measured_with_torch_loaded_first(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception
 ):
     order: list[str] = []
 
     def build(log: Path, *, seconds: float) -> None:
-        raise OSError("no compiler")
+        with log.open("a") as file:
+            file.write("no such header\n")
+        raise error
 
     def measure(server: Server, given: Order) -> Outcome:
         order.append(given.measurement.name)
@@ -135,10 +119,13 @@ def test_torch_is_loaded_before_the_first_rung_is_timed_and_no_build_ends_the_ru
     monkeypatch.setattr(preflight, "build", build)
     monkeypatch.setattr(Server, "warm_up", lambda server: order.append("torch"))
     monkeypatch.setattr(Server, "measure", measure)
-    assert run(Options(out=tmp_path, dry_run=True, only=("first/device", "device"))) == 1
+    assert run(Options(out=tmp_path, dry_run=True, build=True, only=("first/device", "device"))) == 1
     assert order == ["torch", "first/device", "device"]
     (path,) = tmp_path.glob("*.json")
-    assert "no compiler" in load(Study, path).parts[0].reason
+    failed, *measured = load(Study, path).parts
+    assert failed.status == "failed"
+    assert "no such header" in failed.reason
+    assert [part.status for part in measured] == ["done", "done"]
 
 
 def test_an_unknown_measurement_is_refused(tmp_path: Path):
@@ -182,13 +169,6 @@ def dies(bench: Bench) -> Iterator[Figure]:
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
-def runs_out_of_time(bench: Bench) -> Iterator[Figure]:
-    yield _number(1.0)
-    bench.budget.seconds = 0.0
-    if bench.budget.allows("the second number"):
-        yield _number(2.0)
-
-
 def test_a_measurement_that_raises_keeps_its_figures_and_gives_its_reason(tmp_path: Path):
     outcome = run_in_child("raises", tmp_path)
     assert outcome.part.status == "failed"
@@ -212,9 +192,3 @@ def test_a_measurement_whose_process_dies_is_named_with_the_signal_and_its_last_
     assert "SIGSEGV" in outcome.part.reason
     assert "about to fall over" in outcome.part.reason
     assert [figure.value for figure in outcome.findings.figures][:1] == [1.0]
-
-
-def test_a_measurement_without_time_says_what_it_left_out(tmp_path: Path):
-    outcome = run_in_child("runs_out_of_time", tmp_path)
-    assert outcome.part.status == "cut short"
-    assert outcome.part.left_out == ("the second number",)

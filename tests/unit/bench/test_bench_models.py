@@ -18,22 +18,19 @@ from bench.gpu.bench import Bench
 from bench.gpu.models import measure as gpu_models
 from bench.gpu.models import variants as gpu_variants
 from bench.gpu.models.measure import EVEN_VARIANTS, IN_TURN, WORTH
-from bench.gpu.models.rounds import WARM_STEPS, Rounds
+from bench.gpu.models.rounds import Rounds
 from bench.gpu.models.rule_of_thumb import (
     ModuleTimes,
     lanes_ms,
     lever_of,
     measure_rule,
     plain_ms,
-    predictions_of,
-    sentence_of,
 )
-from bench.gpu.models.variants import Step, Workload, lanes_of
+from bench.gpu.models.variants import Step, Workload
 from bench.record import Figure
 from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.backends.host.backend import HostBackend
 from mosaic.engine.calls.thread_state import ThreadState
-from mosaic.errors import BackendUnavailableError
 from mosaic.microbench import Budget
 from mosaic.profiler import Subject
 
@@ -111,15 +108,6 @@ def variant(step: Step) -> object:
     return opened
 
 
-def test_no_piece_takes_more_than_its_share_of_the_time_left_for_it_and_all_after_it(work: Workload):
-    bench = rehearsal(100.0)
-    bench.budget._start -= 20.0  # 80 s are left
-    rounds = Rounds(work, bench, {"first": 1.0, "second": 2.0, "third": 1.0})
-    assert rounds.share_s("first") == pytest.approx(20, abs=0.5)
-    assert rounds.share_s("second") == pytest.approx(53.3, abs=0.5)
-    assert rounds.share_s("third") == pytest.approx(80, abs=0.5)
-
-
 def test_a_variant_that_fails_is_a_reason_and_one_whose_losses_differ_never_wins(work: Workload):
     rounds = Rounds(work, rehearsal(), {"right": 1.0, "wrong": 1.0, "broken": 1.0})
     list(rounds.measure_plain())
@@ -150,41 +138,6 @@ def test_a_variant_whose_losses_stop_to_be_numbers_is_not_timed(work: Workload):
     assert rounds.speedup == {}
 
 
-def test_stages_are_captured_before_anything_counts(work: Workload):
-    rounds = Rounds(work, rehearsal(), {"eager": 1.0, "captured": 1.0})
-    list(rounds.measure_plain())
-    steps: list[str] = []
-    work.losses = lambda step, count=3: steps.append("losses") or [1.0] * count  # type: ignore[method-assign,func-returns-value]
-
-    def step() -> torch.Tensor:
-        steps.append("step")
-        return torch.tensor(1.0)
-
-    list(rounds.measure("eager", variant(step)))  # type: ignore[arg-type]
-    assert steps.index("losses") == 1
-    steps.clear()
-    list(rounds.measure("captured", variant(step), captures=True))  # type: ignore[arg-type]
-    assert steps.index("losses") == WARM_STEPS
-
-
-def test_lanes_with_sm_targets_are_compared_with_lanes_that_have_none(monkeypatch: pytest.MonkeyPatch):
-    asked = []
-    monkeypatch.setattr(gpu_variants, "CudaBackend", lambda ordinal, **choice: asked.append((ordinal, choice)))
-    on_streams = Bench(backend=fake_backend(), budget=Budget(), dry_run=True)
-    lanes_of(on_streams, sm_target=False)
-    lanes_of(on_streams, sm_target=True)
-    on_streams.cudnn = False
-    lanes_of(on_streams, sm_target=True)
-    assert asked == [
-        (0, {"sm_target": False, "cudnn": True}),
-        (0, {"sm_target": True, "cudnn": True}),
-        (0, {"sm_target": True, "cudnn": False}),
-    ]
-    assert lanes_of(rehearsal(), sm_target=False).name == "host"
-    with pytest.raises(BackendUnavailableError, match="SM targets cannot be set"):
-        lanes_of(rehearsal(), sm_target=True)
-
-
 def times(c: float, g: float, s: float) -> ModuleTimes:
     return ModuleTimes(name="m", launch_ms=c, device_ms=g, slowdown=s)
 
@@ -201,10 +154,6 @@ def test_of_two_equal_modules_the_rule_is_the_one_that_is_written_down(c: float,
         assert (lanes_ms(both) < plain_ms(both)) == (c < (2 - s) * g)
 
 
-def test_on_one_stream_launches_of_one_module_hide_behind_the_work_of_another():
-    assert plain_ms((times(8.0, 2.0, 1.0), times(1.0, 9.0, 1.0))) == 11.0
-
-
 @given(st.lists(st.tuples(some, some, st.floats(1, 4)), min_size=1, max_size=5))
 def test_lanes_take_as_long_as_all_launches_and_as_the_longest_module_at_least(modules: list[tuple[float, ...]]):
     stage = tuple(times(*each) for each in modules)
@@ -217,22 +166,6 @@ def test_lanes_take_as_long_as_all_launches_and_as_the_longest_module_at_least(m
 )
 def test_the_rule_names_the_lever(c: float, s: float, lever: str):
     assert lever_of([(times(c, 10.0, s),) * 2]) == lever
-
-
-def test_predictions_are_of_the_whole_step_and_never_measured():
-    stages = [(times(1.0, 10.0, 1.5),) * 2] * 2
-    found = {figure.name: figure for figure in predictions_of(stages, 60.0)}
-    assert {figure.source for figure in found.values()} == {"predicted"}
-    assert found["rule_plain_ms"].value == 40.0
-    assert found["rule_lanes_ms"].value == 32.0
-    assert found["rule_speedup"].value == pytest.approx(60 / 52)
-    assert sentence_of(stages, 60.0) == (
-        "c 1 + 1 + 1 + 1 ms, g 10 + 10 + 10 + 10 ms, s 1.5, 1.5, 1.5, 1.5: by the rule of thumb lanes gain, "
-        "1.15x predicted"
-    )
-    assert "predicted" not in sentence_of(stages, 30.0)
-    (short,) = (figure for figure in predictions_of(stages, 30.0) if figure.name == "rule_speedup")
-    assert (short.value, short.source) == (None, "predicted")
 
 
 def linear(name: str) -> Subject:
@@ -257,13 +190,6 @@ def test_launches_and_slowdowns_are_measured_on_streams_without_a_race():
         ("rule_speedup", None, None, "predicted"),
     ]
     assert all(isinstance(figure, Figure) and figure.value is not None and figure.value > 0 for figure in found)
-
-
-def test_the_rule_ends_when_its_time_is_over():
-    bench = rehearsal()
-    (only,) = measure_rule([[(linear("left"), 1), (linear("right"), 1)]], bench, step_ms=1.0, until_s=0.0)
-    assert (only.labels["module"], only.value, only.reason) == ("left", None, "no time was left")
-    assert bench.verdict == ""
 
 
 def test_each_time_of_the_rule_has_the_casts_of_its_weights_and_leaves_none_to_the_next_step():

@@ -1,10 +1,8 @@
-"""What ``python -m bench.gpu`` is made of: what it looks for first, what it counts, and how results become tables."""
+"""Parts of ``python -m bench.gpu``: what it looks for first, what it counts, and how results become tables."""
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,21 +16,20 @@ from bench import tables
 from bench.gpu import preflight
 from bench.gpu import tables as gpu_tables
 from bench.gpu.bench import Bench
-from bench.gpu.counters import apart
 from bench.gpu.models.zoo import NOTES
 from bench.gpu.parts import MEASUREMENTS, MODEL_NAMES
-from bench.gpu.questions import figures_of, measure_overlap
+from bench.gpu.questions import measure_overlap
 from bench.gpu.run import command_text, without_folders
 from bench.gpu.tables import text_table
 from bench.processes import begin_section, last_lines, run_logged
 from bench.record import Figure, Part, Study, median_figure, missing_figure
-from bench.roofline import ADAMW_BYTES, Count, count_step
+from bench.roofline import ADAMW_BYTES, count_step
 from mosaic import models
 from mosaic.artifact import load, save
 from mosaic.backends.host.backend import HostBackend
 from mosaic.device import Device
 from mosaic.errors import MosaicError
-from mosaic.microbench import QUESTIONS, BenchSettings, Budget
+from mosaic.microbench import Budget
 from mosaic.microbench.overlap import Overlap, Row, VariantTime
 from mosaic.microbench.result import NotMeasured, Spread
 
@@ -62,13 +59,6 @@ FIGURES = (
     figure("scaling", "time_ms", 8.0, work="gemm", quota="8"),
     figure("scaling", "time_ms", 4.0, work="gemm", quota="16"),
     figure("pool", "create_ms", 37.0, way="context and stream", quota="4"),
-    figure("pool", "destroy_ms", 2.0, way="context and stream", quota="4"),
-    figure("pool", "held_bytes", 6 * 2**20, way="context and stream", quota="4"),
-    figure("pool", "add_layout_ms", 30.0, contexts="64", asked="64"),
-    figure("pool", "driver_bytes", 384 * 2**20, contexts="64", asked="64"),
-    figure("pool", "time_ns", 600.0, way="lend and give back"),
-    figure("overlap", "step_ms", 3.0, variant="plain streams", passes="forward", launching="eager"),
-    figure("overlap", "quotas", 1.5, passes="forward", launching="eager"),
 )
 
 
@@ -100,25 +90,6 @@ def test_a_missing_package_is_found_without_importing_anything(monkeypatch: pyte
     there = preflight.Package("pytest", "pytest", "")
     monkeypatch.setattr(preflight, "PACKAGES", (gone, there))
     assert preflight.missing_packages() == (gone,)
-
-
-def test_a_machine_without_a_driver_is_told_so():
-    def load(name: str) -> ctypes.CDLL:
-        raise OSError(f"{name}: no such file")
-
-    assert "there is no CUDA driver" in (preflight.why_no_gpu(load) or "")
-
-
-@pytest.mark.parametrize(("status", "says"), [(100, "does not start"), (0, "offers 0 GPUs")])
-def test_a_driver_without_a_gpu_is_told_so(status: int, says: str):
-    class Driver:
-        def cuInit(self, flags: int) -> int:  # noqa: N802
-            return status
-
-        def cuDeviceGetCount(self, count: object) -> int:  # noqa: N802
-            return 0
-
-    assert says in (preflight.why_no_gpu(lambda name: Driver()) or "")  # type: ignore[arg-type,return-value]
 
 
 def test_the_process_that_starts_measurements_never_loads_torch():
@@ -173,11 +144,6 @@ def test_every_measurement_can_be_resolved_and_asks_a_question():
     assert tuple(NOTES) == MODEL_NAMES == models.PAPER_MODELS
 
 
-def test_what_tells_most_is_measured_first():
-    first = ["device", "ceilings", "overlap", "unknowns/sm-target", *(f"models/{name}/8" for name in MODEL_NAMES)]
-    assert list(MEASUREMENTS)[: len(first)] == first
-
-
 def test_all_of_it_fits_into_eight_minutes_with_build_and_tests():
     assert sum(measurement.seconds for measurement in MEASUREMENTS.values()) <= 7 * 60
 
@@ -190,21 +156,6 @@ def test_counts_of_a_step_are_those_of_its_products():
     assert count.flops == 2 * (2 * 16 * 8 * 4)  # forward, and the weight's gradient
     assert count.moved_bytes == 2 * 32 * 4 + 32 * (4 + ADAMW_BYTES) + 2 * x.nbytes
     assert model.weight.grad is None
-
-
-def test_the_bound_is_the_slower_of_arithmetic_and_traffic():
-    count = Count(flops=2e12, moved_bytes=3e9, parameters=1)
-    assert count.bound_ms(tflops=1000, gb_per_s=3000) == pytest.approx(2.0)
-    assert count.bound_ms(tflops=4000, gb_per_s=3000) == pytest.approx(1.0)
-
-
-@pytest.mark.parametrize("name", list(QUESTIONS))
-def test_every_number_of_a_question_becomes_a_figure(name: str):
-    result = QUESTIONS[name].measure(HostBackend(num_slots=2), BenchSettings.tiny(), None)
-    found = list(figures_of(result))
-    assert sum(made.value is not None for made in found) > 1
-    assert all(made.labels for made in found)
-    assert [made.reason for made in found if made.name == "absent"] == [absent.reason for absent in result.absent]
 
 
 def test_overlap_hands_out_what_it_has_before_anything_later_can_fail(monkeypatch: pytest.MonkeyPatch):
@@ -229,34 +180,6 @@ def test_overlap_hands_out_what_it_has_before_anything_later_can_fail(monkeypatc
     assert (second.name, second.value, second.reason) == ("absent", None, "cuDNN error")
     with pytest.raises(RuntimeError, match="fell off"):
         next(found)
-
-
-def test_another_process_answers_while_this_one_works():
-    worked = []
-    assert apart(lambda: {"values": {"x": 1.0}}, as_user=None, meanwhile=lambda: worked.append(1)) == {
-        "values": {"x": 1.0}
-    }
-    assert worked
-    failed = apart(lambda: json.loads("{"), as_user=None, meanwhile=lambda: None)
-    assert "JSONDecodeError" in failed["error"]
-
-
-def test_a_file_of_the_first_version_of_the_schema_is_read(tmp_path: Path):
-    old = {
-        "schema_version": 1,
-        "study": "bench_call",
-        "command": "bench_call.py",
-        "created": "2026-11-21T10:00:00+00:00",
-        "commit": "abc",
-        "python_version": "3.11",
-        "torch_version": "2.13",
-        "machine": {"name": "CPU", "kind": "host", "num_slots": 2},
-        "foreign_cpu_share": None,
-        "figures": [{"name": "time, ms", "source": "measured", "value": 1.0}],
-    }
-    path = tmp_path / "old.json"
-    path.write_text(json.dumps(old))
-    assert load(Study, path).figures[0].value == 1.0
 
 
 def test_a_kept_result_is_filed_under_its_device_date_and_commit(results: Path, tmp_path: Path):
@@ -304,63 +227,6 @@ def test_the_table_of_models_keeps_measured_and_predicted_apart():
 def test_a_variant_whose_losses_differ_is_marked():
     differing = figure("models/clip/8", "loss_difference", 0.5, variant="mosaic", plan="gahc")
     assert "LOSSES DIFFER by 0.5" in gpu_tables.models_table(study(figures=(*FIGURES, differing)))
-
-
-def test_what_the_rule_of_thumb_predicts_stands_beside_what_was_measured():
-    clip = "models/clip/8"
-    rule = (
-        figure(clip, "launch_ms", 2.0, module="visual"),
-        figure(clip, "launch_ms", 1.0, module="text"),
-        figure(clip, "device_ms", 20.0, module="visual"),
-        figure(clip, "device_ms", 10.0, module="text"),
-        figure(clip, "slowdown", 1.5, module="visual", quota="8"),
-        figure(clip, "slowdown", 1.25, module="text", quota="8"),
-        Figure(name="rule_speedup", source="predicted", value=1.2, part=clip),
-    )
-    table = gpu_tables.models_table(study(figures=(*FIGURES, *rule)))
-    assert table.endswith(
-        "\n| model | batch | modules side by side | c, ms to launch, measured | g, ms on the whole device, measured "
-        "| s, slowdown on its part, measured | gain by the rule of thumb, predicted | gain of green lanes, measured "
-        "| gain of green lanes, graphs, measured |\n"
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
-        "| clip | 8 | visual, text | 2 + 1 | 20 + 10 | 1.5, 1.25 | 1.2 | 1.11 | - |\n"
-    )
-    differing = figure(clip, "loss_difference", 0.5, variant="green lanes", plan="even split by hand")
-    assert gpu_tables.models_table(study(figures=(*FIGURES, *rule, differing))).endswith("| 1.2 | - | - |\n")
-
-
-def test_the_other_tables_come_out_right():
-    made = study()
-    assert gpu_tables.scaling_table(made) == (
-        HEAD + "| time by slots | 8 | 16 |\n| --- | --- | --- |\n| gemm | 8 ms | 4 ms |\n"
-    )
-    assert gpu_tables.pool_table(made) == (
-        HEAD
-        + "| what is made or lent | slots | making takes | ending takes | MiB while it exists | MiB kept after all |\n"
-        "| --- | --- | --- | --- | --- | --- |\n"
-        "| context and stream | 4 | 37 ms | 2 ms | 6 | - |\n"
-        "| one partition more, up to 64 (no limit was met) |  | 30 ms |  | 384 |  |\n"
-        "| lend and give back |  | 0.0006 ms |  |  |  |\n"
-    )
-    assert "| plain streams | - | - | 3 ms | - |\n" in gpu_tables.overlap_table(made)
-    assert "over the best partitions | - | - | 1.5 | - |\n" in gpu_tables.overlap_table(made)
-
-
-def test_pictures_are_drawn_from_the_file_alone_and_shown_below_the_table(results: Path):
-    save(study(), results / "h200" / "2026-12-01-abc123.json")
-    tables.draw()
-    first = {path.name: path.read_bytes() for path in results.rglob("*.png")}
-    assert sorted(first) == ["2026-12-01-abc123-models.png", "2026-12-01-abc123-scaling.png"]
-    tables.draw()
-    assert {path.name: path.read_bytes() for path in results.rglob("*.png")} == first
-    assert "![models](bench/results/h200/2026-12-01-abc123-models.png)" in tables.TABLES["models"]()
-
-
-@pytest.mark.parametrize(
-    ("name", "folder"), [("NVIDIA H200", "h200"), ("NVIDIA A100-SXM4-80GB", "a100-sxm4-80gb"), ("Tesla V100", "v100")]
-)
-def test_a_device_has_a_folder_of_its_own(name: str, folder: str):
-    assert tables.slug(dataclasses.replace(H200, name=name)) == folder
 
 
 def test_the_table_for_the_terminal_says_what_is_a_dry_run():

@@ -74,16 +74,6 @@ def test_a_package_that_is_too_old_counts_as_missing(monkeypatch: pytest.MonkeyP
     assert preflight.missing_packages() == (packages[1],)
 
 
-def test_missing_packages_are_named_with_what_is_lost_and_how_to_bring_them():
-    chosen = [package for package in preflight.PACKAGES if package.name in ("torch", "ortools")]
-    text = preflight.how_to_bring(chosen)
-    assert "torch            NEEDED" in text
-    assert "plans of more than a few modules cannot be solved" in text
-    assert "pip install torch ortools" in text
-    assert "GPU_MORE='torch'" in text
-    assert f"make gpu-bundle GPU_PYTHON=3.{sys.version_info.minor}" in text
-
-
 @pytest.fixture
 def bare(tmp_path: Path) -> dict[str, str]:
     """The environment of a process on a machine without pydantic, tyro and ortools."""

@@ -12,10 +12,9 @@ from fake_driver.pools import run_pools
 from bench import tables
 from bench.gpu.ladder import RUNGS
 from bench.gpu.ladder.device import judge_device, judge_products
-from bench.gpu.ladder.lanes import figures_of, reading
 from bench.gpu.ladder.loops import judge_dropout, judge_towers
 from bench.gpu.ladder.operators import judge_conv, judge_equal, judge_triton
-from bench.gpu.ladder.streams import judge_capture, judge_events, judge_partitions, sm_ids
+from bench.gpu.ladder.streams import judge_capture, judge_events, judge_partitions
 from bench.gpu.run import cudnn_runs
 from bench.record import Figure, Study
 
@@ -25,99 +24,106 @@ H200 = {
 }  # fmt: skip
 
 
-def test_a_device_whose_slots_add_up_is_described():
-    assert judge_device(H200) == (
-        "NVIDIA H200: 16 slots of 8 SMs and 4 left over; driver CUDA 13.0; torch 2.11.0 (CUDA 13.0, cuDNN 91900); "
-        "SM clock 1980 of 1980 MHz"
-    )
-
-
-def test_a_device_whose_slots_do_not_add_up_is_not_to_be_trusted():
-    said = judge_device({**H200, "num_sms": 114, "lacking": "cuDevSmResourceSplit"})
-    assert "132 where torch says 114: do not trust quotas here" in said
-    assert "the driver lacks cuDevSmResourceSplit" in said
-
-
-EVENTS = {"default before left": True, "left before default": True, "ms default to left": 3.1}
-
-
-def test_events_that_order_and_time_are_enough():
-    assert judge_events(EVENTS) == "events order and time green streams and the default stream, every way"
-
-
-@pytest.mark.parametrize(
-    ("reading", "says"),
-    [
-        ({"left before default": False}, "left before default: what was written is not seen"),
-        ({"default before left": "RuntimeError: invalid handle"}, "invalid handle"),
-        ({"ms default to left": -0.5}, "ms default to left: no time passed"),
-    ],
-)
-def test_events_that_do_not_are_named_with_what_to_do(reading: dict[str, object], says: str):
-    said = judge_events({**EVENTS, **reading})
-    assert says in said
-    assert "only plain streams are left" in said
-
-
 def ids(first: int, last: int) -> tuple[int, ...]:
     return tuple(range(first, last))
 
 
-def test_partitions_with_ids_of_their_own_are_disjoint():
-    found = {"8+8": [(64, ids(0, 64)), (64, ids(64, 128))]}
-    assert judge_partitions(found) == "disjoint, and as many SMs as granted: 8+8"
-
-
-def test_two_shared_sms_are_a_module_s_with_dynamic_parallelism_and_more_are_not():
-    two = judge_partitions({"8+8": [(64, ids(0, 66)), (64, ids(64, 128))]})
-    assert "SMs [64, 65] are shared, as after a module with dynamic parallelism" in two
-    assert "64 granted, 66 seen" in two
-    assert "QUOTAS DO NOT HOLD" in judge_partitions({"8+8": [(64, ids(0, 67)), (64, ids(64, 128))]})
-
-
-def test_partitions_that_were_not_read_or_not_made_are_named():
-    assert judge_partitions({"8+8": [(64, ids(0, 64)), (64, ())]}) == "8+8: the ids of 1 partitions were not read"
-    assert judge_partitions({"8+8": "CudaError: no"}) == "8+8: CudaError: no"
-
-
-def test_operators_are_equal_or_near_or_named():
-    assert judge_equal({"mm": 0.0, "embedding": 0.0}) == "equal bit for bit: mm, embedding"
-    assert judge_equal({"mm": 0.001}) == "mm within 0.001"
-    wrong = judge_equal({"mm": 0.3, "attention": "RuntimeError: no kernel", "addmm": 0.0, "norm": float("nan")})
-    assert "mm differs by 0.3" in wrong
-    assert "attention: RuntimeError: no kernel" in wrong
-    assert "norm differs by nan" in wrong
-
-
-@pytest.mark.parametrize(("how", "switch"), [("cold", "conv-warm"), ("warm", "conv-native"), ("native", "exclude")])
-def test_a_convolution_that_fails_names_the_switch_that_helps(how: str, switch: str):
-    assert switch in judge_conv(how, {"patches": "RuntimeError: CUDNN_STATUS_EXECUTION_FAILED", "3x3": 0.0})
-    assert judge_conv(how, {"patches": 0.0, "3x3": 0.0}) == "equal bit for bit: patches, 3x3"
-
-
-def test_a_triton_kernel_runs_or_compiled_branches_stay():
-    assert "can be placed" in judge_triton({"double": 0.0})
-    assert "leave compiled branches out" in judge_triton({"double": "RuntimeError: invalid handle"})
-
-
+EVENTS = {"default before left": True, "left before default": True, "ms default to left": 3.1}
 CAPTURED = {"left value": 4.0, "right value": 8.0, "left ids": ((0, 1), (0, 1)), "right ids": ((2,), (2, 3))}
-
-
-def test_a_graph_over_two_lanes_stays_on_their_sms():
-    assert judge_capture(CAPTURED) == "a graph spans two lanes, and each half stays on its SMs"
+TOWERS = {
+    "loss difference": 1e-6, "weight difference": 2e-6, "overlap": 0.9, "plain step ms": 4.0, "colocated step ms": 3.0
+}  # fmt: skip
+DRAWN = {
+    "replays": 80, "replays with other numbers": 0, "replays that repeat the one before": 0,
+    "replays equal on both lanes": 0, "share kept": 0.5,
+}  # fmt: skip
+NO_CONV = {"patches": "RuntimeError: CUDNN_STATUS_EXECUTION_FAILED", "3x3": 0.0}
+WRONG = {"mm": 0.3, "attention": "RuntimeError: no kernel", "addmm": 0.0, "norm": float("nan")}
 
 
 @pytest.mark.parametrize(
-    ("reading", "says"),
+    ("said", "whole"),
     [
-        ({"right value": 4.0}, "two replays left wrong values"),
-        ({"right ids": ((2, 70, 71), (2, 3))}, "the right half ran on 2 SMs outside"),
-        ({"left ids": None, "right ids": None}, "SM ids were not read"),
-        ({"error": "RuntimeError: capture failed"}, "stages cannot be captured here: RuntimeError"),
+        (
+            judge_device(H200),
+            "NVIDIA H200: 16 slots of 8 SMs and 4 left over; driver CUDA 13.0; "
+            "torch 2.11.0 (CUDA 13.0, cuDNN 91900); SM clock 1980 of 1980 MHz",
+        ),
+        (judge_events(EVENTS), "events order and time green streams and the default stream, every way"),
+        (
+            judge_partitions({"8+8": [(64, ids(0, 64)), (64, ids(64, 128))]}),
+            "disjoint, and as many SMs as granted: 8+8",
+        ),
+        (judge_equal({"mm": 0.0, "embedding": 0.0}), "equal bit for bit: mm, embedding"),
+        (judge_conv("cold", {"patches": 0.0, "3x3": 0.0}), "equal bit for bit: patches, 3x3"),
+        (judge_capture(CAPTURED), "a graph spans two lanes, and each half stays on its SMs"),
+        (
+            judge_towers(TOWERS),
+            "equal within 2e-06; lanes overlap during 90% of their time; a step takes 4.00 ms plain, 3.00 colocated",
+        ),
+        (judge_dropout(DRAWN, "2.13.0"), "80 replays drew the same numbers at once as in turn (torch 2.13.0)"),
     ],
 )
-def test_a_graph_that_fails_or_strays_is_named(reading: dict[str, object], says: str):
-    assert says in judge_capture({**CAPTURED, **reading})
+def test_what_is_good_is_said_in_a_sentence(said: str, whole: str):
+    assert said == whole
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (
+            judge_device({**H200, "num_sms": 114, "lacking": "cuDevSmResourceSplit"}),
+            ["132 where torch says 114: do not trust quotas here", "the driver lacks cuDevSmResourceSplit"],
+        ),
+        (
+            judge_events({**EVENTS, "left before default": False}),
+            ["left before default: what was written is not seen", "only plain streams are left"],
+        ),
+        (judge_events({**EVENTS, "default before left": "RuntimeError: invalid handle"}), ["invalid handle"]),
+        (judge_events({**EVENTS, "ms default to left": -0.5}), ["ms default to left: no time passed"]),
+        (
+            judge_partitions({"8+8": [(64, ids(0, 66)), (64, ids(64, 128))]}),
+            ["SMs [64, 65] are shared, as after a module with dynamic parallelism", "64 granted, 66 seen"],
+        ),
+        (judge_partitions({"8+8": [(64, ids(0, 67)), (64, ids(64, 128))]}), ["QUOTAS DO NOT HOLD"]),
+        (
+            judge_partitions({"8+8": [(64, ids(0, 64)), (64, ())]}),
+            ["8+8: the ids of 1 partitions were not read"],
+        ),
+        (judge_partitions({"8+8": "CudaError: no"}), ["8+8: CudaError: no"]),
+        (judge_equal({"mm": 0.001}), ["mm within 0.001"]),
+        (judge_equal(WRONG), ["mm differs by 0.3", "attention: RuntimeError: no kernel", "norm differs by nan"]),
+        *(
+            (judge_conv(how, NO_CONV), [switch])
+            for how, switch in {"cold": "conv-warm", "warm": "conv-native", "native": "exclude"}.items()
+        ),
+        (judge_triton({"double": 0.0}), ["can be placed"]),
+        (judge_triton({"double": "RuntimeError: invalid handle"}), ["leave compiled branches out"]),
+        (judge_capture({**CAPTURED, "right value": 4.0}), ["two replays left wrong values"]),
+        (
+            judge_capture({**CAPTURED, "right ids": ((2, 70, 71), (2, 3))}),
+            ["the right half ran on 2 SMs outside"],
+        ),
+        (judge_capture({**CAPTURED, "left ids": None, "right ids": None}), ["SM ids were not read"]),
+        (
+            judge_capture({**CAPTURED, "error": "RuntimeError: capture failed"}),
+            ["stages cannot be captured here: RuntimeError"],
+        ),
+        (judge_towers({**TOWERS, "weight difference": 0.5}), ["WRONG NUMBERS: 0.5"]),
+        (judge_towers({**TOWERS, "overlap": 0.1}), ["one waits for the other"]),
+        (judge_towers({"error": "CudaError"}), ["cannot be colocated here: CudaError"]),
+        (
+            judge_dropout({**DRAWN, "replays with other numbers": 3, "share kept": 0.6}, "2.11.0"),
+            [
+                "of 80: 3 replays with other numbers, 60% kept where half should be",
+                "modules with random numbers must not be captured on torch 2.11.0",
+            ],
+        ),
+        (judge_dropout({"error": "RuntimeError"}, "2.11.0"), ["cannot be captured on lanes here: RuntimeError"]),
+    ],
+)
+def test_what_is_bad_is_named_with_what_to_do(said: str, words: list[str]):
+    assert [word for word in words if word not in said] == []
 
 
 def product(quota: int, target: str, ms: float | None) -> Figure:
@@ -133,49 +139,6 @@ def test_sm_targets_pay_where_some_product_gains_below_the_whole_device():
     level = [product(8, "none", 3.0), product(8, "torch", 2.99), product(16, "none", 1.0)]
     assert judge_products(level).startswith("leave SM targets off")
     assert "no such setting" in judge_products([product(8, "none", 3.0), product(8, "torch", None)])
-
-
-TOWERS = {
-    "loss difference": 1e-6, "weight difference": 2e-6, "overlap": 0.9, "plain step ms": 4.0, "colocated step ms": 3.0
-}  # fmt: skip
-
-
-def test_towers_that_are_equal_and_overlap_are_good():
-    assert judge_towers(TOWERS) == (
-        "equal within 2e-06; lanes overlap during 90% of their time; a step takes 4.00 ms plain, 3.00 colocated"
-    )
-
-
-def test_towers_that_differ_or_wait_are_named():
-    assert "WRONG NUMBERS: 0.5" in judge_towers({**TOWERS, "weight difference": 0.5})
-    assert "one waits for the other" in judge_towers({**TOWERS, "overlap": 0.1})
-    assert "cannot be colocated here: CudaError" in judge_towers({"error": "CudaError"})
-
-
-DRAWN = {
-    "replays": 80, "replays with other numbers": 0, "replays that repeat the one before": 0,
-    "replays equal on both lanes": 0, "share kept": 0.5,
-}  # fmt: skip
-
-
-def test_random_numbers_that_hold_and_those_that_race_are_told_apart():
-    assert judge_dropout(DRAWN, "2.13.0") == "80 replays drew the same numbers at once as in turn (torch 2.13.0)"
-    raced = judge_dropout({**DRAWN, "replays with other numbers": 3, "share kept": 0.6}, "2.11.0")
-    assert raced == (
-        "of 80: 3 replays with other numbers, 60% kept where half should be; modules with random numbers must not be "
-        "captured on torch 2.11.0"
-    )
-    assert "cannot be captured on lanes here: RuntimeError" in judge_dropout({"error": "RuntimeError"}, "2.11.0")
-
-
-def test_a_reading_that_fails_is_a_figure_without_a_number():
-    assert reading(lambda: 1 / 0) == "ZeroDivisionError: division by zero"
-    (one, other) = figures_of({"good": True, "bad": "ZeroDivisionError", "list": (1, 2)})
-    assert (one.value, other.value, other.reason) == (1.0, None, "ZeroDivisionError")
-
-
-def test_bits_of_words_are_sm_ids_whatever_their_sign():
-    assert sm_ids([5, 0, -(1 << 31)]) == (0, 2, 95)
 
 
 def test_the_probe_is_launched_as_the_driver_wants_it(fake_driver: FakeDriver):

@@ -5,84 +5,67 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from planning_cases import flat, linear, pair, profile_of
+from planning_cases import flat, linear, profile_of
 
-from mosaic.cost import ADAMW_BYTES, CostModel, FullInterference, MeasuredInterference, NoInterference, SharedBandwidth
-from mosaic.cost.interference import Bandwidths, fit_interference
+from mosaic.cost import (
+    ADAMW_BYTES,
+    CostModel,
+    Eq8,
+    FullInterference,
+    LeveledBandwidth,
+    Leveling,
+    MeasuredInterference,
+    NoInterference,
+    SharedBandwidth,
+    Sharing,
+)
+from mosaic.cost.interference import FORMS
 from mosaic.errors import InfeasibleError, InvalidProfileError
 from mosaic.graph import ModuleGraph, ModuleNode
-from mosaic.profile import GroupMember, GroupSample, ModuleMemory, Phase, Profile, Sample
+from mosaic.profile import ModuleMemory, Phase, Profile, Sample
 from mosaic.solver import solve
 
 F, B = Phase.FORWARD, Phase.BACKWARD
 SHARES = {"a": 0.2, "b": 0.4, "c": 0.6, "d": 0.9}
-
-
-def member(module: str, beside: list[str], phase: Phase, quota: int = 2) -> GroupMember:
-    extra = 0.5 * sum(SHARES[name] for name in beside)
-    return GroupMember(module=module, phase=phase, quota=quota, times_ms=(4 * (1 + extra),), alone_ms=(4.0,))
+HALF = {phase: Sharing(pressure=0.5) for phase in Phase}
 
 
 def profile() -> Profile:
-    """Four modules; groups of two and three that lose half of their neighbours' share."""
+    """Four modules and the bandwidth that each uses."""
     base = profile_of({name: linear(8) for name in SHARES}, num_slots=8)
-    sets = ["ab", "ac", "ad", "bc", "bd", "cd", "abc", "bcd", "acd"]
-    return replace(
-        base,
-        samples=tuple(replace(s, bandwidth_utilisation=SHARES[s.module]) for s in base.samples),
-        groups=tuple(
-            GroupSample(members=tuple(member(m, [n for n in names if n != m], phase) for m in names))
-            for names in sets
-            for phase in Phase
-        ),
-    )
+    return replace(base, samples=tuple(replace(s, bandwidth_utilisation=SHARES[s.module]) for s in base.samples))
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"),
+    ("name", "coefficients", "kind"),
     [
-        ("none", NoInterference),
-        ("additive", FullInterference),
-        ("full", FullInterference),
-        ("pairwise", SharedBandwidth),
-        ("ours", SharedBandwidth),
-        ("measured", MeasuredInterference),
+        ("measured", {}, MeasuredInterference),
+        ("none", {}, NoInterference),
+        ("additive", {F: Eq8(e1=0.0, e2=1.0)}, FullInterference),
+        ("full", {F: Eq8(e1=0.0, e2=1.0, e3=1.0)}, FullInterference),
+        ("pairwise", HALF, SharedBandwidth),
+        ("ours", {F: Leveling(draw=0.1)}, LeveledBandwidth),
     ],
 )
-def test_interference_is_chosen_by_name(name: str, kind: type) -> None:
-    cost = CostModel.from_profile(profile(), interference=name)
+def test_every_form_of_the_table_is_made_by_name_from_its_coefficients(name: str, coefficients, kind: type) -> None:
+    assert FORMS[name].name == name
+    cost = CostModel.from_profile(profile(), interference=name, coefficients=coefficients)
     assert type(cost.interference) is kind
     assert cost.placed_ms("a", F, 1, 2) == 4.0
 
 
-def test_our_form_predicts_what_the_groups_lost_and_says_what_it_has_not_seen() -> None:
-    cost = CostModel.from_profile(profile(), interference="ours")
-    assert cost.placed_ms("a", F, 1, 2, beside=[("b", 2)]) == pytest.approx(4 * 1.2)
-    assert cost.placed_ms("a", B, 1, 4, beside=[("b", 2), ("c", 2)]) == pytest.approx(2 * 1.5)
-    assert cost.findings == ("4 modules may share a device; fitted groups had at most 3",)
-
-
-def test_measured_pairs_may_come_as_groups_of_two() -> None:
-    cost = CostModel.from_profile(profile())
-    assert cost.placed_ms("a", F, 1, 2, beside=[("b", 2)]) == pytest.approx(4 * 1.2)
-    assert cost.findings == ()
-
-
-def test_a_fit_from_another_model_is_reused() -> None:
-    old = profile()
-    fit = fit_interference(old.groups, Bandwidths(old.samples), "ours", device=old.device)
-    new = replace(old, groups=())
-    with pytest.raises(InvalidProfileError, match="measure groups before fitting"):
-        CostModel.from_profile(new, interference="ours")
-    cost = CostModel.from_profile(new, interference="ours", fit=fit)
-    assert cost.placed_ms("a", F, 1, 2, beside=[("b", 2)]) == pytest.approx(4 * 1.2)
-
-
-def test_a_fit_of_another_form_than_the_one_asked_for_is_refused() -> None:
-    old = profile()
-    fit = fit_interference(old.groups, Bandwidths(old.samples), "additive", device=old.device)
-    with pytest.raises(ValueError, match="interference='full', but the fit is of the form 'additive'"):
-        CostModel.from_profile(old, interference="full", fit=fit)
+@pytest.mark.parametrize(
+    ("name", "coefficients", "says"),
+    [
+        ("mosaic", {}, "'mosaic' is no form; use one of measured: .*; ours: bandwidth"),
+        ("full", {}, "'full' takes Eq8 coefficients; found none"),
+        ("full", HALF, "'full' takes Eq8 coefficients; found Sharing"),
+        ("measured", HALF, "'measured' takes no coefficients; found Sharing"),
+    ],
+)
+def test_forms_without_their_own_coefficients_are_refused(name: str, coefficients, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        CostModel.from_profile(profile(), interference=name, coefficients=coefficients)
 
 
 class Estimate:
@@ -90,28 +73,25 @@ class Estimate:
         return SHARES[module]
 
 
-def test_bandwidths_that_were_not_measured_are_refused_or_estimated_and_said() -> None:
-    blind = replace(profile(), samples=profile_of({name: linear(8) for name in SHARES}, num_slots=8).samples)
+def test_bandwidths_that_were_not_measured_are_refused_or_estimated() -> None:
+    blind = profile_of({name: linear(8) for name in SHARES}, num_slots=8)
+    unknown, estimated = (
+        CostModel.from_profile(blind, interference="pairwise", coefficients=HALF, estimate=estimate)
+        for estimate in (None, Estimate())
+    )
     with pytest.raises(InvalidProfileError, match="or give an analytic cost model as the estimate"):
-        CostModel.from_profile(blind, interference="ours")
-    cost = CostModel.from_profile(blind, interference="ours", estimate=Estimate())
-    assert cost.placed_ms("a", F, 1, 2, beside=[("b", 2)]) == pytest.approx(4 * 1.2)
-    assert "bandwidth of 'a' forward is estimated" in cost.findings
-    assert cost.bandwidth("c", B, 1, 2) == 0.6
+        unknown.placed_ms("a", F, 1, 2, beside=[("b", 2)])
+    assert estimated.placed_ms("a", F, 1, 2, beside=[("b", 2)]) == pytest.approx(4 * 1.2)
 
 
 def test_a_frozen_module_disturbs_nobody_in_the_backward_that_it_has_not() -> None:
     old = profile()
     nodes = tuple(replace(node, trainable=node.name != "d") for node in old.graph.modules)
-    frozen = replace(
-        old,
-        graph=ModuleGraph(modules=nodes),
-        samples=tuple(s for s in old.samples if (s.module, s.phase) != ("d", B)),
-        groups=tuple(g for g in old.groups if ("d", B) not in {(m.module, m.phase) for m in g.members}),
-    )
-    cost = CostModel.from_profile(frozen, interference="additive")
-    assert cost.bandwidth("d", B, 1, 2) == 0
-    assert cost.placed_ms("a", B, 1, 2, beside=[("d", 2)]) >= 4.0
+    samples = tuple(s for s in old.samples if (s.module, s.phase) != ("d", B))
+    frozen = replace(old, graph=ModuleGraph(modules=nodes), samples=samples)
+    cost = CostModel.from_profile(frozen, interference="pairwise", coefficients=HALF)
+    assert cost.placed_ms("a", B, 1, 2, beside=[("d", 2)]) == 4.0
+    assert cost.placed_ms("a", B, 1, 2, beside=[("d", 2), ("b", 2)]) == pytest.approx(4 * 1.2)
 
 
 def test_quotas_at_which_a_phase_cannot_run_are_not_offered() -> None:
@@ -127,14 +107,6 @@ def test_quotas_at_which_a_phase_cannot_run_are_not_offered() -> None:
     assert cost.quotas("b") == (1, 2, 3, 4)
     with pytest.raises(ValueError, match="'a' backward cannot run at degree 1, quota 1: OutOfMemoryError"):
         cost.time_ms("a", B, 1, 1)
-
-
-def test_pairs_and_groups_are_fitted_together() -> None:
-    old = profile()
-    pairs = tuple(pair("a", "b", 1.2, phase=phase) for phase in Phase)
-    both, groups = (CostModel.from_profile(p, interference="ours") for p in (replace(old, pairs=pairs), old))
-    ask = {"beside": [("c", 2)]}
-    assert both.placed_ms("a", F, 1, 2, **ask) == pytest.approx(groups.placed_ms("a", F, 1, 2, **ask))
 
 
 def test_memory_counts_the_optimizers_state_of_what_trains_on_every_device() -> None:

@@ -38,7 +38,7 @@ def test_one_rank_and_several_have_one_signature():
         ]
 
 
-@pytest.mark.parametrize("given", [mosaic.RankSettings(), mosaic.RankSettings(communication_slots=1, direct=False)])
+@pytest.mark.parametrize("given", [mosaic.RankSettings(), mosaic.RankSettings(communication_slots=1)])
 def test_settings_of_ranks_are_refused_on_one(given: mosaic.RankSettings):
     with pytest.raises(ValueError, match="is for several ranks, and this process is the only one; start it"):
         mosaic.colocate(nn.Linear(2, 2), torch.ones(2, 2), options=mosaic.Options(ranks=given))

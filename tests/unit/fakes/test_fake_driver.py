@@ -6,7 +6,6 @@ Each row has a body, what it answers, and the driver's settings where they are n
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -306,26 +305,10 @@ result = misused()
 """,
             ["per_thread_forms"],
         ),
-        one("nothing else is a symbol", "[hasattr(fake, 'cuInit'), hasattr(fake, 'cuDeviceGet')]", [False, False]),
-        one(
-            "an injected failure hits the nth call",
-            "[call('cuDeviceGet', ctypes.byref(ctypes.c_int()), 0) for _ in range(3)]",
-            [0, 999, 0],
-            fail="cuDeviceGet@2=999",
-        ),
     ],
 )
 def test_functions_are_looked_up(fake_driver: FakeDriver, body: str, answer: Any, settings: dict[str, Any]):
     assert ask(fake_driver, body, **settings) == answer
-
-
-def test_a_call_before_cu_init_is_refused(fake_driver: FakeDriver):
-    early = """
-address = ctypes.c_void_p()
-fake.cuGetProcAddress_v2(b"cuDeviceGet", ctypes.byref(address), 2000, ctypes.c_uint64(0), None)
-result = ctypes.CFUNCTYPE(ctypes.c_int)(address.value)(ctypes.byref(ctypes.c_int()), 0)
-"""
-    assert fake_driver.run(early) == 3
 
 
 WORDS = f"""{READY}
@@ -416,19 +399,3 @@ result = [json.loads(os.read(receive, 1000)), init(0), misused()]
 os.wait()
 """
     assert ask(fake_driver, body) == [[[3, 3], ["call_in_a_forked_child"]], 0, []]
-
-
-def test_after_its_end_the_driver_answers_that_it_has_ended(fake_driver: FakeDriver):
-    body = """
-get = ctypes.CFUNCTYPE(ctypes.c_int)(find("cuDeviceGetCount", 2000)[2])
-fake.mosaic_fake_end()
-result = get(ctypes.byref(ctypes.c_int()))
-"""
-    assert ask(fake_driver, body) == 4
-
-
-def test_what_is_left_at_exit_is_written_to_the_report(fake_driver: FakeDriver, tmp_path: Path):
-    report = tmp_path / "report"
-    ask(fake_driver, f'{WHOLE}stream(context)\ncall("cuGreenCtxDestroy", context)\nresult = True', report=str(report))
-    lines = ["green 0", "primary 0", "stream 1", "misused context_destroyed_before_its_streams 1"]
-    assert report.read_text().splitlines() == lines

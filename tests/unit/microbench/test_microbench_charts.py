@@ -11,34 +11,20 @@ from mosaic.report.charts import Bar, Line, Words, draw_bars, draw_lines, draw_m
 WORDS = Words(title="A title", subtitle="Where and when", x_axis="milliseconds", y_axis="speed")
 
 
-def test_lines_have_a_legend_and_their_words(tmp_path: Path):
-    path = tmp_path / "lines.svg"
+def test_pictures_have_their_words_values_and_reasons(tmp_path: Path):
     lines = [Line(name="gemm", points=((0.5, 0.6, 0.5, 0.7), (1.0, 1.0, 0.9, 1.1))), Line(name="empty", points=())]
-    draw_lines(lines, WORDS, path, level=1.0)
-    text = path.read_text()
-    assert "<svg" in text
-    assert "<!-- gemm -->" in text
-    assert "<!-- A title -->" in text
-
-
-def test_bars_show_a_value_or_a_reason(tmp_path: Path):
-    path = tmp_path / "bars.svg"
+    draw_lines(lines, WORDS, tmp_path / "lines.svg", level=1.0)
     bars = [
         Bar(name="lend", group="pool", value=2.0, quartiles=(1.0, 3.0), text="2 ms"),
         Bar(name="other", text="not measured: no GPU"),
     ]
-    draw_bars(bars, WORDS, path)
-    text = path.read_text()
-    assert "<!-- 2 ms -->" in text
-    assert "not measured: no GPU" in text
-
-
-def test_a_matrix_leaves_a_cell_without_a_number_empty(tmp_path: Path):
-    path = tmp_path / "matrix.svg"
-    draw_matrix(["a", "b"], ["c", "d"], {("a", "c"): 1.25, ("b", "d"): 0.75}, WORDS, path)
-    text = path.read_text()
-    assert text.count("<!-- 1.25 -->") == 1
-    assert text.count("<!-- 0.75 -->") == 1
+    draw_bars(bars, WORDS, tmp_path / "bars.svg")
+    draw_matrix(["a", "b"], ["c", "d"], {("a", "c"): 1.25, ("b", "d"): 0.75}, WORDS, tmp_path / "matrix.svg")
+    told = {path.stem: path.read_text() for path in tmp_path.iterdir()}
+    assert all(f"<!-- {word} -->" in told["lines"] for word in ("gemm", "A title"))
+    assert "<!-- 2 ms -->" in told["bars"]
+    assert "not measured: no GPU" in told["bars"]
+    assert [told["matrix"].count(f"<!-- {cell} -->") for cell in ("1.25", "0.75")] == [1, 1]
 
 
 def test_nothing_measured_is_a_picture_that_says_so(tmp_path: Path):

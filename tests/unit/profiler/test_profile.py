@@ -10,8 +10,6 @@ from mosaic.errors import InvalidFileError, InvalidProfileError
 from mosaic.graph import ModuleGraph, ModuleNode
 from mosaic.profile import (
     Environment,
-    GroupMember,
-    GroupSample,
     HeldOutError,
     ModuleStructure,
     PairSample,
@@ -29,19 +27,14 @@ def sample(module="image", quota=1, times=(1.0, 2.0, 4.0), phase=Phase.FORWARD):
     return Sample(module=module, phase=phase, quota=quota, times_ms=times)
 
 
-def member(module="image", quota=1, times=(3.0,), alone=(2.0,)):
-    return GroupMember(module=module, phase=Phase.FORWARD, quota=quota, times_ms=times, alone_ms=alone)
-
-
-def pair(beside="text", times=(3.0, 3.0, 9.0)):
+def pair(beside="text", times=(3.0, 3.0, 9.0), alone=(2.0,)):
     return PairSample(
-        module="image", beside=beside, phase=Phase.FORWARD, quota=1, beside_quota=1, times_ms=times, alone_ms=(2.0,)
+        module="image", beside=beside, phase=Phase.FORWARD, quota=1, beside_quota=1, times_ms=times, alone_ms=alone
     )
 
 
-def profile(*samples, pairs=(), groups=()):
-    groups = (GroupSample(members=groups),) if groups else ()
-    return Profile(device=DEVICE, graph=GRAPH, samples=samples, pairs=pairs, groups=groups, environment=HERE)
+def profile(*samples, pairs=()):
+    return Profile(device=DEVICE, graph=GRAPH, samples=samples, pairs=pairs, environment=HERE)
 
 
 def test_medians_and_quartiles_come_from_the_raw_times():
@@ -68,16 +61,10 @@ def test_medians_and_quartiles_come_from_the_raw_times():
             for share in (-0.1, 1.1, math.nan)
         ),
         *(
-            (lambda which=which, times=times: member(**{which: times}), "group member 'image'")
+            (lambda which=which, times=times: pair(**{which: times}), "pair 'image' beside 'text'")
             for which in ("times", "alone")
             for times in ((), (math.nan,), (-1.0,))
         ),
-        *(
-            (lambda names=names: GroupSample(members=tuple(map(member, names))), "two or more modules, once each")
-            for names in ((), ("image",), ("image", "image"))
-        ),
-        (lambda: profile(sample(), groups=(member(quota=2), member("text"))), r"2 \+ 1 slots; two cores has 2"),
-        (lambda: profile(sample(), groups=(member(), member("audio"))), "'audio', not in its graph"),
     ],
 )
 def test_numbers_and_names_that_cannot_be_are_refused(make, said):
@@ -102,8 +89,7 @@ def test_a_profile_of_another_device_or_graph_is_refused():
 
 def test_slowdown_is_the_ratio_of_medians():
     assert pair().slowdown == 1.5
-    assert member(times=(3.0, 9.0, 3.0)).slowdown == 1.5
-    assert member(alone=(0.0,)).slowdown == 1.0
+    assert pair(alone=(0.0,)).slowdown == 1.0
 
 
 def full_profile():
@@ -113,7 +99,7 @@ def full_profile():
     )
     return replace(
         made,
-        groups=(GroupSample(members=(member(), member("text"))),),
+        pairs=(pair(),),
         held_out=(
             HeldOutError(subject="image", phase=Phase.FORWARD, form="smooth", median=0.01, largest=0.1, count=8),
         ),
@@ -129,9 +115,10 @@ def test_everything_that_a_profile_can_hold_survives_its_file(tmp_path):
     assert artifact.load(Profile, tmp_path / "profile.json") == made
 
 
-def test_a_file_of_the_first_schema_is_refused_with_the_way_out():
-    text = artifact.to_json(profile(sample())).replace('"schema_version": 2', '"schema_version": 1')
-    with pytest.raises(InvalidFileError, match=r"schema_version=1 is not 2; .*: make the file again"):
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_file_of_an_older_schema_is_refused_with_the_way_out(version):
+    text = artifact.to_json(profile(sample())).replace('"schema_version": 3', f'"schema_version": {version}')
+    with pytest.raises(InvalidFileError, match=rf"schema_version={version} is not 3; .*: make the file again"):
         artifact.parse(Profile, text, source="profile.json")
 
 

@@ -52,7 +52,7 @@ def profiled(
 
 
 def measurements(profile: Profile) -> object:
-    return profile.samples, profile.pairs, profile.groups, profile.memory
+    return profile.samples, profile.pairs, profile.memory
 
 
 @pytest.fixture
@@ -61,11 +61,11 @@ def cache(tmp_path: Path) -> ProfileCache:
 
 
 def test_a_second_run_measures_nothing_and_says_the_same(cache: ProfileCache):
-    settings = ProfileSettings(refuse_share=2.0, foreign_share=2.0, sample_seconds=0.05, min_repeats=2, groups=1)
+    settings = ProfileSettings(refuse_share=2.0, foreign_share=2.0, sample_seconds=0.05, min_repeats=2)
     torch.manual_seed(0)
     first, runs = profiled(unequal(), cache, settings=settings)
     assert runs > 0
-    assert first.groups
+    assert first.pairs
     torch.manual_seed(1)  # values of parameters do not matter
     again, runs = profiled(unequal(), cache, settings=settings)
     assert runs == 0

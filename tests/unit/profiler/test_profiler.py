@@ -18,7 +18,7 @@ from mosaic.profile import Phase, Profile
 from mosaic.profiler import ForeignLoad, ProfileSettings, Subject, preserved, profile_modules
 from mosaic.profiler.machine import noise as noises
 from mosaic.profiler.measuring import measure as measuring
-from mosaic.profiler.measuring.beside import measure_group, pair_samples
+from mosaic.profiler.measuring.beside import measure_pair
 from mosaic.profiler.measuring.measure import StepTimes, measure_quietly, quietest
 
 
@@ -160,7 +160,7 @@ def test_a_module_without_gradients_has_no_backward():
 def test_a_pair_is_timed_beside_each_other_and_alone(phase: Phase):
     second = linear(name="second")
     with HostBackend(num_slots=2).open_lanes([(0,), (1,)]) as lanes:
-        pair = pair_samples(measure_group([linear(), second], (lanes.lane((0,)), lanes.lane((1,))), phase, FAST))
+        pair = measure_pair([linear(), second], (lanes.lane((0,)), lanes.lane((1,))), phase, FAST)
     assert [(sample.module, sample.beside, sample.phase) for sample in pair] == [
         ("linear", "second", phase),
         ("second", "linear", phase),
@@ -172,13 +172,13 @@ def test_a_pair_with_a_frozen_module_has_no_backward_sample():
     frozen = linear(name="frozen")
     frozen.module.requires_grad_(False)
     with HostBackend(num_slots=2).open_lanes([(0,), (1,)]) as lanes:
-        assert measure_group([linear(), frozen], (lanes.lane((0,)), lanes.lane((1,))), Phase.BACKWARD, FAST) is None
+        assert measure_pair([linear(), frozen], (lanes.lane((0,)), lanes.lane((1,))), Phase.BACKWARD, FAST) == ()
 
 
 def test_an_error_in_one_of_a_pair_ends_both():
     broken = linear(name="broken", args=(torch.randn(6, 3),))
     with HostBackend(num_slots=2).open_lanes([(0,), (1,)]) as lanes, pytest.raises(RuntimeError, match="shapes"):
-        measure_group([linear(), broken], (lanes.lane((0,)), lanes.lane((1,))), Phase.FORWARD, FAST)
+        measure_pair([linear(), broken], (lanes.lane((0,)), lanes.lane((1,))), Phase.FORWARD, FAST)
 
 
 def profiled(model: nn.Module, **options: Any) -> Profile:

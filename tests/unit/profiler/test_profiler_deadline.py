@@ -87,7 +87,7 @@ def test_a_quota_at_which_a_module_fails_does_not_count_as_one_of_its_two(measur
     assert profile.left_out[:2] == ("left at 3, 2 slots", "right at 2 slots")
 
 
-def test_higher_degrees_groups_and_adaptive_quotas_end_at_the_deadline_too(measured: Measured):
+def test_higher_degrees_and_adaptive_quotas_end_at_the_deadline_too(measured: Measured):
     ring = Ring(latency_us=10.0, gb_per_s=1.0)
     profile = profiled(0.0, quotas=[2, 4], degrees=[2], network=ring)
     assert {(sample.degree, sample.quota) for sample in profile.samples} == {(1, 2), (1, 4)}
@@ -95,13 +95,6 @@ def test_higher_degrees_groups_and_adaptive_quotas_end_at_the_deadline_too(measu
     adaptive = profiled(0.0, quotas="adaptive")
     assert {sample.quota for sample in adaptive.samples} == {1, 4}
     assert len(adaptive.left_out) >= 1
-    model = TwoTowers()
-    finding = find_modules(model, pair_batch())
-    settings = dataclasses.replace(FAST, max_seconds=0.0, pairs=False, groups=2)
-    backend = HostBackend(num_slots=4)
-    profile = profile_modules(model, finding.subjects, finding.graph, backend, quotas=[2, 4], settings=settings)
-    assert profile.groups == ()
-    assert profile.left_out[-1].endswith("groups side by side")
 
 
 def test_what_is_known_from_before_takes_no_time_and_is_not_left_out(measured: Measured, tmp_path: Any):

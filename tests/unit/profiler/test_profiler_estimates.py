@@ -1,4 +1,4 @@
-"""What stands in for measurements: communication models, and bandwidth from counted bytes."""
+"""Communication models, and the devices whose description is known."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 from ranks.cases import run_ranks
-from torch import nn
 
 from mosaic.device import Device
 from mosaic.errors import BackendUnavailableError
-from mosaic.profile import Phase
-from mosaic.profiler import AllReduce, Ring, Subject, estimate_bandwidths, fit_ring, measure_ring
+from mosaic.profiler import AllReduce, Ring, fit_ring, measure_ring
 from mosaic.profiler.counting import hardware_of
 from mosaic.profiler.machine import communication
 
@@ -68,29 +66,6 @@ def test_two_ranks_measure_the_same_ring(tmp_path: Path):
     latency, bandwidth = first
     assert latency >= 0
     assert bandwidth > 0
-
-
-def host(slots: int = 4) -> Device:
-    return Device(name="some processor", kind="host", num_slots=slots)
-
-
-def test_counted_bandwidth_grows_with_the_quota_and_stays_a_share():
-    subject = Subject("adds", nn.Sequential(nn.ReLU(), nn.Linear(64, 64)), (torch.randn(512, 64),), {})
-    estimate = estimate_bandwidths([subject], host())
-    assert estimate.knows("adds")
-    shares = [estimate.bandwidth("adds", Phase.FORWARD, 1, quota) for quota in (1, 2, 4)]
-    assert shares == sorted(shares)
-    assert 0 < shares[0] <= shares[-1] <= 1
-
-
-def test_what_cannot_be_counted_counts_as_its_share_of_the_slots():
-    class Looks(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x * 2 if x.sum().item() > 0 else x
-
-    estimate = estimate_bandwidths([Subject("looks", Looks(), (torch.randn(3, 4),), {})], host())
-    assert not estimate.knows("looks")
-    assert estimate.bandwidth("looks", Phase.BACKWARD, 1, 1) == 0.25
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.engine import find_modules
 from mosaic.profile import Phase
 from mosaic.profiler import Subject, preserved, profile_modules
-from mosaic.profiler.measuring.beside import measure_group, pair_samples
+from mosaic.profiler.measuring.beside import measure_pair
 from mosaic.profiler.measuring.measure import measure_quietly
 from mosaic.profiler.measuring.peaks import phase_peaks
 
@@ -53,8 +53,8 @@ def test_the_cuda_backend_itself_is_profiled_on_a_driver_in_process(runtime: Fak
 def test_a_pair_that_one_thread_launches_does_not_lock_up(backend: FakeBackend, phase: Phase):
     with backend.open_lanes([(0,), (1,)]) as lanes:
         both = (lanes.lane((0,)), lanes.lane((1,)))
-        pair = pair_samples(
-            measure_group([subject("one"), subject("two")], both, phase, FAST, inline=True, device=torch.device("cpu"))
+        pair = measure_pair(
+            [subject("one"), subject("two")], both, phase, FAST, inline=True, device=torch.device("cpu")
         )
         turns = [launch.stream for launch in backend.api.launches if launch.stream]
     assert [(sample.module, sample.beside) for sample in pair] == [("one", "two"), ("two", "one")]
@@ -93,12 +93,10 @@ def test_peaks_are_what_each_phase_took_above_what_was_there(monkeypatch: pytest
     assert len(resets) == 2
 
 
-def test_groups_and_adaptive_quotas_work_where_one_thread_launches(runtime: FakeStreams):
+def test_adaptive_quotas_work_where_one_thread_launches(runtime: FakeStreams):
     backend = CudaBackend(api=runtime, driver=FakeGreenDriver(num_slots=4))
     model = TwoTowers()
     finding = find_modules(model, pair_batch())
-    settings = dataclasses.replace(FAST, groups=2, bound=0.5)
+    settings = dataclasses.replace(FAST, bound=0.5)
     profile = profile_modules(model, finding.subjects, finding.graph, backend, quotas="adaptive", settings=settings)
     assert {1, 4} <= {sample.quota for sample in profile.samples}
-    assert len(profile.groups) == 2 * len(Phase)
-    assert {member.module for group in profile.groups for member in group.members} == {"left", "right"}

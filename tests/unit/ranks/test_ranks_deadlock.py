@@ -34,22 +34,6 @@ def test_no_interleaving_of_two_modules_on_two_ranks_blocks(
         assert Search(case, everything=True).blocked is None, case
 
 
-@pytest.mark.parametrize("missing", [(), ((1, 0), (1, 1)), ((1, 1),)], ids=["all there", "both missing", "one missing"])
-def test_no_interleaving_of_two_modules_blocks_where_results_go_straight(missing: tuple[tuple[int, int], ...]):
-    for members in layouts(2, 2):
-        case = Case(members, 2, CHAIN, frozenset(missing), straight=frozenset({(0, 1)}))
-        assert Search(case, everything=True).blocked is None, case
-
-
-@pytest.mark.parametrize("straight", [{(0, 2)}, {(0, 2), (1, 2)}], ids=["one of them", "both"])
-def test_no_choice_of_who_holds_slots_blocks_where_results_go_straight(straight: set[tuple[int, int]]):
-    for index, members in enumerate(itertools.islice(layouts(3, 3), 0, None, 3)):
-        missing = frozenset({(index % 3, module) for module in range(3)}) if index % 2 else frozenset[tuple[int, int]]()
-        joins = frozenset({index % 3}) if index % 3 else NOTHING
-        case = Case(members, 3, JOIN, missing, frozenset(straight), joins)
-        assert Search(case, everything=False).blocked is None, case
-
-
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_no_choice_of_who_holds_slots_blocks_three_modules(num_ranks: int):
     for index, members in enumerate(layouts(3, num_ranks)):
@@ -63,7 +47,6 @@ FAULTS = {
     "slots held while waiting for messages": {"holds_slots": True},
     "one communicator for two modules": {"shared_communicator": True},
     "a rank that skips a call": {"skips": True, "missing": frozenset({(1, 0)})},
-    "a rank that awaits home what goes straight": {"straight": frozenset({(0, 1)}), "unaware": frozenset({1})},
     "backwards in another order, each waited for": {"forward_backwards": frozenset({1}), "joins": BOTH},
 }
 

@@ -9,10 +9,9 @@ import pytest
 from planning_cases import flat, linear, profile_of
 
 from mosaic.cost import CostModel
-from mosaic.cost.interference import Neighbours
 from mosaic.errors import InfeasibleError
 from mosaic.plan import Plan
-from mosaic.profile import ModuleMemory, Phase, Profile
+from mosaic.profile import ModuleMemory, Profile
 from mosaic.report.comparison import comparison_table
 from mosaic.solver.compare import Comparison, compare
 from mosaic.solver.methods import compared_methods
@@ -85,35 +84,11 @@ def test_a_method_that_cannot_is_listed_with_its_reason_and_the_others_go_on() -
     assert "brute force takes at most 6" in printed(rows, width=200)
 
 
-class ProductForm:
-    """An interference that the exact search does not know."""
-
-    is_zero = False
-    is_pairwise = False
-
-    def extra_ms(self, module: str, phase: Phase, *, quota: int, alone_ms: float, beside: Neighbours) -> float:
-        return 0.1 * len(beside)
-
-
-def test_an_interference_that_the_exact_search_does_not_know_is_its_reason_alone() -> None:
-    profile = small()
-    cost = CostModel.from_profile(profile)
-    cost.interference = ProductForm()
-    exact, distmm = compare(profile.graph, cost, profile.device, num_devices=2, methods=("exact", "distmm"))
-    assert "neither a sum over pairs" in exact.reason
-    assert distmm.ratio == 1.0
-
-
 def test_a_module_that_fits_nowhere_is_an_error_and_not_a_row() -> None:
     memory = [ModuleMemory(module="head", resident_bytes=500, activation_bytes=0)]
     profile = replace(small(), memory=tuple(memory), device=replace(small().device, memory_bytes=100))
     with pytest.raises(InfeasibleError, match="'head' needs 500 bytes"):
         compared(profile)
-
-
-def test_no_devices_are_refused() -> None:
-    with pytest.raises(ValueError, match="num_devices=0"):
-        compared(small(), 0)
 
 
 @pytest.mark.parametrize("methods", [(), ("magic",), ("exact", "exact")])

@@ -15,15 +15,11 @@ from mosaic.errors import InfeasibleError, UndecidedError
 from mosaic.graph import Part
 from mosaic.plan import Placement, Plan, SearchRecord, Stage
 from mosaic.solver import SearchOptions, solve
-from mosaic.solver.exact.search import SearchLimits
 from mosaic.solver.explain import explain
 from mosaic.solver.instances.checker import check_plan
 from mosaic.solver.instances.instance import Instance
 from mosaic.solver.instances.instance_cost import TableCost
 from mosaic.solver.memory import options as held_options
-from mosaic.solver.memory.holding import held_bytes
-from mosaic.solver.options import all_options
-from mosaic.solver.stage import Machine
 
 
 def kept(degree: int, time_ms: float, memory_bytes: int, *, working: int = 0, quota: int = 4):
@@ -82,19 +78,6 @@ def test_enough_in_all_and_on_no_device_is_infeasible_too():
     assert "no choice of degrees and devices fits" in answer.reasons[0]
 
 
-def test_a_slower_degree_is_taken_where_the_faster_one_holds_too_much():
-    """On both devices each keeps 8: together 16 of 12. On one device each keeps 10."""
-    made = instance(
-        module("a", kept(1, 5, 10), kept(2, 3, 8)),
-        module("b", kept(1, 5, 10), kept(2, 3, 8), after=("a",)),
-        memory_bytes=12,
-    )
-    plan = planned(made)
-    assert plan.predicted_ms == pytest.approx(20)
-    assert plan.search.status == "optimal"
-    assert planned(made, hold_memory=False).predicted_ms == pytest.approx(12)
-
-
 def test_work_of_one_stage_at_a_time_is_counted_once():
     """Each works with 6 and keeps 2: 2 + 2 + 6 fit into 10, and 8 + 8 would not."""
     made = instance(
@@ -104,19 +87,6 @@ def test_work_of_one_stage_at_a_time_is_counted_once():
     assert check_plan(replace(made, num_devices=1), plan).problems == ()
     answer, _ = solve_instance(replace(made, num_devices=1, memory_bytes=9))
     assert answer.status == "infeasible"
-
-
-def test_a_stage_is_split_where_its_modules_together_work_with_too_much():
-    """Side by side a and b fit into 10 as one stage, but not beside what c keeps there."""
-    beside = (kept(1, 4, 5, working=3, quota=2),)
-    made = instance(
-        module("a", *beside), module("b", *beside), module("c", kept(1, 1, 2), after=("a", "b")), memory_bytes=10
-    )
-    alone = replace(made, num_devices=1)
-    assert planned(alone, hold_memory=False).predicted_ms == pytest.approx(10)
-    plan = planned(alone)
-    assert plan.predicted_ms == pytest.approx(18)
-    assert plan.search.status == "optimal"
 
 
 def test_a_table_without_the_new_fields_is_read_and_planned_as_before():
@@ -134,35 +104,11 @@ def test_parts_of_memory_are_not_negative_and_not_more_than_the_whole(fields):
         instance(module("a", replace(option(1, 1, 1.0, 1.0, memory_bytes=10), **fields)))
 
 
-@pytest.mark.parametrize("tight", [False, True])
-def test_generated_instances_that_hold_memory_have_a_plan(tight):
-    made = generate(Recipe(shape="star", num_modules=6, num_devices=4, tight_memory=tight, held_memory=True, seed=2))
-    answer, _ = solve_instance(made, time_limit=20)
-    assert answer.status == "optimal"
-    assert check_plan(made, answer.plan).problems == ()
-    assert made.name == f"star-6x4x10-{'tight' if tight else 'loose'}-held-2"
-
-
 def test_an_undecided_question_is_not_called_infeasible(monkeypatch):
     monkeypatch.setattr(held_options, "ALONE_NODES", 1)
     made = replace(IN_A_ROW, num_devices=2, memory_bytes=10)
     with pytest.raises(UndecidedError, match="not proven that there is none"):
         planned(made)
-
-
-def test_no_time_gives_the_sequential_plan_within_memory_at_once():
-    made = replace(IN_A_ROW, num_devices=3, memory_bytes=6)
-    plan = planned(made, limits=SearchLimits(seconds=0))
-    assert len(plan.stages) == 3
-    assert check_plan(made, plan).problems == ()
-
-
-def test_held_bytes_are_what_all_modules_keep_and_the_most_that_one_stage_works_with():
-    made = instance(module("a", kept(2, 1, 8, working=6)), module("b", kept(1, 1, 5, working=4), after=("a",)))
-    options = all_options(made.graph, cost=TableCost(made), device=made.device, num_devices=2)
-    machine = Machine(num_devices=2, num_slots=4, memory_bytes=100)
-    found = held_options.alone_within_memory(made.graph, options, machine)
-    assert sorted(held_bytes(found, 2)) == [2 + 6, 2 + 1 + 6]
 
 
 def test_the_checker_names_a_device_that_holds_too_much():

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from instance_cases import solve_instance
 
-from bench.solver.generate import DEGREES, SHAPES, Recipe, generate, ofasys
+from bench.solver.generate import SHAPES, Recipe, generate
 from mosaic.artifact import parse, to_json
 from mosaic.errors import InfeasibleError, InvalidFileError, InvalidGraphError
 from mosaic.solver.instances.instance import Disturbance, Instance, InstanceModule, InstanceOption, Pin
@@ -33,87 +33,58 @@ def test_an_instance_survives_json():
     assert parse(Instance, to_json(made), source="here") == made
 
 
-def test_a_cycle_is_refused_with_all_of_its_modules():
-    with pytest.raises(InvalidGraphError, match=r"a.*b|b.*a"):
-        instance(module("a", after=("b",)), module("b", after=("a",)))
-
-
-@pytest.mark.parametrize("fields", [{"num_devices": 0}, {"num_slots": 0}, {"memory_bytes": -1}])
-def test_a_machine_without_devices_or_slots_is_refused(fields):
-    with pytest.raises(ValueError, match="at least one device of one slot"):
-        instance(module("a"), **fields)
-
-
-@pytest.mark.parametrize(
-    "fields", [{"num_devices": 4097}, {"num_slots": 10**12}, {"memory_bytes": 10**30}], ids=lambda one: next(iter(one))
-)
-def test_a_machine_that_a_search_could_not_walk_through_or_count_is_refused(fields):
-    with pytest.raises(ValueError, match=r"at most 4,096 devices of 1,024 slots and 9,007,199,254,740,992 bytes"):
-        instance(module("a"), **fields)
-
-
-def test_no_modules_are_refused():
-    with pytest.raises(ValueError, match="at least one module"):
-        instance()
-
-
-def test_two_modules_of_one_name_are_refused():
-    with pytest.raises(ValueError, match="twice"):
-        instance(module("a"), module("a"))
-
-
-def test_waiting_for_an_unknown_module_is_refused():
-    with pytest.raises(InvalidGraphError, match="ghost"):
-        instance(module("a", after=("ghost",)))
-
-
-def test_an_empty_option_table_is_refused():
-    with pytest.raises(ValueError, match="'a' has no options"):
-        instance(InstanceModule(name="a", options=()))
+OUT_OF_RANGE = [
+    option(degree=0),
+    option(quota=0),
+    option(memory_bytes=-1),
+    option(forward_ms=-1.0),
+    option(backward_ms=float("nan")),
+    option(forward_ms=float("inf")),
+    option(backward_ms=1e12),
+    option(memory_bytes=10**30),
+]
+SENSELESS = [
+    Disturbance(module="a", beside="a"),
+    Disturbance(module="a", beside="ghost"),
+    Disturbance(module="a", beside="b", forward=-0.1),
+    Disturbance(module="a", beside="b", backward=float("inf")),
+    Disturbance(module="a", beside="b", forward=1e300),
+]
+SIZES = r"at most 4,096 devices of 1,024 slots and 9,007,199,254,740,992 bytes"
 
 
 @pytest.mark.parametrize(
-    "bad",
+    ("modules", "fields", "message"),
     [
-        option(degree=0),
-        option(quota=0),
-        option(memory_bytes=-1),
-        option(forward_ms=-1.0),
-        option(backward_ms=float("nan")),
-        option(forward_ms=float("inf")),
-        option(forward_ms=1e308),
-        option(backward_ms=1e12),
-        option(memory_bytes=10**30),
+        *(([module("a")], {name: 0}, "at least one device of one slot") for name in ("num_devices", "num_slots")),
+        ([module("a")], {"memory_bytes": -1}, "at least one device of one slot"),
+        ([module("a")], {"num_devices": 4097}, SIZES),
+        ([module("a")], {"num_slots": 10**12}, SIZES),
+        ([module("a")], {"memory_bytes": 10**30}, SIZES),
+        ([], {}, "at least one module"),
+        ([module("a"), module("a")], {}, "twice"),
+        ([InstanceModule(name="a", options=())], {}, "'a' has no options"),
+        *(([module("a", bad)], {}, "module 'a'") for bad in OUT_OF_RANGE),
+        ([module("a", option(), option(forward_ms=3.0))], {}, "list each once"),
+        ([module("a", option(memory_bytes=1), option(quota=2, memory_bytes=2))], {}, "give one number"),
+        *(([module("a"), module("b")], {"disturbances": (bad,)}, "disturbance") for bad in SENSELESS),
     ],
 )
-def test_options_out_of_range_are_refused_by_name(bad):
-    with pytest.raises(ValueError, match="module 'a'"):
-        instance(module("a", bad))
-
-
-def test_an_option_listed_twice_is_refused():
-    with pytest.raises(ValueError, match="list each once"):
-        instance(module("a", option(), option(forward_ms=3.0)))
-
-
-def test_memory_that_depends_on_the_quota_is_refused():
-    with pytest.raises(ValueError, match="give one number"):
-        instance(module("a", option(quota=1, memory_bytes=1), option(quota=2, memory_bytes=2)))
+def test_an_instance_that_makes_no_sense_is_refused_with_the_rule(modules, fields, message):
+    with pytest.raises(ValueError, match=message):
+        instance(*modules, **fields)
 
 
 @pytest.mark.parametrize(
-    "bad",
+    ("modules", "named"),
     [
-        Disturbance(module="a", beside="a"),
-        Disturbance(module="a", beside="ghost"),
-        Disturbance(module="a", beside="b", forward=-0.1),
-        Disturbance(module="a", beside="b", backward=float("inf")),
-        Disturbance(module="a", beside="b", forward=1e300),
+        ([module("a", after=("b",)), module("b", after=("a",))], r"a.*b|b.*a"),
+        ([module("a", after=("ghost",))], "ghost"),
     ],
 )
-def test_disturbances_that_make_no_sense_are_refused(bad):
-    with pytest.raises(ValueError, match="disturbance"):
-        instance(module("a"), module("b"), disturbances=(bad,))
+def test_a_cycle_and_an_unknown_module_are_refused_by_name(modules, named):
+    with pytest.raises(InvalidGraphError, match=named):
+        instance(*modules)
 
 
 def test_the_largest_numbers_that_are_allowed_do_not_overflow():
@@ -206,43 +177,12 @@ def test_a_time_limit_below_zero_is_refused(seconds):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("num_modules", [3, 10, 64])
-def test_the_generator_makes_every_shape_and_size_and_the_same_each_time(shape, num_modules):
-    recipe = Recipe(shape=shape, num_modules=num_modules, num_devices=2, seed=3)
+def test_the_generator_makes_every_shape_and_the_same_each_time(shape):
+    recipe = Recipe(shape=shape, num_modules=10, num_devices=2, seed=3)
     made = generate(recipe)
-    assert len(made.modules) == num_modules
+    assert len(made.modules) == 10
     assert generate(recipe) == made
     assert generate(replace(recipe, seed=4)) != made
-
-
-@pytest.mark.parametrize("num_devices", DEGREES)
-def test_generated_tables_reach_up_to_the_machine(num_devices):
-    made = generate(Recipe(shape="star", num_modules=4, num_devices=num_devices))
-    shapes = {(option.degree, option.quota) for option in made.modules[0].options}
-    assert shapes == {(d, q) for d in DEGREES if d <= num_devices for q in range(1, 11)}
-
-
-def test_tight_memory_still_lets_every_module_fit_somewhere():
-    for seed in range(5):
-        made = generate(Recipe(shape="star", num_modules=6, tight_memory=True, seed=seed))
-        assert all(min(o.memory_bytes for o in m.options) <= made.memory_bytes for m in made.modules)
-
-
-def test_shapes_wait_as_their_picture_says():
-    assert not any(m.after for m in generate(Recipe(shape="align", num_modules=7)).modules)
-    star = generate(Recipe(shape="star", num_modules=7)).modules
-    assert [len(m.after) for m in star] == [0] * 6 + [6]
-    assert [len(m.after) for m in generate(Recipe(shape="chain", num_modules=4)).modules] == [0, 1, 1, 1]
-
-
-def test_ofasys_ends_in_its_backbone():
-    made = ofasys(4, num_devices=8)
-    assert [m.name.rsplit("_", 1)[0] for m in made.modules] == [
-        "ofasys_vision",
-        "ofasys_text",
-        "ofasys_audio",
-        "ofasys_llm",
-    ]
 
 
 @pytest.mark.parametrize("bad", [{"num_modules": 2}, {"num_modules": 65}, {"num_devices": 3}, {"shape": "ring"}])

@@ -13,13 +13,11 @@ from types import SimpleNamespace
 import pytest
 from planning_cases import Time, device_of, flat, linear, pair, profile_of
 
-from mosaic.artifact import parse, to_json
 from mosaic.cost import CostModel, NoInterference
 from mosaic.errors import InfeasibleError, InvalidProfileError
 from mosaic.plan import Plan
 from mosaic.profile import ModuleMemory, Phase, Profile
 from mosaic.solver import METHODS, QuotaGrid, SearchOptions, solve
-from mosaic.solver.exact.search import SearchLimits
 
 
 def plan_of(
@@ -40,14 +38,6 @@ def test_unequal_encoders_are_planned_side_by_side_before_their_head() -> None:
     assert plan.sequential_ms == pytest.approx(2 * (1.5 + 4 + 2))
     assert plan.predicted_speedup == pytest.approx(7.5 / 6)
     assert plan.profile == profile.fingerprint
-
-
-def test_predicted_times_contain_the_interference() -> None:
-    pairs = [pair("a", "b", 1.25, phase=Phase.FORWARD), pair("b", "a", 1.0, phase=Phase.FORWARD)]
-    plan = plan_of(profile_of({"a": flat(4), "b": flat(4)}, num_slots=2, pairs=pairs))
-    assert plan.is_colocated
-    assert plan.placement("a").forward_ms == pytest.approx(5.0)
-    assert plan.placement("b").forward_ms == pytest.approx(4.0)
 
 
 def test_modules_that_disturb_each_other_more_than_they_gain_run_in_turn() -> None:
@@ -110,17 +100,6 @@ def test_spare_slots_are_left_idle_where_using_them_would_slow_the_stage_down() 
     assert plan.placement("fast").quota == 2  # nearer to 1 than to 7, as a ratio
 
 
-def test_a_module_on_several_devices_takes_as_long_as_beside_its_worst_neighbours() -> None:
-    pairs = [pair(m, n, 1.5, phase=phase) for m, n in ("ab", "ba") for phase in Phase]
-    times = {"a": lambda d, q: 8.0 / d, "b": flat(3)}
-    plan = plan_of(profile_of(times, num_slots=2, degrees=(1, 2), pairs=pairs[:2]), num_devices=2)
-    placed = plan.placement("a")
-    assert placed.devices == (0, 1)
-    assert len(plan.placement("b").devices) == 1
-    assert plan.is_colocated
-    assert placed.forward_ms == pytest.approx(6.0)
-
-
 def test_a_coarser_grid_uses_only_its_quotas_and_the_whole_device() -> None:
     times = {"a": linear(30), "b": linear(10), "c": flat(3)}
     plan = plan_of(profile_of(times, num_slots=8), search=SearchOptions(grid=QuotaGrid(step_slots=3)))
@@ -142,19 +121,6 @@ def test_the_same_input_gives_the_same_plan() -> None:
     first, second = (plan_of(profile_of(times, num_slots=4, degrees=(1, 2)), num_devices=2) for _ in range(2))
     assert first.stages == second.stages
     assert replace(first.search, seconds=0) == replace(second.search, seconds=0)
-
-
-def test_a_plan_over_devices_survives_json() -> None:
-    plan = plan_of(profile_of({"a": linear(9), "b": flat(5)}, num_slots=4, degrees=(1, 2, 4)), num_devices=4)
-    assert parse(Plan, to_json(plan), source="plan.json") == plan
-
-
-def test_counters_of_the_search_are_recorded() -> None:
-    plan = plan_of(profile_of({"a": flat(9), "b": flat(5), "c": linear(4)}, num_slots=4))
-    assert plan.search.method == "gahc"
-    assert plan.search.num_evaluations >= 4
-    assert plan.search.num_sat_calls > 0
-    assert plan.search.seconds > 0
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -271,17 +237,6 @@ def test_auto_says_why_it_does_not_search_exactly(caplog: pytest.LogCaptureFixtu
     assert "TwoBesideEachOther is neither a sum over pairs" in caplog.text
     with pytest.raises(ValueError, match="TwoBesideEachOther is neither a sum over pairs"):
         solve(profile.graph, cost, profile.device, method="exact")
-
-
-def test_no_time_gives_the_sequential_plan_and_a_true_bound() -> None:
-    profile = profile_of({"a": flat(4), "b": flat(4)}, num_slots=2)
-    cost = CostModel.from_profile(profile)
-    search = SearchOptions(limits=SearchLimits(seconds=0), use_spare_slots=False)
-    plan = solve(profile.graph, cost, profile.device, search=search)
-    assert not plan.is_colocated
-    assert plan.search.status == "feasible"
-    assert 0 < plan.search.bound_ms <= solve(profile.graph, cost, profile.device).predicted_ms
-    assert plan.gap > 0
 
 
 def test_the_sum_of_the_paper_is_no_proof_for_the_phases() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,22 +11,6 @@ from fake_streams import FakeGreenDriver, FakeStreams
 from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.backends.cuda.pool import GreenPool
 from mosaic.errors import CudaError
-
-
-@pytest.fixture
-def driver() -> FakeGreenDriver:
-    return FakeGreenDriver()
-
-
-@pytest.fixture
-def runtime() -> Iterator[FakeStreams]:
-    made = FakeStreams()
-    with made.watching():
-        yield made
-
-
-def lent(driver: FakeGreenDriver) -> int:
-    return sum(pool.stats().num_lent for pool in driver.pools)
 
 
 def test_a_failing_driver_lends_nothing(driver: FakeGreenDriver, runtime: FakeStreams, monkeypatch: pytest.MonkeyPatch):
@@ -44,9 +27,9 @@ def test_a_failing_driver_lends_nothing(driver: FakeGreenDriver, runtime: FakeSt
     monkeypatch.setattr(driver.pools[0], "lend", fail_second)
     with pytest.raises(CudaError):
         backend.open_lanes([(0,), (1,)])
-    assert lent(driver) == 0
+    assert driver.num_lent == 0
     with backend.open_lanes([(0,), (1,)]):
-        assert lent(driver) == 2
+        assert driver.num_lent == 2
 
 
 def test_an_interrupt_while_a_layout_is_made_does_not_shift_the_layouts_after_it(
@@ -85,8 +68,8 @@ def test_lanes_may_be_let_go_in_the_middle_of_borrowing(
     monkeypatch.setattr(driver.pools[0], "lend", lend_and_let_go)
     with backend.open_lanes([(0,), (1,)]):
         assert old == []
-        assert lent(driver) == 2
-    assert lent(driver) == 0
+        assert driver.num_lent == 2
+    assert driver.num_lent == 0
 
 
 def test_threads_open_and_close_at_once(driver: FakeGreenDriver):
@@ -107,7 +90,7 @@ def test_threads_open_and_close_at_once(driver: FakeGreenDriver):
     for thread in threads:
         thread.join()
     assert failures == []
-    assert lent(driver) == 0
+    assert driver.num_lent == 0
     assert len(driver.pools) == 1
 
 

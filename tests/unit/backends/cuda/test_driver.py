@@ -76,48 +76,26 @@ result = [first["call"], second, count("created", "primary") - count("destroyed"
     assert fake_driver.run(LIFE + body) == [call, None, leaked]
 
 
-def test_132_sms_of_hopper_make_16_slots_of_8_and_leave_4(fake_driver: FakeDriver):
-    body = """
-from mosaic import _C
-device = _C.Device(0)
-split = _C.SlotSplit(device)
-result = [split.num_slots, split.sms_per_slot, split.remainder_sms, split.fine]
-"""
-    assert fake_driver.run(body) == [16, 8, 4, False]
-
-
-def test_fine_slots_are_of_2_sms_and_leave_none(fake_driver: FakeDriver):
-    body = """
-from mosaic import _C
-split = _C.SlotSplit(_C.Device(0), fine=True)
-result = [split.num_slots, split.sms_per_slot, split.remainder_sms, split.fine]
-"""
-    assert fake_driver.run(body) == [66, 2, 0, True]
-
-
 @pytest.mark.parametrize(
-    ("device", "slots"), [("108:8.0", [27, 4, 0]), ("80:7.0", [40, 2, 0]), ("142:8.9", [35, 4, 2])]
+    ("settings", "fine", "slots"),
+    [
+        ({}, False, [16, 8, 4]),
+        ({}, True, [66, 2, 0]),
+        ({"devices": "108:8.0"}, False, [27, 4, 0]),
+        ({"devices": "80:7.0"}, False, [40, 2, 0]),
+        ({"devices": "142:8.9"}, False, [35, 4, 2]),
+        ({"version": 12040}, False, [16, 8, 4]),  # does not tell its smallest partition; the split finds it
+    ],
 )
 def test_the_size_of_a_slot_is_the_drivers_and_differs_by_device(
-    fake_driver: FakeDriver, device: str, slots: list[int]
+    fake_driver: FakeDriver, settings: dict[str, str | int], fine: bool, slots: list[int]
 ):
-    body = """
+    body = f"""
 from mosaic import _C
-split = _C.SlotSplit(_C.Device(0))
-result = [split.num_slots, split.sms_per_slot, split.remainder_sms]
+split = _C.SlotSplit(_C.Device(0), fine={fine})
+result = [split.num_slots, split.sms_per_slot, split.remainder_sms, split.fine]
 """
-    assert fake_driver.run(body, devices=device) == slots
-
-
-def test_a_driver_before_13_0_does_not_tell_its_smallest_partition_and_the_split_finds_it(
-    fake_driver: FakeDriver,
-):
-    body = """
-from mosaic import _C
-split = _C.SlotSplit(_C.Device(0))
-result = [split.num_slots, split.sms_per_slot]
-"""
-    assert fake_driver.run(body, version=12040) == [16, 8]
+    assert fake_driver.run(body, **settings) == [*slots, fine]
 
 
 @pytest.mark.parametrize(

@@ -25,19 +25,14 @@ def found(environ: dict[str, str] | None = None, *, num_streams: int | None = 2,
     return [one.name for one in find_in(Surroundings(environ=environ or {}, num_streams=num_streams, **seen))]
 
 
-def test_quiet_surroundings_have_no_findings():
-    assert found() == []
-    assert found({"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "100", "CUDA_DEVICE_MAX_CONNECTIONS": "32"}) == []
-
-
-@pytest.mark.parametrize("percentage", ["50", "99.9", "all", ""])
-def test_a_share_of_threads_under_mps_is_found(percentage: str):
-    assert found({"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": percentage}) == ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"]
-
-
-@pytest.mark.parametrize("percentage", ["100", " 100.0 "])
-def test_all_threads_under_mps_are_fine(percentage: str):
-    assert found({"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": percentage}) == []
+@pytest.mark.parametrize(
+    ("percentage", "is_found"),
+    [(None, False), ("100", False), (" 100.0 ", False), ("50", True), ("99.9", True), ("all", True), ("", True)],
+)
+def test_a_share_of_threads_under_mps_is_found_and_all_of_them_are_fine(percentage: str | None, is_found: bool):
+    name = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+    environ = {} if percentage is None else {name: percentage}
+    assert found({**environ, "CUDA_DEVICE_MAX_CONNECTIONS": "32"}) == [name] * is_found
 
 
 @pytest.mark.parametrize(
@@ -98,10 +93,6 @@ def test_other_processes_on_the_device_are_found(processes: tuple[int, ...], own
     findings = find_in(seen)
     assert bool(findings) == bool(others)
     assert all(f"(ids {others})" in one.found for one in findings)
-
-
-def test_mig_is_named():
-    assert found(nvml=NvmlAnswers(mig=True)) == ["MIG"]
 
 
 def test_a_silent_nvml_is_said_to_leave_it_unknown():

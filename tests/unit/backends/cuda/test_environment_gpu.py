@@ -26,19 +26,20 @@ def hooks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Mo
     return found
 
 
-@pytest.mark.parametrize("required", [None, "0"])
-def test_gpu_tests_are_skipped_without_a_gpu_and_say_why(
-    hooks: ModuleType, monkeypatch: pytest.MonkeyPatch, required: str | None
+@pytest.mark.parametrize(
+    ("required", "outcome", "says"),
+    [
+        (None, pytest.skip.Exception, "no GPU to use: no driver"),
+        ("0", pytest.skip.Exception, "no GPU to use: no driver"),
+        ("1", pytest.fail.Exception, "MOSAIC_REQUIRE_GPU=1 and there is no GPU to use: no driver"),
+    ],
+)
+def test_gpu_tests_without_a_gpu_are_skipped_or_fail_where_one_is_required(
+    hooks: ModuleType, monkeypatch: pytest.MonkeyPatch, required: str | None, outcome: type[BaseException], says: str
 ):
     if required is not None:
         monkeypatch.setenv("MOSAIC_REQUIRE_GPU", required)
-    with pytest.raises(pytest.skip.Exception, match="no GPU to use: no driver"):
-        hooks.pytest_runtest_setup(Marked("gpu"))
-
-
-def test_gpu_tests_fail_without_a_gpu_where_one_is_required(hooks: ModuleType, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("MOSAIC_REQUIRE_GPU", "1")
-    with pytest.raises(pytest.fail.Exception, match="MOSAIC_REQUIRE_GPU=1 and there is no GPU to use: no driver"):
+    with pytest.raises(outcome, match=says):
         hooks.pytest_runtest_setup(Marked("gpu"))
 
 

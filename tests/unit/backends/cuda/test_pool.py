@@ -6,10 +6,6 @@ import pytest
 from fake_driver.harness import FakeDriver
 from fake_driver.pools import run_pools
 
-MIB = 2**20
-CONTEXT, STREAM = 3 * MIB, 2**16
-"""What the fake takes for each."""
-
 
 def test_a_partition_has_the_sms_of_its_slots_and_tells_requested_beside_granted(fake_driver: FakeDriver):
     body = """
@@ -30,22 +26,6 @@ result = [[info.requested_sms, info.granted_sms] for info in pool_of(UNEQUAL).pa
     assert run_pools(fake_driver, body, quirk="one_sm_less") == [[80, 79], [48, 47]]
 
 
-def test_a_stream_is_lent_to_all_who_ask_and_is_free_when_the_last_gave_it_back(fake_driver: FakeDriver):
-    body = """
-pool = pool_of(UNEQUAL, UNEQUAL[:1])
-other = pool.lend(0, 1)
-shared = [pool.lend(0, 0), pool.lend(1, 0), pool.lend(0, 0)]
-sms = [len(_C.probe_stream(pool.device, stream, IMAGE)) for stream in (shared[0], other)]
-lent = [pool.stats().num_lent]
-for stream in shared:
-    pool.give_back(stream)
-    lent.append(pool.stats().num_lent)
-wrong = error_of(lambda: pool.give_back(shared[0]))["kind"]
-result = [len({*shared}), shared[0] != other, sms, lent, wrong, pool.lend(0, 0) == shared[0]]
-"""
-    assert run_pools(fake_driver, body) == [1, True, [80, 48], [2, 2, 2, 1], "ValueError", True]
-
-
 def test_lending_and_giving_back_call_no_driver_function(fake_driver: FakeDriver):
     body = """
 pool = pool_of(HALVES)
@@ -55,51 +35,6 @@ for _ in range(3):
 result = before == {name: count("calls", name) for name in called()}
 """
     assert run_pools(fake_driver, body) is True
-
-
-def test_layouts_share_the_partitions_that_they_have_in_common(fake_driver: FakeDriver):
-    body = """
-pool = pool_of([[0, 1], [2, 3]])
-costs = [pool.add_layout([[3, 2], [5]]), pool.add_layout([[1, 0], [2, 3]])]
-shared = pool.lend(0, 1) == pool.lend(1, 0)
-result = [[cost_of(cost) for cost in [*pool.stats().layouts, *costs]], shared, count("created", "green"),
-          [info.slots for info in pool.partitions(1)]]
-"""
-    costs, shared, made, slots = run_pools(fake_driver, body)
-    added = [[1, CONTEXT + STREAM], [0, 0]]
-    assert costs == [[2, 2 * (CONTEXT + STREAM)], *added, *added]
-    assert (shared, made, slots) == (True, 3, [[2, 3], [5]])
-
-
-def test_layouts_that_overlap_each_other_coexist(fake_driver: FakeDriver):
-    body = """
-pool = pool_of(HALVES, UNEQUAL, [list(range(16))])
-pool.verify(IMAGE)
-result = [[len(info.sm_ids) for info in pool.partitions(layout)] for layout in range(3)]
-"""
-    assert run_pools(fake_driver, body) == [[64, 64], [80, 48], [128]]
-
-
-def test_statistics_count_contexts_streams_memory_and_time(fake_driver: FakeDriver):
-    body = """
-pool = pool_of(HALVES)
-pool.lend(0, 0)
-stats = pool.stats()
-parts = [info.creation_ms for info in pool.partitions(0)]
-result = [stats.num_contexts, count("created", "stream"), stats.num_lent, stats.driver_bytes, len(stats.layouts),
-          abs(stats.creation_ms - sum(parts)) < 1e-6 and min(parts) > 0]
-"""
-    assert run_pools(fake_driver, body) == [2, 2, 1, 2 * (CONTEXT + STREAM), 1, True]
-
-
-def test_a_pool_tells_what_it_was_made_of(fake_driver: FakeDriver):
-    body = """
-pool = pool_of([[0], [64, 65]], fine=True, device=1)
-result = [pool.device.ordinal, pool.split.num_slots, pool.split.sms_per_slot, pool.split.fine, pool.placement,
-          pool.closed, [info.granted_sms for info in pool.partitions(0)]]
-"""
-    expected = [1, 66, 2, True, "merged", False, [2, 4]]
-    assert run_pools(fake_driver, body, devices="108:8.0,132:9.0") == expected
 
 
 @pytest.mark.parametrize(

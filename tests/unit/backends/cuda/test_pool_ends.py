@@ -80,19 +80,6 @@ result = [foreign, len(alive), leaked(), misused()]
     assert run_pools(fake_driver, body) == ["ValueError", 64, {}, []]
 
 
-def test_pools_on_two_devices_have_their_own_splits(fake_driver: FakeDriver):
-    body = """
-pools = [pool_of([[0], [1, 2]], device=0), pool_of([[0], [1, 2]], device=1)]
-for pool in pools:
-    pool.verify(IMAGE)
-sizes = [[info.granted_sms for info in pool.partitions(0)] for pool in pools]
-for pool in pools:
-    pool.close()
-result = [sizes, leaked(), misused()]
-"""
-    assert run_pools(fake_driver, body, devices="132:9.0,108:8.0") == [[[8, 16], [4, 8]], {}, []]
-
-
 @pytest.mark.parametrize(
     "keep",
     [

@@ -51,14 +51,6 @@ result = [len(slots), [[len(ids) for ids in layout] for layout in layouts],
     assert told == [num_slots, sizes, [num_slots * size] * 2]
 
 
-def test_fine_slots_are_asked_for_without_co_scheduling(fake_driver: FakeDriver):
-    body = """
-pool = pool_of([[0, 1, 2], [5]], placement="split", fine=True)
-result = [info.granted_sms for info in pool.partitions(0)]
-"""
-    assert run_pools(fake_driver, body, version=13010) == [6, 2]
-
-
 def test_an_older_driver_is_named_with_the_version_needed_and_nothing_is_made(fake_driver: FakeDriver):
     body = "result = [error_of(lambda: pool_of([[0]], placement='split')), leaked()]"
     error, left = run_pools(fake_driver, body, version=13000)
@@ -74,21 +66,3 @@ def test_a_split_that_gives_other_sizes_is_refused(fake_driver: FakeDriver):
     assert (error["call"], error["status"]) == ("cuDevSmResourceSplit", "CUDA_SUCCESS")
     assert "gave 14 SMs where 16 were asked for" in error["text"]
     assert left == {}
-
-
-def test_a_failed_layout_leaves_the_pool_as_it_was(fake_driver: FakeDriver):
-    body = """
-pool = pool_of([[0], [1]], placement="split")
-fake.mosaic_fake_fail(b"cuDevSmResourceSplit", 915)
-error = error_of(lambda: pool.add_layout([[0], [2]]))
-fake.mosaic_fake_fail(b"cuDevSmResourceSplit", 0)
-result = [error["call"], error["status"], len(pool.stats().layouts), pool.add_layout([[0], [2]]).num_contexts]
-"""
-    expected = ["cuDevSmResourceSplit", "CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION", 1, 2]
-    assert run_pools(fake_driver, body, version=13010) == expected
-
-
-@pytest.mark.parametrize("version", [13010, 13050])
-def test_merged_placement_never_calls_the_sized_split(fake_driver: FakeDriver, version: int):
-    body = "pool = pool_of(HALVES)\nresult = count('calls', 'cuDevSmResourceSplit')"
-    assert run_pools(fake_driver, body, version=version) == 0

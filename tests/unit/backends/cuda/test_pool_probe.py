@@ -9,16 +9,6 @@ from fake_driver.pools import run_pools
 MEMBERS = "sorted(id for info in pool.partitions(0) for id in info.sm_ids)"
 
 
-def test_verify_records_the_sm_ids_of_every_partition(fake_driver: FakeDriver):
-    body = """
-pool = pool_of([[0], [2, 1]])
-before = [info.sm_ids for info in pool.partitions(0)]
-pool.verify(IMAGE)
-result = [before, [info.sm_ids for info in pool.partitions(0)]]
-"""
-    assert run_pools(fake_driver, body) == [[None, None], [list(range(8)), list(range(8, 24))]]
-
-
 @pytest.mark.parametrize("fine", [False, True])
 def test_disjoint_slots_are_disjoint_sms_and_together_all_slots(fake_driver: FakeDriver, fine: bool):
     body = f"""
@@ -79,18 +69,6 @@ result = [min(costs) > 0, len(probed), depth, pops, leaked(), misused()]
     assert told == [True, 132, 1, [0, current], {"primary": 1}, []]
 
 
-def test_verify_can_be_run_again_after_a_layout_was_added(fake_driver: FakeDriver):
-    body = """
-pool = pool_of([[0]])
-pool.verify(IMAGE)
-pool.add_layout([[1]])
-between = pool.partitions(1)[0].sm_ids
-pool.verify(IMAGE)
-result = [between, pool.partitions(1)[0].sm_ids]
-"""
-    assert run_pools(fake_driver, body) == [None, list(range(8, 16))]
-
-
 def test_partitions_that_share_sms_are_told_as_they_are(fake_driver: FakeDriver):
     body = """
 pool = pool_of([[0, 1], [2]])
@@ -146,23 +124,3 @@ pool.close()
 result = [whole, half, leaked(), misused()]
 """
     assert run_pools(fake_driver, body) == [list(range(132)), list(range(64, 128)), {}, []]
-
-
-def test_the_source_is_one_kernel_with_the_arguments_that_are_passed():
-    from mosaic import _C
-
-    signature = 'extern "C" __global__ void mosaic_smid(unsigned* seen, unsigned words, unsigned long long spin_ns)'
-    assert _C.PROBE_SOURCE.count("__global__") == _C.PROBE_SOURCE.count(signature) == 1
-
-
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_90", "sm_100"])
-def test_the_source_compiles_for_each_kind_of_device(architecture: str):
-    from cuda.bindings import nvrtc
-
-    from mosaic import _C
-
-    _, program = nvrtc.nvrtcCreateProgram(_C.PROBE_SOURCE.encode(), b"probe.cu", 0, [], [])
-    (status,) = nvrtc.nvrtcCompileProgram(program, 1, [f"--gpu-architecture={architecture}".encode()])
-    _, size = nvrtc.nvrtcGetCUBINSize(program)
-    nvrtc.nvrtcDestroyProgram(program)
-    assert (status, size > 0) == (nvrtc.nvrtcResult.NVRTC_SUCCESS, True)

@@ -6,7 +6,6 @@ import gc
 import os
 import threading
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,13 +15,6 @@ from fake_streams import FakeGreenDriver, FakeStreams, Launch, RaceError
 from mosaic.backends.cuda.backend import CudaBackend
 from mosaic.backends.streams.lanes import StreamLane, StreamLanes, run_aside
 from mosaic.errors import MosaicError
-
-
-@pytest.fixture
-def runtime() -> Iterator[FakeStreams]:
-    made = FakeStreams()
-    with made.watching():
-        yield made
 
 
 def open_on(runtime: FakeStreams, *partitions: tuple[int, ...], given_back: list[str] | None = None) -> StreamLanes:
@@ -37,14 +29,6 @@ def launched(runtime: FakeStreams, lane: StreamLane, work: Any = lambda: torch.o
     return runtime.launches[before]
 
 
-def test_work_runs_on_the_lanes_stream_and_the_callers_is_current_again(runtime: FakeStreams):
-    with open_on(runtime, (0,)) as lanes:
-        lane = lanes.lane((0,))
-        one = launched(runtime, lane)
-        assert one.stream == lane.stream.handle
-        assert runtime.current_stream() == runtime.main
-
-
 def test_work_starts_after_what_the_caller_launched_before(runtime: FakeStreams):
     with open_on(runtime, (0,)) as lanes:
         torch.ones(2)
@@ -57,14 +41,6 @@ def test_work_that_need_not_be_behind_the_caller_is_not(runtime: FakeStreams):
         torch.ones(2)
         before = runtime.launches[-1]
         assert launched(runtime, lanes.lane((0,)), behind_caller=False).is_concurrent_with(before)
-
-
-def test_disjoint_lanes_are_concurrent_and_lanes_with_a_common_slot_are_not(runtime: FakeStreams):
-    with open_on(runtime, (0,), (1,), (1, 2)) as lanes:
-        first, second, third = (launched(runtime, lane, behind_caller=False) for lane in lanes)
-        assert first.is_concurrent_with(second)
-        assert first.is_concurrent_with(third)
-        assert third.is_after(second)
 
 
 def test_lanes_of_one_layout_take_turns_with_those_of_another(runtime: FakeStreams):
@@ -83,14 +59,6 @@ def test_a_callers_rule_of_conflict_replaces_that_of_slots(runtime: FakeStreams)
     with StreamLanes(runtime, streams, lambda: None, conflict=lambda one, other: True) as lanes:
         first, second = (launched(runtime, lane, behind_caller=False) for lane in lanes)
         assert second.is_after(first)
-
-
-def test_work_is_ordered_after_the_tickets_it_names(runtime: FakeStreams):
-    with open_on(runtime, (0,), (1,)) as lanes:
-        one, two = lanes
-        ticket = one.submit(lambda: torch.ones(2))
-        first = runtime.launches[-1]
-        assert launched(runtime, two, behind_caller=False, after=[ticket]).is_after(first)
 
 
 def test_only_tickets_of_streams_can_be_waited_for(runtime: FakeStreams):
@@ -253,25 +221,6 @@ def test_a_forked_child_is_told_and_gives_nothing_back(runtime: FakeStreams):
         os._exit(2)
     assert os.waitpid(child, 0)[1] == 0
     lanes.close()
-
-
-def test_threads_on_lanes_with_a_common_slot_take_turns(runtime: FakeStreams):
-    """No two pieces of work of rivals are concurrent, whichever thread launches them."""
-    with open_on(runtime, (0, 1), (1, 2)) as lanes:
-
-        def submit(lane: StreamLane) -> None:
-            with runtime.watching():
-                for _ in range(30):
-                    lane.launch(lambda: torch.ones(2), behind_caller=False)
-
-        threads = [threading.Thread(target=submit, args=(lane,)) for lane in lanes]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        one, other = (runtime.on(lane.stream) for lane in lanes)
-    assert len(one) == len(other) == 30
-    assert not any(a.is_concurrent_with(b) for a in one for b in other)
 
 
 def test_what_was_made_aside_may_be_let_go_while_the_caller_still_uses_it(

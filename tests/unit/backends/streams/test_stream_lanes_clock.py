@@ -91,15 +91,6 @@ def test_a_long_wait_between_two_steps_does_not_blur_what_follows(runtime: Any):
     assert end.at_ms() - start.at_ms() == pytest.approx(0.003, abs=1e-6)
 
 
-def test_a_step_takes_one_event_to_measure_from_and_a_mark_takes_its_own(runtime: Any):
-    clock = StreamClock(runtime)
-    for step in range(4):
-        clock.start_step()
-        for _ in range(5):
-            clock.mark(None)
-        assert len(runtime.events) == 1 + 6 * (step + 1)
-
-
 def test_steps_that_were_read_are_forgotten(runtime: Any):
     clock = StreamClock(runtime)
     for step in range(1000):
@@ -121,14 +112,6 @@ def test_marks_can_be_read_late_and_in_any_order(runtime: Any):
     assert not any(event.is_passed for event in runtime.events)
     assert [mark.at_ms() for mark in reversed(marks)] == [800.0, 600.0, 400.0, 200.0, 0.0]
     assert marks[1].ms_until(marks[4]) == 600.0
-
-
-def test_marks_of_one_step_are_measured_from_each_other(runtime: Any):
-    clock = StreamClock(runtime)
-    runtime.now_ms = 36e6
-    start = clock.mark(None)
-    runtime.now_ms += 0.25
-    assert start.ms_until(clock.mark(None)) == 0.25
 
 
 def test_nothing_is_asked_of_an_event_while_a_stream_is_captured(runtime: Any):

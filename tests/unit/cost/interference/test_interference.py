@@ -43,14 +43,11 @@ def test_the_nearest_measured_quotas_are_used() -> None:
 
 def test_an_unmeasured_pair_takes_the_median_of_its_phase() -> None:
     pairs = [pair("a", "b", 1.2, phase=F), pair("b", "a", 1.4, phase=F), pair("a", "b", 1.0, phase=B)]
-    measured = MeasuredInterference.from_profile(
-        profile_of({"a": flat(1), "b": flat(1), "c": flat(1)}, num_slots=1, pairs=pairs)
-    )
-    assert extra_share(measured, "b", [("c", 1)]) == pytest.approx(0.3)
+    assert extra_share(MeasuredInterference(pairs), "b", [("c", 1)]) == pytest.approx(0.3)
 
 
 def test_without_any_measured_pair_nothing_is_lost() -> None:
-    assert MeasuredInterference.from_profile(profile_of({"a": flat(1), "b": flat(1)}, num_slots=1)).is_zero
+    assert MeasuredInterference([]).is_zero
 
 
 def test_a_pair_that_measured_faster_than_alone_counts_as_undisturbed() -> None:

@@ -8,7 +8,6 @@ import pytest
 from planning_cases import sample
 
 from mosaic.cost import Bandwidths, Eq8, FullInterference, SharedBandwidth, Sharing
-from mosaic.cost.interference import FORMS, find_form
 from mosaic.errors import InvalidProfileError
 from mosaic.profile import Phase, Sample
 
@@ -59,13 +58,6 @@ def test_eq8_without_its_product_is_the_additive_ablation() -> None:
     assert form.extra_ms("a", F, quota=1, alone_ms=7.0, beside=[("b", 1), ("c", 1)]) == pytest.approx(3.0)
 
 
-def test_an_unknown_form_is_refused_with_the_table() -> None:
-    assert all(find_form(name) is form and form.name == name for name, form in FORMS.items())
-    assert [name for name, form in FORMS.items() if not form.is_zero_alone] == ["additive", "full"]
-    with pytest.raises(ValueError, match=r"interference='mosaic' is no form; use one of measured: .*; ours: bandwidth"):
-        find_form("mosaic")
-
-
 def test_the_pairwise_form_takes_shares_of_the_time_alone() -> None:
     form = SharedBandwidth({F: Sharing(pressure=0.1, product=0.5)}, bandwidths(a=0.5, b=0.4, c=0.2))
     assert form.extra_ms("a", F, quota=1, alone_ms=10.0, beside=[("b", 1)]) == pytest.approx(10 * (0.04 + 0.1))
@@ -95,7 +87,6 @@ def test_an_unknown_bandwidth_is_refused_or_estimated() -> None:
     assert estimated.bandwidth("m", F, 1, 2) == 0.2
     assert estimated.bandwidth("m", F, 1, 4) == pytest.approx(0.4)
     assert estimated.bandwidth("m", B, 1, 16) == 1.0
-    assert (estimated.is_measured("m", F), estimated.is_measured("m", B)) == (True, False)
     assert Bandwidths([], idle=[("m", B)]).bandwidth("m", B, 1, 1) == 0
 
 

@@ -46,22 +46,26 @@ def test_at_a_degree_and_beyond_both_inverses_agree(interpolation: Interpolation
     assert SEVEN_THREE.devices_for(1.0, interpolation) == 2  # as fast as it gets
 
 
-def test_modules_that_scale_perfectly_share_devices_by_their_work() -> None:
-    end, devices = continuous_optimum([linear(3, 1, 2, 4), linear(1, 1, 2, 4)], 4)
-    assert end == pytest.approx(12.0)
-    assert devices == pytest.approx((3.0, 1.0))
-
-
-def test_the_end_is_never_before_the_slowest_module_on_all_devices() -> None:
-    end, devices = continuous_optimum([MetaOp(degrees=(1,), times=(9.0,), num_operators=1), linear(1, 1, 2, 4)], 4)
-    assert end == 9.0
-    assert devices == pytest.approx((1.0, 12 / 9))
-
-
-def test_more_modules_than_devices_get_parts_of_a_device() -> None:
-    end, devices = continuous_optimum([linear(1, 1), linear(1, 1), linear(1, 1)], 2)
-    assert end == pytest.approx(18.0)
-    assert devices == pytest.approx((2 / 3, 2 / 3, 2 / 3))
+@pytest.mark.parametrize(
+    ("level", "num_devices", "end", "devices"),
+    [
+        pytest.param([linear(3, 1, 2, 4), linear(1, 1, 2, 4)], 4, 12.0, (3.0, 1.0), id="by their work"),
+        pytest.param(
+            [MetaOp(degrees=(1,), times=(9.0,), num_operators=1), linear(1, 1, 2, 4)],
+            4,
+            9.0,
+            (1.0, 12 / 9),
+            id="never before the slowest module on all devices",
+        ),
+        pytest.param([linear(1, 1)] * 3, 2, 18.0, (2 / 3, 2 / 3, 2 / 3), id="parts of a device"),
+    ],
+)
+def test_devices_are_shared_as_worked_out_by_hand(
+    level: list[MetaOp], num_devices: int, end: float, devices: tuple[float, ...]
+) -> None:
+    found = continuous_optimum(level, num_devices)
+    assert found[0] == pytest.approx(end)
+    assert found[1] == pytest.approx(devices)
 
 
 def test_modules_that_take_no_time_get_no_share_and_still_run() -> None:

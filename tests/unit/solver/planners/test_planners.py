@@ -7,12 +7,9 @@ from collections.abc import Iterable, Sequence
 import pytest
 from planning_cases import Time, flat, linear, profile_of
 
-from mosaic.artifact import parse, to_json
 from mosaic.cost import CostModel
-from mosaic.errors import InfeasibleError, InvalidPlanError
-from mosaic.plan import Plan
+from mosaic.errors import InvalidPlanError
 from mosaic.profile import ModuleMemory, Profile
-from mosaic.simulate.order import staged_schedule
 from mosaic.simulate.step import simulate
 from mosaic.solver.options import all_options
 from mosaic.solver.planners.draft import PlannerSettings, whole_device_widths
@@ -69,45 +66,80 @@ def test_megatron_runs_every_module_on_all_devices_in_turn() -> None:
     assert schedule.predicted_ms == pytest.approx(2 * (2 + 5 + 2))  # even where fewer devices were faster
 
 
-def test_megatron_takes_the_largest_degree_that_there_is() -> None:
-    assert stages_of(planned("megatron", {"a": linear(8)}, 3, degrees=(1, 2))) == [{"a": 2}]
+GAINS = {"slow": by_degree(10, 9.9, 9.8), "gains": linear(8)}
 
 
-def test_a_degree_may_be_any_whole_number_between_those_that_were_profiled() -> None:
-    """Eight devices for 5 : 3; with powers of two alone it is four each, which takes 10 / 4."""
-    found = planned("distmm", {"a": linear(10), "b": linear(6)}, 8, degrees=(1, 2, 4, 8))
-    assert stages_of(found) == [{"a": 5, "b": 3}]
-    assert found.predicted_ms == pytest.approx(2 * 2)
-
-
-def test_sequential_runs_every_module_in_turn_at_its_own_best() -> None:
-    schedule = planned("sequential", {"a": linear(8), "b": by_degree(2, 1, 3, 3)}, 4)
-    assert stages_of(schedule) == [{"a": 4}, {"b": 2}]
-    assert schedule.predicted_ms == schedule.plan.sequential_ms == pytest.approx(2 * (2 + 1))
-
-
-def test_distmm_balances_parallel_modules_over_whole_devices() -> None:
-    times = {"a": linear(8), "b": linear(4), "c": flat(3), "head": linear(8)}
-    schedule = planned("distmm", times, 4, edges=[(name, "head") for name in "abc"])
-    assert stages_of(schedule) == [{"a": 2, "b": 1, "c": 1}, {"head": 4}]
-    assert schedule.predicted_ms == pytest.approx(2 * (4 + 2))
-
-
-def test_distmm_gives_devices_left_over_to_a_module_that_gains() -> None:
-    # The flat module decides: the other could do with two devices, and gets four of the five that are free.
-    assert stages_of(planned("distmm", {"a": linear(8), "b": flat(5)}, 6, degrees=(1, 2, 4))) == [{"a": 4, "b": 1}]
-
-
-def test_distmm_fills_waves_with_modules_of_like_length_where_they_do_not_fit() -> None:
-    schedule = planned("distmm", {"a": flat(5), "b": flat(1), "c": flat(4)}, 2)
-    assert [set(wave) for wave in stages_of(schedule)] == [{"a", "c"}, {"b"}]
-    assert schedule.predicted_ms == pytest.approx(2 * (5 + 1))
-
-
-def test_distmm_balances_waves_where_that_is_faster() -> None:
-    schedule = planned("distmm", {"a": linear(12), "b": flat(3), "c": flat(3)}, 2)
-    assert stages_of(schedule) == [{"a": 2}, {"b": 1, "c": 1}]
-    assert schedule.predicted_ms == pytest.approx(2 * (6 + 3))
+@pytest.mark.parametrize(
+    ("name", "times", "num_devices", "more", "stages", "step_ms"),
+    [
+        pytest.param("megatron", {"a": linear(8)}, 3, {"degrees": (1, 2)}, [{"a": 2}], 8, id="the largest degree"),
+        # Eight devices for 5 : 3; with powers of two alone it is four each, which takes 10 / 4.
+        pytest.param(
+            "distmm",
+            {"a": linear(10), "b": linear(6)},
+            8,
+            {"degrees": (1, 2, 4, 8)},
+            [{"a": 5, "b": 3}],
+            2 * 2,
+            id="any whole number between degrees that were profiled",
+        ),
+        pytest.param(
+            "distmm",
+            {"a": linear(8), "b": linear(4), "c": flat(3), "head": linear(8)},
+            4,
+            {"edges": [(name, "head") for name in "abc"]},
+            [{"a": 2, "b": 1, "c": 1}, {"head": 4}],
+            2 * (4 + 2),
+            id="parallel modules are balanced over whole devices",
+        ),
+        # The flat module decides: the other could do with two devices, and gets four of the five that are free.
+        pytest.param(
+            "distmm",
+            {"a": linear(8), "b": flat(5)},
+            6,
+            {"degrees": (1, 2, 4)},
+            [{"a": 4, "b": 1}],
+            2 * 5,
+            id="devices left over go to a module that gains",
+        ),
+        pytest.param(
+            "distmm",
+            {"a": flat(5), "b": flat(1), "c": flat(4)},
+            2,
+            {},
+            [{"a": 1, "c": 1}, {"b": 1}],
+            2 * (5 + 1),
+            id="waves have modules of like length",
+        ),
+        pytest.param(
+            "distmm",
+            {"a": linear(12), "b": flat(3), "c": flat(3)},
+            2,
+            {},
+            [{"a": 2}, {"b": 1, "c": 1}],
+            2 * (6 + 3),
+            id="balanced waves where they are faster",
+        ),
+        pytest.param("spindle-optimus", GAINS, 4, {}, [{"slow": 1, "gains": 3}], 2 * 10, id="to the largest gain"),
+        pytest.param("distmm", GAINS, 4, {}, [{"slow": 3, "gains": 1}], 2 * 9.8, id="to the slowest"),
+        # 6 ms for three devices more, or 3 ms for one.
+        pytest.param(
+            "spindle-optimus",
+            {"a": lambda d, q: {1: 10.0, 4: 4.0}.get(d, 10.0), "b": by_degree(6, 3, 2.9, 2.8)},
+            5,
+            {},
+            [{"a": 1, "b": 4}],
+            2 * 10,
+            id="gain is counted by device",
+        ),
+    ],
+)
+def test_stages_and_degrees_are_those_worked_out_by_hand(
+    name: str, times: dict[str, Time], num_devices: int, more: dict, stages: list[dict[str, int]], step_ms: float
+) -> None:
+    found = planned(name, times, num_devices, **more)
+    assert stages_of(found) == stages
+    assert found.predicted_ms == pytest.approx(step_ms)
 
 
 def test_distmm_makes_waves_where_memory_needs_more_devices_than_there_are() -> None:
@@ -209,18 +241,6 @@ def test_levels_are_longest_paths_so_that_nothing_runs_beside_what_it_waits_for(
         assert [set(wave) for wave in stages_of(schedule)] == [{"a"}, {"b"}, {"c"}]
 
 
-def test_spindle_optimus_gives_devices_to_the_largest_gain_not_to_the_slowest() -> None:
-    times = {"slow": by_degree(10, 9.9, 9.8), "gains": linear(8)}
-    assert stages_of(planned("spindle-optimus", times, 4)) == [{"slow": 1, "gains": 3}]
-    assert stages_of(planned("distmm", times, 4)) == [{"slow": 3, "gains": 1}]
-
-
-def test_spindle_optimus_counts_gain_by_device() -> None:
-    # 6 ms for three devices more, or 3 ms for one.
-    times = {"a": lambda d, q: {1: 10.0, 4: 4.0}.get(d, 10.0), "b": by_degree(6, 3, 2.9, 2.8)}
-    assert stages_of(planned("spindle-optimus", times, 5)) == [{"a": 1, "b": 4}]
-
-
 def test_spindle_optimus_takes_turns_where_modules_do_not_fit() -> None:
     assert len(planned("spindle-optimus", dict.fromkeys("abc", flat(1)), 2).plan.stages) == 2
 
@@ -266,38 +286,6 @@ def test_a_plan_with_slices_is_not_run_and_says_which_modules() -> None:
         sliced.check_matches(graph=profile.graph, device=profile.device)
     whole = solved(profile, "spindle", 3, default_layers=1).plan
     whole.check_matches(graph=profile.graph, device=profile.device)
-
-
-def test_a_plan_with_slices_is_simulated_and_survives_json() -> None:
-    profile = profile_of({"a": seven_three, "b": seven_three}, num_slots=1, degrees=(1, 2))
-    found = solved(profile, "spindle", 3)
-    assert parse(Plan, to_json(found.plan), source="plan.json") == found.plan
-    step = simulate(found.plan, profile.graph, schedule=staged_schedule(found.plan))
-    assert 50.4 <= step.makespan_ms <= found.predicted_ms
-
-
-@pytest.mark.parametrize("name", PLANNERS)
-def test_a_single_module_on_one_device_is_planned_by_all(name: str) -> None:
-    assert planned(name, {"a": flat(3)}, 1).predicted_ms == pytest.approx(6.0)
-
-
-@pytest.mark.parametrize("name", PLANNERS)
-def test_no_devices_are_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="num_devices=0; a plan needs at least one device"):
-        planned(name, {"a": flat(3)}, 0)
-
-
-@pytest.mark.parametrize("name", PLANNERS)
-def test_a_module_that_fits_nowhere_is_named(name: str) -> None:
-    memory = [ModuleMemory(module="b", resident_bytes=500, activation_bytes=0)]
-    profile = profile_of({"a": flat(1), "b": flat(1)}, num_slots=1, memory=memory, memory_bytes=100)
-    with pytest.raises(InfeasibleError, match="'b' needs 500 bytes on each of its devices"):
-        solved(profile, name, 2)
-
-
-def test_an_unknown_method_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="method='magic' is no method of planning; use one of auto, sequential"):
-        planned("magic", {"a": flat(3)}, 1)
 
 
 def test_layers_of_a_module_that_is_not_there_are_refused() -> None:

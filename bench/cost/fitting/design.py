@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mosaic.cost.interference.fitting.least_squares import Matrix
-from mosaic.cost.interference.fitting.leveling_fit import slopes
-from mosaic.cost.interference.fitting.observation import Observation, ObservationTable
+from bench.cost.fitting.least_squares import Matrix
+from bench.cost.fitting.leveling_fit import slopes
+from bench.cost.fitting.observation import Observation, ObservationTable
 from mosaic.cost.interference.leveling import demand_of
 from mosaic.cost.interference.protocol import HasBandwidth
 from mosaic.device import Device

@@ -11,15 +11,13 @@ from collections.abc import Callable
 
 import numpy as np
 
+from bench.cost.fitting.least_squares import Matrix, condition_number, nonnegative
+from bench.cost.fitting.leveling_fit import fit_leveled, why_not_leveled
+from bench.cost.fitting.observation import ObservationTable
 from mosaic.cost.interference.eq8 import Eq8
-from mosaic.cost.interference.fitting.least_squares import Matrix, condition_number, nonnegative
-from mosaic.cost.interference.fitting.leveling_fit import fit_leveled, why_not_leveled
-from mosaic.cost.interference.fitting.observation import ObservationTable
 from mosaic.cost.interference.leveling import Leveling
 from mosaic.cost.interference.pairwise import Sharing
 from mosaic.errors import InvalidProfileError
-
-Coefficients = Eq8 | Sharing | Leveling
 
 MAX_CONDITION = 300.0
 """Columns closer to each other than this cannot be told apart with measurements that are good to a percent."""

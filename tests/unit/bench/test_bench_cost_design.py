@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from planning_cases import device_of, sample
 
+from bench.cost.fitting.design import GroupRun, _candidates, _rows, design_runs
+from bench.cost.fitting.least_squares import condition_number
 from mosaic.cost import Bandwidths
-from mosaic.cost.interference import GroupRun, design_runs
-from mosaic.cost.interference.fitting.design import _candidates, _rows
-from mosaic.cost.interference.fitting.least_squares import condition_number
 from mosaic.profile import Phase
 
 MODULES = ("a", "b", "c", "d", "e")

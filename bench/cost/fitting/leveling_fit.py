@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mosaic.cost.interference.fitting.crowd import Crowds, guesses_of, typical_draw
-from mosaic.cost.interference.fitting.least_squares import Matrix, damped, jacobian
-from mosaic.cost.interference.fitting.observation import Observation, ObservationTable
+from bench.cost.fitting.crowd import Crowds, guesses_of, typical_draw
+from bench.cost.fitting.least_squares import Matrix, damped, jacobian
+from bench.cost.fitting.observation import Observation, ObservationTable
 from mosaic.cost.interference.leveling import Leveling
 from mosaic.errors import InvalidProfileError
 

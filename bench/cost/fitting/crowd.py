@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mosaic.cost.interference.fitting.least_squares import Matrix
-from mosaic.cost.interference.fitting.observation import Observation
+from bench.cost.fitting.least_squares import Matrix
+from bench.cost.fitting.observation import Observation
 from mosaic.cost.interference.leveling import MAX_IDLE, MIN_SHARE, Demand
 
 _STEPS = 8

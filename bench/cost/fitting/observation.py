@@ -10,10 +10,11 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from mosaic.cost.interference.fitting.least_squares import Matrix
+from bench.cost.fitting.group import GroupSample
+from bench.cost.fitting.least_squares import Matrix
 from mosaic.cost.interference.leveling import Demand, demand_of
 from mosaic.cost.interference.protocol import HasBandwidth
-from mosaic.profile import GroupMember, GroupSample, PairSample, Phase
+from mosaic.profile import Phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,41 +112,27 @@ class ObservationTable:
         return found
 
 
-def observe(
-    groups: Iterable[GroupSample], bandwidths: HasBandwidth, *, pairs: Iterable[PairSample] = ()
-) -> tuple[Observation, ...]:
-    """Puts measured groups and pairs beside the bandwidths of their members.
+def observe(groups: Iterable[GroupSample], bandwidths: HasBandwidth) -> tuple[Observation, ...]:
+    """Puts measured groups beside the bandwidths of their members.
 
-    Members that take no time, alone or together, say nothing about shares of it and are left out. The two pairs of the
-    same two modules, phase and quotas are one group.
+    Members that take no time, alone or together, say nothing about shares of it and are left out.
 
     Raises:
         InvalidProfileError: The bandwidth of a member is not known.
         ValueError: It is not known at its quota.
     """
-
-    def demand(member: GroupMember) -> Demand:
-        return demand_of(bandwidths, member.module, member.phase, member.degree, member.quota)
-
     found: list[Observation] = []
-    number = -1
     for number, group in enumerate(groups):
-        asked = [demand(member) for member in group.members]
+        asked = [demand_of(bandwidths, member.module, member.phase, 1, member.quota) for member in group.members]
         for index, member in enumerate(group.members):
-            others = (*asked[:index], *asked[index + 1 :])
-            found.append(_observation(number, member.phase, asked[index], others, member))
-    numbers: dict[tuple[Phase, frozenset[tuple[str, int]]], int] = {}
-    for pair in pairs:
-        ends = ((pair.module, pair.quota), (pair.beside, pair.beside_quota))
-        group_number = numbers.setdefault((pair.phase, frozenset(ends)), number + 1 + len(numbers))
-        own, other = (demand_of(bandwidths, name, pair.phase, 1, quota) for name, quota in ends)
-        found.append(_observation(group_number, pair.phase, own, (other,), pair))
-    return tuple(o for o in found if o.alone_ms > 0 and o.alone_ms + o.extra_ms > 0)
-
-
-def _observation(
-    group: int, phase: Phase, own: Demand, others: tuple[Demand, ...], timed: GroupMember | PairSample
-) -> Observation:
-    alone = statistics.median(timed.alone_ms)
-    together = statistics.median(timed.times_ms)
-    return Observation(group=group, phase=phase, demand=own, beside=others, alone_ms=alone, extra_ms=together - alone)
+            alone, together = statistics.median(member.alone_ms), statistics.median(member.times_ms)
+            one = Observation(
+                group=number,
+                phase=member.phase,
+                demand=asked[index],
+                beside=(*asked[:index], *asked[index + 1 :]),
+                alone_ms=alone,
+                extra_ms=together - alone,
+            )
+            found.append(one)
+    return tuple(one for one in found if one.alone_ms > 0 and one.alone_ms + one.extra_ms > 0)

@@ -8,16 +8,17 @@ import statistics
 from dataclasses import replace
 
 import pytest
-from planning_cases import device_of, pair, sample
+from planning_cases import sample
 
-from mosaic.cost import Bandwidths, Eq8, FullInterference, LeveledBandwidth, Leveling, SharedBandwidth, Sharing
-from mosaic.cost.interference import Interference, InterferenceFit, fit_interference
+from bench.cost.fitting.fitted import InterferenceFit, fit_interference
+from bench.cost.fitting.group import GroupMember, GroupSample
+from mosaic.cost import Bandwidths, Eq8, LeveledBandwidth, Leveling, SharedBandwidth, Sharing
+from mosaic.cost.interference import Interference
 from mosaic.cost.interference.leveling import Demand
 from mosaic.errors import InvalidProfileError
-from mosaic.profile import GroupMember, GroupSample, Phase
+from mosaic.profile import Phase
 
 F, B = Phase.FORWARD, Phase.BACKWARD
-DEVICE = device_of(16)
 MODULES = "abcdefgh"
 TRUE = Eq8(e1=0.3, e2=4.0, e3=12.0)
 
@@ -66,7 +67,7 @@ def groups(
 
 
 def fitted(found: list[GroupSample], form: str) -> InterferenceFit:
-    return fit_interference(found, bandwidths(), form, device=DEVICE)
+    return fit_interference(found, bandwidths(), form)
 
 
 SIZES = [2] * 10 + [3] * 8 + [4] * 4
@@ -85,26 +86,9 @@ def mean_error(form: Interference, found: list[GroupSample]) -> float:
 
 @pytest.mark.parametrize("law", [TRUE, Eq8(e1=-1.5, e2=5.0, e3=3.0)], ids=["positive", "negative constant"])
 def test_eq8_gives_its_coefficients_back_without_noise(law: Eq8) -> None:
-    found = fitted(groups(law, SIZES), "full").of(F).coefficients
+    found = fitted(groups(law, SIZES), "full").coefficients[F]
     assert isinstance(found, Eq8)
     assert (found.e1, found.e2, found.e3) == pytest.approx((law.e1, law.e2, law.e3))
-
-
-def test_on_data_from_eq8_the_full_form_errs_least_then_the_additive_then_none() -> None:
-    for seed in range(5):
-        made, held = groups(TRUE, SIZES, noise_ms=0.2, seed=seed), groups(TRUE, SIZES, seed=100 + seed)
-        full, additive = (written_error(fitted(made, form).of(F).coefficients, held) for form in ("full", "additive"))
-        assert full < additive < written_error(Eq8(e1=0.0), held)
-
-
-def written_error(law: object, found: list[GroupSample]) -> float:
-    """Mean error of Eq. 8 as it is written."""
-    assert isinstance(law, Eq8)
-    errors = []
-    for group in found:
-        extra = law.as_written_ms([share_of(member.module, member.quota) for member in group.members])
-        errors += [abs((member.alone_ms[0] + extra) / member.times_ms[0] - 1) for member in group.members]
-    return statistics.fmean(errors)
 
 
 LEVELS = [
@@ -118,7 +102,7 @@ LARGE = [2] * 6 + [3] * 6 + [4] * 4 + [6] * 4 + [8] * 4
 @pytest.mark.parametrize("law", LEVELS, ids=["in proportion", "max-min", "between"])
 def test_our_form_finds_the_coefficients_that_made_the_data(law: Leveling) -> None:
     fit = fitted(groups(law, LARGE), "ours")
-    found, form = fit.of(F).coefficients, fit.interference(bandwidths())
+    found, form = fit.coefficients[F], fit.interference(bandwidths())
     assert isinstance(found, Leveling)
     assert isinstance(form, LeveledBandwidth)
     assert (found.capacity, found.fairness, found.cache) == pytest.approx(
@@ -127,15 +111,9 @@ def test_our_form_finds_the_coefficients_that_made_the_data(law: Leveling) -> No
     assert mean_error(form, groups(law, LARGE, seed=7)) < 0.01
 
 
-def test_our_form_predicts_larger_groups_than_it_was_fitted_to() -> None:
-    law = LEVELS[1]
-    form = fitted(groups(law, [2] * 8 + [3] * 8 + [5] * 8, noise_ms=0.1), "ours").interference(bandwidths())
-    assert mean_error(form, groups(law, [8] * 10, seed=7)) < 0.02
-
-
 def test_a_pairwise_law_is_found_and_our_form_has_to_earn_its_bends() -> None:
     law = Sharing(pressure=0.1, product=0.5)
-    found = fitted(groups(law, SIZES), "pairwise").of(F).coefficients
+    found = fitted(groups(law, SIZES), "pairwise").coefficients[F]
     assert isinstance(found, Sharing)
     assert (found.pressure, found.product) == pytest.approx((0.1, 0.5))
     chosen = fitted(groups(law, SIZES, noise_ms=0.5), "ours")
@@ -146,7 +124,7 @@ def test_both_phases_get_the_same_of_our_two_forms() -> None:
     made = groups(Sharing(product=0.5), SIZES, noise_ms=0.5) + groups(LEVELS[0], LARGE, phase=B)
     fit = fitted(made, "ours")
     assert isinstance(fit.interference(bandwidths()), LeveledBandwidth)
-    assert all(isinstance(phase.coefficients, Leveling) for phase in fit.phases)
+    assert all(isinstance(one, Leveling) for one in fit.coefficients.values())
 
 
 def test_groups_that_ran_faster_together_give_no_gain() -> None:
@@ -157,22 +135,11 @@ def test_groups_that_ran_faster_together_give_no_gain() -> None:
 
 def test_each_phase_is_fitted_by_itself_and_stands_in_where_the_other_is_missing() -> None:
     both = groups(TRUE, SIZES) + groups(Eq8(e1=1.0, e2=8.0), SIZES, phase=B)
-    found = fitted(both, "full").of(B).coefficients
+    found = fitted(both, "full").coefficients[B]
     assert isinstance(found, Eq8)
     assert (found.e1, found.e2, found.e3) == pytest.approx((1.0, 8.0, 0.0), abs=1e-9)
-    assert fitted(groups(TRUE, SIZES), "full").of(B).phase is F
-
-
-def test_pairs_of_which_one_was_timed_are_fitted_too() -> None:
-    pairs = [
-        pair(m, n, 1 + 0.3 * share_of(n, 2), phase=F, quota=4, beside_quota=2)
-        for m in MODULES
-        for n in MODULES
-        if m != n
-    ]
-    found = fit_interference([], bandwidths(), "pairwise", device=DEVICE, pairs=pairs).of(F).coefficients
-    assert isinstance(found, Sharing)
-    assert (found.pressure, found.product) == pytest.approx((0.3, 0.0), abs=1e-9)
+    alone = fitted(groups(TRUE, SIZES), "full").coefficients
+    assert alone[B] is alone[F]
 
 
 @pytest.mark.parametrize(
@@ -194,50 +161,9 @@ def test_what_was_not_measured_or_cannot_tell_is_refused_with_what_to_measure() 
     with pytest.raises(InvalidProfileError, match=r"cannot tell e1, e2, e3 apart \(condition number .*groups of 3"):
         fitted(groups(TRUE, [2]) * 6, "full")
     with pytest.raises(InvalidProfileError, match="is not known; profile it with hardware counters"):
-        fit_interference(groups(TRUE, SIZES), Bandwidths([]), "full", device=DEVICE)
-    with pytest.raises(ValueError, match="interference='measured' has no coefficients to fit; it needs pairs"):
-        fitted(groups(TRUE, SIZES), "measured")
+        fit_interference(groups(TRUE, SIZES), Bandwidths([]), "full")
 
 
 def test_members_that_take_no_time_are_left_out() -> None:
     idle = [replace(g, members=tuple(replace(m, alone_ms=(0.0,)) for m in g.members)) for g in groups(TRUE, [2, 2])]
     assert fitted(groups(TRUE, SIZES) + idle, "full") == fitted(groups(TRUE, SIZES), "full")
-
-
-def test_a_fit_is_used_for_the_modules_of_another_model() -> None:
-    fit = fitted(groups(TRUE, SIZES), "full")
-    other = Bandwidths(replace(sample(1, 1.0, module=m), bandwidth_utilisation=b) for m, b in (("x", 0.5), ("y", 0.25)))
-    form = fit.interference(other)
-    assert isinstance(form, FullInterference)
-    expected = TRUE.as_written_ms([0.5, 0.25])
-    assert form.extra_ms("x", F, quota=1, alone_ms=1.0, beside=[("y", 1)]) == pytest.approx(expected)
-
-
-def test_what_lies_outside_a_fit_is_said() -> None:
-    fit = fitted(groups(TRUE, SIZES), "full")
-    domain = fit.of(F)
-    inside = {("x", F): [domain.min_share, domain.max_share]}
-    assert fit.outside(inside, device=DEVICE, num_modules=4) == ()
-    assert fit.outside({("x", F): [0.3, 0.99]}, device=DEVICE) == (
-        f"'x' forward uses 0.30 to 0.99 of the bandwidth; fitted groups had {domain.min_share:.2f} to "
-        f"{domain.max_share:.2f}: measure a group with it",
-    )
-    assert fit.outside(inside, device=DEVICE, num_modules=8) == (
-        "8 modules may share a device; fitted groups had at most 4",
-    )
-    assert fit.outside(inside, device=device_of(4)) == (
-        "interference was fitted on made-up with 16 slots, this is made-up with 4: fit it here",
-    )
-    assert fit.outside({("x", B): [0.3]}, device=DEVICE) == (
-        "no group was measured in backward; the other phase stands in",
-    )
-
-
-def test_modules_that_our_form_has_not_seen_are_named() -> None:
-    fit = fitted(groups(LEVELS[0], LARGE), "ours")
-    inside = [fit.of(F).min_share, fit.of(F).max_share]
-    assert fit.outside({("a", F): inside, ("x", F): inside}, device=DEVICE) == (
-        "no fitted group had x: what a slot of them draws is taken to be typical of the device; measure groups with "
-        "them",
-    )
-    assert fit.outside({("a", F): inside}, device=DEVICE) == ()

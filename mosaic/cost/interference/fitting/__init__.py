@@ -1,1 +1,0 @@
-"""Coefficients of interference from modules that ran side by side, and which modules to run for them."""
