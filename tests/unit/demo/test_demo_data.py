@@ -108,19 +108,14 @@ def test_the_same_words_are_spoken_every_time_and_counted(cache: Path, tmp_path:
     assert first.speech.tobytes() == recordings.load_recordings(cache).speech.tobytes()
 
 
-@pytest.mark.parametrize("damage", ["truncated", "empty", "one bit", "not an archive", "a folder's entry missing"])
+@pytest.mark.parametrize("damage", ["truncated", "one bit", "a folder's entry missing"])
 def test_a_damaged_file_is_made_again_with_a_message(
     copied_cache: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = copied_cache / FILE
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
-    damaged = {
-        "truncated": bytes(content[: len(content) // 2]),
-        "empty": b"",
-        "one bit": bytes(content),
-        "not an archive": b"\x80\x04N.",
-    }
+    damaged = {"truncated": bytes(content[: len(content) // 2]), "one bit": bytes(content)}
     if damage in damaged:
         path.write_bytes(damaged[damage])
     else:

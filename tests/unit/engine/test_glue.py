@@ -248,7 +248,7 @@ CASES: list[Case] = [
 
 
 NOT_ON_THE_HOST = (other_leaf, batch_norm, doubled, checkpointed)
-"""What nothing holds on the host so far."""
+"""Glue that loses gradients or the order of running statistics on the host, where no test has held it so far."""
 
 
 def run(case: Case, model: TwoTowers) -> list[torch.Tensor]:

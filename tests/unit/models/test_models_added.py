@@ -73,5 +73,5 @@ sys.exit(run(sys.argv[1:]))
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    placed = {each["module"] for stage in json.loads(out.read_text())["stages"] for each in stage["placements"]}
+    placed = {each["part"]["module"] for stage in json.loads(out.read_text())["stages"] for each in stage["placements"]}
     assert placed == {"left", "right"}
