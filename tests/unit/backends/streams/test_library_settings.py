@@ -277,7 +277,7 @@ def test_a_recomputation_and_its_backward_are_without_cudnn(libraries: Libraries
 def test_a_module_of_several_ranks_goes_by_the_settings_of_its_lane_in_both_phases(libraries: Libraries, phase: Any):
     backend = CudaBackend(api=FakeStreams(), driver=FakeGreenDriver(), sm_target=True, cudnn=False)
     with backend.open_lanes([(0,)]) as lanes:
-        calls = StreamCalls(lanes, lambda: None, RankProgress(), lambda: 0, in_order={})
+        calls = StreamCalls(lanes, lambda: None, RankProgress(), in_order={})
         assert calls.compute("module", (0,))(libraries.seen, phase) == (NUM_SMS - 8, 8, False, False)
 
 
