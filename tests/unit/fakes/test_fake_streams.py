@@ -9,6 +9,7 @@ import pytest
 import torch
 from fake_streams import FakeStreams, Launch, RaceError
 from torch.autograd.graph import get_gradient_edge
+from torch.utils.checkpoint import checkpoint
 
 
 @pytest.fixture
@@ -97,6 +98,14 @@ def test_the_gradient_of_a_leaf_is_added_up_where_the_living_graph_first_used_it
     assert added.stream == other.handle
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_what_is_computed_again_in_a_backward_runs_on_the_stream_of_its_node(runtime: FakeStreams, reentrant: bool):
+    side, x = runtime.new_stream(), leaf()
+    found = on(runtime, side, lambda given: checkpoint(torch.sin, given, use_reentrant=reentrant), x)
+    made = after(runtime, found.sum().backward)
+    assert {launch.stream for launch in made if "sin" in launch.name or "cos" in launch.name} == {side.handle}
+
+
 class Doubled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, given: torch.Tensor) -> torch.Tensor:
@@ -137,6 +146,17 @@ def test_a_backward_of_gradients_runs_on_the_streams_of_the_backward_that_made_t
     (gradient,) = torch.autograd.grad(total, [get_gradient_edge(x)], create_graph=True)
     made = after(runtime, gradient.sum().backward)
     assert [launch.stream for launch in made if "sin" in launch.name] == [side.handle]
+
+
+def test_memory_that_a_stream_let_go_is_not_given_out_while_others_use_it(runtime: FakeStreams):
+    side = runtime.new_stream()
+    with runtime.use_stream(side):
+        made = torch.ones(3)
+    runtime.recorded(side).wait(runtime.main)
+    made * 2
+    del made
+    with runtime.use_stream(side), pytest.raises(RaceError):
+        torch.ones(3)
 
 
 def test_memory_that_no_operator_made_is_the_user_s_stream_s(runtime: FakeStreams):

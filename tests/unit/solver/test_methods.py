@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from planning_cases import flat, linear, profile_of
 
+import mosaic
+from mosaic.artifact import load, save
 from mosaic.cost import CostModel
-from mosaic.plan import SearchRecord
+from mosaic.plan import Plan, SearchRecord
 from mosaic.solver import METHODS, solve
 from mosaic.solver.compare import compare
 from mosaic.solver.methods import Method, compared_methods, describe_methods, method_of
@@ -61,5 +68,56 @@ def test_a_name_that_is_not_in_the_table_is_refused_with_all_that_are() -> None:
     ):
         planned("mine")
     assert all(method_of(name).name == name for name in METHODS)
-    assert [name for name, method in METHODS.items() if method.gives_bound] == ["auto", "exact"]
+    assert [name for name, method in METHODS.items() if method.gives_bound] == ["auto", "exact", "brute_force"]
     assert [name for name, method in METHODS.items() if method.slices] == ["spindle"]
+
+
+MINE = '''"""A solver of one's own."""
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from mosaic.plan import Plan, SearchRecord
+from mosaic.solver.searches import find_in_turn
+from mosaic.solver.task import Found, Task
+
+
+def find(task: Task) -> Found:
+    """Plans as sequential does, under another name."""
+    return replace(find_in_turn(task), record=SearchRecord(method=task.method))
+'''
+LINE = """    Method(name="mine", phrase="a solver of one's own", find=mine.find),
+"""
+
+
+def test_in_a_copy_of_the_package_one_file_and_one_line_add_a_solver(tmp_path: Path) -> None:
+    copy = tmp_path / "mosaic"
+    shutil.copytree(Path(mosaic.__file__).parent, copy, ignore=shutil.ignore_patterns("profiler", "__pycache__"))
+    (copy / "solver" / "mine.py").write_text(MINE)
+    table = copy / "solver" / "methods.py"
+    imported = "from mosaic.solver.planners import"
+    text = table.read_text().replace(imported, f"from mosaic.solver import mine\n{imported}")
+    table.write_text(text.replace("_ALL = (\n", "_ALL = (\n" + LINE))
+    save(PROFILE, tmp_path / "profile.json")
+
+    def run(*arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", "from mosaic.cli.main import main; main()", "plan", *arguments],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(tmp_path), "COLUMNS": "200"},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    shown = run("profile.json", "--gpus", "2", "--method", "mine", "--compare")
+    assert load(Plan, tmp_path / "plan.json").search.method == "mine"
+    assert [line for line in shown.splitlines() if "mine" in line.split()[:2]], shown
+    assert "mine (a solver of one's own)" in " ".join(run("--help").replace("│", " ").split())

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import Mock, create_autospec, sentinel
 
@@ -54,6 +54,10 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[dict[str, Any]
     return put
 
 
+def test_the_device_is_the_one_of_the_number(api: TorchStreams):
+    assert api.device == DEVICE
+
+
 def test_an_external_stream_is_of_the_device_and_not_of_the_current_one(api: TorchStreams, made: Any):
     calls = made("ExternalStream")
     assert api.external_stream(4096) is sentinel.ExternalStream1
@@ -71,27 +75,16 @@ def test_a_new_stream_is_of_the_device_and_has_the_priority(
     assert calls == [{"device": DEVICE, "priority": 0}, {"device": DEVICE, "priority": -3}]
 
 
-@pytest.mark.parametrize(
-    ("name", "ask", "given"),
-    [
-        ("current_stream", TorchStreams.current_stream, DEVICE),
-        ("stream", lambda api: api.use_stream(sentinel.stream), sentinel.stream),
-        ("synchronize", TorchStreams.synchronize, DEVICE),
-        ("memory_reserved", TorchStreams.reserved_bytes, DEVICE),
-    ],
-)
-def test_torch_is_asked_about_the_device_or_the_stream(
-    api: TorchStreams, stand_in: Any, name: str, ask: Callable[[TorchStreams], Any], given: Any
-):
-    asked = stand_in(name)
-    assert ask(api) in (asked.return_value, None)
-    asked.assert_called_once_with(given)
+def test_the_current_stream_is_that_of_the_device(api: TorchStreams, stand_in: Any):
+    current = stand_in("current_stream")
+    assert api.current_stream() is current.return_value
+    current.assert_called_once_with(DEVICE)
 
 
-def test_free_memory_is_that_of_the_device(api: TorchStreams, stand_in: Any):
-    free = stand_in("mem_get_info", return_value=(7, 11))
-    assert api.free_bytes() == 7
-    free.assert_called_once_with(DEVICE)
+def test_a_stream_is_made_current_by_torchs_own_block(api: TorchStreams, stand_in: Any):
+    block = stand_in("stream")
+    assert api.use_stream(sentinel.stream) is block.return_value
+    block.assert_called_once_with(sentinel.stream)
 
 
 def test_an_event_has_times_where_they_are_asked_for_and_only_there(api: TorchStreams, made: Any):
@@ -108,6 +101,12 @@ def test_the_allocator_is_told_of_tensors_on_the_device_alone(api: TorchStreams,
     assert tensor.record_stream.call_args_list == ([((sentinel.stream,),)] if is_told else [])
 
 
+def test_waiting_is_for_the_whole_device(api: TorchStreams, stand_in: Any):
+    wait = stand_in("synchronize")
+    api.synchronize()
+    wait.assert_called_once_with(DEVICE)
+
+
 @pytest.mark.parametrize("answer", [False, True])
 def test_capturing_is_asked_of_the_devices_own_current_stream(api: TorchStreams, stand_in: Any, answer: bool):
     device = stand_in("device")
@@ -122,6 +121,13 @@ def test_capturing_is_asked_of_the_devices_own_current_stream(api: TorchStreams,
     assert inside == [((DEVICE,), False)]
 
 
+def test_graphs_and_their_pools_are_new_ones(api: TorchStreams, made: Any, stand_in: Any):
+    calls, pool = made("CUDAGraph"), stand_in("graph_pool_handle")
+    assert (api.new_graph(), api.new_graph()) == (sentinel.CUDAGraph1, sentinel.CUDAGraph2)
+    assert calls == [{}, {}]
+    assert api.new_graph_pool() is pool.return_value
+
+
 @pytest.mark.parametrize(
     ("version", "apart"), [("2.11.0+cu130", False), ("2.12.1", False), ("2.13.0+cpu", True), ("3.0", True)]
 )
@@ -130,6 +136,13 @@ def test_graphs_draw_apart_since_torch_gives_each_its_own_seed_and_offset(
 ):
     monkeypatch.setattr(torch, "__version__", version)
     assert api.draws_apart is apart
+
+
+def test_memory_is_asked_for_by_the_device(api: TorchStreams, stand_in: Any):
+    reserved, free = stand_in("memory_reserved", return_value=5), stand_in("mem_get_info", return_value=(7, 11))
+    assert (api.reserved_bytes(), api.free_bytes()) == (5, 7)
+    for asked in (reserved, free):
+        asked.assert_called_once_with(DEVICE)
 
 
 def test_workspaces_and_the_cache_are_given_back(api: TorchStreams, stand_in: Any, monkeypatch: pytest.MonkeyPatch):
@@ -197,29 +210,78 @@ def test_more_streams_than_torch_has_are_an_error_and_those_of_another_priority_
     assert api.new_stream() == PoolStream(5)
 
 
+class Current:
+    """What torch knows of current streams while ``torch.cuda.graph`` itself, the real one, is at work."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.stream: Any = "the caller's"
+        self.entered: list[str] = []
+        for name in ("synchronize", "empty_cache"):
+            patch.setattr(torch.cuda, name, lambda *args: None)
+        patch.setattr(torch._C, "_host_emptyCache", lambda: None, raising=False)
+        patch.setattr(torch.cuda, "stream", self.use)
+        patch.setattr(torch.cuda, "current_stream", lambda device=None: self.stream)
+
+    def use(self, stream: Any) -> AbstractContextManager[None]:
+        return Used(self, stream)
+
+
+class Used(AbstractContextManager[None]):
+    """As ``torch.cuda.StreamContext``: once it is left, and only then, what was current is so again."""
+
+    def __init__(self, current: Current, stream: Any) -> None:
+        self._current, self._stream = current, stream
+
+    def __enter__(self) -> None:
+        self._before, self._current.stream = self._current.stream, self._stream
+
+    def __exit__(self, *error: object) -> None:
+        self._current.stream = self._before
+
+
+class Capture:
+    """A graph that notes how its capture was begun, and fails when it is told to."""
+
+    def __init__(self, *, fails: str = "") -> None:
+        self.begun: list[Any] = []
+        self._fails = fails
+
+    def capture_begin(self, *args: Any, **kwargs: Any) -> None:
+        given = inspect.signature(torch.cuda.CUDAGraph.capture_begin).bind(self, *args, **kwargs).arguments
+        self.begun.append((given["pool"], given["capture_error_mode"], torch.cuda.current_stream()))
+        if self._fails == "begin":
+            raise RuntimeError("capture_begin failed")
+
+    def capture_end(self) -> None:
+        if self._fails == "end":
+            raise RuntimeError("capture_end failed")
+
+
+@pytest.fixture
+def current(monkeypatch: pytest.MonkeyPatch) -> Current:
+    return Current(monkeypatch)
+
+
 def test_a_capture_is_from_its_stream_into_its_pool_and_lets_other_threads_call_cuda(
-    api: TorchStreams, monkeypatch: pytest.MonkeyPatch
+    api: TorchStreams, current: Current
 ):
-    """Through ``torch.cuda.graph`` itself, the real one."""
-    current, begun = ["the caller's"], []
-
-    @contextmanager
-    def use(stream: Any) -> Iterator[None]:
-        current.append(stream)
-        yield
-        current.pop()
-
-    def begin(*args: Any, **kwargs: Any) -> None:
-        given = inspect.signature(torch.cuda.CUDAGraph.capture_begin).bind(graph, *args, **kwargs).arguments
-        begun.append((given["pool"], given["capture_error_mode"], current[-1]))
-
-    for name in ("synchronize", "empty_cache"):
-        monkeypatch.setattr(torch.cuda, name, lambda *args: None)
-    monkeypatch.setattr(torch._C, "_host_emptyCache", lambda: None, raising=False)
-    monkeypatch.setattr(torch.cuda, "stream", use)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: current[-1])
-    graph: Any = Mock(capture_begin=begin)
+    graph: Any = Capture()
     with api.capture(graph, stream="the lane's", pool="a pool"):  # type: ignore[arg-type]
-        assert current[-1] == "the lane's"
-    assert begun == [("a pool", "thread_local", "the lane's")]
-    assert current == ["the caller's"]
+        assert current.stream == "the lane's"
+    assert graph.begun == [("a pool", "thread_local", "the lane's")]
+    assert current.stream == "the caller's"
+
+
+@pytest.mark.parametrize("fails", ["begin", "end"])
+def test_a_capture_that_fails_leaves_the_callers_stream_current(api: TorchStreams, current: Current, fails: str):
+    graph: Any = Capture(fails=fails)
+    with pytest.raises(RuntimeError, match=f"capture_{fails} failed"), api.capture(graph, stream="s", pool="p"):  # type: ignore[arg-type]
+        pass
+    assert current.stream == "the caller's"
+
+
+def test_an_error_inside_a_capture_comes_out_of_it(api: TorchStreams, current: Current):
+    graph: Any = Capture()
+    with pytest.raises(ZeroDivisionError), api.capture(graph, stream="s", pool="p"):  # type: ignore[arg-type]
+        1 / 0  # noqa: B018
+    assert current.stream == "the caller's"

@@ -250,3 +250,57 @@ def test_a_wait_that_is_missing_is_a_race(
         with pytest.raises(RaceError):
             train_twice(ours)
         monkeypatch.undo()
+
+
+def test_inputs_that_are_not_copied_give_other_numbers(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(CapturedBranch, "copy_in", nothing)
+    with bench() as ours, pytest.raises(AssertionError, match="other numbers"):
+        train_twice(ours)
+
+
+@pytest.mark.parametrize("missing", ["fork", "join"])
+def test_a_capture_without_fork_or_join_is_noticed(monkeypatch: pytest.MonkeyPatch, missing: str):
+    left, right = tower(), tower()
+    x, y = pair_batch()
+    with bench() as ours, torch.no_grad():
+        capturing = ours.graphs._capturing
+        new_event = ours.runtime.new_event
+
+        class Deaf:
+            """An event for which one of the two sides does not wait."""
+
+            def __init__(self) -> None:
+                self.event = new_event()
+
+            def record(self, stream: Any) -> None:
+                self.event.record(stream)
+
+            def wait(self, stream: Any) -> None:
+                is_join = stream is capturing.origin
+                if is_join is not (missing == "join"):
+                    self.event.wait(stream)
+
+        monkeypatch.setattr(
+            ours.runtime, "new_event", lambda **options: Deaf() if ours.runtime.is_capturing() else new_event(**options)
+        )
+        found = ours.run(ours.branch("left", left, x), ours.branch("right", right, y))
+        reason = {"fork": "an event from outside of the capture", "join": "was not joined"}[missing]
+        assert reason in ours.graphs.refused["left"]
+        assert torch.equal(found[0], left(x))
+
+
+def test_gradients_that_are_handed_out_uncopied_add_up_wrongly(monkeypatch: pytest.MonkeyPatch):
+    """What the copies are for: a parameter without a gradient would take the static one as its own."""
+    monkeypatch.setattr(
+        CapturedBranch, "_handed_back", lambda self, grads, _: [g if g is None else g.data for g in grads]
+    )
+    model = tower()
+    x, y = pair_batch()
+    with bench() as ours:
+        for value in (x, y):
+            ours.call("tower", model, value).sum().backward()
+        found = model[0].weight.grad.clone()
+        model.zero_grad()
+        for value in (x, y):
+            model(value).sum().backward()
+        assert not torch.equal(found, model[0].weight.grad)
