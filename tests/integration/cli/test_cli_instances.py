@@ -150,7 +150,7 @@ def test_what_the_page_about_planning_shows_can_be_run_as_it_is(tmp_path, monkey
 
 def test_an_interrupted_search_ends_at_once_and_leaves_nothing_behind(tmp_path):
     path, plan = tmp_path / "large.json", tmp_path / "out" / "plan.json"
-    artifact.save(generate(Recipe(shape="star", num_modules=24, num_devices=32)), path)
+    artifact.save(generate(Recipe(shape="align", num_modules=40, num_devices=32)), path)
     arguments = ["plan", str(path), "--time-limit", "3600", "--output", str(plan)]
     code = (  # as Ctrl-C does, a second from now
         "import signal, sys; from mosaic.cli.main import run; "
