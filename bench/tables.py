@@ -93,9 +93,7 @@ def gpu_table(part: str, make: Callable[[Study], str], picture: str = "") -> str
     """Returns a table of the newest result that measured ``part``, with its picture if there is one."""
     for path, study in gpu_results():
         if any(figure.value is not None for figure in study.of(part)):
-            drawn = path.with_name(f"{path.stem}-{picture}.png")
-            below = f"\n![{part}]({drawn.relative_to(RESULTS.parent.parent).as_posix()})\n" if drawn.exists() else ""
-            return make(study) + below
+            return make(study) + _picture(path.with_name(f"{path.stem}-{picture}.png"), part)
     return gpu_tables.NOT_YET
 
 
@@ -111,10 +109,10 @@ def draw() -> None:
 
 def demo_table() -> str:
     """Returns the table of the newest demo run on the host."""
-    records = [load(RunRecord, path) for path in (RESULTS / "host").glob("*-demo.json")]
+    records = {path: load(RunRecord, path) for path in (RESULTS / "host").glob("*-demo.json")}
     if not records:
         return "not measured yet\n"
-    record = max(records, key=lambda found: found.created)
+    path, record = max(records.items(), key=lambda found: found[1].created)
     equal = "yes" if record.bitwise_equal else f"NO, by {record.max_abs_difference:.3g}"
     best = ", ".join(f"{name} {value:.2f}" for name, value in record.retrieval.items())
     rounds = sorted(record.round_speedups)
@@ -130,7 +128,12 @@ def demo_table() -> str:
         ("CPU taken by other processes meanwhile", foreign),
     ]
     lines = [f"| {name} | {value} |" for name, value in rows]
-    return "\n".join([lines[0], "| --- | --- |", *lines[1:]]) + "\n"
+    return "\n".join([lines[0], "| --- | --- |", *lines[1:]]) + "\n" + _picture(path.with_suffix(".png"), "timeline")
+
+
+def _picture(drawn: Path, says: str) -> str:
+    """Returns a picture that lies beside a result, on a line of its own; nothing where there is none."""
+    return f"\n![{says}]({drawn.relative_to(RESULTS.parent.parent).as_posix()})\n" if drawn.exists() else ""
 
 
 TABLES: Mapping[str, Callable[[], str]] = MappingProxyType(
