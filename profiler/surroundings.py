@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import platform
 import statistics
@@ -61,7 +62,7 @@ def key_of(subject: Subject, backend: Backend, environment: Environment) -> Modu
     return ModuleKey(
         structure=digest_of(subject.module),
         inputs=inputs_of(subject),
-        device=backend.device,
+        device=dataclasses.replace(backend.device, memory_bytes=0),  # a kernel's count of memory may grow after boot
         torch_version=environment.torch_version,
         driver=f"{environment.driver} {environment.driver_version}".strip(),
         threads=_threads_of(backend),

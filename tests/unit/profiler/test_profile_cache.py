@@ -199,11 +199,15 @@ def test_a_digest_is_the_same_in_every_process(killed: tuple[ProfileCache, str])
 
 def test_a_killed_run_goes_on_where_it_was(killed: tuple[ProfileCache, str]):
     cache, _ = killed
-    assert len(list(cache.folder.glob("module-*"))) == 2
-    # Both points of left and the first of right were there when it came to the second of right.
     ran: list[str] = []
     model = unequal()
     finding = find_modules(model, pair_batch())
+    backend = HostBackend(num_slots=2)
+    now = environment_of(backend)
+    kept = {s.name: cache.module(key_of(s, backend, now), s.name) for s in finding.subjects}
+    num_points = {name: len(record.points) for name, record in kept.items()}
+    assert num_points == {"left": 2, "right": 1}, [path.read_text() for path in cache.folder.glob("module-*")]
+    assert all(s.infeasible is None for record in kept.values() for point in record.points for s in point.samples)
     for subject in finding.subjects:
 
         def note(_module: nn.Module, _args: object, result: torch.Tensor, name: str = subject.name) -> None:
@@ -212,7 +216,6 @@ def test_a_killed_run_goes_on_where_it_was(killed: tuple[ProfileCache, str]):
 
         subject.module.register_forward_hook(note)
     settings = dataclasses.replace(FAST, pairs=False)
-    backend = HostBackend(num_slots=2)
     profile = profile_modules(model, finding.subjects, finding.graph, backend, settings=settings, cache=cache)
     assert set(ran) == {"right"}
     assert len(profile.samples) == 8

@@ -101,6 +101,19 @@ def test_other_threads_are_other_measurements(monkeypatch: pytest.MonkeyPatch):
     assert len(keys) == 3
 
 
+def test_memory_that_a_kernel_brings_up_late_is_no_other_device(monkeypatch: pytest.MonkeyPatch):
+    from mosaic.engine import find_modules
+
+    subject = find_modules(TwoTowers(), pair_batch()).subjects[0]
+    keys = set()
+    for total in (8 << 30, 24 << 30):
+        monkeypatch.setattr("mosaic.backends.host.backend._memory_bytes", lambda total=total: total)
+        backend = HostBackend(num_slots=2)
+        assert backend.device.memory_bytes == total
+        keys.add(key_of(subject, backend, environment_of(backend)))
+    assert len(keys) == 1
+
+
 def test_the_doctor_says_where_the_cache_is_and_how_large(users_folder: Path, tmp_path: Path):
     import io
 
