@@ -103,6 +103,10 @@ def colocate_one(
     opening = _Opening(model, finding, backend)
     trial = options.trial
     if plan is not None:
+        placed = {placement.module for placement in plan.placements}
+        for name, obstacle in finding.left_out.items():
+            if name in placed:
+                raise UnsupportedModelError(f"the plan places {name!r}, which cannot be: {obstacle}; {obstacle.todo}")
         plan.check_matches(graph=finding.graph, device=backend.device)
         plans: tuple[Plan, ...] = (plan,)
         trial = None if trial == "auto" else trial

@@ -8,16 +8,21 @@ class Obstacle(str):
 
     Attributes:
         todo: What its user can do about it.
+        apart: Whether nothing else may run meanwhile.
     """
 
-    __slots__ = ("todo",)
+    __slots__ = ("apart", "todo")
 
     todo: str
+    apart: bool
 
-    def __new__(cls, reason: str, *, todo: str = "nothing; it runs where it is called") -> Obstacle:
+    def __new__(
+        cls, reason: str, *, todo: str = "nothing; it runs where it is called", apart: bool = False
+    ) -> Obstacle:
         """Makes a reason with its advice."""
         made = super().__new__(cls, reason)
         made.todo = todo
+        made.apart = apart
         return made
 
 

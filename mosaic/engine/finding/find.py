@@ -14,6 +14,7 @@ from torch import nn
 from mosaic.engine.calls.caller import caller
 from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.calls.structure import tensors_in
+from mosaic.engine.finding.escapes import Escapes
 from mosaic.engine.finding.follow import UNTIE, follow
 from mosaic.engine.finding.remarks import Remark
 from mosaic.engine.finding.work_counter import WorkCounter
@@ -42,6 +43,8 @@ class Finding:
             model looks up before it calls its language model.
         remarks: What the user should know about modules that can be placed.
         places: For each module the line that calls it.
+        late: Those of ``in_order`` that are written to or read after their call, so that a lane's thread is waited for.
+        aside: Modules that read results of others beside their arguments, so that no lane's thread can run them.
     """
 
     graph: ModuleGraph
@@ -51,6 +54,8 @@ class Finding:
     parted: dict[str, frozenset[int]] = field(default_factory=dict)
     remarks: tuple[Remark, ...] = ()
     places: dict[str, str] = field(default_factory=dict)
+    late: dict[str, str] = field(default_factory=dict)
+    aside: dict[str, Obstacle] = field(default_factory=dict)
 
 
 def find_modules(
@@ -77,8 +82,10 @@ def find_modules(
     """
     run = runner_of(model, sample)
     with preserved(model), uncompiled(model):
-        called, work = _note_calls(model, run)
+        called, work, escaped = _note_calls(model, run)
         candidates, left_out = _choose(model, called, work, include, exclude)
+        left_out |= {name: escaped[name] for name in candidates.keys() & escaped.keys()}
+        candidates = {name: module for name, module in candidates.items() if name not in escaped}
         shared = {name: _shared_parameters(model, module) for name, module in candidates.items()}
         followed = follow(candidates, run, shared, may_share=may_share)
         while followed.obstacles:  # without them, what came to others through them comes from further up
@@ -97,10 +104,12 @@ def find_modules(
         graph,
         tuple(calls.values()),
         left_out,
-        followed.in_order,
+        followed.exchanges.found,
         followed.parted,
         tuple(remark for remark in followed.remarks if remark.module in calls),
         followed.places,
+        followed.exchanges.late,
+        followed.exchanges.aside,
     )
 
 
@@ -129,13 +138,16 @@ def uncompiled(model: nn.Module) -> AbstractContextManager[Any]:
     return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
 
 
-def _note_calls(model: nn.Module, run: Callable[[], Any]) -> tuple[dict[str, list[str]], WorkCounter]:
-    """Runs the model and returns the lines at which each of its modules is called, and how much each works."""
+def _note_calls(
+    model: nn.Module, run: Callable[[], Any]
+) -> tuple[dict[str, list[str]], WorkCounter, dict[str, Obstacle]]:
+    """Runs the model; returns the lines at which each module is called, how much each works, and what escapes."""
     called: dict[str, list[str]] = {name: [] for name, _ in model.named_modules()}
     work = WorkCounter()
-    with work.counting(model, lambda name: called[name].append(caller())):
+    escapes = Escapes(work.running)
+    with work.counting(model, lambda name: called[name].append(caller())), escapes:
         run()
-    return called, work
+    return called, work, escapes.obstacles()
 
 
 def _choose(

@@ -123,7 +123,7 @@ class _Follower(TorchFunctionMode):
         ran(func, kwargs)
         results = tensors_in(result) if isinstance(result, _RESULTS) else []
         self._check(inputs, results)
-        self.exchanges.note(here, func, args, kwargs, results)
+        self.exchanges.note(here, func, args, kwargs, results, stems=lambda tensor: bool(self._sources.get(id(tensor))))
         sources = self.sources((args, kwargs))
         self.remarks.note_read(func, sources, here)
         if sources and isinstance(result, _RESULTS):
@@ -165,8 +165,8 @@ class Followed:
     """Which feeds which."""
     obstacles: dict[str, Obstacle]
     """Who cannot be placed, with the reason."""
-    in_order: dict[str, str]
-    """Who exchanges more than arguments and results with the operations between modules, with what it is."""
+    exchanges: Exchanges
+    """What they exchange with the operations between them, other than by arguments and results."""
     parted: dict[str, frozenset[int]]
     """For each candidate the ids of its parameters that others alone use, such as an embedding table."""
     remarks: tuple[Remark, ...]
@@ -219,7 +219,7 @@ def follow(
         calls,
         tuple(edges.values()),
         follower.obstacles | follower.remarks.obstacles | obstacles,
-        follower.exchanges.found,
+        follower.exchanges,
         parted,
         follower.remarks.found,
         places,

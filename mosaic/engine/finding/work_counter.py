@@ -24,11 +24,14 @@ class WorkCounter(TorchDispatchMode):
 
     Others are left out: they are bound by memory, and a module of nothing else is glue. Operations of a part count for
     all that it is part of.
+
+    Attributes:
+        running: The names of the modules that are running, the innermost last.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._running: list[str] = []
+        self.running: list[str] = []
         self._flops: Counter[str] = Counter()
         self._total = 0
 
@@ -64,22 +67,22 @@ class WorkCounter(TorchDispatchMode):
             with self:  # elsewhere autograd has taken it apart before it comes here
                 return func.decompose(*args, **kwargs)
         result = func(*args, **kwargs)
-        if self._running and not _is_ragged(types) and kind_of(func) in _HEAVY:
+        if self.running and not _is_ragged(types) and kind_of(func) in _HEAVY:
             flops = count_flops(func, args, kwargs, result) or 0
             self._total += flops
-            for name in set(self._running):
+            for name in set(self.running):
                 self._flops[name] += flops
         return result
 
     def _entering(self, name: str, called: Callable[[str], None]) -> Callable[[Any, Any], None]:
         def hook(_module: Any, _args: Any) -> None:
             called(name)
-            self._running.append(name)
+            self.running.append(name)
 
         return hook
 
     def _leave(self, *_: Any) -> None:
-        self._running.pop()
+        self.running.pop()
 
 
 def _is_ragged(types: Iterable[type]) -> bool:

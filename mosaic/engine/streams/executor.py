@@ -42,7 +42,10 @@ class StreamExecutor:
         in_place: For each module and reason, how many of its calls ran where they were made.
         places: For each module and reason, the line of the first such call.
         closed: Whether the lanes were given back.
+        calls_again: A call of the whole model is never made again.
     """
+
+    calls_again = False
 
     def __init__(
         self,
@@ -175,6 +178,9 @@ class StreamExecutor:
 
     def watch(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Does nothing: autograd itself orders the gradients of parameters that operations between modules use."""
+
+    def reach(self, site: PlacedModule) -> None:
+        """Does nothing."""
 
     def settle(self) -> None:
         """Makes the user's stream wait for the lanes; blocks nothing."""

@@ -17,7 +17,9 @@ WAIT_S = 60
 
 
 class Meeting:
-    """Where two modules wait for each other; off while modules run in turn."""
+    """Where two modules wait for each other; off while modules run in turn. No attribute that the engine looks at."""
+
+    __slots__ = ("barrier", "meetings", "on")
 
     def __init__(self) -> None:
         self.barrier = threading.Barrier(2)
