@@ -42,6 +42,7 @@ class Finding:
             model looks up before it calls its language model.
         remarks: What the user should know about modules that can be placed.
         places: For each module the line that calls it.
+        written: The storages of the model that its run wrote (``Memory.written``).
     """
 
     graph: ModuleGraph
@@ -51,6 +52,7 @@ class Finding:
     parted: dict[str, frozenset[int]] = field(default_factory=dict)
     remarks: tuple[Remark, ...] = ()
     places: dict[str, str] = field(default_factory=dict)
+    written: frozenset[int] = frozenset()
 
 
 def find_modules(
@@ -76,7 +78,7 @@ def find_modules(
         UnsupportedModelError: There is no module to place, or ``include`` names none.
     """
     run = runner_of(model, sample)
-    with preserved(model), uncompiled(model):
+    with preserved(model, sample) as memory, uncompiled(model):
         called, work = _note_calls(model, run)
         candidates, left_out = _choose(model, called, work, include, exclude)
         shared = {name: _shared_parameters(model, module) for name, module in candidates.items()}
@@ -101,6 +103,7 @@ def find_modules(
         followed.parted,
         tuple(remark for remark in followed.remarks if remark.module in calls),
         followed.places,
+        frozenset(memory.written),
     )
 
 
