@@ -133,11 +133,11 @@ class Reach:
 
     def _enter_part(self, part: nn.Module, where: Where) -> None:
         self._add(vars(part), where, 0)
-        for tensor in part.parameters(recurse=False):  # those of scripted parts are in no dict
-            self._add(tensor, where, 0)
-        for tensor in part.buffers(recurse=False):
+        for name, tensor in part.named_parameters(recurse=False):  # those of scripted parts are in no dict
+            self._add(tensor, (where, name), 0)
+        for name, tensor in part.named_buffers(recurse=False):
             self.buffers.add(id(tensor))
-            self._add(tensor, where, 0)
+            self._add(tensor, (where, name), 0)
         for base in type(part).__mro__:
             if base.__module__.partition(".")[0] not in ("torch", "builtins") and id(base) not in self._seen:
                 self._seen.add(id(base))
