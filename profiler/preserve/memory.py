@@ -179,6 +179,13 @@ class Memory:
 class WriteWatch(TorchDispatchMode):
     """Copies tensors of the model before this thread's operators write into them."""
 
+    supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Lets what the model compiles itself be compiled."""
+        return True
+
     def __init__(self, memory: Memory) -> None:
         super().__init__()
         self._memory = memory

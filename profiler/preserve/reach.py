@@ -133,7 +133,9 @@ class Reach:
 
     def _enter_part(self, part: nn.Module, where: Where) -> None:
         self._add(vars(part), where, 0)
-        for name, tensor in part.named_parameters(recurse=False):  # those of scripted parts are in no dict
+        for name, child in part.named_children():  # those of scripted parts are in no dict, nor are their tensors
+            self._add(child, (where, name), 0)
+        for name, tensor in part.named_parameters(recurse=False):
             self._add(tensor, (where, name), 0)
         for name, tensor in part.named_buffers(recurse=False):
             self.buffers.add(id(tensor))
