@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from torch import nn
@@ -22,7 +22,7 @@ from mosaic.profiler.machine.noise import ForeignLoad
 from mosaic.profiler.measuring.pairs import Pairs, choose_pairs
 from mosaic.profiler.measuring.peaks import lane_bytes_of
 from mosaic.profiler.measuring.points import MeasuringSite, ModulePoints
-from mosaic.profiler.preserve import preserved
+from mosaic.profiler.preserve.model import preserved
 from mosaic.profiler.quotas import QuotaChoice, Sampling
 from mosaic.profiler.settings import Deadline, ProfileSettings
 from mosaic.profiler.structure import structures_of
@@ -49,6 +49,7 @@ def profile_modules(
     counters: Counters | None = None,
     settings: ProfileSettings | None = None,
     progress: ProgressCallback | None = None,
+    written: Collection[int] = (),
 ) -> Profile:
     """Measures every module of a graph on a backend; the model is left as it was found.
 
@@ -69,6 +70,7 @@ def profile_modules(
         counters: Of the backend's GPU; without, occupancy and bandwidth stay unknown.
         settings: How carefully; the defaults take a few seconds a module.
         progress: Told what is being measured.
+        written: What the model was seen to write while its modules were found; see ``preserved``.
 
     Raises:
         InvalidPlanError: A quota is below one slot or above the device.
@@ -82,7 +84,8 @@ def profile_modules(
     sampling = Sampling.choose(quotas, degrees, backend.device, bound=settings.bound)
     if len(sampling.degrees) > 1 and network is None:
         raise ValueError(f"degrees {sampling.degrees} need communication; give network, such as a Cluster or a Ring")
-    with preserved(model):
+    given = [(subject.args, subject.kwargs) for subject in subjects]
+    with preserved(model, given, written=written):
         return _Sweep(subjects, graph, backend, settings, cache, counters, progress).run(sampling, network)
 
 

@@ -92,6 +92,7 @@ def colocate_one(
                 cache=kept,
                 settings=options.profiling,
                 progress=options.progress,
+                written=finding.written,
             )
         except UnstableMeasurementError as error:
             if not options.may_fall_back:
@@ -153,7 +154,8 @@ class _Opening:
         lanes = self.backend.open_lanes(placement.slots for placement in plan.placements)
         try:
             if lanes.streams is not None and self._launch_share is None:
-                self._launch_share = warm_up(self._model, self._finding.subjects, lanes.streams)
+                found = self._finding
+                self._launch_share = warm_up(self._model, found.subjects, lanes.streams, written=found.written)
             executor = _executor(lanes, self._finding, graphs=graphs)
             forget_cast_weights()  # profiling and warming up cast them, on streams of their own
             return PlacedPlan(plan, self._finding, executor, adopts_shapes=adopts_shapes)

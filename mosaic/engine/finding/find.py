@@ -45,6 +45,7 @@ class Finding:
         places: For each module the line that calls it.
         late: Those of ``in_order`` that are written to or read after their call, so that a lane's thread is waited for.
         aside: Modules that read results of others beside their arguments, so that no lane's thread can run them.
+        written: The storages of the model that its run wrote (``Memory.written``).
     """
 
     graph: ModuleGraph
@@ -56,6 +57,7 @@ class Finding:
     places: dict[str, str] = field(default_factory=dict)
     late: dict[str, str] = field(default_factory=dict)
     aside: dict[str, Obstacle] = field(default_factory=dict)
+    written: frozenset[int] = frozenset()
 
 
 def find_modules(
@@ -81,7 +83,7 @@ def find_modules(
         UnsupportedModelError: There is no module to place, or ``include`` names none.
     """
     run = runner_of(model, sample)
-    with preserved(model), uncompiled(model):
+    with preserved(model, sample) as memory, uncompiled(model):
         called, work, escaped = _note_calls(model, run)
         candidates, left_out = _choose(model, called, work, include, exclude)
         left_out |= {name: escaped[name] for name in candidates.keys() & escaped.keys()}
@@ -110,6 +112,7 @@ def find_modules(
         followed.places,
         followed.exchanges.late,
         followed.exchanges.aside,
+        frozenset(memory.written),
     )
 
 
