@@ -36,7 +36,7 @@ class Rewind:
         self._trained = parts.trained
 
     def undo(self) -> bool:
-        """Puts everything back; returns False, and changes nothing, where parameters or large buffers were written to."""
+        """Puts everything back; changes nothing and returns False where parameters or large buffers were written to."""
         if any(version_of(tensor) != version for tensor, version in self._untouched):
             return False
         if any(p.grad is not grad for p, grad in zip(self._trained, self._gradients, strict=True)):

@@ -40,11 +40,17 @@ class Exchanges:
         self._parameters.pop(0, None)
         self._buffers.pop(0, None)
         self._given: dict[str, list[tuple[torch.Tensor, int | None]]] = {}
-        self._between: dict[int, torch.Tensor] = {}  # made between modules, and kept so that no id is given out twice
+        self._between: dict[int, torch.Tensor] = {}  # by memory: made or written between modules; kept, so that no
+        self._inside: dict[int, torch.Tensor] = {}  # address is given out twice, as is what was made in modules
+        self._read: dict[int, str] = {}  # memory that a module read and that is neither given nor its own
+        self._data: dict[int, torch.Tensor] = {}  # what ``.data`` returned: torch does not count writes into it
+        self._uncounted: set[int] = set()  # memory that such writes went to
 
     def enter(self, name: str, given: Sequence[torch.Tensor]) -> None:
         """A module begins to run on ``given``."""
         self._given[name] = [(tensor, version_of(tensor)) for tensor in given]
+        if any(memory_of(tensor) in self._uncounted for tensor in given):
+            self.found[name] = "its arguments are written to through .data before it is called"
 
     def leave(self, name: str) -> None:
         """A module has returned."""
@@ -72,20 +78,36 @@ class Exchanges:
             results: The tensors that it returned.
             stems: Tells whether a tensor stems from a module.
         """
-        inputs = list(tensors_of((args, kwargs)))
-        if running is not None:
-            given = {id(tensor) for tensor, _ in self._given[running]}
-            strange = [tensor for tensor in inputs if id(tensor) in self._between and id(tensor) not in given]
-            if strange:
-                self.found[running] = "it reads what was made between modules and is not among its arguments"
-            if any(map(stems, strange)):
+        does = look_up(func)
+        inputs, written = list(tensors_of((args, kwargs))), does.written(args, kwargs)
+        came = {id(tensor) for tensor in inputs}
+        made = [tensor for tensor in results if id(tensor) not in came]
+        if does.name == "__get__:data":
+            self._data.update((id(tensor), tensor) for tensor in made)
+        self._uncounted |= {memory_of(tensor) for tensor in written if id(tensor) in self._data}
+        if running is None:
+            for tensor in (*made, *written):
+                self._between[memory_of(tensor)] = tensor
+            found = {self._read[memory_of(tensor)] for tensor in written if memory_of(tensor) in self._read}
+        else:
+            strange = self._others_read(running, inputs)
+            found = {running} if strange else set()
+            if any(stems(tensor) for tensor in inputs if memory_of(tensor) in strange):
                 self.aside[running] = Obstacle(
                     "it reads a result of another module that is not among its arguments", todo="pass it as an argument"
                 )
-        else:
-            came = {id(tensor) for tensor in inputs}
-            self._between.update((id(tensor), tensor) for tensor in results if id(tensor) not in came)
+            self._inside.update((memory_of(tensor), tensor) for tensor in made)
+        for name in found:
+            self._note(name, "it reads what was made between modules and is not among its arguments")
         self._note_owned(running, func, args, kwargs, inputs)
+
+    def _others_read(self, running: str, inputs: Sequence[torch.Tensor]) -> set[int]:
+        """Notes the memory that a module reads and does not hold; returns what was made or written between modules."""
+        own = {0, *(memory_of(tensor) for tensor, _ in self._given[running])}
+        read = {memory_of(tensor) for tensor in inputs} - own - self._parameters.keys() - self._buffers.keys()
+        others = {memory for memory in read if memory not in self._inside}
+        self._read.update((memory, running) for memory in others)
+        return others & self._between.keys()
 
     def _note_owned(self, running: str | None, func: Any, args: Any, kwargs: Any, inputs: list[torch.Tensor]) -> None:
         does = look_up(func)

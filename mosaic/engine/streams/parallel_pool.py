@@ -15,6 +15,7 @@ from mosaic.engine.calls.placed_module import PlacedModule
 from mosaic.engine.calls.structure import map_tensors
 from mosaic.engine.graphs import Eager, StageBranch, StageGraphs
 from mosaic.engine.streams.executor import StreamExecutor
+from mosaic.engine.streams.held_state import HeldState
 from mosaic.engine.streams.parallel_sharing import SharedPieces
 from mosaic.engine.streams.tensor import join_tensor
 from mosaic.errors import InvalidPlanError
@@ -54,7 +55,12 @@ class StreamPool:
         site = self._site(name, owner_of(function))
         run = function if self.graphs is None else partial(self._replayed, self.graphs, name, function)
         piece = self._shared.begin(name, function, (args, kwargs))
+        if not isinstance(function, nn.Module):  # of what its owner holds, others may use another part
+            self.executor.held.setdefault(site, HeldState(None))
         result = self.executor.call(site, run, args, kwargs)
+        for (other, _), known in self._sites.items():
+            if other == name and known in self.executor.held:
+                self.executor.held[known].note_call()  # what they share is in order: they have one lane
         self._shared.note(piece, function, result, hooked=self.graphs is None)
         return result
 
