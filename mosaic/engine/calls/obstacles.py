@@ -8,16 +8,21 @@ class Obstacle(str):
 
     Attributes:
         todo: What its user can do about it.
+        is_of_a_part: Whether it is one of a part of the module, so that the other parts may be placed.
     """
 
-    __slots__ = ("todo",)
+    __slots__ = ("is_of_a_part", "todo")
 
     todo: str
+    is_of_a_part: bool
 
-    def __new__(cls, reason: str, *, todo: str = "nothing; it runs where it is called") -> Obstacle:
+    def __new__(
+        cls, reason: str, *, todo: str = "nothing; it runs where it is called", is_of_a_part: bool = False
+    ) -> Obstacle:
         """Makes a reason with its advice."""
         made = super().__new__(cls, reason)
         made.todo = todo
+        made.is_of_a_part = is_of_a_part
         return made
 
 
