@@ -246,10 +246,8 @@ def multiply_in_place(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Te
     ],
 )
 @pytest.mark.parametrize("grad", [True, False])
-def test_a_value_is_followed_from_module_to_module(
-    glue: Callable[..., torch.Tensor], reaches: bool, with_gradient: bool
-):
-    with torch.set_grad_enabled(with_gradient):
+def test_a_value_is_followed_from_module_to_module(glue: Callable[..., torch.Tensor], reaches: bool, grad: bool):
+    with torch.set_grad_enabled(grad):
         course = watched(glue)
     assert course.reaches("left", "right") == reaches
     assert not course.reaches("right", "left")
