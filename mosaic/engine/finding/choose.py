@@ -42,9 +42,9 @@ class Choice:
     * all else stays whole; above all a stack, modules of one class in one list, which run one after the other: cutting
       it gains nothing.
 
-    Worth placing is what has 2 % of the work or of the parameters; or, however large the rest is (0.1 % suffices), a
-    tenth of the work of the largest module that is independent of it. So two small encoders are placed beside each
-    other before a large language model, and a projection beside a tower is not.
+    Worth placing is what has 2 % of the work or of the parameters; or, however large the rest is (0.1 % suffices), what
+    waits for none as large and has a tenth of the work of the largest module that is independent of it. So two small
+    encoders are placed beside each other before a large language model, and a projection beside a tower is not.
 
     Args:
         model: The model.
@@ -125,10 +125,12 @@ class Choice:
     def _is_worth(self, node: _Node, cut: Sequence[_Node]) -> bool:
         if node.weight >= SUBSTANCE:
             return True
-        beside = [
-            other.work for other in cut if not self._reaches([other], [node]) and not self._reaches([node], [other])
-        ]
-        return node.is_compound and node.weight >= _SMALL and node.work >= _OF_PARTNER * max(beside, default=1.0) > 0
+        others = [other for other in cut if other is not node and other.is_compound]
+        before = [other for other in others if other.work >= node.work and self._reaches([other], [node])]
+        if not node.is_compound or node.weight < _SMALL or before:
+            return False
+        beside = [other.work for other in others if not self._reaches([node], [other])]
+        return node.work >= _OF_PARTNER * max(beside, default=1.0) > 0
 
     def _parts(self, path: str, module: nn.Module) -> list[_Node]:
         """Returns the called modules with parameters right below one, looking through containers."""
