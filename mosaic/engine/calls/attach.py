@@ -167,7 +167,7 @@ def detach(module: nn.Module) -> None:
     """Gives a module its plain class back; does nothing to a plain module."""
     kind = type(module)
     if issubclass(kind, _Attached):
-        module.__class__ = kind._mosaic_plain
+        object.__setattr__(module, "__class__", kind._mosaic_plain)
 
 
 def is_attached(module: nn.Module) -> bool:

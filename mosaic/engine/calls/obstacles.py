@@ -9,20 +9,28 @@ class Obstacle(str):
     Attributes:
         todo: What its user can do about it.
         apart: Whether nothing else may run meanwhile.
+        is_of_a_part: Whether it is one of a part of the module, so that the other parts may be placed.
     """
 
-    __slots__ = ("apart", "todo")
+    __slots__ = ("apart", "is_of_a_part", "todo")
 
     todo: str
     apart: bool
+    is_of_a_part: bool
 
     def __new__(
-        cls, reason: str, *, todo: str = "nothing; it runs where it is called", apart: bool = False
+        cls,
+        reason: str,
+        *,
+        todo: str = "nothing; it runs where it is called",
+        apart: bool = False,
+        is_of_a_part: bool = False,
     ) -> Obstacle:
         """Makes a reason with its advice."""
         made = super().__new__(cls, reason)
         made.todo = todo
         made.apart = apart
+        made.is_of_a_part = is_of_a_part
         return made
 
 

@@ -38,7 +38,7 @@ class Escapes(TorchFunctionMode):
         return result
 
     def obstacles(self) -> dict[str, Obstacle]:
-        """Returns for each module why it cannot be placed; to be asked once the model's own result is let go."""
+        """Returns for each module why no lane's thread can run it; to be asked once the run's own result is let go."""
         alive = {id(tensor): names for ref, names in self._made if (tensor := ref()) is not None}
         found = {}
         for key in _held_by_python(alive.keys()) if alive else ():

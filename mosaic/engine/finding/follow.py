@@ -21,12 +21,12 @@ from mosaic.engine.calls.obstacles import Obstacle, hides_tensors
 from mosaic.engine.calls.structure import flatten, is_opaque, tensors_in
 from mosaic.engine.calls.thread_state import ThreadState
 from mosaic.engine.calls.torch_functions import look_up
+from mosaic.engine.finding.candidates import UNTIE
 from mosaic.engine.finding.exchanges import Exchanges
 from mosaic.engine.finding.remarks import Remark, Remarks
 from mosaic.graph import Edge
 from mosaic.profiler import Subject
 
-UNTIE = "nothing, or untie the weights if they need not be tied"
 _RESULTS = (torch.Tensor, tuple, list)
 
 
@@ -103,11 +103,14 @@ class _Follower(TorchFunctionMode):
                     continue
                 place = f" ({self._places[key]})" if key in self._places else ""
                 if key in shared.get(name, ()):
-                    self.obstacles[name] = Obstacle(f"shares {path} with the rest of the model{place}", todo=UNTIE)
+                    self.obstacles[name] = Obstacle(
+                        f"shares {path} with the rest of the model{place}", todo=UNTIE, is_of_a_part=True
+                    )
                 elif key in self._used_outside[name]:
                     self.obstacles[name] = Obstacle(
                         f"its parameter {path} is used outside of it too{place}",
                         todo="move that use into the module, or leave it where it is",
+                        is_of_a_part=True,
                     )
         return {name: frozenset(self._used_outside[name]) | frozenset(shared.get(name, ())) for name in self._used}
 
