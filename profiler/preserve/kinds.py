@@ -151,7 +151,7 @@ _KINDS: tuple[tuple[Any, Kind], ...] = (
     (torch.Generator, Kind(lambda f: f.get_state(), _never, lambda f, kept: f.set_state(kept))),
     (random.SystemRandom, Kind(id, _always, _nothing)),
     (random.Random, Kind(lambda f: f.getstate(), _never, lambda f, kept: f.setstate(kept))),
-    (np.random.RandomState, Kind(lambda f: f.get_state(), _never, lambda f, kept: f.set_state(kept))),
+    (np.random.RandomState, Kind(lambda f: f.get_state(legacy=False), _never, lambda f, kept: f.set_state(kept))),
     (np.random.Generator, Kind(lambda f: f.bit_generator, _always, _nothing, lambda kept: (kept,))),
     (np.random.BitGenerator, Kind(lambda f: f.state, _never, lambda f, kept: setattr(f, "state", kept))),
     (np.ndarray, Kind(_keep_array, _is_same_array, _put_back_array)),

@@ -260,7 +260,8 @@ def _plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """Yields the tensors with memory of their own that a tensor consists of."""
     if is_traceable_wrapper_subclass(tensor):
         for name in tensor.__tensor_flatten__()[0]:
-            yield from _plain_tensors(getattr(tensor, name))
+            if isinstance(inner := getattr(tensor, name), torch.Tensor):
+                yield from _plain_tensors(inner)
     elif tensor.layout == torch.sparse_coo:
         yield from (tensor._indices(), tensor._values())
     elif tensor.layout != torch.strided:

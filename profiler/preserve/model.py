@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, nullcontext
@@ -46,13 +47,15 @@ def preserved(model: nn.Module, given: Any = None, *, written: Collection[int] |
     Raises:
         UnsupportedModelError: Something was changed that cannot be put back.
     """
+    for failure in _reshard(model):
+        raise UnsupportedModelError(failure)
     reach, process = Reach(model, given), Process()
     limit = MAX_COPIED_BYTES if written is None else MAX_COPIED_UNWATCHED_BYTES
     memory = Memory(reach.tensors, buffers=reach.buffers, written=written or (), limit_bytes=limit)
 
     def put_back() -> list[str]:
         with _interrupts_wait():
-            return [*reach.put_back(), *memory.put_back(), *process.put_back()]
+            return [*_reshard(model), *reach.put_back(), *memory.put_back(), *process.put_back()]
 
     try:
         memory.set_gradients_aside()
@@ -65,6 +68,17 @@ def preserved(model: nn.Module, given: Any = None, *, written: Collection[int] |
     failures = put_back()
     if failures:
         raise UnsupportedModelError(f"running the model changed what cannot be put back: {'; '.join(failures)}")
+
+
+def _reshard(model: nn.Module) -> Iterator[str]:
+    """Lets FSDP2 put its shards back in their places itself, where it has gathered the whole; says what cannot."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    for part in model.modules() if fsdp is not None else ():
+        if isinstance(part, fsdp.FSDPModule):
+            try:
+                part.reshard()
+            except Exception as error:  # the rest must be put back all the same
+                yield f"the shards of a {type(part).__name__}: {error}"
 
 
 @contextmanager

@@ -73,7 +73,7 @@ class Process:
         self._random = [
             (torch.set_rng_state, torch.get_rng_state()),
             (random.setstate, random.getstate()),
-            (np.random.set_state, np.random.get_state()),
+            (np.random.set_state, np.random.get_state(legacy=False)),
         ]
         if torch.cuda.is_initialized():
             for gpu in range(torch.cuda.device_count()):

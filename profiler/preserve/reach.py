@@ -108,7 +108,7 @@ class Reach:
     def _visit(self, value: Any, where: Where, depth: int, keeps_iterators: bool) -> None:
         kind_of_value = type(value)
         kind = self._kind_of(kind_of_value)
-        if isinstance(value, torch.Tensor):
+        if issubclass(kind_of_value, torch.Tensor):
             self.tensors.append((value, where))
         elif kind is None and keeps_iterators and is_iterator(kind_of_value):
             kind = ITERATOR
@@ -116,7 +116,7 @@ class Reach:
             kept = kind.keep(value)
             self.objects.append((value, kind, kept, where))
             self._enter(kept, kind, where, depth)
-        if isinstance(value, nn.Module):
+        if issubclass(kind_of_value, nn.Module):
             self._enter_part(value, where)
         elif self._is_plain(kind_of_value) and depth < _MAX_OBJECTS_DEEP:
             self._enter_object(value, where, depth + 1)
@@ -149,7 +149,7 @@ class Reach:
                 self._enter(kept, CLASS, place, 0)
 
     def _enter_object(self, value: Any, where: Where, depth: int) -> None:
-        attributes = getattr(value, "__dict__", None)
+        attributes = getattr(value, "__dict__", None) if type(value).__dictoffset__ else None
         if type(attributes) is dict:
             if any(isinstance(held, threading.Thread) for held in attributes.values()):
                 return  # others change it
