@@ -72,7 +72,7 @@ def preserved(model: nn.Module, given: Any = None, *, written: Collection[int] |
 
 def _reshard(model: nn.Module) -> Iterator[str]:
     """Lets FSDP2 put its shards back in their places itself, where it has gathered the whole; says what cannot."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
     for part in model.modules() if fsdp is not None else ():
         if isinstance(part, fsdp.FSDPModule):
             try:

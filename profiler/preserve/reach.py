@@ -135,11 +135,11 @@ class Reach:
         self._add(vars(part), where, 0)
         for name, child in part.named_children():  # those of scripted parts are in no dict, nor are their tensors
             self._add(child, (where, name), 0)
-        for name, tensor in part.named_parameters(recurse=False):
-            self._add(tensor, (where, name), 0)
-        for name, tensor in part.named_buffers(recurse=False):
-            self.buffers.add(id(tensor))
-            self._add(tensor, (where, name), 0)
+        for name, parameter in part.named_parameters(recurse=False):
+            self._add(parameter, (where, name), 0)
+        for name, buffer in part.named_buffers(recurse=False):
+            self.buffers.add(id(buffer))
+            self._add(buffer, (where, name), 0)
         for base in type(part).__mro__:
             if base.__module__.partition(".")[0] not in ("torch", "builtins") and id(base) not in self._seen:
                 self._seen.add(id(base))
