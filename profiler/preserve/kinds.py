@@ -33,8 +33,8 @@ class Kind:
     """Whether an object still is what was kept."""
     put_back: Callable[[Any, Any], None]
     """Makes an object what was kept."""
-    inner: Callable[[Any], Any] = lambda kept: ()
-    """Returns the objects inside of what was kept."""
+    inner: Callable[[Any], Any] | None = None
+    """Returns the objects inside of what was kept; None for what holds none."""
 
 
 def _mapping(base: Any) -> Kind:

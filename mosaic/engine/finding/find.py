@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -42,7 +42,6 @@ class Finding:
             model looks up before it calls its language model.
         remarks: What the user should know about modules that can be placed.
         places: For each module the line that calls it.
-        written: The storages of the model that its run wrote (``Memory.written``).
     """
 
     graph: ModuleGraph
@@ -52,7 +51,12 @@ class Finding:
     parted: dict[str, frozenset[int]] = field(default_factory=dict)
     remarks: tuple[Remark, ...] = ()
     places: dict[str, str] = field(default_factory=dict)
-    written: frozenset[int] = frozenset()
+
+    def forget_run(self) -> None:
+        """Lets go of what the run left in the model, once no module is run alone any more."""
+        for subject in self.subjects:
+            if subject.seen is not None:
+                subject.seen.forget()
 
 
 def find_modules(
@@ -78,7 +82,7 @@ def find_modules(
         UnsupportedModelError: There is no module to place, or ``include`` names none.
     """
     run = runner_of(model, sample)
-    with preserved(model, sample) as memory, uncompiled(model):
+    with preserved(model, sample) as seen, uncompiled(model):
         called, work = _note_calls(model, run)
         candidates, left_out = _choose(model, called, work, include, exclude)
         shared = {name: _shared_parameters(model, module) for name, module in candidates.items()}
@@ -97,13 +101,12 @@ def find_modules(
     graph = ModuleGraph(modules=nodes, edges=followed.edges)
     return Finding(
         graph,
-        tuple(calls.values()),
+        tuple(replace(call, seen=seen) for call in calls.values()),
         left_out,
         followed.in_order,
         followed.parted,
         tuple(remark for remark in followed.remarks if remark.module in calls),
         followed.places,
-        frozenset(memory.written),
     )
 
 
