@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from torch import nn
@@ -49,7 +49,6 @@ def profile_modules(
     counters: Counters | None = None,
     settings: ProfileSettings | None = None,
     progress: ProgressCallback | None = None,
-    written: Collection[int] = (),
 ) -> Profile:
     """Measures every module of a graph on a backend; the model is left as it was found.
 
@@ -70,7 +69,6 @@ def profile_modules(
         counters: Of the backend's GPU; without, occupancy and bandwidth stay unknown.
         settings: How carefully; the defaults take a few seconds a module.
         progress: Told what is being measured.
-        written: What the model was seen to write while its modules were found; see ``preserved``.
 
     Raises:
         InvalidPlanError: A quota is below one slot or above the device.
@@ -84,8 +82,7 @@ def profile_modules(
     sampling = Sampling.choose(quotas, degrees, backend.device, bound=settings.bound)
     if len(sampling.degrees) > 1 and network is None:
         raise ValueError(f"degrees {sampling.degrees} need communication; give network, such as a Cluster or a Ring")
-    given = [(subject.args, subject.kwargs) for subject in subjects]
-    with preserved(model, given, written=written):
+    with preserved(model, alone=subjects, elsewhere=True):
         return _Sweep(subjects, graph, backend, settings, cache, counters, progress).run(sampling, network)
 
 

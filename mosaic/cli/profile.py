@@ -113,7 +113,6 @@ def measure(given: ProfileCommand, links: Launched | None = None) -> tuple[Profi
             counters=counters,
             settings=ProfileSettings(refuse_share=given.max_foreign_share),
             progress=progress.follow("profiling"),
-            written=finding.written,
         )
         missing = counters.missing if counters is not None else ""
     return profile, (*_said_of(links), *_notes(profile, missing))

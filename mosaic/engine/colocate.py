@@ -92,13 +92,13 @@ def colocate_one(
                 cache=kept,
                 settings=options.profiling,
                 progress=options.progress,
-                written=finding.written,
             )
         except UnstableMeasurementError as error:
             if not options.may_fall_back:
                 raise
             note = warn_of_busy("the modules were not profiled", "the model runs as it was", error)
             plan = plan_in_turn(finding.graph, backend.device)
+            finding.forget_run()
             return Handle(model, finding, plan, profile=None, notes=(note, *backend.notes))
     cost = CostModel.from_profile(profile) if profile is not None else None
     opening = _Opening(model, finding, backend)
@@ -122,6 +122,7 @@ def colocate_one(
                 f"other; below {MIN_GAIN} the model is left as it was"
             )
             _LOG.info(note)
+            finding.forget_run()
             return Handle(model, finding, plan, profile=profile, notes=(note, *backend.notes))
         trial = TrialSettings() if trial == "auto" else trial
         plans = (plan,) if trial is None else _plans_to_try(plan, finding, cost, trial)
@@ -154,8 +155,8 @@ class _Opening:
         lanes = self.backend.open_lanes(placement.slots for placement in plan.placements)
         try:
             if lanes.streams is not None and self._launch_share is None:
-                found = self._finding
-                self._launch_share = warm_up(self._model, found.subjects, lanes.streams, written=found.written)
+                self._launch_share = warm_up(self._model, self._finding.subjects, lanes.streams)
+            self._finding.forget_run()
             executor = _executor(lanes, self._finding, graphs=graphs)
             forget_cast_weights()  # profiling and warming up cast them, on streams of their own
             return PlacedPlan(plan, self._finding, executor, adopts_shapes=adopts_shapes)

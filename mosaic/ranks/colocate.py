@@ -127,7 +127,9 @@ def colocate_ranks(
             plan, measured = try_plans(on, candidates.plans, trial)
             report = replace(measured, sentences=(*measured.sentences, *candidates.sentences))
         world.max_ctas = plan.communication_sms or None
-        return activate(on, plan, report)
+        handle = activate(on, plan, report)
+        on.finding.forget_run()
+        return handle
 
 
 def _trial_of(options: Options, *, is_given: bool) -> TrialSettings | None:

@@ -33,12 +33,12 @@ class Kind:
     """Whether an object still is what was kept."""
     put_back: Callable[[Any, Any], None]
     """Makes an object what was kept."""
-    inner: Callable[[Any], Any] = lambda kept: ()
-    """Returns the objects inside of what was kept."""
+    inner: Callable[[Any], Any] | None = None
+    """Returns the objects inside of what was kept; None for what holds none."""
 
 
-def _mapping(base: type) -> Kind:
-    items, clear, put = base.items, base.clear, base.__setitem__  # type: ignore[attr-defined]
+def _mapping(base: Any) -> Kind:
+    items, clear, put = base.items, base.clear, base.__setitem__
 
     def keep(found: Any) -> dict[Any, Any]:
         return dict(found if type(found) is base else items(found))
@@ -96,22 +96,29 @@ def _put_back_array(found: Any, kept: Any) -> None:
     found[...] = kept
 
 
-def _keep_class(found: type) -> dict[str, Any]:
+def _of_class(found: type) -> dict[str, Any]:
     return {name: value for name, value in vars(found).items() if not name.startswith("__")}
 
 
-def _is_same_class(found: type, kept: dict[str, Any]) -> bool:
-    now = _keep_class(found)
-    return now.keys() == kept.keys() and all(now[name] is value for name, value in kept.items())
+def _of_slots(found: Any) -> dict[str, Any]:
+    return {name: getattr(found, name) for name in slots_of(type(found)) if hasattr(found, name)}
 
 
-def _put_back_class(found: type, kept: dict[str, Any]) -> None:
-    now = _keep_class(found)
-    for name in now.keys() - kept.keys():
-        type.__delattr__(found, name)
-    for name, value in kept.items():
-        if name not in now or now[name] is not value:
-            type.__setattr__(found, name, value)
+def _attributes(of: Callable[[Any], dict[str, Any]], base: Any) -> Kind:
+    """Attributes that are in no dict of their own, set and deleted as those of ``base`` are."""
+
+    def is_same(found: Any, kept: dict[str, Any]) -> bool:
+        now = of(found)
+        return now.keys() == kept.keys() and all(now[name] is value for name, value in kept.items())
+
+    def put_back(found: Any, kept: dict[str, Any]) -> None:
+        for name in of(found).keys() - kept.keys():
+            base.__delattr__(found, name)
+        for name, value in kept.items():
+            if of(found).get(name, kept) is not value:
+                base.__setattr__(found, name, value)
+
+    return Kind(of, is_same, put_back, lambda kept: kept.values())
 
 
 def _position(found: Any) -> Any:
@@ -130,14 +137,9 @@ PART = Kind(
     type, lambda found, kept: type(found) is kept, lambda found, kept: object.__setattr__(found, "__class__", kept)
 )
 """A part of a model: its class; its attributes are a dict of their own."""
-CLASS = Kind(_keep_class, _is_same_class, _put_back_class, lambda kept: kept.values())
+CLASS = _attributes(_of_class, type)
 """The attributes of a class."""
-SLOTS = Kind(
-    lambda found: {name: getattr(found, name) for name in slots_of(type(found)) if hasattr(found, name)},
-    lambda found, kept: all(getattr(found, name, kept) is value for name, value in kept.items()),
-    lambda found, kept: [object.__setattr__(found, name, value) for name, value in kept.items()],  # type: ignore[func-returns-value]
-    lambda kept: kept.values(),
-)
+SLOTS = _attributes(_of_slots, object)
 """The attributes of an object that has slots."""
 
 _KINDS: tuple[tuple[Any, Kind], ...] = (
@@ -151,7 +153,7 @@ _KINDS: tuple[tuple[Any, Kind], ...] = (
     (torch.Generator, Kind(lambda f: f.get_state(), _never, lambda f, kept: f.set_state(kept))),
     (random.SystemRandom, Kind(id, _always, _nothing)),
     (random.Random, Kind(lambda f: f.getstate(), _never, lambda f, kept: f.setstate(kept))),
-    (np.random.RandomState, Kind(lambda f: f.get_state(), _never, lambda f, kept: f.set_state(kept))),
+    (np.random.RandomState, Kind(lambda f: f.get_state(legacy=False), _never, lambda f, kept: f.set_state(kept))),
     (np.random.Generator, Kind(lambda f: f.bit_generator, _always, _nothing, lambda kept: (kept,))),
     (np.random.BitGenerator, Kind(lambda f: f.state, _never, lambda f, kept: setattr(f, "state", kept))),
     (np.ndarray, Kind(_keep_array, _is_same_array, _put_back_array)),
@@ -168,7 +170,10 @@ _KINDS: tuple[tuple[Any, Kind], ...] = (
 )
 """The first that fits counts."""
 
-_ITERATORS = (GeneratorType, itertools.count, *(type(iter(of)) for of in ([], (), range(0), {})))
+_ITERATORS: tuple[type, ...] = (
+    *(GeneratorType, itertools.count),
+    *map(type, (iter([]), iter(()), iter(range(0)), iter({}))),
+)
 ITERATOR = Kind(_position, lambda found, kept: _position(found) == kept, _cannot_move_back)
 """What can only be seen to have moved."""
 

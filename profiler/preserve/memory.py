@@ -7,13 +7,14 @@ writes, and copies the memory of the model just before; what other threads write
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import torch
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 from mosaic.errors import UnsupportedModelError
@@ -35,7 +36,8 @@ class _Piece:
         span = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
         storage = tensor.untyped_storage()
         self.key: int = storage._cdata
-        self.start, self.end = tensor.storage_offset() * size, (tensor.storage_offset() + span) * size
+        self.start = int(tensor.storage_offset()) * size
+        self.end = self.start + int(span) * size
         self.bytes = torch.empty(0, dtype=torch.uint8, device=tensor.device)
         self.bytes.set_(storage, self.start, (span * size,))  # type: ignore[call-overload]
         self.copy: torch.Tensor | None = None
@@ -102,7 +104,7 @@ class Memory:
         self._pieces: list[tuple[_Piece, Where]] = []
         self._by_storage: dict[int, list[_Piece]] = {}
         always: list[_Piece] = []
-        with _Unseen():
+        with _unseen():
             for tensor, where in tensors:
                 pieces = self._keep(tensor, where)
                 if id(tensor) in buffers:
@@ -117,7 +119,7 @@ class Memory:
                     piece.sum = _sum_of(piece.bytes)
 
     def _keep(self, tensor: torch.Tensor, where: Where) -> list[_Piece]:
-        if isinstance(tensor, UninitializedTensorMixin):
+        if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
             raise UnsupportedModelError(
                 f"{path_of(where)} has no shape yet; call the model once before it is colocated"
             )
@@ -153,7 +155,7 @@ class Memory:
             for item in value:
                 self.before_write(item)
         elif isinstance(value, torch.Tensor):
-            with _Unseen():
+            with _unseen():
                 for plain in _plain_tensors(value):
                     storage = plain.untyped_storage()._cdata
                     if storage in self._by_storage:
@@ -165,11 +167,12 @@ class Memory:
 
     def put_back(self) -> Iterator[str]:
         """Puts every tensor back, and says what each that could not be was."""
-        with _Unseen():
-            for step, where in (
+        with _unseen():
+            steps: list[tuple[Callable[[], None], Where]] = [
                 *((partial(_put_back, kept), kept.where) for kept in self._kept),
                 *((piece.put_back, where) for piece, where in self._pieces),
-            ):
+            ]
+            for step, where in steps:
                 try:
                     step()
                 except Exception as error:  # the rest must be put back all the same
@@ -211,21 +214,16 @@ class WriteWatch(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-class _Unseen:
+@contextmanager
+def _unseen() -> Iterator[None]:
     """Inside, nobody watches the operators of this thread, and nothing is recorded."""
-
-    def __enter__(self) -> Self:
-        self._grad = torch.is_grad_enabled()
-        self._functions, self._modes = torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch()
-        self._functions.__enter__()
-        self._modes.__enter__()
+    recorded = torch.is_grad_enabled()
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
         torch._C._set_grad_enabled(False)
-        return self
-
-    def __exit__(self, *reason: object) -> None:
-        torch._C._set_grad_enabled(self._grad)
-        self._modes.__exit__(*reason)
-        self._functions.__exit__(*reason)
+        try:
+            yield
+        finally:
+            torch._C._set_grad_enabled(recorded)
 
 
 def _put_back(kept: _Kept) -> None:
@@ -260,7 +258,8 @@ def _plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """Yields the tensors with memory of their own that a tensor consists of."""
     if is_traceable_wrapper_subclass(tensor):
         for name in tensor.__tensor_flatten__()[0]:
-            yield from _plain_tensors(getattr(tensor, name))
+            if isinstance(inner := getattr(tensor, name), torch.Tensor):
+                yield from _plain_tensors(inner)
     elif tensor.layout == torch.sparse_coo:
         yield from (tensor._indices(), tensor._values())
     elif tensor.layout != torch.strided:

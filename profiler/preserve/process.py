@@ -70,10 +70,10 @@ class Process:
     """Random numbers and settings as they are now."""
 
     def __init__(self) -> None:
-        self._random = [
+        self._random: list[tuple[Callable[[Any], Any], Any]] = [
             (torch.set_rng_state, torch.get_rng_state()),
             (random.setstate, random.getstate()),
-            (np.random.set_state, np.random.get_state()),
+            (np.random.set_state, np.random.get_state(legacy=False)),
         ]
         if torch.cuda.is_initialized():
             for gpu in range(torch.cuda.device_count()):

@@ -35,6 +35,9 @@ _WALKED_IN_TORCH = "torch.optim"
 Where = tuple[Any, str]
 """How something was reached: from where, and by which name."""
 
+Change = tuple[Any, Kind, Any]
+"""An object, and what it became."""
+
 
 def path_of(where: Where | None) -> str:
     """Returns the names on the way to something."""
@@ -53,7 +56,7 @@ class Reach:
 
     Args:
         model: The model. An iterator that it holds is looked at, though none can be put back.
-        given: Its sample: a batch, or a function that runs the model, with what that encloses.
+        given: What it is run on: batches, or functions that run the model, with what these enclose.
 
     Attributes:
         objects: Those that may change in place, with what they are now.
@@ -61,7 +64,7 @@ class Reach:
         buffers: Ids of those that are a part's buffers.
     """
 
-    def __init__(self, model: nn.Module, given: Any = None) -> None:
+    def __init__(self, model: nn.Module, *given: Any) -> None:
         self.objects: list[tuple[Any, Kind, Any, Where]] = []
         self.tensors: list[tuple[torch.Tensor, Where]] = []
         self.buffers: set[int] = set()
@@ -73,9 +76,22 @@ class Reach:
         self._slotted: dict[type, bool] = {}
         self._add(model, (None, ""), 0)
         self._walk(keeps_iterators=True)
-        for value in _enclosed(given):
-            self._add(value, (None, "the sample"), 0)
+        self._num_of_model = len(self._empty), len(self.objects)
+        for one in given:
+            for value in _enclosed(one):
+                self._add(value, (None, "the sample"), 0)
         self._walk(keeps_iterators=False)
+
+    def changed(self) -> Iterator[Change]:
+        """Yields the attributes and containers of the model that are not as they were."""
+        num_empty, num_others = self._num_of_model
+        for found in self._empty[:num_empty]:
+            kind = self._kind_of(type(found))
+            if found and kind is not None:
+                yield found, kind, kind.keep(found)
+        for found, kind, kept, _ in self.objects[:num_others]:
+            if kind.inner is not None and not kind.is_same(found, kept):
+                yield found, kind, kind.keep(found)
 
     def put_back(self) -> Iterator[str]:
         """Puts every object back, and says what each that could not be was."""
@@ -108,7 +124,7 @@ class Reach:
     def _visit(self, value: Any, where: Where, depth: int, keeps_iterators: bool) -> None:
         kind_of_value = type(value)
         kind = self._kind_of(kind_of_value)
-        if isinstance(value, torch.Tensor):
+        if issubclass(kind_of_value, torch.Tensor):
             self.tensors.append((value, where))
         elif kind is None and keeps_iterators and is_iterator(kind_of_value):
             kind = ITERATOR
@@ -116,7 +132,7 @@ class Reach:
             kept = kind.keep(value)
             self.objects.append((value, kind, kept, where))
             self._enter(kept, kind, where, depth)
-        if isinstance(value, nn.Module):
+        if issubclass(kind_of_value, nn.Module):
             self._enter_part(value, where)
         elif self._is_plain(kind_of_value) and depth < _MAX_OBJECTS_DEEP:
             self._enter_object(value, where, depth + 1)
@@ -126,7 +142,7 @@ class Reach:
             for name, value in kept.items():
                 if type(value) not in _ATOMS:
                     self._add(value, (where, name if type(name) is str else f"[{name!r}]"), depth)
-        elif kept is not None:
+        elif kind.inner is not None:
             for value in kind.inner(kept):
                 if type(value) not in _ATOMS:
                     self._add(value, where, depth)
@@ -135,11 +151,11 @@ class Reach:
         self._add(vars(part), where, 0)
         for name, child in part.named_children():  # those of scripted parts are in no dict, nor are their tensors
             self._add(child, (where, name), 0)
-        for name, tensor in part.named_parameters(recurse=False):
-            self._add(tensor, (where, name), 0)
-        for name, tensor in part.named_buffers(recurse=False):
-            self.buffers.add(id(tensor))
-            self._add(tensor, (where, name), 0)
+        for name, parameter in part.named_parameters(recurse=False):
+            self._add(parameter, (where, name), 0)
+        for name, buffer in part.named_buffers(recurse=False):
+            self.buffers.add(id(buffer))
+            self._add(buffer, (where, name), 0)
         for base in type(part).__mro__:
             if base.__module__.partition(".")[0] not in ("torch", "builtins") and id(base) not in self._seen:
                 self._seen.add(id(base))
@@ -149,7 +165,7 @@ class Reach:
                 self._enter(kept, CLASS, place, 0)
 
     def _enter_object(self, value: Any, where: Where, depth: int) -> None:
-        attributes = getattr(value, "__dict__", None)
+        attributes = getattr(value, "__dict__", None) if type(value).__dictoffset__ else None
         if type(attributes) is dict:
             if any(isinstance(held, threading.Thread) for held in attributes.values()):
                 return  # others change it

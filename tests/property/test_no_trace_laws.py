@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from engine_cases import FAST, tower
+from engine_cases import Doing as Reading
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
@@ -327,6 +328,22 @@ def test_profiling_is_undone(size: str):
     with no_trace(model, batch):
         handle = by_profile(model, batch)
         assert handle.profile is not None
+        handle.remove()
+
+
+def test_a_module_that_is_profiled_finds_the_attributes_that_the_model_leaves_it():
+    def leaving(model: Restless, x: torch.Tensor) -> None:
+        model.left.scale = x.mean()
+        model.left.scales.append(1)
+
+    model, batch = made([])
+    model.left = Reading(lambda self, x: self.layers(x) * self.scale * self.scales[0])
+    model.left.scales = []
+    model.doings = [leaving]
+    with no_trace(model, batch):
+        handle = by_profile(model, batch)
+        assert "left" in handle.graph.names
+        assert [s.infeasible for s in handle.profile.samples if s.module == "left"].count(None) >= 2
         handle.remove()
 
 

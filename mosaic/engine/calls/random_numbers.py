@@ -214,5 +214,5 @@ def _taking_generator(func: Any) -> Any:
     if any(argument.name == "generator" for argument in func._schema.arguments):
         return func
     overloads = func.overloadpacket
-    found = OVERLOADS.get(str(func))
+    found = OVERLOADS.get(str(func), "")
     return getattr(overloads, found) if found in overloads.overloads() else None

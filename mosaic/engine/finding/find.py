@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -43,7 +43,6 @@ class Finding:
         late: Those of ``in_order`` that are written to or read after their call, so that a lane's thread is waited for.
         aside: Modules that pass results to others, or get them, beside their arguments and results, so that no lane's
             thread can run them.
-        written: The storages of the model that its run wrote (``Memory.written``).
     """
 
     graph: ModuleGraph
@@ -55,7 +54,12 @@ class Finding:
     places: dict[str, str] = field(default_factory=dict)
     late: dict[str, str] = field(default_factory=dict)
     aside: dict[str, Obstacle] = field(default_factory=dict)
-    written: frozenset[int] = frozenset()
+
+    def forget_run(self) -> None:
+        """Lets go of what the run left in the model, once no module is run alone any more."""
+        for subject in self.subjects:
+            if subject.seen is not None:
+                subject.seen.forget()
 
 
 def find_modules(
@@ -79,7 +83,7 @@ def find_modules(
         UnsupportedModelError: There is no module to place, or ``include`` names none.
     """
     run = runner_of(model, sample)
-    with preserved(model, sample) as memory, uncompiled(model):
+    with preserved(model, sample) as seen, uncompiled(model):
         course, escaped = _watch(model, run)
         choice = Choice(model, course) if include is None else None
         candidates = Candidates(model, course.called, choice, exclude)
@@ -102,7 +106,7 @@ def find_modules(
     graph = ModuleGraph(modules=nodes, edges=followed.edges)
     return Finding(
         graph,
-        tuple(calls.values()),
+        tuple(replace(call, seen=seen) for call in calls.values()),
         left_out,
         followed.exchanges.found,
         followed.parted,
@@ -110,7 +114,6 @@ def find_modules(
         followed.places,
         followed.exchanges.late,
         followed.exchanges.aside | {name: escaped[name] for name in calls if name in escaped},
-        frozenset(memory.written),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
 from torch import nn
 
@@ -12,24 +12,15 @@ from mosaic.backends.streams.lanes import StreamLanes, run_aside
 from mosaic.profiler import Subject, preserved
 
 
-def warm_up(
-    model: nn.Module, subjects: Iterable[Subject], lanes: StreamLanes, *, written: Collection[int] = ()
-) -> float:
+def warm_up(model: nn.Module, subjects: Iterable[Subject], lanes: StreamLanes) -> float:
     """Lets libraries make their first calls (plans, autotuning) off the lanes, where these have failed for others.
-
-    Args:
-        model: The model.
-        subjects: Its modules with their inputs.
-        lanes: Whose device they run on.
-        written: What the model was seen to write while its modules were found; see ``preserved``.
 
     Returns:
         The time that one thread takes to launch the modules forward and backward, as a share of the time that they
         take on the whole device, gaps in which it waits for launches included: near 1 where launches decide.
     """
     api, named = lanes.api, list(subjects)
-    given = [(subject.args, subject.kwargs) for subject in named]
-    with preserved(model, given, written=written):
+    with preserved(model, alone=named, elsewhere=True):
         for _ in range(2):  # the first calls are slow, and no measure of others
             times = run_aside(api, lambda: [_launch_and_device_ms(subject, api) for subject in named])
     device_ms = sum(device for _, device in times)

@@ -31,7 +31,7 @@ def rows_of(model: nn.Module, subject: Subject) -> tuple[bool, ...]:
         UnsupportedModelError: No choice of arguments splits the module's results by rows.
     """
     leaves, spec = flatten((subject.args, subject.kwargs))
-    with preserved(model, leaves), _settings(subject), _evaluating(subject.module), torch.no_grad():
+    with preserved(model, alone=(subject,)), _settings(subject), _evaluating(subject.module), torch.no_grad():
 
         def call(given: Sequence[Any]) -> list[Any]:
             args, kwargs = unflatten(list(given), spec)

@@ -146,7 +146,7 @@ def _refuse(subject: Subject) -> None:
 def _learned(model: nn.Module, subject: Subject) -> tuple[Template, Signature]:
     """Calls a module as in the sample's step; returns what it returns and what the call showed of it."""
     settings = subject.settings if subject.settings is not None else nullcontext
-    with preserved(model, (subject.args, subject.kwargs)), torch.enable_grad(), settings():
+    with preserved(model, alone=(subject,)), torch.enable_grad(), settings():
         arguments = Arguments.take(subject.args, subject.kwargs)
         result, _, signature = learn(lambda: subject.module(*subject.args, **subject.kwargs), arguments, subject.module)
     return Template.of(result), signature
