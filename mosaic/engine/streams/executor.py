@@ -44,6 +44,7 @@ class StreamExecutor:
         in_place: For each module and reason, how many of its calls ran where they were made.
         places: For each module and reason, the line of the first such call.
         held: What each module that was called holds.
+        orders: The lanes' places in the order.
         closed: Whether the lanes were given back.
         calls_again: A call of the whole model is never made again.
     """
@@ -64,7 +65,7 @@ class StreamExecutor:
         self.closed = False
         self.in_order = dict(in_order or {})
         self.held: WeakKeyDictionary[PlacedModule, HeldState] = WeakKeyDictionary()
-        self._orders = Orders(lanes)
+        self.orders = Orders(lanes)
         self._timeline = StreamTimeline(lanes.api, lanes.clock)
         self._num_launched = 0
         self._alone: StreamMark | None = None
@@ -90,7 +91,7 @@ class StreamExecutor:
         plain = run
         if self.graphs is not None and site.name not in self.in_order:
             run = partial(_replayed, self.graphs, site, run)
-        order, in_order, held = self._orders.of(_lane_of(site)), site.name in self.in_order, self._held_by(site)
+        order, in_order, held = self.orders.of(_lane_of(site)), site.name in self.in_order, self._held_by(site)
         call = PlacedCall(order, site, args, kwargs, in_order=in_order, held=held)
         try:
             return call.launch(run, self._timeline)
@@ -107,15 +108,15 @@ class StreamExecutor:
             return self._run_again(site, run, args, {})
         self._num_launched += 1
         self._take_turn(_lane_of(site))
-        order = self._orders.of(_lane_of(site))
+        order = self.orders.of(_lane_of(site))
         return PlacedCall(order, site, args, {}, in_order=site.name in self.in_order).launch(run, None)
 
     def whole(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the model's own call: nothing that a lane is still computing leaves it unordered."""
         if self.closed or not on_user_stream() or _obstacle() is not None:
             return run(*args, **kwargs)
-        before = self._orders.call
-        self._orders.call = ModelCall(self.lanes.api, tensors_in((args, kwargs)))
+        before = self.orders.call
+        self.orders.call = ModelCall(self.lanes.api, tensors_in((args, kwargs)))
         for held in self.held.values():
             held.begin()
         try:
@@ -126,11 +127,11 @@ class StreamExecutor:
             self.lanes.join()
             raise
         finally:
-            self._orders.call = before
+            self.orders.call = before
             for held in self.held.values():
                 held.is_reached = before is not None  # a model that calls itself: the outer call began earlier
         if self._num_launched:
-            self._orders.join()
+            self.orders.join()
         return result
 
     def run_alone(self, site: PlacedModule, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -156,7 +157,7 @@ class StreamExecutor:
         """
         if self.closed or not on_user_stream():
             return
-        self._orders.of(_lane_of(site)).hold_all(self.lanes.api.current_stream())
+        self.orders.of(_lane_of(site)).hold_all(self.lanes.api.current_stream())
         self._held_by(site).is_reached = True
 
     def _held_by(self, site: PlacedModule) -> HeldState:
@@ -189,13 +190,13 @@ class StreamExecutor:
 
     def _run_again(self, site: PlacedModule, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Runs a call in the middle of a backward (a recomputation) on its lane, in the order of autograd's stream."""
-        api, stream = self.lanes.api, self._orders.of(_lane_of(site)).stream
+        api, stream = self.lanes.api, self.orders.of(_lane_of(site)).stream
         here = api.current_stream()
         args, kwargs = map_tensors(join_tensor, args), map_tensors(join_tensor, kwargs)
-        self._orders.order(here, before=stream)
+        self.orders.order(here, before=stream)
         with api.use_stream(stream), _lane_of(site).under_settings(), as_lane():
             result = run(*args, **kwargs)
-        self._orders.order(stream, before=here)
+        self.orders.order(stream, before=here)
         for given, used_on in ((args, stream), (kwargs, stream), (result, here)):
             for tensor in tensors_in(given):
                 api.record_use(tensor, used_on)
@@ -209,7 +210,7 @@ class StreamExecutor:
     def settle(self) -> None:
         """Makes the user's stream wait for the lanes; blocks nothing."""
         if not self.closed and on_user_stream():
-            self._orders.join()
+            self.orders.join()
             self.lanes.join()
 
     def pause(self) -> None:
