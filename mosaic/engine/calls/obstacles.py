@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+_NOTHING = "nothing; it runs where it is called"
+
 
 class Obstacle(str):
     """A reason, as the end of a sentence that starts with the module's name.
@@ -16,14 +18,17 @@ class Obstacle(str):
     todo: str
     is_of_a_part: bool
 
-    def __new__(
-        cls, reason: str, *, todo: str = "nothing; it runs where it is called", is_of_a_part: bool = False
-    ) -> Obstacle:
+    def __new__(cls, reason: str, *, todo: str = _NOTHING, is_of_a_part: bool = False) -> Obstacle:
         """Makes a reason with its advice."""
         made = super().__new__(cls, reason)
         made.todo = todo
         made.is_of_a_part = is_of_a_part
         return made
+
+    @property
+    def sentence(self) -> str:
+        """The reason, and what to do about it where there is anything to do."""
+        return str(self) if self.todo == _NOTHING else f"{self}; {self.todo}"
 
 
 def hides_tensors(verb: str, leaf: object) -> Obstacle:

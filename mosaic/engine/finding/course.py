@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mosaic.cost.analytic.formulas import count_flops, kind_of
 from mosaic.cost.counts import OperatorKind
 from mosaic.engine.calls.caller import caller
+from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.calls.structure import tensors_of
 from mosaic.engine.calls.torch_functions import written_arguments
 
@@ -31,13 +32,14 @@ class Course(TorchDispatchMode):
 
     Attributes:
         called: For each module the lines at which it is called.
+        running: The names of the modules that are running, the innermost last.
     """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.called: dict[str, list[str]] = {name: [] for name, _ in model.named_modules()}
         self._model = model
-        self._running: list[str] = []
+        self.running: list[str] = []
         self._flops: Counter[str] = Counter()
         self._total = 0
         self._reach = _Reach(self.called)
@@ -55,6 +57,11 @@ class Course(TorchDispatchMode):
         finally:
             for handle in handles:
                 handle.remove()
+
+    @property
+    def obstacles(self) -> dict[str, Obstacle]:
+        """Why modules cannot be placed that are not called once."""
+        return {name: _called_often(places) for name, places in self.called.items() if len(places) != 1}
 
     def work(self, name: str) -> float:
         """Returns the share of a module in the operations of all; 0 where none were counted."""
@@ -74,23 +81,23 @@ class Course(TorchDispatchMode):
                 return func.decompose(*args, **kwargs)
         result = func(*args, **kwargs)
         self._reach.note(func, args, kwargs, result)
-        if self._running and not _is_ragged(types) and kind_of(func) in _HEAVY:
+        if self.running and not _is_ragged(types) and kind_of(func) in _HEAVY:
             flops = count_flops(func, args, kwargs, result) or 0
             self._total += flops
-            for name in set(self._running):
+            for name in set(self.running):
                 self._flops[name] += flops
         return result
 
     def _entering(self, name: str) -> Callable[[Any, Any], None]:
         def hook(_module: Any, _args: Any) -> None:
             self.called[name].append(caller())
-            self._running.append(name)
+            self.running.append(name)
             self._reach.enter(name)
 
         return hook
 
     def _leave(self, *_: Any) -> None:
-        self._reach.leave(self._running.pop())
+        self._reach.leave(self.running.pop())
 
 
 class _Reach:
@@ -145,6 +152,14 @@ def _memory(value: Any) -> Iterator[int]:
             yield tensor.untyped_storage()._cdata
         except (RuntimeError, NotImplementedError):  # sparse tensors and some subclasses have none
             continue
+
+
+def _called_often(places: Sequence[str]) -> Obstacle:
+    where = f" ({', '.join(dict.fromkeys(places))})" if places else ""
+    return Obstacle(
+        f"called {len(places)} times in a step{where}; a placed module is called once, on all its inputs",
+        todo="call it once on a concatenated batch, or leave it where it is",
+    )
 
 
 def _is_ragged(types: Iterable[type]) -> bool:

@@ -12,7 +12,7 @@ from torch import nn
 
 from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.calls.structure import tensors_in
-from mosaic.engine.finding.candidates import Candidates, named, outside
+from mosaic.engine.finding.candidates import Candidates, matches, named, outside
 from mosaic.engine.finding.choose import Choice
 from mosaic.engine.finding.course import Course
 from mosaic.engine.finding.follow import follow
@@ -20,6 +20,9 @@ from mosaic.engine.finding.remarks import Remark
 from mosaic.errors import UnsupportedModelError
 from mosaic.graph import ModuleGraph, ModuleNode
 from mosaic.profiler import Subject, preserved
+
+_LARGE = 0.1
+"""Share of the work from which a module is missed when it is not placed."""
 
 Sample = Mapping[str, Any] | Sequence[Any] | torch.Tensor | Callable[[], Any]
 """One batch, given to the model as keywords, positions or its only argument; or a function that runs the model."""
@@ -39,6 +42,7 @@ class Finding:
             model looks up before it calls its language model.
         remarks: What the user should know about modules that can be placed.
         places: For each module the line that calls it.
+        warnings: What its user should not miss, to be logged where the model is colocated.
     """
 
     graph: ModuleGraph
@@ -48,6 +52,7 @@ class Finding:
     parted: dict[str, frozenset[int]] = field(default_factory=dict)
     remarks: tuple[Remark, ...] = ()
     places: dict[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
 
 def find_modules(
@@ -74,7 +79,7 @@ def find_modules(
     with preserved(model), uncompiled(model):
         course = _watch(model, run)
         choice = Choice(model, course) if include is None else None
-        candidates = Candidates(model, course.called, choice, exclude)
+        candidates = Candidates(model, course.obstacles, choice, exclude)
         candidates.add(choice.of_model() if choice is not None else named(model, include or ()))
         while candidates.modules or candidates.add_layers():
             modules = dict(candidates.modules)
@@ -85,21 +90,30 @@ def find_modules(
             candidates.drop(followed.obstacles)  # without them, what came through them comes from further up
     left_out = candidates.finish()
     if not candidates.modules or not followed.calls:
-        why = "".join(f"\n  - {name}: {reason}" for name, reason in left_out.items())
+        why = "".join(f"\n  - {name}: {reason.sentence}" for name, reason in left_out.items())
         raise UnsupportedModelError(
             f"found no module to place in this {type(model).__name__}; name them: colocate(..., modules=[...]){why}"
         )
     calls = followed.calls
     nodes = tuple(_describe(call) for call in calls.values())
     graph = ModuleGraph(modules=nodes, edges=followed.edges)
+    remarks = tuple(remark for remark in followed.remarks if remark.module in calls)
+    large = (
+        f"{name} is not placed and does {course.work(name):.0%} of the work: {reason.sentence}"
+        for name, reason in left_out.items()
+        if course.work(name) >= _LARGE
+        and not matches(name, exclude)
+        and not any(name.startswith(f"{placed}.") for placed in calls)
+    )
     return Finding(
         graph,
         tuple(calls.values()),
         left_out,
         followed.in_order,
         followed.parted,
-        tuple(remark for remark in followed.remarks if remark.module in calls),
+        remarks,
         followed.places,
+        (*large, *(str(remark) for remark in remarks if remark.matters)),
     )
 
 
