@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+_NOTHING = "nothing; it runs where it is called"
+
 
 class Obstacle(str):
     """A reason, as the end of a sentence that starts with the module's name.
@@ -22,7 +24,7 @@ class Obstacle(str):
         cls,
         reason: str,
         *,
-        todo: str = "nothing; it runs where it is called",
+        todo: str = _NOTHING,
         apart: bool = False,
         is_of_a_part: bool = False,
     ) -> Obstacle:
@@ -32,6 +34,11 @@ class Obstacle(str):
         made.apart = apart
         made.is_of_a_part = is_of_a_part
         return made
+
+    @property
+    def sentence(self) -> str:
+        """The reason, and what to do about it where there is anything to do."""
+        return str(self) if self.todo == _NOTHING else f"{self}; {self.todo}"
 
 
 def hides_tensors(verb: str, leaf: object) -> Obstacle:

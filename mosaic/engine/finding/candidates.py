@@ -16,7 +16,7 @@ _SCRIPTED = Obstacle(
     "is scripted by torch.jit, which shows neither its calls nor its parts",
     todo="colocate the module that it was made from, or leave it where it is",
 )
-UNTIE = "nothing, or untie the weights if they need not be tied"
+UNTIE = "untie the weights if they need not be tied, or name parts without them: colocate(..., modules=[...])"
 
 
 class Candidates:
@@ -28,7 +28,7 @@ class Candidates:
 
     Args:
         model: The model.
-        called: For each of its modules the lines at which it is called.
+        seen: Obstacles that a run showed already.
         choice: Chooses modules; None for those that the caller names.
         exclude: Names or patterns of modules to leave where they are.
 
@@ -38,18 +38,14 @@ class Candidates:
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        called: Mapping[str, Sequence[str]],
-        choice: Choice | None,
-        exclude: Sequence[str],
+        self, model: nn.Module, seen: Mapping[str, Obstacle], choice: Choice | None, exclude: Sequence[str]
     ) -> None:
         self.modules: dict[str, nn.Module] = {}
         self._model = model
         self._all = dict(model.named_modules())
         scripted = [name for name, module in self._all.items() if isinstance(module, torch.jit.ScriptModule)]
         self.left_out: dict[str, Obstacle] = dict.fromkeys(scripted, _SCRIPTED)
-        self._called = called
+        self._seen = seen
         self._choice = choice
         self._exclude = exclude
 
@@ -100,10 +96,10 @@ class Candidates:
             return _SCRIPTED
         whole = next((other for other in self.modules if name.startswith(f"{other}.")), None)
         if whole is not None:
-            todo = "nothing; or name the parts: colocate(..., modules=[...])"
+            todo = "to place the parts, name them without the whole: colocate(..., modules=[...])"
             return Obstacle(f"is a part of {whole}, which is placed as a whole", todo=todo)
-        if len(self._called[name]) != 1:
-            return _called_often(self._called[name])
+        if name in self._seen:
+            return self._seen[name]
         buffer = _shared_buffer(self._model, self._all[name])
         if buffer is not None:
             return Obstacle(f"shares {buffer} with the rest of the model", todo=UNTIE, is_of_a_part=True)
@@ -134,14 +130,6 @@ def outside(model: nn.Module, module: nn.Module) -> list[nn.Module]:
     """Returns the parts of a model that are no parts of ``module``."""
     inside = {id(part) for part in module.modules()}
     return [part for part in model.modules() if id(part) not in inside]
-
-
-def _called_often(places: Sequence[str]) -> Obstacle:
-    where = f" ({', '.join(dict.fromkeys(places))})" if places else ""
-    return Obstacle(
-        f"called {len(places)} times in a step{where}; a placed module is called once, on all its inputs",
-        todo="call it once on a concatenated batch, or leave it where it is",
-    )
 
 
 def _shared_buffer(model: nn.Module, module: nn.Module) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mosaic.cost.analytic.formulas import count_flops, kind_of
 from mosaic.cost.counts import OperatorKind
 from mosaic.engine.calls.caller import caller
+from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.calls.structure import tensors_of
 from mosaic.engine.calls.torch_functions import written_arguments
 
@@ -58,6 +59,11 @@ class Course(TorchDispatchMode):
         finally:
             for handle in handles:
                 handle.remove()
+
+    @property
+    def obstacles(self) -> dict[str, Obstacle]:
+        """Why modules cannot be placed that are not called once."""
+        return {name: _called_often(places) for name, places in self.called.items() if len(places) != 1}
 
     def work(self, name: str) -> float:
         """Returns the share of a module in the operations of all; 0 where none were counted."""
@@ -148,6 +154,14 @@ def _memory(value: Any) -> Iterator[int]:
             yield tensor.untyped_storage()._cdata
         except (RuntimeError, NotImplementedError):  # sparse tensors and some subclasses have none
             continue
+
+
+def _called_often(places: Sequence[str]) -> Obstacle:
+    where = f" ({', '.join(dict.fromkeys(places))})" if places else ""
+    return Obstacle(
+        f"called {len(places)} times in a step{where}; a placed module is called once, on all its inputs",
+        todo="call it once on a concatenated batch, or leave it where it is",
+    )
 
 
 def _is_ragged(types: Iterable[type]) -> bool:

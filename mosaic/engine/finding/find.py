@@ -12,7 +12,7 @@ from torch import nn
 
 from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.calls.structure import tensors_in
-from mosaic.engine.finding.candidates import Candidates, named, outside
+from mosaic.engine.finding.candidates import Candidates, matches, named, outside
 from mosaic.engine.finding.choose import Choice
 from mosaic.engine.finding.course import Course
 from mosaic.engine.finding.escapes import Escapes
@@ -21,6 +21,9 @@ from mosaic.engine.finding.remarks import Remark
 from mosaic.errors import UnsupportedModelError
 from mosaic.graph import ModuleGraph, ModuleNode
 from mosaic.profiler import Subject, preserved
+
+_LARGE = 0.1
+"""Share of the work from which a module is missed when it is not placed."""
 
 Sample = Mapping[str, Any] | Sequence[Any] | torch.Tensor | Callable[[], Any]
 """One batch, given to the model as keywords, positions or its only argument; or a function that runs the model."""
@@ -43,6 +46,7 @@ class Finding:
         late: Those of ``in_order`` that are written to or read after their call, so that a lane's thread is waited for.
         aside: Modules that pass results to others, or get them, beside their arguments and results, so that no lane's
             thread can run them.
+        warnings: What its user should not miss, to be logged where the model is colocated.
     """
 
     graph: ModuleGraph
@@ -54,6 +58,7 @@ class Finding:
     places: dict[str, str] = field(default_factory=dict)
     late: dict[str, str] = field(default_factory=dict)
     aside: dict[str, Obstacle] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
     def forget_run(self) -> None:
         """Lets go of what the run left in the model, once no module is run alone any more."""
@@ -86,7 +91,7 @@ def find_modules(
     with preserved(model, sample) as seen, uncompiled(model):
         course, escaped = _watch(model, run)
         choice = Choice(model, course) if include is None else None
-        candidates = Candidates(model, course.called, choice, exclude)
+        candidates = Candidates(model, course.obstacles, choice, exclude)
         candidates.add(choice.of_model() if choice is not None else named(model, include or ()))
         while candidates.modules or candidates.add_layers():
             modules = dict(candidates.modules)
@@ -97,23 +102,32 @@ def find_modules(
             candidates.drop(followed.obstacles)  # without them, what came through them comes from further up
     left_out = candidates.finish()
     if not candidates.modules or not followed.calls:
-        why = "".join(f"\n  - {name}: {reason}" for name, reason in left_out.items())
+        why = "".join(f"\n  - {name}: {reason.sentence}" for name, reason in left_out.items())
         raise UnsupportedModelError(
             f"found no module to place in this {type(model).__name__}; name them: colocate(..., modules=[...]){why}"
         )
     calls = followed.calls
     nodes = tuple(_describe(call) for call in calls.values())
     graph = ModuleGraph(modules=nodes, edges=followed.edges)
+    remarks = tuple(remark for remark in followed.remarks if remark.module in calls)
+    large = (
+        f"{name} is not placed and does {course.work(name):.0%} of the work: {reason.sentence}"
+        for name, reason in left_out.items()
+        if course.work(name) >= _LARGE
+        and not matches(name, exclude)
+        and not any(name.startswith(f"{placed}.") for placed in calls)
+    )
     return Finding(
         graph,
         tuple(replace(call, seen=seen) for call in calls.values()),
         left_out,
         followed.exchanges.found,
         followed.parted,
-        tuple(remark for remark in followed.remarks if remark.module in calls),
+        remarks,
         followed.places,
         followed.exchanges.late,
         followed.exchanges.aside | {name: escaped[name] for name in calls if name in escaped},
+        (*large, *(str(remark) for remark in remarks if remark.matters)),
     )
 
 

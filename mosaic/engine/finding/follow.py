@@ -75,20 +75,28 @@ class _Follower(TorchFunctionMode):
             self._sources[id(tensor)] = sources
             self._alive.append(tensor)
 
-    def enter(self, name: str, given: list[torch.Tensor]) -> None:
-        """A candidate begins to run on ``given``."""
+    def enter(self, name: str, arguments: Any) -> None:
+        """A candidate begins to run."""
+        given = tensors_in(arguments)
+        self._note_opaque(name, "takes", arguments)
         self._running.append(name)
         self.exchanges.enter(name, given)
-        self.remarks.enter(name, given)
+        self.remarks.enter(name, given, self.sources(arguments))
 
     def leave(self, name: str, result: Any) -> None:
         """A candidate has returned ``result``."""
+        self._note_opaque(name, "returns", result)
         self._running.remove(name)
         self.exchanges.leave(name)
         for tensor in tensors_in(result):
             self._inside.pop(id(tensor), None)
             self._owners.pop(id(tensor), None)  # a parameter that it returns is a result like others
         self.mark(result, frozenset({name}))
+
+    def _note_opaque(self, name: str, verb: str, value: Any) -> None:
+        hidden = next((leaf for leaf in flatten(value)[0] if is_opaque(leaf)), None)
+        if hidden is not None:
+            self.obstacles[name] = hides_tensors(verb, hidden)
 
     def parted(self, shared: Mapping[str, Collection[int]], *, may_share: bool) -> dict[str, frozenset[int]]:
         """Returns for each candidate the ids of its parameters that others alone use; an obstacle if it uses one, too.
@@ -204,7 +212,7 @@ def follow(
                 edges.setdefault((source, name), Edge(source=source, target=name, num_bytes=num_bytes))
             places[name] = caller()
             calls[name] = Subject(name, module, args, kwargs, ThreadState.capture().applied)
-            follower.enter(name, tensors_in((args, kwargs)))
+            follower.enter(name, (args, kwargs))
 
         return hook
 
@@ -217,11 +225,10 @@ def follow(
     with _hooked(candidates, before, after), follower:
         run()
     parted = follower.parted(shared or {}, may_share=may_share)
-    obstacles = {name: reason for name, call in calls.items() if (reason := _obstacle(call)) is not None}
     return Followed(
         calls,
         tuple(edges.values()),
-        follower.obstacles | follower.remarks.obstacles | obstacles,
+        follower.obstacles | follower.remarks.obstacles,
         follower.exchanges,
         parted,
         follower.remarks.found,
@@ -244,9 +251,3 @@ def _hooked(
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _obstacle(call: Subject) -> Obstacle | None:
-    """Returns why a module that was called cannot be placed, or None."""
-    hidden = next((leaf for leaf in flatten((call.args, call.kwargs))[0] if is_opaque(leaf)), None)
-    return None if hidden is None else hides_tensors("takes", hidden)

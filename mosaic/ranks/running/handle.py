@@ -63,6 +63,10 @@ class RankHandle(Handle):
         self._is_whole = False
         loops.enter(self)
 
+    def _warn(self) -> None:
+        if self.world.rank == 0:
+            super()._warn()
+
     def metrics(self) -> dict[str, float]:
         """Returns what ``Handle.metrics`` does, and what this rank sent to others since ``clear_timeline()``.
 
