@@ -20,7 +20,8 @@ from mosaic.ranks.calls.ranked import Ranked
 from mosaic.ranks.calls.run import RankedRuns
 from mosaic.ranks.meeting.progress import THE_LOOP, Waiting
 from mosaic.ranks.meeting.world import World
-from mosaic.ranks.parameters.ownership import GivenUp, give_up
+from mosaic.ranks.parameters.elsewhere import Home
+from mosaic.ranks.parameters.ownership import give_up
 from mosaic.ranks.parameters.reduce import GradientReducer
 from mosaic.ranks.parameters.tied import Holdings, Members, even_out, holdings_of, marked
 from mosaic.ranks.rows.sampler import Feed
@@ -197,7 +198,7 @@ def _ranked_modules(
             batched=examined.batched[subject.name],
         )
         if rank not in ranks and gives_up:
-            give_up(subject.module, keep=held, told=GivenUp(subject.name, ranks))
+            give_up(subject.module, Home(subject.name, ranks), keep=held)
     return ranked
 
 
