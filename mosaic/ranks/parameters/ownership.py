@@ -76,8 +76,8 @@ class GivenUp:
         """Raises ModuleContractError, always."""
         raise ModuleContractError(
             f"the parameters of {self.home.name!r} are on {self.home} only, so that it cannot run here: neither a part "
-            "of it alone, nor a copy of the model, nor the model within handle.disabled(). A copy that runs, on every rank, "
-            "comes of handle.full_state_dict(), and of copying after handle.remove()"
+            "of it alone, nor a copy of the model, nor the model within handle.disabled(). A copy that runs, on every "
+            "rank, comes of handle.full_state_dict(), and of copying after handle.remove()"
         )
 
 
