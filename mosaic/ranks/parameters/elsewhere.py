@@ -132,6 +132,10 @@ class Elsewhere(torch.Tensor):
         """Returns a stand-in of another size."""
         return self.new_empty(*size)
 
+    def type(self, dtype: Any = None, **more: Any) -> Any:
+        """Returns the name of its type as of any tensor in host memory, for those who want all parameters alike."""
+        return torch.empty(0, dtype=self.dtype).type() if dtype is None else super().type(dtype, **more)
+
     def numpy(self, **_: Any) -> NoReturn:
         """Raises ModuleContractError."""
         self.refuse("numpy")
