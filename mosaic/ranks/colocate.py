@@ -123,7 +123,7 @@ def colocate_ranks(
     with world.opening():
         backend = world.together(lambda: backend_for(model, given, device))
         on = prepare(world, model, sample, backend, modules=modules, exclude=exclude)
-        world.check_alike(RankFacts.of(backend.device, on.finding.graph.fingerprint))
+        world.check_alike(RankFacts.of(backend.device, on.finding.graph))
         for tensor in (*model.parameters(), *model.buffers()):
             with world.progress.waiting(THE_LOOP, "agreement"):
                 dist.broadcast(tensor.detach(), src=0, group=world.carrier_of(tensor))
