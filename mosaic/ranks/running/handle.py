@@ -181,6 +181,11 @@ class RankHandle(Handle):
             self.world.close()
 
     @property
+    def _divided(self) -> frozenset[int]:
+        """Ids of the parameters that some rank does not hold."""
+        return frozenset(key for key, ranks in self._holdings.by_id.items() if len(ranks) < self.world.size)
+
+    @property
     def _counted_here(self) -> dict[int, bool]:
         """For the id of each parameter of the model, whether this rank counts it: each is counted by one rank."""
         return {
