@@ -27,7 +27,9 @@ from bench.bounded import PartFailedError, within
 from bench.harness import published, study_of
 from bench.record import Figure, Study
 from bench.sweep.catalogue import all_cases
-from bench.sweep.verdict import CRASHED, FAULTS, NO_PLAIN, OUTCOMES, Case, figure, judge
+from bench.sweep.outcomes import CRASHED, FAULTS, NO_PLAIN, OUTCOMES
+from bench.sweep.tables import STUDY
+from bench.sweep.verdict import Case, figure, judge
 from mosaic.artifact import save
 from mosaic.profiler import ForeignLoad
 
@@ -41,10 +43,14 @@ def main() -> None:
     """Runs the sweep; ends with 1 if a case is different or crashed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a few cases of each kind")
-    parser.add_argument("--only", metavar="NAME", help="the cases of this name or pattern")
+    parser.add_argument("--only", metavar="NAME", help="the cases of this name, pattern or kind")
     parser.add_argument("--out", type=Path, help="write the result here")
     given = parser.parse_args()
-    cases = [case for case in all_cases() if given.only is None or fnmatchcase(case.name, given.only)]
+    cases = [
+        case
+        for case in all_cases()
+        if given.only is None or fnmatchcase(case.name, given.only) or case.kind == given.only
+    ]
     made = sweep(cases[::QUICK_EVERY] if given.quick else cases, path=given.out)
     sys.exit(any(one.labels["outcome"] in FAULTS for one in made.figures))
 
@@ -52,12 +58,11 @@ def main() -> None:
 def sweep(cases: Iterable[Case], *, path: Path | None) -> Study:
     """Runs cases, prints a line for each, and writes the result file."""
     load = ForeignLoad()
-    torch.set_num_threads(1)
     figures = []
     for case in cases:
         figures.append(run_alone(case))
         print(_line(figures[-1]), flush=True)
-    made = study_of("bench_sweep", figures, load)
+    made = study_of(STUDY, figures, load)
     made = replace(made, versions={name: version(name) for name in ("transformers", "peft", "numpy")})
     made = published(made, (path,))
     print(_summary(figures))
@@ -79,7 +84,8 @@ def run_alone(case: Case, seconds: float = MAX_SECONDS) -> Figure:
 
 
 def _quietly(case: Case) -> Iterator[Figure]:
-    """Judges a case without the warnings, whose words are in its record."""
+    """Judges a case at one thread, without the warnings: what they say is in its record."""
+    torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     yield from judge(case)

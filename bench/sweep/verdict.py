@@ -14,23 +14,13 @@ import numpy as np
 import torch
 
 from bench.record import Figure, one_line
+from bench.sweep.outcomes import CRASHED, DIFFERENT, IN_PLACE, NO_PLAIN, ON_LANES, RAISED, REFUSED
 from bench.sweep.session import RefusedError, Session, difference
 from mosaic.engine import Handle
 from mosaic.errors import MosaicError
 from mosaic.timeline import Span
 
-ON_LANES = "equal, on lanes"
-IN_PLACE = "equal, in place"
-REFUSED = "refused"
-RAISED = "raised"
-DIFFERENT = "different"
-CRASHED = "crashed"
-NO_PLAIN = "no plain loop"
-OUTCOMES = (ON_LANES, IN_PLACE, REFUSED, RAISED, DIFFERENT, CRASHED)
-"""How a case whose plain loop runs can end."""
 _TOP = Path(__file__).resolve().parent.parent.parent
-FAULTS = (DIFFERENT, CRASHED)
-"""Those that break what Mosaic promises."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +42,7 @@ def judge(case: Case) -> Iterator[Figure]:
     try:
         _train(case, plain)
     except Exception as error:  # of any kind: the case says nothing about Mosaic
-        yield figure(case, NO_PLAIN, reason=one_line(error))
+        yield figure(case, NO_PLAIN, reason=f"{type(error).__name__}: {error}")
         return
     yield figure(case, CRASHED, reason="the process died")  # unless it comes back
     ours = Session(on_lanes=True)
@@ -70,7 +60,7 @@ def figure(
         name=f"{case.name}: calls on lanes",
         source="measured",
         value=float(sum(span.phase == "forward" for span in spans)),
-        reason=_without_folders(reason),
+        reason=one_line(_without_folders(reason)),
         part=case.kind,
         labels={
             "case": case.name,
@@ -96,9 +86,9 @@ def _outcome(case: Case, plain: Session, ours: Session) -> tuple[str, str]:
     except RefusedError as error:
         return REFUSED, str(error)
     except MosaicError as error:
-        return RAISED, one_line(error, most=2000)
+        return RAISED, f"{type(error).__name__}: {error}"
     except (Exception, KeyboardInterrupt) as error:  # of any kind: the plain loop raises none
-        return CRASHED, one_line(error, most=2000)
+        return CRASHED, f"{type(error).__name__}: {error}"
     finally:
         ours.end()
     differs = difference(plain, ours)

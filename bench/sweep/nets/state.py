@@ -386,6 +386,7 @@ def buffer_of_one_tower_read_by_the_other(session: Session):
     class Tracking(Scaled):
         def __init__(self):
             super().__init__()
+            self.net = nn.Sequential(tower(), tower(), tower())
             self.register_buffer("mean", torch.zeros(32))
 
         def forward(self, x):
