@@ -23,6 +23,7 @@ SIZES: Mapping[str, int] = {
 }
 TEXT: Mapping[str, int] = {**SIZES, "vocab_size": NUM_WORDS, "max_position_embeddings": 64, "pad_token_id": 0}
 LANGUAGE: Mapping[str, int] = {**TEXT, "num_key_value_heads": 2, "head_dim": 8, "bos_token_id": 1, "eos_token_id": 2}
+MEL: Mapping[str, int] = {"num_mel_bins": 16, "max_source_positions": 32}
 VISION: Mapping[str, int] = {**SIZES, "image_size": 32, "patch_size": 8}
 
 

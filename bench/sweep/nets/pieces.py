@@ -31,6 +31,26 @@ class Two(nn.Module):
         return self.a(x) * self.b(y)
 
 
+class Both(Two):
+    """Two towers whose results stay apart."""
+
+    def forward(self, x, y):
+        return self.a(x), self.b(y)
+
+
+class Scaled(nn.Module):
+    """A tower that reads an attribute."""
+
+    scale = 1.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = tower()
+
+    def forward(self, x):
+        return self.net(x) * self.scale
+
+
 def batch(step: int, rows: int = 64) -> Batch:
     """Returns the two inputs of a step."""
     generator = torch.Generator().manual_seed(step)
@@ -73,3 +93,12 @@ def train(
         after(step)
         optimizer.step()
         session.note(found.item())
+
+
+def train_step(session: Session, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    """Trains a model that is colocated for one step."""
+    optimizer.zero_grad()
+    loss = squared(model, batch(step))
+    loss.backward()
+    optimizer.step()
+    session.note(loss.item())
