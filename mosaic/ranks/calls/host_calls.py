@@ -110,6 +110,7 @@ class HostCalls(InStep):
         *,
         is_there: bool,
         waits: bool,
+        obstacle: str | None = None,
     ) -> tuple[Any, torch.Tensor | None]:
         """Makes a call; returns its result and the token of its backward.
 
@@ -120,11 +121,14 @@ class HostCalls(InStep):
             kwargs: Its named arguments.
             is_there: Whether this rank calls it, rather than taking part without rows.
             waits: Whether to wait for its forward, so that what it raises comes out here.
+            obstacle: Why it has to run where it is made; None: nothing is known of any.
         """
         arguments = Arguments.take(args, kwargs)
         arguments.leaves[:] = map(join_joined, arguments.leaves)
         trouble = ranked.trouble_of(arguments.spec, arguments.leaves)
-        reason = str(trouble) if trouble is not None else interception() or self._sites[ranked.name].obstacle
+        reason = (
+            str(trouble) if trouble is not None else interception() or obstacle or self._sites[ranked.name].obstacle
+        )
         if reason is None and arguments.opaque is not None:
             reason = f"it takes a {arguments.opaque}, which may hide tensors"
         if reason is None and self.executor.closed:

@@ -129,7 +129,9 @@ class RankedRuns:
         waits = self._called is None
         ranked = self._ranked[site.name]
         run, kwargs = put_aside(run, kwargs, ranked.keywords)
-        return self._noted(self._calls.call(ranked, run, args, kwargs, is_there=True, waits=waits))
+        return self._noted(
+            self._calls.call(ranked, run, args, kwargs, is_there=True, waits=waits, obstacle=site.obstacle)
+        )
 
     def _calls_on(self, lanes: Lanes, in_order: Mapping[str, str]) -> HostCalls | StreamCalls:
         if lanes.streams is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from ranks.graphs import colocated, difference, twins
 APART = {"a": (0,), "b": (1,)}
 EVERYWHERE = {"a": (0, 1), "b": (0, 1)}
 STEPS = 3
+SCALE: ContextVar[float] = ContextVar("scale", default=1.0)
 
 
 class Two(nn.Module):
@@ -63,6 +65,27 @@ class OfTheBatch(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         made = self.net(x)
         return made - 0.5 * made.mean(0) if self.always or self.training else made
+
+
+class Scaled(nn.Module):
+    """Reads a context variable."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(6, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x) * SCALE.get()
+
+
+class InContext(Two):
+    """Sets it round a call."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        token = SCALE.set(3.0)
+        made = self.a(x)
+        SCALE.reset(token)
+        return self.b(made)
 
 
 def linear() -> Two:
@@ -185,6 +208,7 @@ def everything(rank: int, size: int) -> dict[str, Any]:
         "momentum": momentum(rank),
         "sparse": sparse(rank),
         "norms": norms(rank),
+        "context": trained(lambda: InContext(Scaled(), nn.Linear(8, 2)), {"a": (0, 1), "b": (1,)}, data(rank)),
         "reading": reading(rank),
         "mixing": mixing(rank),
     }
