@@ -146,7 +146,7 @@ class StreamExecutor:
         self._timeline.watch_backward(site, result, tensors_in((args, kwargs)))
         return result
 
-    def reached(self, site: PlacedModule) -> None:
+    def reach(self, site: PlacedModule) -> None:
         """Somebody outside reaches into a placed module: its parameters, buffers, attributes or children.
 
         What the user's stream is given from now on comes behind the module's lane, and the module's next call behind
