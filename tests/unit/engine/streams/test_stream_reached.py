@@ -67,12 +67,12 @@ def test_what_is_done_to_a_module_after_reaching_into_it_is_ordered(
         site = next(site for site in executor.held if site.name == "right")
 
         def reach(use: Use, y: torch.Tensor) -> None:
-            executor.reached(site)
+            executor.reach(site)
             use(model.right, y)
 
         model.__dict__["reach"] = reach
         steps(model)
-        monkeypatch.setattr(type(executor), "reached", lambda *_: None)
+        monkeypatch.setattr(type(executor), "reach", lambda *_: None)
         with pytest.raises(RaceError):
             steps(model)
 
@@ -83,7 +83,7 @@ def test_reaching_into_one_module_orders_no_other():
         steps(model)
         executor = handle._executor
         sites = {site.name: site for site in executor.held}
-        model.register_forward_pre_hook(lambda *_: executor.reached(sites["right"]))
+        model.register_forward_pre_hook(lambda *_: executor.reach(sites["right"]))
         backend.api.launches.clear()
         model(*pair_batch())
         left, right = (backend.launches_of(handle, name) for name in ("left", "right"))
