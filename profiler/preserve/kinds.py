@@ -160,10 +160,10 @@ _KINDS: tuple[tuple[Any, Kind], ...] = (
     (
         CellType,
         Kind(
-            lambda f: f.cell_contents,
-            lambda f, kept: f.cell_contents is kept,
-            lambda f, kept: setattr(f, "cell_contents", kept),
-            lambda kept: (kept,),
+            lambda f: (f.cell_contents,),
+            lambda f, kept: f.cell_contents is kept[0],
+            lambda f, kept: setattr(f, "cell_contents", kept[0]),
+            iter,
         ),
     ),
     (nn.Module, PART),

@@ -22,10 +22,11 @@ _MAX_OBJECTS_DEEP = 3
 _ATOMS = frozenset(
     (
         *(type(None), bool, int, float, complex, str, bytes, slice, range, property),
-        *(type, FunctionType, BuiltinFunctionType, MethodType, ModuleType),
+        *(type, BuiltinFunctionType, ModuleType),
         *(torch.dtype, torch.device, torch.Size, torch.memory_format, torch.layout),
     )
 )
+_FUNCTIONS = (FunctionType, MethodType, functools.partial)
 _CONTAINERS = frozenset((dict, OrderedDict, list, set, deque))
 _LEFT_ALONE = sys.stdlib_module_names - {"types", "collections", "builtins"}
 _OF_PARTS = ("_modules", "_parameters", "_buffers")
@@ -51,8 +52,9 @@ def path_of(where: Where | None) -> str:
 class Reach:
     """What can be reached from a model and from what it is run on.
 
-    Looks into containers, plain objects and classes of the model's parts; not into objects of Python's own library or
-    of torch other than modules and optimizers, functions, globals, or objects that own a thread.
+    Looks into containers, plain objects and classes of the model's parts, and into what functions that lie there
+    enclose, such as hooks; not into objects of Python's own library or of torch other than modules and optimizers,
+    globals, or objects that own a thread.
 
     Args:
         model: The model. An iterator that it holds is looked at, though none can be put back.
@@ -69,6 +71,7 @@ class Reach:
         self.tensors: list[tuple[torch.Tensor, Where]] = []
         self.buffers: set[int] = set()
         self._empty: list[Any] = []
+        self._functions: list[tuple[Any, Where, int]] = []
         self._queue: list[tuple[Any, Where, int]] = []
         self._seen: set[int] = set()
         self._kinds: dict[type, Kind | None] = {}
@@ -78,9 +81,13 @@ class Reach:
         self._walk(keeps_iterators=True)
         self._num_of_model = len(self._empty), len(self.objects)
         for one in given:
-            for value in _enclosed(one):
-                self._add(value, (None, "the sample"), 0)
-        self._walk(keeps_iterators=False)
+            self._add(one, (None, "the sample"), 0)
+        while self._functions or self._queue:
+            functions, self._functions = self._functions, []
+            for function, where, depth in functions:
+                for value in _enclosed(function):
+                    self._add(value, where, depth)
+            self._walk(keeps_iterators=False)
 
     def changed(self) -> Iterator[Change]:
         """Yields the attributes and containers of the model that are not as they were."""
@@ -106,12 +113,16 @@ class Reach:
                 yield f"{path_of(where)}: {error}"
 
     def _add(self, value: Any, where: Where, depth: int) -> None:
-        if type(value) not in _ATOMS and id(value) not in self._seen:
-            self._seen.add(id(value))
-            if type(value) in _CONTAINERS and not value:
-                self._empty.append(value)  # as most dicts of a module are
-            else:
-                self._queue.append((value, where, depth))
+        found = type(value)
+        if found in _ATOMS or id(value) in self._seen:
+            return
+        self._seen.add(id(value))
+        if found in _CONTAINERS and not value:
+            self._empty.append(value)  # as most dicts of a module are
+        elif found in _FUNCTIONS:
+            self._functions.append((value, where, depth))
+        else:
+            self._queue.append((value, where, depth))
 
     def _walk(self, *, keeps_iterators: bool) -> None:
         queue = self._queue
@@ -141,7 +152,7 @@ class Reach:
         if isinstance(kept, Mapping):
             for name, value in kept.items():
                 if type(value) not in _ATOMS:
-                    self._add(value, (where, name if type(name) is str else f"[{name!r}]"), depth)
+                    self._add(value, (where, name if type(name) is str else "[...]"), depth)
         elif kind.inner is not None:
             for value in kind.inner(kept):
                 if type(value) not in _ATOMS:
@@ -162,7 +173,9 @@ class Reach:
                 place = (None, base.__qualname__)
                 kept = CLASS.keep(base)
                 self.objects.append((base, CLASS, kept, place))
-                self._enter(kept, CLASS, place, 0)
+                for name, value in kept.items():
+                    if type(value) not in _FUNCTIONS:
+                        self._add(value, (place, name), 0)
 
     def _enter_object(self, value: Any, where: Where, depth: int) -> None:
         attributes = getattr(value, "__dict__", None) if type(value).__dictoffset__ else None
@@ -197,17 +210,13 @@ class Reach:
         return self._plain[found]
 
 
-def _enclosed(given: Any) -> Iterator[Any]:
-    """Yields a batch, or what a function encloses."""
-    if isinstance(given, functools.partial):
-        yield from _enclosed(given.func)
-        yield from (given.args, given.keywords)
-    elif isinstance(given, MethodType):
-        yield given.__self__
-    elif isinstance(given, FunctionType):
-        yield from (cell for cell in given.__closure__ or () if _is_filled(cell))
-    elif given is not None:
-        yield given
+def _enclosed(function: Any) -> tuple[Any, ...]:
+    """Returns what a function brings with it."""
+    if isinstance(function, functools.partial):
+        return function.func, function.args, function.keywords
+    if isinstance(function, MethodType):
+        return function.__self__, function.__func__
+    return tuple(cell for cell in function.__closure__ or () if _is_filled(cell))
 
 
 def _is_filled(cell: Any) -> bool:

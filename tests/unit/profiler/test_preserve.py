@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,34 @@ def test_what_was_written_is_known_afterwards():
         model[1].bias.data.mul_(2)
     written = {model[1].bias, model[2].running_mean, model[2].running_var, model[2].num_batches_tracked}
     assert seen.written == {tensor.untyped_storage()._cdata for tensor in written}
+
+
+class Features:
+    """Collects results by a hook."""
+
+    def __init__(self) -> None:
+        self.found: list[Any] = []
+
+    def hook(self, number: int, module: nn.Module, given: Any, result: torch.Tensor) -> None:
+        self.found.append(result)
+
+
+def test_what_hooks_collect_is_as_it_was():
+    model, features, enclosed, count = nn.Linear(2, 2), Features(), {}, 0
+
+    def hook(module: nn.Module, given: Any, result: torch.Tensor) -> None:
+        nonlocal count
+        count += 1
+        enclosed["last"] = result
+
+    model.register_forward_hook(partial(features.hook, 3))
+    model.register_forward_hook(hook)
+    with preserved(model):
+        model(torch.randn(3, 2))
+        assert count == 1
+    assert features.found == []
+    assert enclosed == {}
+    assert count == 0
 
 
 def test_an_object_that_others_change_is_left_to_them():
