@@ -97,6 +97,8 @@ def interception() -> str | None:
     """
     if torch._C._len_torch_dispatch_stack() > 0 or torch._C._len_torch_function_stack() > 0 or is_traced():
         return "another torch mode is active"
+    if torch.is_anomaly_enabled():  # two threads that record where operators were called can wait for each other
+        return "autograd's anomaly detection is on"
     return surrounding()
 
 
