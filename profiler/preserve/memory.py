@@ -24,8 +24,21 @@ from mosaic.profiler.preserve.reach import Where, path_of
 MAX_SMALL_BYTES = 1 << 16
 """A copy of so much takes no longer than a sum over it."""
 
+_COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 _RUNNING_STATISTICS = ("running_mean", "running_var")
 """Arguments that normalizations write into, which their schemas do not say."""
+
+
+@contextmanager
+def _unseen() -> Iterator[None]:
+    """Inside, nobody watches the operators of this thread, and nothing is recorded."""
+    recorded = torch.is_grad_enabled()
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        torch._C._set_grad_enabled(False)
+        try:
+            yield
+        finally:
+            torch._C._set_grad_enabled(recorded)
 
 
 class _Piece:
@@ -51,6 +64,7 @@ class _Piece:
         if self.copy is None:
             self.copy = self.bytes.clone()
 
+    @_unseen()
     def put_back(self) -> None:
         if self.copy is not None:
             if not torch.equal(self.bytes, self.copy):
@@ -165,18 +179,12 @@ class Memory:
                             if piece.start < span.end and span.start < piece.end:
                                 piece.save()
 
-    def put_back(self) -> Iterator[str]:
-        """Puts every tensor back, and says what each that could not be was."""
-        with _unseen():
-            steps: list[tuple[Callable[[], None], Where]] = [
-                *((partial(_put_back, kept), kept.where) for kept in self._kept),
-                *((piece.put_back, where) for piece, where in self._pieces),
-            ]
-            for step, where in steps:
-                try:
-                    step()
-                except Exception as error:  # the rest must be put back all the same
-                    yield f"{path_of(where)}: {error}"
+    def steps_back(self) -> Iterator[tuple[Where, Callable[[], None]]]:
+        """Yields for each tensor where it was reached and what puts it back."""
+        for kept in self._kept:
+            yield kept.where, partial(_put_back, kept)
+        for piece, where in self._pieces:
+            yield where, piece.put_back
 
 
 class WriteWatch(TorchDispatchMode):
@@ -214,18 +222,7 @@ class WriteWatch(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-@contextmanager
-def _unseen() -> Iterator[None]:
-    """Inside, nobody watches the operators of this thread, and nothing is recorded."""
-    recorded = torch.is_grad_enabled()
-    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-        torch._C._set_grad_enabled(False)
-        try:
-            yield
-        finally:
-            torch._C._set_grad_enabled(recorded)
-
-
+@_unseen()
 def _put_back(kept: _Kept) -> None:
     tensor, alias = kept.tensor, kept.alias
     if kept.is_leaf:
@@ -233,7 +230,7 @@ def _put_back(kept: _Kept) -> None:
             tensor.detach_()
         if tensor.requires_grad != kept.requires_grad:
             tensor.requires_grad_(kept.requires_grad)
-    if not _is_over(tensor, alias):
+    if _layout_of(tensor) != _layout_of(alias):
         tensor.data = alias
     if kept.is_leaf and tensor.grad is not kept.grad:
         tensor.grad = kept.grad
@@ -241,17 +238,10 @@ def _put_back(kept: _Kept) -> None:
         tensor._post_accumulate_grad_hooks.update(kept.hooks)  # type: ignore[attr-defined]
 
 
-def _is_over(tensor: torch.Tensor, alias: torch.Tensor) -> bool:
-    """Whether a tensor is over the same memory in the same way."""
-    if tensor.dtype != alias.dtype or tensor.shape != alias.shape or tensor.device != alias.device:
-        return False
-    return [_place_of(plain) for plain in _plain_tensors(tensor)] == [
-        _place_of(plain) for plain in _plain_tensors(alias)
-    ]
-
-
-def _place_of(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.stride()
+def _layout_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Returns what two tensors have in common that are over the same memory in the same way."""
+    places = [(t.untyped_storage()._cdata, t.storage_offset(), t.stride()) for t in _plain_tensors(tensor)]
+    return tensor.dtype, tensor.shape, tensor.device, places
 
 
 def _plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -262,13 +252,10 @@ def _plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
                 yield from _plain_tensors(inner)
     elif tensor.layout == torch.sparse_coo:
         yield from (tensor._indices(), tensor._values())
-    elif tensor.layout != torch.strided:
-        yield from (tensor.values(),) if tensor.layout in _COMPRESSED else ()
-    elif tensor.device.type != "meta" and tensor.numel() and not tensor.is_nested:
+    elif tensor.layout in _COMPRESSED:
+        yield tensor.values()
+    elif tensor.layout == torch.strided and tensor.device.type != "meta" and tensor.numel() and not tensor.is_nested:
         yield tensor
-
-
-_COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
 def _sum_of(memory: torch.Tensor) -> torch.Tensor:

@@ -400,13 +400,13 @@ def test_an_optimizer_that_steps_in_backward_does_not_while_modules_are_profiled
 
 def test_an_interrupt_while_things_are_put_back_waits_until_they_are(monkeypatch: pytest.MonkeyPatch):
     model, batch = made(doings_of("small"))
-    put_back = preserving.Memory.put_back
+    steps_back = preserving.Memory.steps_back
 
-    def interrupted(self: Any) -> Iterator[str]:
+    def interrupted(self: Any) -> Iterator[Any]:
         signal.raise_signal(signal.SIGINT)
-        return put_back(self)
+        return steps_back(self)
 
-    monkeypatch.setattr(preserving.Memory, "put_back", interrupted)
+    monkeypatch.setattr(preserving.Memory, "steps_back", interrupted)
     with no_trace(model, batch), pytest.raises(KeyboardInterrupt):
         find_modules(model, batch)
 
