@@ -178,7 +178,7 @@ class Reach:
         elif isinstance(function, MethodType):
             held = function.__self__, function.__func__
         else:
-            held = tuple(cell for cell in function.__closure__ or () if _is_filled(cell))
+            held = function.__closure__ or ()
             if depth < _MAX_OBJECTS_DEEP and not _is_left_alone(function.__module__ or "builtins"):
                 self._keep(function, GLOBALS, (None, function.__module__), depth + 1)
         for value in held:
@@ -196,11 +196,3 @@ def _is_plain(found: type) -> bool:
         or not _is_left_alone(found.__module__)
         or found.__module__.startswith(_WALKED_IN_TORCH)
     )
-
-
-def _is_filled(cell: Any) -> bool:
-    try:
-        _ = cell.cell_contents
-    except ValueError:
-        return False
-    return True
