@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -77,19 +75,42 @@ class _Piece:
             )
 
 
-@dataclass(frozen=True, slots=True)
 class _Kept:
     """What one tensor was."""
 
-    tensor: torch.Tensor
-    alias: torch.Tensor
-    """The same memory, which stays reachable if the tensor gets another."""
-    is_leaf: bool
-    requires_grad: bool
-    grad: torch.Tensor | None
-    hooks: dict[Any, Any]
-    """What torch would call once a gradient has been added, such as an optimizer's step."""
-    where: Where
+    def __init__(self, tensor: torch.Tensor, where: Where) -> None:
+        if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
+            raise UnsupportedModelError(
+                f"{path_of(where)} has no shape yet; call the model once before it is colocated"
+            )
+        self.tensor, self.where = tensor, where
+        self.alias = tensor if is_traceable_wrapper_subclass(tensor) else tensor.detach()  # lives on if it is replaced
+        self.is_leaf, self.requires_grad = tensor.is_leaf, tensor.requires_grad
+        self.grad = tensor.grad if self.is_leaf else None
+        hooks = getattr(tensor, "_post_accumulate_grad_hooks", None) if self.is_leaf else None
+        self.hooks: dict[Any, Any] = dict(hooks or {})  # called once a gradient has been added: an optimizer's step
+        self.pieces = [_Piece(plain) for plain in _plain_tensors(tensor)]
+
+    def set_gradient_aside(self) -> None:
+        if self.is_leaf:
+            self.tensor.grad = None
+            if self.hooks:
+                self.tensor._post_accumulate_grad_hooks.clear()  # type: ignore[attr-defined]
+
+    @_unseen()
+    def put_back(self) -> None:
+        tensor = self.tensor
+        if self.is_leaf:
+            if not tensor.is_leaf:
+                tensor.detach_()
+            if tensor.requires_grad != self.requires_grad:
+                tensor.requires_grad_(self.requires_grad)
+        if _layout_of(tensor) != _layout_of(self.alias):
+            tensor.data = self.alias
+        if self.is_leaf and tensor.grad is not self.grad:
+            tensor.grad = self.grad
+        if self.hooks:
+            tensor._post_accumulate_grad_hooks.update(self.hooks)  # type: ignore[attr-defined]
 
 
 class Memory:
@@ -114,54 +135,23 @@ class Memory:
         limit_bytes: int,
     ) -> None:
         self.written: set[int] = set(written)
-        self._kept: list[_Kept] = []
-        self._pieces: list[tuple[_Piece, Where]] = []
         self._by_storage: dict[int, list[_Piece]] = {}
-        always: list[_Piece] = []
         with _unseen():
-            for tensor, where in tensors:
-                pieces = self._keep(tensor, where)
-                if id(tensor) in buffers:
-                    always += pieces
-            is_small = sum(piece.num_bytes for piece, _ in self._pieces) <= limit_bytes
-            for piece in always:
-                piece.save()
-            for piece, _ in self._pieces:
-                if is_small or piece.num_bytes <= MAX_SMALL_BYTES or piece.key in self.written:
-                    piece.save()
-                elif piece.copy is None:
-                    piece.sum = _sum_of(piece.bytes)
-
-    def _keep(self, tensor: torch.Tensor, where: Where) -> list[_Piece]:
-        if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
-            raise UnsupportedModelError(
-                f"{path_of(where)} has no shape yet; call the model once before it is colocated"
-            )
-        is_leaf = tensor.is_leaf
-        hooks = getattr(tensor, "_post_accumulate_grad_hooks", None) if is_leaf else None
-        kept = _Kept(
-            tensor,
-            tensor if is_traceable_wrapper_subclass(tensor) else tensor.detach(),
-            is_leaf,
-            tensor.requires_grad,
-            tensor.grad if is_leaf else None,
-            dict(hooks or {}),
-            where,
-        )
-        self._kept.append(kept)
-        pieces = [_Piece(plain) for plain in _plain_tensors(tensor)]
-        for piece in pieces:
-            self._pieces.append((piece, where))
-            self._by_storage.setdefault(piece.key, []).append(piece)
-        return pieces
+            self._kept = [_Kept(tensor, where) for tensor, where in tensors]
+            is_small = sum(piece.num_bytes for kept in self._kept for piece in kept.pieces) <= limit_bytes
+            for kept in self._kept:
+                is_copied = is_small or id(kept.tensor) in buffers
+                for piece in kept.pieces:
+                    self._by_storage.setdefault(piece.key, []).append(piece)
+                    if is_copied or piece.num_bytes <= MAX_SMALL_BYTES or piece.key in self.written:
+                        piece.save()
+                    else:
+                        piece.sum = _sum_of(piece.bytes)
 
     def set_gradients_aside(self) -> None:
         """Leaves every tensor without a gradient, and without what is to be done when it gets one."""
         for kept in self._kept:
-            if kept.is_leaf:
-                kept.tensor.grad = None
-                if kept.hooks:
-                    kept.tensor._post_accumulate_grad_hooks.clear()  # type: ignore[attr-defined]
+            kept.set_gradient_aside()
 
     def before_write(self, value: Any) -> None:
         """Copies what the tensors in ``value`` have in common with those of the model."""
@@ -182,9 +172,9 @@ class Memory:
     def steps_back(self) -> Iterator[tuple[Where, Callable[[], None]]]:
         """Yields for each tensor where it was reached and what puts it back."""
         for kept in self._kept:
-            yield kept.where, partial(_put_back, kept)
-        for piece, where in self._pieces:
-            yield where, piece.put_back
+            yield kept.where, kept.put_back
+            for piece in kept.pieces:
+                yield kept.where, piece.put_back
 
 
 class WriteWatch(TorchDispatchMode):
@@ -220,22 +210,6 @@ class WriteWatch(TorchDispatchMode):
         for index, name in writes:
             self._memory.before_write(args[index] if index < len(args) else kwargs.get(name))
         return func(*args, **kwargs)
-
-
-@_unseen()
-def _put_back(kept: _Kept) -> None:
-    tensor, alias = kept.tensor, kept.alias
-    if kept.is_leaf:
-        if not tensor.is_leaf:
-            tensor.detach_()
-        if tensor.requires_grad != kept.requires_grad:
-            tensor.requires_grad_(kept.requires_grad)
-    if _layout_of(tensor) != _layout_of(alias):
-        tensor.data = alias
-    if kept.is_leaf and tensor.grad is not kept.grad:
-        tensor.grad = kept.grad
-    if kept.hooks:
-        tensor._post_accumulate_grad_hooks.update(kept.hooks)  # type: ignore[attr-defined]
 
 
 def _layout_of(tensor: torch.Tensor) -> tuple[Any, ...]:
