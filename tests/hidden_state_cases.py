@@ -57,7 +57,7 @@ def attending(self: Doing, x: torch.Tensor) -> torch.Tensor:
 
 
 def of_other_shape(self: Doing, x: torch.Tensor) -> torch.Tensor:
-    return self.layers(x)[: 3 if self.is_on else 6]
+    return self.layers(x)[: 3 if vars(self).get("is_short") else 6]
 
 
 class Skipping(nn.Module):
@@ -139,7 +139,8 @@ def autocast(on: bool) -> torch.autocast:
 
 
 def other_shapes(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    self.left.is_on = self.right.is_on = self.is_on
+    for part in (self.left, self.right):
+        vars(part)["is_short"] = self.is_on
     return self.left(x) * self.right(y)
 
 
@@ -285,7 +286,9 @@ def run_on_streams(make: Callable[[], nn.Module], loop: Any, *, graphs: bool, ca
             opened.append(found[0]._executor)
             yield found
 
-    described = run_both(make, pair_batch(), SIDE_BY_SIDE, loop, colocated=noting, graphs=graphs)
+    described = run_both(
+        make, pair_batch(), SIDE_BY_SIDE, loop, colocated=noting, graphs=graphs, include=["left", "right"]
+    )
     (executor,) = opened
     assert executor._num_launched > 0
     assert not executor.in_place

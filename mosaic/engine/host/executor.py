@@ -193,8 +193,9 @@ class Executor(LaneWork):
         result, made, signature = learn(lambda: run(*args, **kwargs), arguments, site.module, site.parted)
         if site.module is not None:
             guard_attributes(site.module, site.note_writes(parts.modules, before))
-        hidden = HiddenState.take(site.attributes, parts)
-        site.signatures[_kind(site, arguments, parts, hidden)] = signature
+        if not site.wrote_outside:
+            hidden = HiddenState.take(site.attributes, parts)
+            site.signatures[_kind(site, arguments, parts, hidden)] = signature
         self.let_draw(signature.drawing or ())
         if signature.obstacle is None:
             LayoutWatch(
