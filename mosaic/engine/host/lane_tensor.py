@@ -60,6 +60,7 @@ class LaneTensor(torch.Tensor):
     _ticket: Ticket[list[torch.Tensor]]
     _pick: int
     _joined: torch.Tensor | None
+    _joined_at: Any
     _module: str
     _base_of_view: LaneTensor | None
     _replay: Callable[[torch.Tensor], torch.Tensor] | None
@@ -84,6 +85,7 @@ class LaneTensor(torch.Tensor):
         made._ticket = ticket
         made._pick = pick
         made._joined = None
+        made._joined_at = None
         made._module = module
         made._base_of_view = None
         made._replay = None
@@ -99,14 +101,26 @@ class LaneTensor(torch.Tensor):
         return self._executor.value(self)
 
     def join(self) -> torch.Tensor:
-        """Returns the plain tensor that stands for this one in the caller's autograd graph; always the same one."""
-        if self._joined is None:
+        """Returns the plain tensor that stands for this one in the caller's autograd graph.
+
+        It is always the same one, unless this tensor got another place in the graph since: by an autograd function that
+        says that it wrote into it (``mark_dirty``), or as a leaf that wants a gradient now.
+        """
+        if self._joined is None or self._joined_at != self._place:
             if self.requires_grad:
                 with torch.enable_grad():
-                    self._joined = _Join.apply(self)
-            else:
-                self._joined = self.value()
+                    return self._stood_for_by(_Join.apply(self))
+            return self._stood_for_by(self.value())
         return self._joined
+
+    @property
+    def _place(self) -> tuple[Any, bool]:
+        """Its place in the autograd graph."""
+        return self.grad_fn, self.requires_grad
+
+    def _stood_for_by(self, plain: torch.Tensor) -> torch.Tensor:
+        self._joined, self._joined_at = plain, self._place
+        return plain
 
     def note_view(self, base: LaneTensor, replay: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Remembers that this tensor is a view of ``base``, made by ``replay``."""
@@ -138,7 +152,7 @@ class LaneTensor(torch.Tensor):
                     )
                 if view._joined is None:
                     assert view._replay is not None
-                    view._joined = view._replay(above.join())
+                    view._stood_for_by(view._replay(above.join()))
                 todo.append(view)
 
     @classmethod
@@ -146,7 +160,7 @@ class LaneTensor(torch.Tensor):
         """Decides between following the lane and joining it."""
         kwargs = kwargs or {}
         does = look_up(func)
-        if does.reads:
+        if does.reads or (does.sets and isinstance(args[0], LaneTensor)):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         found = list(lane_tensors((args, kwargs)))
@@ -238,9 +252,9 @@ def lane_of_backward() -> Lane | None:
 
 
 def _leaves(value: Any) -> Iterator[torch.Tensor]:
-    """Yields the plain leaves that want a gradient in nested lists, tuples and dicts."""
+    """Yields the leaves that want a gradient in nested lists, tuples and dicts."""
     for tensor in tensors_of(value):
-        if tensor.requires_grad and not isinstance(tensor, LaneTensor) and tensor.is_leaf:
+        if tensor.requires_grad and tensor.is_leaf:
             yield tensor
 
 
