@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -53,14 +54,29 @@ class Glued(TwoTowers):
         return self.glue(self, *inputs)
 
 
+class Outside:
+    """An attribute whose value lies outside of the module, so that the engine cannot see that it changes."""
+
+    def __init__(self, value: Any) -> None:
+        self.first = value
+        self.values: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+    def __get__(self, module: Any, kind: type) -> Any:
+        return self.values.get(module, self.first)
+
+    def __set__(self, module: Any, value: Any) -> None:
+        self.values[module] = value
+
+
 class Doing(nn.Module):
     """Layers, and a forward that a function of the module and its input says; ``is_on`` is for that to look at."""
+
+    is_on = Outside(False)
 
     def __init__(self, what: Callable[..., Any], width_in: int = 8) -> None:
         super().__init__()
         self.layers = tower(width_in)
         self.what = what
-        self.is_on = False
 
     def forward(self, x: torch.Tensor) -> Any:
         return self.what(self, x)
@@ -136,8 +152,23 @@ Loop = Callable[[nn.Module, Record], None]
 def assert_same(plain: Record, colocated: Record) -> None:
     assert len(plain.values) == len(colocated.values)
     for index, (ours, theirs) in enumerate(zip(colocated.values, plain.values, strict=True)):
-        same = ours.dtype == theirs.dtype and torch.equal(ours.nan_to_num(), theirs.nan_to_num())
-        assert same, f"value {index} of {len(plain.values)} differs: {_difference(ours, theirs)}"
+        assert same_bits(ours, theirs), f"value {index} of {len(plain.values)} differs: {_difference(ours, theirs)}"
+
+
+def same_bits(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+    """Whether two tensors are of one type and equal; what is not a number equals only what is not a number, too."""
+    if ours.dtype != theirs.dtype or ours.layout != theirs.layout or ours.shape != theirs.shape:
+        return False
+    ours, theirs = (tensor.to_dense() if tensor.layout != torch.strided else tensor for tensor in (ours, theirs))
+    return torch.equal(ours.isnan(), theirs.isnan()) and bool(((ours == theirs) | ours.isnan()).all())
+
+
+def assert_on_lanes(handle: Handle) -> None:
+    """Holds that calls went to lanes, unless the plan gives each module the whole device."""
+    plan = handle.plan
+    placed = {name for name in handle.graph.names if not plan.is_alone(name, num_slots=plan.device.num_slots)}
+    ran = {span.module for span in handle.timeline().spans if span.phase == "forward"}
+    assert not placed or placed & ran, handle.describe()
 
 
 def run_both(
@@ -148,10 +179,12 @@ def run_both(
     *,
     colocated: Callable[..., Any] = colocated,
     compare: Callable[[Record, Record], None] = assert_same,
+    on_lanes: bool = True,
     **choice: Any,
 ) -> str:
     """Runs a loop on a plain and on a colocated model and compares them; returns what the handle described.
 
+    Calls must have gone to lanes, or the comparison would prove nothing; ``on_lanes=False`` where all may run in place.
     With ``one_thread`` lanes of the host have one thread each, so that quotas of several slots compute the same bits.
     """
     threads = torch.get_num_threads()
@@ -166,7 +199,10 @@ def run_both(
         with colocated(twin, sample, stages, **choice) as opened:
             torch.manual_seed(1)
             loop(twin, ours)
-            described = (opened if isinstance(opened, Handle) else opened[0]).describe()
+            handle = opened if isinstance(opened, Handle) else opened[0]
+            described = handle.describe()
+            if on_lanes:
+                assert_on_lanes(handle)
         compare(plain, ours)
         return described
     finally:
@@ -196,10 +232,11 @@ SIDE_BY_SIDE = [{"left": 1, "right": 1}]
 class Trap(nn.Module):
     """A module that does what it is told."""
 
+    order = Outside("work")
+
     def __init__(self) -> None:
         super().__init__()
         self.layers = tower()
-        self.order = "work"
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden = self.layers(x)

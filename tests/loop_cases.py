@@ -45,6 +45,8 @@ class LoopCase:
     """What ``describe()`` says of calls in place on the host: ``ON_LANES`` for none, a part of the reason, or None."""
     streams: str | None = ON_LANES
     """The same on streams."""
+    on_lanes: bool = True
+    """False where all calls may run in place, as ``host`` says."""
 
 
 # Models.
@@ -52,6 +54,20 @@ class LoopCase:
 
 def normed() -> TwoTowers:
     return TwoTowers(tower(8, 16, nn.BatchNorm1d(16)), tower(8, 16, nn.BatchNorm1d(16)))
+
+
+class DropPath(nn.Module):
+    """Leaves out rows at random."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * (torch.rand(len(x), 1) < 0.7) / 0.7
+
+
+def masking_spectra(self: Doing, x: torch.Tensor) -> torch.Tensor:
+    """Leaves out a band at random, as SpecAugment does, and some of the rest."""
+    start, at = torch.randint(0, 6, (len(x), 1)), torch.arange(x.shape[1])
+    kept = x.masked_fill((at >= start) & (at < start + 2), 0.0)
+    return self.layers(kept * (torch.rand_like(kept) > 0.1))
 
 
 def dropping() -> TwoTowers:
@@ -269,6 +285,10 @@ LOOPS = {
     "AdamW": LoopCase(loop=train(5), host=ON_LANES),
     "SGD": LoopCase(loop=train(5, torch.optim.SGD, momentum=0.9), host=ON_LANES),
     "dropout": LoopCase(make=dropping, loop=train(5), host=ON_LANES),
+    "drop path": LoopCase(make=lambda: TwoTowers(tower(8, 16, DropPath()), tower(8, 16)), loop=train(5), host=ON_LANES),
+    "masked spectra": LoopCase(
+        make=lambda: TwoTowers(Doing(masking_spectra), Doing(masking_spectra)), loop=train(5), host=ON_LANES
+    ),
     "batch norm": LoopCase(make=normed, loop=train(5), host=ON_LANES),
     "two forwards before one backward": LoopCase(loop=several(2)),
     "three forwards before one backward": LoopCase(loop=several(3)),
@@ -277,7 +297,10 @@ LOOPS = {
         make=lambda: TwoTowers(Repeating(), Repeating()), loop=train(4), host=ON_LANES
     ),
     "several forwards of a module that repeats a parameter": LoopCase(
-        make=lambda: TwoTowers(Repeating(), Repeating()), loop=several(3), host="it uses a parameter several times"
+        make=lambda: TwoTowers(Repeating(), Repeating()),
+        loop=several(3),
+        host="it uses a parameter several times",
+        on_lanes=False,
     ),
     "forwards of several shapes": LoopCase(
         make=normed, loop=several(3, rows=(6, 4)), host="other shapes than the plan was made for"
@@ -293,7 +316,7 @@ LOOPS = {
     "hooks on tensors and parameters": LoopCase(make=lambda: Glued(hooked), loop=firing_hooks),
     **{
         f"checkpointing {where} a module, reentrant: {reentrant}": LoopCase(
-            make=make, sample=differentiable(0), loop=with_inputs, host="activation checkpointing"
+            make=make, sample=differentiable(0), loop=with_inputs, host="activation checkpointing", on_lanes=False
         )
         for reentrant in (False, True)
         for where, make in (
@@ -305,6 +328,7 @@ LOOPS = {
         make=lambda: TwoTowers(Doing(skipping), Doing(skipping)),
         loop=seeding_python,
         host="Python's or numpy's random numbers",
+        on_lanes=False,
     ),
     "a generator of a module's own": LoopCase(
         make=lambda: Glued(lambda self, x, y: self.left(x) * self.right(y), Doing(own_generator)),
@@ -325,7 +349,7 @@ LOOPS = {
 def check(case: LoopCase, run_both: Callable[..., Any], said: str | None) -> None:
     """Runs a case, and holds ``describe()`` to what it should say of calls in place."""
     sample = case.sample if case.sample is not None else pair_batch()
-    described = run_both(case.make, sample, SIDE_BY_SIDE, case.loop)
+    described = run_both(case.make, sample, SIDE_BY_SIDE, case.loop, on_lanes=case.on_lanes)
     if said == ON_LANES:
         assert "in place" not in described
         assert "keeps to the order" not in described

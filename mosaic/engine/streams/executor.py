@@ -46,7 +46,10 @@ class StreamExecutor:
         held: What each module that was called holds.
         orders: The lanes' places in the order.
         closed: Whether the lanes were given back.
+        calls_again: A call of the whole model is never made again.
     """
+
+    calls_again = False
 
     def __init__(
         self,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 import weakref
 from itertools import pairwise
 from typing import Any
@@ -11,36 +10,8 @@ from typing import Any
 import pytest
 import torch
 from engine_cases import SIDE_BY_SIDE, TwoTowers, colocate, colocated, pair_batch, tower
+from meetings import MeetBothWays, Meeting
 from torch import nn
-
-WAIT_S = 60
-
-
-class Meeting:
-    """Where two modules wait for each other; off while modules run in turn."""
-
-    def __init__(self) -> None:
-        self.barrier = threading.Barrier(2)
-        self.on = False
-        self.meetings: list[str] = []
-
-    def wait(self, where: str) -> None:
-        if self.on:
-            self.barrier.wait(WAIT_S)
-            self.meetings.append(where)
-
-
-class MeetBothWays(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, meeting: Meeting) -> torch.Tensor:
-        ctx.meeting = meeting
-        meeting.wait("forward")
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        ctx.meeting.wait("backward")
-        return grad, None
 
 
 class Meets(nn.Module):

@@ -32,7 +32,7 @@ def test_removing_between_forward_and_backward_is_equal():
 
 
 def test_several_forwards_under_one_autocast_run_in_place():
-    described = run_both(TwoTowers, pair_batch(), SIDE_BY_SIDE, several(2, autocast=True))
+    described = run_both(TwoTowers, pair_batch(), SIDE_BY_SIDE, several(2, autocast=True), on_lanes=False)
     assert "autocast keeps its cast weights" in described
 
 
@@ -104,7 +104,7 @@ def test_weights_cast_by_a_lane_after_autocast_ended_are_not_used_in_the_next_st
         gate = CastInside.gate = threading.Event()
         return CastInside(Late(gate, again=again), Late(gate, again=again))
 
-    described = run_both(make, pair_batch(), SIDE_BY_SIDE, train(6))
+    described = run_both(make, pair_batch(), SIDE_BY_SIDE, train(6), on_lanes=said is None)
     assert "in place" not in described if said is None else said in described
 
 
