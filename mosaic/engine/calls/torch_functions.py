@@ -30,7 +30,7 @@ _READS = _words(
     """
 )
 """Reads what belongs to the tensor object, and no value."""
-_SETS = _words("__set__:requires_grad __set__:grad requires_grad_")
+_SETS = _words("__set__:requires_grad __set__:grad __set__:_backward_hooks requires_grad_")
 """Sets what belongs to the tensor object."""
 _VALUES = _words(
     """

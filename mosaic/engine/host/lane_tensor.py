@@ -4,8 +4,8 @@ A placed module returns at once; what it returns are ``LaneTensor``s. They have 
 the autograd graph, but no storage. What happens to one decides where the work goes:
 
 * an operation on tensors of one lane is queued on that lane, forward and backward (*glue follows its branch*);
-* an operation that mixes lanes, needs a value, writes in place or draws random numbers waits for its inputs
-  and runs where it was called (*joins where lanes mix*).
+* an operation that mixes lanes, needs a value, writes in place or into running statistics, or draws random numbers
+  waits for its inputs and runs where it was called (*joins where lanes mix*).
 
 Where an operation runs depends on the program alone and never on timing, and the autograd graph has the same
 nodes in the same order as in a plain run, so gradients are summed in the same order: results are equal bit for
@@ -108,6 +108,8 @@ class LaneTensor(torch.Tensor):
         """
         if self._joined is None or self._joined_at != self._place:
             if self.requires_grad:
+                if self.is_leaf:
+                    self._executor.expect_gradient(self)
                 with torch.enable_grad():
                     return self._stood_for_by(_Join.apply(self))
             return self._stood_for_by(self.value())
@@ -145,12 +147,14 @@ class LaneTensor(torch.Tensor):
         while todo:
             above = todo.pop()
             for view in [found for ref in above._views if (found := ref()) is not None]:
-                if view._joined is not None and not view._joined._is_view():
+                if view.is_leaf and view.requires_grad:  # detached: it shares memory alone
+                    view.join()
+                elif view._joined is not None and not view._joined._is_view():
                     raise UnsupportedModelError(
                         f"a result of {self._module!r} is written to in place after a view of it was used elsewhere; "
                         f"write to a copy, or leave the module out: colocate(..., exclude=[{self._module!r}])"
                     )
-                if view._joined is None:
+                elif view._joined is None:
                     assert view._replay is not None
                     view._stood_for_by(view._replay(above.join()))
                 todo.append(view)
@@ -169,7 +173,7 @@ class LaneTensor(torch.Tensor):
             found[0]._executor.drain()
             for written in lane_tensors((args[0] if args else None, kwargs.get("out"))):
                 written.join_to_write()
-        elif not does.value_of_pending and _is_one_branch(found):
+        elif not does.value_of_pending and not does.statistics and _is_one_branch(found):
             for leaf in _leaves((args, kwargs)):
                 found[0]._executor.expect_gradient(leaf)
             with torch._C.DisableTorchFunctionSubclass():
