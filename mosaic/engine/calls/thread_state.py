@@ -9,8 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+from torch.autograd import forward_ad
 
 _AUTOCAST_DEVICES = ("cpu", "cuda")
+TRANSFORMED = "it is called inside of a transform of torch.func, such as vmap or grad"
 _SMALLEST = sys.float_info.min  # half of it is no normal number; torch has no question for the setting
 
 
@@ -104,11 +106,20 @@ def surrounding() -> str | None:
     """Returns what a call made now is inside of, where a replay or another thread would compute something else."""
     if torch.is_inference_mode_enabled():
         return "inference mode is active"
+    if is_transformed():
+        return TRANSFORMED
+    if forward_ad._current_level >= 0:
+        return "it is called where forward-mode derivatives are taken"
     if saved_tensor_hooks() is not None:
         return "hooks on saved tensors are active, such as activation checkpointing around it"
     if torch._C._current_graph_task_id() != -1:
         return "it is called in the middle of a backward, such as by activation checkpointing"
     return None
+
+
+def is_transformed() -> bool:
+    """Whether this thread is inside of a transform of ``torch.func``, whose tensors mean nothing to another thread."""
+    return torch._C._are_functorch_transforms_active()
 
 
 def is_traced() -> bool:

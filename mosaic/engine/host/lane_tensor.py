@@ -65,6 +65,8 @@ class LaneTensor(torch.Tensor):
     _base_of_view: LaneTensor | None
     _replay: Callable[[torch.Tensor], torch.Tensor] | None
     _views: list[weakref.ref[LaneTensor]]
+    _refused: Callable[[], Exception] | None
+    _node: str | None
 
     @staticmethod
     def __new__(
@@ -90,6 +92,8 @@ class LaneTensor(torch.Tensor):
         made._base_of_view = None
         made._replay = None
         made._views = []
+        made._refused = None
+        made._node = None
         return made
 
     def value(self) -> torch.Tensor:
@@ -124,21 +128,41 @@ class LaneTensor(torch.Tensor):
         self._joined, self._joined_at = plain, self._place
         return plain
 
+    def _as_shown(self) -> torch.Tensor:
+        """Returns a plain tensor that prints as this one would in the plain loop."""
+        plain = self.join()
+        if not isinstance(plain.grad_fn, _Join._backward_cls):  # type: ignore[attr-defined]
+            return plain
+        if self.is_leaf:
+            return plain.detach().requires_grad_()
+        own = type(self.grad_fn).__name__
+        shown: Any = type("Shown", (_Shown,), {})
+        shown._backward_cls.__name__ = self._node if self._node and own == "CallFunctionBackward" else own
+        with torch.enable_grad():
+            return shown.apply(plain.detach().requires_grad_())  # type: ignore[no-any-return]
+
     def note_view(self, base: LaneTensor, replay: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Remembers that this tensor is a view of ``base``, made by ``replay``."""
         self._base_of_view = base
         self._replay = replay
         base._views.append(weakref.ref(self))
 
+    def note_result(self, node: str | None, refused: Callable[[], Exception] | None) -> None:
+        """Remembers that a module made it: by which autograd node, and what to raise if somebody writes into it."""
+        self._node, self._refused = node, refused
+
     def join_to_write(self) -> None:
         """Joins this tensor, what it is a view of, and all views of that, so that autograd sees a write in all of them.
 
         Raises:
+            UnforeseenError: Other results of the module have the same memory.
             UnsupportedModelError: One of them was joined before, on its own.
         """
         base = self
         while base._base_of_view is not None:
             base = base._base_of_view
+        if base._refused is not None:
+            raise base._refused()
         if base is self and not any(ref() is not None for ref in self._views):
             self.join()
             return
@@ -169,11 +193,17 @@ class LaneTensor(torch.Tensor):
                 return func(*args, **kwargs)
         found = list(lane_tensors((args, kwargs)))
         _check_thread(found)
+        if does.shows and isinstance(args[0], LaneTensor):
+            return func(args[0]._as_shown(), *args[1:], **kwargs)
         if does.replaces(kwargs):
             found[0]._executor.drain()
-            for written in lane_tensors((args[0] if args else None, kwargs.get("out"))):
-                written.join_to_write()
-        elif not does.value_of_pending and not does.statistics and _is_one_branch(found):
+            written = list(lane_tensors((args[0] if args else None, kwargs.get("out"))))
+            for tensor in written:
+                tensor.join_to_write()
+            stands_for = {id(tensor.join()): tensor for tensor in written}
+            result = func(*join_all(args), **join_all(kwargs))
+            return stands_for.get(id(result), result)
+        if not does.value_of_pending and not does.statistics and _is_one_branch(found):
             for leaf in _leaves((args, kwargs)):
                 found[0]._executor.expect_gradient(leaf)
             with torch._C.DisableTorchFunctionSubclass():
@@ -208,6 +238,14 @@ class _Join(torch.autograd.Function):
             return grad
         # As a tensor of the lane it makes the glue's backward follow the branch, as its forward did.
         return LaneTensor(grad, executor, lane, ReadyTicket([grad]), 0, module)
+
+
+class _Shown(torch.autograd.Function):
+    """A node for a tensor that is printed, under another node's name."""
+
+    @staticmethod
+    def forward(ctx: Any, plain: torch.Tensor) -> torch.Tensor:
+        return plain.detach()
 
 
 class ReadyTicket(Generic[T]):

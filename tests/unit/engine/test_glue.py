@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -81,6 +82,13 @@ class Doubled(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
         return grads[0] * 2
+
+
+class DoubledAtOnce(Doubled):
+    @staticmethod
+    def forward(ctx: Any, a: torch.Tensor) -> torch.Tensor:
+        ctx.mark_dirty(a)
+        return a.mul_(2)
 
 
 def written_across_lanes(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -215,6 +223,19 @@ def doubled_view(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return made * 3 + b + other.sum()
 
 
+def doubled_at_once(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    made = a * 1
+    assert made.add_(1) is made
+    return DoubledAtOnce.apply(made) * b + made
+
+
+def printed(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    leaf, written, joined = a.detach().requires_grad_(), (a + 1).mul_(2), a * 3
+    mixed = joined + b
+    texts = [f"{a.std():.3f} {a[0, :2]}", repr(joined), str(mixed[0]), f"{written[0]}", repr(leaf), f"{a.detach()[0]}"]
+    return torch.tensor([float(zlib.crc32(text.encode())) for text in texts], dtype=torch.float64)
+
+
 def checkpointed_twice(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     made = checkpoint(lambda x: functional.gelu(x).sin(), a * 2, use_reentrant=True)
     return checkpoint(lambda x, y: (x * y).tanh(), made, b, use_reentrant=True) + made
@@ -281,6 +302,8 @@ CASES: list[Case] = [
     lambda a, b: checkpoint(lambda x, y: functional.gelu(x) * y, a, b, use_reentrant=False),
     doubled_twice,
     doubled_view,
+    doubled_at_once,
+    printed,
     checkpointed,
     checkpointed_twice,
     checkpointed_weight,
