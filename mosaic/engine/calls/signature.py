@@ -15,6 +15,7 @@ from mosaic.engine.calls.branch_graph import Survey, find_uses, survey
 from mosaic.engine.calls.obstacles import Obstacle, hides_tensors
 from mosaic.engine.calls.process_settings import SettingsWatch
 from mosaic.engine.calls.random_numbers import DRAW_WITH_TORCH, RandomnessWatch, count_draws, other_random_state
+from mosaic.engine.calls.shapes import on_meta
 from mosaic.engine.calls.structure import flatten, is_opaque, leaf_key, memory_of, tensors_in, tensors_of
 from mosaic.engine.calls.thread_locals import reads_thread_local, sets_context
 from mosaic.engine.calls.thread_state import ThreadState
@@ -30,6 +31,9 @@ _CHECKPOINTS = Obstacle(
     "it uses activation checkpointing", todo="nothing, if memory needs it; on its lane it would run without"
 )
 
+Layouts = tuple[tuple[int, ...] | None, ...]
+"""The strides of gradients, None for each that is missing."""
+
 
 @dataclass(frozen=True, slots=True)
 class OutputInfo:
@@ -39,8 +43,6 @@ class OutputInfo:
     """A tensor on the meta device with its shape, strides and dtype."""
     differentiable: bool
     """Whether it requires a gradient."""
-    uses: frozenset[int]
-    """Edges (see ``Signature.edges``) that its gradient reaches."""
     same_input: int | None
     """Index of the input leaf that is returned as it came, or None."""
     shares_memory: bool = False
@@ -75,6 +77,8 @@ class Signature:
     """Whether it writes into buffers of the module, as a BatchNorm does."""
     views_input: bool = False
     """Whether a result that requires a gradient is a view of an input."""
+    layouts: dict[Layouts, Layouts] = field(default_factory=dict, compare=False)
+    """For gradients of its results seen so far, those of its edges."""
 
     @property
     def made(self) -> list[OutputInfo]:
@@ -262,15 +266,11 @@ def _describe(
     returned = [came.get(id(tensor)) for tensor in results]
     made = [tensor for tensor, index in zip(results, returned, strict=True) if index is None and tensor.requires_grad]
     uses = find_uses(made, inputs)
-    number = {(use.node, use.position): edge for edge, use in enumerate(uses)}
     memory = Counter(place for tensor in made if (place := memory_of(tensor)))
     outputs = tuple(
         OutputInfo(
-            like=torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta"),
+            like=on_meta(tensor),
             differentiable=tensor.requires_grad,
-            uses=frozenset(number[use.node, use.position] for use in find_uses([tensor], inputs))
-            if inputs and tensor.requires_grad and index is None
-            else frozenset(),
             same_input=index,
             shares_memory=index is None and tensor.requires_grad and memory[memory_of(tensor)] > 1,
             node=type(tensor.grad_fn).__name__ if tensor.grad_fn is not None else None,
