@@ -156,6 +156,8 @@ class Executor(LaneWork):
             site.obstacle = f"it is called again before the backward of its last call, and {signature.alone}"
         if signature.obstacle is not None or site.obstacle is not None:
             return signature.obstacle or site.obstacle
+        if signature.views_input:
+            return "it returns a view of one of its inputs, so that whoever writes into one writes into the other"
         if site.is_in_place and grad:
             return "an earlier call of the same backward ran in place"
         if signature.recasts and not self._in_autocast:
