@@ -39,7 +39,7 @@ def side_by_side(makes: Mapping[str, Make], seconds: float) -> Iterator[Figure]:
     fork = multiprocessing.get_context("fork")  # a part is a closure, and needs what this process has loaded
     ends = time.monotonic() + seconds
     pipes = {name: fork.Pipe(duplex=False) for name in makes}
-    children = [fork.Process(target=_send, args=(make, pipes[name][1]), daemon=True) for name, make in makes.items()]
+    children = [fork.Process(target=_send, args=(make, pipes[name][1])) for name, make in makes.items()]
     for child in children:
         child.start()
     for _, sending in pipes.values():

@@ -56,15 +56,24 @@ HIGHLIGHTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 def study_table(study: str, results: Path) -> str:
     """Returns the highlights of the newest full file of a study; of the newest quick one where there is no other."""
-    found = [load(Study, path) for path in sorted((results / "host").glob(f"*-{study}.json"))]
-    if not found:
+    newest = newest_study(study, results)
+    if newest is None:
         return NOT_YET
-    newest = max(found, key=lambda one: ("--quick" not in one.command, one.created))
-    machine = newest.machine.name if newest.machine is not None else "an unknown machine"
-    kind = "quick study" if "--quick" in newest.command else "full study"
-    head = f"{machine}, torch {newest.torch_version}, {newest.created[:10]}, commit {newest.commit[:12]}, {kind}"
     rows = [_row(figure) for pattern in HIGHLIGHTS[study] for figure in _matching(newest, pattern)]
-    return _table((head, *SOURCES), rows)
+    return table((source_of(newest), *SOURCES), rows)
+
+
+def newest_study(study: str, results: Path) -> Study | None:
+    """Returns the newest full result of a study; the newest quick one where there is no other."""
+    found = [load(Study, path) for path in sorted((results / "host").glob(f"*-{study}.json"))]
+    return max(found, key=lambda one: ("--quick" not in one.command, one.created), default=None)
+
+
+def source_of(study: Study) -> str:
+    """Returns where and when a result comes from."""
+    machine = study.machine.name if study.machine is not None else "an unknown machine"
+    kind = "quick study" if "--quick" in study.command else "full study"
+    return f"{machine}, torch {study.torch_version}, {study.created[:10]}, commit {study.commit[:12]}, {kind}"
 
 
 def methods_table() -> str:
@@ -73,7 +82,7 @@ def methods_table() -> str:
         (f"`{one.name}`", one.phrase, "yes" if one.gives_bound else "", "yes" if one.is_compared else "")
         for one in METHODS.values()
     ]
-    return _table(("method", "plans", "gives a bound", "in `--compare`"), rows)
+    return table(("method", "plans", "gives a bound", "in `--compare`"), rows)
 
 
 def choices_table() -> str:
@@ -85,7 +94,7 @@ def choices_table() -> str:
         ("a device description", "`mosaic/hardware/catalogue.py`", DEVICES),
         ("a form of interference", "`mosaic/cost/interference/forms.py`", FORMS),
     ]
-    return _table(
+    return table(
         ("to add", "write a file, and a line in", "there are"),
         [(what, where, ", ".join(f"`{name}`" for name in names)) for what, where, names in rows],
     )
@@ -102,6 +111,7 @@ def _row(figure: Figure) -> tuple[str, ...]:
     return (figure.name, *(value if source == figure.source else "" for source in SOURCES))
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Returns a table of a page."""
     lines = [heads, ["---"] * len(heads), *rows]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from bench import pages
 from bench.gpu import tables as gpu_tables
 from bench.record import Study
+from bench.sweep import tables as sweep_tables
 from mosaic.artifact import load, save, write_text
 from mosaic.demo.record import RunRecord
 from mosaic.device import Device
@@ -142,6 +143,8 @@ TABLES: Mapping[str, Callable[[], str]] = MappingProxyType(
         "methods": pages.methods_table,
         "choices": pages.choices_table,
         **{study: partial(pages.study_table, study, RESULTS) for study in pages.HIGHLIGHTS},
+        "sweep": lambda: sweep_tables.counts_table(RESULTS),
+        "sweep_cases": lambda: sweep_tables.cases_table(RESULTS),
         "models": lambda: gpu_table("models", gpu_tables.models_table, "models"),
         "overlap": lambda: gpu_table("overlap", gpu_tables.overlap_table),
         "scaling": lambda: gpu_table("scaling", gpu_tables.scaling_table, "scaling"),

@@ -115,4 +115,11 @@ class RankFailedError(MosaicError):
 
 
 class ModuleContractError(MosaicError):
-    """A placed module did something that its first call had ruled out, such as another output shape."""
+    """Something that a placed module reads was written to before its lane had finished with it."""
+
+
+class UnforeseenError(ModuleContractError):
+    """A placed module did something that its first call had ruled out, such as another output shape.
+
+    Within a call of the whole model nobody sees it: the call is made again, with the module run in place.
+    """

@@ -16,7 +16,7 @@ from mosaic.profiler.machine.communication import (
 from mosaic.profiler.machine.counters import Counters, Utilisation
 from mosaic.profiler.machine.noise import ForeignLoad
 from mosaic.profiler.measuring.batch import repeat_batch
-from mosaic.profiler.preserve import preserved
+from mosaic.profiler.preserve.model import preserved
 from mosaic.profiler.quotas import QuotaChoice
 from mosaic.profiler.settings import ProfileSettings
 from mosaic.profiler.structure import structures_of

@@ -13,6 +13,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from mosaic.profiler.preserve.model import Seen
+
 
 @dataclass(frozen=True, slots=True)
 class Subject:
@@ -28,6 +30,8 @@ class Subject:
     """Keyword arguments."""
     settings: Callable[[], Any] | None = None
     """Makes a context that gives the thread the caller's gradient mode and autocast; None for the defaults."""
+    seen: Seen | None = None
+    """What a run of its whole model was seen to change; None where nobody looked."""
     batch: int | None = None
     """Samples of its batch, where that was tried out; None for the leading dimension that all tensors have."""
 

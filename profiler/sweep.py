@@ -22,7 +22,7 @@ from mosaic.profiler.machine.noise import ForeignLoad
 from mosaic.profiler.measuring.pairs import Pairs, choose_pairs
 from mosaic.profiler.measuring.peaks import lane_bytes_of
 from mosaic.profiler.measuring.points import MeasuringSite, ModulePoints
-from mosaic.profiler.preserve import preserved
+from mosaic.profiler.preserve.model import preserved
 from mosaic.profiler.quotas import QuotaChoice, Sampling
 from mosaic.profiler.settings import Deadline, ProfileSettings
 from mosaic.profiler.structure import structures_of
@@ -82,7 +82,7 @@ def profile_modules(
     sampling = Sampling.choose(quotas, degrees, backend.device, bound=settings.bound)
     if len(sampling.degrees) > 1 and network is None:
         raise ValueError(f"degrees {sampling.degrees} need communication; give network, such as a Cluster or a Ring")
-    with preserved(model):
+    with preserved(model, alone=subjects, elsewhere=True):
         return _Sweep(subjects, graph, backend, settings, cache, counters, progress).run(sampling, network)
 
 

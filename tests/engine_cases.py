@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -53,14 +54,29 @@ class Glued(TwoTowers):
         return self.glue(self, *inputs)
 
 
+class Outside:
+    """An attribute whose value lies outside of the module, so that the engine cannot see that it changes."""
+
+    def __init__(self, value: Any) -> None:
+        self.first = value
+        self.values: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+    def __get__(self, module: Any, kind: type) -> Any:
+        return self.values.get(module, self.first)
+
+    def __set__(self, module: Any, value: Any) -> None:
+        self.values[module] = value
+
+
 class Doing(nn.Module):
     """Layers, and a forward that a function of the module and its input says; ``is_on`` is for that to look at."""
+
+    is_on = Outside(False)
 
     def __init__(self, what: Callable[..., Any], width_in: int = 8) -> None:
         super().__init__()
         self.layers = tower(width_in)
         self.what = what
-        self.is_on = False
 
     def forward(self, x: torch.Tensor) -> Any:
         return self.what(self, x)
@@ -216,10 +232,11 @@ SIDE_BY_SIDE = [{"left": 1, "right": 1}]
 class Trap(nn.Module):
     """A module that does what it is told."""
 
+    order = Outside("work")
+
     def __init__(self) -> None:
         super().__init__()
         self.layers = tower()
-        self.order = "work"
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden = self.layers(x)

@@ -56,6 +56,20 @@ def normed() -> TwoTowers:
     return TwoTowers(tower(8, 16, nn.BatchNorm1d(16)), tower(8, 16, nn.BatchNorm1d(16)))
 
 
+class DropPath(nn.Module):
+    """Leaves out rows at random."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * (torch.rand(len(x), 1) < 0.7) / 0.7
+
+
+def masking_spectra(self: Doing, x: torch.Tensor) -> torch.Tensor:
+    """Leaves out a band at random, as SpecAugment does, and some of the rest."""
+    start, at = torch.randint(0, 6, (len(x), 1)), torch.arange(x.shape[1])
+    kept = x.masked_fill((at >= start) & (at < start + 2), 0.0)
+    return self.layers(kept * (torch.rand_like(kept) > 0.1))
+
+
 def dropping() -> TwoTowers:
     return TwoTowers(tower(8, 16, nn.Dropout(0.3)), tower(8, 16, nn.Dropout(0.3)))
 
@@ -271,6 +285,10 @@ LOOPS = {
     "AdamW": LoopCase(loop=train(5), host=ON_LANES),
     "SGD": LoopCase(loop=train(5, torch.optim.SGD, momentum=0.9), host=ON_LANES),
     "dropout": LoopCase(make=dropping, loop=train(5), host=ON_LANES),
+    "drop path": LoopCase(make=lambda: TwoTowers(tower(8, 16, DropPath()), tower(8, 16)), loop=train(5), host=ON_LANES),
+    "masked spectra": LoopCase(
+        make=lambda: TwoTowers(Doing(masking_spectra), Doing(masking_spectra)), loop=train(5), host=ON_LANES
+    ),
     "batch norm": LoopCase(make=normed, loop=train(5), host=ON_LANES),
     "two forwards before one backward": LoopCase(loop=several(2)),
     "three forwards before one backward": LoopCase(loop=several(3)),

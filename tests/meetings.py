@@ -13,7 +13,12 @@ WAIT_S = 20
 
 
 class Meeting:
-    """Where two modules on lanes wait for each other while it is on; copies of a model meet where the model does."""
+    """Where two modules on lanes wait for each other while it is on; copies of a model meet where the model does.
+
+    It has slots, so that the engine does not take it for settings of the modules that change while they run.
+    """
+
+    __slots__ = ("barrier", "meetings", "on", "phases")
 
     def __init__(self) -> None:
         self.barrier = threading.Barrier(2)

@@ -47,12 +47,13 @@ class TensorSpec:
 
     @staticmethod
     def of(name: str, tensor: torch.Tensor) -> TensorSpec:
-        """Describes a tensor; on the meta device, too.
+        """Describes a tensor; on the meta device, too, where it stands for a whole one of another rank.
 
         Raises:
             TypeError: It is in parts, quantized, sparse or of a dtype that such files do not know.
         """
-        if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) or tensor.layout != torch.strided:
+        is_whole = tensor.is_meta or type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+        if not is_whole or tensor.layout != torch.strided:
             raise TypeError(
                 f"{name} is a {type(tensor).__name__} of layout {tensor.layout}, and only whole tensors are saved; "
                 "leave sharding of modules to Mosaic's plan, or save this model with torch.distributed.checkpoint"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -16,11 +17,13 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from mosaic.engine.calls.attach import attach, detach
+from mosaic.engine.calls.rewind import Rewind
 from mosaic.engine.finding.find import Finding
 from mosaic.engine.placing import PendingBackwards, PlacedPlan
 from mosaic.engine.trial.run import Trial
 from mosaic.engine.trial.setup import TrialSetup
 from mosaic.engine.trial.steps import StepUnit, outer_shapes
+from mosaic.errors import UnforeseenError
 from mosaic.graph import ModuleGraph
 
 
@@ -112,7 +115,8 @@ class Attachment:
         self._pending = PendingBackwards() if track else None
         if not self._taken:
             for subject in self._finding.subjects:
-                attach(subject.module, self._placed_call(subject.name), self.settle)
+                name = subject.name
+                attach(subject.module, self._placed_call(name), self.settle, partial(self._reach, name))
                 self._taken.append(subject.module)
 
     def release_modules(self) -> None:
@@ -181,11 +185,22 @@ class Attachment:
         if placed is not None and self._has_new_parts:  # lanes may compute the gradients of new parameters, too
             self._has_new_parts = False
             self._watch_loose_parameters(placed)
-        return (
-            placed.executor.whole(plain, args, kwargs)
-            if placed is not None and self.enabled
-            else plain(*args, **kwargs)
-        )
+        if placed is None or not self.enabled:
+            return plain(*args, **kwargs)
+        if not placed.executor.calls_again:
+            return placed.executor.whole(plain, args, kwargs)
+        while True:  # each turn but the last finds a module that stays in place from then on
+            rewind = Rewind(self._model)
+            try:
+                return placed.executor.whole(plain, args, kwargs)
+            except UnforeseenError:
+                if not rewind.undo():
+                    raise
+            placed.forget_calls()
+
+    def _reach(self, name: str) -> None:
+        if self.placed is not None:
+            self.placed.executor.reach(self.placed.sites[name])
 
     def _before_optimizer(self, optimizer: Optimizer) -> None:
         """Branches that the loop calls itself may still be running when the optimizer changes their weights."""

@@ -98,11 +98,16 @@ def colocate_one(
                 raise
             note = warn_of_busy("the modules were not profiled", "the model runs as it was", error)
             plan = plan_in_turn(finding.graph, backend.device)
+            finding.forget_run()
             return Handle(model, finding, plan, profile=None, notes=(note, *backend.notes))
     cost = CostModel.from_profile(profile) if profile is not None else None
     opening = _Opening(model, finding, backend)
     trial = options.trial
     if plan is not None:
+        placed = {placement.module for placement in plan.placements}
+        for name, obstacle in finding.left_out.items():
+            if name in placed:
+                raise UnsupportedModelError(f"the plan places {name!r}, which cannot be: {obstacle}; {obstacle.todo}")
         plan.check_matches(graph=finding.graph, device=backend.device)
         plans: tuple[Plan, ...] = (plan,)
         trial = None if trial == "auto" else trial
@@ -117,6 +122,7 @@ def colocate_one(
                 f"other; below {MIN_GAIN} the model is left as it was"
             )
             _LOG.info(note)
+            finding.forget_run()
             return Handle(model, finding, plan, profile=profile, notes=(note, *backend.notes))
         trial = TrialSettings() if trial == "auto" else trial
         plans = (plan,) if trial is None else _plans_to_try(plan, finding, cost, trial)
@@ -150,6 +156,7 @@ class _Opening:
         try:
             if lanes.streams is not None and self._launch_share is None:
                 self._launch_share = warm_up(self._model, self._finding.subjects, lanes.streams)
+            self._finding.forget_run()
             executor = _executor(lanes, self._finding, graphs=graphs)
             forget_cast_weights()  # profiling and warming up cast them, on streams of their own
             return PlacedPlan(plan, self._finding, executor, adopts_shapes=adopts_shapes)

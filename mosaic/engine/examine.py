@@ -79,7 +79,7 @@ def _obstacles(model: nn.Module, finding: Finding) -> list[Remark]:
     found = []
     for subject in finding.subjects:
         settings: Any = subject.settings() if subject.settings is not None else nullcontext()
-        with preserved(model), settings:
+        with preserved(model, alone=(subject,)), settings:
             arguments = Arguments.take(subject.args, subject.kwargs)
             parted = finding.parted.get(subject.name, frozenset())
             call = partial(subject.module, *subject.args, **subject.kwargs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +21,9 @@ from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan
 from mosaic.profile import Profile
 from mosaic.timeline import Timeline
+
+_LOG = logging.getLogger("mosaic")
+_CLASSES = "to know: placed modules have classes derived from their own: isinstance(m, T) holds, type(m) is T does not"
 
 
 class Handle(KeepsCheckpoints):
@@ -50,6 +54,7 @@ class Handle(KeepsCheckpoints):
         self._notes = notes
         self._attachment = Attachment(model, finding, before_call=self._before_call)
         self._attachment.begin(placed, trial)
+        self._warn()
 
     @property
     def plan(self) -> Plan:
@@ -84,10 +89,11 @@ class Handle(KeepsCheckpoints):
                 where = ", in the loop's own thread" if self._is_alone(placed.module) else ""
                 lines.append(f"stage {index}: {placed.module} on {slots} of {of}{where}{predicted}")
         for name, obstacle in self._finding.left_out.items():
-            lines.append(f"not placed: {name}: {obstacle}")
+            lines.append(f"not placed: {name}: {obstacle.sentence}")
         lines.extend(f"to know: {remark}" for remark in self._finding.remarks)
         lines.extend(self._makeup.changes(self._model, self.graph.names))
         if self._executor is not None:
+            lines.append(_CLASSES)
             for name, reason in self._executor.in_order.items():
                 lines.append(f"{name} keeps to the order of the loop's own stream: {reason}")
             for (name, reason), count in self._executor.in_place.items():
@@ -100,6 +106,11 @@ class Handle(KeepsCheckpoints):
             lines.extend(self._trial.report.sentences)
         lines.extend(self._notes)
         return "\n".join(lines)
+
+    def _warn(self) -> None:
+        """Logs what the user should not miss."""
+        for sentence in self._finding.warnings:
+            _LOG.warning("%s", sentence)
 
     def _is_alone(self, module: str) -> bool:
         return self._executor is not None and self.plan.is_alone(module, num_slots=self.plan.device.num_slots)

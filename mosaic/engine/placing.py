@@ -26,6 +26,7 @@ class Runs(Protocol):
     in_place: Counter[tuple[str, str]]
     places: dict[tuple[str, str], str]
     in_order: dict[str, str]
+    calls_again: bool
     closed: bool
 
     @property
@@ -40,6 +41,9 @@ class Runs(Protocol):
 
     def watch(self, parameters: Iterable[nn.Parameter]) -> None:
         """Prepares parameters that belong to no placed module."""
+
+    def reach(self, site: PlacedModule) -> None:
+        """Orders what the caller does next behind a module's forward, which may read or write what the caller wants."""
 
     def settle(self) -> None:
         """Orders what the caller does next behind all that the lanes were given."""
@@ -106,9 +110,13 @@ class PlacedPlan:
                 shapes=shapes_of(flatten((subject.args, subject.kwargs))[0]),
                 is_alone=plan.is_alone(subject.name, num_slots=plan.device.num_slots),
                 parted=finding.parted.get(subject.name, frozenset()),
+                awaited=finding.late.get(subject.name),
             )
             for subject in finding.subjects
         }
+        if not executor.lanes.launches_inline:
+            for name, obstacle in finding.aside.items():
+                self.sites[name].obstacle = obstacle
         self._adopting = set(self.sites) if adopts_shapes else set()
 
     def call(self, name: str, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

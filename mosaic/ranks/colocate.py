@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from mosaic.backends.base import Backend
+from mosaic.engine.calls.attach import is_attached
 from mosaic.engine.colocate import colocate_one
 from mosaic.engine.finding.find import Sample
 from mosaic.engine.handle import Handle
@@ -69,7 +70,8 @@ def colocate(
         BackendUnavailableError: The model is on a device that the backend does not run, or ranks differ in device,
             versions or model; names them.
         RankFailedError: Another rank has failed; names it.
-        ValueError: A plan and a method were given, there is no such method, or an option cannot be had here.
+        ValueError: A plan and a method were given, there is no such method, an option cannot be had here, or the model
+            is colocated already.
     """
     place = colocate_ranks if World.is_there() else colocate_one
     return place(model, sample, plan=plan, modules=modules, exclude=exclude, backend=backend, options=options)
@@ -110,13 +112,18 @@ def colocate_ranks(
     """
     check_method(options.method, plan)
     options.check_for_several_ranks()
+    if any(map(is_attached, model.modules())):
+        raise ValueError(
+            f"this {type(model).__name__}, or a part of it, is colocated already; call handle.remove() of the first "
+            "handle, on every rank, before"
+        )
     settings = options.ranks or RankSettings()
     given, device = backend, backend.torch_device if backend is not None else device_of(model)
     world = World.join(device, timeout_s=settings.timeout_s, watch=settings)
     with world.opening():
         backend = world.together(lambda: backend_for(model, given, device))
         on = prepare(world, model, sample, backend, modules=modules, exclude=exclude)
-        world.check_alike(RankFacts.of(backend.device, on.finding.graph.fingerprint))
+        world.check_alike(RankFacts.of(backend.device, on.finding.graph))
         for tensor in (*model.parameters(), *model.buffers()):
             with world.progress.waiting(THE_LOOP, "agreement"):
                 dist.broadcast(tensor.detach(), src=0, group=world.carrier_of(tensor))
@@ -127,7 +134,9 @@ def colocate_ranks(
             plan, measured = try_plans(on, candidates.plans, trial)
             report = replace(measured, sentences=(*measured.sentences, *candidates.sentences))
         world.max_ctas = plan.communication_sms or None
-        return activate(on, plan, report)
+        handle = activate(on, plan, report)
+        on.finding.forget_run()
+        return handle
 
 
 def _trial_of(options: Options, *, is_given: bool) -> TrialSettings | None:

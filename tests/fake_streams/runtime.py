@@ -288,6 +288,8 @@ class _Watch(TorchDispatchMode):
         if recording is not None:
             recording.before(func, kwargs, written)
         result = func(*args, **kwargs)
+        if func.name().startswith("aten::_foreach"):  # torch counts these writes, but not under a mode
+            torch.autograd.graph.increment_version(written)
         given = _tensors((args, kwargs))
         if torch.is_grad_enabled():
             for tensor in given:

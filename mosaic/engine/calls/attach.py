@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 from torch import nn
@@ -44,17 +44,101 @@ class _Attached:
         return (constructor, arguments, *reduced[2:])
 
 
+class _Guarded(_Attached):
+    """A swapped class that tells of everybody who reaches into the module: its call may still be running on a lane.
+
+    Parameters, buffers and parts are found through ``__getattr__``, since they are no plain attributes; a plain
+    attribute that the module's own forward writes becomes a ``_Late`` one of the swapped class.
+    """
+
+    _mosaic_reach: ClassVar[Callable[[], object]]
+
+    def __getattr__(self, name: str) -> Any:
+        type(self)._mosaic_reach()
+        return super().__getattr__(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        type(self)._mosaic_reach()
+        super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        type(self)._mosaic_reach()
+        super().__delattr__(name)
+
+    def named_modules(self, *args: Any, **kwargs: Any) -> Any:
+        """As the plain class, for a module at rest; parameters and buffers are found through it, too."""
+        type(self)._mosaic_reach()
+        return super().named_modules(*args, **kwargs)
+
+    def named_children(self) -> Any:
+        """As the plain class, for a module at rest."""
+        type(self)._mosaic_reach()
+        return super().named_children()
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """As the plain class, for a module at rest."""
+        type(self)._mosaic_reach()
+        return super().state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """As the plain class, for a module at rest."""
+        type(self)._mosaic_reach()
+        return super().load_state_dict(*args, **kwargs)
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        type(self)._mosaic_reach()
+        return super()._apply(*args, **kwargs)
+
+
+class _Late:
+    """A plain attribute that a lane may be about to write."""
+
+    def __init__(self, kind: type[_Guarded], name: str) -> None:
+        self._kind = kind
+        self._name = name
+
+    def __get__(self, module: Any, kind: type | None = None) -> Any:
+        if module is None:
+            return getattr(self._kind._mosaic_plain, self._name)
+        self._kind._mosaic_reach()
+        if self._name in vars(module):
+            return vars(module)[self._name]
+        return getattr(super(self._kind, module), self._name)
+
+    def __set__(self, module: Any, value: Any) -> None:
+        vars(module)[self._name] = value
+
+    def __delete__(self, module: Any) -> None:
+        del vars(module)[self._name]
+
+
+def guard_attributes(module: nn.Module, names: Iterable[str]) -> None:
+    """Tells of reads of plain attributes, too, where the module was attached with ``reach``."""
+    kind = type(module)
+    if issubclass(kind, _Guarded):
+        for name in names:
+            if name not in vars(kind):
+                setattr(kind, name, _Late(kind, name))
+
+
 def _construct(kind: type[nn.Module], *args: Any) -> nn.Module:
     return kind.__new__(kind, *args)
 
 
-def attach(module: nn.Module, intercept: Interceptor, settle: Callable[[], object] | None = None) -> None:
+def attach(
+    module: nn.Module,
+    intercept: Interceptor,
+    settle: Callable[[], object] | None = None,
+    reach: Callable[[], object] | None = None,
+) -> None:
     """Makes ``module(...)`` go through ``intercept(plain_call, args, kwargs)``; undone by ``detach``.
 
     Args:
         module: The module.
         intercept: Takes its calls.
         settle: Called before the module changes its mode.
+        reach: Called before anybody, the module itself included, reaches for its parameters, buffers and parts, or
+            changes an attribute.
 
     Raises:
         ValueError: The module is attached already.
@@ -64,7 +148,7 @@ def attach(module: nn.Module, intercept: Interceptor, settle: Callable[[], objec
         raise ValueError(f"this {plain.__name__} is colocated already; remove() the first handle before")
     swapped = type(
         plain.__name__,
-        (_Attached, plain),
+        (_Attached if reach is None else _Guarded, plain),
         {
             "__module__": plain.__module__,
             "__qualname__": plain.__qualname__,
@@ -73,6 +157,7 @@ def attach(module: nn.Module, intercept: Interceptor, settle: Callable[[], objec
             "_mosaic_owner": id(module),
             "_mosaic_intercept": staticmethod(intercept),
             "_mosaic_settle": staticmethod(settle) if settle is not None else None,
+            "_mosaic_reach": staticmethod(reach) if reach is not None else None,
         },
     )
     module.__class__ = swapped
@@ -82,7 +167,7 @@ def detach(module: nn.Module) -> None:
     """Gives a module its plain class back; does nothing to a plain module."""
     kind = type(module)
     if issubclass(kind, _Attached):
-        module.__class__ = kind._mosaic_plain
+        object.__setattr__(module, "__class__", kind._mosaic_plain)
 
 
 def is_attached(module: nn.Module) -> bool:

@@ -22,8 +22,7 @@ class LastGradients:
         known = self._hooked.get(site.name)
         if known is not None and known[0].requires_grad:
             return True
-        parameters = site.module.parameters() if site.module is not None else ()
-        first = next((parameter for parameter in parameters if parameter.requires_grad), None)
+        first = next(iter(site.parameters), None)
         if first is None:
             return False
         if known is not None:

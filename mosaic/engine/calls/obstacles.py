@@ -2,23 +2,43 @@
 
 from __future__ import annotations
 
+_NOTHING = "nothing; it runs where it is called"
+
 
 class Obstacle(str):
     """A reason, as the end of a sentence that starts with the module's name.
 
     Attributes:
         todo: What its user can do about it.
+        apart: Whether nothing else may run meanwhile.
+        is_of_a_part: Whether it is one of a part of the module, so that the other parts may be placed.
     """
 
-    __slots__ = ("todo",)
+    __slots__ = ("apart", "is_of_a_part", "todo")
 
     todo: str
+    apart: bool
+    is_of_a_part: bool
 
-    def __new__(cls, reason: str, *, todo: str = "nothing; it runs where it is called") -> Obstacle:
+    def __new__(
+        cls,
+        reason: str,
+        *,
+        todo: str = _NOTHING,
+        apart: bool = False,
+        is_of_a_part: bool = False,
+    ) -> Obstacle:
         """Makes a reason with its advice."""
         made = super().__new__(cls, reason)
         made.todo = todo
+        made.apart = apart
+        made.is_of_a_part = is_of_a_part
         return made
+
+    @property
+    def sentence(self) -> str:
+        """The reason, and what to do about it where there is anything to do."""
+        return str(self) if self.todo == _NOTHING else f"{self}; {self.todo}"
 
 
 def hides_tensors(verb: str, leaf: object) -> Obstacle:

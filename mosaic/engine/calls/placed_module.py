@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mosaic.engine.calls.attributes import Attributes, Reading, Written, same
+from mosaic.engine.calls.hidden_state import parts_of
+from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.calls.signature import Signature
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Lane, Ticket
+
+MAX_VARIANTS = 8
+"""Settings of a module's attributes that are learned; with more it runs in place."""
 
 
 class PlacedModule:
@@ -29,6 +35,8 @@ class PlacedModule:
         last_forward: The last forward that went to the lane, or None.
         in_flight: Calls on the lane that wait for their backward.
         in_place: Calls that ran in place and wait for it.
+        attributes: Reads the plain attributes of its parts.
+        awaited: Why its forward is waited for where it is called, or None.
     """
 
     def __init__(
@@ -40,6 +48,7 @@ class PlacedModule:
         shapes: Hashable = None,
         is_alone: bool = False,
         parted: frozenset[int] = frozenset(),
+        awaited: str | None = None,
     ) -> None:
         self.name = name
         self.lane = lane
@@ -48,31 +57,47 @@ class PlacedModule:
         self.shapes = shapes
         self.is_alone = is_alone
         self.parted = parted
+        self.awaited = awaited
         self.anchor = torch.empty(0, requires_grad=True)
         self.last_forward: Ticket[Any] | None = None
         self.in_flight: weakref.WeakSet[Any] = weakref.WeakSet()
         self.in_place: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._module = weakref.ref(module) if module is not None else None
+        self.attributes = Attributes()
+        self._variants: list[Reading] = []
+        self._module = weakref.ref(module, lambda _: self._variants.clear()) if module is not None else None
 
     @property
     def module(self) -> torch.nn.Module | None:
         """The placed module; None for a function, or once the module is gone."""
         return self._module() if self._module is not None else None
 
-    def parts(self) -> tuple[tuple[bool, ...], list[torch.nn.Parameter]]:
-        """Returns the training mode of each part of the module, and its parameters that take a gradient."""
-        modes: list[bool] = []
-        parameters: dict[int, torch.nn.Parameter] = {}
-        module = self.module
-        todo = [] if module is None else [module]
-        while todo:
-            part = todo.pop()
-            modes.append(part.training)
-            for parameter in part._parameters.values():
-                if parameter is not None and parameter.requires_grad:
-                    parameters[id(parameter)] = parameter
-            todo.extend(child for child in part._modules.values() if child is not None)
-        return tuple(modes), list(parameters.values())
+    @property
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """The module's parameters that take a gradient."""
+        return parts_of(self.module).trained
+
+    def variant_of(self, reading: Reading) -> int:
+        """Returns a number for how a module's attributes are now: the same for the same values."""
+        for number, known in enumerate(self._variants):
+            if same(known, reading):
+                return number
+        if len(self._variants) == MAX_VARIANTS:
+            self.obstacle = Obstacle(
+                "its attributes, or those of objects that it refers to, change from call to call",
+                todo="pass what changes as an argument",
+            )
+        self._variants.append(reading)
+        return len(self._variants) - 1
+
+    def note_writes(self, modules: Sequence[torch.nn.Module], before: Written) -> frozenset[str]:
+        """Learns which attributes a forward that has just ended wrote; returns the names of the module's own."""
+        known = len(self.attributes.own_writes)
+        names = self.attributes.note_writes(modules, before)
+        if len(self.attributes.own_writes) > known:  # what was read before had these in it
+            self._variants.clear()
+            self.signatures.clear()
+        self.attributes.look_into(modules)
+        return names
 
     def forget_calls(self) -> None:
         """Forgets calls whose results nobody got, though a traceback may keep them alive."""

@@ -26,6 +26,24 @@ _STATE_WORDS = 624
 _WORDS_END = 24 + 8 * _STATE_WORDS  # bytes; behind them a legacy state keeps a spare normal number
 _LONGEST_SEARCH = 200_000_000
 
+OVERLOADS = {
+    "aten.rand.default": "generator",
+    "aten.rand.out": "generator_out",
+    "aten.randn.default": "generator",
+    "aten.randint.default": "generator",
+    "aten.randint.out": "generator_out",
+    "aten.randint.low": "low_generator",
+    "aten.randint.low_out": "low_generator_out",
+    "aten.randperm.default": "generator",
+    "aten.randperm.out": "generator_out",
+    "aten.rand_like.default": "generator",
+    "aten.randn_like.default": "generator",
+    "aten.randint_like.default": "generator",
+    "aten.randint_like.low_dtype": "low_generator_dtype",
+    "aten.randint_like.Tensor": "Tensor_generator",
+}
+"""Operators that take no generator, each with its overload that does; all others take one, or none of theirs does."""
+
 
 class LaneRandomness(TorchDispatchMode):
     """Makes random operators of this thread draw from a lane's own generator."""
@@ -35,10 +53,12 @@ class LaneRandomness(TorchDispatchMode):
         self._generator = generator
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Adds the generator to an operator that takes one."""
+        """Gives the generator to an operator that draws, by its overload that takes one."""
         kwargs = kwargs or {}
-        if _draws(func) and _takes_generator(func) and kwargs.get("generator") is None:
-            kwargs = {**kwargs, "generator": self._generator}
+        if _draws(func) and kwargs.get("generator") is None:
+            taking = _taking_generator(func)
+            if taking is not None:
+                return taking(*args, **{**kwargs, "generator": self._generator})
         return func(*args, **kwargs)
 
 
@@ -108,7 +128,7 @@ class RandomnessWatch(TorchDispatchMode):
         drew = not torch.equal(before, torch.get_rng_state())  # attention without dropout, say, may draw and does not
         if drew and not any(part is known for known in self.parts):
             self.parts.append(part)
-        if drew and not _takes_generator(func):
+        if drew and _taking_generator(func) is None:
             self.obstacle = Obstacle(
                 f"it draws random numbers through {func}, which takes no generator", todo=DRAW_WITH_TORCH
             )
@@ -189,5 +209,10 @@ def _draws(func: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in func.tags
 
 
-def _takes_generator(func: Any) -> bool:
-    return any(argument.name == "generator" for argument in func._schema.arguments)
+def _taking_generator(func: Any) -> Any:
+    """Returns the overload of an operator that takes a generator and draws the same numbers, or None."""
+    if any(argument.name == "generator" for argument in func._schema.arguments):
+        return func
+    overloads = func.overloadpacket
+    found = OVERLOADS.get(str(func), "")
+    return getattr(overloads, found) if found in overloads.overloads() else None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from contextvars import Context, copy_context
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -11,8 +12,10 @@ from torch.utils import _pytree as pytree
 
 from mosaic.engine.calls.branch_graph import Survey, find_uses, survey
 from mosaic.engine.calls.obstacles import Obstacle, hides_tensors
+from mosaic.engine.calls.process_settings import SettingsWatch
 from mosaic.engine.calls.random_numbers import DRAW_WITH_TORCH, RandomnessWatch, count_draws, other_random_state
 from mosaic.engine.calls.structure import flatten, is_opaque, leaf_key, tensors_in
+from mosaic.engine.calls.thread_locals import reads_thread_local, sets_context
 from mosaic.engine.calls.thread_state import ThreadState
 
 _WRITES = Obstacle("it writes into one of its inputs", todo="let it write to a copy")
@@ -81,7 +84,9 @@ class Arguments:
     spec: pytree.TreeSpec
     """How they nest."""
     state: ThreadState
-    """The caller's thread."""
+    """The caller's thread, as torch keeps it."""
+    context: Context = field(default_factory=copy_context)
+    """The caller's thread, as Python keeps it; to be entered once."""
 
     @staticmethod
     def take(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
@@ -107,12 +112,13 @@ class Arguments:
         """How often each tensor was written to."""
         return [leaf._version for leaf in self.leaves if isinstance(leaf, torch.Tensor)]
 
-    def key(self, modes: tuple[bool, ...], parameters: Sequence[torch.Tensor]) -> Hashable:
+    def key(self, modes: tuple[bool, ...], parameters: Sequence[torch.Tensor], *others: Hashable) -> Hashable:
         """Returns what two calls must share to be of one kind.
 
         Args:
             modes: Training modes of the module's parts.
             parameters: Those of its parameters that take a gradient.
+            others: What else it is about the module.
         """
         first: dict[int, int] = {}
         repeats = tuple(
@@ -121,7 +127,7 @@ class Arguments:
             if isinstance(leaf, torch.Tensor)
         )
         trained = tuple(map(id, parameters))
-        return (self.spec, tuple(map(leaf_key, self.leaves)), repeats, self.state, modes, trained)
+        return (self.spec, tuple(map(leaf_key, self.leaves)), repeats, self.state, modes, trained, others)
 
 
 def learn(
@@ -141,8 +147,10 @@ def learn(
     versions = arguments.versions
     before, kept, others = torch.get_rng_state(), _kept_tensors(module), other_random_state()
     buffers = buffer_versions(module)
-    with RandomnessWatch(module) as watch:
+    context = copy_context()
+    with SettingsWatch() as settings, RandomnessWatch(module) as watch:
         result = run()
+    settings.look()
     draws = count_draws(before, torch.get_rng_state())
     leaves, spec = flatten(result)
     hidden = next((leaf for leaf in leaves if is_opaque(leaf)), None)
@@ -150,6 +158,7 @@ def learn(
     made = list({id(t): t for t in leaves if isinstance(t, torch.Tensor) and id(t) not in came}.values())
     found = survey([tensor for tensor in made if tensor.requires_grad], arguments.differentiable)
     obstacles = [
+        _changes(settings.changed),
         hides_tensors("returns", hidden) if hidden is not None else None,
         _WRITES if versions != arguments.versions else None,
         watch.obstacle,
@@ -159,6 +168,8 @@ def learn(
         _foreign(found, module),
         _SHARES if parted & found.leaves.keys() else None,
         _CHECKPOINTS if any("Checkpoint" in name for name in found.names) else None,
+        sets_context(context, copy_context()),
+        reads_thread_local(module),
     ]
     obstacle = next((reason for reason in obstacles if reason is not None), None)
     parts = tuple(part for part in watch.parts if part is not None and part is not module)
@@ -180,6 +191,16 @@ def _alone(found: Survey, state: ThreadState) -> str | None:
     if state.autocast and state.autocast_cache and found.uses:
         return "autocast keeps its cast weights from one call to the next"
     return None
+
+
+def _changes(setting: str | None) -> Obstacle | None:
+    if setting is None:
+        return None
+    return Obstacle(
+        f"it changes {setting}, which torch has for the whole process, while it runs",
+        todo="change it around the model's call",
+        apart=True,
+    )
 
 
 def _foreign(found: Survey, module: torch.nn.Module | None) -> Obstacle | None:

@@ -1,7 +1,8 @@
-"""Settings that torch keeps for each thread, so that a lane has to be told them: gradient mode and autocast."""
+"""Settings that torch keeps for each thread, so that a lane has to be told them, such as gradient mode and autocast."""
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 _AUTOCAST_DEVICES = ("cpu", "cuda")
+_SMALLEST = sys.float_info.min  # half of it is no normal number; torch has no question for the setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,8 @@ class ThreadState:
     """The dtype of autocast for the CPU and for CUDA; None where it is off."""
     autocast_cache: bool
     """Whether autocast keeps cast weights."""
+    flushes_denormals: bool
+    """Whether numbers too small to be normal become 0 (``torch.set_flush_denormal``)."""
 
     @property
     def autocast(self) -> bool:
@@ -38,6 +42,7 @@ class ThreadState:
                 for device in _AUTOCAST_DEVICES
             ),
             autocast_cache=torch.is_autocast_cache_enabled(),
+            flushes_denormals=_SMALLEST * 0.5 == 0.0,
         )
 
     @contextmanager
@@ -63,6 +68,8 @@ class ThreadState:
             if dtype is not None:
                 torch.set_autocast_dtype(device, dtype)
         torch.set_autocast_cache_enabled(self.autocast_cache)
+        if self.flushes_denormals != (_SMALLEST * 0.5 == 0.0):
+            torch.set_flush_denormal(self.flushes_denormals)
 
 
 def forget_cast_weights() -> None:

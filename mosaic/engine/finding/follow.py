@@ -21,12 +21,12 @@ from mosaic.engine.calls.obstacles import Obstacle, hides_tensors
 from mosaic.engine.calls.structure import flatten, is_opaque, tensors_in
 from mosaic.engine.calls.thread_state import ThreadState
 from mosaic.engine.calls.torch_functions import look_up
+from mosaic.engine.finding.candidates import UNTIE
 from mosaic.engine.finding.exchanges import Exchanges
 from mosaic.engine.finding.remarks import Remark, Remarks
 from mosaic.graph import Edge
 from mosaic.profiler import Subject
 
-UNTIE = "nothing, or untie the weights if they need not be tied"
 _RESULTS = (torch.Tensor, tuple, list)
 
 
@@ -75,20 +75,28 @@ class _Follower(TorchFunctionMode):
             self._sources[id(tensor)] = sources
             self._alive.append(tensor)
 
-    def enter(self, name: str, given: list[torch.Tensor]) -> None:
-        """A candidate begins to run on ``given``."""
+    def enter(self, name: str, arguments: Any) -> None:
+        """A candidate begins to run."""
+        given = tensors_in(arguments)
+        self._note_opaque(name, "takes", arguments)
         self._running.append(name)
         self.exchanges.enter(name, given)
-        self.remarks.enter(name, given)
+        self.remarks.enter(name, given, self.sources(arguments))
 
     def leave(self, name: str, result: Any) -> None:
         """A candidate has returned ``result``."""
+        self._note_opaque(name, "returns", result)
         self._running.remove(name)
         self.exchanges.leave(name)
         for tensor in tensors_in(result):
             self._inside.pop(id(tensor), None)
             self._owners.pop(id(tensor), None)  # a parameter that it returns is a result like others
         self.mark(result, frozenset({name}))
+
+    def _note_opaque(self, name: str, verb: str, value: Any) -> None:
+        hidden = next((leaf for leaf in flatten(value)[0] if is_opaque(leaf)), None)
+        if hidden is not None:
+            self.obstacles[name] = hides_tensors(verb, hidden)
 
     def parted(self, shared: Mapping[str, Collection[int]], *, may_share: bool) -> dict[str, frozenset[int]]:
         """Returns for each candidate the ids of its parameters that others alone use; an obstacle if it uses one, too.
@@ -103,11 +111,14 @@ class _Follower(TorchFunctionMode):
                     continue
                 place = f" ({self._places[key]})" if key in self._places else ""
                 if key in shared.get(name, ()):
-                    self.obstacles[name] = Obstacle(f"shares {path} with the rest of the model{place}", todo=UNTIE)
+                    self.obstacles[name] = Obstacle(
+                        f"shares {path} with the rest of the model{place}", todo=UNTIE, is_of_a_part=True
+                    )
                 elif key in self._used_outside[name]:
                     self.obstacles[name] = Obstacle(
                         f"its parameter {path} is used outside of it too{place}",
                         todo="move that use into the module, or leave it where it is",
+                        is_of_a_part=True,
                     )
         return {name: frozenset(self._used_outside[name]) | frozenset(shared.get(name, ())) for name in self._used}
 
@@ -123,7 +134,7 @@ class _Follower(TorchFunctionMode):
         ran(func, kwargs)
         results = tensors_in(result) if isinstance(result, _RESULTS) else []
         self._check(inputs, results)
-        self.exchanges.note(here, func, args, kwargs, results)
+        self.exchanges.note(here, func, args, kwargs, results, stems=lambda tensor: bool(self._sources.get(id(tensor))))
         sources = self.sources((args, kwargs))
         self.remarks.note_read(func, sources, here)
         if sources and isinstance(result, _RESULTS):
@@ -165,8 +176,8 @@ class Followed:
     """Which feeds which."""
     obstacles: dict[str, Obstacle]
     """Who cannot be placed, with the reason."""
-    in_order: dict[str, str]
-    """Who exchanges more than arguments and results with the operations between modules, with what it is."""
+    exchanges: Exchanges
+    """What they exchange with the operations between them, other than by arguments and results."""
     parted: dict[str, frozenset[int]]
     """For each candidate the ids of its parameters that others alone use, such as an embedding table."""
     remarks: tuple[Remark, ...]
@@ -201,7 +212,7 @@ def follow(
                 edges.setdefault((source, name), Edge(source=source, target=name, num_bytes=num_bytes))
             places[name] = caller()
             calls[name] = Subject(name, module, args, kwargs, ThreadState.capture().applied)
-            follower.enter(name, tensors_in((args, kwargs)))
+            follower.enter(name, (args, kwargs))
 
         return hook
 
@@ -214,12 +225,11 @@ def follow(
     with _hooked(candidates, before, after), follower:
         run()
     parted = follower.parted(shared or {}, may_share=may_share)
-    obstacles = {name: reason for name, call in calls.items() if (reason := _obstacle(call)) is not None}
     return Followed(
         calls,
         tuple(edges.values()),
-        follower.obstacles | follower.remarks.obstacles | obstacles,
-        follower.exchanges.found,
+        follower.obstacles | follower.remarks.obstacles,
+        follower.exchanges,
         parted,
         follower.remarks.found,
         places,
@@ -241,9 +251,3 @@ def _hooked(
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _obstacle(call: Subject) -> Obstacle | None:
-    """Returns why a module that was called cannot be placed, or None."""
-    hidden = next((leaf for leaf in flatten((call.args, call.kwargs))[0] if is_opaque(leaf)), None)
-    return None if hidden is None else hides_tensors("takes", hidden)

@@ -21,6 +21,8 @@ _HOOKS = {
     "_backward_hooks": "a backward hook",
     "_backward_pre_hooks": "a backward pre-hook",
 }
+_KEEPS_TO_ITSELF = ("transformers.utils.output_capturing",)
+"""Libraries whose hooks use their arguments and a context variable alone, in every model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +37,8 @@ class Remark:
     """File, line and function of the user's code; empty where ``what`` has it."""
     todo: str
     """What to do about it."""
+    matters: bool = False
+    """Whether it costs speed or puts numbers at risk, so that it is logged."""
 
     def __str__(self) -> str:
         return f"{self.seen}; {self.todo}"
@@ -56,6 +60,8 @@ class Remarks:
         self.obstacles: dict[str, Obstacle] = {}
         self._candidates = candidates
         self._found: dict[tuple[str, str], Remark] = {}
+        self._before: dict[str, frozenset[str]] = {}  # all that each candidate waits for
+        self._reads: dict[str, Remark] = {}  # that nobody waits for unless another module is called after them
         self._given: dict[int, tuple[str, torch.Tensor]] = {}  # by memory; kept so that none is given out twice
         self._buffers = {id(b): (name, path) for name, m in candidates.items() for path, b in m.named_buffers()}
         for name, module in candidates.items():
@@ -66,15 +72,16 @@ class Remarks:
         """All remarks, in order of appearance."""
         return tuple(self._found.values())
 
-    def enter(self, name: str, given: Sequence[torch.Tensor]) -> None:
-        """A candidate begins to run on ``given``."""
+    def enter(self, name: str, given: Sequence[torch.Tensor], sources: Collection[str]) -> None:
+        """A candidate begins to run on ``given``, which stems from candidates ``sources``."""
+        self._before[name] = frozenset(sources).union(*(self._before[source] for source in sources))
+        for source in [source for source in self._reads if source not in self._before[name]]:
+            self._add(self._reads.pop(source))
         compiled = next((path for path, part in self._candidates[name].named_modules() if _is_compiled(part)), None)
         if compiled is not None:
-            self._note(
-                name,
-                f"{compiled or 'it'} is compiled; it compiles on its lane",
-                "torch.compile belongs there: on what is placed, as model.branch.compile(), not on the model",
-            )
+            what = f"{compiled or 'it'} is compiled; it compiles on its lane"
+            todo = "torch.compile belongs there: on what is placed, as model.branch.compile(), not on the model"
+            self._add(Remark(module=name, what=what, where=caller(), todo=todo))
         for tensor in given:
             self._given[memory_of(tensor)] = (name, tensor)
         self._given.pop(0, None)
@@ -103,24 +110,16 @@ class Remarks:
     def note_read(self, func: Any, sources: frozenset[str], running: str | None) -> None:
         """A value that stems from modules ``sources`` was looked at."""
         name = look_up(func).name
-        if name not in _READS:
+        if name not in _READS or running is not None:
             return
-        if running is not None:
-            self._note(
-                running,
-                f"its own course depends on values ({name})",
-                "that is fine as long as shapes, dtypes and random numbers do not depend on them; else exclude it",
-            )
-            return
+        what = f"the code between modules looks at a value of its result ({name}), and waits for its lane there"
+        todo = "move that behind the last module's call, or stay on tensors (torch.where)"
         for source in sources:
-            self._note(
-                source,
-                f"the code between modules looks at a value of its result ({name}), and waits for its lane there",
-                "move that behind the last module's call, or stay on tensors (torch.where)",
-            )
+            remark = Remark(module=source, what=what, where=caller(), todo=todo, matters=True)
+            self._reads.setdefault(source, remark)
 
-    def _note(self, module: str, what: str, todo: str, where: str | None = None) -> None:
-        self._found.setdefault((module, what), Remark(module=module, what=what, where=where or caller(), todo=todo))
+    def _add(self, remark: Remark) -> None:
+        self._found.setdefault((remark.module, remark.what), remark)
 
     def _note_write(self, running: str | None, name: str, target: torch.Tensor) -> None:
         given = self._given.get(memory_of(target))
@@ -132,27 +131,23 @@ class Remarks:
         )
 
     def _note_buffer(self, running: str | None, owner: str, path: str) -> None:
-        if running == owner:
-            self._note(
-                owner,
-                f"its forward updates buffers, such as {path}",
-                "they are as in the plain loop; read them between modules only after the model's call",
-            )
-        else:
-            self._note(
-                owner, f"its buffer {path} is updated outside of it", "update it before the model's call, or exclude it"
-            )
+        if running != owner:
+            what = f"its buffer {path} is updated outside of it"
+            todo = "update it before the model's call, or exclude the module: colocate(..., exclude=[...])"
+            self._add(Remark(module=owner, what=what, where=caller(), todo=todo, matters=True))
 
     def _note_structure(self, name: str, module: nn.Module) -> None:
+        paths: dict[tuple[str, str], list[str]] = {}
         for path, part in module.named_modules():
             for attribute, text in _HOOKS.items():
                 for hook in getattr(part, attribute).values():
-                    self._note(
-                        name,
-                        f"{path or 'it'} has {text}, which will run on the lane's thread",
-                        "let it touch nothing but its arguments, or exclude the module",
-                        _place_of(hook),
-                    )
+                    if getattr(hook, "__module__", None) not in _KEEPS_TO_ITSELF:
+                        paths.setdefault((text, _place_of(hook)), []).append(path or "it")
+        for (text, where), (first, *others) in paths.items():
+            having = f"{first} and {len(others)} more have" if others else f"{first} has"
+            what = f"{having} {text}, which will run on the lane's thread"
+            todo = "let it touch nothing but its arguments, or exclude the module"
+            self._add(Remark(module=name, what=what, where=where, todo=todo))
 
 
 def _is_compiled(part: nn.Module) -> bool:

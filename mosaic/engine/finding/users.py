@@ -29,7 +29,7 @@ def users_of(model: nn.Module, subjects: Sequence[Subject], sample: Sample) -> d
 
     run = runner_of(model, sample)
     with ExitStack() as stack:
-        stack.enter_context(preserved(model))
+        stack.enter_context(preserved(model, sample))
         stack.enter_context(uncompiled(model))
         for subject in subjects:
             for hook in (

@@ -92,7 +92,7 @@ class TakenCall:
                 keys.append((type(leaf), leaf.name) if isinstance(leaf, enum.Enum) else leaf_key(leaf))
             else:
                 raise RefusalError(f"it takes a {type(leaf).__name__}, which may hide tensors")
-        key = (branch.name, id(branch.lane), id(branch.module), _key(branch.run), spec, tuple(keys))
+        key = (branch.name, id(branch.lane), id(branch.module), function_key(branch.run), spec, tuple(keys))
         return TakenCall(branch, tuple(kept), spec, tuple(tensors), key)
 
     def static_inputs(self) -> list[torch.Tensor]:
@@ -126,19 +126,19 @@ def _check_tensor(tensor: torch.Tensor, device: torch.device) -> None:
         raise RefusalError("it takes a sparse, nested or lazily conjugated tensor")
 
 
-def _key(value: Any, depth: int = 4) -> Hashable:
+def function_key(value: Any, depth: int = 4) -> Hashable:
     """Returns what tells functions apart, and stays the same for one that is made anew at each step.
 
     What is told apart by its id stays alive with the capture, since that keeps the function.
     """
     if isinstance(value, tuple):
-        return tuple(_key(item, depth) for item in value)
+        return tuple(function_key(item, depth) for item in value)
     if isinstance(value, PLAIN_TYPES):
         return leaf_key(value)
     if isinstance(value, functools.partial):
-        return (_key(value.func, depth), _key((value.args, *sorted(value.keywords.items())), depth))
+        return (function_key(value.func, depth), function_key((value.args, *sorted(value.keywords.items())), depth))
     if isinstance(value, MethodType):
-        return (id(value.__self__), _key(value.__func__, depth))
+        return (id(value.__self__), function_key(value.__func__, depth))
     if not isinstance(value, FunctionType) or depth == 0:
         return id(value)
     try:
@@ -146,4 +146,4 @@ def _key(value: Any, depth: int = 4) -> Hashable:
     except ValueError:  # a cell that is empty as yet
         return id(value)
     defaults = (value.__defaults__ or (), *sorted((value.__kwdefaults__ or {}).items()))
-    return (value.__code__, _key((closed, defaults), depth - 1))
+    return (value.__code__, function_key((closed, defaults), depth - 1))

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from mosaic.engine.calls.structure import PLAIN_TYPES, tensors_in
+from mosaic.engine.calls.structure import tensors_in
+from mosaic.engine.graphs.attributes import Attributes
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBAL_HOOKS = tuple(f"_global{name}" for name in _HOOKS)
@@ -24,13 +25,15 @@ class ModuleChange(NamedTuple):
     text: str
     lasting: bool
     """Whether what was captured can never be right again, since memory that it uses was replaced."""
+    is_inside: bool = False
+    """Whether it is in the contents of an attribute, such as a table that is filled once."""
 
 
 class ModuleState:
     """A module as it is captured; a graph may be replayed while ``change()`` finds nothing.
 
-    A graph bakes in addresses of parameters and buffers, and everything that Python decides. Of the latter, what
-    stands in plain attributes of the module's parts is compared (training modes, dropout rates, flags).
+    A graph bakes in addresses of parameters and buffers, and everything that Python decides. Of the latter, attributes
+    of the module's parts and classes (training modes, dropout rates, flags) and context variables are compared.
 
     Attributes:
         parameters: Distinct parameters, by id.
@@ -41,8 +44,7 @@ class ModuleState:
         self._device = device
         self._parts = [] if module is None else list(module.named_modules())
         self._children = [(part._modules, dict(part._modules)) for _, part in self._parts]
-        self._own: list[tuple[str, dict[str, Any], str, torch.Tensor, int, bool]] = []
-        self._plain: list[tuple[str, dict[str, Any], str, Any]] = []
+        self._own: list[tuple[str, dict[str, Any], str, torch.Tensor, tuple[Any, ...], bool]] = []
         self._names = [(path, vars(part), set(vars(part))) for path, part in self._parts]
         self._hooks = [(path, getattr(part, name)) for path, part in self._parts for name in _HOOKS]
         self.parameters: dict[int, nn.Parameter] = {}
@@ -51,16 +53,14 @@ class ModuleState:
             self._note(path, part._parameters, self.parameters)
             self._note(path, part._buffers, self.tensors)
             self._note(path, vars(part), self.tensors)
+        self._attributes = Attributes(self._parts)
 
     def _note(self, path: str, home: dict[str, Any], tensors: dict[int, Any]) -> None:
         for key, value in home.items():
             name = f"{path}.{key}" if path else key
             if isinstance(value, torch.Tensor):
                 tensors[id(value)] = value
-                address = 0 if nn.parameter.is_lazy(value) else value.data_ptr()
-                self._own.append((name, home, key, value, address, value.requires_grad))
-            elif isinstance(value, PLAIN_TYPES):
-                self._plain.append((name, home, key, value))
+                self._own.append((name, home, key, value, _place_of(value), value.requires_grad))
             elif type(value) in (list, tuple, dict) and not key.startswith("_"):
                 tensors.update({id(t): t for t in tensors_in(value) if id(t) not in self.parameters})
 
@@ -69,7 +69,7 @@ class ModuleState:
         for path, hooks in self._hooks:
             if hooks:
                 return f"it has a hook on {path or 'itself'!r}, which a replay would not call"
-        if any(getattr(nn.modules.module, name, None) for name in _GLOBAL_HOOKS):
+        if _has_global_hooks():
             return "there are hooks on all modules, which a replay would not call"
         for name, _, _, tensor, _, _ in self._own:
             if type(tensor) not in (torch.Tensor, nn.Parameter, nn.Buffer):
@@ -80,22 +80,24 @@ class ModuleState:
 
     def change(self) -> ModuleChange | None:
         """Returns what is no longer as it was, or None."""
-        for name, home, key, value in self._plain:
-            now = home.get(key, ModuleChange)
-            if now is not value and not (type(now) is type(value) and now == value):
-                return ModuleChange(f"its attribute {name!r} changed", lasting=False)
+        text = self._attributes.change()
+        if text is not None:
+            return ModuleChange(text, lasting=False)
         for home, children in self._children:
             if home != children:
                 return ModuleChange("its submodules were replaced", lasting=True)
-        for name, home, key, tensor, address, trained in self._own:
-            if home.get(key) is not tensor or tensor.data_ptr() != address:
+        for name, home, key, tensor, place, trained in self._own:
+            if home.get(key) is not tensor or _place_of(tensor) != place:
                 return ModuleChange(f"its {name!r} was replaced", lasting=True)
             if tensor.requires_grad != trained:
                 return ModuleChange(f"its {name!r} began or ceased to require a gradient", lasting=False)
         for path, hooks in self._hooks:
             if hooks:
                 return ModuleChange(f"{path or 'it'!r} got a hook", lasting=False)
-        return None
+        if _has_global_hooks():
+            return ModuleChange("all modules got a hook", lasting=False)
+        text = self._attributes.change_inside()
+        return None if text is None else ModuleChange(text, lasting=False, is_inside=True)
 
     def new_attribute(self) -> str | None:
         """Takes attributes away that were made since; returns the name of one, or None."""
@@ -148,9 +150,19 @@ class ModuleState:
             finally:
                 for tensor, before in kept:
                     tensor.copy_(before)
-                for _, home, key, value in (*self._plain, *(own[:4] for own in self._own)):
+                for _, home, key, value in (*self._attributes.plain, *(own[:4] for own in self._own)):
                     if home.get(key) is not value:
                         home[key] = value
+
+
+def _place_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Returns where a tensor lies, and how."""
+    address = 0 if nn.parameter.is_lazy(tensor) else tensor.data_ptr()
+    return () if not address else (address, tensor.dtype, tensor.shape, tensor.stride())
+
+
+def _has_global_hooks() -> bool:
+    return any(getattr(nn.modules.module, name, None) for name in _GLOBAL_HOOKS)
 
 
 def random_state(device: torch.device) -> torch.Tensor:

@@ -58,12 +58,12 @@ def try_out(call: TakenCall, static: list[torch.Tensor], state: ModuleState, api
             ones = [torch.ones_like(tensor) for tensor in made]
             with torch.autocast(device.type, enabled=False):  # as it is captured, and as backwards run
                 torch.autograd.grad(made, wanted, ones, allow_unused=True)
-        change = state.change()
-        if change is not None:
-            raise RefusalError(f"{change.text} in the call itself")
         added = state.new_attribute()
         if added is not None:
             raise RefusalError(f"it made its attribute {added!r} in the call itself", lasting=False)
+        change = state.change()
+        if change is not None:
+            raise RefusalError(f"{change.text} in the call itself", lasting=not change.is_inside)
     if others != other_random_state():
         raise RefusalError("it draws from Python's or numpy's random numbers")
     if device.type != "cpu" and not torch.equal(on_host, torch.get_rng_state()):

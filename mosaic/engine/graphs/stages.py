@@ -27,6 +27,7 @@ from mosaic.engine.graphs.branches import Eager, RefusalError, StageBranch, Take
 from mosaic.engine.graphs.capture import Capturing, told
 from mosaic.engine.graphs.module_state import ModuleChange
 from mosaic.engine.graphs.replay import CapturedStage
+from mosaic.engine.graphs.settings import has_other_mode, torch_settings
 from mosaic.errors import MosaicError
 
 _MAX_ATTEMPTS = 3
@@ -40,9 +41,9 @@ class StageGraphs:
     """The captured stages of one device, by what has to be equal for a replay to be right.
 
     That is: the stage; for each branch its lane, function, nesting and shapes, strides and dtypes of all inputs, values
-    of other arguments; gradient mode, autocast and precision settings; and for each module the training modes and plain
-    attributes of its parts, its parameters and where they lie, and which of them are trained. Calls that differ are
-    captured apart, and what was not used for longest is let go.
+    of other arguments; torch's settings (``torch_settings``); and for each module the training modes and attributes of
+    its parts and classes, context variables, its parameters and where they lie, and which of them are trained. Calls
+    that differ are captured apart, and what was not used for longest is let go.
 
     Args:
         max_graphs: How many stages to keep.
@@ -124,6 +125,8 @@ class StageGraphs:
     def _interception(self) -> str | None:
         if is_traced():
             return "it is being traced"
+        if has_other_mode():
+            return "another torch mode is active"
         return surrounding() or ("it is being captured by somebody else" if self._api.is_capturing() else None)
 
     def _take(self, branch: StageBranch) -> TakenCall | Eager:
@@ -139,14 +142,7 @@ class StageGraphs:
         self, stage: Hashable, calls: dict[int, TakenCall], results: list[Any]
     ) -> CapturedStage | None:
         """Returns the stage that calls can be replayed by; or takes calls away that cannot be captured."""
-        kind = self._api.device.type
-        settings = (
-            torch.is_grad_enabled(),
-            torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None,
-            torch.get_float32_matmul_precision(),
-            torch.are_deterministic_algorithms_enabled(),
-        )
-        key = (stage, settings, tuple(call.key for call in calls.values()))
+        key = (stage, torch_settings(self._api.device.type), tuple(call.key for call in calls.values()))
         names = (stage, tuple(call.branch.name for call in calls.values()))
         change: ModuleChange | None = None
         for found in [one for one in self._stages if one.key == key]:

@@ -76,7 +76,7 @@ class Backwards:
         backwards. So what is there is set aside and added at the end.
         """
         if site.num_pending > 1:
-            for parameter in site.parts()[1]:
+            for parameter in site.parameters:
                 self.gradients.set_aside(parameter)
 
     def follow_in_place(self, site: PlacedModule, outputs: Sequence[torch.Tensor]) -> None:

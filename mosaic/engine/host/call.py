@@ -10,15 +10,19 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import torch
 
 from mosaic.engine.calls.branch_graph import capture, find_uses
+from mosaic.engine.calls.hidden_state import HiddenState, parts_of
+from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.calls.out_of_memory import SecondTries, is_out_of_memory
 from mosaic.engine.calls.random_numbers import drawing_from
 from mosaic.engine.calls.signature import Arguments, Signature, buffer_versions
 from mosaic.engine.calls.structure import flatten, unflatten
 from mosaic.engine.calls.thread_state import on_lane
 from mosaic.engine.host.lane_tensor import LaneTensor, RunsLaneTensors, lane_tensors
-from mosaic.errors import ModuleContractError, UnsupportedModelError
+from mosaic.errors import ModuleContractError, UnforeseenError, UnsupportedModelError
 
 T = TypeVar("T")
+_VALUES = "let its course depend on its arguments' shapes alone"
+_EARLIER = "change it before the model's call"
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Lane, Ticket
@@ -60,6 +64,7 @@ class Call:
         *,
         origin: str,
         parameters: Sequence[torch.nn.Parameter],
+        hidden: HiddenState | None = None,
     ) -> None:
         self.executor = executor
         self.site = site
@@ -71,8 +76,8 @@ class Call:
         self._arguments: Arguments | None = arguments
         self._generator = generator
         self._origin = origin
-        self._versions = (arguments.versions, [parameter._version for parameter in parameters])
-        self._all_parameters = list(parameters)
+        self._versions = arguments.versions
+        self._hidden = hidden
         self._likes = [torch.empty_like(tensor, device="meta") for tensor in arguments.differentiable]
         self._inputs: list[torch.Tensor] = []  # leaves of the branch's own graph
         self._aliases: list[torch.Tensor] = []  # what the module gets of them
@@ -86,13 +91,11 @@ class Call:
         self._run = self._arguments = None
         assert run is not None
         assert arguments is not None, "a call ran twice"
-        inputs_before, parameters_before = self._versions
-        if parameters_before != [parameter._version for parameter in self._all_parameters]:
-            raise self._changed("a parameter")
         with _noting(f"raised in module {self.site.name!r}, called at {self._origin}"):
-            leaves = self._run_with_memory(run, arguments)
-        if inputs_before != arguments.versions:
-            raise self._changed("an input")
+            try:
+                leaves = self._run_with_memory(run, arguments)
+            finally:  # an error, too, may come of what is another than it was
+                self._check_hidden(arguments)
         outputs = list({id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}.values())
         self._check(outputs)
         self._roots = [t for t, o in zip(outputs, self.signature.outputs, strict=True) if o.same_input is None]
@@ -120,7 +123,7 @@ class Call:
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-            if buffers != buffer_versions(written) or self._versions[0] != arguments.versions:
+            if buffers != buffer_versions(written) or self._versions != arguments.versions:
                 error.add_note(
                     f"{self.site.name!r} was not run again: it had written into its buffers or inputs by then"
                 )
@@ -144,7 +147,7 @@ class Call:
                 everywhere = self.signature.drawing is None
                 stack.enter_context(drawing_from(self._generator[0], everywhere=everywhere))
             args, kwargs = unflatten(self._alias(arguments), arguments.spec)
-            leaves, _ = flatten(run(*args, **kwargs))
+            leaves, _ = flatten(arguments.context.run(run, *args, **kwargs))
         return leaves
 
     def backward(
@@ -217,10 +220,29 @@ class Call:
         ]
         return [*pending, *[None] * len(self.parameters)]
 
-    def _changed(self, what: str) -> ModuleContractError:
-        return ModuleContractError(
-            f"{what} of {self.site.name!r} was written to while its lane had not finished with it; write to a copy, or "
-            f"leave the module out: colocate(..., exclude=[{self.site.name!r}])"
+    def _check_hidden(self, arguments: Arguments) -> None:
+        """Holds everybody else to leaving alone what the module reads until its lane has finished with it."""
+        name, hidden = self.site.name, self._hidden
+        written = "an input" if self._versions != arguments.versions else None
+        if hidden is not None:
+            parts = parts_of(self.site.module)
+            written = written or hidden.written(parts, writes_buffers=self.signature.writes_buffers)
+            changed = hidden.changed(self.site.attributes, parts)
+            if written is None and changed is not None:
+                raise self._unforeseen(f"{changed} was changed while its lane had not finished with it", _EARLIER)
+        if written is not None:
+            raise ModuleContractError(
+                f"{written} of {name!r} was written to while its lane had not finished with it (called at "
+                f"{self._origin}); write to a copy, {_EARLIER}, or leave the module out: colocate(..., "
+                f"exclude=[{name!r}])"
+            )
+
+    def _unforeseen(self, what: str, todo: str) -> UnforeseenError:
+        """Keeps the module off its lane from now on; returns what to raise for the present call."""
+        self.site.obstacle = Obstacle(what, todo=todo)
+        name = self.site.name
+        return UnforeseenError(
+            f"{name!r}, called at {self._origin}: {what}; {todo}, or colocate(..., exclude=[{name!r}])"
         )
 
     def _gradient(self, edge: int, ticket: Ticket[Any]) -> LaneTensor:
@@ -250,26 +272,25 @@ class Call:
 
     def _check(self, outputs: list[torch.Tensor]) -> None:
         """Holds the module to what its first call of this kind showed."""
-        expected, name = self.signature, self.site.name
+        expected = self.signature
         found = [(tuple(t.shape), t.dtype, t.requires_grad) for t in outputs]
         wanted = [(tuple(o.like.shape), o.like.dtype, o.differentiable) for o in expected.outputs]
         if found != wanted:
-            raise ModuleContractError(
-                f"{name!r} returned {found} where its first call with inputs of this kind had returned {wanted}; a "
-                f"module whose results depend on values cannot be placed: colocate(..., exclude=[{name!r}])"
+            raise self._unforeseen(
+                f"it returned {found} where its first call with inputs of this kind had returned {wanted}: its results "
+                "depend on values",
+                _VALUES,
             )
         if self._generator is not None and not torch.equal(self._generator[0].get_state(), self._generator[1]):
-            raise ModuleContractError(
-                f"{name!r} drew another number of random numbers than at its first call with inputs of this kind; "
-                f"it cannot be placed: colocate(..., exclude=[{name!r}])"
+            raise self._unforeseen(
+                "it drew another number of random numbers than at its first call with inputs of this kind", _VALUES
             )
         if len(expected.edges) > len(set(expected.edges)):
             made = [t for t, o in zip(outputs, expected.outputs, strict=True) if o.same_input is None]
             uses = find_uses([t for t in made if t.requires_grad], self._aliases)
             if tuple(use.input for use in uses) != expected.edges:
-                raise ModuleContractError(
-                    f"{name!r} used its inputs in another way than at its first call with inputs of this kind; it "
-                    f"cannot be placed: colocate(..., exclude=[{name!r}])"
+                raise self._unforeseen(
+                    "it used its inputs in another way than at its first call with inputs of this kind", _VALUES
                 )
             self._uses_apart = True
             capture(uses, self._captured)

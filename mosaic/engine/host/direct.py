@@ -44,7 +44,7 @@ class DirectCalls:
         if torch.is_grad_enabled():
             self._watch(site, result)
             if work.num_launched:
-                for parameter in site.parts()[1]:  # what the module left lying about may be used beside its results
+                for parameter in site.parameters:  # what the module left lying about may be used beside its results
                     self._backwards.gradients.expect(parameter)
         return result
 

@@ -16,14 +16,18 @@ are awaited and gradients of leaves become plain.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mosaic.engine.calls.attach import attach, detach, is_attached
+from mosaic.engine.calls.attach import attach, detach, guard_attributes, is_attached
+from mosaic.engine.calls.attributes import Written
 from mosaic.engine.calls.caller import caller, note_in_place
+from mosaic.engine.calls.hidden_state import HiddenState, Parts, parts_of
+from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.calls.out_of_memory import SecondTries
+from mosaic.engine.calls.process_settings import Settings, read_settings
 from mosaic.engine.calls.random_numbers import advance_default, draw_here
 from mosaic.engine.calls.shapes import other_inputs, shapes_of
 from mosaic.engine.calls.signature import Arguments, Signature, learn
@@ -52,7 +56,10 @@ class Executor(LaneWork):
         backwards: The caller's backwards.
         gradients: Leaves whose gradients lanes compute.
         second_tries: Calls for which there was no memory beside the others.
+        calls_again: A call of the whole model can be made again after an ``UnforeseenError``.
     """
+
+    calls_again = True
 
     def __init__(self, lanes: Lanes) -> None:
         super().__init__(lanes)
@@ -66,6 +73,7 @@ class Executor(LaneWork):
         self._direct = DirectCalls(self, self.backwards)
         self._drawing: list[torch.nn.Module] = []
         self._in_autocast = False  # the model's own call is inside of an autocast
+        self._settings: Settings | None = None  # torch's, when the model was called
         self._paused = False
 
     # 1. The model is called: nothing that a lane is still computing leaves it.
@@ -74,6 +82,7 @@ class Executor(LaneWork):
         """Runs the model's own call; its result is plain."""
         self.begin()
         self._in_autocast = is_in_autocast()
+        self._settings = read_settings()
         try:
             result = run(*args, **kwargs)
             if not self.num_launched:
@@ -87,6 +96,7 @@ class Executor(LaneWork):
             raise
         finally:
             self._in_autocast = False
+            self._settings = None
 
     def begin(self) -> None:
         """Forgets what an error cut short."""
@@ -111,17 +121,25 @@ class Executor(LaneWork):
             return self._run_here(site, run, args, kwargs, f"it takes a {arguments.opaque}, which may hide tensors")
         if site.shapes is not None and site.shapes != shapes_of(arguments.leaves):
             return self._run_here(site, run, args, kwargs, other_inputs(site.shapes, shapes_of(arguments.leaves)))
-        modes, parameters = site.parts()
-        key = arguments.key(modes, parameters)
-        signature = site.signatures.get(key)
+        if site.attributes.own_writes:
+            self.reach(site)
+        parts = parts_of(site.module)
+        hidden = HiddenState.take(site.attributes, parts)
+        signature = site.signatures.get(_kind(site, arguments, parts, hidden))
         if signature is None:
-            return self._learn(site, run, args, kwargs, key)
+            return self._learn(site, run, args, kwargs)
         reason = self._obstacle(site, signature, arguments)
         if reason is not None:
             return self._run_here(site, run, args, kwargs, reason)
+        awaited = self._awaited(site, hidden)
         generator = self.lane_generator(signature.draws)
-        call = Call(self, site, run, arguments, signature, generator, origin=caller(), parameters=parameters)
-        return self.launch(site, call, arguments)
+        call = Call(
+            self, site, run, arguments, signature, generator, origin=caller(), parameters=parts.trained, hidden=hidden
+        )
+        result = self.launch(site, call, arguments)
+        if awaited:
+            self._wait_for_earlier(site)
+        return result
 
     def run_alone(
         self, site: PlacedModule, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -142,8 +160,17 @@ class Executor(LaneWork):
             return "it uses a weight several times, in an autocast that may end before its lane does"
         return None
 
+    def _awaited(self, site: PlacedModule, hidden: HiddenState) -> bool:
+        """Whether a call's forward is waited for where it is made, since what it reads may change right after it."""
+        if self._settings is not None and self._settings != hidden.settings:
+            self.drain()  # the others were called under other settings
+            return True
+        return site.awaited is not None
+
     def _run_here(self, site: PlacedModule, run: Callable[..., Any], args: Any, kwargs: Any, reason: str) -> Any:
         note_in_place(self, site.name, reason)
+        if isinstance(reason, Obstacle) and reason.apart:
+            self.drain()
         self._wait_for_earlier(site)
         result = run(*map_tensors(joined, args), **map_tensors(joined, kwargs))
         came = {id(tensor) for tensor in tensors_in((args, kwargs))}
@@ -152,16 +179,20 @@ class Executor(LaneWork):
 
     def _ran_here(self, site: PlacedModule, made: list[torch.Tensor]) -> None:
         self.backwards.follow_in_place(site, made)
-        for parameter in site.parts()[1]:  # what the module left lying about may be used beside its results
+        for parameter in site.parameters:  # what the module left lying about may be used beside its results
             self.gradients.expect(parameter)
 
-    def _learn(self, site: PlacedModule, run: Callable[..., Any], args: Any, kwargs: Any, key: Any) -> Any:
+    def _learn(self, site: PlacedModule, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Makes the first call of a kind where it is made, and learns what the next ones will return."""
         args, kwargs = map_tensors(joined, args), map_tensors(joined, kwargs)
-        self._wait_for_earlier(site)
-        arguments = Arguments.take(args, kwargs)
+        self.drain()  # nothing is known of it
+        arguments, parts = Arguments.take(args, kwargs), parts_of(site.module)
+        before = Written(parts.modules)
         result, made, signature = learn(lambda: run(*args, **kwargs), arguments, site.module, site.parted)
-        site.signatures[key] = signature
+        if site.module is not None:
+            guard_attributes(site.module, site.note_writes(parts.modules, before))
+        hidden = HiddenState.take(site.attributes, parts)
+        site.signatures[_kind(site, arguments, parts, hidden)] = signature
         self.let_draw(signature.drawing or ())
         if signature.obstacle is None:
             self.backwards.follow_in_place(site, made)
@@ -169,10 +200,22 @@ class Executor(LaneWork):
             self._ran_here(site, made)
         return result
 
+    def reach(self, site: PlacedModule) -> None:
+        """Lets a module's forward end before somebody else reaches into it, or it is called again."""
+        last = site.last_forward
+        if last is not None and not on_lane():
+            site.last_forward = None
+            try:
+                last.wait()
+            except BaseException:
+                if not last.done:  # an interrupt of the caller's; what the lane raised is raised where it is needed
+                    raise
+
     def _wait_for_earlier(self, site: PlacedModule) -> None:
         """Lets earlier calls of a module end before one runs in place: they may write into its buffers."""
-        if site.last_forward is not None:
-            self.wait(site.last_forward)
+        last, site.last_forward = site.last_forward, None
+        if last is not None:
+            self.wait(last)
 
     # 3. Its lane waits for the call's inputs and runs the forward; the caller goes on with what stands for its results.
 
@@ -281,3 +324,9 @@ class Executor(LaneWork):
     def notes(self) -> tuple[str, ...]:
         """What there was no memory for; anything else that is out of the ordinary has a module and a reason."""
         return self.second_tries.sentences()
+
+
+def _kind(site: PlacedModule, arguments: Arguments, parts: Parts, hidden: HiddenState) -> Hashable:
+    """Returns what two calls of a module must share to be of one kind."""
+    dtypes = tuple([tensor.dtype for tensor in parts.tensors])
+    return arguments.key(parts.modes, parts.trained, dtypes, site.variant_of(hidden.attributes))

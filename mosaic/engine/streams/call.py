@@ -15,6 +15,7 @@ from mosaic.errors import ModuleContractError
 
 if TYPE_CHECKING:
     from mosaic.engine.calls.placed_module import PlacedModule
+    from mosaic.engine.streams.held_state import HeldState
     from mosaic.engine.streams.timeline import StreamTimeline
 
 
@@ -28,12 +29,23 @@ class PlacedCall:
         kwargs: Its named arguments.
         in_order: Whether it reads or writes more than its arguments, so that it has to keep to the order of the
             user's stream.
+        held: What its module holds; None leaves that to the caller.
     """
 
-    def __init__(self, order: LaneOrder, site: PlacedModule, args: Any, kwargs: Any, *, in_order: bool) -> None:
+    def __init__(
+        self,
+        order: LaneOrder,
+        site: PlacedModule,
+        args: Any,
+        kwargs: Any,
+        *,
+        in_order: bool,
+        held: HeldState | None = None,
+    ) -> None:
         self._order = order
         self._site = site
         self._in_order = in_order
+        self._held = held
         self._inputs: list[torch.Tensor] = []  # plain
         self._owners: dict[int, torch.Tensor] = {}  # by the id of the plain tensor: what the caller gave
         self._args = map_tensors(self._take, args)
@@ -41,9 +53,11 @@ class PlacedCall:
 
     def launch(self, run: Callable[..., Any], timeline: StreamTimeline | None) -> Any:
         """Launches the module and returns its result, its tensors tagged with the lane; noted in a timeline, if any."""
-        order, home = self._order, self._order.home
+        order, home, held, who = self._order, self._order.home, self._held, repr(self._site.name)
         plains = [given for given in self._owners.values() if type(given) is not StreamTensor]
-        order.enter(ready=not self._in_order and all(home.is_ready(plain) for plain in plains))
+        if held is not None:
+            order.check_held(held, who)
+        order.enter(ready=not self._in_order and all(home.is_ready(plain) for plain in plains) and self._was_there())
         if self._in_order:
             for other in {order, *(given.order for given in self._owners.values() if type(given) is StreamTensor)}:
                 other.hold_back_writer(order.stream)
@@ -55,6 +69,8 @@ class PlacedCall:
         except BaseException:
             point.event = home.api.new_event()  # what it launched before it failed may still be running
             point.event.record(order.stream)
+            if held is not None:
+                held.note_call()
             raise
         point.event = ticket.end
         if timeline is not None:
@@ -62,13 +78,19 @@ class PlacedCall:
             timeline.watch_backward(self._site, result, self._inputs)
         for plain in plains:
             home.api.record_use(plain, order.stream)
-            order.note_read(plain, point, repr(self._site.name))
+            order.note_read(plain, point, who)
+        if held is not None:
+            held.note_call()
+            order.note_held(held, point, who)
         self._note_writes(before, point)
         tagged_result = self._tag(result, point)
         if self._in_order:
             order.hold_user(home.api.current_stream(), point)
         order.settle()
         return tagged_result
+
+    def _was_there(self) -> bool:
+        return self._held is None or self._held.was_there()
 
     def _take(self, tensor: torch.Tensor) -> torch.Tensor:
         """Orders the lane behind an input and returns it plain."""

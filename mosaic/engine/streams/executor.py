@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -19,6 +20,7 @@ from mosaic.engine.calls.structure import map_tensors, tensors_in
 from mosaic.engine.calls.thread_state import as_lane, is_traced, on_lane
 from mosaic.engine.graphs import StageBranch, StageGraphs
 from mosaic.engine.streams.call import PlacedCall
+from mosaic.engine.streams.held_state import HeldState
 from mosaic.engine.streams.order import ModelCall, Orders
 from mosaic.engine.streams.tensor import join_tensor, on_user_stream
 from mosaic.engine.streams.timeline import StreamTimeline
@@ -41,8 +43,13 @@ class StreamExecutor:
     Attributes:
         in_place: For each module and reason, how many of its calls ran where they were made.
         places: For each module and reason, the line of the first such call.
+        held: What each module that was called holds.
+        orders: The lanes' places in the order.
         closed: Whether the lanes were given back.
+        calls_again: A call of the whole model is never made again.
     """
+
+    calls_again = False
 
     def __init__(
         self,
@@ -57,7 +64,8 @@ class StreamExecutor:
         self.places: dict[tuple[str, str], str] = {}
         self.closed = False
         self.in_order = dict(in_order or {})
-        self._orders = Orders(lanes)
+        self.held: WeakKeyDictionary[PlacedModule, HeldState] = WeakKeyDictionary()
+        self.orders = Orders(lanes)
         self._timeline = StreamTimeline(lanes.api, lanes.clock)
         self._num_launched = 0
         self._alone: StreamMark | None = None
@@ -83,7 +91,8 @@ class StreamExecutor:
         plain = run
         if self.graphs is not None and site.name not in self.in_order:
             run = partial(_replayed, self.graphs, site, run)
-        call = PlacedCall(self._orders.of(_lane_of(site)), site, args, kwargs, in_order=site.name in self.in_order)
+        order, in_order, held = self.orders.of(_lane_of(site)), site.name in self.in_order, self._held_by(site)
+        call = PlacedCall(order, site, args, kwargs, in_order=in_order, held=held)
         try:
             return call.launch(run, self._timeline)
         except torch.OutOfMemoryError:
@@ -99,15 +108,17 @@ class StreamExecutor:
             return self._run_again(site, run, args, {})
         self._num_launched += 1
         self._take_turn(_lane_of(site))
-        order = self._orders.of(_lane_of(site))
+        order = self.orders.of(_lane_of(site))
         return PlacedCall(order, site, args, {}, in_order=site.name in self.in_order).launch(run, None)
 
     def whole(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the model's own call: nothing that a lane is still computing leaves it unordered."""
         if self.closed or not on_user_stream() or _obstacle() is not None:
             return run(*args, **kwargs)
-        before = self._orders.call
-        self._orders.call = ModelCall(self.lanes.api, tensors_in((args, kwargs)))
+        before = self.orders.call
+        self.orders.call = ModelCall(self.lanes.api, tensors_in((args, kwargs)))
+        for held in self.held.values():
+            held.begin()
         try:
             result = run(*args, **kwargs)
             if self._num_launched:
@@ -116,9 +127,11 @@ class StreamExecutor:
             self.lanes.join()
             raise
         finally:
-            self._orders.call = before
+            self.orders.call = before
+            for held in self.held.values():
+                held.is_reached = before is not None  # a model that calls itself: the outer call began earlier
         if self._num_launched:
-            self._orders.join()
+            self.orders.join()
         return result
 
     def run_alone(self, site: PlacedModule, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -135,6 +148,22 @@ class StreamExecutor:
         self._waited.clear()
         self._timeline.watch_backward(site, result, tensors_in((args, kwargs)))
         return result
+
+    def reach(self, site: PlacedModule) -> None:
+        """Somebody outside reaches into a placed module: its parameters, buffers, attributes or children.
+
+        What the user's stream is given from now on comes behind the module's lane, and the module's next call behind
+        the user's stream.
+        """
+        if self.closed or not on_user_stream():
+            return
+        self.orders.of(_lane_of(site)).hold_all(self.lanes.api.current_stream())
+        self._held_by(site).is_reached = True
+
+    def _held_by(self, site: PlacedModule) -> HeldState:
+        if site not in self.held:
+            self.held[site] = HeldState(site.module)
+        return self.held[site]
 
     def _take_turn(self, lane: StreamLane) -> None:
         """Starts what a lane is given next behind the last module that had the device to itself."""
@@ -155,17 +184,19 @@ class StreamExecutor:
 
     def _run_here(self, site: PlacedModule, run: Callable[..., Any], args: Any, kwargs: Any, reason: str) -> Any:
         note_in_place(self, site.name, reason)
+        if not is_traced():
+            self.settle()
         return run(*map_tensors(join_tensor, args), **map_tensors(join_tensor, kwargs))
 
     def _run_again(self, site: PlacedModule, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Runs a call in the middle of a backward (a recomputation) on its lane, in the order of autograd's stream."""
-        api, stream = self.lanes.api, self._orders.of(_lane_of(site)).stream
+        api, stream = self.lanes.api, self.orders.of(_lane_of(site)).stream
         here = api.current_stream()
         args, kwargs = map_tensors(join_tensor, args), map_tensors(join_tensor, kwargs)
-        self._orders.order(here, before=stream)
+        self.orders.order(here, before=stream)
         with api.use_stream(stream), _lane_of(site).under_settings(), as_lane():
             result = run(*args, **kwargs)
-        self._orders.order(stream, before=here)
+        self.orders.order(stream, before=here)
         for given, used_on in ((args, stream), (kwargs, stream), (result, here)):
             for tensor in tensors_in(given):
                 api.record_use(tensor, used_on)
@@ -179,7 +210,7 @@ class StreamExecutor:
     def settle(self) -> None:
         """Makes the user's stream wait for the lanes; blocks nothing."""
         if not self.closed and on_user_stream():
-            self._orders.join()
+            self.orders.join()
             self.lanes.join()
 
     def pause(self) -> None:

@@ -20,7 +20,7 @@ def warm_up(model: nn.Module, subjects: Iterable[Subject], lanes: StreamLanes) -
         take on the whole device, gaps in which it waits for launches included: near 1 where launches decide.
     """
     api, named = lanes.api, list(subjects)
-    with preserved(model):
+    with preserved(model, alone=named, elsewhere=True):
         for _ in range(2):  # the first calls are slow, and no measure of others
             times = run_aside(api, lambda: [_launch_and_device_ms(subject, api) for subject in named])
     device_ms = sum(device for _, device in times)

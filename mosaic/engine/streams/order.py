@@ -8,25 +8,28 @@ One thread launches everything, so that order is a matter of events alone and no
   that point only, and not for what the user's stream was told to wait for since. Every lane waits for that point once:
   before it lie the optimizer's step and the gradients that it let go, whose memory may be the lane's own.
 * A write waits for the readers on other streams, and whoever reads later waits for the write.
-* Tensors of the user's stream that a lane reads must stay as they are until the user's stream waits for the lane.
-  That cannot be ordered, since operators on such tensors are not seen; it is checked, and an error.
+* Tensors of the user's stream that a lane reads, and what its modules hold, must stay as they are until the user's
+  stream waits for the lane. That cannot be ordered, since operators on such tensors are not seen; it is checked, and
+  an error.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mosaic.engine.calls.caller import caller
 from mosaic.engine.calls.structure import version_of
 from mosaic.errors import ModuleContractError
 
 if TYPE_CHECKING:
     from mosaic.backends.streams.api import StreamApi
     from mosaic.backends.streams.lanes import StreamLane, StreamLanes
+    from mosaic.engine.streams.held_state import HeldState
 
 
 class Point:
@@ -86,7 +89,7 @@ class LaneOrder:
         self._last_write: Point | None = None
         self._readers: set[Any] = set()
         self._known_to: dict[Any, int] = {}
-        self._reads: deque[tuple[int, weakref.ref[torch.Tensor], int, str]] = deque()
+        self._reads: deque[tuple[int, Callable[[], bool], str]] = deque()
         self._entered: Any = None  # the beginning of a call, and not the call, which has its arguments
 
     # What the lane waits for.
@@ -193,9 +196,13 @@ class LaneOrder:
 
     def note_read(self, tensor: torch.Tensor, point: Point, who: str) -> None:
         """Notes that the lane has read a tensor of the user's stream when it passes a point."""
-        version = version_of(tensor)
+        version, ref = version_of(tensor), weakref.ref(tensor)
         if version is not None:
-            self._reads.append((point.index, weakref.ref(tensor), version, who))
+            self._reads.append((point.index, lambda: _is_at(ref, version), f"an input of {who}"))
+
+    def note_held(self, held: HeldState, point: Point, who: str) -> None:
+        """Notes that the lane has read what a module holds when it passes a point."""
+        self._reads.append((point.index, held.is_as_left, f"a parameter or buffer of {who}"))
 
     def check_reads(self, stream: Any) -> None:
         """Checks that what the lane read before the points that the user's stream knows is as it was.
@@ -203,17 +210,31 @@ class LaneOrder:
         Raises:
             ModuleContractError: Something was written to.
         """
-        changed, index = None, self._known_to.get(stream, 0)
+        index = self._known_to.get(stream, 0)
+        changed: dict[str, None] = {}
         while self._reads and self._reads[0][0] <= index:
-            _, ref, version, who = self._reads.popleft()
-            tensor = ref()
-            if tensor is not None and version_of(tensor) != version:
-                changed = changed or who
-        if changed is not None:
-            raise ModuleContractError(
-                f"an input of {changed} was written to while its lane had perhaps not finished with it; write to a "
-                "copy, or leave the module out: colocate(..., exclude=[...])"
-            )
+            _, is_as_it_was, what = self._reads.popleft()
+            if not is_as_it_was():
+                changed[what] = None
+        if changed:
+            raise _written_beside(next(iter(changed)))
+
+    def check_held(self, held: HeldState, who: str) -> None:
+        """Checks before another call of a module that nobody wrote to what the lane is perhaps still reading."""
+        if any(check == held.is_as_left for _, check, _ in self._reads) and not held.is_as_left():
+            raise _written_beside(f"a parameter or buffer of {who}")
+
+
+def _is_at(ref: weakref.ref[torch.Tensor], version: int) -> bool:
+    tensor = ref()
+    return tensor is None or version_of(tensor) == version
+
+
+def _written_beside(what: str) -> ModuleContractError:
+    return ModuleContractError(
+        f"{what} was written to while its lane had perhaps not finished with it (found at {caller()}); write before "
+        "or after the model's call, or to a copy, or leave the module out: colocate(..., exclude=[...])"
+    )
 
 
 class Orders:

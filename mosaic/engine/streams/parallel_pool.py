@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 
 from mosaic.backends.base import Backend
@@ -14,8 +16,10 @@ from mosaic.engine.calls.pieces import Piece, owner_of
 from mosaic.engine.calls.placed_module import PlacedModule
 from mosaic.engine.calls.structure import map_tensors
 from mosaic.engine.graphs import Eager, StageBranch, StageGraphs
+from mosaic.engine.graphs.branches import function_key
 from mosaic.engine.streams.executor import StreamExecutor
-from mosaic.engine.streams.parallel_sharing import SharedPieces
+from mosaic.engine.streams.held_state import HeldState
+from mosaic.engine.streams.parallel_sharing import SharedMemory, is_compiled
 from mosaic.engine.streams.tensor import join_tensor
 from mosaic.errors import InvalidPlanError
 
@@ -34,12 +38,13 @@ class StreamPool:
             raise TypeError(f"the backend {backend.name!r} has no lanes on streams")
         self.executor = StreamExecutor(lanes.streams)
         self.graphs = StageGraphs(lanes.streams.api) if cuda_graphs else None
-        self._shared = SharedPieces(self.executor.in_order, settle=self.executor.settle)
+        self._shared = SharedMemory(self.executor.orders, settle=self.executor.settle)
         self._slots = slots
         self._sites: dict[tuple[str, int], PlacedModule] = {}
 
     def begin(self) -> None:
         """Opens a block: each piece waits for what the caller's stream was given so far, and for nothing else."""
+        self._shared.begin()
 
     def end(self, *, failed: bool) -> None:
         """Makes the caller's stream wait for the lanes."""
@@ -51,12 +56,13 @@ class StreamPool:
 
     def call(self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs a piece of work on the lane of its name."""
-        site = self._site(name, owner_of(function))
-        run = function if self.graphs is None else partial(self._replayed, self.graphs, name, function)
-        piece = self._shared.begin(name, function, (args, kwargs))
-        result = self.executor.call(site, run, args, kwargs)
-        self._shared.note(piece, function, result, hooked=self.graphs is None)
-        return result
+        if self.graphs is None:
+            return self._launch(name, function, args, kwargs)
+        site, order = self._site(name, owner_of(function)), self.executor.orders.of(self._lane(name))
+        key = (name, function_key(function), torch.is_grad_enabled())
+        with self._shared.unwatched(), self._shared.replaying(key, function, order) as used:
+            run = partial(self._shared.watched, used, order, function)
+            return self.executor.call(site, partial(self._replayed, self.graphs, site, run), args, kwargs)
 
     def call_all(self, calls: Mapping[str, Piece]) -> dict[str, Any]:
         """Runs pieces of work side by side; as one graph, launched on the caller's stream, if graphs are on."""
@@ -73,25 +79,39 @@ class StreamPool:
             )
             for name, (function, args, kwargs) in calls.items()
         ]
-        found = {}
-        for branch, result in zip(branches, self.graphs.run(tuple(calls), branches), strict=True):
-            if isinstance(result, Eager):
-                site = self._site(branch.name, branch.module)
-                result = self.executor.call(site, branch.run, branch.args, branch.kwargs)
-            found[branch.name] = result
-        return found
+        self.executor.settle()
+        with self._shared.unwatched():
+            results = self.graphs.run(tuple(calls), branches)
+        return {
+            branch.name: self._launch(branch.name, branch.run, branch.args, branch.kwargs)
+            if isinstance(result, Eager)
+            else result
+            for branch, result in zip(branches, results, strict=True)
+        }
+
+    def _launch(self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        site, order, run = self._site(name, owner_of(function)), self.executor.orders.of(self._lane(name)), function
+        if isinstance(function, nn.Module):
+            self._shared.note_module(function, order)
+        else:
+            run = partial(self._shared.watched, set(), order, function)
+        with self._shared.unwatched(), self._shared.alone() if is_compiled(function) else nullcontext():
+            return self.executor.call(site, run, args, kwargs)
 
     def _replayed(
-        self, graphs: StageGraphs, name: str, function: Callable[..., Any], /, *args: Any, **kwargs: Any
+        self, graphs: StageGraphs, site: PlacedModule, run: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> Any:
-        lane, module = self._lane(name), owner_of(function)
-        return graphs.call(StageBranch(name=name, run=function, args=args, kwargs=kwargs, lane=lane, module=module))
+        lane = self._lane(site.name)
+        return graphs.call(
+            StageBranch(name=site.name, run=run, args=args, kwargs=kwargs, lane=lane, module=site.module)
+        )
 
     def _site(self, name: str, module: nn.Module | None) -> PlacedModule:
         key = (name, id(module))
         site = self._sites.get(key)
         if site is None or site.module is not module:
             site = self._sites[key] = PlacedModule(name, module, self._lane(name))
+            self.executor.held[site] = HeldState(None)  # operations of a block are seen
         return site
 
     def _lane(self, name: str) -> StreamLane:

@@ -1,126 +1,138 @@
-"""Pieces on streams that share a parameter or a buffer: they keep to the order in which they were called.
+"""Pieces on streams that share memory besides their arguments: they keep to the order in which they were called.
 
 Nothing but arguments orders the lanes of a block. Two pieces with a module in common would write its running statistics
-at once, and under autocast one would read the cast that the other is making of a weight.
+at once, and under autocast one would read the cast that the other is making of a weight; so might the code between
+pieces. Inside of a block torch functions are seen: whoever touches what a lane was given waits for that lane.
 """
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode, _get_current_function_mode, _pop_mode_temporarily
 
-from mosaic.engine.calls.branch_graph import find_leaves
-from mosaic.engine.calls.pieces import identity_of, owner_of
-from mosaic.engine.calls.structure import tensors_in
-from mosaic.engine.streams.tensor import on_user_stream
+from mosaic.engine.calls.pieces import owner_of
+from mosaic.engine.calls.structure import memory_of, tensors_in, tensors_of
+from mosaic.engine.calls.torch_functions import look_up
+from mosaic.engine.streams.order import LaneOrder, Orders
+from mosaic.engine.streams.tensor import StreamTensor, on_user_stream
 
-
-class KnownPiece:
-    """One function under one name, and what is known of it.
-
-    Attributes:
-        name: The name.
-        reason: Why its calls keep to the order of the user's stream, or None.
-        tensors: Parameters and buffers that it uses, as far as they are known.
-        given: Leaves behind the arguments of its first call; None if what it uses is known.
-    """
-
-    def __init__(self, name: str, owner: nn.Module | None) -> None:
-        self.name = name
-        self.reason: str | None = None
-        self.tensors: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
-        self.given: set[int] | None = None
-        self._owner = weakref.ref(owner) if owner is not None else None
-
-    @property
-    def owner(self) -> nn.Module | None:
-        """The module that it is, or that it is a method of; ids of modules that are gone are given out again."""
-        return self._owner() if self._owner is not None else None
-
-    def shares_with(self, other: KnownPiece) -> bool:
-        """Whether it has a tensor that another has, too."""
-        return any(other.tensors.get(key) is tensor for key, tensor in self.tensors.items())
+_MAX_FUNCTIONS = 64
 
 
-class SharedPieces:
-    """Finds out what pieces share, and keeps those that do in order.
+class SharedMemory:
+    """What the pieces of a block use besides their arguments, and on which lanes.
 
-    Of a module it is known before its first call. The first call of any other function runs with nothing beside it,
-    and the leaves of its results tell which parameters it uses; what it uses without gradients is not seen.
+    Of a module it is known before its call. Any other function is watched while it runs. Where a replay stands for it
+    nothing can be watched: what was used when it was tried and captured counts.
 
     Args:
-        in_order: Names that keep to the order of the user's stream, each with the reason; written here.
+        orders: The lanes.
         settle: Makes the user's stream wait for all lanes.
     """
 
-    def __init__(self, in_order: dict[str, str], *, settle: Callable[[], None]) -> None:
-        self._in_order = in_order
+    def __init__(self, orders: Orders, *, settle: Callable[[], None]) -> None:
+        self._orders = orders
         self._settle = settle
-        self._pieces: dict[Hashable, KnownPiece] = {}
-        self._hooks: dict[nn.Module, Any] = {}
+        self._users: dict[int, set[LaneOrder]] = {}
+        self._replayed: dict[Hashable, tuple[Callable[..., Any], set[int]]] = {}  # keys have the functions' ids
+        self._watches: list[_Watch] = []
 
-    def begin(self, name: str, function: Callable[..., Any], given: Any) -> KnownPiece:
-        """Prepares the call of a function with the arguments ``given``."""
-        owner = owner_of(function)
-        key = (name, identity_of(function), id(owner), torch.is_grad_enabled())
-        piece = self._pieces.get(key)
-        if piece is None or piece.owner is not owner:
-            piece = self._pieces[key] = KnownPiece(name, owner)
-            if isinstance(function, nn.Module):
-                self._learn(piece, [*function.parameters(), *function.buffers()])
-            else:
-                piece.given = {id(leaf) for leaf in find_leaves(tensors_in(given))}
-                piece.reason = "its first call tells what it shares with others"
-            if piece.reason is not None:
-                self._settle()
-        if piece.reason is not None:
-            self._in_order[name] = piece.reason
-        else:
-            self._in_order.pop(name, None)
-        return piece
-
-    def note(self, piece: KnownPiece, function: Callable[..., Any], result: Any, *, hooked: bool) -> None:
-        """Notes the result of a call.
-
-        Args:
-            piece: What was called.
-            function: The same.
-            result: The result.
-            hooked: Whether to look for calls of its module between pieces. Graphs refuse modules with hooks.
-        """
-        if piece.given is not None:
-            leaves = [leaf for leaf in find_leaves(tensors_in(result)) if id(leaf) not in piece.given]
-            piece.given, piece.reason = None, None
-            self._learn(piece, [*leaves, *_buffers_beside(leaves, piece.owner)])
-        if hooked and isinstance(function, nn.Module) and function not in self._hooks:
-            self._hooks[function] = function.register_forward_pre_hook(self._before)
+    def begin(self) -> None:
+        """Opens a block."""
+        watch = _Watch(self._touched_between)
+        watch.__enter__()
+        self._watches.append(watch)
 
     def end(self) -> None:
-        """Ends a block."""
-        for hook in self._hooks.values():
-            hook.remove()
-        self._hooks.clear()
+        """Ends a block; the caller awaits the lanes."""
+        self._watches.pop().__exit__(None, None, None)
+        self._users.clear()
 
-    def _learn(self, piece: KnownPiece, tensors: Iterable[torch.Tensor]) -> None:
-        piece.tensors.update((id(tensor), tensor) for tensor in tensors)
-        for other in self._pieces.values():
-            if other.name != piece.name and piece.shares_with(other):
-                piece.reason = f"it shares a parameter or a buffer with {other.name!r}"
-                other.reason = f"it shares a parameter or a buffer with {piece.name!r}"
+    def unwatched(self) -> AbstractContextManager[Any]:
+        """Leaves what runs inside alone, unless a mode of the user's is above."""
+        return _pop_mode_temporarily() if isinstance(_get_current_function_mode(), _Watch) else nullcontext()
 
-    def _before(self, _module: nn.Module, _args: Any) -> None:
-        """A module that ran on a lane in this block is called again, perhaps between pieces."""
-        if not torch.compiler.is_compiling() and on_user_stream():
+    def note_module(self, module: nn.Module, order: LaneOrder) -> None:
+        """Orders a lane that is going to run a module behind others that were given some of it."""
+        self._touch({memory_of(tensor) for tensor in (*module.parameters(), *module.buffers())}, order)
+
+    def watched(
+        self, used: set[int], order: LaneOrder, function: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Calls a function; adds what it uses to ``used``, and orders its lane behind others that were given it."""
+        made: set[int] = {0, *(memory_of(tensor) for tensor in tensors_in((args, kwargs)))}
+
+        def touched(tensors: list[torch.Tensor]) -> Callable[[Any], None]:
+            inputs = {memory_of(tensor) for tensor in tensors}
+            used.update(inputs - made)
+            if not self._orders.api.is_capturing():
+                self._touch(inputs - made, order)
+            return lambda result: made.update({memory_of(tensor) for tensor in tensors_of(result)} - inputs)
+
+        with _Watch(touched):
+            return function(*args, **kwargs)
+
+    @contextmanager
+    def replaying(self, key: Hashable, function: Callable[..., Any], order: LaneOrder) -> Iterator[set[int]]:
+        """Around a call of a function that may be a replay; the first of its kind runs with nothing beside it."""
+        known = key in self._replayed
+        if not known and len(self._replayed) >= _MAX_FUNCTIONS:
+            self._replayed.clear()
+        _, used = self._replayed.setdefault(key, (function, set()))
+        if known:
+            self._touch(used, order)
+        with nullcontext() if known else self.alone():
+            yield used
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Lets nothing run beside what runs inside."""
+        self._settle()
+        yield
+        self._settle()
+
+    def _touch(self, memory: set[int], order: LaneOrder) -> None:
+        for one in memory - {0}:
+            users = self._users.setdefault(one, set())
+            if order not in users:
+                for other in users:
+                    self._orders.order(other.stream, before=order.stream)
+                users.add(order)
+
+    def _touched_between(self, tensors: list[torch.Tensor]) -> None:
+        if self._users and on_user_stream() and any(memory_of(tensor) in self._users for tensor in tensors):
             self._settle()
+            self._users.clear()
 
 
-def _buffers_beside(leaves: Iterable[torch.Tensor], owner: nn.Module | None) -> Iterator[torch.Tensor]:
-    """Yields the buffers of those modules of a method's owner whose parameters the method uses."""
-    used = {id(leaf) for leaf in leaves}
-    for module in owner.modules() if owner is not None else ():
-        if any(id(parameter) in used for parameter in module._parameters.values()):
-            yield from (buffer for buffer in module._buffers.values() if buffer is not None)
+class _Watch(TorchFunctionMode):
+    """Tells of the plain tensors that a torch function is given, and of its result to what that returned."""
+
+    def __init__(self, touched: Callable[[list[torch.Tensor]], Callable[[Any], None] | None]) -> None:
+        super().__init__()
+        self._touched = touched
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if torch.compiler.is_compiling() or look_up(func).reads:
+            return func(*args, **kwargs)
+        tensors = [tensor for tensor in tensors_of((args, kwargs)) if type(tensor) is not StreamTensor]
+        returned = self._touched(tensors)
+        result = func(*args, **kwargs)
+        if returned is not None:
+            returned(result)
+        return result
+
+
+def is_compiled(function: Callable[..., Any]) -> bool:
+    """Whether torch compiled a function, or some of the module that it is a method of: it shows no torch functions."""
+    owner = owner_of(function)
+    parts = owner.modules() if owner is not None and owner is not function else ()
+    return hasattr(function, "_torchdynamo_orig_callable") or any(
+        part._compiled_call_impl is not None or hasattr(part, "_orig_mod") for part in parts
+    )

@@ -16,6 +16,7 @@ import torch
 
 from mosaic.backends.base import Lanes
 from mosaic.engine.calls.caller import note_in_place
+from mosaic.engine.calls.hidden_state import parts_of
 from mosaic.engine.calls.placed_module import PlacedModule
 from mosaic.engine.calls.random_numbers import count_draws, drawing_from
 from mosaic.engine.calls.signature import Arguments
@@ -70,7 +71,7 @@ class HostCalls(InStep):
         for name, one in ranked.items():
             site = PlacedModule(name, one.module, self._lanes.aside(f"routing {name}"))
             self._sites[name] = site
-            self._modes[name] = site.parts()[0]
+            self._modes[name] = parts_of(site.module).modes
             one.after_backward = self._after_backward
             if one.rank in one.members:
                 site.obstacle = one.learned.obstacle
@@ -109,6 +110,7 @@ class HostCalls(InStep):
         *,
         is_there: bool,
         waits: bool,
+        obstacle: str | None = None,
     ) -> tuple[Any, torch.Tensor | None]:
         """Makes a call; returns its result and the token of its backward.
 
@@ -119,11 +121,14 @@ class HostCalls(InStep):
             kwargs: Its named arguments.
             is_there: Whether this rank calls it, rather than taking part without rows.
             waits: Whether to wait for its forward, so that what it raises comes out here.
+            obstacle: Why it has to run where it is made; None: nothing is known of any.
         """
         arguments = Arguments.take(args, kwargs)
         arguments.leaves[:] = map(join_joined, arguments.leaves)
         trouble = ranked.trouble_of(arguments.spec, arguments.leaves)
-        reason = str(trouble) if trouble is not None else interception() or self._sites[ranked.name].obstacle
+        reason = (
+            str(trouble) if trouble is not None else interception() or obstacle or self._sites[ranked.name].obstacle
+        )
         if reason is None and arguments.opaque is not None:
             reason = f"it takes a {arguments.opaque}, which may hide tensors"
         if reason is None and self.executor.closed:
@@ -206,7 +211,7 @@ class HostCalls(InStep):
         """
         if ranked.rank not in ranked.members:
             return None, 0
-        modes, _ = site.parts()
+        modes = parts_of(site.module).modes
         if ranked.learned.draws == 0 and modes == self._modes[site.name]:
             return None, 0
         key = (site.name, arguments.key(modes, ()))
@@ -244,7 +249,7 @@ class HostCalls(InStep):
 
     def _expect_gradients(self, site: PlacedModule) -> None:
         """Prepares its parameters: operations between modules may use them too, and lanes have these gradients."""
-        for parameter in site.parts()[1]:
+        for parameter in site.parameters:
             if not parameter.is_meta:
                 self.executor.gradients.expect(parameter)
 

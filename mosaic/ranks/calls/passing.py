@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -212,7 +213,7 @@ class Here(torch.autograd.Function):
     @staticmethod
     def run(ranked: Ranked, run: Callable[..., Any], part: list[Any], outside: list[torch.Tensor]) -> list[Any]:
         """Runs the forward; returns the leaves of its result. ``outside`` are its anchor and what takes a gradient."""
-        state = ThreadState.capture()
+        state, context = ThreadState.capture(), copy_context()
         inputs: list[torch.Tensor] = []
 
         def alias(leaf: Any) -> Any:
@@ -226,7 +227,7 @@ class Here(torch.autograd.Function):
         def forward() -> list[Any]:
             with state.applied():
                 args, kwargs = unflatten(aliased, ranked.spec)
-                return flatten(run(*args, **kwargs))[0]
+                return flatten(context.run(run, *args, **kwargs))[0]
 
         ranked.note(steps.COMPUTE)
         made: list[Any] = ranked.compute(forward, "forward")

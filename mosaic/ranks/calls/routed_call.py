@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -47,9 +48,11 @@ class RoutedCall(Call):
         *,
         is_there: bool,
     ) -> None:
+        context = copy_context()
+
         def passing(*args: Any, **kwargs: Any) -> list[Any]:
             leaves = flatten((args, kwargs))[0]
-            passed = ForwardPass(ranked, run, leaves, is_there=is_there).go()
+            passed = context.run(ForwardPass(ranked, run, leaves, is_there=is_there).go)
             made = [leaf.contiguous() if isinstance(leaf, torch.Tensor) else leaf for leaf in passed.made]
             return made if passed.token is None else [*made, passed.token]
 

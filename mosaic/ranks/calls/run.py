@@ -51,7 +51,10 @@ class RankedRuns:
         closed: Whether the lanes were given back.
         traffic: What this rank sent to others.
         progress: Where this rank is.
+        calls_again: A call of the whole model is never made again, which would take all ranks.
     """
+
+    calls_again = False
 
     def __init__(self, lanes: Lanes, progress: RankProgress, *, in_order: Mapping[str, str] | None = None) -> None:
         self.lanes = lanes
@@ -126,7 +129,9 @@ class RankedRuns:
         waits = self._called is None
         ranked = self._ranked[site.name]
         run, kwargs = put_aside(run, kwargs, ranked.keywords)
-        return self._noted(self._calls.call(ranked, run, args, kwargs, is_there=True, waits=waits))
+        return self._noted(
+            self._calls.call(ranked, run, args, kwargs, is_there=True, waits=waits, obstacle=site.obstacle)
+        )
 
     def _calls_on(self, lanes: Lanes, in_order: Mapping[str, str]) -> HostCalls | StreamCalls:
         if lanes.streams is None:
@@ -212,6 +217,10 @@ class RankedRuns:
     def watch(self, parameters: Iterable[nn.Parameter]) -> None:
         """Prepares parameters that operations between modules use."""
         self._calls.executor.watch(parameters)
+
+    def reach(self, site: PlacedModule) -> None:
+        """Orders what the caller does next behind a module's forward."""
+        self._calls.executor.reach(site)
 
     def settle(self) -> None:
         """Orders what the caller does next behind all that the lanes were given."""

@@ -127,6 +127,7 @@ class StreamCalls(InStep):
         *,
         is_there: bool,
         waits: bool,
+        obstacle: str | None = None,
     ) -> tuple[Any, torch.Tensor | None]:
         """Makes a call; returns its result and the token of its backward.
 
@@ -137,6 +138,7 @@ class StreamCalls(InStep):
             kwargs: Its named arguments.
             is_there: Whether this rank calls it, rather than taking part without rows.
             waits: Of no use here: what a call raises comes out of it anyway.
+            obstacle: Why it has to run on the stream that it is made on; None: nothing is known of any.
         """
         leaves, spec = flatten((args, kwargs))
         trouble = ranked.trouble_of(spec, leaves)
@@ -146,7 +148,7 @@ class StreamCalls(InStep):
             passed = ForwardPass(ranked, run, list(given), is_there=is_there, trouble=trouble, anchor=anchor).go()
             return [*passed.made, passed.token]
 
-        reason = str(trouble) if trouble is not None else _obstacle()
+        reason = str(trouble) if trouble is not None else obstacle or _obstacle()
         if reason is None and self.executor.closed:
             reason = "its lanes are closed"
         with self.in_step():

@@ -81,7 +81,7 @@ def cost_of_ranks(
             of it that a backward hides can be taken out. A profile that is given has it over links of which nobody
             knows; its times stay as they are, and rows that travel are added.
     """
-    with preserved(model):
+    with preserved(model, alone=finding.subjects):
         traffic = {s.name: traffic_of(repeat_batch(s, num_ranks)) for s in finding.subjects}
     link = link_of(ring)
 

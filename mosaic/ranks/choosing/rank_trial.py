@@ -51,7 +51,7 @@ def try_plans(on: Prepared, plans: Sequence[Plan], settings: TrialSettings) -> t
     """
     world = on.world
     race = Race(settings, [plan.search.method for plan in plans], trains=False)
-    with preserved(on.model):
+    with preserved(on.model, on.sample, alone=on.finding.subjects, elsewhere=True):
         trying = _Trying(on, plans, settings.clock or clock_of(on.backend))
         while isinstance(found := race.next_turn(), Turn):
             trying.take(found, race)

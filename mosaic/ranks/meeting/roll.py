@@ -18,6 +18,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from mosaic.errors import BackendUnavailableError
 
 _LOOK_S = 0.02
+_HEARD_S = 2.0
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -115,9 +116,23 @@ def _called(store: Store, me: Identity, timeout_s: float) -> Roll:
         answers = [rank for rank in range(me.size) if ranks and store.check([f"{name}/answered/{rank}"])]
         if len(answers) == me.size:
             return Roll(name=name, ranks=_those_listed(store, me), store=PrefixStore(name, store))
+        if ranks and store.check([f"{name}/absent"]):
+            store.set(f"{name}/heard/{me.rank}", "")
+            raise _not_there(loads(store.get(f"{name}/absent")), me.size, timeout_s)
         if time.monotonic() > deadline:
             absent = [rank for rank in range(me.size) if rank not in answers] if ranks else [0]
+            if me.rank == 0:  # it may hold the store, and would be missed itself if it left first
+                _tell(store, name, absent, answers)
             raise _not_there(absent, me.size, timeout_s)
+        time.sleep(_LOOK_S)
+
+
+def _tell(store: Store, name: str, absent: Sequence[int], present: Sequence[int]) -> None:
+    """Tells those who came, as rank 0, who has not; waits for a moment until they have heard."""
+    store.set(f"{name}/absent", dumps(absent))
+    deadline = time.monotonic() + _HEARD_S
+    keys = [f"{name}/heard/{rank}" for rank in present if rank]
+    while time.monotonic() < deadline and not all(store.check([key]) for key in keys):
         time.sleep(_LOOK_S)
 
 

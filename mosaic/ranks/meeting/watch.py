@@ -108,6 +108,8 @@ class Watch:
             if self._stopping.is_set():
                 return
             self._stopping.set()
+        if self._holder == self._me and (self.fault is not None or self._is_failing):
+            self._linger()
         atexit.unregister(self._at_exit)
         if sys.excepthook == self._on_uncaught:
             sys.excepthook = self._hook_before
@@ -123,10 +125,20 @@ class Watch:
             if thread is not threading.current_thread():
                 thread.join()
 
+    def _linger(self) -> None:
+        """Waits, as the rank that holds the store, until the others have read what is in it, for some beats."""
+        deadline = time.monotonic() + 4 * self._settings.beat_s
+        at_fault = self.fault.ranks if self.fault is not None else ()
+        keys = [f"heard/{one.rank}" for one in self._ranks if one.rank not in (self._me.rank, *at_fault)]
+        while time.monotonic() < deadline and not all(self._read(key) is not None for key in keys):
+            time.sleep(self._settings.beat_s / 10)
+
     def _at_exit(self) -> None:
         self.stop()
         if self.fault is not None:  # what is torn down after this may hang on connections, too
-            faulthandler.dump_traceback_later(self._settings.grace_s, exit=True)
+            # It would print the stacks of threads behind what was said.
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            faulthandler.dump_traceback_later(self._settings.grace_s, exit=True, file=nowhere)
 
     # What threads that wait ask.
 
@@ -246,11 +258,15 @@ class Watch:
             if self.fault is not None or self._stopping.is_set():
                 return
             self.fault = found
+        self._ask(lambda store: store.set(f"heard/{self._me.rank}", ""), None)
         if not (self._is_failing and self._me.rank in found.ranks):  # its own traceback says more
-            _print(f"mosaic: {self._me} cannot go on: {found.text}")
+            _print(self._cannot_go_on(found))
         self._found.set()
         self._begin(self._see_to_the_end)
         free_all(self._groups)
+
+    def _cannot_go_on(self, found: Fault) -> str:
+        return f"mosaic: {self._me} cannot go on: {found.text}"
 
     def _see_to_the_end(self) -> None:
         if not self._stopping.wait(self._settings.grace_s):
@@ -273,8 +289,13 @@ class Watch:
             where = self._progress.now
             is_interrupt = isinstance(error, KeyboardInterrupt)
             text = f"{kind.__name__}: {error}"
-            self._declare(faults.interrupted(self._me, where) if is_interrupt else faults.failed(self._me, text, where))
+            found = faults.interrupted(self._me, where) if is_interrupt else faults.failed(self._me, text, where)
+            self._declare(found)
         self._hook_before(kind, error, trace)
+        if self._is_failing and found is not None:
+            _print(f"mosaic: {found.text}; all ranks end")
+        elif found is not None:  # said before, but a stack of torch's follows there
+            _print(self._cannot_go_on(found))
 
     def _begin(self, work: Callable[[], None]) -> None:
         thread = threading.Thread(target=work, name="mosaic-watch", daemon=True)

@@ -6,7 +6,7 @@ import datetime
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Self, TypeVar
 
 import torch
@@ -16,6 +16,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from mosaic.device import Device
 from mosaic.engine.options import RankSettings
 from mosaic.errors import BackendUnavailableError, InvalidPlanError, MosaicError
+from mosaic.graph import ModuleGraph
 from mosaic.ranks.meeting.groups import GroupKey, GroupPool, carrier_of, connect, group_options, meeting_under
 from mosaic.ranks.meeting.progress import THE_LOOP, RankProgress
 from mosaic.ranks.meeting.roll import Identity, call_roll, default_store, is_launched, meet
@@ -44,24 +45,28 @@ class RankFacts:
     sms_per_slot: int
     """SMs of a slot; 1 on the host."""
     graph: str
-    """Fingerprint of the modules that the rank found in its model."""
+    """Fingerprint of the modules that the rank found in its model, whatever their inputs."""
+    inputs: tuple[str, ...] = ()
+    """For each module the shapes and types that it gets in the sample's step."""
     remainder_sms: int = 0
     """SMs that are no slot's."""
     nccl: str = ""
     """Version of NCCL, on GPUs."""
 
     @staticmethod
-    def of(device: Device, graph: str) -> RankFacts:
+    def of(device: Device, graph: ModuleGraph) -> RankFacts:
         """Reads them off this process."""
         from mosaic import __version__
 
+        shapeless = replace(graph, modules=tuple(replace(module, inputs=()) for module in graph.modules))
         return RankFacts(
             mosaic=__version__,
             torch=torch.__version__,
             device=device.name,
             num_slots=device.num_slots,
             sms_per_slot=device.sms_per_slot,
-            graph=graph,
+            graph=shapeless.fingerprint,
+            inputs=tuple(f"{module.name!r} gets {', '.join(module.inputs)}" for module in graph.modules),
             remainder_sms=device.remainder_sms,
             nccl=".".join(map(str, torch.cuda.nccl.version())) if device.kind == "cuda" and _has_nccl() else "",
         )
@@ -259,7 +264,8 @@ class World:
 
     def check_alike(self, facts: RankFacts) -> None:
         """Raises BackendUnavailableError, on all ranks, naming those that differ from rank 0 and in what."""
-        told: list[Mapping[str, Any]] = self.tell(asdict(facts))
+        told: list[dict[str, Any]] = self.tell(asdict(facts))
+        inputs = [theirs.pop("inputs") for theirs in told]
         differing = [
             f"rank {rank} has {name}={theirs[name]!r}"
             for rank, theirs in enumerate(told)
@@ -271,6 +277,15 @@ class World:
                 "the ranks are not alike; start them with the same model, versions and devices",
                 found="; ".join(differing),
                 needed="; ".join(f"{name}={value!r}" for name, value in told[0].items()) + " as on rank 0",
+            )
+        rank = next((rank for rank, theirs in enumerate(inputs) if theirs != inputs[0]), None)
+        if rank is not None:
+            found, needed = next((a, b) for a, b in zip(inputs[rank], inputs[0], strict=True) if a != b)
+            raise BackendUnavailableError(
+                "the ranks' samples are of different shapes or types; give each rank a sample with the same number of "
+                "rows, padded to one length",
+                found=f"{found} on rank {rank}",
+                needed=f"{needed} as on rank 0",
             )
 
     def check_same_plan(self, fingerprint: str, num_devices: int) -> None:

@@ -1,4 +1,4 @@
-"""Parameters only where they are used: on other ranks they are meta tensors, which have a shape and no memory."""
+"""Parameters only where they are used: on other ranks ``Elsewhere`` stands for them, which has no memory."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ import torch
 from torch import nn
 
 from mosaic.errors import ModuleContractError
+from mosaic.ranks.parameters.elsewhere import Elsewhere, Home
 
 
-def give_up(module: nn.Module, *, keep: Collection[int] = (), told: GivenUp | None = None) -> int:
+def give_up(module: nn.Module, home: Home, *, keep: Collection[int] = ()) -> int:
     """Frees a module's parameters and buffers on a rank that does not run it; returns the bytes that were freed.
 
     The parameters stay the same objects, so an optimizer that has them keeps them; without gradients it skips them.
 
     Args:
         module: The module.
+        home: Where it is not given up; whoever calls a part of it here, or a copy, is told.
         keep: Ids of tensors that this rank needs nevertheless.
-        told: What to tell who calls a part of it here, or a copy.
     """
     freed = 0
     for part in module.modules():
@@ -28,14 +29,13 @@ def give_up(module: nn.Module, *, keep: Collection[int] = (), told: GivenUp | No
         for parameter in part._parameters.values():
             if parameter is not None and not parameter.is_meta and id(parameter) not in keep:
                 freed += parameter.nbytes
-                empty = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad)
-                torch.utils.swap_tensors(parameter, empty)
+                torch.utils.swap_tensors(parameter, Elsewhere.of(parameter, home, is_parameter=True))
         for name, buffer in part._buffers.items():
             if buffer is not None and not buffer.is_meta and id(buffer) not in keep:
                 freed += buffer.nbytes
-                part._buffers[name] = torch.empty_like(buffer, device="meta")
-        if told is not None and freed > before:
-            part.register_forward_pre_hook(told)
+                part._buffers[name] = Elsewhere.of(buffer, home)
+        if freed > before:
+            part.register_forward_pre_hook(GivenUp(home))
     return freed
 
 
@@ -69,18 +69,15 @@ def take_back(model: nn.Module, whole: Callable[[str, torch.Tensor], torch.Tenso
 class GivenUp:
     """Refuses calls of what has no parameters here: a part that the loop calls itself, or a copy of the model."""
 
-    name: str
-    """The placed module."""
-    ranks: tuple[int, ...]
-    """Those that hold its parameters."""
+    home: Home
+    """Where they are."""
 
     def __call__(self, module: nn.Module, args: Any) -> None:
         """Raises ModuleContractError, always."""
-        where = f"rank{'s' if len(self.ranks) > 1 else ''} {', '.join(map(str, self.ranks))}"
         raise ModuleContractError(
-            f"the parameters of {self.name!r} are on {where} only, so that it cannot run here: neither a part of it "
-            "alone, nor a copy of the model, nor the model within handle.disabled(). A copy that runs, on every rank, "
-            "comes of handle.full_state_dict(), and of copying after handle.remove()"
+            f"the parameters of {self.home.name!r} are on {self.home} only, so that it cannot run here: neither a part "
+            "of it alone, nor a copy of the model, nor the model within handle.disabled(). A copy that runs, on every "
+            "rank, comes of handle.full_state_dict(), and of copying after handle.remove()"
         )
 
 

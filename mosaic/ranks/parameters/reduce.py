@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from mosaic.cost.communication.ranked import BUCKET_BYTES
 from mosaic.ranks.meeting.progress import Waiting
@@ -41,6 +42,7 @@ class GradientReducer:
             others have the gradients until then, as lanes have those of operations between modules.
         waiting: Notes that a thread waits for other ranks.
         place: Where sums are made; on streams, whose they are.
+        sparse: Ids of parameters whose gradients are sparse (``sparse_in``); each is a bucket of its own.
     """
 
     def __init__(
@@ -52,12 +54,14 @@ class GradientReducer:
         overlaps: bool = True,
         waiting: Waiting,
         place: SumPlace | None = None,
+        sparse: frozenset[int] = frozenset(),
     ) -> None:
         self._group = group
+        self._sparse = sparse
         self._place = place or SumPlace()
         self._waiting = waiting
         self._size = dist.get_world_size(group)
-        self._buckets = _buckets(list(parameters), bucket_bytes)
+        self._buckets = _buckets(list(parameters), bucket_bytes, sparse)
         self._bucket_of = {id(p): index for index, bucket in enumerate(self._buckets) for p in bucket}
         self._missing: list[set[int]] = []
         self._next = 0
@@ -124,19 +128,27 @@ class GradientReducer:
 
     def _start_here(self, index: int) -> None:
         bucket = self._buckets[index]
+        if id(bucket[0]) in self._sparse:
+            flat = _sparse_gradient(bucket[0])
+            self._begun(index, flat)
+            return
         # The last numbers say which gradients are there at all.
         there = bucket[0].new_ones(len(bucket))
         for place, parameter in enumerate(bucket):
             if parameter.grad is None:
                 there[place] = 0
         grads = [p.grad.reshape(-1) if p.grad is not None else p.new_zeros(p.numel()) for p in bucket]
-        flat = torch.cat([*grads, there])
-        work = dist.all_reduce(flat, group=self._group, async_op=True)
-        self._running.append((index, flat, work))
+        self._begun(index, torch.cat([*grads, there]))
+
+    def _begun(self, index: int, flat: torch.Tensor) -> None:
+        self._running.append((index, flat, dist.all_reduce(flat, group=self._group, async_op=True)))
         self._next = index + 1
 
     def _hand_out(self, index: int, flat: torch.Tensor) -> None:
         bucket = self._buckets[index]
+        if flat.is_sparse:
+            bucket[0].grad = flat.div_(self._size) if flat._nnz() or bucket[0].grad is not None else None
+            return
         # Looked at only where something is missing: on a GPU it makes the host wait.
         is_whole = all(parameter.grad is not None for parameter in bucket)
         there = [1.0] * len(bucket) if is_whole else flat[-len(bucket) :].tolist()
@@ -151,7 +163,22 @@ class GradientReducer:
                 self._place.gave(parameter.grad)
 
 
-def _buckets(parameters: Sequence[torch.nn.Parameter], bucket_bytes: int) -> list[list[torch.nn.Parameter]]:
+def sparse_in(model: nn.Module) -> frozenset[int]:
+    """Returns the ids of the parameters that get sparse gradients: tables that are looked up with ``sparse=True``."""
+    tables = (part for part in model.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag))
+    return frozenset(id(table.weight) for table in tables if table.sparse)
+
+
+def _sparse_gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
+    """Returns a parameter's gradient, or one without elements."""
+    if parameter.grad is not None:
+        return parameter.grad.coalesce().clone()
+    return torch.sparse_coo_tensor(size=parameter.shape, dtype=parameter.dtype, device=parameter.device).coalesce()
+
+
+def _buckets(
+    parameters: Sequence[torch.nn.Parameter], bucket_bytes: int, sparse: frozenset[int]
+) -> list[list[torch.nn.Parameter]]:
     """Groups parameters of one dtype, the last ones first, since their gradients come first."""
     buckets: list[list[torch.nn.Parameter]] = []
     for parameter in reversed(parameters):
@@ -161,6 +188,7 @@ def _buckets(parameters: Sequence[torch.nn.Parameter], bucket_bytes: int) -> lis
         if (
             last is None
             or last[0].dtype != parameter.dtype
+            or not sparse.isdisjoint((id(last[0]), id(parameter)))
             or sum(p.nbytes for p in last) + parameter.nbytes > bucket_bytes
         ):
             buckets.append([])

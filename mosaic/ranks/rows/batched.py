@@ -1,10 +1,14 @@
-"""Which arguments of a module have a row for each sample: tried out, by running it on half of them.
+"""Which arguments of a module have a row for each sample: tried out, by running it on some of them.
 
-The same trial finds modules whose rows depend on each other, which would compute something else on parts of a batch.
+The same trial finds modules whose rows depend on each other, which would compute something else on parts of a batch:
+in the mode in which the module trains, and in the one in which it is evaluated. Its rows have to differ, or a mean over
+them would pass; where the sample's do not, as in a sample of one row, others are made up.
 """
 
 from __future__ import annotations
 
+import random
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -15,49 +19,129 @@ import torch
 from torch import nn
 
 from mosaic.engine.calls.structure import flatten, unflatten
+from mosaic.engine.finding.find import uncompiled
 from mosaic.errors import UnsupportedModelError
 from mosaic.profiler import Subject, preserved
+from mosaic.ranks.rows.replayed import Replayed
 
-_TOLERANCE = 1e-2
-"""Of the largest value: rows computed beside fewer others differ by rounding, in bfloat16 by this much."""
+_TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}
+"""Of the largest value: rows computed beside fewer others differ by rounding by no more than this."""
+_COARSE = 1e-2
+"""The same for bfloat16 and float16, and on GPUs, which may round float32."""
 _MAX_LEFT_OUT = 2
 """How many arguments may have the batch's size by accident, such as a mask as wide as the batch."""
 
 
-def rows_of(model: nn.Module, subject: Subject) -> tuple[bool, ...]:
+def rows_of(subject: Subject) -> tuple[bool, ...]:
     """Returns for each argument of a module's call whether its leading dimension is the batch.
 
     Raises:
         UnsupportedModelError: No choice of arguments splits the module's results by rows.
     """
-    leaves, spec = flatten((subject.args, subject.kwargs))
-    with preserved(model), _settings(subject), _evaluating(subject.module), torch.no_grad():
-
-        def call(given: Sequence[Any]) -> list[Any]:
-            args, kwargs = unflatten(list(given), spec)
-            return flatten(subject.module(*args, **kwargs))[0]
-
-        whole = call(leaves)
-        for batched in _choices(leaves, whole):
-            if _splits(call, leaves, whole, batched):
-                return batched
+    leaves = flatten((subject.args, subject.kwargs))[0]
+    trains = any(part.training for part in subject.module.modules())
+    runs = [_Runs(subject, training=training) for training in ((True, False) if trains else (False,))]
+    whole = runs[0](leaves)
+    for batched in _choices(leaves, whole):
+        if all(each.splits(leaves, batched) for each in runs):
+            return batched
     given, made = _shapes(leaves), _shapes(whole)
     raise UnsupportedModelError(
-        f"{subject.name!r} cannot be split over ranks: run on half of its rows, of arguments {given}, it does not "
-        f"return half of its results {made}; either one of them has no row for each sample, or rows depend on each "
-        f"other; leave it where it is called: colocate(..., exclude=[{subject.name!r}])"
+        f"{subject.name!r} cannot be split over ranks: run on some of its rows, of arguments {given}, it does not "
+        f"return these rows of its results {made}; either one of them has no row for each sample, or rows depend on "
+        f"each other; leave it where it is called: colocate(..., exclude=[{subject.name!r}])"
     )
 
 
-def with_batch(model: nn.Module, subject: Subject) -> Subject:
+def with_batch(subject: Subject, batched: Sequence[bool]) -> Subject:
     """Returns a module that knows how many samples its batch has.
 
-    Raises:
-        UnsupportedModelError: As ``rows_of``.
+    Args:
+        subject: The module.
+        batched: What ``rows_of`` said of it.
     """
     leaves = flatten((subject.args, subject.kwargs))[0]
-    rows = next(len(leaf) for leaf, cut in zip(leaves, rows_of(model, subject), strict=True) if cut)
-    return replace(subject, batch=rows)
+    return replace(subject, batch=next(len(leaf) for leaf, cut in zip(leaves, batched, strict=True) if cut))
+
+
+class _Runs:
+    """Runs of a module in one mode, which all find it as it was and draw the same random numbers."""
+
+    def __init__(self, subject: Subject, *, training: bool) -> None:
+        self._subject = subject
+        self._training = training
+        self._spec = flatten((subject.args, subject.kwargs))[1]
+        self._replayed = Replayed()
+
+    def __call__(self, leaves: Sequence[Any]) -> list[Any]:
+        """Returns the leaves of its result."""
+        args, kwargs = unflatten(list(leaves), self._spec)
+        module = self._subject.module
+        with ExitStack() as stack:
+            for block in (
+                preserved(module, alone=(self._subject,)),
+                _in_mode(module, training=self._training),
+                torch.no_grad(),
+            ):
+                stack.enter_context(block)
+            if self._subject.settings is not None:
+                stack.enter_context(self._subject.settings())
+            stack.enter_context(uncompiled(module))
+            before = _drawn_outside_of_torch()
+            with self._replayed:
+                made = flatten(module(*args, **kwargs))[0]
+            if _drawn_outside_of_torch() != before:
+                self._replayed.is_exact = False
+            return made
+
+    def splits(self, leaves: Sequence[Any], batched: Sequence[bool]) -> bool:
+        """Whether some rows of the arguments give these rows of the results."""
+        many, rows, taken = _rows_that_differ(leaves, batched)
+        self._replayed = Replayed()
+        try:
+            whole = self(many)
+            made = self([leaf[:taken] if cut else leaf for leaf, cut in zip(many, batched, strict=True)])
+            again = self(many)
+        except Exception:  # of any kind: the module was called with what it may not be made for
+            return False
+        if any(isinstance(leaf, torch.Tensor) and len(leaf) != rows for leaf in whole):
+            return False
+        wanted = [leaf[:taken] if isinstance(leaf, torch.Tensor) else leaf for leaf in whole]
+        if not _are_alike(made, wanted, lambda a, b: a.shape == b.shape):
+            return False
+        # A module that draws what cannot be drawn again differs from itself: its shapes have to do.
+        differs = not self._replayed.is_exact or not _are_alike(again, whole, _is_same)
+        tolerance = _tolerance([*many, *whole, *self._subject.module.parameters()])
+        return differs or _are_alike(made, wanted, lambda a, b: _is_close(a, b, tolerance))
+
+
+def _rows_that_differ(leaves: Sequence[Any], batched: Sequence[bool]) -> tuple[list[Any], int, int]:
+    """Returns arguments with rows that differ, how many these are, and how many of them to try alone.
+
+    That is an odd number, so that pairs of rows would be seen.
+    """
+    cut = [leaf for leaf, has_rows in zip(leaves, batched, strict=True) if has_rows]
+    rows = len(cut[0])
+    taken = max(1, (rows // 2 - 1) | 1)
+    if any(not torch.equal(leaf, leaf[:1].expand_as(leaf)) for leaf in cut):
+        return list(leaves), rows, taken
+    rest = max(1, rows - taken)
+
+    def differing(leaf: torch.Tensor) -> torch.Tensor:
+        return torch.cat([leaf[:taken], _another(leaf[:1]).expand(rest, *leaf.shape[1:])])
+
+    made = [differing(leaf) if has_rows else leaf for leaf, has_rows in zip(leaves, batched, strict=True)]
+    return made, taken + rest, taken
+
+
+def _another(row: torch.Tensor) -> torch.Tensor:
+    """Returns a row that differs from one, and can be taken for one of the same data."""
+    turned = row.flip(tuple(range(1, row.dim())))
+    if row.is_floating_point():
+        return turned * 0.5 + 0.1
+    if row.dtype == torch.bool or not torch.equal(turned, row):
+        return turned
+    return torch.where(row > 0, row - 1, row + 1)
 
 
 def _choices(leaves: Sequence[Any], whole: Sequence[Any]) -> Iterator[tuple[bool, ...]]:
@@ -74,25 +158,6 @@ def _choices(leaves: Sequence[Any], whole: Sequence[Any]) -> Iterator[tuple[bool
             yield tuple(index in fitting and index not in left_out for index in range(len(leaves)))
 
 
-def _splits(
-    call: Callable[[Sequence[Any]], list[Any]], leaves: Sequence[Any], whole: Sequence[Any], batched: Sequence[bool]
-) -> bool:
-    rows = next(len(leaf) for leaf, cut in zip(leaves, batched, strict=True) if cut)
-    take: Callable[[torch.Tensor], torch.Tensor] = (
-        (lambda tensor: tensor[: rows // 2]) if rows > 1 else lambda tensor: torch.cat([tensor, tensor])
-    )
-    given = [take(leaf) if cut else leaf for leaf, cut in zip(leaves, batched, strict=True)]
-    try:
-        made = call(given)
-    except Exception:  # of any kind: the module was called with what it may not be made for
-        return False
-    wanted = [take(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in whole]
-    if not _are_alike(made, wanted, lambda a, b: a.shape == b.shape):
-        return False
-    # A module that draws random numbers differs from itself: its shapes have to do.
-    return _are_alike(made, wanted, _is_close) or not _are_alike(call(leaves), whole, torch.equal)
-
-
 def _are_alike(made: Sequence[Any], wanted: Sequence[Any], same: Callable[[torch.Tensor, torch.Tensor], bool]) -> bool:
     return len(made) == len(wanted) and all(
         same(a, b) if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) else type(a) is type(b)
@@ -100,21 +165,35 @@ def _are_alike(made: Sequence[Any], wanted: Sequence[Any], same: Callable[[torch
     )
 
 
-def _is_close(made: torch.Tensor, wanted: torch.Tensor) -> bool:
+def _tolerance(tensors: Sequence[Any]) -> float:
+    """Returns how far rounding may go, as a part of the largest value."""
+    floats = [one for one in tensors if isinstance(one, torch.Tensor) and one.is_floating_point()]
+    if torch.is_autocast_enabled("cpu") or any(one.device.type != "cpu" for one in floats):
+        return _COARSE
+    return max((_TOLERANCES.get(one.dtype, _COARSE) for one in floats), default=_COARSE)
+
+
+def _is_same(made: torch.Tensor, wanted: torch.Tensor) -> bool:
+    return (
+        torch.equal(made.nan_to_num(), wanted.nan_to_num()) if made.is_floating_point() else torch.equal(made, wanted)
+    )
+
+
+def _is_close(made: torch.Tensor, wanted: torch.Tensor, tolerance: float) -> bool:
     if not made.is_floating_point():
         return True  # an index of the largest value may change by rounding
-    made, wanted = made.float(), wanted.float()
+    made, wanted = made.double(), wanted.double()
     finite = wanted[wanted.isfinite()]
     scale = finite.abs().max().item() if finite.numel() else 1.0
-    return torch.allclose(made, wanted, rtol=_TOLERANCE, atol=_TOLERANCE * scale, equal_nan=True)
+    return torch.allclose(made, wanted, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
 
 
 @contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
-    """Puts a module into the mode without dropout, part by part, and back."""
+def _in_mode(module: nn.Module, *, training: bool) -> Iterator[None]:
+    """Leaves a module in its mode, or puts it into the one of evaluation, part by part, and back."""
     modes = [(part, part.training) for part in module.modules()]
-    for part, _ in modes:
-        part.training = False
+    for part, mode in modes:
+        part.training = mode and training
     try:
         yield
     finally:
@@ -122,12 +201,10 @@ def _evaluating(module: nn.Module) -> Iterator[None]:
             part.training = mode
 
 
-@contextmanager
-def _settings(subject: Subject) -> Iterator[None]:
-    with ExitStack() as stack:
-        if subject.settings is not None:
-            stack.enter_context(subject.settings())
-        yield
+def _drawn_outside_of_torch() -> tuple[Any, ...]:
+    """Returns what changes when anybody draws random numbers of Python or numpy."""
+    numpy = sys.modules.get("numpy")
+    return random.getstate(), None if numpy is None else [str(part) for part in numpy.random.get_state()]
 
 
 def _shapes(leaves: Sequence[Any]) -> str:

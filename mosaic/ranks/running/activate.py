@@ -20,8 +20,9 @@ from mosaic.ranks.calls.ranked import Ranked
 from mosaic.ranks.calls.run import RankedRuns
 from mosaic.ranks.meeting.progress import THE_LOOP, Waiting
 from mosaic.ranks.meeting.world import World
-from mosaic.ranks.parameters.ownership import GivenUp, give_up
-from mosaic.ranks.parameters.reduce import GradientReducer
+from mosaic.ranks.parameters.elsewhere import Home
+from mosaic.ranks.parameters.ownership import give_up
+from mosaic.ranks.parameters.reduce import GradientReducer, sparse_in
 from mosaic.ranks.parameters.tied import Holdings, Members, even_out, holdings_of, marked
 from mosaic.ranks.rows.sampler import Feed
 from mosaic.ranks.running.handle import RankHandle
@@ -108,7 +109,8 @@ def place(on: Prepared, plan: Plan, opened: Opened, *, gives_up: bool = True) ->
             if rank in holders
             for parameter in parameters
         ]
-        runs.begin(ranked, _shared_reducers(holdings, world, partial(runs.progress.waiting, THE_LOOP)), hooks)
+        waiting = partial(runs.progress.waiting, THE_LOOP)
+        runs.begin(ranked, _shared_reducers(holdings, world, waiting, sparse_in(on.model)), hooks)
         feeds = tuple(_feed(subject, ranked[subject.name]) for subject in finding.subjects)
     return Activated(placed=PlacedPlan(plan, finding, runs), holdings=holdings, notes=tuple(notes), feeds=feeds)
 
@@ -145,7 +147,7 @@ def _begin_alike(on: Prepared, runs: RankedRuns) -> None:
     world = on.world
     trained = [parameter for parameter in on.model.parameters() if parameter.requires_grad]
     waiting = partial(runs.progress.waiting, THE_LOOP)
-    reducer = GradientReducer(trained, world.group(range(world.size)), waiting=waiting)
+    reducer = GradientReducer(trained, world.group(range(world.size)), waiting=waiting, sparse=sparse_in(on.model))
     reduced = {
         subject.name: sum(p.nbytes for p in subject.module.parameters() if p.requires_grad and world.size > 1)
         for subject in on.finding.subjects
@@ -167,6 +169,7 @@ def _ranked_modules(
     rank, everyone = world.rank, range(world.size)
     held = holdings.held_by(rank)
     tied = {id(parameter) for group in holdings.tied.values() for parameter in group}
+    sparse = sparse_in(on.model)
     ranked: dict[str, Ranked] = {}
     for subject in on.finding.subjects:
         ranks = members[subject.name]
@@ -187,7 +190,7 @@ def _ranked_modules(
             learned=learned,
             compute=marked(subject.name, runs.compute(subject.name, slots[subject.name])),
             reducer=(
-                GradientReducer(trained, own, waiting=waiting, place=runs.place(slots[subject.name]))
+                GradientReducer(trained, own, waiting=waiting, place=runs.place(slots[subject.name]), sparse=sparse)
                 if rank in ranks and trained
                 else None
             ),
@@ -197,7 +200,7 @@ def _ranked_modules(
             batched=examined.batched[subject.name],
         )
         if rank not in ranks and gives_up:
-            give_up(subject.module, keep=held, told=GivenUp(subject.name, ranks))
+            give_up(subject.module, Home(subject.name, ranks), keep=held)
     return ranked
 
 
@@ -214,18 +217,19 @@ def _feed(subject: Subject, ranked: Ranked) -> Feed:
     return Feed(members=ranked.members, step_bytes=float(given + made))
 
 
-def _shared_reducers(holdings: Holdings, world: World, waiting: Waiting) -> list[GradientReducer]:
+def _shared_reducers(
+    holdings: Holdings, world: World, waiting: Waiting, sparse: frozenset[int]
+) -> list[GradientReducer]:
     """Returns what reduces this rank's part of all that is not one module's own, in the same order on all ranks."""
+    reduce = partial(GradientReducer, overlaps=False, waiting=waiting, sparse=sparse)
     reducers = []
     if holdings.loose:
-        reducers.append(
-            GradientReducer(holdings.loose, world.group(range(world.size)), overlaps=False, waiting=waiting)
-        )
+        reducers.append(reduce(holdings.loose, world.group(range(world.size))))
     for holders, parameters in holdings.tied.items():
         group = world.group(holders)
         if world.rank in holders:
             # A part of a gradient is there when the first of its users is through; all are at the end.
-            reducers.append(GradientReducer(parameters, group, overlaps=False, waiting=waiting))
+            reducers.append(reduce(parameters, group))
     return reducers
 
 

@@ -38,8 +38,22 @@ _HARMLESS = {
 """Options of the wrapper that say how it reduces; others change what is computed."""
 
 
+class ReducesNothing:
+    """Stands where frameworks tell the wrapper's reducer of a backward."""
+
+    def prepare_for_backward(self, outputs: object) -> None:
+        """Does nothing."""
+
+    def _rebuild_buckets(self) -> None:
+        """Does nothing."""
+
+
 class HandsOn(DistributedDataParallel):
     """A wrapper around a model whose gradients are reduced already: it is there for those who look for it."""
+
+    reducer = ReducesNothing()
+    static_graph = find_unused_parameters = broadcast_buffers = gradient_as_bucket_view = False
+    require_forward_param_sync = True
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the model; inputs go to ``device_ids`` first, as with any such wrapper.
@@ -76,6 +90,13 @@ class HandsOn(DistributedDataParallel):
             "a communication hook changes how DistributedDataParallel reduces gradients, and Mosaic reduces those of "
             "a model that is colocated over ranks; leave the hook out"
         )
+
+    def _set_static_graph(self) -> None:
+        """Does nothing."""
+
+    def _get_ddp_logging_data(self) -> dict[str, Any]:
+        """Returns nothing: there is no reduction to tell of."""
+        return {}
 
     def train(self, mode: bool = True) -> HandsOn:
         """Sets the mode of the model, as any module does."""

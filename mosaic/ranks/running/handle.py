@@ -63,6 +63,10 @@ class RankHandle(Handle):
         self._is_whole = False
         loops.enter(self)
 
+    def _warn(self) -> None:
+        if self.world.rank == 0:
+            super()._warn()
+
     def metrics(self) -> dict[str, float]:
         """Returns what ``Handle.metrics`` does, and what this rank sent to others since ``clear_timeline()``.
 
@@ -175,6 +179,11 @@ class RankHandle(Handle):
                 self._is_whole = True
                 take_back(self._model, self._whole)
             self.world.close()
+
+    @property
+    def _divided(self) -> frozenset[int]:
+        """Ids of the parameters that some rank does not hold."""
+        return frozenset(key for key, ranks in self._holdings.by_id.items() if len(ranks) < self.world.size)
 
     @property
     def _counted_here(self) -> dict[int, bool]:

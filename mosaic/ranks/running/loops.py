@@ -6,7 +6,10 @@ As long as a model is colocated over ranks, and for its parameters only:
   ``get_total_norm``, which is given no parameters to know whose gradients are missing, raises;
 * ``torch.amp.GradScaler`` skips a step on all ranks if one of them has found an infinite gradient;
 * wrapping the model in ``DistributedDataParallel`` gives a wrapper that reduces nothing: that is done already;
-* ``model.to(device)`` leaves what this rank has given up as it is.
+* ``model.to(device)`` leaves what this rank has given up as it is;
+* an optimizer that steps all parameters as one (``LBFGS``), or spreads them over ranks itself
+  (``ZeroRedundancyOptimizer``), raises where some are on other ranks;
+* ``optimizer.state_dict()`` has a stand-in for the state that is on other ranks, so that saving it raises.
 
 What is replaced is the function inside of torch's own, so that names that were imported before mean it too. It is put
 back when the last such model is given back by ``handle.remove()``, or is gone.
@@ -27,9 +30,12 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from mosaic.errors import ModuleContractError
 from mosaic.ranks.meeting.progress import THE_LOOP
+from mosaic.ranks.parameters.elsewhere import Elsewhere
 from mosaic.ranks.running.frameworks import hand_on, kept_away
 from mosaic.ranks.running.reduced import ReducedModel
 
@@ -119,6 +125,34 @@ class _Convert(_Instead):
         return self.plain(module, kept_away(module, fn), *args, **kwargs)
 
 
+class _State(_Instead):
+    def __call__(self, optimizer: Optimizer) -> dict[str, Any]:
+        found: dict[str, Any] = self.plain(optimizer)
+        own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        away = {index: {"elsewhere": p.detach()} for index, p in enumerate(own) if isinstance(p, Elsewhere)}
+        return {**found, "state": {**found["state"], **away}} if found["state"] else found
+
+
+class _Step(_Instead):
+    def __call__(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+        kinds = [kind.__name__ for kind in type(optimizer).__mro__ if kind.__name__ in _JOINT]
+        own = [parameter for group in optimizer.param_groups for parameter in group["params"]] if kinds else []
+        handle = self.handle_of(own)
+        if handle is not None and any(id(parameter) in handle._divided for parameter in own):
+            raise ModuleContractError(
+                f"{type(optimizer).__name__} {_JOINT[kinds[0]]}, and parameters of this model are on some of the ranks "
+                "only; make an optimizer that steps each parameter by itself, such as SGD or AdamW, or give a plan "
+                "that has every module on all ranks"
+            )
+
+
+_JOINT = {
+    "LBFGS": "steps all parameters as one",
+    "ZeroRedundancyOptimizer": "spreads parameters over the ranks, where Mosaic has done that",
+}
+"""Optimizers that need all parameters on each rank, and why."""
+
+
 def enter(handle: ReducedModel) -> None:
     """Makes torch's functions know of a model."""
     for place in _PLACES:
@@ -142,13 +176,15 @@ def _norm_over_ranks(handle: ReducedModel, parameters: Sequence[torch.Tensor], o
         op = dist.ReduceOp.MAX if at_most else dist.ReduceOp.SUM
         dist.all_reduce(own, op=op, group=handle.world.carrier_of(own))
     total = torch.maximum(own, others) if at_most else (own + others) ** (1 / order)
-    return total.float()
+    return total if any(p.dtype == torch.float64 for p in parameters) else total.float()
 
 
 def _powers(parameters: Iterator[torch.Tensor], order: float, device: torch.device) -> torch.Tensor:
     """Returns the sum of the powers of all gradients' elements, or their largest; a double on the ranks' device."""
     norms = [
-        torch.linalg.vector_norm(p.grad.detach(), order, dtype=torch.float32).double().to(device)
+        torch.linalg.vector_norm(_values(p.grad), order, dtype=torch.promote_types(p.grad.dtype, torch.float32))
+        .double()
+        .to(device)
         for p in parameters
         if p.grad is not None
     ]
@@ -156,6 +192,11 @@ def _powers(parameters: Iterator[torch.Tensor], order: float, device: torch.devi
         return torch.zeros((), dtype=torch.float64, device=device)
     stacked = torch.stack(norms)
     return stacked.max() if order == math.inf else (stacked**order).sum()
+
+
+def _values(grad: torch.Tensor) -> torch.Tensor:
+    """Returns a gradient's elements that may differ from 0."""
+    return grad.detach().coalesce().values() if grad.is_sparse else grad.detach()
 
 
 class _Inside:
@@ -211,10 +252,35 @@ class _Method:
                 setattr(self._owner, self._name, instead.plain)
 
 
+class _BeforeSteps:
+    """What torch calls before each optimizer's step."""
+
+    def __init__(self) -> None:
+        self._instead: _Instead | None = None
+        self._hook: RemovableHandle | None = None
+
+    def get(self) -> _Instead:
+        """Returns what is called; registers it if need be."""
+        if self._instead is None:
+            self._instead = _Step(lambda *_: None)
+            self._hook = register_optimizer_step_pre_hook(self._instead)
+        return self._instead
+
+    def drop(self, handle: ReducedModel) -> None:
+        """Takes a handle off, and the hook after the last."""
+        if self._instead is not None and self._hook is not None:
+            self._instead.handles.discard(handle)
+            if not self._instead.handles:
+                self._hook.remove()
+                self._instead = None
+
+
 _PLACES = (
     _Inside(clip_grad_norm_, _Clip),
     _Inside(get_total_norm, _Norm),
     _Method(GradScaler, "_unscale_grads_", _Unscale),
     _Method(DistributedDataParallel, "__init__", _Wrap),
     _Method(nn.Module, "_apply", _Convert),
+    _Method(Optimizer, "state_dict", _State),
+    _BeforeSteps(),
 )

@@ -37,15 +37,20 @@ class Examined:
     """What each module returns, and what its call showed of it."""
 
 
-def examine_on_sample(model: nn.Module, finding: Finding, sample: Sample) -> Examined:
+def examine_on_sample(
+    model: nn.Module, finding: Finding, sample: Sample, batched: Mapping[str, tuple[bool, ...]]
+) -> Examined:
     """Runs the model and its modules on the sample.
 
-    Raises:
-        UnsupportedModelError: A module cannot be split over ranks.
+    Args:
+        model: The model.
+        finding: Its modules.
+        sample: One batch.
+        batched: For each module, which of its arguments have a row for each sample.
     """
     return Examined(
         users=users_of(model, finding.subjects, sample),
-        batched={subject.name: rows_of(model, subject) for subject in finding.subjects},
+        batched=batched,
         learned={subject.name: _learned(model, subject) for subject in finding.subjects},
     )
 
@@ -78,8 +83,8 @@ def prepare(
     exclude: Sequence[str] = (),
 ) -> Prepared:
     """Finds a model's modules and examines them; every rank calls it, and all raise where one cannot."""
-    finding = world.together(lambda: find_for_ranks(model, sample, modules, exclude))
-    examined = world.together(lambda: examine_on_sample(model, finding, sample))
+    finding, batched = world.together(lambda: _found_with_rows(model, sample, modules, exclude))
+    examined = world.together(lambda: examine_on_sample(model, finding, sample, batched))
     return Prepared(
         model=model,
         sample=sample,
@@ -117,11 +122,20 @@ def find_for_ranks(
     Raises:
         UnsupportedModelError: A module cannot be split over ranks.
     """
+    return _found_with_rows(model, sample, modules, exclude)[0]
+
+
+def _found_with_rows(
+    model: nn.Module, sample: Sample, modules: Sequence[str] | None, exclude: Sequence[str]
+) -> tuple[Finding, dict[str, tuple[bool, ...]]]:
+    """Returns the modules, and for each which of its arguments have a row for each sample."""
     finding = find_modules(model, sample, include=modules, exclude=exclude, may_share=True)
     finding = replace(finding, subjects=tuple(map(_cut, finding.subjects)))
     for subject in finding.subjects:
         _refuse(subject)
-    return replace(finding, subjects=tuple(with_batch(model, subject) for subject in finding.subjects))
+    batched = {subject.name: rows_of(subject) for subject in finding.subjects}
+    subjects = tuple(with_batch(subject, batched[subject.name]) for subject in finding.subjects)
+    return replace(finding, subjects=subjects), batched
 
 
 def _cut(subject: Subject) -> Subject:
@@ -146,7 +160,7 @@ def _refuse(subject: Subject) -> None:
 def _learned(model: nn.Module, subject: Subject) -> tuple[Template, Signature]:
     """Calls a module as in the sample's step; returns what it returns and what the call showed of it."""
     settings = subject.settings if subject.settings is not None else nullcontext
-    with preserved(model), torch.enable_grad(), settings():
+    with preserved(model, alone=(subject,)), torch.enable_grad(), settings():
         arguments = Arguments.take(subject.args, subject.kwargs)
         result, _, signature = learn(lambda: subject.module(*subject.args, **subject.kwargs), arguments, subject.module)
     return Template.of(result), signature

@@ -21,5 +21,9 @@ class ReducedModel(Protocol):
         """Whether Mosaic still reduces its gradients."""
 
     @property
+    def _divided(self) -> frozenset[int]:
+        """Ids of the parameters that some rank does not hold."""
+
+    @property
     def _counted_here(self) -> dict[int, bool]:
         """For the id of each parameter of the model, whether this rank counts it."""

@@ -31,13 +31,20 @@ def report_of(name: str) -> ModelReport:
 SEEN = {
     "Twice": ("warning", "left: called 2 times in a step"),
     "Reading": ("note", "left: the code between modules looks at a value of its result (__bool__)"),
-    "Inside": ("note", "left: its own course depends on values (__bool__)"),
     "Writing": ("warning", "left: its input is written to in place (add_"),
     "Hooked": ("note", "left: it has a forward hook, which will run on the lane's thread"),
     "Tied": ("warning", "left: shares 0.weight with the rest of the model"),
-    "Normed": ("note", "left: its forward updates buffers, such as 2.num_batches_tracked"),
     "Compiled": ("note", "left: it is compiled"),
 }
+
+
+QUIET = ("Optional", "Inside", "Normed")
+"""In which there is nothing for their user to do."""
+
+
+@pytest.mark.parametrize("name", QUIET)
+def test_what_the_engine_answers_for_is_no_remark(name: str):
+    assert not report_of(name).findings
 
 
 @pytest.mark.parametrize("name", SEEN)
@@ -50,7 +57,7 @@ def test_what_cannot_be_seen_through_is_named_with_its_line_and_what_to_do(name:
 
 
 @pytest.mark.filterwarnings("ignore")  # dynamo's own
-@pytest.mark.parametrize("name", [*SEEN, "Optional"])
+@pytest.mark.parametrize("name", [*SEEN, *QUIET])
 def test_such_a_model_trains_as_the_plain_one_does(name: str):
     model, sample = getattr(odd_models, f"make_{name}")()
     names = find_modules(model, sample).graph.names

@@ -9,6 +9,7 @@ import torch
 from engine_cases import (
     SIDE_BY_SIDE,
     Doing,
+    Outside,
     TwoTowers,
     assert_trains_like_plain,
     colocate,
@@ -18,9 +19,7 @@ from engine_cases import (
 from torch import nn
 
 from mosaic.engine import Handle
-from mosaic.errors import (
-    ModuleContractError,
-)
+from mosaic.errors import UnforeseenError
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -71,12 +70,14 @@ def test_an_interrupt_reaches_the_caller_and_lanes_go_on(model: TwoTowers, handl
 
 
 @pytest.mark.parametrize("handle", ["host"], indirect=True)
-def test_a_module_that_returns_another_shape_is_named(model: TwoTowers, handle: Handle):
+def test_outside_of_the_model_s_call_a_result_of_another_shape_is_an_error_once(model: TwoTowers, handle: Handle):
     model.left.order = "shape"
-    with pytest.raises(ModuleContractError, match=r"'left' returned .* cannot be placed: .*exclude=\['left'\]"):
-        model(*pair_batch())
+    x = pair_batch()[0]
+    with pytest.raises(UnforeseenError, match=r"'left', called at .* returned .*depend on values.*exclude=\['left'\]"):
+        model.left(x).join()
+    assert model.left(x).shape == (6, 3)
     model.left.order = "work"
-    assert_trains_like_plain(model, handle)
+    assert "ran in place" in handle.describe()
 
 
 def test_a_write_into_an_input_is_found_out():
@@ -132,14 +133,14 @@ def test_data_loader_workers_can_be_forked_afterwards(model: TwoTowers, handle: 
 class Slow(nn.Module):
     """Waits on its lane until it is told to go on."""
 
+    go_on = Outside(None)
+
     def __init__(self) -> None:
         super().__init__()
         self.layers = tower(8, 16, nn.BatchNorm1d(16))
-        self.__dict__["go_on"] = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.__dict__["go_on"] is not None:
-            assert self.__dict__["go_on"].wait(60)
+        assert self.go_on is None or self.go_on.wait(60)
         return self.layers(x)
 
 
@@ -152,7 +153,7 @@ def test_what_was_called_before_a_change_computes_as_before_it(change: str):
         model(*pair_batch()).sum().backward()
         with handle.disabled():
             expected = model.left(pair_batch()[0]).detach()
-        model.left.__dict__["go_on"] = opened
+        model.left.go_on = opened
         result = model.left(pair_batch()[0])
         opening = threading.Thread(target=opened.set)  # while the caller waits in the change
         opening.start()

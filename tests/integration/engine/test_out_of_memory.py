@@ -10,6 +10,7 @@ import pytest
 import torch
 from engine_cases import (
     SIDE_BY_SIDE,
+    Outside,
     Record,
     TwoTowers,
     assert_trains_like_plain,
@@ -35,12 +36,13 @@ def torch_error() -> Exception:
 class Hungry(nn.Module):
     """Finds no memory in its next ``failures`` calls on a lane, in the middle of its work."""
 
+    failures = Outside(0)
+
     def __init__(self, *extra: nn.Module, error: Callable[[], Exception] = torch_error) -> None:
         super().__init__()
         self.first = tower()
         self.extra = nn.Sequential(*extra)
         self.last = nn.Linear(16, 16)
-        self.failures = 0
         self.error = error
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ from engine_cases import Explicit, assert_same, explicit_steps, pair_batch, towe
 from stage_graph_cases import one_thread  # noqa: F401
 from stream_cases import FakeBackend
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 import mosaic
 from mosaic.engine.parallel import _pool
@@ -181,17 +182,100 @@ def test_pieces_that_share_a_module_take_turns(backend: FakeBackend, how: str, g
         assert torch.equal(ours, plain)
 
 
-@pytest.mark.parametrize("casts", [False, True], ids=["plain", "autocast"])
-def test_a_module_of_a_piece_may_be_called_between_pieces(backend: FakeBackend, casts: bool):
-    encoder = Normed().encoder
-    for step in range(2):
-        x, y = pair_batch(step)
-        with torch.autocast("cpu", torch.bfloat16, enabled=casts):
-            with mosaic.parallel(QUOTAS, backend=backend) as p:
-                left = p.run("left", encoder, x)
-                right = encoder(y)
-            (left + right).float().sum().backward()
-    assert not encoder._forward_pre_hooks, "nothing is left on the module"
+def averaged(encoder: nn.Sequential, y: torch.Tensor) -> torch.Tensor:
+    for parameter in encoder.parameters():
+        parameter.data.mul_(0.9)
+    return y.mean()
+
+
+BETWEEN: dict[str, Any] = {
+    "the module is called": lambda encoder, y: encoder(y),
+    "a layer is called": lambda encoder, y: encoder[0](y),
+    "a layer with statistics is called": lambda encoder, y: encoder[2](y.repeat(1, 2)),
+    "a weight is used": lambda encoder, y: nn.functional.linear(y, encoder[0].weight),
+    "a buffer is read": lambda encoder, _: encoder[2].running_mean * 2,
+    "weights are written past torch's count": averaged,
+}
+
+
+@pytest.mark.parametrize(
+    ("casts", "grad"), [(False, True), (True, True), (True, False)], ids=["plain", "autocast", "frozen"]
+)
+@pytest.mark.parametrize("graphs", [False, True], ids=["launched", "graphs"])
+@pytest.mark.parametrize("between", BETWEEN)
+def test_what_a_piece_uses_may_be_used_between_pieces(
+    backend: FakeBackend, between: str, graphs: bool, casts: bool, grad: bool
+):
+    for kind in ("module", "method", "function"):
+        model = Normed()
+        twin, found = copy.deepcopy(model), []
+        pieces = {"module": model.encoder, "method": model.encode, "function": lambda x, model=model: model.encoder(x)}
+        for step in range(2):
+            x, y = pair_batch(step)
+            with torch.set_grad_enabled(grad), torch.autocast("cpu", torch.bfloat16, enabled=casts):
+                with mosaic.parallel(QUOTAS, backend=backend, cuda_graphs=graphs) as p:
+                    left = p.run("left", pieces[kind], x)
+                    other = BETWEEN[between](model.encoder, y)
+                found.append((left, other, twin.encode(x), BETWEEN[between](twin.encoder, y)))
+        assert all(torch.equal(one + 0, two) and torch.equal(three, four) for one, three, two, four in found)
+
+
+def test_a_block_leaves_no_mode_behind(backend: FakeBackend):
+    def fail(_: torch.Tensor) -> torch.Tensor:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"), mosaic.parallel(QUOTAS, backend=backend) as p:
+        p.run("left", fail, pair_batch()[0])
+    assert torch._C._len_torch_function_stack() == 0
+
+
+def test_a_mode_of_the_user_s_sees_the_pieces_that_are_run_in_it(backend: FakeBackend):
+    class Counting(TorchFunctionMode):
+        num_linear = 0
+
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.num_linear += func is nn.functional.linear
+            return func(*args, **(kwargs or {}))
+
+    with mosaic.parallel(QUOTAS, backend=backend) as p, Counting() as mode:
+        p.run("left", tower(), pair_batch()[0])
+    assert mode.num_linear == 2
+
+
+def run_on_lanes(backend: FakeBackend, left: Any, right: Any) -> bool:
+    """Runs two pieces twice; returns whether the last products of the two lanes were ordered."""
+    x, y = pair_batch()
+    for _ in range(2):
+        with torch.no_grad(), mosaic.parallel(QUOTAS, backend=backend) as p:
+            p.run("left", left, x)
+            p.run("right", right, y)
+    lanes = pool_of(backend, cuda_graphs=False).executor.lanes
+    one, other = (
+        next(one for one in reversed(backend.api.on(lanes.lane(slots).stream)) if one.name == "aten.addmm.default")
+        for slots in ((0, 1), (2,))
+    )
+    return not one.is_concurrent_with(other)
+
+
+def test_pieces_are_ordered_by_what_they_use_and_not_by_whose_they_are(backend: FakeBackend):
+    model, other = Explicit(), tower()
+    encoders = [model.left, other]
+    shared = torch.randn(8)
+    assert not run_on_lanes(backend, lambda x: model.left(x), lambda x: other(x))
+    assert run_on_lanes(backend, lambda x: model.left(x), lambda x: model.left(x * 2))
+    assert run_on_lanes(backend, lambda x: other(x + shared), lambda x: model.left(x + shared))
+    assert run_on_lanes(backend, lambda x: encoders[0](x), model.left)
+    assert not run_on_lanes(backend, lambda x: encoders[0](x), other)
+    encoders.reverse()  # the same code uses other weights from now on
+    assert run_on_lanes(backend, lambda x: encoders[0](x), other)
+
+
+def test_what_is_compiled_and_cannot_be_watched_runs_with_nothing_beside_it(backend: FakeBackend):
+    encoder = tower()
+    encode = torch.compile(lambda x: encoder(x), backend="eager")
+    with torch.compiler.set_stance("force_eager"):
+        assert run_on_lanes(backend, encode, tower())
+        assert run_on_lanes(backend, tower(), encode)
 
 
 def test_a_piece_that_depends_on_another_shares_nothing_with_it(backend: FakeBackend):
@@ -201,15 +285,3 @@ def test_a_piece_that_depends_on_another_shares_nothing_with_it(backend: FakeBac
             left = p.run("left", first, pair_batch(step)[0])
             right = p.run("right", lambda given: second(given), left)
         right.sum().backward()
-    assert pool_of(backend, cuda_graphs=False).executor.in_order == {}
-
-
-def test_what_a_function_shares_is_told_by_its_first_call_with_gradients(backend: FakeBackend):
-    encoder = tower()
-    x, y = pair_batch()
-    for trains in (False, True):
-        casts = torch.autocast("cpu", torch.bfloat16, enabled=trains)
-        with torch.set_grad_enabled(trains), casts, mosaic.parallel(QUOTAS, backend=backend) as p:
-            p.run("left", lambda given: encoder(given), x)
-            p.run("right", lambda given: encoder(given), y)
-    assert set(pool_of(backend, cuda_graphs=False).executor.in_order) == {"left", "right"}

@@ -8,6 +8,7 @@ import torch
 from ranks.cases import run_ranks
 from torch import nn
 
+from mosaic.ranks.parameters.elsewhere import Home
 from mosaic.ranks.parameters.ownership import give_up
 
 
@@ -31,12 +32,13 @@ def test_a_module_that_was_given_up_keeps_its_parameters_as_objects_and_no_memor
     module = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
     weight = module[0].weight
     optimizer = torch.optim.AdamW(module.parameters())
-    assert give_up(module) == 4 * (9 + 3 + 3 + 3 + 3 + 3) + 8
+    home = Home("tower", (1,))
+    assert give_up(module, home) == 4 * (9 + 3 + 3 + 3 + 3 + 3) + 8
     assert module[0].weight is weight
     assert weight.is_meta
     assert all(tensor.is_meta for tensor in module.parameters())
     optimizer.step()  # skips what has no gradient
-    assert give_up(module) == 0
+    assert give_up(module, home) == 0
 
 
 def test_training_under_random_plans_is_data_parallel_training(tmp_path: Path):

@@ -245,24 +245,27 @@ def a_plan_that_is_no_json(rank: int, size: int, place: Path) -> None:
 
 
 def unlike(rank: int, size: int, place: Path) -> None:
-    """Rank 1 has another torch, then another device, then another model; all ranks are told each time."""
+    """Rank 1 has another torch, device, model and then sample; all ranks are told each time."""
     from mosaic.errors import MosaicError
     from mosaic.ranks.meeting.world import RankFacts
 
     join(rank, size, place)
     plain = RankFacts.of
 
-    def facts(device: Any, graph: str) -> RankFacts:
+    def facts(device: Any, graph: Any) -> RankFacts:
         found = plain(device, graph)
         return replace(found, **changes) if rank == 1 else found
 
     RankFacts.of = staticmethod(facts)  # type: ignore[method-assign]
     changes: dict[str, Any] = {}
-    for changed in ({"torch": "2.5.0"}, {"sms_per_slot": 16, "num_slots": 8}, {"graph": "another"}):
+    for changed in ({"torch": "2.5.0"}, {"sms_per_slot": 16, "num_slots": 8}, {"graph": "another"}, {}):
         changes.clear()
         changes.update(changed)
+        sample = batch(0, ROWS)
+        if rank == 1 and not changed:
+            sample["text"] = torch.zeros(ROWS, 9, dtype=torch.int64)
         try:
-            colocate_ranks(Model(), sample=batch(0, ROWS), backend=HostBackend(1), options=watching())
+            colocate_ranks(Model(), sample=sample, backend=HostBackend(1), options=watching())
         except MosaicError as error:
             print(error)
 

@@ -20,6 +20,7 @@ from mosaic.ranks.calls.passing import ForwardPass
 from mosaic.ranks.calls.ranked import Ranked, Template
 from mosaic.ranks.meeting.progress import SentPhase, Traffic
 from mosaic.ranks.meeting.world import World
+from mosaic.ranks.parameters.elsewhere import Home
 from mosaic.ranks.parameters.ownership import give_up
 from mosaic.ranks.parameters.reduce import GradientReducer
 
@@ -107,7 +108,7 @@ def routed(case: Case, rank: int, size: int) -> dict[str, torch.Tensor]:
     shared = GradientReducer([weight, scale], everyone, waiting=unwatched)
     ranked = ranked_of(tower, case.members, world, reducer)
     if not is_member:
-        give_up(tower)
+        give_up(tower, Home("tower", case.members))
         assert all(tensor.is_meta for tensor in tower.parameters())
     for step, held in enumerate(case.held):
         x, ids = batch_of(case, step)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from itertools import pairwise
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -72,15 +71,14 @@ def test_one_wait_for_the_device_is_enough_for_a_batch(backend: FakeBackend):
 
 
 def test_a_gpus_random_numbers_are_given_back_as_they_were(monkeypatch: pytest.MonkeyPatch):
-    gpu = torch.device("cuda", 1)
-    states = {gpu: torch.arange(3)}
+    states = {gpu: torch.arange(3) + gpu for gpu in range(2)}
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(states))
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: states[device].clone())
     monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: states.update({device: state}))
-    parameter = SimpleNamespace(grad=None, device=gpu)
-    model = SimpleNamespace(parameters=lambda: [parameter], buffers=lambda: [], modules=lambda: [])
-    with preserved(model):  # type: ignore[arg-type]
-        states[gpu] = torch.zeros(3)
-    assert torch.equal(states[gpu], torch.arange(3))
+    with preserved(torch.nn.Identity()):
+        states[0] = states[1] = torch.zeros(3)
+    assert all(torch.equal(states[gpu], torch.arange(3) + gpu) for gpu in range(2))
 
 
 def test_peaks_are_what_each_phase_took_above_what_was_there(monkeypatch: pytest.MonkeyPatch):

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from mosaic.engine.calls.random_numbers import (
+    OVERLOADS,
     LaneRandomness,
     RandomnessWatch,
     advance_default,
@@ -35,6 +39,30 @@ DRAWING: dict[str, Callable[[], torch.Tensor]] = {
     "normal": lambda: torch.normal(0.0, 1.0, (32,)),
     "in place": lambda: torch.empty(33).uniform_(),
     "many": lambda: torch.rand(5000).sum() + torch.rand(3),
+    "into": lambda: torch.rand(9, out=torch.empty(9)) + torch.randn(32, out=torch.empty(32)).sum(),
+    "integers into": lambda: torch.randint(3, (5,), out=torch.empty(5, dtype=torch.int64)),
+    "integers into, from": lambda: torch.randint(1, 3, (5,), out=torch.empty(5, dtype=torch.int64)),
+    "permutation into": lambda: torch.randperm(7, out=torch.empty(7, dtype=torch.int64)),
+    "randint from": lambda: torch.randint(2, 9, (7,)),
+    "randint of many bits": lambda: torch.randint(2, 2**40, (7,)),
+    "drop path": lambda: X * X.new_empty(37, 1).bernoulli_(0.3),
+    "attention": lambda: functional.scaled_dot_product_attention(X[None], X[None], X[None], dropout_p=0.2),
+    "rrelu": lambda: functional.rrelu(-X, training=True),
+    "gumbel": lambda: functional.gumbel_softmax(X),
+    **{
+        f"{name} {dtype}": partial(draw, dtype)
+        for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+        for name, draw in {
+            "rand": lambda dtype: torch.rand(11, dtype=dtype),
+            "randn": lambda dtype: torch.randn(64, dtype=dtype),
+            "randint": lambda dtype: torch.randint(9, (7,), dtype=dtype),
+            "rand like": lambda dtype: torch.rand_like(X.to(dtype)),
+            "randn like": lambda dtype: torch.randn_like(X.to(dtype)),
+            "randint like": lambda dtype: torch.randint_like(X.to(dtype), 5),
+            "randint like, from": lambda dtype: torch.randint_like(X.to(dtype), 2, 5),
+            "randint like, of a tensor": lambda dtype: torch.randint_like(X.to(dtype), torch.tensor(5)),
+        }.items()
+    },
 }
 
 
@@ -48,8 +76,8 @@ def test_a_lane_draws_what_the_caller_would_have_drawn(name: str):
         plain = draw()
     after = torch.get_rng_state()
     draws = count_draws(before, after)
-    if watch.obstacle is not None or draws is None:
-        return  # such a module stays in place
+    assert watch.obstacle is None
+    assert draws
     torch.set_rng_state(before)
     generator = torch.Generator()
     generator.set_state(before)
@@ -61,20 +89,33 @@ def test_a_lane_draws_what_the_caller_would_have_drawn(name: str):
     assert torch.equal(generator.get_state(), after)
 
 
-@pytest.mark.parametrize("name", ["dropout", "feature dropout", "alpha dropout", "bernoulli", "in place"])
-def test_common_operators_can_run_on_a_lane(name: str):
+def test_every_overload_of_the_table_is_there_and_was_tried():
+    for name, overload in OVERLOADS.items():
+        _, packet, _ = name.split(".")
+        assert overload in getattr(torch.ops.aten, packet).overloads()
+    tried: set[str] = set()
+
+    class Noting(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            tried.add(str(func))
+            return func(*args, **(kwargs or {}))
+
+    with Noting():
+        for draw in DRAWING.values():
+            draw()
+    assert tried >= OVERLOADS.keys()
+
+
+def test_an_operator_that_takes_no_generator_stays_in_place():
+    with RandomnessWatch(None) as watch:
+        torch.native_dropout(X, 0.3, True)
+    assert "aten.native_dropout.default, which takes no generator" in watch.obstacle
+
+
+def test_half_a_pair_of_normal_numbers_has_no_count():
     before = torch.get_rng_state()
-    with RandomnessWatch(None) as watch:
-        DRAWING[name]()
-    assert watch.obstacle is None
-    assert count_draws(before, torch.get_rng_state())
-
-
-@pytest.mark.parametrize("name", ["rand", "rand like", "randint"])
-def test_operators_that_take_no_generator_stay_in_place(name: str):
-    with RandomnessWatch(None) as watch:
-        DRAWING[name]()
-    assert "which takes no generator" in watch.obstacle
+    torch.randn(3)
+    assert count_draws(before, torch.get_rng_state()) is None
 
 
 @pytest.mark.parametrize("draws", [0, 1, 2, 623, 624, 625, 1248, 5001])

@@ -11,7 +11,7 @@ from engine_cases import Doing, Glued, TwoTowers, pair_batch, tower
 from torch import nn
 
 from mosaic.engine import find_modules
-from mosaic.engine.finding.work_counter import WorkCounter
+from mosaic.engine.finding.course import Course
 from mosaic.errors import UnsupportedModelError
 
 
@@ -229,19 +229,17 @@ def test_a_module_of_few_parameters_that_does_much_work_is_placed_and_glue_is_no
 
 
 def test_work_is_counted_for_a_module_and_all_that_it_is_part_of_in_the_forward_alone():
-    model, called, work = Chain(), [], WorkCounter()
-
-    def step() -> None:
+    model = Chain()
+    course = Course(model)
+    with course.watching():
         model(*pair_batch())["mask"].sum().backward()
-
-    with work.counting(model, called.append):
-        step()
     flops = {"image": 2 * 6 * (8 * 16 + 16 * 16), "sound": 2 * 6 * (8 * 16 + 16 * 16), "heads.mask": 2 * 2 * 16 * 16}
     total = sum(flops.values()) + 2 * 12 * 2 * 16 * 16 + flops["heads.mask"]
-    assert {name: work.share(name) for name in flops} == pytest.approx({n: f / total for n, f in flops.items()})
-    assert work.share("") == 1
-    assert work.share("image.0") == pytest.approx(2 * 6 * 8 * 16 / total)
-    assert called[:2] == ["", "image"]
+    assert {name: course.work(name) for name in flops} == pytest.approx({n: f / total for n, f in flops.items()})
+    assert course.work("") == 1
+    assert course.work("image.0") == pytest.approx(2 * 6 * 8 * 16 / total)
+    assert all(len(course.called[name]) == 1 for name in ("", "image", "image.0"))
+    assert not course.called["heads"]
     assert not model.image[0]._forward_hooks
 
 

@@ -185,24 +185,66 @@ def test_without_the_wait_for_what_was_made_between_modules_there_is_a_race(monk
 # What modules exchange other than by arguments and results.
 
 
-def momentum(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def by_weights() -> TwoTowers:
     """Updates one tower's weights from the other's before it is used, as momentum encoders do."""
-    left = self.left(x)
-    with torch.no_grad():
-        for slow, fast in zip(self.right.parameters(), self.left.parameters(), strict=True):
-            slow.data = slow.data * 0.9 + fast.data * 0.1
-    return left @ self.right(y).T
-
-
-def by_an_attribute() -> TwoTowers:
-    """Leaves a tensor for a module in one of its attributes."""
 
     def glue(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         left = self.left(x)
-        self.right.scale = x.mean() * 2
+        for slow, fast in pairs:
+            slow.data.mul_(0.9).add_(fast.data, alpha=0.1)
         return left @ self.right(y).T
 
-    return Glued(glue, right=Doing(lambda self, y: self.layers(y) * self.scale))
+    model = Glued(glue)
+    pairs = list(zip(model.right.parameters(), model.left.parameters(), strict=True))
+    return model
+
+
+def by_other_weights() -> TwoTowers:
+    """Replaces them, and after the tower was called."""
+
+    def glue(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        left, right = self.left(x), self.right(y).detach()
+        for slow, fast in pairs:
+            slow.data = slow.data * 0.9 + fast.data * 0.1
+        return left @ right.T
+
+    model = Glued(glue)
+    pairs = list(zip(model.right.parameters(), model.left.parameters(), strict=True))
+    return model
+
+
+def by_what_both_know() -> TwoTowers:
+    """Leaves a tensor where the module finds it."""
+    known: dict[str, torch.Tensor] = {}
+
+    def glue(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        left = self.left(x)
+        known["scale"] = x.mean() * 2
+        return left @ self.right(y).T
+
+    return Glued(glue, right=Doing(lambda self, y: self.layers(y) * known["scale"]))
+
+
+def by_a_table() -> TwoTowers:
+    """Writes into a tensor that the module reads."""
+    table = torch.ones(16)
+
+    def glue(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        left = self.left(x)
+        table.fill_(2).mul_(x.mean())
+        return left @ self.right(y).T
+
+    return Glued(glue, right=Doing(lambda self, y: self.layers(y) + table))
+
+
+def by_its_argument() -> TwoTowers:
+    """Writes into what the module is given before it is called, past torch's count of writes."""
+
+    def glue(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        y.data.mul_(2)
+        return self.left(x) @ self.right(y).T
+
+    return Glued(glue)
 
 
 def by_a_buffer() -> TwoTowers:
@@ -215,15 +257,17 @@ def by_a_buffer() -> TwoTowers:
 
     def glue(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         left, right = self.left(x), self.right(y)
-        total = self.right.total * 2
-        return left @ right.T + total
+        return buffers[0] * 2 + left @ right.T
 
     model = Glued(glue, right=Doing(counting))
     model.right.register_buffer("total", torch.zeros(()))
+    buffers = list(model.right.buffers())
     return model
 
 
-@pytest.mark.parametrize("make", [lambda: Glued(momentum), by_an_attribute, by_a_buffer])
+@pytest.mark.parametrize(
+    "make", [by_weights, by_other_weights, by_what_both_know, by_a_table, by_its_argument, by_a_buffer]
+)
 def test_what_goes_past_arguments_and_results_keeps_to_the_loop_s_order(make: Callable[[], TwoTowers]):
     with colocated(make(), pair_batch(), SIDE_BY_SIDE) as (handle, _):
         steps(handle._model)

@@ -1,0 +1,77 @@
+"""The list of all cases: the table of models of transformers, and the functions of each file of odd nets and loops."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from types import MappingProxyType, ModuleType
+from typing import Any
+
+from bench.sweep.models import hearing, qwen, seeing, speech, text, towers, vision
+from bench.sweep.models.pieces import Made, train_model
+from bench.sweep.nets import (
+    arguments,
+    buffers,
+    gradients,
+    hooks,
+    interruptions,
+    libraries,
+    machinery,
+    precision,
+    randomness,
+    results,
+    shapes,
+    state,
+    tensors,
+    training,
+    weights,
+)
+from bench.sweep.session import Session
+from bench.sweep.verdict import Case
+
+Files = Mapping[str, tuple[ModuleType, ...]]
+
+MODELS: Files = MappingProxyType(
+    {
+        "transformers: towers beside each other": (towers,),
+        "transformers: language models that see and hear": (seeing, hearing, qwen),
+        "transformers: speech": (speech,),
+        "transformers: text and series": (text,),
+        "transformers: images and videos": (vision,),
+    }
+)
+"""The files of models; each of their public functions makes a model."""
+NETS: Files = MappingProxyType(
+    {
+        "hidden state": (state, buffers),
+        "random numbers": (randomness,),
+        "hooks": (hooks,),
+        "weights and norms": (weights,),
+        "gradients": (gradients, tensors),
+        "number formats": (precision,),
+        "branches and shapes": (shapes,),
+        "arguments and results": (arguments, results),
+        "loops": (training, interruptions),
+        "compilers, threads, modes": (machinery,),
+        "libraries": (libraries,),
+    }
+)
+"""The files of odd nets and loops; each of their public functions is a case."""
+
+
+def all_cases() -> list[Case]:
+    """Returns all cases: the models, then the nets and loops."""
+    models = [(kind, name, partial(_trained, make)) for kind, name, make in _functions(MODELS)]
+    return [Case(name=name, kind=kind, run=run) for kind, name, run in (*models, *_functions(NETS))]
+
+
+def _trained(make: Callable[[], Made], session: Session) -> None:
+    train_model(session, make())
+
+
+def _functions(kinds: Files) -> Iterator[tuple[str, str, Callable[..., Any]]]:
+    for kind, module in ((kind, module) for kind, modules in kinds.items() for module in modules):
+        for name, found in vars(module).items():
+            if inspect.isfunction(found) and found.__module__ == module.__name__ and not name.startswith("_"):
+                yield kind, name, found

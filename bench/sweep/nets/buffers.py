@@ -1,0 +1,224 @@
+"""Buffers and teachers that change in the forward: averages, queues, centers, statistics."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from bench.sweep.nets.pieces import Scaled, Two, batch, tower, train
+from bench.sweep.session import Session
+
+
+def teacher_averaged_before_its_call(session: Session):
+    class Net(Two):
+        def forward(self, x, y):
+            with torch.no_grad():
+                for mine, theirs in zip(self.a.parameters(), self.b.parameters(), strict=True):
+                    theirs.mul_(0.9).add_(mine, alpha=0.1)
+                target = self.b(y)
+            return self.a(x) - target
+
+    model = Net()
+    model.b.requires_grad_(False)
+    train(session, model)
+
+
+def teacher_averaged_after_its_call(session: Session):
+    class Net(Two):
+        def forward(self, x, y):
+            with torch.no_grad():
+                target = self.b(y)
+            online = self.a(x)
+            for mine, theirs in zip(self.a.parameters(), self.b.parameters(), strict=True):
+                theirs.data.mul_(0.9).add_(mine.data, alpha=0.1)
+            return online - target
+
+    model = Net()
+    model.b.requires_grad_(False)
+    train(session, model)
+
+
+def teacher_averaged_by_the_loop(session: Session):
+    model = Two()
+    model.b.requires_grad_(False)
+    average = torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+
+    def update(step):
+        average(list(model.b.parameters()), list(model.a.parameters()), step)
+
+    train(session, model, before=update)
+
+
+def averaged_copy_of_the_whole_model(session: Session):
+    model = Two()
+    averaged = torch.optim.swa_utils.AveragedModel(model)
+    train(session, model, before=lambda step: averaged.update_parameters(model))
+    session.note(averaged(*batch(9)))
+
+
+def queue_of_negatives(session: Session):
+    class Net(Two):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("queue", torch.randn(32, 256))
+            self.place = 0
+
+        def forward(self, x, y):
+            q, k = functional.normalize(self.a(x), dim=1), functional.normalize(self.b(y), dim=1)
+            logits = torch.cat([(q * k).sum(1, keepdim=True), q @ self.queue.clone()], 1)
+            self.queue[:, self.place : self.place + len(k)] = k.detach().T
+            self.place = (self.place + len(k)) % 256
+            return logits
+
+    train(session, Net())
+
+
+def queue_kept_in_a_deque(session: Session):
+    class Net(Two):
+        old = None
+
+        def forward(self, x, y):
+            self.old = self.old or deque(maxlen=3)
+            a, b = self.a(x), self.b(y)
+            self.old.append(b.detach())
+            return a @ torch.cat(list(self.old)).T
+
+    train(session, Net(), steps=5)
+
+
+def memory_bank_written_at_indices(session: Session):
+    bank = torch.zeros(128, 32)
+
+    class Net(Two):
+        def forward(self, x, y):
+            index = y[:, 0].mul(1000).long().remainder(128)
+            near = bank[index]
+            made = self.a(x)
+            bank[index] = 0.5 * near + 0.5 * made.detach()
+            return made * self.b(y) + near
+
+    train(session, Net())
+
+
+def center_of_a_teacher(session: Session):
+    class Centered(Scaled):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("center", torch.zeros(32))
+
+        def forward(self, x):
+            return super().forward(x) - self.center
+
+    class Net(Two):
+        def forward(self, x, y):
+            a, b = self.a(x), self.b(y)
+            self.b.center.mul_(0.9).add_(b.detach().mean(0), alpha=0.1)
+            return functional.cross_entropy(a, b.detach().softmax(-1))
+
+    train(session, Net(Centered(), Centered()))
+
+
+def buffer_written_before_the_backward(session: Session):
+    class Centered(Scaled):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("center", torch.ones(32))
+
+        def forward(self, x):
+            return super().forward(x) + self.center
+
+    class Net(Two):
+        def forward(self, x, y):
+            a, b = self.a(x), self.b(y)
+            self.a.center.mul_(0.5).add_(x.mean(0))
+            return a * b
+
+    train(session, Net(Centered(), Centered()))
+
+
+def running_mean_read_between_modules(session: Session):
+    class Tracking(Scaled):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(32))
+
+        def forward(self, x):
+            made = super().forward(x)
+            self.mean.mul_(0.9).add_(made.detach().mean(0), alpha=0.1)
+            return made
+
+    class Net(Two):
+        def forward(self, x, y):
+            a, b = self.a(x), self.b(y)
+            return a * b + (self.a.mean - self.b.mean).square().sum()
+
+    train(session, Net(Tracking(), Tracking()))
+
+
+def buffer_replaced_in_forward(session: Session):
+    class Tracking(Scaled):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(32))
+
+        def forward(self, x):
+            made = super().forward(x)
+            self.mean = 0.9 * self.mean + 0.1 * made.detach().mean(0)
+            return made - self.mean
+
+    train(session, Two(Tracking(), Tracking()))
+
+
+def buffer_of_one_tower_read_by_the_other(session: Session):
+    class Tracking(Scaled):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(tower(), tower(), tower())
+            self.register_buffer("mean", torch.zeros(32))
+
+        def forward(self, x):
+            made = super().forward(x)
+            self.mean.copy_(made.detach().mean(0))
+            return made
+
+    class Reading(Scaled):
+        def forward(self, x):
+            return super().forward(x) - self.other[0].mean
+
+    model = Two(Tracking(), Reading())
+    model.b.other = [model.a]
+    train(session, model)
+
+
+def parameter_of_one_tower_read_by_the_other(session: Session):
+    class Reading(Scaled):
+        def forward(self, x):
+            return functional.gelu(super().forward(x) @ self.other[0].weight)[:, :32]
+
+    model = Two(b=Reading())
+    model.b.other = [model.a[-1]]
+    train(session, model)
+
+
+def parameters_clamped_in_forward(session: Session):
+    class Clamped(Scaled):
+        def forward(self, x):
+            for parameter in self.net.parameters():
+                parameter.data.clamp_(-0.1, 0.1)
+            return super().forward(x)
+
+    train(session, Two(Clamped(), Clamped()))
+
+
+def parameters_normalised_between_calls(session: Session):
+    class Net(Two):
+        def forward(self, x, y):
+            a = self.a(x)
+            with torch.no_grad():
+                self.b[0].weight.div_(self.b[0].weight.norm())
+            return a * self.b(y)
+
+    train(session, Net())

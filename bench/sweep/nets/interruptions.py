@@ -1,0 +1,246 @@
+"""Lanes that come and go, errors that a loop catches, saving and changing a model in mid-training."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+import torch
+from torch import nn
+
+from bench.sweep.nets.pieces import Two, batch, squared, tower, train, train_step
+from bench.sweep.session import Session
+
+
+def lanes_removed_and_colocated_again(session: Session):
+    model = Two()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    for start in (0, 3):
+        handle = session.colocate(model, batch(0))
+        for step in range(start, start + 3):
+            train_step(session, model, optimizer, step)
+        handle.remove()
+        train_step(session, model, optimizer, 9)
+
+
+def lanes_disabled_in_the_middle(session: Session):
+    model = Two()
+    handle = session.colocate(model, batch(0))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    for step in range(6):
+        if step in (2, 3):
+            with handle.disabled():
+                train_step(session, model, optimizer, step)
+        else:
+            train_step(session, model, optimizer, step)
+
+
+def lanes_disabled_between_forward_and_backward(session: Session):
+    model = Two()
+    handle = session.colocate(model, batch(0))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    for step in range(4):
+        optimizer.zero_grad()
+        loss = squared(model, batch(step))
+        with handle.disabled():
+            loss.backward()
+            more = squared(model, batch(40 + step))
+        more.backward()
+        optimizer.step()
+        session.note(loss.item(), more.item())
+
+
+def lanes_removed_between_forward_and_backward(session: Session):
+    model = Two()
+    handle = session.colocate(model, batch(0))
+    for step in range(3):
+        loss = squared(model, batch(step))
+        if step == 2:
+            handle.remove()
+        loss.backward()
+        session.note(loss.item())
+
+
+def error_in_a_tower_is_caught(session: Session):
+    class Checked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = tower()
+
+        def forward(self, x):
+            if not x.isfinite().all():
+                raise ValueError("not finite")
+            return self.net(x)
+
+    def loss(model, inputs):
+        try:
+            return squared(model, inputs)
+        except ValueError as error:
+            session.note(str(error))
+            return squared(model, batch(60))
+
+    def sometimes_nan(step):
+        x, y = batch(step)
+        return (x / 0 if step == 2 else x), y
+
+    train(session, Two(Checked(), Checked()), loss=loss, batch=sometimes_nan, steps=5)
+
+
+def error_between_modules_is_caught(session: Session):
+    class Net(Two):
+        def forward(self, x, y):
+            a, b = self.a(x), self.b(y)
+            if x[0, 0] > 1:
+                raise RuntimeError("skip this batch")
+            return a * b
+
+    model = Net(tower(nn.BatchNorm1d(32)))
+    session.colocate(model, batch(0))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    for step in range(12):
+        try:
+            train_step(session, model, optimizer, step)
+        except RuntimeError as error:
+            session.note(str(error))
+
+
+def wrong_shapes_are_caught(session: Session):
+    model = Two()
+    session.colocate(model, batch(0))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    for step in range(5):
+        try:
+            squared(model, tuple(part[:, : 32 - step % 2] for part in batch(step)))
+        except RuntimeError:
+            session.note("wrong")
+        train_step(session, model, optimizer, step)
+
+
+def keyboard_interrupt_in_mid_step(session: Session):
+    class Interrupted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net, self.is_interrupted = tower(nn.BatchNorm1d(32)), False
+
+        def forward(self, x):
+            if self.is_interrupted:
+                raise KeyboardInterrupt
+            return self.net(x)
+
+    model = Two(Interrupted())
+    session.colocate(model, batch(0))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    for step in range(5):
+        model.a.is_interrupted = step == 2
+        try:
+            train_step(session, model, optimizer, step)
+        except KeyboardInterrupt:
+            session.note("interrupted")
+
+
+def error_in_backward_is_caught(session: Session):
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.fails = bool(x[0, 0] > 0)
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            if ctx.fails:
+                raise ArithmeticError("no gradient")
+            return gradient
+
+    class Failing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = tower()
+
+        def forward(self, x):
+            return self.net(Fails.apply(x))
+
+    model = Two(Failing())
+    session.colocate(model, tuple(part.requires_grad_() for part in batch(0)))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    for step in range(6):
+        optimizer.zero_grad()
+        loss = model(*(part.requires_grad_() for part in batch(step))).square().mean()
+        try:
+            loss.backward()
+        except ArithmeticError:
+            session.note("skipped")
+            continue
+        optimizer.step()
+        session.note(loss.item())
+
+
+def saved_and_loaded_in_mid_training(session: Session):
+    model = Two(tower(nn.BatchNorm1d(32)))
+    session.colocate(model, batch(0))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    for step in range(5):
+        train_step(session, model, optimizer, step)
+        if step == 1:
+            file = io.BytesIO()
+            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+        if step == 3:
+            file.seek(0)
+            saved = torch.load(file)
+            model.load_state_dict(saved["model"])
+            optimizer.load_state_dict(saved["optimizer"])
+
+
+def deepcopied_in_mid_training(session: Session):
+    model = Two()
+    train(session, model, after=lambda step: session.note(copy.deepcopy(model)(*batch(80)).sum().item()))
+
+
+class Plain(Two):
+    """Two towers that pickle can name."""
+
+
+def pickled_in_mid_training(session: Session):
+    model = Plain()
+
+    def pickled(step):
+        restored = pickle.loads(pickle.dumps(model))
+        session.note(restored(*batch(80)).sum().item(), type(restored.a).__name__)
+
+    train(session, model, after=pickled)
+
+
+def names_and_types_read_by_the_loop(session: Session):
+    model = Two()
+
+    def read(step):
+        session.note(str(model), [name for name, _ in model.named_modules()], isinstance(model.a, nn.Sequential))
+        session.note(len(model.a), sum(p.numel() for p in model.a.parameters()), list(model.state_dict()))
+
+    train(session, model, after=read)
+
+
+def types_compared_exactly(session: Session):
+    model = Two()
+    train(session, model, after=lambda step: session.note(type(model.a) is nn.Sequential))
+
+
+def initialised_anew_in_mid_training(session: Session):
+    model = Two()
+
+    def again(step):
+        if step == 2:
+            model.a.apply(lambda part: part.reset_parameters() if hasattr(part, "reset_parameters") else None)
+
+    train(session, model, before=again)
+
+
+def forward_replaced_on_an_instance(session: Session):
+    model = Two()
+
+    def patch(step):
+        if step == 1:
+            plain = model.a.forward
+            model.a.forward = lambda x: plain(x) * 3
+
+    train(session, model, before=patch)

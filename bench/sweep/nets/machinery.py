@@ -1,0 +1,264 @@
+"""Machinery around a model: compilers, threads, processes, wrappers, transforms, modes of torch."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.flop_counter import FlopCounterMode
+
+from bench.sweep.nets.pieces import Two, batch, squared, tower, train
+from bench.sweep.session import Session
+
+
+def compiled_tower(session: Session):
+    model = Two()
+    model.a.compile(backend="eager")
+    train(session, model)
+
+
+def compiled_tower_as_a_wrapper(session: Session):
+    train(session, Two(torch.compile(tower(), backend="eager")))
+
+
+def scripted_tower(session: Session):
+    train(session, Two(torch.jit.script(tower())))
+
+
+def traced_tower(session: Session):
+    train(session, Two(torch.jit.trace(tower(), batch(0)[:1])))
+
+
+def exported_tower(session: Session):
+    train(session, Two(torch.export.export(tower(), batch(0)[:1]).module()))
+
+
+def symbolically_traced_tower(session: Session):
+    train(session, Two(torch.fx.symbolic_trace(tower())))
+
+
+def wrapper_that_hides_its_module(session: Session):
+    class Wrapper(nn.Module):
+        def __init__(self, module):
+            super().__init__()
+            self.module = module
+
+        def __getattr__(self, name):
+            try:
+                return super().__getattr__(name)
+            except AttributeError:
+                return getattr(self.module, name)
+
+        def forward(self, *args, **kwargs):
+            return self.module(*args, **kwargs)
+
+    train(session, Wrapper(Two(Wrapper(tower()), Wrapper(tower()))))
+
+
+def module_kept_outside_of_the_tree(session: Session):
+    class Net(Two):
+        def __init__(self):
+            super().__init__()
+            self.hidden = [tower()]
+
+        def forward(self, x, y):
+            return self.a(x) * self.b(y) + self.hidden[0](x)
+
+    train(session, Net())
+
+
+def mapped_over_the_batch(session: Session):
+    class Mapped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = tower()
+
+        def forward(self, x):
+            return torch.func.vmap(self.net)(x)
+
+    train(session, Two(Mapped(), Mapped()))
+
+
+def towers_mapped_by_the_model(session: Session):
+    class Net(Two):
+        def forward(self, x, y):
+            return torch.func.vmap(self.a)(x) * torch.func.vmap(self.b)(y)
+
+    train(session, Net())
+
+
+def ensemble_of_stacked_weights(session: Session):
+    class Ensemble(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weights = nn.Parameter(torch.randn(3, 32, 32) / 6)
+
+        def forward(self, x):
+            return torch.func.vmap(lambda weight: (x @ weight).tanh())(self.weights).mean(0)
+
+    train(session, Two(Ensemble(), Ensemble()))
+
+
+def jacobian_within_a_tower(session: Session):
+    class Contracting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(32, 32), nn.Tanh())
+
+        def forward(self, x):
+            slopes = torch.func.vmap(torch.func.jacrev(self.net))(x)
+            return self.net(x) + slopes.square().sum((1, 2))[:, None]
+
+    train(session, Two(Contracting(), Contracting()))
+
+
+def function_mode_around_the_model(session: Session):
+    class Noting(TorchFunctionMode):
+        def __init__(self):
+            super().__init__()
+            self.calls = 0
+
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            self.calls += func is torch.nn.functional.gelu
+            return func(*args, **(kwargs or {}))
+
+    mode = Noting()
+
+    def loss(model, inputs):
+        with mode:
+            return squared(model, inputs)
+
+    train(session, Two(), loss=loss)
+    session.note(mode.calls)
+
+
+def dispatch_mode_around_the_model(session: Session):
+    class Noting(TorchDispatchMode):
+        def __init__(self):
+            super().__init__()
+            self.calls = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.calls += func is torch.ops.aten.gelu.default
+            return func(*args, **(kwargs or {}))
+
+    mode = Noting()
+
+    def loss(model, inputs):
+        with mode:
+            return squared(model, inputs)
+
+    train(session, Two(), loss=loss)
+    session.note(mode.calls)
+
+
+def operations_counted(session: Session):
+    counter = FlopCounterMode(display=False)
+
+    def loss(model, inputs):
+        with counter:
+            return squared(model, inputs)
+
+    train(session, Two(), loss=loss, after=lambda step: session.note(counter.get_total_flops()))
+
+
+def profiler_of_torch(session: Session):
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        train(session, Two())
+    session.note(any("gelu" in event.key for event in profiler.key_averages()))
+
+
+def threads_of_the_user_call_towers(session: Session):
+    class Net(Two):
+        def forward(self, x, y):
+            with ThreadPoolExecutor(2) as pool:
+                a, b = pool.submit(self.a, x), pool.submit(self.b, y)
+                return a.result() * b.result()
+
+    train(session, Net())
+
+
+def model_called_from_another_thread(session: Session):
+    model = Two()
+    session.colocate(model, batch(0))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+
+    def step(index):
+        optimizer.zero_grad()
+        loss = squared(model, batch(index))
+        loss.backward()
+        optimizer.step()
+        session.note(loss.item())
+
+    for index in range(4):
+        thread = threading.Thread(target=step, args=(index,))
+        thread.start()
+        thread.join()
+
+
+def evaluated_by_a_thread_meanwhile(session: Session):
+    model, found = Two(), []
+
+    def evaluate():
+        with torch.no_grad():
+            found.append(model(*batch(90)).sum().item())
+
+    def both(step):
+        thread = threading.Thread(target=evaluate)
+        thread.start()
+        thread.join()
+
+    train(session, model, before=both)
+    session.note(*found)
+
+
+def loader_of_several_processes(session: Session):
+    model = Two()
+    session.colocate(model, batch(0))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    loader = DataLoader(TensorDataset(*batch(0, 96)), 32, shuffle=True, num_workers=2)
+    for _ in range(2):
+        for inputs in loader:
+            optimizer.zero_grad()
+            loss = squared(model, inputs)
+            loss.backward()
+            optimizer.step()
+            session.note(loss.item())
+
+
+def loader_that_calls_a_frozen_tower(session: Session):
+    model = Two()
+    model.b.requires_grad_(False)
+
+    def collated(step):
+        x, y = batch(step)
+        with torch.no_grad():
+            return x, model.b(y)
+
+    train(session, model, batch=collated)
+
+
+def number_of_threads_changed(session: Session):
+    try:
+        train(session, Two(), before=lambda step: torch.set_num_threads(1 + step % 2), steps=5)
+    finally:
+        torch.set_num_threads(1)
+
+
+def device_context(session: Session):
+    with torch.device("cpu"):
+        train(session, Two())
+
+
+def meta_device_model_materialised(session: Session):
+    with torch.device("meta"):
+        model = Two()
+    model.to_empty(device="cpu")
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.05)
+    train(session, model)

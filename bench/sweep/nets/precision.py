@@ -1,0 +1,233 @@
+"""Number formats: autocast in all places, scaled losses, half and double, complex, moves in mid-training."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from bench.sweep.nets.pieces import Two, batch, squared, tower, train
+from bench.sweep.session import Session
+
+
+def _bf16():
+    return torch.autocast("cpu", torch.bfloat16)
+
+
+def autocast_around_the_model(session: Session):
+    def loss(model, inputs):
+        with _bf16():
+            return model(*inputs).float().square().mean()
+
+    train(session, Two(), loss=loss)
+
+
+def autocast_around_one_tower(session: Session):
+    class Net(Two):
+        def forward(self, x, y):
+            with _bf16():
+                a = self.a(x)
+            return a.float() * self.b(y)
+
+    train(session, Net())
+
+
+def autocast_within_a_tower(session: Session):
+    class Cast(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = tower()
+
+        def forward(self, x):
+            with _bf16():
+                return self.net(x).float()
+
+    train(session, Two(Cast(), Cast()))
+
+
+def autocast_switched_off_for_one_tower(session: Session):
+    class Net(Two):
+        def forward(self, x, y):
+            a = self.a(x)
+            with torch.autocast("cpu", enabled=False):
+                return a.float() * self.b(y.float())
+
+    def loss(model, inputs):
+        with _bf16():
+            return model(*inputs).square().mean()
+
+    train(session, Net(), loss=loss)
+
+
+def autocast_around_the_whole_step(session: Session):
+    with _bf16():
+        train(session, Two(), loss=lambda model, inputs: model(*inputs).float().square().mean())
+
+
+def autocast_without_its_cache(session: Session):
+    def loss(model, inputs):
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+            return model(*inputs).float().square().mean()
+
+    train(session, Two(), loss=loss)
+
+
+def autocast_from_the_third_step(session: Session):
+    calls = [0]
+
+    def loss(model, inputs):
+        with torch.autocast("cpu", torch.bfloat16, enabled=calls[0] > 1):
+            return model(*inputs).float().square().mean()
+
+    train(session, Two(), loss=loss, before=lambda step: calls.__setitem__(0, step), steps=6)
+
+
+def scaled_losses(session: Session):
+    model = Two()
+    session.colocate(model, batch(0))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
+    for step in range(5):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.float16):
+            loss = squared(model, batch(step)) * (float("inf") if step == 2 else 1.0)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        session.note(loss.item(), scaler.get_scale())
+
+
+def double_precision(session: Session):
+    train(session, Two().double(), batch=lambda step: tuple(part.double() for part in batch(step)))
+
+
+def bfloat16_weights(session: Session):
+    train(session, Two().bfloat16(), batch=lambda step: tuple(part.bfloat16() for part in batch(step)))
+
+
+def half_precision_tower_beside_a_float_one(session: Session):
+    class Net(Two):
+        def forward(self, x, y):
+            return self.a(x.bfloat16()).float() * self.b(y)
+
+    model = Net()
+    model.a.bfloat16()
+    train(session, model)
+
+
+def model_made_bfloat16_in_mid_training(session: Session):
+    class Words(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.net = nn.Embedding(20, 32), tower()
+
+        def forward(self, tokens):
+            return self.net(self.table(tokens))
+
+    model = Two(Words(), Words())
+
+    def words(step):
+        generator = torch.Generator().manual_seed(step)
+        return tuple(torch.randint(0, 20, (64,), generator=generator) for _ in range(2))
+
+    train(
+        session,
+        model,
+        batch=words,
+        loss=lambda model, inputs: model(*inputs).float().square().mean(),
+        before=lambda step: model.bfloat16() if step == 2 else None,
+        optimizer_of=partial(torch.optim.SGD, lr=1e-2),
+    )
+
+
+def model_made_double_in_mid_training(session: Session):
+    model = Two()
+    train(
+        session,
+        model,
+        loss=lambda model, inputs: squared(model, tuple(part.to(model.a[0].weight.dtype) for part in inputs)),
+        before=lambda step: model.double() if step == 2 else None,
+        optimizer_of=partial(torch.optim.SGD, lr=1e-2),
+        steps=5,
+    )
+
+
+def complex_features(session: Session):
+    class Spectral(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(17, 17, dtype=torch.cfloat) / 8)
+            self.net = tower()
+
+        def forward(self, x):
+            return self.net(torch.fft.irfft(torch.fft.rfft(x) @ self.weight, n=32))
+
+    train(session, Two(Spectral(), Spectral()))
+
+
+def complex_results(session: Session):
+    class Complex(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.real, self.imaginary = tower(), nn.Linear(32, 32)
+
+        def forward(self, x):
+            return torch.complex(self.real(x), self.imaginary(x))
+
+    def loss(model, inputs):
+        return model(*inputs).abs().square().mean()
+
+    train(session, Two(Complex(), Complex()), loss=loss)
+
+
+def deterministic_algorithms(session: Session):
+    class Scattered(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = tower()
+
+        def forward(self, x):
+            return torch.zeros(8, 32).index_add(0, x[:, 0].mul(4).long().remainder(8), self.net(x))
+
+    torch.use_deterministic_algorithms(True)
+    try:
+        train(session, Two(Scattered(), Scattered()))
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def flags_of_backends_set_around_a_call(session: Session):
+    class Convolved(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Conv1d(1, 8, 5, padding=2)
+
+        def forward(self, x):
+            return self.net(x[:, None])
+
+    class Net(Two):
+        def forward(self, x, y):
+            with torch.backends.mkldnn.flags(enabled=False):
+                a = self.a(x)
+            return a * self.b(y)
+
+    train(session, Net(Convolved(), Convolved()))
+
+
+def fake_quantized_weights(session: Session):
+    class Quantized(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(32, 32) / 6)
+            self.register_buffer("scale", torch.tensor(0.05))
+
+        def forward(self, x):
+            self.scale.copy_(self.weight.detach().abs().max() / 127)
+            weight = torch.fake_quantize_per_tensor_affine(self.weight, self.scale, torch.tensor(0), -127, 127)
+            return functional.linear(x, weight)
+
+    train(session, Two(Quantized(), Quantized()))

@@ -1,0 +1,194 @@
+"""Random numbers of torch, Python and numpy, and layers that draw them."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from bench.sweep.nets.pieces import Two, batch, tower, train
+from bench.sweep.session import Session
+
+
+def dropout_in_both_towers(session: Session):
+    train(session, Two(tower(nn.Dropout(0.3)), tower(nn.Dropout(0.1))))
+
+
+def dropout_rate_scheduled_to_zero(session: Session):
+    model = Two(tower(nn.Dropout(0.5)))
+    train(session, model, before=lambda step: setattr(model.a[5], "p", max(0.0, 0.5 - 0.25 * step)))
+
+
+def dropout_that_draws_between_modules(session: Session):
+    class Net(Two):
+        def forward(self, x, y):
+            a = functional.dropout(self.a(x), 0.2, self.training)
+            return self.b(functional.dropout(y, 0.2, self.training)) * a
+
+    train(session, Net())
+
+
+def drop_path(session: Session):
+    class Dropped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(4))
+
+        def forward(self, x):
+            for layer in self.layers:
+                keep = x.new_empty(len(x), 1).bernoulli_(0.7)
+                x = x + layer(x).relu() * keep.div_(0.7)
+            return x
+
+    train(session, Two(Dropped(), Dropped()))
+
+
+def _dropping_layers(draw):
+    class Dropping(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(6))
+
+        def forward(self, x):
+            for layer in self.layers:
+                if not self.training or draw() > 0.3:
+                    x = layer(x).tanh()
+            return x
+
+    return Two(Dropping(), Dropping())
+
+
+def layers_dropped_by_python(session: Session):
+    train(session, _dropping_layers(random.random), steps=6)
+
+
+def layers_dropped_by_numpy(session: Session):
+    train(session, _dropping_layers(np.random.rand), steps=6)
+
+
+def layers_dropped_by_torch(session: Session):
+    train(session, _dropping_layers(lambda: torch.rand([]).item()), steps=6)
+
+
+def random_numbers_drawn_by_the_loop(session: Session):
+    def drawn(step):
+        session.note(random.random(), np.random.rand(), torch.rand(2))
+
+    train(session, Two(tower(nn.Dropout(0.3))), before=drawn)
+
+
+def masked_spans_of_numpy(session: Session):
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net, self.mask = tower(), nn.Parameter(torch.zeros(32))
+
+        def forward(self, x):
+            masked = np.zeros(len(x), dtype=bool)
+            for start in np.random.choice(len(x) - 4, 3, replace=False):
+                masked[start : start + 4] = True
+            return self.net(torch.where(torch.from_numpy(masked)[:, None], self.mask, x))
+
+    train(session, Two(Masked(), Masked()))
+
+
+def masked_tokens(session: Session):
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = tower()
+
+        def forward(self, x):
+            order = torch.rand(len(x)).argsort()
+            kept = x[order[: len(x) // 2]]
+            return self.net(kept)[torch.randint(len(kept), (len(x),))]
+
+    train(session, Two(Masked(), Masked()))
+
+
+def gumbel_softmax(session: Session):
+    class Sampling(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net, self.book = tower(), nn.Linear(32, 32)
+
+        def forward(self, x):
+            return self.book(functional.gumbel_softmax(self.net(x), tau=0.5, hard=True))
+
+    train(session, Two(Sampling(), Sampling()))
+
+
+def variational_sampling(session: Session):
+    class Sampling(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net, self.mean, self.scale = tower(), nn.Linear(32, 32), nn.Linear(32, 32)
+
+        def forward(self, x):
+            hidden = self.net(x)
+            return torch.distributions.Normal(self.mean(hidden), self.scale(hidden).exp()).rsample()
+
+    train(session, Two(Sampling(), Sampling()))
+
+
+def generator_of_its_own(session: Session):
+    class Noisy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net, self.generator = tower(), torch.Generator().manual_seed(3)
+
+        def forward(self, x):
+            return self.net(x + 0.1 * torch.randn(x.shape, generator=self.generator))
+
+    train(session, Two(Noisy(), Noisy()))
+
+
+def generator_shared_by_towers(session: Session):
+    generator = torch.Generator().manual_seed(3)
+
+    class Noisy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = tower()
+
+        def forward(self, x):
+            return self.net(x + 0.1 * torch.randn(x.shape, generator=generator))
+
+    train(session, Two(Noisy(), Noisy()))
+
+
+def seed_set_in_forward(session: Session):
+    class Seeded(nn.Module):
+        def __init__(self, seed):
+            super().__init__()
+            self.net, self.seed = tower(nn.Dropout(0.2)), seed
+
+        def forward(self, x):
+            torch.manual_seed(self.seed)
+            return self.net(x)
+
+    train(session, Two(Seeded(1), Seeded(2)))
+
+
+def forked_random_numbers(session: Session):
+    class Net(Two):
+        def forward(self, x, y):
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(5)
+                a = self.a(x)
+            return a * self.b(y)
+
+    train(session, Net(tower(nn.Dropout(0.2)), tower(nn.Dropout(0.2))))
+
+
+def mixup_by_a_random_order(session: Session):
+    class Net(Two):
+        def forward(self, x, y):
+            share = float(np.random.beta(0.4, 0.4))
+            order = torch.randperm(len(x))
+            return self.a(share * x + (1 - share) * x[order]) * self.b(y)
+
+    train(session, Net(tower(nn.Dropout(0.1))), batch=lambda step: batch(step, 32))

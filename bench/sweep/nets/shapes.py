@@ -1,0 +1,353 @@
+"""Control flow and shapes: branches on values, results of other shapes, experts, sequences, batches that change."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
+
+from bench.sweep.nets.pieces import Two, batch, squared, tower, train
+from bench.sweep.session import Session
+
+
+def layer_skipped_by_value(session: Session):
+    class Skipping(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.drop, self.last = nn.Linear(32, 32), nn.Dropout(0.5), nn.Linear(32, 32)
+
+        def forward(self, x):
+            hidden = self.first(x)
+            if x[0, 0] > 0:
+                hidden = self.drop(hidden)
+            return self.last(hidden)
+
+    train(session, Two(Skipping(), Skipping()), steps=8)
+
+
+def early_exit(session: Session):
+    class Exiting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(6))
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x).tanh()
+                if x.abs().mean() < 0.2:
+                    break
+            return x
+
+    train(
+        session, Two(Exiting(), Exiting()), batch=lambda step: tuple(t * (step + 1) / 3 for t in batch(step)), steps=6
+    )
+
+
+def halting_by_value(session: Session):
+    class Pondering(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell, self.halt = nn.GRUCell(32, 32), nn.Linear(32, 1)
+
+        def forward(self, x):
+            hidden, budget = torch.zeros_like(x), 0.0
+            while budget < 2:
+                hidden = self.cell(x, hidden)
+                budget += self.halt(hidden).sigmoid().mean().item()
+            return hidden
+
+    train(session, Two(Pondering(), Pondering()))
+
+
+def result_of_another_length_for_the_same_shapes(session: Session):
+    class Trimmed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = tower()
+
+        def forward(self, x):
+            return self.net(x[x[:, 0] > 0])
+
+    class Net(Two):
+        def forward(self, x, y):
+            a, b = self.a(x), self.b(y)
+            return a.mean(0) * b.sum(0)
+
+    train(session, Net(Trimmed(), Trimmed()), steps=6)
+
+
+def rows_chosen_between_modules(session: Session):
+    class Net(Two):
+        def forward(self, x, y):
+            a = self.a(x)
+            kept = a.norm(dim=1).topk(16).indices
+            return self.b(y[kept]) * a[kept]
+
+    train(session, Net())
+
+
+def number_of_rows_depends_on_a_result(session: Session):
+    class Net(Two):
+        def forward(self, x, y):
+            a = self.a(x)
+            kept = (a[:, 0] > 0).nonzero()[:, 0]
+            return self.b(y[kept]).sum(0) + a.mean(0)
+
+    train(session, Net(), steps=6)
+
+
+class Experts(nn.Module):
+    def __init__(self, route) -> None:
+        super().__init__()
+        self.gate, self.route = nn.Linear(32, 4), route
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32)) for _ in range(4))
+
+    def forward(self, x):
+        return self.route(self, x, self.gate(x).softmax(-1))
+
+
+def experts_by_topk_and_nonzero(session: Session):
+    def route(self, x, weights):
+        top, chosen = weights.topk(2)
+        made = torch.zeros_like(x)
+        for index, expert in enumerate(self.experts):
+            rows, places = (chosen == index).nonzero(as_tuple=True)
+            made.index_add_(0, rows, expert(x[rows]) * top[rows, places, None])
+        return made
+
+    train(session, Two(Experts(route), Experts(route)))
+
+
+def experts_by_bincount_and_split(session: Session):
+    def route(self, x, weights):
+        top, chosen = weights.max(-1)
+        order = chosen.argsort(stable=True)
+        counts = chosen.bincount(minlength=4).tolist()
+        parts = [expert(part) for expert, part in zip(self.experts, x[order].split(counts), strict=True)]
+        return torch.cat(parts)[order.argsort()] * top[:, None]
+
+    train(session, Two(Experts(route), Experts(route)))
+
+
+def experts_skipped_where_nobody_comes(session: Session):
+    def route(self, x, weights):
+        chosen = weights.argmax(-1)
+        made = x.clone()
+        for index in chosen.unique().tolist():
+            made[chosen == index] = self.experts[index](x[chosen == index]) * weights[chosen == index, index, None]
+        return made
+
+    train(session, Two(Experts(route), Experts(route)), batch=lambda step: batch(step, 4), steps=6)
+
+
+def experts_with_a_balancing_loss(session: Session):
+    def route(self, x, weights):
+        self.balance = weights.mean(0).square().sum()
+        return sum(weights[:, index, None] * expert(x) for index, expert in enumerate(self.experts))
+
+    def loss(model, inputs):
+        return squared(model, inputs) + 0.01 * (model.a.balance + model.b.balance)
+
+    train(session, Two(Experts(route), Experts(route)), loss=loss)
+
+
+def packed_sequences(session: Session):
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lstm = nn.LSTM(8, 16, batch_first=True, bidirectional=True)
+
+        def forward(self, x):
+            lengths = (x[:, 0].abs() * 2).long().remainder(4) + 1
+            packed = pack_padded_sequence(x.view(-1, 4, 8), lengths, batch_first=True, enforce_sorted=False)
+            made, _ = pad_packed_sequence(self.lstm(packed)[0], batch_first=True, total_length=4)
+            return made.flatten(1)
+
+    train(session, Two(Recurrent(), Recurrent()))
+
+
+def packed_sequence_between_modules(session: Session):
+    class Net(Two):
+        def forward(self, x, y):
+            packed = pack_padded_sequence(x.view(-1, 4, 8), torch.full((len(x),), 3), batch_first=True)
+            a, _ = self.a(packed)
+            b, _ = self.b(y.view(-1, 4, 8))
+            return pad_packed_sequence(a, batch_first=True)[0] * b[:, :3]
+
+    train(session, Net(*(nn.GRU(8, 16, batch_first=True) for _ in range(2))))
+
+
+def sequences_of_other_lengths_each_step(session: Session):
+    def padded(step):
+        generator = torch.Generator().manual_seed(step)
+        parts = [torch.randn(2 + (step + row) % 3, 32, generator=generator) for row in range(4)]
+        return pad_sequence(parts, batch_first=True), pad_sequence(parts[::-1], batch_first=True)
+
+    train(session, Two(), batch=padded, steps=6)
+
+
+def nested_tensors(session: Session):
+    class Ragged(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Linear(32, 32)
+
+        def forward(self, x):
+            parts = torch.nested.nested_tensor([x[:20], x[20:]], layout=torch.jagged, requires_grad=False)
+            return torch.cat(self.net(parts).unbind())
+
+    train(session, Two(Ragged(), Ragged()))
+
+
+def batches_of_other_sizes(session: Session):
+    train(session, Two(), batch=lambda step: batch(step, 64 - 8 * (step % 3)), steps=6)
+
+
+def last_batch_is_smaller(session: Session):
+    train(session, Two(tower(nn.BatchNorm1d(32))), batch=lambda step: batch(step, 10 if step == 3 else 64), steps=5)
+
+
+def empty_batch(session: Session):
+    def loss(model, inputs):
+        return model(*inputs).square().sum()
+
+    train(session, Two(), loss=loss, batch=lambda step: batch(step, 0 if step == 2 else 64), steps=5)
+
+
+def batch_of_one(session: Session):
+    train(session, Two(), batch=lambda step: batch(step, 1))
+
+
+def tower_called_on_some_steps_only(session: Session):
+    class Net(Two):
+        steps = 0
+
+        def forward(self, x, y):
+            self.steps += 1
+            a = self.a(x)
+            return a if self.steps % 3 == 0 else a * self.b(y)
+
+    train(session, Net(), steps=6)
+
+
+def missing_modality(session: Session):
+    class Net(Two):
+        def forward(self, x, y=None):
+            a = self.a(x)
+            return a if y is None else a + self.b(y)
+
+    train(session, Net(), batch=lambda step: batch(step)[: 1 + (step != 2)], steps=5)
+
+
+def towers_called_in_another_order(session: Session):
+    class Net(Two):
+        def forward(self, x, y):
+            if x.sum() > 0:
+                return self.a(x) - self.b(y)
+            b = self.b(y)
+            return b * self.a(x)
+
+    train(session, Net(), steps=6)
+
+
+def tower_called_in_a_loop(session: Session):
+    class Net(Two):
+        def forward(self, x, y):
+            for _ in range(3):
+                x = self.a(x) + x
+            return x * self.b(y)
+
+    train(session, Net())
+
+
+def recursion(session: Session):
+    class Tree(nn.Module):
+        def __init__(self, depth):
+            super().__init__()
+            self.node = nn.Linear(32, 32)
+            self.left, self.right = (Tree(depth - 1), Tree(depth - 1)) if depth else (None, None)
+
+        def forward(self, x):
+            x = self.node(x).tanh()
+            return x if self.left is None else self.left(x) + self.right(x)
+
+    train(session, Tree(3), batch=lambda step: batch(step)[:1])
+
+
+def module_that_calls_its_parent(session: Session):
+    class Child(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = tower()
+
+        def forward(self, x):
+            return self.net(x) + self.parent[0].project(x)
+
+    class Net(Two):
+        def __init__(self):
+            super().__init__(Child(), Child())
+            self.shared = nn.Linear(32, 32)
+            self.a.parent = self.b.parent = [self]
+
+        def project(self, x):
+            return self.shared(x)
+
+    train(session, Net())
+
+
+def greedy_decoding(session: Session):
+    class Decoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell, self.table, self.out = nn.GRUCell(32, 32), nn.Embedding(16, 32), nn.Linear(32, 16)
+
+        def forward(self, state):
+            token, logits = torch.zeros(len(state), dtype=torch.long), []
+            for _ in range(6):
+                state = self.cell(self.table(token), state)
+                logits.append(self.out(state))
+                token = logits[-1].argmax(1)
+                if (token == 3).all():
+                    break
+            return torch.stack(logits, 1)
+
+    class Net(Two):
+        def forward(self, x, y):
+            return self.a(x).sum(1) * self.b(y).sum(1)
+
+    train(session, Net(Decoder(), Decoder()))
+
+
+def numbers_taken_between_modules(session: Session):
+    class Net(Two):
+        def forward(self, x, y):
+            a = self.a(x)
+            scale = 1.0 + abs(a.mean().item()) + sum(a[0].tolist()[:3])
+            text = f"{a.std():.3f} {a[0, :2]}"
+            return self.b(y * scale) * a * len(text)
+
+    train(session, Net())
+
+
+def numpy_between_modules(session: Session):
+    class Net(Two):
+        def forward(self, x, y):
+            a = self.a(x)
+            order = a.detach().numpy().sum(1).argsort()
+            return a[torch.from_numpy(order)] * self.b(y)
+
+    train(session, Net())
+
+
+def numpy_within_a_tower(session: Session):
+    class Sorted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = tower()
+
+        def forward(self, x):
+            made = self.net(x)
+            order = made.detach().numpy()[:, 0].argsort().copy()
+            return made[torch.as_tensor(order)]
+
+    train(session, Two(Sorted(), Sorted()))

@@ -1,0 +1,227 @@
+"""Loops as people write them: optimizers, schedules, evaluation, several models, errors, saving, lanes on and off."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from bench.sweep.nets.pieces import Two, batch, squared, tower, train, train_step
+from bench.sweep.session import Session
+
+
+def gradients_accumulated(session: Session):
+    model = Two()
+    session.colocate(model, batch(0))
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    for step in range(8):
+        loss = squared(model, batch(step)) / 3
+        loss.backward()
+        session.note(loss.item())
+        if step % 3 == 2:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def gradients_clipped(session: Session):
+    model = Two()
+    train(session, model, after=lambda step: session.note(nn.utils.clip_grad_norm_(model.parameters(), 1e-4)))
+
+
+def learning_rate_scheduled(session: Session):
+    model = Two()
+    session.colocate(model, batch(0))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-1, momentum=0.9, nesterov=True)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=6)
+    for step in range(5):
+        train_step(session, model, optimizer, step)
+        schedule.step()
+
+
+def line_search_of_lbfgs(session: Session):
+    model = Two()
+    session.colocate(model, batch(0))
+    optimizer = torch.optim.LBFGS(model.parameters(), 0.1, max_iter=3, line_search_fn="strong_wolfe")
+
+    def closure():
+        optimizer.zero_grad()
+        loss = squared(model, batch(0))
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        session.note(optimizer.step(closure).item())
+
+
+def an_optimizer_for_each_module(session: Session):
+    model = Two()
+    session.colocate(model, batch(0))
+    optimizers = torch.optim.Adam(model.a.parameters(), 1e-3), torch.optim.SGD(model.b.parameters(), 1e-2)
+    for step in range(4):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss = squared(model, batch(step))
+        loss.backward()
+        for optimizer in optimizers[: 1 + step % 2]:
+            optimizer.step()
+        session.note(loss.item())
+
+
+def parameter_groups_added(session: Session):
+    model = Two()
+    session.colocate(model, batch(0))
+    optimizer = torch.optim.AdamW(model.a.parameters(), 1e-3)
+    for step in range(4):
+        if step == 2:
+            optimizer.add_param_group({"params": model.b.parameters(), "lr": 1e-2})
+        train_step(session, model, optimizer, step)
+
+
+def penalty_on_all_parameters(session: Session):
+    def loss(model, inputs):
+        penalty = sum(parameter.square().sum() for parameter in model.parameters())
+        return squared(model, inputs) + 1e-4 * penalty
+
+    train(session, Two(), loss=loss)
+
+
+def norms_of_parameters_noted(session: Session):
+    model = Two()
+    train(session, model, after=lambda step: session.note(*[p.norm().item() for p in model.parameters()]))
+
+
+def weights_changed_by_the_loop(session: Session):
+    model = Two()
+
+    @torch.no_grad()
+    def prune(step):
+        for parameter in model.parameters():
+            parameter *= parameter.abs() > 0.01
+
+    train(session, model, before=prune)
+
+
+def evaluation_in_between(session: Session):
+    model = Two(tower(nn.Dropout(0.2), nn.BatchNorm1d(32)), tower(nn.BatchNorm1d(32)))
+
+    def evaluate(step):
+        model.eval()
+        with torch.no_grad() if step % 2 else torch.inference_mode():
+            session.note(model(*batch(50)).mean().item())
+        model.train()
+
+    train(session, model, before=evaluate)
+
+
+def one_tower_in_eval_mode(session: Session):
+    model = Two(tower(nn.Dropout(0.5)), tower(nn.Dropout(0.5)))
+    train(session, model, before=lambda step: model.b.train(step % 2 == 1), steps=6)
+
+
+def gradients_switched_off_for_one_tower(session: Session):
+    class Net(Two):
+        def forward(self, x, y):
+            with torch.no_grad():
+                a = self.a(x)
+            return a * self.b(y)
+
+    train(session, Net())
+
+
+def inference_mode_for_one_tower(session: Session):
+    class Net(Two):
+        def forward(self, x, y):
+            with torch.inference_mode():
+                a = self.a(x)
+            return a.clone() * self.b(y)
+
+    train(session, Net())
+
+
+def gradients_switched_off_on_some_steps(session: Session):
+    class Net(Two):
+        steps = 0
+
+        def forward(self, x, y):
+            self.steps += 1
+            with torch.set_grad_enabled(self.steps % 2 == 0):
+                a = self.a(x)
+            return a * self.b(y)
+
+    train(session, Net(), steps=6)
+
+
+def adversarial_pair_of_models(session: Session):
+    generator, critic = Two(), Two(tower(nn.Linear(32, 1)), tower(nn.Linear(32, 1)))
+    session.colocate(generator, batch(0))
+    session.colocate(critic, batch(0))
+    first, second = torch.optim.Adam(generator.parameters(), 1e-3), torch.optim.Adam(critic.parameters(), 1e-3)
+    for step in range(4):
+        x, y = batch(step)
+        made = generator(x, y)
+        second.zero_grad()
+        loss = critic(made.detach(), x).mean() - critic(x, y).mean()
+        loss.backward()
+        second.step()
+        first.zero_grad()
+        fooled = -critic(made, x).mean()
+        fooled.backward()
+        first.step()
+        session.note(loss.item(), fooled.item())
+
+
+def two_models_one_after_the_other(session: Session):
+    for seed in range(2):
+        torch.manual_seed(seed)
+        train(session, Two(tower(nn.Dropout(0.1))), steps=3)
+
+
+def colocated_model_within_a_plain_one(session: Session):
+    inner, head = Two(), nn.Linear(32, 4)
+    session.colocate(inner, batch(0))
+    optimizer = torch.optim.SGD([*inner.parameters(), *head.parameters()], 1e-2)
+    for step in range(4):
+        optimizer.zero_grad()
+        x, y = batch(step)
+        loss = head(inner(head.weight.mean() + x, y)).square().mean()
+        loss.backward()
+        optimizer.step()
+        session.note(loss.item())
+
+
+def model_called_twice_before_backward(session: Session):
+    def loss(model, inputs):
+        x, y = inputs
+        return (model(x, y) - model(y, x)).square().mean()
+
+    train(session, Two(), loss=loss)
+
+
+def model_called_without_its_backward(session: Session):
+    def loss(model, inputs):
+        model(*batch(70))
+        made = squared(model, inputs)
+        model(*batch(71)).sum()
+        return made
+
+    train(session, Two(tower(nn.BatchNorm1d(32))), loss=loss)
+
+
+def tower_called_by_the_loop(session: Session):
+    def loss(model, inputs):
+        return squared(model, inputs) + model.a(inputs[1]).abs().mean()
+
+    train(session, Two(), loss=loss)
+
+
+def towers_called_by_the_loop_only(session: Session):
+    model = Two()
+    session.colocate(model, batch(0))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    for step in range(4):
+        optimizer.zero_grad()
+        x, y = batch(step)
+        a, b = model.a(x), model.b(y)
+        loss = (a @ b.T).square().mean()
+        loss.backward()
+        optimizer.step()
+        session.note(loss.item())

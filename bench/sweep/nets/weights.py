@@ -1,0 +1,301 @@
+"""Weights and norms: tied, shared, parametrized, normalised, adapted, frozen, replaced."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import nn
+from torch.func import functional_call
+from torch.nn.utils import parametrizations, parametrize
+
+from bench.sweep.nets.pieces import Two, batch, tokens, tower, train
+from bench.sweep.session import Session
+
+
+class Words(nn.Module):
+    def __init__(self, table: nn.Embedding) -> None:
+        super().__init__()
+        self.table, self.net = table, tower()
+
+    def forward(self, tokens):
+        return self.net(self.table(tokens)).mean(1)
+
+
+def embedding_shared_by_towers(session: Session):
+    table = nn.Embedding(50, 32)
+    train(session, Two(Words(table), Words(table)), batch=tokens)
+
+
+def embedding_tied_to_the_output(session: Session):
+    class Net(Two):
+        def forward(self, x, y):
+            return (self.a(x) + self.b(y)) @ self.a.table.weight.T
+
+    train(session, Net(Words(nn.Embedding(50, 32)), Words(nn.Embedding(50, 32))), batch=tokens)
+
+
+def sparse_embeddings(session: Session):
+    model = Two(Words(nn.Embedding(50, 32, sparse=True)), Words(nn.Embedding(50, 32, sparse=True)))
+    session.colocate(model, tokens(0))
+    tables = [model.a.table.weight, model.b.table.weight]
+    others = [p for p in model.parameters() if all(p is not table for table in tables)]
+    optimizers = torch.optim.SparseAdam(tables, 1e-3), torch.optim.Adam(others, 1e-3)
+    for step in range(4):
+        model.zero_grad()
+        loss = model(*tokens(step)).square().mean()
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        session.note(loss.item())
+
+
+def one_module_under_two_names(session: Session):
+    both = tower()
+    train(session, Two(both, both))
+
+
+def one_module_called_twice(session: Session):
+    class Net(Two):
+        def forward(self, x, y):
+            return self.a(x) * self.a(y) + self.b(x)
+
+    train(session, Net())
+
+
+def layer_shared_by_towers(session: Session):
+    layer = nn.Linear(32, 32)
+    train(session, Two(tower(layer), tower(layer)))
+
+
+def layers_of_a_tower_tied(session: Session):
+    model = Two()
+    model.a[4].weight = nn.Parameter(model.a[0].weight.T.detach().clone())
+    model.b[2].bias = model.b[0].bias
+    train(session, model)
+
+
+def weight_norm(session: Session):
+    model = Two()
+    for layer in (model.a[0], model.b[0]):
+        parametrizations.weight_norm(layer)
+    train(session, model)
+
+
+def spectral_norm(session: Session):
+    model = Two()
+    for layer in (model.a[0], model.a[2], model.b[0]):
+        parametrizations.spectral_norm(layer)
+    train(session, model)
+
+
+def spectral_norm_by_hook(session: Session):
+    train(session, Two(tower(nn.utils.spectral_norm(nn.Linear(32, 32))), tower()))
+
+
+def orthogonal_weights(session: Session):
+    model = Two(tower(nn.Linear(32, 32)))
+    parametrizations.orthogonal(model.a[5])
+    train(session, model)
+
+
+def symmetric_weights_cached(session: Session):
+    class Symmetric(nn.Module):
+        def forward(self, weight):
+            return weight.triu() + weight.triu(1).mT
+
+    model = Two(tower(nn.Linear(32, 32)), tower(nn.Linear(32, 32)))
+    for part in (model.a, model.b):
+        parametrize.register_parametrization(part[5], "weight", Symmetric())
+
+    def loss(model, inputs):
+        with parametrize.cached():
+            return model(*inputs).square().mean()
+
+    train(session, model, loss=loss)
+
+
+def batch_norm_in_both_towers(session: Session):
+    train(session, Two(tower(nn.BatchNorm1d(32)), tower(nn.BatchNorm1d(32, momentum=None))))
+
+
+def batch_norm_shared_by_towers(session: Session):
+    norm = nn.BatchNorm1d(32)
+    train(session, Two(tower(norm), tower(norm)))
+
+
+def batch_norm_of_its_own(session: Session):
+    class Norm(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(32))
+            self.register_buffer("calls", torch.tensor(0))
+
+        def forward(self, x):
+            if self.training:
+                self.calls += 1
+                self.mean.lerp_(x.detach().mean(0), float(1 / self.calls))
+            return x - (x.mean(0) if self.training else self.mean)
+
+    train(session, Two(tower(Norm()), tower(Norm())))
+
+
+def instance_and_group_norm(session: Session):
+    class Images(nn.Module):
+        def __init__(self, norm):
+            super().__init__()
+            self.layers = nn.Sequential(nn.Conv2d(1, 8, 3), norm, nn.ReLU(), nn.Flatten(), nn.Linear(96, 8))
+
+        def forward(self, x):
+            return self.layers(x.view(-1, 1, 4, 8))
+
+    norms = nn.InstanceNorm2d(8, affine=True, track_running_stats=True), nn.GroupNorm(2, 8)
+    train(session, Two(*map(Images, norms)))
+
+
+def low_rank_adapters(session: Session):
+    config = LoraConfig(target_modules=["0", "4"], r=4, init_lora_weights=False, lora_dropout=0.1)
+    train(session, Two(get_peft_model(tower(), config), get_peft_model(tower(), config)))
+
+
+def adapters_disabled_around_a_call(session: Session):
+    class Net(Two):
+        def forward(self, x, y):
+            with self.a.disable_adapter():
+                reference = self.a(y)
+            return self.b(x) - reference
+
+    config = LoraConfig(target_modules=["0", "4"], r=4, init_lora_weights=False)
+    train(session, Net(get_peft_model(tower(), config), get_peft_model(tower(), config)))
+
+
+def adapters_merged_in_mid_training(session: Session):
+    config = LoraConfig(target_modules=["0", "4"], r=4, init_lora_weights=False)
+    model = Two(get_peft_model(tower(), config), get_peft_model(tower(), config))
+    train(session, model, before=lambda step: model.a.merge_adapter() if step == 2 else None)
+
+
+def layers_frozen_and_thawed(session: Session):
+    model = Two()
+    train(session, model, before=lambda step: model.a.requires_grad_(step % 2 == 0), steps=5)
+
+
+def layers_thawed_one_by_one(session: Session):
+    model = Two()
+    model.requires_grad_(False)
+    train(session, model, before=lambda step: model.a[4 - 2 * step].requires_grad_(True), steps=3)
+
+
+def frozen_tower(session: Session):
+    model = Two()
+    model.b.requires_grad_(False)
+    train(session, model)
+
+
+def tower_replaced_in_mid_training(session: Session):
+    model = Two()
+
+    def replace(step):
+        if step == 2:
+            model.b = tower()
+
+    train(session, model, before=replace)
+
+
+def layer_replaced_in_mid_training(session: Session):
+    model = Two()
+
+    def replace(step):
+        if step == 2:
+            model.a[2] = nn.Linear(256, 256)
+
+    train(session, model, before=replace)
+
+
+def head_grown_in_mid_training(session: Session):
+    model = Two()
+
+    def grow(step):
+        if step == 2:
+            model.a.append(nn.Linear(32, 32))
+            model.b.append(nn.Linear(32, 32))
+
+    train(session, model, before=grow)
+
+
+def parameter_replaced_in_mid_training(session: Session):
+    model = Two()
+
+    def replace(step):
+        if step == 2:
+            model.a[0].weight = nn.Parameter(model.a[0].weight.detach() * 0.5)
+
+    train(session, model, before=replace)
+
+
+def storage_of_parameters_replaced(session: Session):
+    model = Two()
+
+    def replace(step):
+        for parameter in model.parameters():
+            parameter.data = parameter.data.clone()
+
+    train(session, model, before=replace)
+
+
+def weights_loaded_in_mid_training(session: Session):
+    model = Two()
+    first = copy.deepcopy(model.state_dict())
+    train(session, model, before=lambda step: model.load_state_dict(first, assign=step > 2) if step > 1 else None)
+
+
+def functional_call_with_changed_weights(session: Session):
+    class Net(Two):
+        def forward(self, x, y):
+            halved = {name: parameter * 0.5 for name, parameter in self.b.named_parameters()}
+            return self.a(x) * functional_call(self.b, halved, (y,))
+
+    train(session, Net())
+
+
+def inner_step_of_meta_learning(session: Session):
+    class Net(Two):
+        def forward(self, x, y):
+            fast = dict(self.a.named_parameters())
+            inner = functional_call(self.a, fast, (x,)).square().mean()
+            gradients = torch.autograd.grad(inner, list(fast.values()), create_graph=True)
+            fast = {name: p - 0.1 * g for (name, p), g in zip(fast.items(), gradients, strict=True)}
+            return functional_call(self.a, fast, (y,)) * self.b(y)
+
+    train(session, Net())
+
+
+def hypernetwork(session: Session):
+    class Net(Two):
+        def forward(self, x, y):
+            weight = self.a(x).T @ x / len(x)
+            return self.b(y) @ weight
+
+    train(session, Net())
+
+
+def lazy_layers(session: Session):
+    model = Two(tower(nn.LazyLinear(32)), tower(nn.LazyBatchNorm1d()))
+    model(*batch(0))
+    train(session, model)
+
+
+def parameters_in_a_list(session: Session):
+    class Listed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weights = nn.ParameterList(nn.Parameter(torch.randn(32, 32) / 6) for _ in range(3))
+            self.scales = nn.ParameterDict({"last": nn.Parameter(torch.ones(32))})
+
+        def forward(self, x):
+            for weight in self.weights:
+                x = (x @ weight).tanh()
+            return x * self.scales["last"]
+
+    train(session, Two(Listed(), Listed()))

@@ -1,0 +1,140 @@
+"""One run of a case: what its loop notes, and the models that it colocates where lanes are wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+import mosaic
+from mosaic.backends.host.backend import HostBackend
+from mosaic.engine import Handle, Options, find_modules
+from mosaic.errors import MosaicError
+from mosaic.graph import ModuleGraph
+from mosaic.plan import plan_from_quotas
+
+
+class RefusedError(Exception):
+    """Mosaic said before training that it cannot place a model's modules."""
+
+
+class PlainHandle:
+    """The handle of a model that runs as it is."""
+
+    def disabled(self) -> nullcontext[None]:
+        """Does nothing."""
+        return nullcontext()
+
+    def remove(self) -> None:
+        """Does nothing."""
+
+
+@dataclass
+class Session:
+    """What a case's loop is given; a case runs once with ``on_lanes`` and once without."""
+
+    on_lanes: bool
+    """Whether ``colocate`` colocates, or leaves the model as it is."""
+    noted: dict[str, Any] = field(default_factory=dict)
+    """What the loop noted, by a name that says what and when."""
+    models: list[nn.Module] = field(default_factory=list)
+    """The models of the case."""
+    handles: list[Handle] = field(default_factory=list)
+    """The handles of colocated models, also of those that are removed."""
+
+    def colocate(self, model: nn.Module, sample: Any) -> Handle | PlainHandle:
+        """Places all modules that are found: those that do not need each other side by side, on a slot each.
+
+        Raises:
+            RefusedError: Mosaic refuses.
+        """
+        if all(model is not known for known in self.models):
+            self.models.append(model)
+        if not self.on_lanes:
+            return PlainHandle()
+        try:
+            graph = find_modules(model, sample).graph
+            backend = HostBackend(num_slots=max(2, len(graph.names)), num_threads=1)
+            plan = plan_from_quotas(_stages(graph), graph=graph, device=backend.device)
+            handle = mosaic.colocate(model, sample, plan=plan, backend=backend, options=Options(cache=None))
+        except MosaicError as error:
+            raise RefusedError(f"{type(error).__name__}: {error}") from error
+        self.handles.append(handle)
+        return handle
+
+    def note(self, *values: Any) -> None:
+        """Keeps values of the loop: tensors and plain data."""
+        for value in values:
+            self.noted[f"value {len(self.noted)}"] = kept(value)
+
+    def note_models(self) -> None:
+        """Keeps parameters, gradients and buffers of all models, as the loop would read them."""
+        for index, model in enumerate(self.models):
+            of = f" of model {index}" if len(self.models) > 1 else ""
+            for name, parameter in model.named_parameters():
+                self.noted[f"{name}{of}"] = kept(parameter)
+                self.noted[f"gradient of {name}{of}"] = kept(parameter.grad)
+            for name, buffer in model.named_buffers():
+                self.noted[f"buffer {name}{of}"] = kept(buffer)
+
+    def end(self) -> None:
+        """Gives all models back."""
+        for handle in self.handles:
+            handle.remove()
+
+
+def _stages(graph: ModuleGraph) -> list[dict[str, int]]:
+    """Returns for each stage its modules, as early as what they need allows; no module is alone on the device."""
+    stage: dict[str, int] = {}
+    for name in graph.topological_order():
+        stage[name] = max((stage[before] + 1 for before in graph.predecessors(name)), default=0)
+    return [{name: 1 for name in stage if stage[name] == index} for index in range(max(stage.values()) + 1)]
+
+
+def kept(value: Any) -> Any:
+    """Returns a copy that can be compared: tensors with one kind of NaN, all else as it is."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    copy = (value.detach().to_dense() if value.layout != torch.strided else value.detach()).clone()
+    real = torch.view_as_real(copy.resolve_conj()) if copy.is_complex() else copy
+    return real.masked_fill(real.isnan(), torch.nan) if real.is_floating_point() else real
+
+
+def difference(plain: Session, ours: Session) -> str:
+    """Says what differs between two runs of a case; empty where nothing does."""
+    found = list(_differences(plain.noted, ours.noted))
+    more = f", and {len(found) - 1} more" if len(found) > 1 else ""
+    return f"{found[0]}{more} of {len(plain.noted)}" if found else ""
+
+
+def _differences(plain: dict[str, Any], ours: dict[str, Any]) -> Iterator[str]:
+    if plain.keys() != ours.keys():
+        yield f"noted {len(ours)} values, plain {len(plain)}"
+        return
+    for name, theirs in plain.items():
+        if not _same(theirs, ours[name]):
+            yield f"{name}: {_shown(ours[name])}, plain {_shown(theirs)}{_distance(ours[name], theirs)}"
+
+
+def _same(one: Any, other: Any) -> bool:
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return type(one) is type(other) and repr(one) == repr(other)  # the shortest text that gives a float's bits
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    return torch.equal(one.contiguous().flatten().view(torch.uint8), other.contiguous().flatten().view(torch.uint8))
+
+
+def _shown(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return repr(value)[:40]
+    return f"{value.item():.9g}" if value.numel() == 1 else f"{tuple(value.shape)} {value.dtype}"
+
+
+def _distance(one: Any, other: Any) -> str:
+    if not (isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)) or one.shape != other.shape:
+        return ""
+    return f", by up to {(one.double() - other.double()).abs().max():.3g}" if one.numel() else ""

@@ -1,0 +1,111 @@
+"""How a case ends: equal, refused, raised, different or crashed, with what to know about it."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from bench.record import Figure, one_line
+from bench.sweep.outcomes import CRASHED, DIFFERENT, IN_PLACE, NO_PLAIN, ON_LANES, RAISED, REFUSED
+from bench.sweep.session import RefusedError, Session, difference
+from mosaic.engine import Handle
+from mosaic.errors import MosaicError
+from mosaic.timeline import Span
+
+_TOP = Path(__file__).resolve().parent.parent.parent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One model or loop."""
+
+    name: str
+    """Unique."""
+    kind: str
+    """What it is one of."""
+    run: Callable[[Session], None]
+    """Makes a model, colocates it by the session, trains it and notes the losses."""
+
+
+def judge(case: Case) -> Iterator[Figure]:
+    """Runs a case in the plain way and colocated; yields a figure that holds until the next one."""
+    began = time.perf_counter()
+    plain = Session(on_lanes=False)
+    try:
+        _train(case, plain)
+    except Exception as error:  # of any kind: the case says nothing about Mosaic
+        yield figure(case, NO_PLAIN, reason=f"{type(error).__name__}: {error}")
+        return
+    yield figure(case, CRASHED, reason="the process died")  # unless it comes back
+    ours = Session(on_lanes=True)
+    outcome, reason = _outcome(case, plain, ours)
+    yield figure(case, outcome, reason=reason, handles=ours.handles, seconds=time.perf_counter() - began)
+
+
+def figure(
+    case: Case, outcome: str, *, reason: str, handles: list[Handle] | tuple[()] = (), seconds: float = 0.0
+) -> Figure:
+    """Returns the record of a case; its number is that of the calls that lanes ran."""
+    spans = [span for handle in handles for span in handle.timeline().spans if span.phase != "glue"]
+    overlapped = any(_overlap(one, other) for one, other in itertools.pairwise(spans))
+    return Figure(
+        name=f"{case.name}: calls on lanes",
+        source="measured",
+        value=float(sum(span.phase == "forward" for span in spans)),
+        reason=one_line(_without_folders(reason)),
+        part=case.kind,
+        labels={
+            "case": case.name,
+            "outcome": outcome,
+            "modules": ", ".join(dict.fromkeys(name for handle in handles for name in handle.graph.names)),
+            "overlapped": "yes" if overlapped else "no",
+            "seconds": f"{seconds:.1f}",
+        },
+    )
+
+
+def _train(case: Case, session: Session) -> None:
+    torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)
+    case.run(session)
+    session.note_models()
+
+
+def _outcome(case: Case, plain: Session, ours: Session) -> tuple[str, str]:
+    try:
+        _train(case, ours)
+    except RefusedError as error:
+        return REFUSED, str(error)
+    except MosaicError as error:
+        return RAISED, f"{type(error).__name__}: {error}"
+    except (Exception, KeyboardInterrupt) as error:  # of any kind: the plain loop raises none
+        return CRASHED, f"{type(error).__name__}: {error}"
+    finally:
+        ours.end()
+    differs = difference(plain, ours)
+    if differs:
+        again = Session(on_lanes=False)
+        _train(case, again)
+        itself = difference(plain, again)
+        return (NO_PLAIN, f"differs from itself: {itself}") if itself else (DIFFERENT, differs)
+    in_place = [line for handle in ours.handles for line in handle.describe().splitlines() if "in place" in line]
+    on_lanes = any(span.phase == "forward" for handle in ours.handles for span in handle.timeline().spans)
+    return (ON_LANES if on_lanes else IN_PLACE), "; ".join(dict.fromkeys(in_place))
+
+
+def _without_folders(text: str) -> str:
+    """Returns text that names files as the repository and its packages do."""
+    return re.sub(r"/\S*/site-packages/", "", text.replace(f"{_TOP}/", ""))
+
+
+def _overlap(one: Span, other: Span) -> bool:
+    return one.module != other.module and other.start_ms < one.end_ms

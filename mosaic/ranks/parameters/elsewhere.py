@@ -1,0 +1,193 @@
+"""Stand-ins for tensors whose values are on other ranks: what reads a value raises, and says where the values are.
+
+A plain meta tensor would not do: torch lets ``cpu.add_(meta)`` pass without doing anything, and ``torch.save`` writes
+meta tensors. A stand-in has a shape, a type and no memory. Shapes, flags, hooks and ``grad`` are those of any tensor.
+Of the operators
+
+* those that write into a stand-in do nothing: the ranks that have the values do it with them;
+* those on stand-ins, and numbers, return stand-ins;
+* all others raise: those that mix a stand-in with values of this rank, and those that read its values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+from torch.utils import _pytree as pytree
+
+from mosaic.errors import ModuleContractError
+
+_ASKED = {"_local_scalar_dense": "item", "_to_copy": "to"}
+"""How people call an operator that torch calls otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Where the values of a module are."""
+
+    name: str
+    """The placed module."""
+    ranks: tuple[int, ...]
+    """Those that hold its parameters."""
+
+    def __str__(self) -> str:
+        return f"rank{'s' if len(self.ranks) > 1 else ''} {', '.join(map(str, self.ranks))}"
+
+
+class Elsewhere(torch.Tensor):
+    """A tensor whose values are on other ranks.
+
+    Attributes:
+        home: Where its values are.
+    """
+
+    home: Home
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def of(like: torch.Tensor, home: Home, *, is_parameter: bool = False) -> Elsewhere:
+        """Returns one on the meta device.
+
+        Args:
+            like: Has its shape, strides and type.
+            home: Where its values are.
+            is_parameter: Whether it stands for a ``nn.Parameter``, and is an instance of it.
+        """
+        made: Elsewhere = torch.Tensor._make_wrapper_subclass(
+            Elsewhere,
+            like.shape,
+            strides=like.stride(),
+            dtype=like.dtype,
+            device="meta",
+            requires_grad=like.requires_grad and is_parameter,
+        )
+        made.home = home
+        if is_parameter:
+            made._is_param = True  # what isinstance(..., nn.Parameter) asks
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        """Runs an operator with a stand-in among its arguments."""
+        kwargs = kwargs or {}
+        written = _written(func, args, kwargs)
+        if written and all(isinstance(tensor, Elsewhere) for tensor in _tensors(written)):
+            return _returned(func, args, kwargs)
+        if written and func.__name__.startswith("_foreach_"):
+            return _foreach(func, args, kwargs)
+        given = _tensors((args, kwargs))
+        here = next(tensor for tensor in given if isinstance(tensor, Elsewhere))
+        if written or any(not isinstance(t, Elsewhere) and (t.dim() or t.requires_grad) for t in given):
+            here.refuse(func)
+        plain_args, plain_kwargs = pytree.tree_map_only(Elsewhere, _without_values, (tuple(args), kwargs))
+        try:
+            made = func(*plain_args, **plain_kwargs)
+        except (RuntimeError, TypeError) as error:  # NotImplementedError is one of the former
+            if "meta" not in str(error).lower():
+                raise
+            here.refuse(func)
+        return pytree.tree_map_only(torch.Tensor, lambda t: Elsewhere.of(t, here.home) if t.is_meta else t, made)
+
+    def refuse(self, func: Any) -> NoReturn:
+        """Raises ModuleContractError: something needs the values."""
+        asked = func if isinstance(func, str) else func.__name__.partition(".")[0]
+        asked = f"{_ASKED.get(asked, asked)}()"
+        raise ModuleContractError(
+            f"{asked} needs values of {self.home.name!r}, which are on {self.home} only. handle.full_state_dict(), "
+            "called on every rank, has the whole model's; handle.save() and handle.export() write them. A sum over "
+            "parameters in a loss is the optimizer's weight_decay, or belongs into the module's own forward. "
+            f"colocate(..., exclude=[{self.home.name!r}]) leaves the module whole on every rank"
+        )
+
+    def __repr__(self, **_: Any) -> str:
+        return f"Elsewhere({tuple(self.shape)}, {self.dtype}, {self.home.name!r} on {self.home})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Elsewhere:
+        """Returns a copy that stands for a copy of the values."""
+        if id(self) not in memo:
+            is_parameter = getattr(self, "_is_param", False)
+            memo[id(self)] = Elsewhere.of(self, self.home, is_parameter=is_parameter)
+        copied: Elsewhere = memo[id(self)]
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Raises ModuleContractError: there is nothing to write."""
+        self.refuse("pickle")
+
+    @property
+    def data(self) -> torch.Tensor:
+        """The same without autograd."""
+        return self.detach()
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        if not isinstance(value, Elsewhere):
+            self.refuse("data.copy_")
+        torch._C.TensorBase.data.__set__(self, value)  # type: ignore[attr-defined]
+
+    def new(self, *size: Any, **_: Any) -> torch.Tensor:
+        """Returns a stand-in of another size."""
+        return self.new_empty(*size)
+
+    def type(self, dtype: Any = None, **more: Any) -> Any:
+        """Returns the name of its type as of any tensor in host memory, for those who want all parameters alike."""
+        return torch.empty(0, dtype=self.dtype).type() if dtype is None else super().type(dtype, **more)
+
+    def numpy(self, **_: Any) -> NoReturn:
+        """Raises ModuleContractError."""
+        self.refuse("numpy")
+
+    def tolist(self) -> NoReturn:
+        """Raises ModuleContractError."""
+        self.refuse("tolist")
+
+    def __array__(self, *_: Any, **__: Any) -> NoReturn:
+        self.refuse("numpy")
+
+    def __format__(self, text: str) -> str:
+        return self.refuse("format") if text else repr(self)
+
+
+def _without_values(tensor: Elsewhere) -> torch.Tensor:
+    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def _tensors(given: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, torch.Tensor)]
+
+
+def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """Returns the arguments that an operator writes into."""
+    found = []
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = args[place] if place < len(args) else kwargs.get(argument.name)
+            if given is not None:
+                found.append(given)
+    return found
+
+
+def _returned(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Returns what an operator returns that writes: the tensors that it wrote into."""
+    written = _written(func, args, kwargs)
+    if not func._schema.returns:
+        return None
+    return written[0] if len(func._schema.returns) == 1 else tuple(written)
+
+
+def _foreach(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Runs an operator on lists that writes into some tensors of this rank and into some stand-ins."""
+    into = args[0]
+    kept = [place for place, tensor in enumerate(into) if not isinstance(tensor, Elsewhere)]
+
+    def chosen(value: Any) -> Any:
+        return [value[place] for place in kept] if isinstance(value, list) and len(value) == len(into) else value
+
+    given, named = tuple(map(chosen, args)), {name: chosen(value) for name, value in kwargs.items()}
+    for tensor in _tensors((given, named)):
+        if isinstance(tensor, Elsewhere):
+            tensor.refuse(func)
+    func(*given, **named)

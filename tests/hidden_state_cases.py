@@ -1,0 +1,293 @@
+"""Models that read, write or decide by more than their modules' arguments, and how they are run on fake streams."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from engine_cases import SIDE_BY_SIDE, Doing, Glued, Record, pair_batch, tower
+from stream_cases import colocated, run_both
+from torch import nn
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+Glue = Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class Following(nn.Module):
+    """Keeps statistics of what it returns, and reads a buffer and an attribute."""
+
+    scale: Any = 1.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = tower()
+        self.register_buffer("mean", torch.zeros(16))
+        self.register_buffer("center", torch.ones(16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = (self.layers(x) - self.center) * self.scale
+        with torch.no_grad():
+            self.mean.mul_(0.9).add_(hidden.mean(0), alpha=0.1)
+        return hidden
+
+
+SCALE = contextvars.ContextVar("scale", default=1.0)
+OF_THREAD = threading.local()
+
+
+def in_context(self: Doing, x: torch.Tensor) -> torch.Tensor:
+    return self.layers(x) * SCALE.get() * getattr(OF_THREAD, "scale", 1.0)
+
+
+def with_constants(self: Doing, x: torch.Tensor) -> torch.Tensor:
+    return self.layers(x) * torch.full((16,), 0.1, device=x.device).to(x.dtype)
+
+
+def attending(self: Doing, x: torch.Tensor) -> torch.Tensor:
+    hidden = self.layers(x).view(1, 2, -1, 8)
+    return functional.scaled_dot_product_attention(hidden, hidden, hidden).reshape(-1, 16)
+
+
+def of_other_shape(self: Doing, x: torch.Tensor) -> torch.Tensor:
+    return self.layers(x)[: 3 if self.is_on else 6]
+
+
+class Skipping(nn.Module):
+    """Skips its dropout by value, and draws from Python's and numpy's random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.dropout, self.last = nn.Linear(8, 16), nn.Dropout(0.5), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(x)
+        if x[0, 0] > 0:
+            hidden = self.dropout(hidden)
+        return self.last(hidden) * (random.random() + np.random.rand())
+
+
+# What the model does around its modules' calls where ``is_on``.
+
+
+def attribute_around(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    self.left.scale = 2.0 if self.is_on else 1.0
+    left = self.left(x)
+    self.left.scale = 1.0
+    return left * self.right(y)
+
+
+def class_attribute_around(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    Following.scale = 2.0 if self.is_on else 1.0
+    left = self.left(x)
+    Following.scale = 1.0
+    return left * self.right(y)
+
+
+def result_in_an_attribute(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    right = self.right(y)
+    self.left.scale = right.mean() * 3 if self.is_on else 1.0
+    left: torch.Tensor = self.left(x)
+    self.left.scale = 1.0
+    return left + right.mean()
+
+
+def context_variables(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    token, OF_THREAD.scale = SCALE.set(2.0 if self.is_on else 1.0), 3.0 if self.is_on else 1.0
+    left = self.left(x)
+    SCALE.reset(token)
+    OF_THREAD.scale = 1.0
+    return left * self.right(y)
+
+
+def inside_of(context: Callable[[bool], contextlib.AbstractContextManager[Any]]) -> Glue:
+    def glue(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        with context(self.is_on):
+            left = self.left(x)
+        return left.float() * self.right(y)
+
+    return glue
+
+
+def attention(on: bool) -> contextlib.AbstractContextManager[Any]:
+    return sdpa_kernel(SDPBackend.MATH) if on else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def deterministic(on: bool) -> Iterator[None]:
+    torch.use_deterministic_algorithms(on)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@contextlib.contextmanager
+def default_dtype(on: bool) -> Iterator[None]:
+    torch.set_default_dtype(torch.bfloat16 if on else torch.float32)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def autocast(on: bool) -> torch.autocast:
+    return torch.autocast("cpu", torch.bfloat16, enabled=on)
+
+
+def other_shapes(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    self.left.is_on = self.right.is_on = self.is_on
+    return self.left(x) * self.right(y)
+
+
+def product(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return self.left(x) * self.right(y)
+
+
+def scheduled_dropout(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    self.left[2].p = 0.5 - 0.25 * (self.step % 3) if self.is_on else 0.5
+    return self.left(x) * self.right(y)
+
+
+def buffer_written_before(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    if self.is_on:
+        self.left.center.mul_(0.5).add_(y.mean())
+    return self.left(x) * self.right(y)
+
+
+def buffer_replaced_before(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    if self.is_on:
+        self.left.center = self.left.center * 0.5 + y.mean()
+    return self.left(x) * self.right(y)
+
+
+def averaged(slow: Sequence[torch.Tensor], fast: Sequence[torch.Tensor]) -> None:
+    with torch.no_grad():
+        for one, other in zip(slow, fast, strict=True):
+            one.mul_(0.9).add_(other, alpha=0.1)
+
+
+def averaged_at_once(slow: Sequence[torch.Tensor], fast: Sequence[torch.Tensor]) -> None:
+    with torch.no_grad():
+        torch._foreach_lerp_(slow, fast, 0.1)
+
+
+def copied(slow: Sequence[torch.Tensor], fast: Sequence[torch.Tensor]) -> None:
+    with torch.no_grad():
+        for one, other in zip(slow, fast, strict=True):
+            one.copy_(one * 0.9 + other * 0.1)
+
+
+def replaced(slow: Sequence[torch.Tensor], fast: Sequence[torch.Tensor]) -> None:
+    for one, other in zip(slow, fast, strict=True):
+        one.data = one.data * 0.9 + other.data * 0.1
+
+
+def averaged_data(slow: Sequence[torch.Tensor], fast: Sequence[torch.Tensor]) -> None:
+    for one, other in zip(slow, fast, strict=True):
+        one.data.mul_(0.9).add_(other.data, alpha=0.1)
+
+
+COUNTED = [averaged, averaged_at_once, copied, replaced]
+"""Ways to write to weights that torch counts, or that move them."""
+
+
+def teacher(update: Any, when: str) -> Glued:
+    """A frozen tower whose weights follow the other's, by a list that was collected beforehand."""
+
+    def glue(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if self.is_on and when == "before":
+            update(*weights)
+        with torch.no_grad():
+            target = self.right(y)
+        if self.is_on and when == "between":
+            update(*weights)
+        found = self.left(x)
+        if self.is_on and when == "after":
+            update(*weights)
+        return found - target
+
+    model = Glued(glue)
+    model.right.requires_grad_(False)
+    weights = list(model.right.parameters()), list(model.left.parameters())
+    model.is_on = False
+
+    def copied_with_a_list_of_its_own(_: Any) -> Glued:
+        twin = teacher(update, when)
+        twin.is_on = model.is_on
+        return twin
+
+    model.__dict__["__deepcopy__"] = copied_with_a_list_of_its_own
+    return model
+
+
+def following(glue: Glue) -> Callable[[], Glued]:
+    return lambda: Glued(glue, Following(), Following())
+
+
+def doing(what: Callable[..., Any], glue: Glue) -> Callable[[], Glued]:
+    return lambda: Glued(glue, Doing(what), Doing(what))
+
+
+def train(model: Any, record: Record, loss_of: Callable[[Any, torch.Tensor], torch.Tensor] | None = None) -> None:
+    """Trains from a state of its own: a sample's run may have written to the model."""
+    random.seed(1)
+    np.random.seed(1)
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for tensor in model.state_dict().values():
+            if tensor.is_floating_point():
+                tensor.copy_(torch.rand(tensor.shape, generator=generator) * 0.2 + 0.1)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.05)
+    for model.step in range(4):
+        model.is_on = model.step != 1
+        out = model(*pair_batch(model.step))
+        loss = out.float().square().mean() + (0 if loss_of is None else loss_of(model, out))
+        loss.backward()
+        record.note(loss)
+        record.note_model(model, optimizer)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+CASES: dict[str, Callable[[], Glued]] = {
+    "an attribute is set around the call": following(attribute_around),
+    "an attribute of the class is": following(class_attribute_around),
+    "an attribute is another module's result": following(result_in_an_attribute),
+    "a context variable and a thread's own": doing(in_context, context_variables),
+    "a context of attention": doing(attending, inside_of(attention)),
+    "autocast around one call": lambda: Glued(inside_of(autocast)),
+    "deterministic algorithms around one call": lambda: Glued(inside_of(deterministic)),
+    "another default dtype around one call": doing(with_constants, inside_of(default_dtype)),
+    "results of another shape": doing(of_other_shape, other_shapes),
+    "a branch on values, and others' random numbers": lambda: Glued(product, Skipping(), Skipping()),
+    "a dropout's rate is scheduled": lambda: Glued(scheduled_dropout, tower(8, 16, nn.Dropout(0.5))),
+    "a buffer is written before the call": following(buffer_written_before),
+    "a buffer is replaced before the call": following(buffer_replaced_before),
+    **{f"weights are {update.__name__} before the call": partial(teacher, update, "before") for update in COUNTED},
+}
+
+
+EAGER = {"a branch on values, and others' random numbers"}
+"""Cases that are never captured."""
+
+
+def run_on_streams(make: Callable[[], nn.Module], loop: Any, *, graphs: bool, captured: bool = True) -> str:
+    """Holds a loop on streams equal to the plain one, and sees that it ran on lanes, as graphs where it can."""
+    opened: list[Any] = []
+
+    @contextlib.contextmanager
+    def noting(*args: Any, **kwargs: Any) -> Iterator[Any]:
+        with colocated(*args, **kwargs) as found:
+            opened.append(found[0]._executor)
+            yield found
+
+    described = run_both(make, pair_batch(), SIDE_BY_SIDE, loop, colocated=noting, graphs=graphs)
+    (executor,) = opened
+    assert executor._num_launched > 0
+    assert not executor.in_place
+    assert not (graphs and captured) or executor.graphs.num_replays > 0, executor.notes
+    return described

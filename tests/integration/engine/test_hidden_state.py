@@ -1,0 +1,419 @@
+"""What modules read besides their arguments: on lanes they read what the plain loop would have let them read."""
+
+from __future__ import annotations
+
+import contextvars
+import random
+import threading
+import warnings
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from engine_cases import SIDE_BY_SIDE, Doing, Record, TwoTowers, colocated, pair_batch, plan_for, run_both, tower, train
+from torch import nn
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import mosaic
+from mosaic.backends.host.backend import HostBackend
+from mosaic.engine.calls.attach import is_attached
+from mosaic.engine.calls.thread_state import on_lane
+from mosaic.errors import ModuleContractError, UnsupportedModelError
+
+SCALE = contextvars.ContextVar("SCALE", default=1.0)
+OF_THREAD = threading.local()
+SEEN: list[bool] = []
+"""Whether each forward of a left tower ran on a lane."""
+
+
+def scaled(self: Doing, x: torch.Tensor) -> torch.Tensor:
+    """Layers, and everything that may be set around the call."""
+    SEEN.append(on_lane())
+    scale = self.scale * self.settings["scale"] * self.numbers[-1] * self.options.scale * SCALE.get() * self.center
+    return self.layers(x) * scale * self.layers.scale
+
+
+class Scaled(TwoTowers):
+    """``around`` changes something of the left tower for one call, and ``after`` for ever."""
+
+    def __init__(self, around: Callable[[Any, float], None], after: Callable[[Any], None] | None = None) -> None:
+        super().__init__(Doing(scaled))
+        left = self.left
+        left.scale, left.settings, left.numbers, left.options = 1.0, {"scale": 1.0}, [1.0], SimpleNamespace(scale=1.0)
+        left.register_buffer("center", torch.ones(16))
+        left.layers.scale = 1.0
+        self.around, self.after = around, after
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        self.around(self, 2.0)
+        left = functional.normalize(self.left(x), dim=-1) + self.left.scale
+        self.around(self, 1.0)
+        if self.after is not None:
+            self.after(self)
+        return torch.cat([left @ self.weight, self.right(y)]) * self.scale
+
+
+def by_number(model: Any, value: float) -> None:
+    model.left.scale = value
+
+
+def by_inner_number(model: Any, value: float) -> None:
+    model.left.layers.scale = value
+
+
+def by_dict(model: Any, value: float) -> None:
+    model.left.settings["scale"] = value
+
+
+def by_list(model: Any, value: float) -> None:
+    model.left.numbers.append(value)
+    del model.left.numbers[:-1]
+
+
+def by_object(model: Any, value: float) -> None:
+    model.left.options.scale = value
+
+
+def by_context(model: Any, value: float) -> None:
+    SCALE.set(value)
+
+
+def by_buffer(model: Any, value: float) -> None:
+    model.left.center.fill_(value)
+
+
+def by_buffer_data(model: Any, value: float) -> None:
+    model.left.center.data.fill_(value)
+
+
+ON_LANES = (by_number, by_inner_number, by_context)
+"""Set through the module or by what goes with the call; the rest keeps the module in place, or waits for it."""
+
+
+@pytest.mark.parametrize(
+    "around",
+    [*ON_LANES, by_dict, by_list, by_object, by_buffer, by_buffer_data],
+)
+def test_what_is_set_around_a_call_is_what_the_call_reads(around: Any):
+    SEEN.clear()
+    described = run_both(lambda: Scaled(around), pair_batch(), SIDE_BY_SIDE, train(5))
+    if around in ON_LANES:
+        assert "left ran in place" not in described
+        assert sum(SEEN) >= 4
+
+
+class Momentum(TwoTowers):
+    """The right tower follows the left one by a moving average, which is taken after its call."""
+
+    def __init__(self, follow: Callable[[Any], None], from_step: int = 0) -> None:
+        super().__init__(tower(), tower())
+        self.right.requires_grad_(False)
+        self.follow, self.from_step, self.step = follow, from_step, 0
+        self.pairs = list(zip(self.left.parameters(), self.right.parameters(), strict=True))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            target = self.right(y)
+        found = self.left(x)
+        self.step += 1
+        if self.step > self.from_step:
+            self.follow(self)
+        return found - target
+
+
+def by_asking(model: Any) -> None:
+    for new, old in zip(model.left.parameters(), model.right.parameters(), strict=True):
+        old.data.mul_(0.5).add_(new.data, alpha=0.5)
+
+
+@torch.no_grad()
+def by_pairs(model: Any) -> None:
+    for new, old in model.pairs:
+        old.mul_(0.5).add_(new, alpha=0.5)
+
+
+def by_data_of_pairs(model: Any) -> None:
+    for new, old in model.pairs:
+        old.data.mul_(0.5).add_(new.data, alpha=0.5)
+
+
+@torch.no_grad()
+def by_all_at_once(model: Any) -> None:
+    torch._foreach_mul_([old for _, old in model.pairs], 0.5)
+
+
+@pytest.mark.parametrize("follow", [by_asking, by_pairs, by_data_of_pairs, by_all_at_once])
+def test_a_module_whose_weights_follow_after_its_call_has_read_the_old_ones(follow: Any):
+    run_both(lambda: Momentum(follow), pair_batch(), SIDE_BY_SIDE, train(5))
+
+
+def test_weights_that_follow_only_later_are_waited_for_where_they_are_asked_for():
+    run_both(lambda: Momentum(by_asking, from_step=12), pair_batch(), SIDE_BY_SIDE, train(5))
+
+
+def test_weights_that_are_written_behind_the_module_s_back_are_an_error_that_names_it():
+    gate = threading.Event()
+
+    def waiting(self: Doing, x: torch.Tensor) -> torch.Tensor:
+        assert not on_lane() or gate.wait(60)
+        return self.layers(x)
+
+    model = TwoTowers(Doing(waiting))
+    weight = model.left.layers[0].weight
+    with colocated(model, pair_batch(), SIDE_BY_SIDE):
+        model(*pair_batch())
+        result = model.left(pair_batch()[0])
+        with torch.no_grad():
+            weight.zero_()
+        gate.set()
+        with pytest.raises(ModuleContractError, match=r"a parameter of 'left' was written to.*exclude=\['left'\]"):
+            result.join()
+
+
+def mean_kept(self: Doing, x: torch.Tensor) -> torch.Tensor:
+    hidden = self.layers(x)
+    self.mean.mul_(0.9).add_(hidden.detach().mean(0), alpha=0.1)
+    self.calls += 1
+    SEEN.append(on_lane())
+    return hidden
+
+
+class Reads(TwoTowers):
+    """Reads a buffer and a counter that the left tower writes, between modules, from the given step on."""
+
+    def __init__(self, from_step: int) -> None:
+        super().__init__(Doing(mean_kept))
+        self.left.register_buffer("mean", torch.zeros(16))
+        self.left.calls, self.step, self.from_step = 0, 0, from_step
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        left, right = self.left(x), self.right(y)
+        self.step += 1
+        if self.step > self.from_step:
+            left = left * (self.left.mean.square().sum() + self.left.calls)
+        return left @ self.weight + right
+
+
+@pytest.mark.parametrize("from_step", [0, 12])
+def test_what_a_module_writes_is_read_after_it_has_written(from_step: int):
+    SEEN.clear()
+    run_both(lambda: Reads(from_step), pair_batch(), SIDE_BY_SIDE, train(6))
+    assert sum(SEEN) >= 5
+
+
+def attends(self: Doing, x: torch.Tensor) -> torch.Tensor:
+    q = self.layers(x).view(1, 6, 2, 8).transpose(1, 2)
+    with sdpa_kernel(SDPBackend.MATH) if self.is_on else sdpa_kernel(list(SDPBackend.__members__.values())[1:4]):
+        found = functional.scaled_dot_product_attention(q, q, q)
+    return found.transpose(1, 2).reshape(6, 16)
+
+
+class Attends(TwoTowers):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        with sdpa_kernel(SDPBackend.MATH):
+            left = self.left(x)
+        return torch.cat([left @ self.weight, self.right(y)])
+
+
+def attends_plainly(self: Doing, x: torch.Tensor) -> torch.Tensor:
+    q = self.layers(x).view(1, 6, 2, 8).transpose(1, 2)
+    return functional.scaled_dot_product_attention(q, q, q).transpose(1, 2).reshape(6, 16)
+
+
+def test_a_setting_of_the_process_around_a_call_holds_on_its_lane():
+    described = run_both(
+        lambda: Attends(Doing(attends_plainly), Doing(attends_plainly)), pair_batch(), SIDE_BY_SIDE, train(6)
+    )
+    assert "ran in place" not in described
+
+
+def in_double(self: Doing, x: torch.Tensor) -> torch.Tensor:
+    torch.set_default_dtype(torch.float64)
+    try:
+        return self.layers(x) * torch.ones(16).float()
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def sets_context(self: Doing, x: torch.Tensor) -> torch.Tensor:
+    SCALE.set(SCALE.get() * 1.5)
+    return self.layers(x) * SCALE.get()
+
+
+def reads_thread(self: Doing, x: torch.Tensor) -> torch.Tensor:
+    return self.layers(x) * getattr(OF_THREAD, "scale", 1.0)
+
+
+class OfThread(TwoTowers):
+    """Sets a value of this thread around a call."""
+
+    def __init__(self) -> None:
+        super().__init__(ReadsThread())
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        OF_THREAD.scale = 3.0
+        left = self.left(x)
+        OF_THREAD.scale = 1.0
+        return torch.cat([left @ self.weight, self.right(y)])
+
+
+class ReadsThread(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = tower()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x) * getattr(OF_THREAD, "scale", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: TwoTowers(Doing(attends), Doing(attends)), "attention, which torch has for the whole process"),
+        (lambda: TwoTowers(Doing(in_double)), "it changes the default dtype"),
+        (lambda: TwoTowers(Doing(sets_context)), "it sets the context variable 'SCALE'"),
+        (OfThread, "it reads OF_THREAD, a threading.local"),
+    ],
+)
+def test_what_a_lane_cannot_have_keeps_a_module_in_place_and_is_said(make: Any, said: str):
+    SCALE.set(1.0)
+
+    def loop(model: nn.Module, record: Record) -> None:
+        SCALE.set(1.0)
+        train(4)(model, record)
+
+    described = run_both(make, pair_batch(), SIDE_BY_SIDE, loop)
+    assert said in described
+
+
+class Skips(nn.Module):
+    """Its course, and the shape of its result, depend on values."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.first, self.norm, self.drop, self.last = (
+            nn.Linear(8, 16),
+            nn.BatchNorm1d(16),
+            nn.Dropout(0.5),
+            nn.Linear(16, 16),
+        )
+        self.history: list[int] = []
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.history.append(len(x))
+        self.calls += 1
+        hidden = self.norm(self.first(x))
+        if self.kind == "drops" and x[0, 0] > 0:
+            hidden = self.drop(hidden)
+        if self.kind == "shape":
+            hidden = hidden[hidden[:, 0] > 0]
+        if self.kind == "takes":
+            hidden = hidden[: 2 + int(x[0, 0] > 0)]
+        return self.last(hidden)
+
+
+class Ragged(TwoTowers):
+    """Keeps books of its own, which a call that is made again must not spoil."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(Skips(kind), Skips(kind))
+        self.steps, self.log = 0, []
+        self.register_buffer("total", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        self.steps += 1
+        self.log.append(random.random())
+        self.total += 1
+        left, right = functional.dropout(self.left(x), 0.1), self.right(y)
+        return torch.cat([left @ self.weight, right]) * self.scale * self.steps
+
+
+@pytest.mark.parametrize("kind", ["drops", "shape", "takes"])
+def test_results_that_depend_on_values_end_in_place_and_nothing_is_counted_twice(kind: str):
+    def loop(model: Any, record: Record) -> None:
+        random.seed(0)
+        train(8)(model, record)
+        record.note(model.steps, torch.tensor(model.log), torch.tensor(model.left.history), model.total)
+
+    described = run_both(lambda: Ragged(kind), pair_batch(), SIDE_BY_SIDE, loop)
+    assert "depend on values" in described or "another number of random numbers" in described
+
+
+def test_a_dropout_whose_rate_changes_in_the_loop_is_learned_anew():
+    def loop(model: Any, record: Record) -> None:
+        for step in range(6):
+            model.left[1].p = 0.5 if step < 3 else 0.0
+            model(*pair_batch(step)).square().mean().backward()
+            record.note(torch.rand(1))
+            record.note_model(model)
+
+    described = run_both(
+        lambda: TwoTowers(nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.5), nn.Linear(16, 16))),
+        pair_batch(),
+        SIDE_BY_SIDE,
+        loop,
+    )
+    assert "ran in place" not in described
+
+
+def test_a_cast_in_the_middle_of_training_is_learned_anew():
+    class Embeds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.last = nn.Embedding(10, 16), nn.Linear(16, 16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(self.table(x.abs().long() % 10))
+
+    class Adds(TwoTowers):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return self.left(x.mean(1).long()).float() * self.right(y.mean(1).long()).float()
+
+    def loop(model: nn.Module, record: Record) -> None:
+        for step in range(6):
+            if step == 3:
+                model.to(torch.bfloat16)
+            model(*pair_batch(step)).square().mean().backward()
+            record.note_model(model)
+            model.zero_grad()
+
+    described = run_both(lambda: Adds(Embeds(), Embeds()), pair_batch(), SIDE_BY_SIDE, loop)
+    assert "ran in place" not in described
+
+
+KEPT: dict[str, torch.Tensor] = {}
+
+
+@pytest.mark.parametrize("of", ["a part", "the module"])
+def test_a_module_whose_hook_keeps_a_feature_for_the_loss_stays_in_place(of: str):
+    def make() -> TwoTowers:
+        model = TwoTowers()
+        kept = model.left[0] if of == "a part" else model.left
+        kept.register_forward_hook(lambda _, __, result: KEPT.update(feature=result))
+        return model
+
+    def loop(model: nn.Module, record: Record) -> None:
+        for step in range(4):
+            (model(*pair_batch(step)).square().mean() + KEPT["feature"].square().mean()).backward()
+            record.note_model(model)
+        KEPT.clear()
+
+    described = run_both(make, pair_batch(), SIDE_BY_SIDE, loop)
+    assert "left ran in place" in described
+    assert "is kept after its call, by a hook, a list or an attribute" in described
+
+
+def test_a_plan_that_places_what_cannot_be_is_refused_by_name_before_training():
+    model = TwoTowers()
+    plan = plan_for(model, pair_batch(), SIDE_BY_SIDE, HostBackend(num_slots=2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        model.left = torch.jit.script(model.left)
+    with pytest.raises(UnsupportedModelError, match=r"places 'left', which cannot be: is scripted by torch.jit"):
+        mosaic.colocate(model, sample=pair_batch(), plan=plan, backend=HostBackend(num_slots=2))
+    assert not is_attached(model.right)

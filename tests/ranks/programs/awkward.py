@@ -1,0 +1,216 @@
+"""Ordinary loops that need more of the parameters than a rank has, or of the rows: right, or refused by name."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+
+import mosaic
+from mosaic.errors import UnsupportedModelError
+from mosaic.ranks import RankHandle
+from ranks.clip import told
+from ranks.graphs import colocated, difference, twins
+
+APART = {"a": (0,), "b": (1,)}
+EVERYWHERE = {"a": (0, 1), "b": (0, 1)}
+STEPS = 3
+SCALE: ContextVar[float] = ContextVar("scale", default=1.0)
+
+
+class Two(nn.Module):
+    """One module on what the other makes."""
+
+    def __init__(self, a: nn.Module, b: nn.Module) -> None:
+        super().__init__()
+        self.a, self.b = a, b
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(self.a(x))
+
+
+class Momentum(nn.Module):
+    """An encoder, and an average of it that follows: as in MoCo and BYOL."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(6, 8)
+        self.b = copy.deepcopy(self.a).requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.a(x) - self.b(x)
+
+    def follow(self) -> None:
+        with torch.no_grad():
+            for slow, fast in zip(self.b.parameters(), self.a.parameters(), strict=True):
+                slow.mul_(0.5).add_(fast, alpha=0.5)
+
+
+class OfTheBatch(nn.Module):
+    """Takes the mean of the batch off: always, or in training only."""
+
+    def __init__(self, *, always: bool) -> None:
+        super().__init__()
+        self.net = nn.Linear(6, 8)
+        self.always = always
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = self.net(x)
+        return made - 0.5 * made.mean(0) if self.always or self.training else made
+
+
+class Scaled(nn.Module):
+    """Reads a context variable."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(6, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x) * SCALE.get()
+
+
+class InContext(Two):
+    """Sets it round a call."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        token = SCALE.set(3.0)
+        made = self.a(x)
+        SCALE.reset(token)
+        return self.b(made)
+
+
+def linear() -> Two:
+    return Two(nn.Linear(6, 8), nn.Linear(8, 2))
+
+
+def data(rank: int) -> torch.Tensor:
+    return torch.randn(4, 6, generator=torch.Generator().manual_seed(rank))
+
+
+def loss_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    loss: torch.Tensor = model(x).square().mean()
+    return loss
+
+
+def trained(
+    make: Callable[[], nn.Module],
+    members: dict[str, tuple[int, ...]],
+    x: torch.Tensor,
+    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
+    after: Callable[[nn.Module], None] = lambda model: None,
+) -> float:
+    """Trains under both; returns how far the parameters are apart."""
+    model, wrapped = twins(make, 0)
+    handle = colocated(model, x, members, 2)
+    for each in (model, wrapped):
+        stepped = optimizer([p for p in each.parameters() if p.requires_grad], lr=0.1)
+        for _ in range(STEPS):
+            for _ in range(2):  # gradients add up
+                loss_of(each, x).backward()
+            stepped.step()
+            stepped.zero_grad()
+            after(each.module if isinstance(each, DistributedDataParallel) else each)
+    apart = difference(handle, wrapped)
+    handle.remove()
+    return apart
+
+
+def momentum(rank: int) -> tuple[float, str]:
+    """Follows with both on the same ranks, and on different ones, where each rank is told its own part of it."""
+    apart = trained(Momentum, EVERYWHERE, data(rank), after=Momentum.follow)  # type: ignore[arg-type]
+    model = Momentum()
+    handle = colocated(model, data(rank), APART, 2)
+    loss_of(model, data(rank)).backward()
+    said = told(model.follow)
+    handle.remove()
+    return apart, said
+
+
+def sparse(rank: int) -> list[float]:
+    ids = torch.randint(0, 11, (4, 3), generator=torch.Generator().manual_seed(rank))
+
+    def make() -> nn.Module:
+        return Two(nn.Sequential(nn.Embedding(11, 8, sparse=True), nn.Flatten()), nn.Identity())
+
+    found = []
+    for members in ({"a": (0, 1)}, {"a": (1,)}):
+        found += [trained(make, members, ids, kind) for kind in (torch.optim.SGD, torch.optim.SparseAdam)]
+    return found
+
+
+def norms(rank: int) -> tuple[float, float]:
+    """Returns norms of gradients in double: colocated, and under DistributedDataParallel."""
+    model, wrapped = twins(lambda: linear().double(), 0)
+    handle = colocated(model, data(rank).double(), APART, 2)
+    found = []
+    for each in (model, wrapped):
+        loss_of(each, data(rank).double()).backward()
+        found.append(float(nn.utils.clip_grad_norm_(each.parameters(), 1.0)))
+    handle.remove()
+    return found[0], found[1]
+
+
+def reading(rank: int) -> dict[str, str]:
+    """What loops do with all parameters of a model; each rank lacks half of them."""
+    model, x = linear(), data(rank)
+    early = {"LBFGS": torch.optim.LBFGS(model.parameters()), "ZeRO": zero(model)}
+    handle = colocated(model, x, APART, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    loss_of(model, x).backward()
+    optimizer.step()
+    late = {"late LBFGS": torch.optim.LBFGS(model.parameters()), "late ZeRO": zero(model)}
+    said = {
+        "a term of the loss": told(lambda: loss_of(model, x) + sum(p.square().sum() for p in model.parameters())),
+        "a norm": told(lambda: [p.norm().item() for p in model.parameters()]),
+        "torch.save": told(lambda: torch.save(model.state_dict(), io.BytesIO())),
+        "an optimizer's state": told(lambda: torch.save(optimizer.state_dict(), io.BytesIO())),
+        "again": told(lambda: mosaic.colocate(model, x), ValueError),
+        "inside of another": told(lambda: mosaic.colocate(nn.Sequential(model), x), ValueError),
+        **{name: told(lambda each=each: each.step(lambda: 0.0)) for name, each in {**early, **late}.items()},
+    }
+    loss_of(model, x).backward()  # the ranks are in step
+    whole = handle.full_state_dict()
+    handle.remove()
+    torch.save(model.state_dict(), io.BytesIO())
+    assert whole.keys() == model.state_dict().keys()
+    return said
+
+
+def zero(model: nn.Module) -> torch.optim.Optimizer:
+    return ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
+
+
+def mixing(rank: int) -> dict[str, str]:
+    """Rows that depend on each other: in training only, and in a sample of one row."""
+
+    def attempt(always: bool, x: torch.Tensor) -> RankHandle:
+        return colocated(Two(OfTheBatch(always=always), nn.Linear(8, 2)), x, APART, 2)
+
+    return {
+        "in training": told(lambda: attempt(False, data(rank)), UnsupportedModelError),
+        "of one row": told(lambda: attempt(True, data(rank)[:1]), UnsupportedModelError),
+    }
+
+
+def everything(rank: int, size: int) -> dict[str, Any]:
+    """Runs all of it; returns what each came to, by name."""
+    del size
+    found = {
+        "momentum": momentum(rank),
+        "sparse": sparse(rank),
+        "norms": norms(rank),
+        "context": trained(lambda: InContext(Scaled(), nn.Linear(8, 2)), {"a": (0, 1), "b": (1,)}, data(rank)),
+        "reading": reading(rank),
+        "mixing": mixing(rank),
+    }
+    dist.barrier()
+    return found

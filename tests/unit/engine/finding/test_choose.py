@@ -1,0 +1,254 @@
+"""The modules that are chosen are those that a person would place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from engine_cases import Glued, TwoTowers, pair_batch, tower
+from torch import nn
+
+from mosaic.engine import find_modules
+from mosaic.engine.finding.course import Course
+from mosaic.errors import UnsupportedModelError
+
+
+class Layer(nn.Module):
+    """A layer of two parts."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.mix, self.widen = nn.Linear(width, width), tower(width, 4 * width)
+        self.narrow = nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.narrow(self.widen(self.mix(x)))
+
+
+class Stack(nn.Module):
+    """Layers in a list, called one after the other."""
+
+    def __init__(self, layers: int, width: int = 8) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer(width) for _ in range(layers))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class Modalities(nn.Module):
+    """Two encoders before a language model."""
+
+    def __init__(self, layers: int, vision: int = 1, audio: int = 1) -> None:
+        super().__init__()
+        self.vision, self.audio, self.language = Stack(vision), Stack(audio), Stack(layers)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self.language(self.vision(x) + self.audio(y))
+
+
+class Within(nn.Module):
+    """A model in another one."""
+
+    def __init__(self, model: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        self.model, self.head = model, head
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        return self.head(self.model(*inputs))
+
+
+def found(model: nn.Module, *inputs: torch.Tensor) -> tuple[str, ...]:
+    return find_modules(model, inputs or pair_batch()).graph.names
+
+
+@pytest.mark.parametrize("layers", [2, 12, 60])
+def test_small_encoders_are_placed_beside_each_other_however_large_the_language_model_is(layers: int):
+    assert found(Modalities(layers)) == ("vision", "audio", "language")
+
+
+@pytest.mark.parametrize("head", [nn.Linear(8, 8), tower(8, 8), nn.Identity()])
+def test_a_wrapper_is_looked_through_and_its_head_does_not_matter(head: nn.Module):
+    names = found(Within(Modalities(12), head))
+    assert [name for name in names if name != "head"] == ["model.vision", "model.audio", "model.language"]
+
+
+def test_a_tower_with_most_of_the_work_stays_a_tower():
+    model = Glued(lambda self, x, y: self.left(x) @ self.right(y).T, Stack(1), Stack(12))
+    assert found(model) == ("left", "right")
+
+
+def test_a_stack_stays_whole_in_a_wrapper_and_its_layers_are_all_that_a_model_has_to_offer():
+    assert found(Within(Stack(6), nn.Linear(8, 40)), pair_batch()[0]) == ("model", "head")
+    assert found(Stack(3), pair_batch()[0]) == ("layers.0", "layers.1", "layers.2")
+
+
+class Joint(nn.Module):
+    """Layers for each of two inputs, then layers for both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right, self.both = (nn.ModuleList(Layer() for _ in range(2)) for _ in range(3))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        for left, right in zip(self.left, self.right, strict=True):
+            x, y = left(x), right(y)
+        return nn.Sequential(*self.both)(x + y)
+
+
+def test_a_module_is_opened_where_two_stacks_inside_of_it_can_run_at_the_same_time():
+    layers = tuple(f"right.{side}.{index}" for index in range(2) for side in ("left", "right"))
+    model = Glued(lambda self, x, y: self.right(self.left(x), y), nn.Linear(8, 8), Joint())
+    assert found(model) == (*layers, "right.both.0", "right.both.1")
+
+
+class Hearing(nn.Module):
+    """A language model with an encoder of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.audio, self.language = Stack(2), Stack(6)
+
+    def forward(self, seen: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self.language(seen + self.audio(y))
+
+
+def test_an_encoder_that_does_not_need_what_its_module_waits_for_is_placed_by_itself():
+    model = Glued(lambda self, x, y: self.right(self.left(x), y), Stack(2), Hearing())
+    assert found(model) == ("left", "right.audio", "right.language")
+
+
+class Deep(nn.Module):
+    """Layers whose results a module each looks at, as deep supervision does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer() for _ in range(2))
+        self.looks = nn.ModuleDict({"early": tower(8, 16), "late": tower(8, 16)})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = self.layers[0](x)
+        return self.looks["early"](first) + self.looks["late"](self.layers[1](first))
+
+
+def test_a_tower_is_not_cut_for_what_branches_off_inside_of_it():
+    model = Glued(lambda self, x, y: self.left(x).sum() * self.right(y), Deep(), Stack(3))
+    assert found(model) == ("left", "right")
+
+
+def test_branches_in_a_list_are_no_stack():
+    class Branches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.branches = nn.ModuleList([Stack(2), Stack(3)])
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return self.branches[0](x) + self.branches[1](y)
+
+    assert found(Within(Branches(), nn.Linear(8, 8))) == ("model.branches.0", "model.branches.1")
+
+
+def test_a_projection_beside_a_tower_is_not_placed():
+    class Projected(TwoTowers):
+        def __init__(self) -> None:
+            super().__init__(Stack(20), Stack(20))
+            self.project = nn.ModuleDict({"left": nn.Linear(8, 8), "right": nn.Sequential(nn.Linear(8, 8))})
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return self.project["left"](self.left(x)) @ self.project["right"](self.right(y)).T
+
+    assert found(Projected()) == ("left", "right")
+
+
+class Seeing(nn.Module):
+    """An encoder whose last layer norm others call, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.encoder, self.norm = nn.Linear(8, 8), Stack(3), nn.LayerNorm(8)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = self.encoder(self.embed(x))
+        return hidden, self.norm(hidden[:1])
+
+
+def test_what_holds_a_part_that_is_used_outside_is_placed_without_that_part():
+    def forward(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        hidden, first = self.left(x)
+        return self.left.norm(hidden) @ self.right(y).T + first.sum()
+
+    finding = find_modules(Glued(forward, Seeing(), Stack(3)), pair_batch())
+    assert finding.graph.names == ("left.encoder", "right")
+    assert not finding.left_out
+    finding = find_modules(Glued(forward, Seeing(), Stack(3)), pair_batch(), include=["left", "right"])
+    assert finding.graph.names == ("right",)
+    assert finding.left_out["left"].startswith("its parameter norm.bias is used outside of it too")
+
+
+class Tied(Stack):
+    """A language model whose table is its head, too."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+        self.table = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(self.table(x))
+
+
+def test_layers_are_placed_only_where_nothing_else_can_be():
+    alone = Glued(lambda self, x: self.left(x) @ self.left.table.weight, Tied(), nn.Identity())
+    assert found(alone, pair_batch()[0]) == ("left.layers.0", "left.layers.1")
+    model = Glued(lambda self, x, y: self.left(x) @ self.left.table.weight @ self.right(y).T, Tied(), Stack(3))
+    finding = find_modules(model, pair_batch())
+    assert finding.graph.names == ("right",)
+    assert finding.left_out.keys() == {"left"}
+
+
+def test_what_is_excluded_is_not_opened():
+    finding = find_modules(Modalities(3), pair_batch(), exclude=["language"])
+    assert finding.graph.names == ("vision", "audio")
+    with pytest.raises(UnsupportedModelError, match="language: excluded by the caller"):
+        find_modules(Modalities(3), pair_batch(), exclude=["language", "vision", "audio"])
+
+
+def watched(glue: Callable[..., torch.Tensor]) -> Course:
+    course = Course(model := Glued(glue))
+    with course.watching():
+        model(*pair_batch())
+    return course
+
+
+def write(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    joined = torch.zeros(6, 8)
+    joined[:, :8].copy_(self.left(x)[:, :8])
+    return self.right(joined)
+
+
+def multiply_in_place(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    y = y.clone()
+    y.view(-1).mul_(self.left(x).mean())
+    return self.right(y)
+
+
+@pytest.mark.parametrize(
+    ("glue", "reaches"),
+    [
+        (lambda self, x, y: self.left(x) + self.right(y), False),
+        (lambda self, x, y: self.left(x)[:, None] + self.right(self.left[0].weight[:, :8]), False),
+        (lambda self, x, y: self.right(self.left(x).relu()[:, 8:]), True),
+        (lambda self, x, y: self.right(self.left(x).detach()[:, 8:]), True),
+        (write, True),
+        (multiply_in_place, True),
+    ],
+)
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_value_is_followed_from_module_to_module(glue: Callable[..., torch.Tensor], reaches: bool, grad: bool):
+    with torch.set_grad_enabled(grad):
+        course = watched(glue)
+    assert course.reaches("left", "right") == reaches
+    assert not course.reaches("right", "left")
+    assert course.reaches("left.0", "left.2")

@@ -1,0 +1,125 @@
+"""Remarks tell a model's user what there is to do, and nothing else; what matters is logged."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from engine_cases import SIDE_BY_SIDE, Doing, Glued, TwoTowers, colocated, pair_batch, tower
+from torch import nn
+
+from mosaic.engine import find_modules
+
+
+class Cache:
+    """Keeps what a module may need in its next call."""
+
+    def __init__(self, hidden: torch.Tensor) -> None:
+        self.hidden = hidden
+
+
+class DynamicCache(Cache):
+    """One with the name of transformers' own."""
+
+
+def read_before_the_other(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    left = self.left(x)
+    scale = left.sum().item()
+    return left @ self.right(y).T * scale
+
+
+def read_before_what_needs_it(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    left = self.left(x)
+    scale = left.sum().item()
+    return self.right(left[:, :8] + y) * scale
+
+
+def read_last(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    both = self.left(x) @ self.right(y).T
+    return both * both.sum().item()
+
+
+def branch_inside(self: Doing, x: torch.Tensor) -> torch.Tensor:
+    hidden = self.layers(x)
+    return hidden if hidden.sum() > 0 else -hidden
+
+
+@pytest.mark.parametrize(
+    ("glue", "remarked"), [(read_before_the_other, ["left"]), (read_before_what_needs_it, []), (read_last, [])]
+)
+def test_a_look_at_a_value_is_a_remark_only_where_another_module_waits_for_it_in_vain(glue, remarked: list[str]):
+    remarks = find_modules(Glued(glue), pair_batch()).remarks
+    assert [remark.module for remark in remarks] == remarked
+    assert all("looks at a value of its result (item)" in remark.what for remark in remarks)
+
+
+@pytest.mark.parametrize("left", [Doing(branch_inside), tower(8, 16, nn.BatchNorm1d(16))])
+def test_what_the_engine_answers_for_is_no_remark(left: nn.Module):
+    finding = find_modules(TwoTowers(left), pair_batch())
+    assert finding.graph.names == ("left", "right")
+    assert not finding.remarks
+    assert not finding.warnings
+
+
+def test_a_hook_on_many_parts_is_one_remark():
+    model = TwoTowers()
+    for part in model.left:
+        part.register_forward_hook(lambda module, args, result: None)
+    (remark,) = find_modules(model, pair_batch()).remarks
+    assert remark.what == "0 and 2 more have a forward hook, which will run on the lane's thread"
+    assert not remark.matters
+
+
+def test_a_module_that_returns_a_cache_is_left_out_with_the_remedy_and_others_are_placed():
+    def encode(self: Doing, x: torch.Tensor) -> tuple[torch.Tensor, DynamicCache]:
+        hidden = self.layers(x)
+        return hidden, DynamicCache(hidden)
+
+    finding = find_modules(Glued(lambda self, x, y: self.left(x)[0] @ self.right(y).T, Doing(encode)), pair_batch())
+    assert finding.graph.names == ("right",)
+    assert finding.left_out["left"] == "it returns a DynamicCache, which may hide tensors"
+    assert finding.left_out["left"].todo == "switch it off while training: model.config.use_cache = False"
+
+
+def twice(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return self.left(x) @ self.right(y).T + self.middle(x).sum() + self.middle(y).sum() + self.small(x) * self.small(y)
+
+
+def one_called_twice() -> Glued:
+    model = Glued(twice)
+    model.middle, model.small = tower(), nn.Linear(8, 1)
+    return model
+
+
+def test_a_large_module_that_is_not_placed_and_what_matters_are_logged_once(caplog: pytest.LogCaptureFixture):
+    model = one_called_twice()
+    with caplog.at_level(logging.WARNING, logger="mosaic"), colocated(model, pair_batch(), SIDE_BY_SIDE) as handle:
+        for step in range(3):
+            model(*pair_batch(step)).sum().backward()
+        described = handle.describe()
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith("middle is not placed and does 4")
+    assert "called 2 times in a step" in said
+    assert "call it once on a concatenated batch" in said
+    assert "not placed: middle: called 2 times in a step" in described
+    caplog.clear()
+    with caplog.at_level(logging.WARNING), colocated(Glued(read_before_the_other), pair_batch(), SIDE_BY_SIDE):
+        pass
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "looks at a value of its result (item)" in said
+
+
+def test_what_its_user_leaves_out_is_not_missed():
+    finding = find_modules(one_called_twice(), pair_batch(), exclude=["middle"])
+    assert finding.left_out["middle"] == "excluded by the caller"
+    assert not finding.warnings
+
+
+def test_what_the_swapped_classes_change_is_described():
+    model = TwoTowers()
+    with colocated(model, pair_batch(), SIDE_BY_SIDE) as handle:
+        assert isinstance(model.left, nn.Sequential)
+        assert type(model.left) is not nn.Sequential
+        assert "isinstance(m, T) holds, type(m) is T does not" in handle.describe()
+    assert type(model.left) is nn.Sequential

@@ -1,0 +1,185 @@
+"""Less usual ways in which a model changes while it runs, and what is left alone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.attention.flex_attention import flex_attention
+
+from mosaic.errors import UnsupportedModelError
+from mosaic.profiler import preserved
+from mosaic.profiler.preserve import memory
+from mosaic.profiler.preserve import model as preserving
+
+
+@torch.library.custom_op("mosaic_tests::bump", mutates_args=("x",))
+def bump(x: torch.Tensor) -> None:
+    x.add_(1)
+
+
+class Flat(nn.Module):
+    """Parameters that are views of one plain tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flat = torch.zeros(20)
+        self.a, self.b = nn.Parameter(self.flat[:8].view(2, 4)), nn.Parameter(self.flat[8:].view(3, 4))
+
+
+class Sparse(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("pairs", torch.eye(4).to_sparse())
+        self.register_buffer("rows", torch.eye(4).to_sparse_csr())
+
+
+def half(model: nn.Linear) -> None:
+    model.weight.data = model.weight.data.half()[:2]
+    model.weight.grad = torch.randn(2, 8).half()
+
+
+def in_inference(model: nn.Linear) -> None:
+    with torch.inference_mode():
+        model.weight.mul_(2)
+
+
+def with_gradient(model: nn.BatchNorm1d) -> None:
+    with torch.enable_grad():
+        model.running_mean.mul_(nn.Parameter(torch.ones(4)))
+
+
+def attending(model: nn.Linear) -> None:
+    query = torch.randn(1, 2, 16, 8)
+    flex_attention(model(query), query, query)
+
+
+CHANGES: dict[str, tuple[Callable[[], nn.Module], Callable[[Any], Any]]] = {
+    "an operator of one's own": (lambda: nn.Linear(8, 8), lambda model: bump(model.weight.data)),
+    "another shape and dtype": (lambda: nn.Linear(8, 8), half),
+    "inference": (lambda: nn.Linear(8, 8), in_inference),
+    "views of one tensor": (
+        Flat,
+        lambda model: (model.a.add_(1), model.flat.mul_(2), torch._foreach_add_([model.b], 1)),
+    ),
+    "sparse buffers": (Sparse, lambda model: (model.pairs.mul_(2), model.rows.values().mul_(2))),
+    "a buffer that gets a gradient": (lambda: nn.BatchNorm1d(4), with_gradient),
+    "a scripted module": (lambda: torch.jit.script(nn.BatchNorm1d(4)), lambda model: model(torch.randn(5, 4))),
+    "an operator of operators": (lambda: nn.Linear(8, 8), attending),
+    "a lost tensor": (lambda: nn.Linear(8, 8), lambda model: model._parameters.clear()),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")  # sparse tensors and scripts are beta
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_of_another_kind_is_undone(name: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(preserving, "MAX_COPIED_BYTES", 0)
+    monkeypatch.setattr(memory, "MAX_SMALL_BYTES", 0)
+    make, change = CHANGES[name]
+    model = make()
+    before = {key: value.clone() for key, value in model.state_dict(keep_vars=True).items()}
+    with torch.no_grad(), preserved(model):
+        change(model)
+    after = model.state_dict(keep_vars=True)
+    assert after.keys() == before.keys()
+    for key, value in after.items():
+        assert value.dtype == before[key].dtype
+        assert torch.equal(value.to_dense(), before[key].to_dense())
+        assert value.is_leaf
+        assert value.grad is None
+
+
+def test_what_was_written_is_known_afterwards():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.BatchNorm1d(2))
+    with preserved(model) as seen:
+        model(torch.randn(3, 2))
+        model[1].bias.data.mul_(2)
+    written = {model[1].bias, model[2].running_mean, model[2].running_var, model[2].num_batches_tracked}
+    assert seen.written == {tensor.untyped_storage()._cdata for tensor in written}
+
+
+class Features:
+    """Collects results by a hook."""
+
+    def __init__(self) -> None:
+        self.found: list[Any] = []
+
+    def hook(self, number: int, module: nn.Module, given: Any, result: torch.Tensor) -> None:
+        self.found.append(result)
+
+
+def test_what_hooks_collect_is_as_it_was():
+    model, features, enclosed, count = nn.Linear(2, 2), Features(), {}, 0
+
+    def hook(module: nn.Module, given: Any, result: torch.Tensor) -> None:
+        nonlocal count
+        count += 1
+        enclosed["last"] = result
+
+    model.register_forward_hook(partial(features.hook, 3))
+    model.register_forward_hook(hook)
+    with preserved(model):
+        model(torch.randn(3, 2))
+        assert count == 1
+    assert features.found == []
+    assert enclosed == {}
+    assert count == 0
+
+
+def test_an_object_that_others_change_is_left_to_them():
+    model = nn.Linear(2, 2)
+    model.log = type("Log", (), {})()
+    model.log.thread, model.log.count = threading.Thread(), 0
+    with preserved(model):
+        model.log.count += 1
+    assert model.log.count == 1
+
+
+def test_what_cannot_be_put_back_is_added_to_an_error():
+    model = nn.Linear(2, 2)
+    model.numbers = iter([1, 2, 3])
+    with pytest.raises(KeyError) as raised, preserved(model):  # noqa: PT012
+        next(model.numbers)
+        raise KeyError
+    assert raised.value.__notes__ == [
+        "colocating could not put back numbers: the list_iterator went on and cannot go back; "
+        "keep a number or a list instead"
+    ]
+
+
+def test_an_iterator_that_stands_still_is_no_obstacle():
+    model = nn.Linear(2, 2)
+    model.numbers = iter([1, 2, 3])
+    with preserved(model):
+        model(torch.randn(3, 2))
+
+
+def test_a_write_through_numpy_to_a_large_parameter_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(preserving, "MAX_COPIED_BYTES", 0)
+    model = nn.Linear(200, 200)
+    with pytest.raises(UnsupportedModelError, match="weight: its values were changed by something"), preserved(model):
+        model.weight.detach().numpy()[3, 4] += 1
+
+
+def test_shards_of_fsdp_are_where_it_keeps_them(tmp_path: Path):
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    try:
+        model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+        mesh = dist.device_mesh.init_device_mesh("cpu", (1,))
+        fully_shard(model[0], mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        for _ in range(2):
+            with preserved(model):
+                model(torch.randn(2, 8))
+        model(torch.randn(2, 8)).sum().backward()
+        assert all(parameter.grad is not None for parameter in model.parameters())
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,112 @@
+"""A stand-in for a tensor of another rank: it is asked for anything but values, and whoever asks for these is told."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from mosaic.errors import ModuleContractError
+from mosaic.ranks.parameters.elsewhere import Elsewhere, Home
+from mosaic.ranks.parameters.ownership import give_up
+
+HOME = Home("tower", (1, 2))
+REAL = torch.ones(2, 3)
+
+
+def away() -> nn.Linear:
+    """A module whose parameters are on other ranks."""
+    module = nn.Linear(3, 2)
+    give_up(module, HOME)
+    return module
+
+
+READS: dict[str, Callable[[nn.Linear], Any]] = {
+    "item": lambda m: m.weight.norm().item(),
+    "a branch": lambda m: bool(m.weight.isnan().any()),
+    "a list": lambda m: m.weight.tolist(),
+    "numpy": lambda m: m.weight.detach().numpy(),
+    "an array": lambda m: np.asarray(m.weight.detach()),
+    "a format": lambda m: f"{m.weight.sum():.2f}",
+    "a move": lambda m: m.weight.to("cpu"),
+    "a comparison": lambda m: torch.equal(m.weight, REAL),
+    "a sum with values": lambda m: m.weight + REAL,
+    "a term of a loss": lambda m: torch.ones((), requires_grad=True) + m.weight.square().sum(),
+    "a sum into values": lambda m: REAL.clone().add_(m.weight.detach()),
+    "a copy into values": lambda m: REAL.clone().copy_(m.weight.detach()),
+    "an output": lambda m: torch.add(m.weight.detach(), 1, out=REAL.clone()),
+    "one vector": lambda m: nn.utils.parameters_to_vector([m.weight, nn.Parameter(REAL)]),
+    "an assignment": lambda m: nn.utils.vector_to_parameters(torch.ones(8), m.parameters()),
+    "many sums": lambda m: torch._foreach_add_([m.weight.data, REAL.clone()], [m.weight.data, m.weight.data]),
+    "many norms": lambda m: torch._foreach_norm([m.weight.data, REAL]),
+    "a forward with the weight": lambda m: nn.functional.linear(torch.ones(4, 3), m.weight),
+    "pickle": lambda m: pickle.dumps(m.state_dict()),
+    "torch.save": lambda m: torch.save(m.state_dict(), Path("nowhere")),
+    "safetensors": lambda m: save_file(m.state_dict(), "nowhere"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad=True")
+@pytest.mark.parametrize("read", READS)
+def test_what_reads_values_raises_and_names_the_module_its_ranks_and_the_way_out(
+    read: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModuleContractError, match=r"of 'tower', which are on ranks 1, 2 only") as raised:
+        READS[read](away())
+    assert "handle.full_state_dict()" in str(raised.value)
+
+
+def test_what_needs_no_values_goes_on():
+    module = away()
+    weight = module.weight
+    assert isinstance(weight, nn.Parameter)
+    assert (weight.is_meta, weight.requires_grad, tuple(weight.shape), weight.grad) == (True, True, (2, 3), None)
+    assert [name for name, _ in module.named_parameters()] == list(module.state_dict()) == ["weight", "bias"]
+    assert sum(p.numel() for p in module.parameters()) == 8
+    assert "'tower' on ranks 1, 2" in repr(weight)
+    optimizer = torch.optim.AdamW([*module.parameters(), nn.Parameter(REAL)])
+    nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    assert module.double().weight is weight
+    assert weight.dtype == torch.float64
+    assert isinstance(weight, Elsewhere)
+
+
+@pytest.mark.filterwarnings("ignore:.*copying from a non-meta parameter")
+def test_what_writes_does_nothing_here_and_what_is_made_of_stand_ins_is_one():
+    module = away()
+    with torch.no_grad():
+        assert module.weight.mul_(0.5).add_(REAL) is module.weight
+        assert module.weight.lerp_(REAL, torch.tensor(0.5)) is module.weight
+        values = torch.ones(3)
+        torch._foreach_lerp_([module.weight, values], [module.weight, torch.zeros(3)], 0.5)
+    assert values.tolist() == [0.5] * 3
+    assert isinstance((module.weight * 2).norm(), Elsewhere)
+    module.load_state_dict({"weight": REAL, "bias": torch.ones(2)})
+    assert isinstance(module.weight, Elsewhere)
+
+
+def test_a_copy_and_an_average_of_a_model_stand_for_those_of_other_ranks():
+    model = nn.Sequential(away(), nn.Linear(2, 2))
+    copied = copy.deepcopy(model)
+    assert isinstance(copied[0].weight, Elsewhere)
+    assert isinstance(copied[0].weight, nn.Parameter)
+    assert copied[0].weight is not model[0].weight
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5))
+    with torch.no_grad():
+        model[1].weight.zero_()
+    for _ in range(2):
+        average.update_parameters(model)
+    assert average.module[1].weight.abs().max() == 0
+    assert isinstance(average.module[0].weight, Elsewhere)
