@@ -49,14 +49,12 @@ class Ran:
     described: list[str] = field(default_factory=list)
 
 
-def run_plain(name: str, arguments: Sequence[str] = (), change: Callable[[Any], None] = lambda example: None) -> Ran:
-    """Runs an example without the lines that Mosaic adds; ``change`` may change its module first."""
+def run_plain(name: str, arguments: Sequence[str] = ()) -> Ran:
+    """Runs an example without the lines that Mosaic adds."""
     source = plain_source(name)
     assert "mosaic.colocate" not in source.split("def main")[-1]
     with _one_thread():
-        example = _load(name, source)
-        change(example)
-        return Ran(example.main(list(arguments)))
+        return Ran(_load(name, source).main(list(arguments)))
 
 
 def run_colocated(name: str, arguments: Sequence[str] = ()) -> Ran:
@@ -72,7 +70,7 @@ def run_colocated(name: str, arguments: Sequence[str] = ()) -> Ran:
 
 
 def run_by_default(name: str, arguments: Sequence[str], change: Callable[[Any], None], options: mosaic.Options) -> Ran:
-    """Runs an example the default way on two cores; lanes have one thread each, as the plain loop."""
+    """Runs an example, changed first, the default way on two slots; lanes have one thread each, as the plain loop."""
     backend = HostBackend(num_slots=2, num_threads=1)
     return _run(name, arguments, lambda *_: {"backend": backend, "options": options}, change)
 

@@ -16,11 +16,10 @@ from torch import nn
 from mosaic.engine import Options, TrialSettings
 from mosaic.profiler import ProfileSettings
 
-ANSWER_S = 0.015
-MAX_STEPS = 120
+MAX_STEPS = 60
 OPTIONS = Options(
     cache=None,
-    trial=TrialSettings(max_lost_steps=60.0),
+    trial=TrialSettings(max_steps=MAX_STEPS, max_lost_steps=60.0),
     profiling=ProfileSettings(refuse_share=2.0, foreign_share=2.0, sample_seconds=0.2, min_repeats=3, max_repeats=3),
 )
 """The default way, whatever else runs on the machine."""
@@ -30,14 +29,15 @@ class Answered(torch.autograd.Function):
     """Gives a tensor back once a device of its own has answered, and its gradient too."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        time.sleep(ANSWER_S)
+    def forward(ctx: Any, x: torch.Tensor, answer_s: float) -> torch.Tensor:
+        ctx.answer_s = answer_s
+        time.sleep(answer_s)
         return x.clone()
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        time.sleep(ANSWER_S)
-        return grads[0].clone()
+        time.sleep(ctx.answer_s)
+        return grads[0].clone(), None
 
 
 class Chain(nn.Module):
@@ -48,7 +48,7 @@ class Chain(nn.Module):
         self.weight = nn.Parameter(torch.rand(100))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return Answered.apply((x * self.weight).logcumsumexp(-1).tanh())
+        return Answered.apply((x * self.weight).logcumsumexp(-1).tanh(), 0.02)
 
 
 class Chains(nn.Module):
