@@ -49,12 +49,22 @@ class Ran:
     described: list[str] = field(default_factory=list)
 
 
-def run_plain(name: str, arguments: Sequence[str] = ()) -> Ran:
+Change = Callable[[Any], None]
+"""Changes an example's module before it runs."""
+
+
+def unchanged(example: Any) -> None:
+    """Leaves an example as it stands."""
+
+
+def run_plain(name: str, arguments: Sequence[str] = (), change: Change = unchanged) -> Ran:
     """Runs an example without the lines that Mosaic adds."""
     source = plain_source(name)
     assert "mosaic.colocate" not in source.split("def main")[-1]
     with _one_thread():
-        return Ran(_load(name, source).main(list(arguments)))
+        example = _load(name, source)
+        change(example)
+        return Ran(example.main(list(arguments)))
 
 
 def run_colocated(name: str, arguments: Sequence[str] = ()) -> Ran:
@@ -69,7 +79,7 @@ def run_colocated(name: str, arguments: Sequence[str] = ()) -> Ran:
     return _run(name, arguments, planned)
 
 
-def run_by_default(name: str, arguments: Sequence[str], change: Callable[[Any], None], options: mosaic.Options) -> Ran:
+def run_by_default(name: str, arguments: Sequence[str], change: Change, options: mosaic.Options) -> Ran:
     """Runs an example, changed first, the default way on two slots; lanes have one thread each, as the plain loop."""
     backend = HostBackend(num_slots=2, num_threads=1)
     return _run(name, arguments, lambda *_: {"backend": backend, "options": options}, change)
@@ -79,7 +89,7 @@ def _run(
     name: str,
     arguments: Sequence[str],
     choose: Callable[[nn.Module, Any, dict[str, Any]], dict[str, Any]],
-    change: Callable[[Any], None] = lambda example: None,
+    change: Change = unchanged,
 ) -> Ran:
     handles: list[Handle] = []
     colocate = mosaic.colocate

@@ -16,7 +16,7 @@ from torch import nn
 from mosaic.engine import Options, TrialSettings
 from mosaic.profiler import ProfileSettings
 
-MAX_STEPS = 60
+MAX_STEPS = 80
 OPTIONS = Options(
     cache=None,
     trial=TrialSettings(max_steps=MAX_STEPS, max_lost_steps=60.0),
