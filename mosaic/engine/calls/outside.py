@@ -1,7 +1,7 @@
 """What the code of a module's parts names besides their attributes: those of classes, enclosed variables, and globals.
 
-Looked at are classes that are neither torch's nor Python's own, their methods, and the parts' hooks; not the functions
-that these call.
+Looked at are classes that are neither torch's nor Python's own, their methods, and functions among the parts' hooks and
+attributes; not the functions that these call.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def _all_places(parts: Sequence[nn.Module]) -> Iterator[Place]:
                     if not name.startswith("__"):
                         yield Place(name, vars(kind))
                     yield from _named_by(value)
-        for hook in (*part._forward_hooks.values(), *part._forward_pre_hooks.values(), vars(part).get("forward")):
-            yield from _named_by(hook)
+        for value in (*part._forward_hooks.values(), *part._forward_pre_hooks.values(), *vars(part).values()):
+            yield from _named_by(value)
 
 
 def _named_by(value: Any) -> Iterator[Place]:
