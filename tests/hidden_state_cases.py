@@ -159,7 +159,7 @@ def autocast(on: bool) -> torch.autocast:
 
 def other_shapes(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     for part in (self.left, self.right):
-        vars(part)["is_short"] = self.is_on
+        part.is_short = self.is_on
     return self.left(x) * self.right(y)
 
 

@@ -88,6 +88,16 @@ class Attributes:
         named = tuple([_seen(place.value) for place in self._places])
         return [named, tuple(map(version_of, self._tensors)), *map(_content, self._outer)]
 
+    def changed_outside(self, before: Reading) -> str | None:
+        """Names something that is not as in an earlier ``read_outside``, or returns None."""
+        after = self.read_outside()
+        if same(before, after):
+            return None
+        for place, old, new in zip(self._places, before[0], after[0], strict=False):
+            if not same(old, new):
+                return f"{place.name!r}, which its code names,"
+        return "a tensor in an attribute" if before[1] != after[1] else "what a variable holds that its code names"
+
     def note_writes(self, parts: Sequence[nn.Module], before: Written) -> frozenset[str]:
         """Learns what one forward wrote; returns the names of the first part's, the module's own."""
         for key, names in before.written(_named(parts)).items():

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from mosaic.engine.calls.attributes import Attributes, Reading, changed_part, same
+from mosaic.engine.calls.attributes import Attributes, Reading, changed_part
 from mosaic.engine.calls.process_settings import Settings, changed_setting, read_settings
 from mosaic.engine.calls.structure import version_of
 
@@ -92,4 +92,4 @@ class HiddenState:
         changed = changed_part(self.attributes, attributes.read(parts.modules), parts.modules)
         if changed is not None:
             return f"an attribute ({changed})"
-        return None if same(self.outside, attributes.read_outside()) else "a global, or a variable that it encloses,"
+        return attributes.changed_outside(self.outside)

@@ -24,7 +24,7 @@ from mosaic.errors import ModuleContractError, UnforeseenError, UnsupportedModel
 
 T = TypeVar("T")
 _VALUES = "let its course depend on its arguments' shapes alone"
-_EARLIER = "change it before the model's call"
+_EARLIER = "change it before the model's call or the block"
 _SHARED_IS_WRITTEN = "one of its results is written to in place, and another one has the same memory"
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ class RunsCalls(RunsLaneTensors, Protocol):
 
     backwards: Backwards
     second_tries: SecondTries
+    way_out: str
 
     def inputs_from(self, found: Iterable[LaneTensor], lane: Lane) -> list[Ticket[Any]]:
         """Returns what work on a lane must wait for to read tensors."""
@@ -257,8 +258,7 @@ class Call:
         if written is not None:
             raise ModuleContractError(
                 f"{written} of {name!r} was written to while its lane had not finished with it (called at "
-                f"{self._origin}); write to a copy, {_EARLIER}, or leave the module out: colocate(..., "
-                f"exclude=[{name!r}])"
+                f"{self._origin}); write to a copy, {_EARLIER}, or leave it out: {self.executor.way_out.format(name)}"
             )
 
     def _unforeseen(self, what: str, todo: str) -> UnforeseenError:
@@ -266,7 +266,7 @@ class Call:
         self.site.obstacle = Obstacle(what, todo=todo)
         name = self.site.name
         return UnforeseenError(
-            f"{name!r}, called at {self._origin}: {what}; {todo}, or colocate(..., exclude=[{name!r}])"
+            f"{name!r}, called at {self._origin}: {what}; {todo}, or {self.executor.way_out.format(name)}"
         )
 
     def _gradient(self, edge: int, strides: tuple[int, ...], ticket: Ticket[Any]) -> LaneTensor:

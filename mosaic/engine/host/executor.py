@@ -59,9 +59,11 @@ class Executor(LaneWork):
         gradients: Leaves whose gradients lanes compute.
         second_tries: Calls for which there was no memory beside the others.
         calls_again: A call of the whole model can be made again after an ``UnforeseenError``.
+        way_out: How a module is left out, with its name put in.
     """
 
     calls_again = True
+    way_out = "colocate(..., exclude=[{!r}])"
 
     def __init__(self, lanes: Lanes) -> None:
         super().__init__(lanes)
@@ -75,7 +77,7 @@ class Executor(LaneWork):
         self._direct = DirectCalls(self, self.backwards)
         self._drawing: list[torch.nn.Module] = []
         self._in_autocast = False  # the model's own call is inside of an autocast
-        self._settings: Settings | None = None  # torch's, when the model was called
+        self._settings: Settings | None = None  # torch's, when the model's call or a block began
         self._paused = False
 
     # 1. The model is called: nothing that a lane is still computing leaves it.
@@ -84,7 +86,6 @@ class Executor(LaneWork):
         """Runs the model's own call; its result is plain."""
         self.begin()
         self._in_autocast = is_in_autocast()
-        self._settings = read_settings()
         try:
             result = run(*args, **kwargs)
             if not self.num_launched:
@@ -104,13 +105,18 @@ class Executor(LaneWork):
             raise
         finally:
             self._in_autocast = False
-            self._settings = None
+            self.end()
 
     def begin(self) -> None:
-        """Forgets what an error cut short."""
+        """A call of the model, or a block, begins: notes torch's settings, and forgets what an error cut short."""
+        self._settings = read_settings()
         self.forwards.forget()
         if torch._C._current_graph_task_id() == -1:
             self.backwards.forget_failed()
+
+    def end(self) -> None:
+        """It has ended."""
+        self._settings = None
 
     # 2. A placed module is called: on its lane if its calls are known to allow that, where it is called otherwise.
 

@@ -28,6 +28,7 @@ class HostPool:
         self._slots = slots
         self._spare = [(slot,) for slot in backend.device.slots]
         self.executor = Executor(backend.open_lanes(self._spare if slots is None else slots.values()))
+        self.executor.way_out = "call {!r} without run()"
         self._lanes: dict[str, Lane] = {}
         self._sites: dict[tuple[str, Hashable, int], PlacedModule] = {}
         self._leaves: dict[str, weakref.WeakValueDictionary[int, torch.Tensor]] = {}
@@ -63,7 +64,7 @@ class HostPool:
         finally:
             self._made.clear()
             self.executor.drain()  # what nobody used may still read parameters and modes
-            self.executor.begin()
+            self.executor.end()
 
     def _site(self, name: str, identity: Hashable, module: nn.Module | None) -> PlacedModule:
         """Returns what is known of this function under this name; ids of modules that are gone are given out again."""
