@@ -89,6 +89,10 @@ class Reach:
                     self._add(value, where, depth)
             self._walk(keeps_iterators=False)
 
+    def reaches(self, value: Any) -> bool:
+        """Whether something was come upon."""
+        return id(value) in self._seen
+
     def changed(self) -> Iterator[Change]:
         """Yields the attributes and containers of the model that are not as they were."""
         num_empty, num_others = self._num_of_model

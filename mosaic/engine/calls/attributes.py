@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import types
+import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -78,6 +79,22 @@ class Written:
     def __init__(self, parts: Sequence[nn.Module]) -> None:
         self._before = _named(parts)
 
+    def since(self, parts: Sequence[nn.Module], own: OwnWrites) -> str:
+        """Returns a text of what was written since, the same in every process that wrote the same; empty for nothing.
+
+        It has numbers, texts, flags and tensors in host memory, but no objects or functions.
+
+        Args:
+            parts: The parts now.
+            own: What to pass over.
+        """
+        after, said = _named(parts), []
+        for key, (thing, names) in self.written(after).items():
+            for name in sorted(names - own.get(key, frozenset()), key=str):
+                value = _told(after[key][1].get(name))
+                said += [f"{type(thing).__name__}.{name} = {value}"] if value else []
+        return ", ".join(said)
+
     def written(self, after: dict[int, tuple[Any, dict[Any, Any]]]) -> dict[int, tuple[Any, frozenset[Any]]]:
         """Returns by id what changed, and under which names."""
         found = {}
@@ -122,6 +139,14 @@ def _named(parts: Sequence[nn.Module]) -> dict[int, tuple[Any, dict[Any, Any]]]:
     for value in _inner_of(parts):
         found[id(value)] = (value, dict(enumerate(_content(value))))
     return found
+
+
+def _told(value: Any) -> str:
+    """Returns a text for a value, the same in all processes; empty for what none can tell to others."""
+    if type(value) is torch.Tensor and value.device.type == "cpu":
+        content = value.detach().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()
+        return f"a tensor {tuple(value.shape)} ({zlib.crc32(content)})"
+    return repr(value) if isinstance(value, (bool, int, float, str, type(None), torch.dtype)) else ""
 
 
 def _inner_of(parts: Sequence[nn.Module]) -> Iterator[Any]:
