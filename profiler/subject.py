@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from mosaic.profiler.preserve.model import Seen
+from mosaic.profiler.preserve.reach import Seen
 
 
 @dataclass(frozen=True, slots=True)

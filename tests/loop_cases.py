@@ -336,12 +336,14 @@ LOOPS = {
         host="a generator of its own",
     ),
     "a result kept in an attribute": LoopCase(
-        make=lambda: TwoTowers(Doing(keeping)), loop=with_penalty, host="keeps a result in its attribute 'penalty'"
+        make=lambda: TwoTowers(Doing(keeping)), loop=with_penalty, host="is kept after its call"
     ),
     "sparse gradients": LoopCase(make=lambda: TwoTowers(Bag()), loop=adding_sparse_gradients, streams=NOT_THERE),
     "counting operators": LoopCase(loop=counting, host="another torch mode is active"),
     "a default device": LoopCase(loop=inside(partial(torch.device, "cpu"))),
-    "anomaly detection": LoopCase(loop=inside(partial(torch.autograd.set_detect_anomaly, True))),
+    "anomaly detection": LoopCase(
+        loop=inside(partial(torch.autograd.set_detect_anomaly, True)), host="anomaly detection is on"
+    ),
     "branches called by the loop itself": LoopCase(make=normed, loop=calling_branches),
 }
 

@@ -8,7 +8,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from operator import is_, length_hint
-from types import CellType, GeneratorType
+from types import CellType, CodeType, FunctionType, GeneratorType
 from typing import Any
 
 import numpy as np
@@ -31,57 +31,73 @@ class Kind:
     """Returns what it is now."""
     is_same: Callable[[Any, Any], bool]
     """Whether an object still is what was kept."""
-    put_back: Callable[[Any, Any], None]
+    put_back: Callable[[Any, Any], Any]
     """Makes an object what was kept."""
     inner: Callable[[Any], Any] | None = None
     """Returns the objects inside of what was kept; None for what holds none."""
-
-
-def _mapping(base: Any) -> Kind:
-    items, clear, put = base.items, base.clear, base.__setitem__
-
-    def keep(found: Any) -> dict[Any, Any]:
-        return dict(found if type(found) is base else items(found))
-
-    def is_same(found: Any, kept: dict[Any, Any]) -> bool:
-        if len(found) != len(kept):
-            return False
-        now = found if type(found) is base else dict(items(found))
-        return all(map(is_, now.values(), kept.values())) and all(map(is_, now, kept))
-
-    def put_back(found: Any, kept: dict[Any, Any]) -> None:
-        if list(map(id, dict(items(found)))) != list(map(id, kept)):
-            clear(found)
-        for key, value in kept.items():
-            put(found, key, value)
-
-    return Kind(keep, is_same, put_back, lambda kept: kept.values())
-
-
-def _replace_deque(found: Any, kept: list[Any]) -> None:
-    deque.clear(found)
-    deque.extend(found, kept)
-
-
-def _replace_set(found: Any, kept: set[Any]) -> None:
-    set.clear(found)
-    set.update(found, kept)
 
 
 def _are_same(found: Any, kept: Any) -> bool:
     return len(found) == len(kept) and all(map(is_, found, kept))
 
 
-def _always(found: Any, kept: Any) -> bool:
-    return True
+def _named(of: Callable[[Any], dict[Any, Any]], put: Any, delete: Any, *, is_ordered: bool = False) -> Kind:
+    """Returns the kind of what holds the values by name that ``of`` returns; the order of names may count."""
+
+    def is_same(found: Any, kept: dict[Any, Any]) -> bool:
+        now = of(found)
+        return _are_same(now, kept) and all(map(is_, now.values(), kept.values()))
+
+    def put_back(found: Any, kept: dict[Any, Any]) -> None:
+        now = of(found)
+        for name in now if is_ordered and not _are_same(now, kept) else now.keys() - kept.keys():
+            delete(found, name)
+        for name, value in kept.items():
+            put(found, name, value)
+
+    return Kind(of, is_same, put_back, dict.values)
 
 
-def _never(found: Any, kept: Any) -> bool:
-    return False
+def _mapping(base: Any) -> Kind:
+    """Returns the kind of dicts, to be read and written by the methods of ``base``, whatever a subclass has."""
+    return _named(lambda found: dict(base.items(found)), base.__setitem__, base.__delitem__, is_ordered=True)
 
 
-def _nothing(found: Any, kept: Any) -> None:
-    pass
+def _state(read: Callable[[Any], Any], write: Callable[[Any, Any], Any]) -> Kind:
+    return Kind(read, lambda found, kept: False, write)
+
+
+def _holder(held: Callable[[Any], tuple[Any, ...]]) -> Kind:
+    """Returns the kind of what does not change itself."""
+    return Kind(held, lambda found, kept: True, lambda found, kept: None, iter)
+
+
+def _of_class(found: type) -> dict[str, Any]:
+    return {name: value for name, value in vars(found).items() if not name.startswith("__")}
+
+
+def _of_slots(found: Any) -> dict[str, Any]:
+    state = object.__getstate__(found)  # type: ignore[attr-defined]  # of what has slots: its dict, and they
+    return state[1] if type(state) is tuple else {}
+
+
+def _of_cell(found: CellType) -> dict[str, Any]:
+    try:
+        return {"cell_contents": found.cell_contents}
+    except ValueError:  # nothing is in it yet
+        return {}
+
+
+def _names_in(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _names_in(inner)
+
+
+def _of_globals(found: FunctionType) -> dict[str, Any]:
+    known = found.__globals__
+    return {name: known[name] for name in _names_in(found.__code__) if name in known}
 
 
 def _keep_array(found: Any) -> Any:
@@ -90,35 +106,6 @@ def _keep_array(found: Any) -> Any:
 
 def _is_same_array(found: Any, kept: Any) -> bool:
     return kept is None or found.tobytes() == kept.tobytes()
-
-
-def _put_back_array(found: Any, kept: Any) -> None:
-    found[...] = kept
-
-
-def _of_class(found: type) -> dict[str, Any]:
-    return {name: value for name, value in vars(found).items() if not name.startswith("__")}
-
-
-def _of_slots(found: Any) -> dict[str, Any]:
-    return {name: getattr(found, name) for name in slots_of(type(found)) if hasattr(found, name)}
-
-
-def _attributes(of: Callable[[Any], dict[str, Any]], base: Any) -> Kind:
-    """Attributes that are in no dict of their own, set and deleted as those of ``base`` are."""
-
-    def is_same(found: Any, kept: dict[str, Any]) -> bool:
-        now = of(found)
-        return now.keys() == kept.keys() and all(now[name] is value for name, value in kept.items())
-
-    def put_back(found: Any, kept: dict[str, Any]) -> None:
-        for name in of(found).keys() - kept.keys():
-            base.__delattr__(found, name)
-        for name, value in kept.items():
-            if of(found).get(name, kept) is not value:
-                base.__setattr__(found, name, value)
-
-    return Kind(of, is_same, put_back, lambda kept: kept.values())
 
 
 def _position(found: Any) -> Any:
@@ -133,65 +120,46 @@ def _cannot_move_back(found: Any, kept: Any) -> None:
     raise CannotPutBackError(f"the {type(found).__name__} went on and cannot go back; keep a number or a list instead")
 
 
-PART = Kind(
-    type, lambda found, kept: type(found) is kept, lambda found, kept: object.__setattr__(found, "__class__", kept)
-)
-"""A part of a model: its class; its attributes are a dict of their own."""
-CLASS = _attributes(_of_class, type)
+CLASS = _named(_of_class, type.__setattr__, type.__delattr__)
 """The attributes of a class."""
-SLOTS = _attributes(_of_slots, object)
+SLOTS = _named(_of_slots, object.__setattr__, object.__delattr__)
 """The attributes of an object that has slots."""
-
-_KINDS: tuple[tuple[Any, Kind], ...] = (
-    (OrderedDict, _mapping(OrderedDict)),
-    (dict, _mapping(dict)),
-    (list, Kind(list, _are_same, lambda found, kept: list.__setitem__(found, slice(None), kept), iter)),
-    (tuple, Kind(lambda found: found, _always, _nothing, iter)),
-    (deque, Kind(list, _are_same, _replace_deque, iter)),
-    (set, Kind(set, lambda found, kept: found == kept, _replace_set, iter)),
-    (bytearray, Kind(bytes, lambda found, kept: found == kept, lambda f, kept: f.__setitem__(slice(None), kept))),
-    (torch.Generator, Kind(lambda f: f.get_state(), _never, lambda f, kept: f.set_state(kept))),
-    (random.SystemRandom, Kind(id, _always, _nothing)),
-    (random.Random, Kind(lambda f: f.getstate(), _never, lambda f, kept: f.setstate(kept))),
-    (np.random.RandomState, Kind(lambda f: f.get_state(legacy=False), _never, lambda f, kept: f.set_state(kept))),
-    (np.random.Generator, Kind(lambda f: f.bit_generator, _always, _nothing, lambda kept: (kept,))),
-    (np.random.BitGenerator, Kind(lambda f: f.state, _never, lambda f, kept: setattr(f, "state", kept))),
-    (np.ndarray, Kind(_keep_array, _is_same_array, _put_back_array)),
-    (
-        CellType,
-        Kind(
-            lambda f: (f.cell_contents,),
-            lambda f, kept: f.cell_contents is kept[0],
-            lambda f, kept: setattr(f, "cell_contents", kept[0]),
-            iter,
-        ),
-    ),
-    (nn.Module, PART),
+GLOBALS = _named(
+    _of_globals,
+    lambda found, *item: found.__globals__.__setitem__(*item),
+    lambda found, name: found.__globals__.pop(name),
 )
-"""The first that fits counts."""
+"""The globals that a function names."""
+ITERATOR = Kind(_position, lambda found, kept: _position(found) == kept, _cannot_move_back)
+"""What can only be seen to have moved."""
 
-_ITERATORS: tuple[type, ...] = (
+ITERATORS: tuple[type, ...] = (
     *(GeneratorType, itertools.count),
     *map(type, (iter([]), iter(()), iter(range(0)), iter({}))),
 )
-ITERATOR = Kind(_position, lambda found, kept: _position(found) == kept, _cannot_move_back)
-"""What can only be seen to have moved."""
+
+_KINDS: dict[type, Kind] = {
+    OrderedDict: _mapping(OrderedDict),
+    dict: _mapping(dict),
+    list: Kind(list, _are_same, lambda found, kept: list.__setitem__(found, slice(None), kept), iter),
+    tuple: _holder(tuple),
+    deque: Kind(list, _are_same, lambda found, kept: (deque.clear(found), deque.extend(found, kept)), iter),
+    set: Kind(set, set.__eq__, lambda found, kept: (set.clear(found), set.update(found, kept)), iter),
+    bytearray: Kind(bytes, bytearray.__eq__, lambda found, kept: found.__setitem__(slice(None), kept)),
+    torch.Generator: _state(torch.Generator.get_state, torch.Generator.set_state),
+    random.SystemRandom: _holder(lambda found: ()),
+    random.Random: _state(random.Random.getstate, random.Random.setstate),
+    np.random.RandomState: _state(lambda found: found.get_state(legacy=False), np.random.RandomState.set_state),
+    np.random.Generator: _holder(lambda found: (found.bit_generator,)),
+    np.random.BitGenerator: _state(lambda found: found.state, lambda found, kept: setattr(found, "state", kept)),
+    np.ndarray: Kind(_keep_array, _is_same_array, lambda found, kept: found.__setitem__(..., kept)),
+    CellType: _named(_of_cell, CellType.__setattr__, CellType.__delattr__),
+    # A module's class; its attributes are a dict of their own.
+    nn.Module: Kind(type, lambda f, kept: type(f) is kept, lambda f, kept: object.__setattr__(f, "__class__", kept)),
+}
+"""The first that fits counts."""
 
 
 def kind_of(found: type) -> Kind | None:
     """Returns how objects of a type are kept; None for those that hold nothing or of which nothing is known."""
-    return next((kind for base, kind in _KINDS if issubclass(found, base)), None)
-
-
-def is_iterator(found: type) -> bool:
-    """Whether objects of a type can only be seen to have moved."""
-    return issubclass(found, _ITERATORS)
-
-
-def slots_of(found: type) -> Iterator[str]:
-    """Yields the attributes for which a class has slots."""
-    for base in found.__mro__:
-        names = vars(base).get("__slots__", ())
-        for name in (names,) if isinstance(names, str) else names:
-            if name not in ("__dict__", "__weakref__"):
-                yield f"_{base.__name__.lstrip('_')}{name}" if name.startswith("__") else name
+    return next((kind for base, kind in _KINDS.items() if issubclass(found, base)), None)

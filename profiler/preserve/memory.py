@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -24,8 +22,21 @@ from mosaic.profiler.preserve.reach import Where, path_of
 MAX_SMALL_BYTES = 1 << 16
 """A copy of so much takes no longer than a sum over it."""
 
+_COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 _RUNNING_STATISTICS = ("running_mean", "running_var")
 """Arguments that normalizations write into, which their schemas do not say."""
+
+
+@contextmanager
+def _unseen() -> Iterator[None]:
+    """Inside, nobody watches the operators of this thread, and nothing is recorded."""
+    recorded = torch.is_grad_enabled()
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        torch._C._set_grad_enabled(False)
+        try:
+            yield
+        finally:
+            torch._C._set_grad_enabled(recorded)
 
 
 class _Piece:
@@ -51,6 +62,7 @@ class _Piece:
         if self.copy is None:
             self.copy = self.bytes.clone()
 
+    @_unseen()
     def put_back(self) -> None:
         if self.copy is not None:
             if not torch.equal(self.bytes, self.copy):
@@ -63,19 +75,42 @@ class _Piece:
             )
 
 
-@dataclass(frozen=True, slots=True)
 class _Kept:
     """What one tensor was."""
 
-    tensor: torch.Tensor
-    alias: torch.Tensor
-    """The same memory, which stays reachable if the tensor gets another."""
-    is_leaf: bool
-    requires_grad: bool
-    grad: torch.Tensor | None
-    hooks: dict[Any, Any]
-    """What torch would call once a gradient has been added, such as an optimizer's step."""
-    where: Where
+    def __init__(self, tensor: torch.Tensor, where: Where) -> None:
+        if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
+            raise UnsupportedModelError(
+                f"{path_of(where)} has no shape yet; call the model once before it is colocated"
+            )
+        self.tensor, self.where = tensor, where
+        self.alias = tensor if is_traceable_wrapper_subclass(tensor) else tensor.detach()  # lives on if it is replaced
+        self.is_leaf, self.requires_grad = tensor.is_leaf, tensor.requires_grad
+        self.grad = tensor.grad if self.is_leaf else None
+        hooks = getattr(tensor, "_post_accumulate_grad_hooks", None) if self.is_leaf else None
+        self.hooks: dict[Any, Any] = dict(hooks or {})  # called once a gradient has been added: an optimizer's step
+        self.pieces = [_Piece(plain) for plain in _plain_tensors(tensor)]
+
+    def set_gradient_aside(self) -> None:
+        if self.is_leaf:
+            self.tensor.grad = None
+            if self.hooks:
+                self.tensor._post_accumulate_grad_hooks.clear()  # type: ignore[attr-defined]
+
+    @_unseen()
+    def put_back(self) -> None:
+        tensor = self.tensor
+        if self.is_leaf:
+            if not tensor.is_leaf:
+                tensor.detach_()
+            if tensor.requires_grad != self.requires_grad:
+                tensor.requires_grad_(self.requires_grad)
+        if _layout_of(tensor) != _layout_of(self.alias):
+            tensor.data = self.alias
+        if self.is_leaf and tensor.grad is not self.grad:
+            tensor.grad = self.grad
+        if self.hooks:
+            tensor._post_accumulate_grad_hooks.update(self.hooks)  # type: ignore[attr-defined]
 
 
 class Memory:
@@ -100,54 +135,23 @@ class Memory:
         limit_bytes: int,
     ) -> None:
         self.written: set[int] = set(written)
-        self._kept: list[_Kept] = []
-        self._pieces: list[tuple[_Piece, Where]] = []
         self._by_storage: dict[int, list[_Piece]] = {}
-        always: list[_Piece] = []
         with _unseen():
-            for tensor, where in tensors:
-                pieces = self._keep(tensor, where)
-                if id(tensor) in buffers:
-                    always += pieces
-            is_small = sum(piece.num_bytes for piece, _ in self._pieces) <= limit_bytes
-            for piece in always:
-                piece.save()
-            for piece, _ in self._pieces:
-                if is_small or piece.num_bytes <= MAX_SMALL_BYTES or piece.key in self.written:
-                    piece.save()
-                elif piece.copy is None:
-                    piece.sum = _sum_of(piece.bytes)
-
-    def _keep(self, tensor: torch.Tensor, where: Where) -> list[_Piece]:
-        if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
-            raise UnsupportedModelError(
-                f"{path_of(where)} has no shape yet; call the model once before it is colocated"
-            )
-        is_leaf = tensor.is_leaf
-        hooks = getattr(tensor, "_post_accumulate_grad_hooks", None) if is_leaf else None
-        kept = _Kept(
-            tensor,
-            tensor if is_traceable_wrapper_subclass(tensor) else tensor.detach(),
-            is_leaf,
-            tensor.requires_grad,
-            tensor.grad if is_leaf else None,
-            dict(hooks or {}),
-            where,
-        )
-        self._kept.append(kept)
-        pieces = [_Piece(plain) for plain in _plain_tensors(tensor)]
-        for piece in pieces:
-            self._pieces.append((piece, where))
-            self._by_storage.setdefault(piece.key, []).append(piece)
-        return pieces
+            self._kept = [_Kept(tensor, where) for tensor, where in tensors]
+            is_small = sum(piece.num_bytes for kept in self._kept for piece in kept.pieces) <= limit_bytes
+            for kept in self._kept:
+                is_copied = is_small or id(kept.tensor) in buffers
+                for piece in kept.pieces:
+                    self._by_storage.setdefault(piece.key, []).append(piece)
+                    if is_copied or piece.num_bytes <= MAX_SMALL_BYTES or piece.key in self.written:
+                        piece.save()
+                    else:
+                        piece.sum = _sum_of(piece.bytes)
 
     def set_gradients_aside(self) -> None:
         """Leaves every tensor without a gradient, and without what is to be done when it gets one."""
         for kept in self._kept:
-            if kept.is_leaf:
-                kept.tensor.grad = None
-                if kept.hooks:
-                    kept.tensor._post_accumulate_grad_hooks.clear()  # type: ignore[attr-defined]
+            kept.set_gradient_aside()
 
     def before_write(self, value: Any) -> None:
         """Copies what the tensors in ``value`` have in common with those of the model."""
@@ -165,18 +169,12 @@ class Memory:
                             if piece.start < span.end and span.start < piece.end:
                                 piece.save()
 
-    def put_back(self) -> Iterator[str]:
-        """Puts every tensor back, and says what each that could not be was."""
-        with _unseen():
-            steps: list[tuple[Callable[[], None], Where]] = [
-                *((partial(_put_back, kept), kept.where) for kept in self._kept),
-                *((piece.put_back, where) for piece, where in self._pieces),
-            ]
-            for step, where in steps:
-                try:
-                    step()
-                except Exception as error:  # the rest must be put back all the same
-                    yield f"{path_of(where)}: {error}"
+    def steps_back(self) -> Iterator[tuple[Where, Callable[[], None]]]:
+        """Yields for each tensor where it was reached and what puts it back."""
+        for kept in self._kept:
+            yield kept.where, kept.put_back
+            for piece in kept.pieces:
+                yield kept.where, piece.put_back
 
 
 class WriteWatch(TorchDispatchMode):
@@ -214,44 +212,10 @@ class WriteWatch(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-@contextmanager
-def _unseen() -> Iterator[None]:
-    """Inside, nobody watches the operators of this thread, and nothing is recorded."""
-    recorded = torch.is_grad_enabled()
-    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-        torch._C._set_grad_enabled(False)
-        try:
-            yield
-        finally:
-            torch._C._set_grad_enabled(recorded)
-
-
-def _put_back(kept: _Kept) -> None:
-    tensor, alias = kept.tensor, kept.alias
-    if kept.is_leaf:
-        if not tensor.is_leaf:
-            tensor.detach_()
-        if tensor.requires_grad != kept.requires_grad:
-            tensor.requires_grad_(kept.requires_grad)
-    if not _is_over(tensor, alias):
-        tensor.data = alias
-    if kept.is_leaf and tensor.grad is not kept.grad:
-        tensor.grad = kept.grad
-    if kept.hooks:
-        tensor._post_accumulate_grad_hooks.update(kept.hooks)  # type: ignore[attr-defined]
-
-
-def _is_over(tensor: torch.Tensor, alias: torch.Tensor) -> bool:
-    """Whether a tensor is over the same memory in the same way."""
-    if tensor.dtype != alias.dtype or tensor.shape != alias.shape or tensor.device != alias.device:
-        return False
-    return [_place_of(plain) for plain in _plain_tensors(tensor)] == [
-        _place_of(plain) for plain in _plain_tensors(alias)
-    ]
-
-
-def _place_of(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.stride()
+def _layout_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Returns what two tensors have in common that are over the same memory in the same way."""
+    places = [(t.untyped_storage()._cdata, t.storage_offset(), t.stride()) for t in _plain_tensors(tensor)]
+    return tensor.dtype, tensor.shape, tensor.device, places
 
 
 def _plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -262,13 +226,10 @@ def _plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
                 yield from _plain_tensors(inner)
     elif tensor.layout == torch.sparse_coo:
         yield from (tensor._indices(), tensor._values())
-    elif tensor.layout != torch.strided:
-        yield from (tensor.values(),) if tensor.layout in _COMPRESSED else ()
-    elif tensor.device.type != "meta" and tensor.numel() and not tensor.is_nested:
+    elif tensor.layout in _COMPRESSED:
+        yield tensor.values()
+    elif tensor.layout == torch.strided and tensor.device.type != "meta" and tensor.numel() and not tensor.is_nested:
         yield tensor
-
-
-_COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
 def _sum_of(memory: torch.Tensor) -> torch.Tensor:

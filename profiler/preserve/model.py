@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import random
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
+import numpy as np
+import torch
 from torch import nn
 
 from mosaic.errors import UnsupportedModelError
 from mosaic.profiler.preserve.memory import Memory, WriteWatch
-from mosaic.profiler.preserve.process import Process
-from mosaic.profiler.preserve.reach import Change, Reach
+from mosaic.profiler.preserve.reach import Reach, Seen, Where, path_of
+from mosaic.profiler.preserve.settings import SETTINGS, put_back, read
+from mosaic.profiler.subject import Subject
 
 MAX_COPIED_BYTES = 1 << 22
 """Tensors that are smaller together are copied beforehand."""
@@ -22,50 +27,20 @@ MAX_COPIED_BYTES = 1 << 22
 MAX_COPIED_UNWATCHED_BYTES = 1 << 28
 """The same where nobody sees what is written; a measurement takes longer than this copy."""
 
-
-class Seen:
-    """What a run of a model was seen to change.
-
-    Attributes:
-        written: The storages that it wrote.
-        left: Its attributes and containers that had changed in the end, with what they had become.
-    """
-
-    def __init__(self) -> None:
-        self.written: frozenset[int] = frozenset()
-        self.left: tuple[Change, ...] = ()
-
-    def forget(self) -> None:
-        """Lets go of what the run left, which may be large."""
-        self.left = ()
-
-
-class RunsAlone(Protocol):
-    """A module that is run alone, such as a ``Subject``."""
-
-    @property
-    def args(self) -> Any:
-        """Positional arguments."""
-
-    @property
-    def kwargs(self) -> Any:
-        """Keyword arguments."""
-
-    @property
-    def seen(self) -> Seen | None:
-        """What a run of the whole model was seen to change."""
+_Step = tuple[Where, Callable[[], Any]]
+"""What is put back, and how."""
 
 
 @contextmanager
 def preserved(
-    model: nn.Module, given: Any = None, *, alone: Sequence[RunsAlone] = (), elsewhere: bool = False
+    model: nn.Module, given: Any = None, *, alone: Sequence[Subject] = (), elsewhere: bool = False
 ) -> Iterator[Seen]:
     """Gives back what running a model changes, bit for bit, also after an error or an interrupt.
 
     That is: parameters, buffers and other tensors that the model reaches, with their gradients and ``requires_grad``;
-    attributes of its parts and of objects that these hold, with what is in containers (see ``Reach``); random numbers
-    of torch, of every GPU in use, of Python and of numpy, and generators that the model holds; settings of torch.
-    Not put back are ``_version`` counters, and what lies in globals and closures of Python's.
+    attributes of its parts and of objects that these hold, with what is in containers; what its methods and hooks
+    enclose, and the globals that they name (see ``Reach``); random numbers of torch, of every GPU in use, of Python and
+    of numpy, and generators that the model holds; settings of torch. Not put back are ``_version`` counters.
 
     Inside, no tensor has a gradient, and hooks that follow its accumulation are not called.
 
@@ -82,18 +57,28 @@ def preserved(
     Raises:
         UnsupportedModelError: Something was changed that cannot be put back.
     """
-    for failure in _reshard(model):
-        raise UnsupportedModelError(failure)
+    failures = _failures_of(_reshard(model))
+    if failures:
+        raise UnsupportedModelError("; ".join(failures))
     known = {one.seen for one in alone if one.seen is not None}
-    reach, process = Reach(model, given, [(one.args, one.kwargs) for one in alone]), Process()
-    limit = MAX_COPIED_UNWATCHED_BYTES if elsewhere else MAX_COPIED_BYTES
-    written = frozenset(key for seen in known for key in seen.written)
-    memory = Memory(reach.tensors, buffers=reach.buffers, written=written, limit_bytes=limit)
+    settings = read(SETTINGS)
+    dice = torch.default_generator, torch.cuda.default_generators, random._inst, np.random.mtrand._rand
+    reach = Reach(model, given, [(one.args, one.kwargs) for one in alone], dice)
+    memory = Memory(
+        reach.tensors,
+        buffers=reach.buffers,
+        written=[key for seen in known for key in seen.written],
+        limit_bytes=MAX_COPIED_UNWATCHED_BYTES if elsewhere else MAX_COPIED_BYTES,
+    )
     now = Seen()
 
-    def put_back() -> list[str]:
-        with _interrupts_wait():
-            return [*_reshard(model), *reach.put_back(), *memory.put_back(), *process.put_back()]
+    def steps_back() -> Iterator[_Step]:
+        yield from _reshard(model)
+        yield from reach.steps_back()
+        yield from memory.steps_back()
+        for setting, before in zip(SETTINGS, settings, strict=True):
+            yield (None, setting.name), partial(put_back, setting, before)
+        yield (None, "autocast's cache"), torch.clear_autocast_cache  # it may hold weights as they were inside
 
     try:
         memory.set_gradients_aside()
@@ -104,36 +89,43 @@ def preserved(
             yield now
         now.written, now.left = frozenset(memory.written), tuple(reach.changed())
     except BaseException as error:
-        for failure in put_back():
-            error.add_note(f"colocating could not put back {failure}")
+        with _interrupts_wait():
+            for failure in _failures_of(steps_back()):
+                error.add_note(f"colocating could not put back {failure}")
         raise
-    failures = put_back()
+    with _interrupts_wait():
+        failures = _failures_of(steps_back())
     if failures:
         raise UnsupportedModelError(f"running the model changed what cannot be put back: {'; '.join(failures)}")
 
 
-def _reshard(model: nn.Module) -> Iterator[str]:
-    """Lets FSDP2 put its shards back in their places itself, where it has gathered the whole; says what cannot."""
+def _failures_of(steps: Iterator[_Step]) -> list[str]:
+    """Takes all steps; says which failed and why."""
+    failures = []
+    for where, step in steps:
+        try:
+            step()
+        except Exception as error:  # the rest must be put back all the same
+            failures.append(f"{path_of(where)}: {error}")
+    return failures
+
+
+def _reshard(model: nn.Module) -> Iterator[_Step]:
+    """Yields what lets FSDP2 put its shards back in their places itself, where it has gathered the whole."""
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")
     for part in model.modules() if fsdp is not None else ():
         if isinstance(part, fsdp.FSDPModule):
-            try:
-                part.reshard()
-            except Exception as error:  # the rest must be put back all the same
-                yield f"the shards of a {type(part).__name__}: {error}"
+            yield (None, f"the shards of a {type(part).__name__}"), part.reshard
 
 
 @contextmanager
 def _interrupts_wait() -> Iterator[None]:
     """Lets Ctrl-C act once the block has ended, so that nothing is put back by half."""
-    if threading.current_thread() is not threading.main_thread():
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield
         return
     came: list[Any] = []
-    before = signal.getsignal(signal.SIGINT)
-    if not callable(before):
-        yield
-        return
     signal.signal(signal.SIGINT, lambda *signalled: came.append(signalled))
     try:
         yield

@@ -6,7 +6,7 @@ import functools
 import sys
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from enum import Enum
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from mosaic.profiler.preserve.kinds import CLASS, ITERATOR, SLOTS, Kind, is_iterator, kind_of, slots_of
+from mosaic.profiler.preserve.kinds import CLASS, GLOBALS, ITERATOR, ITERATORS, SLOTS, Kind, kind_of
 
 _MAX_OBJECTS_DEEP = 3
-"""How many objects that are no modules may lie between a part of the model and something that it changes."""
+"""How many objects and functions may lie between a part of the model and something that it changes."""
 
 _ATOMS = frozenset(
     (
@@ -27,8 +27,8 @@ _ATOMS = frozenset(
     )
 )
 _FUNCTIONS = (FunctionType, MethodType, functools.partial)
-_CONTAINERS = frozenset((dict, OrderedDict, list, set, deque))
-_LEFT_ALONE = sys.stdlib_module_names - {"types", "collections", "builtins"}
+_LEFT_ALONE = sys.stdlib_module_names - {"types", "collections"} | {"torch", "numpy", "triton", "mosaic"}
+_CONTAINERS = (dict, OrderedDict, list, set, deque)
 _OF_PARTS = ("_modules", "_parameters", "_buffers")
 _WALKED_IN_TORCH = "torch.optim"
 
@@ -49,45 +49,57 @@ def path_of(where: Where | None) -> str:
     return ".".join(name for name in reversed(names) if name and name not in _OF_PARTS) or "the model"
 
 
+class Seen:
+    """What a run of a model was seen to change.
+
+    Attributes:
+        written: The storages that it wrote.
+        left: Its attributes and containers that had changed in the end, with what they had become.
+    """
+
+    def __init__(self) -> None:
+        self.written: frozenset[int] = frozenset()
+        self.left: tuple[Change, ...] = ()
+
+    def forget(self) -> None:
+        """Lets go of what the run left, which may be large."""
+        self.left = ()
+
+
 class Reach:
     """What can be reached from a model and from what it is run on.
 
-    Looks into containers, plain objects and classes of the model's parts, and into what functions that lie there
-    enclose, such as hooks; not into objects of Python's own library or of torch other than modules and optimizers,
-    globals, or objects that own a thread.
+    Looks into containers, plain objects and classes of the model's parts, and into what functions that lie there,
+    such as methods and hooks, enclose and which globals they name; not into objects of Python's own library or of torch
+    other than modules and optimizers, or objects that own a thread.
 
     Args:
         model: The model. An iterator that it holds is looked at, though none can be put back.
         given: What it is run on: batches, or functions that run the model, with what these enclose.
 
     Attributes:
-        objects: Those that may change in place, with what they are now.
         tensors: All tensors, each once.
         buffers: Ids of those that are a part's buffers.
     """
 
     def __init__(self, model: nn.Module, *given: Any) -> None:
-        self.objects: list[tuple[Any, Kind, Any, Where]] = []
         self.tensors: list[tuple[torch.Tensor, Where]] = []
         self.buffers: set[int] = set()
-        self._empty: list[Any] = []
+        self._objects: list[tuple[Any, Kind, Any, Where]] = []
         self._functions: list[tuple[Any, Where, int]] = []
-        self._queue: list[tuple[Any, Where, int]] = []
+        self._queue: deque[tuple[Any, Where, int]] = deque()
         self._seen: set[int] = set()
-        self._kinds: dict[type, Kind | None] = {}
-        self._plain: dict[type, bool] = {}
-        self._slotted: dict[type, bool] = {}
+        self._kind_of: Callable[[type], Any] = functools.cache(kind_of)
+        self._is_plain: Callable[[type], bool] = functools.cache(_is_plain)
         self._add(model, (None, ""), 0)
-        self._walk(keeps_iterators=True)
-        self._num_of_model = len(self._empty), len(self.objects)
+        self._walk(iterators=ITERATORS)
+        self._num_of_model = len(self._objects)
         for one in given:
             self._add(one, (None, "the sample"), 0)
-        while self._functions or self._queue:
-            functions, self._functions = self._functions, []
-            for function, where, depth in functions:
-                for value in _enclosed(function):
-                    self._add(value, where, depth)
-            self._walk(keeps_iterators=False)
+        self._walk()
+        while self._functions:
+            self._enter_function(*self._functions.pop())
+            self._walk()
 
     def reaches(self, value: Any) -> bool:
         """Whether something was come upon."""
@@ -95,72 +107,52 @@ class Reach:
 
     def changed(self) -> Iterator[Change]:
         """Yields the attributes and containers of the model that are not as they were."""
-        num_empty, num_others = self._num_of_model
-        for found in self._empty[:num_empty]:
-            kind = self._kind_of(type(found))
-            if found and kind is not None:
-                yield found, kind, kind.keep(found)
-        for found, kind, kept, _ in self.objects[:num_others]:
+        for found, kind, kept, _ in self._objects[: self._num_of_model]:
             if kind.inner is not None and not kind.is_same(found, kept):
                 yield found, kind, kind.keep(found)
 
-    def put_back(self) -> Iterator[str]:
-        """Puts every object back, and says what each that could not be was."""
-        for found in self._empty:
-            if found:
-                found.clear()
-        for found, kind, kept, where in self.objects:
-            try:
-                if not kind.is_same(found, kept):
-                    kind.put_back(found, kept)
-            except Exception as error:  # the rest must be put back all the same
-                yield f"{path_of(where)}: {error}"
+    def steps_back(self) -> Iterator[tuple[Where, Callable[[], Any]]]:
+        """Yields for each object that changed where it was reached and what puts it back."""
+        for found, kind, kept, where in self._objects:
+            if not kind.is_same(found, kept):
+                yield where, functools.partial(kind.put_back, found, kept)
 
     def _add(self, value: Any, where: Where, depth: int) -> None:
-        found = type(value)
-        if found in _ATOMS or id(value) in self._seen:
+        if type(value) in _ATOMS or id(value) in self._seen:
             return
         self._seen.add(id(value))
-        if found in _CONTAINERS and not value:
-            self._empty.append(value)  # as most dicts of a module are
-        elif found in _FUNCTIONS:
+        if isinstance(value, _FUNCTIONS):
             self._functions.append((value, where, depth))
+        elif type(value) in _CONTAINERS and not value:  # as most dicts of a part are
+            self._keep(value, self._kind_of(type(value)), where, depth)
         else:
             self._queue.append((value, where, depth))
 
-    def _walk(self, *, keeps_iterators: bool) -> None:
-        queue = self._queue
-        while queue:
-            nearest, self._queue = queue, []
-            for value, where, depth in nearest:
-                self._visit(value, where, depth, keeps_iterators)
-            queue = self._queue
+    def _walk(self, iterators: tuple[type, ...] = ()) -> None:
+        while self._queue:
+            self._visit(*self._queue.popleft(), iterators)
 
-    def _visit(self, value: Any, where: Where, depth: int, keeps_iterators: bool) -> None:
-        kind_of_value = type(value)
-        kind = self._kind_of(kind_of_value)
-        if issubclass(kind_of_value, torch.Tensor):
+    def _visit(self, value: Any, where: Where, depth: int, iterators: tuple[type, ...]) -> None:
+        found = type(value)
+        if issubclass(found, torch.Tensor):
             self.tensors.append((value, where))
-        elif kind is None and keeps_iterators and is_iterator(kind_of_value):
-            kind = ITERATOR
+        kind = ITERATOR if issubclass(found, iterators) else self._kind_of(found)
         if kind is not None:
-            kept = kind.keep(value)
-            self.objects.append((value, kind, kept, where))
-            self._enter(kept, kind, where, depth)
-        if issubclass(kind_of_value, nn.Module):
+            self._keep(value, kind, where, depth)
+        if issubclass(found, nn.Module):
             self._enter_part(value, where)
-        elif self._is_plain(kind_of_value) and depth < _MAX_OBJECTS_DEEP:
+        elif self._is_plain(found) and depth < _MAX_OBJECTS_DEEP:
             self._enter_object(value, where, depth + 1)
 
-    def _enter(self, kept: Any, kind: Kind, where: Where, depth: int) -> None:
-        if isinstance(kept, Mapping):
-            for name, value in kept.items():
-                if type(value) not in _ATOMS:
-                    self._add(value, (where, name if type(name) is str else "[...]"), depth)
+    def _keep(self, value: Any, kind: Any, where: Where, depth: int) -> None:
+        kept = kind.keep(value)
+        self._objects.append((value, kind, kept, where))
+        if type(kept) is dict:
+            for name, item in kept.items():
+                self._add(item, (where, name if type(name) is str else "[...]"), depth)
         elif kind.inner is not None:
-            for value in kind.inner(kept):
-                if type(value) not in _ATOMS:
-                    self._add(value, where, depth)
+            for item in kind.inner(kept):
+                self._add(item, where, depth)
 
     def _enter_part(self, part: nn.Module, where: Where) -> None:
         self._add(vars(part), where, 0)
@@ -172,14 +164,9 @@ class Reach:
             self.buffers.add(id(buffer))
             self._add(buffer, (where, name), 0)
         for base in type(part).__mro__:
-            if base.__module__.partition(".")[0] not in ("torch", "builtins") and id(base) not in self._seen:
+            if not _is_left_alone(base.__module__) and id(base) not in self._seen:
                 self._seen.add(id(base))
-                place = (None, base.__qualname__)
-                kept = CLASS.keep(base)
-                self.objects.append((base, CLASS, kept, place))
-                for name, value in kept.items():
-                    if type(value) not in _FUNCTIONS:
-                        self._add(value, (place, name), 0)
+                self._keep(base, CLASS, (None, base.__qualname__), 0)
 
     def _enter_object(self, value: Any, where: Where, depth: int) -> None:
         attributes = getattr(value, "__dict__", None) if type(value).__dictoffset__ else None
@@ -187,45 +174,29 @@ class Reach:
             if any(isinstance(held, threading.Thread) for held in attributes.values()):
                 return  # others change it
             self._add(attributes, where, depth)
-        if self._has_slots(type(value)):
-            kept = SLOTS.keep(value)
-            self.objects.append((value, SLOTS, kept, where))
-            self._enter(kept, SLOTS, where, depth)
+        self._keep(value, SLOTS, where, depth)
 
-    def _kind_of(self, found: type) -> Kind | None:
-        if found not in self._kinds:
-            self._kinds[found] = kind_of(found)
-        return self._kinds[found]
-
-    def _has_slots(self, found: type) -> bool:
-        if found not in self._slotted:
-            self._slotted[found] = any(True for _ in slots_of(found))
-        return self._slotted[found]
-
-    def _is_plain(self, found: type) -> bool:
-        """Whether the attributes of a type's objects are state like a module's own."""
-        if found not in self._plain:
-            package = found.__module__.partition(".")[0]
-            self._plain[found] = not issubclass(found, (type, Enum)) and (
-                issubclass(found, torch.Tensor)
-                or (package not in _LEFT_ALONE and package not in ("torch", "builtins", "numpy", "mosaic"))
-                or found.__module__.startswith(_WALKED_IN_TORCH)
-            )
-        return self._plain[found]
+    def _enter_function(self, function: Any, where: Where, depth: int) -> None:
+        if isinstance(function, functools.partial):
+            held: tuple[Any, ...] = function.func, function.args, function.keywords
+        elif isinstance(function, MethodType):
+            held = function.__self__, function.__func__
+        else:
+            held = function.__closure__ or ()
+            if depth < _MAX_OBJECTS_DEEP and not _is_left_alone(function.__module__ or "builtins"):
+                self._keep(function, GLOBALS, (None, function.__module__), depth + 1)
+        for value in held:
+            self._add(value, where, depth)
 
 
-def _enclosed(function: Any) -> tuple[Any, ...]:
-    """Returns what a function brings with it."""
-    if isinstance(function, functools.partial):
-        return function.func, function.args, function.keywords
-    if isinstance(function, MethodType):
-        return function.__self__, function.__func__
-    return tuple(cell for cell in function.__closure__ or () if _is_filled(cell))
+def _is_left_alone(module: str) -> bool:
+    return module.partition(".")[0] in _LEFT_ALONE
 
 
-def _is_filled(cell: Any) -> bool:
-    try:
-        _ = cell.cell_contents
-    except ValueError:
-        return False
-    return True
+def _is_plain(found: type) -> bool:
+    """Whether the attributes of a type's objects are state like a module's own."""
+    return not issubclass(found, (type, Enum)) and (
+        issubclass(found, torch.Tensor)
+        or not _is_left_alone(found.__module__)
+        or found.__module__.startswith(_WALKED_IN_TORCH)
+    )

@@ -49,6 +49,32 @@ class Slotted:
         self.total = 0
 
 
+CALLS, TABLE, SCALE = 0, {"rows": [1]}, torch.ones(2)
+
+
+def enclosing() -> type[nn.Module]:
+    """Returns a class whose methods share variables, as those do that are made in a function or a notebook's cell."""
+    calls, table, scale, dice = 0, {"rows": [1]}, torch.ones(2), torch.Generator()
+
+    class Counting(nn.Module):
+        def forward(self) -> None:
+            nonlocal calls
+            calls += 1
+            table["rows"].append(calls)
+            scale.mul_(2)
+            torch.rand(2, generator=dice)
+
+        @staticmethod
+        def shown() -> Any:
+            return calls, str(table), scale.tolist(), dice.get_state().tolist()
+
+    return Counting
+
+
+def globals_shown() -> Any:
+    return CALLS, str(TABLE), SCALE.tolist()
+
+
 class Restless(nn.Module):
     """Two towers and all that a forward may change; what it does change is up to ``doings``."""
 
@@ -61,7 +87,7 @@ class Restless(nn.Module):
         self.left, self.right = tower(), tower(8, 16, nn.BatchNorm1d(16))
         self.teacher, self.words, self.spare = nn.Linear(8, 8), nn.Embedding(4, 8, max_norm=0.1), nn.Dropout()
         self.teacher.requires_grad_(False)
-        self.norm = nn.BatchNorm1d(8)
+        self.norm, self.counting = nn.BatchNorm1d(8), enclosing()()
         self.alone = nn.Parameter(torch.randn(3))
         self.register_buffer("held", torch.randn(2, 3))
         self.register_buffer("wide", torch.zeros(1, 1).expand(4, 4))
@@ -149,6 +175,23 @@ def set_thread(model: Restless, x: torch.Tensor) -> None:
     torch.set_autocast_cache_enabled(False)
 
 
+def write_globals(model: Restless, x: torch.Tensor) -> None:
+    global CALLS, ADDED
+    CALLS += 1
+    ADDED = x
+    add_to_table()
+
+
+def add_to_table() -> None:
+    TABLE["rows"].append(CALLS)
+    SCALE.mul_(2)
+
+
+def set_newer_settings(model: Restless, x: torch.Tensor) -> None:
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    torch.backends.mkldnn.conv.fp32_precision = "bf16"
+
+
 DOINGS: dict[str, Doing] = {
     "in place": lambda model, x: [q.mul_(0.9) for q in model.teacher.parameters()],
     "by data": lambda model, x: model.teacher.weight.data.mul_(0.9).add_(model.alone.mean()),
@@ -168,7 +211,10 @@ DOINGS: dict[str, Doing] = {
     "things": keep_things,
     "modes": change_modes,
     "global settings": set_globals,
+    "newer settings": set_newer_settings,
     "settings of the thread": set_thread,
+    "what methods enclose": lambda model, x: model.counting(),
+    "globals": write_globals,
     "draws": lambda model, x: (torch.rand(3), random.random(), np.random.rand()),
     "own draws": lambda model, x: (torch.rand(3, generator=model.generator), model.dice.random()),
     "numpy's own draws": lambda model, x: (model.numpy_dice.random(), model.old_dice.rand()),
@@ -217,6 +263,8 @@ def state_of(model: Restless, batch: Any) -> dict[str, Any]:
         **dict(seen_in(model, "model", seen)),
         **dict(seen_in(batch, "batch", seen)),
         "type": type(model),
+        "enclosed": model.counting.shown(),
+        "globals": (globals_shown(), "ADDED" in globals()),
         "calls": Restless.calls,
         "table": Restless.table.copy(),
         "torch's random numbers": torch.get_rng_state().tolist(),
@@ -225,7 +273,7 @@ def state_of(model: Restless, batch: Any) -> dict[str, Any]:
         "dtype": torch.get_default_dtype(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "threads": torch.get_num_threads(),
-        "precision": torch.get_float32_matmul_precision(),
+        "precision": (torch.get_float32_matmul_precision(), torch.backends.mkldnn.conv.fp32_precision),
         "anomaly": torch.is_anomaly_enabled(),
         "benchmark": torch.backends.cudnn.benchmark,
         "attention": torch.backends.cuda.flash_sdp_enabled(),
@@ -304,7 +352,7 @@ class Within(nn.Module):
         (model,) = self.model
         with torch.no_grad():
             for do in model.doings:
-                if do not in (set_globals, set_thread):
+                if do not in (set_globals, set_newer_settings, set_thread):
                     do(model, torch.zeros(6, 8, dtype=torch.float32))
         return x * 1
 
@@ -400,13 +448,13 @@ def test_an_optimizer_that_steps_in_backward_does_not_while_modules_are_profiled
 
 def test_an_interrupt_while_things_are_put_back_waits_until_they_are(monkeypatch: pytest.MonkeyPatch):
     model, batch = made(doings_of("small"))
-    put_back = preserving.Memory.put_back
+    steps_back = preserving.Memory.steps_back
 
-    def interrupted(self: Any) -> Iterator[str]:
+    def interrupted(self: Any) -> Iterator[Any]:
         signal.raise_signal(signal.SIGINT)
-        return put_back(self)
+        return steps_back(self)
 
-    monkeypatch.setattr(preserving.Memory, "put_back", interrupted)
+    monkeypatch.setattr(preserving.Memory, "steps_back", interrupted)
     with no_trace(model, batch), pytest.raises(KeyboardInterrupt):
         find_modules(model, batch)
 

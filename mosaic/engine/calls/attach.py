@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import nn
+
+if TYPE_CHECKING:
+    _Plain = nn.Module  # the class before it was swapped, next in line
+else:
+    _Plain = object
 
 Interceptor = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 
-class _Attached:
+class _Attached(_Plain):
     """First base of a swapped class; the instance itself holds nothing of Mosaic."""
 
     _mosaic_plain: ClassVar[type[nn.Module]]
@@ -20,7 +25,7 @@ class _Attached:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         kind = type(self)
-        plain = super().__call__  # type: ignore[misc]  # nn.Module's
+        plain = super().__call__
         if id(self) != kind._mosaic_owner:  # a copy made by hand through type(module)
             return plain(*args, **kwargs)
         return kind._mosaic_intercept(plain, args, kwargs)
@@ -30,7 +35,7 @@ class _Attached:
         kind = type(self)
         if kind._mosaic_settle is not None and id(self) == kind._mosaic_owner:
             kind._mosaic_settle()
-        return super().train(mode)  # type: ignore[misc]  # nn.Module's
+        return super().train(mode)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickles and copies as the plain class, so that a copy runs its own weights in the plain way."""

@@ -2,39 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_READERS: dict[str, Callable[[], object]] = {
-    "the default dtype": torch.get_default_dtype,
-    "deterministic algorithms": torch.get_deterministic_debug_mode,
-    "the precision of float32 products": torch.get_float32_matmul_precision,
-    "flash attention": torch._C._get_flash_sdp_enabled,
-    "memory-efficient attention": torch._C._get_mem_efficient_sdp_enabled,
-    "plain attention": torch._C._get_math_sdp_enabled,
-    "cuDNN's attention": torch._C._get_cudnn_sdp_enabled,
-    "the order of attention's kernels": lambda: tuple(torch._C._get_sdp_priority_order()),
-    "the fast path of nn.MultiheadAttention": torch.backends.mha.get_fastpath_enabled,
-    "oneDNN": torch._C._get_mkldnn_enabled,
-}
-"""Each setting's name, and what reads it."""
+from mosaic.profiler.preserve.settings import read, settings_of
 
-Settings = tuple[object, ...]
+_OF_PROCESS = settings_of("process")
+
+Settings = tuple[Any, ...]
 
 
 def read_settings() -> Settings:
     """Returns the value of each setting now."""
-    return tuple(read() for read in _READERS.values())
+    return read(_OF_PROCESS)
 
 
 def changed_setting(before: Settings, after: Settings) -> str | None:
     """Names the first setting that differs, or None."""
     if before == after:
         return None
-    return next(name for name, old, new in zip(_READERS, before, after, strict=True) if old != new)
+    return next(setting.name for setting, old, new in zip(_OF_PROCESS, before, after, strict=True) if old != new)
 
 
 class SettingsWatch(TorchDispatchMode):

@@ -1,4 +1,7 @@
-"""Shapes of an operator's results before it runs: asked once of torch's meta device, then remembered."""
+"""Shapes and strides of an operator's results before it runs: those of one run on zeros, then remembered.
+
+Sums depend on the order in which memory is read, and torch's meta device does not always have the strides of kernels.
+"""
 
 from __future__ import annotations
 
@@ -52,21 +55,33 @@ def _ask(func: Any, args: Any, kwargs: dict[str, Any]) -> Results | None:
     kept: list[torch.Tensor] = []
 
     def like(tensor: torch.Tensor) -> torch.Tensor:
-        made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
+        made = _zeros_like(tensor)
         numbers[id(made)] = len(kept)
         kept.append(made)
         return made
 
-    device = {"device": torch.device("meta")} if kwargs.get("device") is not None else {}
-    args, kwargs = pytree.tree_map_only(torch.Tensor, like, (args, {**kwargs, **device}))
+    args, kwargs = pytree.tree_map_only(torch.Tensor, like, (args, kwargs))
     try:
-        result = func(*args, **kwargs)
-    except Exception:  # no rule, or shapes that do not fit: the real operator says what is wrong
+        with torch.no_grad():
+            result = func(*args, **kwargs)
+    except Exception:  # zeros or shapes that do not fit: the real operator says what is wrong
         return None
     leaves, spec = pytree.tree_flatten(result)
     if not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
         return None
-    return Results(tuple(numbers.get(id(leaf), leaf) for leaf in leaves), spec)
+    return Results(tuple(numbers[id(leaf)] if id(leaf) in numbers else on_meta(leaf) for leaf in leaves), spec)
+
+
+def _zeros_like(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns zeros with a tensor's strides; its own values may not be there yet."""
+    sizes = tuple(zip(tensor.size(), tensor.stride(), strict=True))
+    num_elements = 0 if tensor.numel() == 0 else 1 + sum((size - 1) * stride for size, stride in sizes)
+    return torch.zeros(num_elements, dtype=tensor.dtype).as_strided(tensor.size(), tensor.stride())
+
+
+def on_meta(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor without values that has a tensor's shape, strides and dtype."""
+    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
 def _key(value: Any) -> Hashable | None:

@@ -14,6 +14,7 @@ from mosaic.engine.calls.branch_graph import Survey, find_uses, survey
 from mosaic.engine.calls.obstacles import Obstacle, hides_tensors
 from mosaic.engine.calls.process_settings import SettingsWatch
 from mosaic.engine.calls.random_numbers import DRAW_WITH_TORCH, RandomnessWatch, count_draws, other_random_state
+from mosaic.engine.calls.shapes import on_meta
 from mosaic.engine.calls.structure import flatten, is_opaque, leaf_key, tensors_in
 from mosaic.engine.calls.thread_locals import reads_thread_local, sets_context
 from mosaic.engine.calls.thread_state import ThreadState
@@ -29,6 +30,9 @@ _CHECKPOINTS = Obstacle(
     "it uses activation checkpointing", todo="nothing, if memory needs it; on its lane it would run without"
 )
 
+Layouts = tuple[tuple[int, ...] | None, ...]
+"""The strides of gradients, None for each that is missing."""
+
 
 @dataclass(frozen=True, slots=True)
 class OutputInfo:
@@ -38,8 +42,6 @@ class OutputInfo:
     """A tensor on the meta device with its shape, strides and dtype."""
     differentiable: bool
     """Whether it requires a gradient."""
-    uses: frozenset[int]
-    """Edges (see ``Signature.edges``) that its gradient reaches."""
     same_input: int | None
     """Index of the input leaf that is returned as it came, or None."""
 
@@ -68,6 +70,8 @@ class Signature:
     """Whether it uses a weight several times that autocast has cast once: all uses must fall in one autocast."""
     writes_buffers: bool = False
     """Whether it writes into buffers of the module, as a BatchNorm does."""
+    layouts: dict[Layouts, Layouts] = field(default_factory=dict, compare=False)
+    """For gradients of its results seen so far, those of its edges."""
 
     @property
     def made(self) -> list[OutputInfo]:
@@ -255,14 +259,10 @@ def _describe(
     returned = [came.get(id(tensor)) for tensor in results]
     made = [tensor for tensor, index in zip(results, returned, strict=True) if index is None and tensor.requires_grad]
     uses = find_uses(made, inputs)
-    number = {(use.node, use.position): edge for edge, use in enumerate(uses)}
     outputs = tuple(
         OutputInfo(
-            like=torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta"),
+            like=on_meta(tensor),
             differentiable=tensor.requires_grad,
-            uses=frozenset(number[use.node, use.position] for use in find_uses([tensor], inputs))
-            if inputs and tensor.requires_grad and index is None
-            else frozenset(),
             same_input=index,
         )
         for tensor, index in zip(results, returned, strict=True)

@@ -2,48 +2,48 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-_AUTOCAST_DEVICES = ("cpu", "cuda")
-_SMALLEST = sys.float_info.min  # half of it is no normal number; torch has no question for the setting
+from mosaic.profiler.preserve.settings import put_back, read, settings_of
+
+_OF_CALL = settings_of("call")
+_NAMES = tuple(setting.name for setting in _OF_CALL)
+_GRAD, _CACHE = _NAMES.index("gradient mode"), _NAMES.index("autocast's cache")
+_AUTOCASTS = tuple(_NAMES.index(f"autocast on {device}") for device in ("cpu", "cuda"))
 
 
 @dataclass(frozen=True, slots=True)
 class ThreadState:
     """The calling thread's settings, part of what makes two calls the same call."""
 
-    grad: bool
-    """Whether autograd records."""
-    autocasts: tuple[torch.dtype | None, ...]
-    """The dtype of autocast for the CPU and for CUDA; None where it is off."""
-    autocast_cache: bool
-    """Whether autocast keeps cast weights."""
-    flushes_denormals: bool
-    """Whether numbers too small to be normal become 0 (``torch.set_flush_denormal``)."""
+    values: tuple[Any, ...]
+    """Of each setting that goes along with a call."""
+
+    @property
+    def grad(self) -> bool:
+        """Whether autograd records."""
+        return bool(self.values[_GRAD])
 
     @property
     def autocast(self) -> bool:
         """Whether autocast is on for any device."""
-        return any(dtype is not None for dtype in self.autocasts)
+        return any(self.values[index] for index in _AUTOCASTS)
+
+    @property
+    def autocast_cache(self) -> bool:
+        """Whether autocast keeps cast weights."""
+        return bool(self.values[_CACHE])
 
     @staticmethod
     def capture() -> ThreadState:
         """Reads the settings of the calling thread."""
-        return ThreadState(
-            grad=torch.is_grad_enabled(),
-            autocasts=tuple(
-                torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-                for device in _AUTOCAST_DEVICES
-            ),
-            autocast_cache=torch.is_autocast_cache_enabled(),
-            flushes_denormals=_SMALLEST * 0.5 == 0.0,
-        )
+        return ThreadState(read(_OF_CALL))
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -62,14 +62,8 @@ class ThreadState:
             before._set()
 
     def _set(self) -> None:
-        torch.set_grad_enabled(self.grad)
-        for device, dtype in zip(_AUTOCAST_DEVICES, self.autocasts, strict=True):
-            torch.set_autocast_enabled(device, dtype is not None)
-            if dtype is not None:
-                torch.set_autocast_dtype(device, dtype)
-        torch.set_autocast_cache_enabled(self.autocast_cache)
-        if self.flushes_denormals != (_SMALLEST * 0.5 == 0.0):
-            torch.set_flush_denormal(self.flushes_denormals)
+        for setting, value in zip(_OF_CALL, self.values, strict=True):
+            put_back(setting, value)
 
 
 def forget_cast_weights() -> None:
@@ -97,6 +91,8 @@ def interception() -> str | None:
     """
     if torch._C._len_torch_dispatch_stack() > 0 or torch._C._len_torch_function_stack() > 0 or is_traced():
         return "another torch mode is active"
+    if torch.is_anomaly_enabled():  # two threads that record where operators were called can wait for each other
+        return "autograd's anomaly detection is on"
     return surrounding()
 
 

@@ -8,16 +8,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
+from torch.autograd.graph import Node, get_gradient_edge
 
 from mosaic.engine.calls.branch_graph import capture, find_uses
 from mosaic.engine.calls.hidden_state import HiddenState, parts_of
 from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.calls.out_of_memory import SecondTries, is_out_of_memory
 from mosaic.engine.calls.random_numbers import drawing_from
-from mosaic.engine.calls.signature import Arguments, Signature, buffer_versions
+from mosaic.engine.calls.signature import Arguments, Layouts, Signature, buffer_versions
 from mosaic.engine.calls.structure import flatten, unflatten
 from mosaic.engine.calls.thread_state import on_lane
 from mosaic.engine.host.lane_tensor import LaneTensor, RunsLaneTensors, lane_tensors
+from mosaic.engine.host.layouts import layouts_of
 from mosaic.errors import ModuleContractError, UnforeseenError, UnsupportedModelError
 
 T = TypeVar("T")
@@ -78,8 +80,10 @@ class Call:
         self._origin = origin
         self._versions = arguments.versions
         self._hidden = hidden
-        self._likes = [torch.empty_like(tensor, device="meta") for tensor in arguments.differentiable]
+        self._likes = [(tensor.size(), tensor.dtype) for tensor in arguments.differentiable]
         self._inputs: list[torch.Tensor] = []  # leaves of the branch's own graph
+        self._ends: list[Node] = []  # of their gradients
+        self._arrived: list[torch.Tensor | None] = []  # those gradients
         self._aliases: list[torch.Tensor] = []  # what the module gets of them
         self._roots: list[torch.Tensor] = []
         self._captured: list[torch.Tensor | None] = []
@@ -129,7 +133,7 @@ class Call:
                 )
                 raise
         # The error is gone by now, and with it what the failed try held.
-        self._inputs, self._aliases = [], []
+        self._forget_graph()
         if generator is not None and drawn is not None:
             generator.set_state(drawn)
         self.executor.second_tries.note(self.site.name, self._origin)
@@ -151,7 +155,7 @@ class Call:
         return leaves
 
     def backward(
-        self, grads: Sequence[torch.Tensor | None], *, keep: bool, only_asked: bool
+        self, grads: Sequence[torch.Tensor | None], *, keep: bool, only_asked: bool, promised: Layouts | None = None
     ) -> list[torch.Tensor | None]:
         """Runs on the lane: backward through the module; returns the gradient of each use of an input.
 
@@ -159,6 +163,7 @@ class Call:
             grads: Gradients of the tensors that the module made.
             keep: Whether the graph will be used again.
             only_asked: Leave the parameters' ``grad`` alone and return their gradients behind the others.
+            promised: What the caller was told of the result.
         """
         if not self._roots:
             raise RuntimeError(
@@ -179,15 +184,18 @@ class Call:
                 asked = list(torch.autograd.grad(roots, wanted, given, retain_graph=keep, allow_unused=True))
             else:
                 torch.autograd.backward(roots, given, retain_graph=keep)
-        by_input = asked if only_asked else [alias.grad for alias in self._inputs]
+        by_input = asked if only_asked else self._arrived
         gathered = list(self._captured) if self._uses_apart else [by_input[index] for index in self.signature.edges]
         returned = [*gathered, *asked[len(self._inputs) :]]
-        for alias in self._inputs:
-            alias.grad = None
-        if not keep:
-            self._roots, self._inputs, self._aliases = [], [], []
+        self._arrived[:] = [None] * len(self._arrived)
         self._captured[:] = []
-        return returned
+        if not keep:
+            self._roots = []
+            self._forget_graph()
+        return returned if promised is None else self._as_promised(returned, promised)
+
+    def _forget_graph(self) -> None:
+        self._inputs, self._ends, self._arrived, self._aliases = [], [], [], []
 
     def launch_backward(self, grads: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
         """Runs in the caller's backward: hands the module's backward to its lane and returns pending gradients."""
@@ -199,26 +207,39 @@ class Call:
         executor, site = self.executor, self.site
         keep = torch._C._autograd._get_current_graph_task_keep_graph()
         # torch.autograd.grad and backward(inputs=...) ask for some gradients only and never for the anchor's.
-        only_asked = not torch._C._will_engine_execute_node(torch.autograd.graph.get_gradient_edge(site.anchor).node)
+        only_asked = not torch._C._will_engine_execute_node(get_gradient_edge(site.anchor).node)
         running = executor.backwards.current()
         if not only_asked:
             executor.backwards.reach(site)
         if not keep:
             site.in_flight.discard(self)
         after = executor.inputs_from(lane_tensors(list(grads)), site.lane)
-        work = partial(self.backward, grads, keep=keep, only_asked=only_asked)
+        given = layouts_of(grads)
+        promised = None if only_asked or executor.closed else self._promise(given)
+        work = partial(self.backward, grads, keep=keep, only_asked=only_asked, promised=promised)
         ticket = executor.submit(site, "backward", work, after)
-        if only_asked or executor.closed:
+        if promised is None:
             found = list(executor.wait(ticket))
+            if not only_asked:
+                self.signature.layouts[given] = layouts_of(found)
             return found + [None] * (len(self.signature.edges) + len(self.parameters) - len(found))
         running.launched.append(ticket)
-        reached: set[int] = set()
-        for output, grad in zip(self.signature.made, grads, strict=True):
-            reached |= output.uses if grad is not None else frozenset()
         pending = [
-            self._gradient(edge, ticket) if edge in reached else None for edge in range(len(self.signature.edges))
+            None if strides is None else self._gradient(edge, strides, ticket) for edge, strides in enumerate(promised)
         ]
         return [*pending, *[None] * len(self.parameters)]
+
+    def _promise(self, given: Layouts) -> Layouts | None:
+        """Returns the layouts of the gradients that backward will return, once it ran for such results' gradients.
+
+        Sums depend on the order in which memory is read, so gradients must have the strides of the plain loop's.
+        """
+        return self.signature.layouts.get(given)
+
+    def _as_promised(self, found: list[torch.Tensor | None], promised: Layouts) -> list[torch.Tensor | None]:
+        if layouts_of(found) != promised:
+            raise self._unforeseen("gradients of its inputs have another memory layout than before", _VALUES)
+        return found
 
     def _check_hidden(self, arguments: Arguments) -> None:
         """Holds everybody else to leaving alone what the module reads until its lane has finished with it."""
@@ -245,9 +266,10 @@ class Call:
             f"{name!r}, called at {self._origin}: {what}; {todo}, or colocate(..., exclude=[{name!r}])"
         )
 
-    def _gradient(self, edge: int, ticket: Ticket[Any]) -> LaneTensor:
-        like = self._likes[self.signature.edges[edge]]
-        return LaneTensor(like, self.executor, self.site.lane, _OrZeros(ticket, like), edge, self.site.name)
+    def _gradient(self, edge: int, strides: tuple[int, ...], ticket: Ticket[Any]) -> LaneTensor:
+        size, dtype = self._likes[self.signature.edges[edge]]
+        like = torch.empty_strided(size, strides, dtype=dtype, device="meta")
+        return LaneTensor(like, self.executor, self.site.lane, ticket, edge, self.site.name)
 
     def _alias(self, arguments: Arguments) -> list[Any]:
         """Replaces each input by its value, and each differentiable one by one of the branch's own graph."""
@@ -261,14 +283,28 @@ class Call:
             if id(leaf) not in made:
                 value = leaf.value() if isinstance(leaf, LaneTensor) else leaf
                 if id(leaf) in wanted:
-                    value = value.detach().requires_grad_()
-                    self._inputs.append(value)
+                    value = self._input(value)
                     if not leaf.is_leaf:
                         value = value.view_as(value)  # autocast casts a leaf once, and another tensor at each use
                     self._aliases.append(value)
                 made[id(leaf)] = value
             aliased.append(made[id(leaf)])
         return aliased
+
+    def _input(self, value: torch.Tensor) -> torch.Tensor:
+        """Returns a leaf whose gradient is kept as it arrives; ``grad`` would have the leaf's own strides."""
+        leaf, at, arrived = value.detach().requires_grad_(), len(self._arrived), self._arrived
+
+        def keep(grads: Sequence[torch.Tensor | None]) -> tuple[None]:
+            (arrived[at],) = grads
+            return (None,)
+
+        end = get_gradient_edge(leaf).node
+        end.register_prehook(keep)
+        self._inputs.append(leaf)
+        self._ends.append(end)
+        arrived.append(None)
+        return leaf
 
     def _check(self, outputs: list[torch.Tensor]) -> None:
         """Holds the module to what its first call of this kind showed."""
@@ -305,25 +341,6 @@ def _noting(where: str) -> Iterator[None]:
         if where not in getattr(error, "__notes__", ()):
             error.add_note(where)
         raise
-
-
-class _OrZeros:
-    """A backward's ticket whose missing gradients read as zeros."""
-
-    def __init__(self, ticket: Ticket[list[torch.Tensor | None]], like: torch.Tensor) -> None:
-        self._ticket = ticket
-        self._like = like
-
-    @property
-    def done(self) -> bool:
-        return self._ticket.done
-
-    @property
-    def interval_ns(self) -> tuple[int, int]:
-        return self._ticket.interval_ns
-
-    def wait(self) -> list[torch.Tensor]:
-        return [torch.zeros_like(self._like, device="cpu") if grad is None else grad for grad in self._ticket.wait()]
 
 
 class CallFunction(torch.autograd.Function):

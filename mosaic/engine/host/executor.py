@@ -23,6 +23,7 @@ import torch
 
 from mosaic.engine.calls.attach import attach, detach, guard_attributes, is_attached
 from mosaic.engine.calls.attributes import Written
+from mosaic.engine.calls.branch_graph import find_uses
 from mosaic.engine.calls.caller import caller, note_in_place
 from mosaic.engine.calls.hidden_state import HiddenState, Parts, parts_of
 from mosaic.engine.calls.obstacles import Obstacle
@@ -38,6 +39,7 @@ from mosaic.engine.host.call import Call, CallFunction
 from mosaic.engine.host.direct import DirectCalls
 from mosaic.engine.host.lane_tensor import LaneTensor, join_joined, joined, lane_tensors
 from mosaic.engine.host.lane_work import LaneWork
+from mosaic.engine.host.layouts import LayoutWatch
 from mosaic.engine.host.operators import Operators
 
 if TYPE_CHECKING:
@@ -138,7 +140,7 @@ class Executor(LaneWork):
         )
         result = self.launch(site, call, arguments)
         if awaited:
-            self._wait_for_earlier(site)
+            self.reach(site)
         return result
 
     def run_alone(
@@ -171,7 +173,7 @@ class Executor(LaneWork):
         note_in_place(self, site.name, reason)
         if isinstance(reason, Obstacle) and reason.apart:
             self.drain()
-        self._wait_for_earlier(site)
+        self.reach(site)
         result = run(*map_tensors(joined, args), **map_tensors(joined, kwargs))
         came = {id(tensor) for tensor in tensors_in((args, kwargs))}
         self._ran_here(site, [tensor for tensor in tensors_in(result) if id(tensor) not in came])
@@ -195,13 +197,16 @@ class Executor(LaneWork):
         site.signatures[_kind(site, arguments, parts, hidden)] = signature
         self.let_draw(signature.drawing or ())
         if signature.obstacle is None:
+            LayoutWatch(
+                made, find_uses([t for t in made if t.requires_grad], arguments.differentiable), signature.layouts
+            )
             self.backwards.follow_in_place(site, made)
         else:
             self._ran_here(site, made)
         return result
 
     def reach(self, site: PlacedModule) -> None:
-        """Lets a module's forward end before somebody else reaches into it, or it is called again."""
+        """Lets a module's forward end before somebody else reaches into it, or it runs in place and writes buffers."""
         last = site.last_forward
         if last is not None and not on_lane():
             site.last_forward = None
@@ -210,12 +215,6 @@ class Executor(LaneWork):
             except BaseException:
                 if not last.done:  # an interrupt of the caller's; what the lane raised is raised where it is needed
                     raise
-
-    def _wait_for_earlier(self, site: PlacedModule) -> None:
-        """Lets earlier calls of a module end before one runs in place: they may write into its buffers."""
-        last, site.last_forward = site.last_forward, None
-        if last is not None:
-            self.wait(last)
 
     # 3. Its lane waits for the call's inputs and runs the forward; the caller goes on with what stands for its results.
 

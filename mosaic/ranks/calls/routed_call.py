@@ -11,7 +11,7 @@ import torch
 
 from mosaic.engine.calls.caller import caller
 from mosaic.engine.calls.hidden_state import HiddenState
-from mosaic.engine.calls.signature import Arguments, OutputInfo, Signature
+from mosaic.engine.calls.signature import Arguments, Layouts, OutputInfo, Signature
 from mosaic.engine.calls.structure import flatten
 from mosaic.engine.host.call import Call
 from mosaic.errors import UnsupportedModelError
@@ -71,11 +71,11 @@ class RoutedCall(Call):
         return self._run_module(run, arguments)
 
     def backward(
-        self, grads: Sequence[torch.Tensor | None], *, keep: bool, only_asked: bool
+        self, grads: Sequence[torch.Tensor | None], *, keep: bool, only_asked: bool, promised: Layouts | None = None
     ) -> list[torch.Tensor | None]:
         """Runs on the module's lane: takes all steps of the backward."""
         with self._calls.in_step():
-            return super().backward(grads, keep=keep, only_asked=only_asked)
+            return super().backward(grads, keep=keep, only_asked=only_asked, promised=promised)
 
     def launch_backward(self, grads: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
         """Hands the backward to the lane, and behind it the end of the reduction, for which no other work waits."""
@@ -92,6 +92,16 @@ class RoutedCall(Call):
             running.launched.append(executor.submit(site, "reduction", self._reduce, ()))
         return found
 
+    def _promise(self, given: Layouts) -> Layouts:
+        """Returns what this rank can know: it may have none of the rows, and no rank waits for another here."""
+        return tuple(torch.empty(size, device="meta").stride() for size, _ in self._likes)
+
+    def _as_promised(self, found: list[torch.Tensor | None], promised: Layouts) -> list[torch.Tensor | None]:
+        return [
+            torch.zeros(size, dtype=dtype) if grad is None else grad.contiguous()
+            for grad, (size, dtype) in zip(found, self._likes, strict=True)
+        ]
+
     def _reduce(self) -> None:
         with self._calls.in_step():
             self._ranked.reduce()
@@ -107,8 +117,7 @@ def signature_of(ranked: Ranked, arguments: Arguments) -> Signature:
 
     def add(like: torch.Tensor, differentiable: bool) -> None:
         leaves.append(len(outputs))
-        uses = frozenset(edges) if differentiable else frozenset[int]()
-        outputs.append(OutputInfo(like=like, differentiable=differentiable, uses=uses, same_input=None))
+        outputs.append(OutputInfo(like=like, differentiable=differentiable, same_input=None))
 
     for index, leaf in enumerate(ranked.template.leaves):
         if isinstance(leaf, torch.Tensor):

@@ -45,7 +45,7 @@ class Elsewhere(torch.Tensor):
     """
 
     home: Home
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # as torch's own do
 
     @staticmethod
     def of(like: torch.Tensor, home: Home, *, is_parameter: bool = False) -> Elsewhere:
@@ -61,7 +61,7 @@ class Elsewhere(torch.Tensor):
             like.shape,
             strides=like.stride(),
             dtype=like.dtype,
-            device="meta",
+            device=torch.device("meta"),
             requires_grad=like.requires_grad and is_parameter,
         )
         made.home = home
@@ -70,7 +70,9 @@ class Elsewhere(torch.Tensor):
         return made
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]  # torch's own is declared as a builtin
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         """Runs an operator with a stand-in among its arguments."""
         kwargs = kwargs or {}
         written = _written(func, args, kwargs)
@@ -102,7 +104,7 @@ class Elsewhere(torch.Tensor):
             f"colocate(..., exclude=[{self.home.name!r}]) leaves the module whole on every rank"
         )
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]  # no tensor_contents here
         return f"Elsewhere({tuple(self.shape)}, {self.dtype}, {self.home.name!r} on {self.home})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Elsewhere:
@@ -128,11 +130,11 @@ class Elsewhere(torch.Tensor):
             self.refuse("data.copy_")
         torch._C.TensorBase.data.__set__(self, value)  # type: ignore[attr-defined]
 
-    def new(self, *size: Any, **_: Any) -> torch.Tensor:
+    def new(self, *size: Any, **_: Any) -> Any:
         """Returns a stand-in of another size."""
         return self.new_empty(*size)
 
-    def type(self, dtype: Any = None, **more: Any) -> Any:
+    def type(self, dtype: Any = None, **more: Any) -> Any:  # type: ignore[override]
         """Returns the name of its type as of any tensor in host memory, for those who want all parameters alike."""
         return torch.empty(0, dtype=self.dtype).type() if dtype is None else super().type(dtype, **more)
 

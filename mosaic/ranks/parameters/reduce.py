@@ -173,7 +173,7 @@ def _sparse_gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
     """Returns a parameter's gradient, or one without elements."""
     if parameter.grad is not None:
         return parameter.grad.coalesce().clone()
-    return torch.sparse_coo_tensor(size=parameter.shape, dtype=parameter.dtype, device=parameter.device).coalesce()
+    return torch.zeros_like(parameter, layout=torch.sparse_coo, requires_grad=False).coalesce()
 
 
 def _buckets(

@@ -51,7 +51,7 @@ class ReducesNothing:
 class HandsOn(DistributedDataParallel):
     """A wrapper around a model whose gradients are reduced already: it is there for those who look for it."""
 
-    reducer = ReducesNothing()
+    reducer = ReducesNothing()  # type: ignore[assignment]  # no C++ reducer
     static_graph = find_unused_parameters = broadcast_buffers = gradient_as_bucket_view = False
     require_forward_param_sync = True
 

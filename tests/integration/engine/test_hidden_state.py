@@ -285,7 +285,7 @@ def test_what_a_lane_cannot_have_keeps_a_module_in_place_and_is_said(make: Any, 
         SCALE.set(1.0)
         train(4)(model, record)
 
-    described = run_both(make, pair_batch(), SIDE_BY_SIDE, loop)
+    described = run_both(make, pair_batch(), SIDE_BY_SIDE, loop, on_lanes=False)
     assert said in described
 
 

@@ -92,6 +92,30 @@ def test_a_loop_whose_plans_are_tried_computes_what_the_plain_loop_computes(towe
     assert_same(*records)
 
 
+def test_an_interrupt_while_plans_are_tried_leaves_what_the_plain_loop_leaves(towers: TwoTowers):
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    twin, num_steps = copy.deepcopy(towers), 0
+    with trying(towers) as (handle, clock):
+        while running(handle) != BESIDE:
+            num_steps += len(steps(towers, handle, clock, times(plain=10, beside=9), 1))
+        towers.right.order = "interrupt"
+        with pytest.raises(KeyboardInterrupt):
+            towers(*pair_batch())
+        assert handle.is_trying
+    optimizer = torch.optim.SGD(twin.parameters(), lr=0.01)
+    for _ in range(num_steps):
+        twin(*pair_batch(0)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    torch.set_num_threads(threads)
+    assert all(map(torch.equal, towers.state_dict().values(), twin.state_dict().values()))
+    assert all(parameter.grad is None for parameter in towers.parameters())
+    for ours, plain in zip(towers.modules(), twin.modules(), strict=True):
+        assert type(ours) is type(plain)
+        assert vars(ours).keys() - {"order"} == vars(plain).keys()
+
+
 def test_measured_times_go_back_and_the_plan_that_they_give_takes_part(
     towers: TwoTowers, monkeypatch: pytest.MonkeyPatch
 ):

@@ -71,14 +71,13 @@ def test_one_wait_for_the_device_is_enough_for_a_batch(backend: FakeBackend):
 
 
 def test_a_gpus_random_numbers_are_given_back_as_they_were(monkeypatch: pytest.MonkeyPatch):
-    states = {gpu: torch.arange(3) + gpu for gpu in range(2)}
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(states))
-    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: states[device].clone())
-    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: states.update({device: state}))
+    generators = torch.Generator().manual_seed(1), torch.Generator().manual_seed(2)
+    before = [generator.get_state() for generator in generators]
+    monkeypatch.setattr(torch.cuda, "default_generators", generators)
     with preserved(torch.nn.Identity()):
-        states[0] = states[1] = torch.zeros(3)
-    assert all(torch.equal(states[gpu], torch.arange(3) + gpu) for gpu in range(2))
+        for generator in generators:
+            torch.rand(3, generator=generator)
+    assert all(torch.equal(now.get_state(), state) for now, state in zip(generators, before, strict=True))
 
 
 def test_peaks_are_what_each_phase_took_above_what_was_there(monkeypatch: pytest.MonkeyPatch):

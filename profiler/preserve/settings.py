@@ -1,0 +1,119 @@
+"""Settings of torch: one table of what reads and what changes each, and of what a lane has to do with it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import _C
+
+_SMALLEST = sys.float_info.min  # half of it is no normal number; torch has no question for the setting
+
+
+class Setting(NamedTuple):
+    """One setting."""
+
+    name: str
+    read: Callable[[], Any]
+    change: Callable[[Any], Any]
+    scope: Literal["process", "call", "caller"] = "process"
+    """All threads have one, and what lanes compute follows it, so that it must stay while they do; or each thread has
+    its own, and a call takes the caller's along to its lane; or lanes have nothing to do with it."""
+
+
+def _autocast(device: str) -> tuple[Setting, Setting]:
+    enabled = partial(torch.is_autocast_enabled, device), partial(torch.set_autocast_enabled, device)
+    dtype = partial(torch.get_autocast_dtype, device), partial(torch.set_autocast_dtype, device)
+    return Setting(f"autocast on {device}", *enabled, "call"), Setting(f"autocast's dtype on {device}", *dtype, "call")
+
+
+def _precision(of: str) -> Setting:
+    backend, operator = of.split()
+    read = partial(_C._get_fp32_precision_getter, backend, operator)
+    return Setting(f"the precision of float32 ({of})", read, partial(_C._set_fp32_precision_setter, backend, operator))
+
+
+def _older(name: str, read: Callable[[], Any], change: Callable[[Any], Any]) -> Setting:
+    """Returns a setting that torch does not read where somebody has set its newer parts, which then count."""
+
+    def read_or_none() -> Any:
+        try:
+            return read()
+        except RuntimeError:
+            return None
+
+    return Setting(name, read_or_none, lambda before: None if before is None else change(before))
+
+
+def _sums(of: str) -> Setting:
+    read = getattr(_C, f"_get_cublas_allow_{of}_reduced_precision_reduction")
+    change = getattr(_C, f"_set_cublas_allow_{of}_reduced_precision_reduction")
+    return Setting(f"the precision of sums of {of}", read, lambda before: change(*before))
+
+
+def _default_device() -> torch.device | None:
+    context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    return None if context is None else context.device
+
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting("gradient mode", torch.is_grad_enabled, _C._set_grad_enabled, "call"),
+    *_autocast("cpu"),
+    *_autocast("cuda"),
+    Setting("autocast's cache", torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled, "call"),
+    Setting("flushing of denormals", lambda: _SMALLEST * 0.5 == 0.0, torch.set_flush_denormal, "call"),
+    Setting("the default dtype", torch.get_default_dtype, torch.set_default_dtype),
+    Setting("deterministic algorithms", torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    Setting(
+        "filling of uninitialized memory",
+        _C._get_deterministic_fill_uninitialized_memory,
+        _C._set_deterministic_fill_uninitialized_memory,
+    ),
+    _older("the precision of float32 products", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    _older("TF32 in cuDNN", _C._get_cudnn_allow_tf32, _C._set_cudnn_allow_tf32),
+    *map(_precision, ("generic all", "cuda all", "cuda matmul", "cuda conv", "cuda rnn")),
+    *map(_precision, ("mkldnn all", "mkldnn matmul", "mkldnn conv", "mkldnn rnn")),
+    *map(_sums, ("fp16", "bf16")),
+    Setting("flash attention", _C._get_flash_sdp_enabled, _C._set_sdp_use_flash),
+    Setting("memory-efficient attention", _C._get_mem_efficient_sdp_enabled, _C._set_sdp_use_mem_efficient),
+    Setting("plain attention", _C._get_math_sdp_enabled, _C._set_sdp_use_math),
+    Setting("cuDNN's attention", _C._get_cudnn_sdp_enabled, _C._set_sdp_use_cudnn),
+    Setting("the order of attention's kernels", _C._get_sdp_priority_order, _C._set_sdp_priority_order),
+    Setting(
+        "the fast path of nn.MultiheadAttention",
+        torch.backends.mha.get_fastpath_enabled,
+        torch.backends.mha.set_fastpath_enabled,
+    ),
+    Setting("oneDNN", _C._get_mkldnn_enabled, _C._set_mkldnn_enabled),
+    Setting("cuDNN", _C._get_cudnn_enabled, _C._set_cudnn_enabled),
+    Setting("cuDNN's benchmark", _C._get_cudnn_benchmark, _C._set_cudnn_benchmark),
+    Setting("cuDNN's determinism", _C._get_cudnn_deterministic, _C._set_cudnn_deterministic),
+    Setting("the default device", _default_device, torch.set_default_device, "caller"),
+    Setting("threads", torch.get_num_threads, torch.set_num_threads, "caller"),
+    Setting(
+        "anomaly mode",
+        lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+        lambda before: torch.set_anomaly_enabled(*before),
+        "caller",
+    ),
+)
+"""All of them; those that change others stand before these."""
+
+
+def settings_of(scope: str) -> tuple[Setting, ...]:
+    """Returns the settings of one scope."""
+    return tuple(setting for setting in SETTINGS if setting.scope == scope)
+
+
+def read(settings: Iterable[Setting]) -> tuple[Any, ...]:
+    """Returns the value of each setting now."""
+    return tuple([setting.read() for setting in settings])
+
+
+def put_back(setting: Setting, before: Any) -> None:
+    """Changes a setting if it is not what it was."""
+    if setting.read() != before:
+        setting.change(before)
