@@ -93,7 +93,9 @@ class StreamCalls(InStep):
     def begin(self, ranked: Mapping[str, Ranked]) -> None:
         """Takes the modules."""
         self.ranked = dict(ranked)
-        for one in ranked.values():
+        for name, one in ranked.items():
+            if one.is_member:
+                self._sites[name] = PlacedModule(name, one.module, self._sites[name].lane)
             one.on_backward = self._reached
             one.after_backward = _later  # `end_backward` does it
             if self._anchor is None:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from mosaic.errors import UnsupportedModelError
+from mosaic.ranks import RankHandle
 from ranks.clip import told
 from ranks.graphs import colocated, difference, twins
 
@@ -143,6 +144,22 @@ def a_result(model: Model, x: torch.Tensor) -> torch.Tensor:
     return made
 
 
+def weights_later(model: Model, x: torch.Tensor) -> torch.Tensor:
+    if model.step:
+        with torch.no_grad():
+            for weight in vars(model)["weights"]:
+                weight.mul_(0.5)
+    return model.a(x)
+
+
+def decaying() -> Model:
+    """Writes to weights by a list of its own, and not in the sample's step."""
+    model = Model(weights_later)
+    model.a.requires_grad_(False)
+    vars(model)["weights"] = list(model.a.parameters())
+    return model
+
+
 def hooked() -> Model:
     """A hook keeps a feature that a loss may use."""
     model = Model(nothing)
@@ -162,6 +179,7 @@ RIGHT: dict[str, Callable[[], nn.Module]] = {
     "an attribute of a part is": lambda: Model(an_attribute_of_a_part),
     "a buffer is written before and after it": lambda: Model(a_buffer),
     "parameters are written after it": teacher,
+    "parameters are written before it, and were not in the sample's step": decaying,
     "a setting of the process is changed around it": lambda: Model(a_setting),
     "the module counts its calls": lambda: Model(nothing, Counts),
 }
@@ -174,10 +192,10 @@ REFUSED: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def trained(make: Callable[[], nn.Module], rank: int) -> float:
+def trained(make: Callable[[], nn.Module], rank: int, place: Callable[..., RankHandle] = colocated) -> float:
     """Trains beside DistributedDataParallel; returns how far losses and parameters are apart."""
     model, wrapped = twins(make, 0)
-    handle = colocated(model, data(rank), SWAPPED, 2)
+    handle = place(model, data(rank), SWAPPED, 2)
     apart = []
     optimizers = [
         torch.optim.SGD([p for p in each.parameters() if p.requires_grad], lr=0.1) for each in (model, wrapped)
