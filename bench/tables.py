@@ -19,6 +19,7 @@ from bench.record import Study
 from bench.sweep import tables as sweep_tables
 from mosaic.artifact import load, save, write_text
 from mosaic.demo.record import RunRecord
+from mosaic.demo.summary import MEASURED, PREDICTED, summary_rows
 from mosaic.device import Device
 from mosaic.errors import MosaicError
 
@@ -114,22 +115,10 @@ def demo_table() -> str:
     if not records:
         return "not measured yet\n"
     path, record = max(records.items(), key=lambda found: found[1].created)
-    equal = "yes" if record.bitwise_equal else f"NO, by {record.max_abs_difference:.3g}"
-    best = ", ".join(f"{name} {value:.2f}" for name, value in record.retrieval.items())
-    rounds = sorted(record.round_speedups)
-    foreign = "unknown" if record.foreign_cpu_share is None else f"{record.foreign_cpu_share:.0%}"
-    rows = [
-        ("measured on the CPU", f"{record.machine.name}, torch {record.torch_version}, {record.created[:10]}"),
-        (f"plain and colocated equal bit for bit after {record.equality_steps} steps", equal),
-        ("step of the plain loop at its best", f"{record.step_ms_plain:.1f} ms"),
-        ("step of the colocated loop", f"{record.step_ms_colocated:.1f} ms"),
-        ("speed-up, median of rounds (least to most)", f"{record.speedup:.2f} ({rounds[0]:.2f} to {rounds[-1]:.2f})"),
-        ("lane time with another lane busy", f"{record.overlap:.0%}"),
-        (f"retrieval R@1 after {record.train_steps} steps, chance {record.chance:.3f}", best),
-        ("CPU taken by other processes meanwhile", foreign),
-    ]
-    lines = [f"| {name} | {value} |" for name, value in rows]
-    return "\n".join([lines[0], "| --- | --- |", *lines[1:]]) + "\n" + _picture(path.with_suffix(".png"), "timeline")
+    about = f"{record.machine.name}, torch {record.torch_version}, {record.created[:10]}"
+    rows = [(about, "predicted", "measured"), ("---", "---", "---"), *summary_rows(record)]
+    lines = "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    return f"{lines}\nPredicted: {PREDICTED}. Measured: {MEASURED}.\n" + _picture(path.with_suffix(".png"), "timeline")
 
 
 def _picture(drawn: Path, says: str) -> str:

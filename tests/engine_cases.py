@@ -246,6 +246,9 @@ class Trap(nn.Module):
             raise KeyboardInterrupt
         if self.order == "shape":
             return hidden[:, :3]
+        if self.order == "write":
+            with torch.no_grad():
+                self.layers[0].bias.mul_(1.0)
         if self.order == "backward":
             hidden.register_hook(fail_backward)
         return hidden.clone()

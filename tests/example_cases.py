@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,31 +49,61 @@ class Ran:
     described: list[str] = field(default_factory=list)
 
 
-def run_plain(name: str, arguments: Sequence[str] = ()) -> Ran:
+Change = Callable[[Any], None]
+"""Changes an example's module before it runs."""
+
+
+def unchanged(example: Any) -> None:
+    """Leaves an example as it stands."""
+
+
+def run_plain(name: str, arguments: Sequence[str] = (), change: Change = unchanged) -> Ran:
     """Runs an example without the lines that Mosaic adds."""
     source = plain_source(name)
     assert "mosaic.colocate" not in source.split("def main")[-1]
     with _one_thread():
-        return Ran(_load(name, source).main(list(arguments)))
+        example = _load(name, source)
+        change(example)
+        return Ran(example.main(list(arguments)))
 
 
-def run_colocated(name: str, arguments: Sequence[str] = (), **choice: Any) -> Ran:
+def run_colocated(name: str, arguments: Sequence[str] = ()) -> Ran:
     """Runs an example as it stands, by a plan that puts each module on one core, so that nothing is measured."""
-    handles: list[Handle] = []
-    colocate = mosaic.colocate
 
-    def planned(model: nn.Module, *, sample: Any, **given: Any) -> Handle:
+    def planned(model: nn.Module, sample: Any, given: dict[str, Any]) -> dict[str, Any]:
         backend = HostBackend(num_slots=2)
         named = {"include": given.get("modules"), "exclude": given.get("exclude", ())}
         graph = find_modules(model, sample, **named).graph
-        plan = one_slot_plan(graph, backend.device)
-        handles.append(colocate(model, sample=sample, plan=plan, backend=backend, **given))
+        return {"plan": one_slot_plan(graph, backend.device), "backend": backend}
+
+    return _run(name, arguments, planned)
+
+
+def run_by_default(name: str, arguments: Sequence[str], change: Change, options: mosaic.Options) -> Ran:
+    """Runs an example, changed first, the default way on two slots; lanes have one thread each, as the plain loop."""
+    backend = HostBackend(num_slots=2, num_threads=1)
+    return _run(name, arguments, lambda *_: {"backend": backend, "options": options}, change)
+
+
+def _run(
+    name: str,
+    arguments: Sequence[str],
+    choose: Callable[[nn.Module, Any, dict[str, Any]], dict[str, Any]],
+    change: Change = unchanged,
+) -> Ran:
+    handles: list[Handle] = []
+    colocate = mosaic.colocate
+
+    def chosen(model: nn.Module, *, sample: Any, **given: Any) -> Handle:
+        handles.append(colocate(model, sample=sample, **given, **choose(model, sample, given)))
         return handles[-1]
 
     with _one_thread(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mosaic, "colocate", planned)
+        patch.setattr(mosaic, "colocate", chosen)
         try:
-            ran = Ran(_load(name, (FOLDER / name).read_text(encoding="utf-8")).main(list(arguments)), handles)
+            example = _load(name, (FOLDER / name).read_text(encoding="utf-8"))
+            change(example)
+            ran = Ran(example.main(list(arguments)), handles)
             ran.metrics = [handle.metrics() for handle in handles]
             ran.described = [handle.describe() for handle in handles]
             return ran

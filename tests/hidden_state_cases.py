@@ -41,10 +41,22 @@ class Following(nn.Module):
 
 SCALE = contextvars.ContextVar("scale", default=1.0)
 OF_THREAD = threading.local()
+GLOBAL = {"scale": 1.0}
+NUM_CALLS = 0
 
 
 def in_context(self: Doing, x: torch.Tensor) -> torch.Tensor:
     return self.layers(x) * SCALE.get() * getattr(OF_THREAD, "scale", 1.0)
+
+
+def of_global(self: Doing, x: torch.Tensor) -> torch.Tensor:
+    return self.layers(x) * GLOBAL["scale"]
+
+
+def counted(self: Doing, x: torch.Tensor) -> torch.Tensor:
+    global NUM_CALLS
+    NUM_CALLS += 1
+    return self.layers(x) * (NUM_CALLS % 3)
 
 
 def with_constants(self: Doing, x: torch.Tensor) -> torch.Tensor:
@@ -57,7 +69,7 @@ def attending(self: Doing, x: torch.Tensor) -> torch.Tensor:
 
 
 def of_other_shape(self: Doing, x: torch.Tensor) -> torch.Tensor:
-    return self.layers(x)[: 3 if self.is_on else 6]
+    return self.layers(x)[: 3 if vars(self).get("is_short") else 6]
 
 
 class Skipping(nn.Module):
@@ -88,6 +100,13 @@ def class_attribute_around(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch
     Following.scale = 2.0 if self.is_on else 1.0
     left = self.left(x)
     Following.scale = 1.0
+    return left * self.right(y)
+
+
+def global_around(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    GLOBAL["scale"] = 2.0 if self.is_on else 1.0
+    left = self.left(x)
+    GLOBAL["scale"] = 1.0
     return left * self.right(y)
 
 
@@ -139,7 +158,8 @@ def autocast(on: bool) -> torch.autocast:
 
 
 def other_shapes(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    self.left.is_on = self.right.is_on = self.is_on
+    for part in (self.left, self.right):
+        vars(part)["is_short"] = self.is_on
     return self.left(x) * self.right(y)
 
 
@@ -234,6 +254,8 @@ def doing(what: Callable[..., Any], glue: Glue) -> Callable[[], Glued]:
 
 def train(model: Any, record: Record, loss_of: Callable[[Any, torch.Tensor], torch.Tensor] | None = None) -> None:
     """Trains from a state of its own: a sample's run may have written to the model."""
+    global NUM_CALLS
+    NUM_CALLS = 0
     random.seed(1)
     np.random.seed(1)
     generator = torch.Generator().manual_seed(7)
@@ -256,6 +278,8 @@ def train(model: Any, record: Record, loss_of: Callable[[Any, torch.Tensor], tor
 CASES: dict[str, Callable[[], Glued]] = {
     "an attribute is set around the call": following(attribute_around),
     "an attribute of the class is": following(class_attribute_around),
+    "a global is": doing(of_global, global_around),
+    "a global counts calls": doing(counted, product),
     "an attribute is another module's result": following(result_in_an_attribute),
     "a context variable and a thread's own": doing(in_context, context_variables),
     "a context of attention": doing(attending, inside_of(attention)),
@@ -271,7 +295,7 @@ CASES: dict[str, Callable[[], Glued]] = {
 }
 
 
-EAGER = {"a branch on values, and others' random numbers"}
+EAGER = {"a branch on values, and others' random numbers", "a global counts calls"}
 """Cases that are never captured."""
 
 
@@ -285,7 +309,9 @@ def run_on_streams(make: Callable[[], nn.Module], loop: Any, *, graphs: bool, ca
             opened.append(found[0]._executor)
             yield found
 
-    described = run_both(make, pair_batch(), SIDE_BY_SIDE, loop, colocated=noting, graphs=graphs)
+    described = run_both(
+        make, pair_batch(), SIDE_BY_SIDE, loop, colocated=noting, graphs=graphs, include=["left", "right"]
+    )
     (executor,) = opened
     assert executor._num_launched > 0
     assert not executor.in_place

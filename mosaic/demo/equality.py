@@ -31,6 +31,8 @@ class Equality:
     """Steps taken by each."""
     overlap: float
     """Share of lane time of the colocated one with another lane busy."""
+    is_of_timed_plan: bool
+    """Whether the colocated one ran by the plan of the handle that it was compared for."""
 
 
 def compare(
@@ -38,18 +40,31 @@ def compare(
 ) -> Equality:
     """Trains twice from the same seed at one thread, plain and colocated, and compares.
 
-    The colocated run has a plan of its own, with every module on one core, so that both runs use the same number
-    of threads everywhere: with other thread counts the same sums are added up in another order.
+    The colocated run has the handle's own plan. Its lanes have one thread each whatever their quotas, since with other
+    thread counts the same sums are added up in another order. Where that plan runs nothing side by side, a comparison
+    would prove nothing: then each module has one slot, on two at least.
     """
+    plan, num_slots = handle.plan, handle.plan.device.num_slots
+    is_of_timed_plan = handle.active and plan.is_colocated
+    backend = HostBackend(num_slots if is_of_timed_plan else max(2, num_slots), num_threads=1)
+    if not is_of_timed_plan:
+        plan = one_slot_plan(handle.graph, backend.device)
     with _one_thread():
-        plain_losses, plain = _train(stream, seed, learning_rate, None, None, advance)[:2]
-        losses, ours, overlap = _train(stream, seed, learning_rate, handle.graph, stream[0], advance)
+        plain_losses, plain, _ = _train(stream, seed, learning_rate, advance)
+        losses, ours, overlap = _train(
+            stream,
+            seed,
+            learning_rate,
+            advance,
+            lambda model: mosaic.colocate(model, sample=stream[0], plan=plan, backend=backend),
+        )
     pairs = list(zip(plain.parameters(), ours.parameters(), strict=True))
     return Equality(
         bitwise_equal=losses == plain_losses and all(torch.equal(first, second) for first, second in pairs),
         max_abs_difference=max((first - second).abs().max().item() for first, second in pairs),
         steps=len(stream),
         overlap=overlap,
+        is_of_timed_plan=is_of_timed_plan,
     )
 
 
@@ -77,17 +92,13 @@ def _train(
     stream: Sequence[Batch],
     seed: int,
     learning_rate: float,
-    graph: ModuleGraph | None,
-    sample: Batch | None,
     advance: Callable[[], None],
+    colocate: Callable[[TriModal], Handle] | None = None,
 ) -> tuple[list[float], TriModal, float]:
     torch.manual_seed(seed)
     model = TriModal()
     optimizer = torch.optim.AdamW(model.parameters(), learning_rate)
-    handle = None
-    if graph is not None and sample is not None:
-        backend = HostBackend(max(2, HostBackend().device.num_slots))
-        handle = mosaic.colocate(model, sample=sample, plan=one_slot_plan(graph, backend.device), backend=backend)
+    handle = colocate(model) if colocate is not None else None
     losses = []
     torch.manual_seed(seed)
     for batch in stream:

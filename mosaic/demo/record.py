@@ -41,6 +41,8 @@ class RunRecord:
     """Steps of that comparison."""
     equality_overlap: float
     """Overlap of the colocated run in that comparison; above 0, or the comparison would prove nothing."""
+    equality_of_timed_plan: bool | None = None
+    """Whether that run had the plan whose steps were timed; False where that one has no modules side by side."""
     retrieval: dict[str, float]
     """R@1 by direction on held-out strings, voices and handwriting, after training colocated."""
     retrieval_plain: dict[str, float]
@@ -61,8 +63,12 @@ class RunRecord:
     """Every step of the plain loop that was measured."""
     step_times_ms_colocated: tuple[float, ...]
     """Every step of the colocated loop that was measured."""
+    predicted_ms_plain: float | None = None
+    """Predicted: the modules one after the other, each at its best; loss and optimizer not counted."""
+    predicted_ms_colocated: float | None = None
+    """Predicted: the modules by the plan; loss and optimizer not counted."""
     predicted_speedup: float
-    """Predicted: the modules one after the other, each at its best, over the plan; loss and optimizer not counted."""
+    """Predicted: the first of these over the second."""
     colocated: bool
     """Whether the solved plan ran on lanes; False where its predicted gain was too small and the loop ran as it was."""
     overlap: float

@@ -164,9 +164,10 @@ def colocate_and_show(
 
 def _equality_line(equality: Equality) -> str:
     if equality.bitwise_equal:
+        plan = "the plan above" if equality.is_of_timed_plan else "a plan of one slot a module"
         return (
-            f"plain and colocated training agree bit for bit after {equality.steps} steps, with {equality.overlap:.0%} "
-            "of lane time overlapping"
+            f"plain and colocated training agree bit for bit after {equality.steps} steps by {plan}, with "
+            f"{equality.overlap:.0%} of lane time overlapping"
         )
     return f"plain and colocated training DIFFER by up to {equality.max_abs_difference:.3g}"
 
@@ -255,6 +256,7 @@ def _record(
         max_abs_difference=equality.max_abs_difference,
         equality_steps=equality.steps,
         equality_overlap=equality.overlap,
+        equality_of_timed_plan=equality.is_of_timed_plan,
         retrieval=training.retrieval,
         retrieval_plain=training.retrieval_plain,
         chance=chance,
@@ -265,6 +267,8 @@ def _record(
         round_speedups=training.ratios,
         step_times_ms_plain=tuple(plain),
         step_times_ms_colocated=tuple(ours),
+        predicted_ms_plain=handle.plan.sequential_ms,
+        predicted_ms_colocated=handle.plan.predicted_ms,
         predicted_speedup=handle.plan.predicted_speedup,
         colocated=handle.active,
         overlap=training.overlap,

@@ -93,20 +93,19 @@ class Reach:
         self._is_plain: Callable[[type], bool] = functools.cache(_is_plain)
         self._add(model, (None, ""), 0)
         self._walk(iterators=ITERATORS)
+        self._enter_functions()
         self._num_of_model = len(self._objects)
         for one in given:
             self._add(one, (None, "the sample"), 0)
         self._walk()
-        while self._functions:
-            self._enter_function(*self._functions.pop())
-            self._walk()
+        self._enter_functions()
 
     def reaches(self, value: Any) -> bool:
         """Whether something was come upon."""
         return id(value) in self._seen
 
     def changed(self) -> Iterator[Change]:
-        """Yields the attributes and containers of the model that are not as they were."""
+        """Yields what is not as it was of the model's attributes and containers, and of what its functions enclose."""
         for found, kind, kept, _ in self._objects[: self._num_of_model]:
             if kind.inner is not None and not kind.is_same(found, kept):
                 yield found, kind, kind.keep(found)
@@ -131,6 +130,11 @@ class Reach:
     def _walk(self, iterators: tuple[type, ...] = ()) -> None:
         while self._queue:
             self._visit(*self._queue.popleft(), iterators)
+
+    def _enter_functions(self) -> None:
+        while self._functions:
+            self._enter_function(*self._functions.pop())
+            self._walk()
 
     def _visit(self, value: Any, where: Where, depth: int, iterators: tuple[type, ...]) -> None:
         found = type(value)

@@ -9,15 +9,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from engine_cases import Stages, colocated
 
 from mosaic import artifact
 from mosaic.cli.main import run
 from mosaic.demo import run as demo
 from mosaic.demo.data import DigitTriples, batches, load
-from mosaic.demo.equality import one_slot_plan
+from mosaic.demo.equality import compare, one_slot_plan
 from mosaic.demo.loop import retrieval, train
 from mosaic.demo.model import TriModal
 from mosaic.demo.record import RunRecord
+from mosaic.demo.summary import summary_rows, summary_table
 from mosaic.device import Device
 from mosaic.graph import Edge, ModuleGraph, ModuleNode
 from mosaic.plan import Plan
@@ -75,6 +77,31 @@ def test_the_demo_proves_equality_with_lanes_that_overlap(folder: Path):
     assert record.bitwise_equal
     assert record.max_abs_difference == 0.0
     assert record.equality_overlap > 0.0
+    assert record.equality_of_timed_plan == record.colocated
+
+
+@pytest.mark.parametrize(
+    ("stages", "is_timed"),
+    [([{"image": 1, "audio": 2}, {"text": 3}], True), ([{"image": 1}, {"audio": 1}, {"text": 1}], False)],
+)
+def test_equality_is_proven_by_the_plan_that_is_timed_if_that_has_modules_side_by_side(
+    stages: Stages, is_timed: bool, triples: DigitTriples
+):
+    stream = list(batches(triples.train, 8, 0, 2))
+    with colocated(TriModal(), stream[0], stages, num_slots=3) as handle:
+        found = compare(stream, handle, seed=0, learning_rate=2e-3, advance=lambda: None)
+    assert found.bitwise_equal
+    assert found.overlap > 0.0
+    assert found.is_of_timed_plan == is_timed
+
+
+def test_what_was_predicted_stands_beside_what_was_measured(folder: Path):
+    record = artifact.load(RunRecord, folder / "run.json")
+    plan = artifact.load(Plan, folder / "plan.json")
+    rows = {name: cells for name, *cells in summary_rows(record)}
+    assert rows["step of the colocated loop"] == [f"{plan.predicted_ms:.1f} ms", f"{record.step_ms_colocated:.1f} ms"]
+    assert rows["speed-up"][0] == f"{plan.predicted_speedup:.2f}×"
+    assert [column.header for column in summary_table(record).columns] == ["", "predicted", "measured"]
 
 
 def test_the_demo_records_what_it_measured(folder: Path):

@@ -1,7 +1,8 @@
-"""Plain attributes of a module's parts, as they were at one moment: what its forward reads besides tensors.
+"""Plain attributes of a module's parts, and what their code names besides, as they were at one moment.
 
-Looked at are the attributes themselves, and what lists, dicts, sets and objects among them hold, one level deep. Values
-are compared as Python compares them; tensors and anything else that cannot be compared, by identity.
+Looked at are the values themselves, and what lists, dicts, sets and objects among them hold, one level deep. Values are
+compared as Python compares them; tensors by identity and by how often they were written to; anything else that cannot
+be compared by identity.
 """
 
 from __future__ import annotations
@@ -9,11 +10,14 @@ from __future__ import annotations
 import sys
 import types
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+
+from mosaic.engine.calls.outside import Place, holds_data, places_of
+from mosaic.engine.calls.structure import version_of
 
 _OF_TORCH = frozenset(vars(nn.Module()))
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -26,12 +30,15 @@ _CLOSED = (
     types.ModuleType,
     types.MethodType,
 )
+_MAX_ITEMS = 1000  # of more, only the number is looked at
 _NAMESPACES = ("argparse", "collections", "types", "__main__")
 
 OwnWrites = dict[int, frozenset[str]]
 """By the id of a part, or of something that one refers to, the names that the module's forward itself writes."""
 Reading = list[tuple[Any, ...]]
 """One tuple for each part and each thing that was looked into."""
+Named = dict[int, tuple[Any, dict[Any, Any]]]
+"""Attributes of parts and of what they refer to, by id and name; the object itself keeps the id from another."""
 
 
 class Attributes:
@@ -44,10 +51,22 @@ class Attributes:
     def __init__(self) -> None:
         self.own_writes: OwnWrites = {}
         self._inner: dict[int, Any] = {}
+        self._tensors: list[torch.Tensor] = []
+        self._places: list[Place] = []
+        self._outer: list[Any] = []
 
     def look_into(self, parts: Sequence[nn.Module]) -> None:
-        """Notes the lists, dicts, sets and objects that the parts refer to by now."""
-        self._inner = {id(value): value for value in _inner_of(parts)}
+        """Notes what the parts and their code refer to by now."""
+        self._inner = _open_in(_values_of(parts))
+        self._tensors = [
+            value
+            for part in parts
+            for name, value in _own(part).items()
+            if isinstance(value, torch.Tensor) and name not in self.own_writes.get(id(part), ())
+        ]
+        self._places = [place for place in places_of(parts) if holds_data(place)]
+        outer = _open_in(place.value for place in self._places)
+        self._outer = [value for key, value in outer.items() if key not in self._inner]
 
     def read(self, parts: Sequence[nn.Module]) -> Reading:
         """Returns the attributes' values now."""
@@ -62,15 +81,23 @@ class Attributes:
                 found.append(_content(value))
         return found
 
+    def read_outside(self) -> Reading:
+        """Returns what may change without making a call another one, as long as no lane is at it.
+
+        These are the values that the parts' code names, and how often tensors in attributes were written to.
+        """
+        named = tuple([_seen(place.value) for place in self._places])
+        return [named, tuple(map(version_of, self._tensors)), *map(_content, self._outer)]
+
     def note_writes(self, parts: Sequence[nn.Module], before: Written) -> frozenset[str]:
         """Learns what one forward wrote; returns the names of the first part's, the module's own."""
-        for key, (_, names) in before.written(_named(parts)).items():
+        for key, names in before.written(_named(parts)).items():
             self.own_writes[key] = self.own_writes.get(key, frozenset()) | names
         return self.own_writes.get(id(parts[0]), frozenset()) if parts else frozenset()
 
 
 class Written:
-    """The attributes of some parts by name, to tell later which were written.
+    """The attributes of some parts, and what their code names, to tell later which were written.
 
     Args:
         parts: The parts.
@@ -78,6 +105,9 @@ class Written:
 
     def __init__(self, parts: Sequence[nn.Module]) -> None:
         self._before = _named(parts)
+        self._places = [(place, _seen(place.value)) for place in places_of(parts) if holds_data(place)]
+        outer = ((place.name, value) for place, (value, _) in self._places if _is_open(value))
+        self._outer = [(name, value, _content(value)) for name, value in outer if id(value) not in self._before]
 
     def since(self, parts: Sequence[nn.Module], own: OwnWrites) -> str:
         """Returns a text of what was written since, the same in every process that wrote the same; empty for nothing.
@@ -89,25 +119,33 @@ class Written:
             own: What to pass over.
         """
         after, said = _named(parts), []
-        for key, (thing, names) in self.written(after).items():
+        for key, names in self.written(after).items():
+            thing, values = after[key]
             for name in sorted(names - own.get(key, frozenset()), key=str):
-                value = _told(after[key][1].get(name))
+                value = _told(values.get(name))
                 said += [f"{type(thing).__name__}.{name} = {value}"] if value else []
         return ", ".join(said)
 
-    def written(self, after: dict[int, tuple[Any, dict[Any, Any]]]) -> dict[int, tuple[Any, frozenset[Any]]]:
-        """Returns by id what changed, and under which names."""
+    def written(self, after: Named) -> dict[int, frozenset[Any]]:
+        """Returns the names of attributes that changed, by the id of the part or object that has them."""
         found = {}
-        for key, (thing, values) in after.items():
-            earlier = self._before.get(key, (thing, values))[1]
+        for key, (_, values) in after.items():
+            earlier = self._before.get(key, (None, values))[1]
             names = {
                 name
                 for name in values.keys() | earlier.keys()
                 if name not in values or name not in earlier or not same(values[name], earlier[name])
             }
             if names:
-                found[key] = (thing, frozenset(names))
+                found[key] = frozenset(names)
         return found
+
+    def written_outside(self) -> str | None:
+        """Returns the name of something that the code names and that changed, or None."""
+        for place, value in self._places:
+            if not same(_seen(place.value), value):
+                return place.name
+        return next((name for name, value, content in self._outer if not same(_content(value), content)), None)
 
 
 def same(one: Any, other: Any) -> bool:
@@ -131,29 +169,32 @@ def changed_part(before: Reading, after: Reading, parts: Sequence[nn.Module]) ->
     return "the module's parts"
 
 
-def _named(parts: Sequence[nn.Module]) -> dict[int, tuple[Any, dict[Any, Any]]]:
-    """Returns the attributes of parts and of what they refer to, by id and name."""
-    found: dict[int, tuple[Any, dict[Any, Any]]] = {}
-    for part in parts:
-        found[id(part)] = (part, {name: value for name, value in vars(part).items() if name not in _OF_TORCH})
-    for value in _inner_of(parts):
-        found[id(value)] = (value, dict(enumerate(_content(value))))
+def _named(parts: Sequence[nn.Module]) -> Named:
+    found: Named = {id(part): (part, {name: _seen(value) for name, value in _own(part).items()}) for part in parts}
+    for key, value in _open_in(_values_of(parts)).items():
+        found[key] = (value, dict(enumerate(_content(value))))
     return found
 
 
-def _told(value: Any) -> str:
-    """Returns a text for a value, the same in all processes; empty for what none can tell to others."""
+def _told(seen: Any) -> str:
+    """Returns a text for a value as it was seen, the same in all processes; empty for what none can tell to others."""
+    value = seen[0] if isinstance(seen, tuple) else seen
     if type(value) is torch.Tensor and value.device.type == "cpu":
         content = value.detach().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()
         return f"a tensor {tuple(value.shape)} ({zlib.crc32(content)})"
     return repr(value) if isinstance(value, (bool, int, float, str, type(None), torch.dtype)) else ""
 
 
-def _inner_of(parts: Sequence[nn.Module]) -> Iterator[Any]:
-    for part in parts:
-        for name, value in vars(part).items():
-            if name not in _OF_TORCH and _is_open(value):
-                yield value
+def _own(part: nn.Module) -> dict[str, Any]:
+    return {name: value for name, value in vars(part).items() if name not in _OF_TORCH}
+
+
+def _values_of(parts: Sequence[nn.Module]) -> Iterator[Any]:
+    return (value for part in parts for value in _own(part).values())
+
+
+def _open_in(values: Iterable[Any]) -> dict[int, Any]:
+    return {id(value): value for value in values if _is_open(value)}
 
 
 def _is_open(value: Any) -> bool:
@@ -166,6 +207,14 @@ def _is_open(value: Any) -> bool:
 
 
 def _content(value: Any) -> tuple[Any, ...]:
-    if isinstance(value, dict):
-        return (*value.keys(), *value.values())
-    return tuple(value) if isinstance(value, (list, set)) else tuple(vars(value).values())
+    values = value if isinstance(value, (list, dict, set)) else vars(value)
+    if len(values) > _MAX_ITEMS:
+        return (len(values),)
+    if isinstance(values, dict):
+        return (*values, *map(_seen, values.values()))
+    return tuple(map(_seen, values))
+
+
+def _seen(value: Any) -> tuple[Any, int | None]:
+    """Returns a value, and how often it was written to if it is a tensor."""
+    return (value, version_of(value) if isinstance(value, torch.Tensor) else None)

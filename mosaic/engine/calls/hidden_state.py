@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from mosaic.engine.calls.attributes import Attributes, Reading, changed_part
+from mosaic.engine.calls.attributes import Attributes, Reading, changed_part, same
 from mosaic.engine.calls.process_settings import Settings, changed_setting, read_settings
 from mosaic.engine.calls.structure import version_of
 
@@ -60,6 +60,8 @@ class HiddenState:
     """Torch's, of the process."""
     attributes: Reading
     """Of all parts."""
+    outside: Reading
+    """What their code names besides."""
     versions: Sequence[int | None]
     """How often each parameter and buffer was written to."""
 
@@ -67,7 +69,7 @@ class HiddenState:
     def take(attributes: Attributes, parts: Parts) -> HiddenState:
         """Reads it, to be compared with later."""
         versions = [version_of(tensor) for tensor in parts.tensors]
-        return HiddenState(read_settings(), attributes.read(parts.modules), versions)
+        return HiddenState(read_settings(), attributes.read(parts.modules), attributes.read_outside(), versions)
 
     def written(self, parts: Parts, *, writes_buffers: bool) -> str | None:
         """Says whose tensors were written to since, or None.
@@ -88,4 +90,6 @@ class HiddenState:
         if setting is not None:
             return f"torch's setting of the process ({setting})"
         changed = changed_part(self.attributes, attributes.read(parts.modules), parts.modules)
-        return None if changed is None else f"an attribute ({changed})"
+        if changed is not None:
+            return f"an attribute ({changed})"
+        return None if same(self.outside, attributes.read_outside()) else "a global, or a variable that it encloses,"

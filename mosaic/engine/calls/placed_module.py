@@ -37,6 +37,7 @@ class PlacedModule:
         in_place: Calls that ran in place and wait for it.
         attributes: Reads the plain attributes of its parts.
         awaited: Why its forward is waited for where it is called, or None.
+        wrote_outside: Whether its last call that was learned from wrote what is no attribute of its parts.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class PlacedModule:
         self.in_flight: weakref.WeakSet[Any] = weakref.WeakSet()
         self.in_place: weakref.WeakSet[Any] = weakref.WeakSet()
         self.attributes = Attributes()
+        self.wrote_outside = False
         self._variants: list[Reading] = []
         self._module = weakref.ref(module, lambda _: self._variants.clear()) if module is not None else None
 
@@ -90,7 +92,14 @@ class PlacedModule:
         return len(self._variants) - 1
 
     def note_writes(self, modules: Sequence[torch.nn.Module], before: Written) -> frozenset[str]:
-        """Learns which attributes a forward that has just ended wrote; returns the names of the module's own."""
+        """Learns what a forward that has just ended wrote; returns the names of the module's own attributes."""
+        outside = before.written_outside()
+        if outside is not None and self.wrote_outside:  # once may be to keep something for later calls
+            self.obstacle = Obstacle(
+                f"it writes {outside!r}, a global or a variable that it encloses, which others may read too early",
+                todo="keep it in an attribute",
+            )
+        self.wrote_outside = outside is not None
         known = len(self.attributes.own_writes)
         names = self.attributes.note_writes(modules, before)
         if len(self.attributes.own_writes) > known:  # what was read before had these in it

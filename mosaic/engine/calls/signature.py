@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,7 @@ from mosaic.engine.calls.obstacles import Obstacle, hides_tensors
 from mosaic.engine.calls.process_settings import SettingsWatch
 from mosaic.engine.calls.random_numbers import DRAW_WITH_TORCH, RandomnessWatch, count_draws, other_random_state
 from mosaic.engine.calls.shapes import on_meta
-from mosaic.engine.calls.structure import flatten, is_opaque, leaf_key, tensors_in
+from mosaic.engine.calls.structure import flatten, is_opaque, leaf_key, memory_of, tensors_in, tensors_of
 from mosaic.engine.calls.thread_locals import reads_thread_local, sets_context
 from mosaic.engine.calls.thread_state import ThreadState
 
@@ -44,6 +45,10 @@ class OutputInfo:
     """Whether it requires a gradient."""
     same_input: int | None
     """Index of the input leaf that is returned as it came, or None."""
+    shares_memory: bool = False
+    """Whether another result that requires a gradient has the same memory, as one that is a view of the other."""
+    node: str | None = None
+    """The autograd node that made it, as torch prints it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +75,8 @@ class Signature:
     """Whether it uses a weight several times that autocast has cast once: all uses must fall in one autocast."""
     writes_buffers: bool = False
     """Whether it writes into buffers of the module, as a BatchNorm does."""
+    views_input: bool = False
+    """Whether a result that requires a gradient is a view of an input."""
     layouts: dict[Layouts, Layouts] = field(default_factory=dict, compare=False)
     """For gradients of its results seen so far, those of its edges."""
 
@@ -259,11 +266,14 @@ def _describe(
     returned = [came.get(id(tensor)) for tensor in results]
     made = [tensor for tensor, index in zip(results, returned, strict=True) if index is None and tensor.requires_grad]
     uses = find_uses(made, inputs)
+    memory = Counter(place for tensor in made if (place := memory_of(tensor)))
     outputs = tuple(
         OutputInfo(
             like=on_meta(tensor),
             differentiable=tensor.requires_grad,
             same_input=index,
+            shares_memory=index is None and tensor.requires_grad and memory[memory_of(tensor)] > 1,
+            node=type(tensor.grad_fn).__name__ if tensor.grad_fn is not None else None,
         )
         for tensor, index in zip(results, returned, strict=True)
     )
@@ -277,4 +287,5 @@ def _describe(
         obstacle=obstacle,
         alone=alone,
         recasts=False,
+        views_input=any(memory_of(tensor) in memory for tensor in tensors_of(arguments.leaves)),
     )

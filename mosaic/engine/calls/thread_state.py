@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from mosaic.profiler.preserve.settings import put_back, read, settings_of
 
@@ -16,6 +17,7 @@ _OF_CALL = settings_of("call")
 _NAMES = tuple(setting.name for setting in _OF_CALL)
 _GRAD, _CACHE = _NAMES.index("gradient mode"), _NAMES.index("autocast's cache")
 _AUTOCASTS = tuple(_NAMES.index(f"autocast on {device}") for device in ("cpu", "cuda"))
+TRANSFORMED = "it is called inside of a transform of torch.func, such as vmap or grad"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +102,20 @@ def surrounding() -> str | None:
     """Returns what a call made now is inside of, where a replay or another thread would compute something else."""
     if torch.is_inference_mode_enabled():
         return "inference mode is active"
+    if is_transformed():
+        return TRANSFORMED
+    if forward_ad._current_level >= 0:
+        return "it is called where forward-mode derivatives are taken"
     if saved_tensor_hooks() is not None:
         return "hooks on saved tensors are active, such as activation checkpointing around it"
     if torch._C._current_graph_task_id() != -1:
         return "it is called in the middle of a backward, such as by activation checkpointing"
     return None
+
+
+def is_transformed() -> bool:
+    """Whether this thread is inside of a transform of ``torch.func``, whose tensors mean nothing to another thread."""
+    return torch._C._are_functorch_transforms_active()
 
 
 def is_traced() -> bool:

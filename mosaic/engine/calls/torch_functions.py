@@ -30,7 +30,7 @@ _READS = _words(
     """
 )
 """Reads what belongs to the tensor object, and no value."""
-_SETS = _words("__set__:requires_grad __set__:grad requires_grad_")
+_SETS = _words("__set__:requires_grad __set__:grad __set__:_backward_hooks requires_grad_")
 """Sets what belongs to the tensor object."""
 _VALUES = _words(
     """
@@ -41,6 +41,8 @@ _VALUES = _words(
     """
 )
 """Needs values or memory, or changes what memory a tensor stands for."""
+_SHOWS = _words("__repr__ __str__ __format__")
+"""Makes text of values and of the tensor's place in the graph."""
 _VALUES_OF_PENDING = _words("__get__:data __iter__")
 """The same for a tensor that has no memory as yet, as those of the host's lanes."""
 _VALUES_OF_DEVICE = _words("cpu grad")
@@ -74,6 +76,8 @@ class TorchFunction:
     """It needs values or memory of a tensor that a stream is computing, or changes what memory that stands for."""
     value_of_pending: bool
     """The same of a tensor that has no memory as yet."""
+    shows: bool
+    """It makes text of a tensor."""
     writes: bool
     """It writes into its first argument."""
     writes_any: bool
@@ -118,6 +122,7 @@ def look_up(func: Callable[..., Any]) -> TorchFunction:
         sets=sets,
         value=name in _VALUES or name in _VALUES_OF_DEVICE or (name.startswith("__set__") and not sets),
         value_of_pending=name in _VALUES or name in _VALUES_OF_PENDING,
+        shows=name in _SHOWS,
         writes=name in _IN_PLACE or (name.endswith("_") and not name.endswith("__")),
         writes_any=_schema_writes(func),
         statistics=name in _STATISTICS,

@@ -18,9 +18,11 @@ from mosaic.cost.counts import OperatorKind
 from mosaic.engine.calls.caller import caller
 from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.calls.structure import tensors_of
+from mosaic.engine.calls.thread_state import TRANSFORMED, is_transformed
 from mosaic.engine.calls.torch_functions import written_arguments
 
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+_TRANSFORMED = Obstacle(TRANSFORMED, todo="call it on the whole batch, or leave it where it is")
 _HEAVY = (OperatorKind.MATMUL, OperatorKind.CONV, OperatorKind.ATTENTION)
 
 
@@ -40,6 +42,7 @@ class Course(TorchDispatchMode):
         self.called: dict[str, list[str]] = {name: [] for name, _ in model.named_modules()}
         self._model = model
         self.running: list[str] = []
+        self._transformed: set[str] = set()
         self._flops: Counter[str] = Counter()
         self._total = 0
         self._reach = _Reach(self.called)
@@ -62,8 +65,9 @@ class Course(TorchDispatchMode):
 
     @property
     def obstacles(self) -> dict[str, Obstacle]:
-        """Why modules cannot be placed that are not called once."""
-        return {name: _called_often(places) for name, places in self.called.items() if len(places) != 1}
+        """Why modules cannot be placed that are not called once, or in a transform."""
+        often = {name: _called_often(places) for name, places in self.called.items() if len(places) != 1}
+        return often | dict.fromkeys(self._transformed, _TRANSFORMED)
 
     def work(self, name: str) -> float:
         """Returns the share of a module in the operations of all; 0 where none were counted."""
@@ -94,6 +98,8 @@ class Course(TorchDispatchMode):
         def hook(_module: Any, _args: Any) -> None:
             self.called[name].append(caller())
             self.running.append(name)
+            if is_transformed():
+                self._transformed.add(name)
             self._reach.enter(name)
 
         return hook

@@ -1,19 +1,20 @@
-"""What Python decides by in a module: attributes of its parts and of their classes, and context variables.
+"""What Python decides by in a module: attributes of its parts, what their code names, and context variables.
 
 A replay runs no Python. Values are compared, lists, tuples, dicts and sets by what is in them if that is no more than
-100 things, objects by their identity and attributes; other things, such as functions, by identity. Globals, closures
-and what a thread keeps for itself (``threading.local``) cannot be known.
+100 things, objects by their identity and attributes; other things, such as functions, by identity. What functions read
+that the code of the parts calls, and what a thread keeps for itself (``threading.local``), cannot be known.
 """
 
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
+from mosaic.engine.calls.outside import holds_data, places_of
 from mosaic.engine.calls.structure import PLAIN_TYPES, memory_of
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
@@ -24,7 +25,7 @@ _MAX_ITEMS = 100
 
 
 class Attributes:
-    """Attributes of parts and of their classes, as they are when this is made; tensors of parts' own apart.
+    """Attributes of parts, and what their code names, as they are when this is made; tensors of parts' own apart.
 
     Args:
         parts: Parts of a module by their paths.
@@ -44,8 +45,8 @@ class Attributes:
             for home in (part._parameters, part._buffers, vars(part)):
                 self._sizes.append((path, home, len(home)))
                 self._note(path, home)
-        for path, kind in _classes(parts):
-            self._note(path, vars(kind))
+        places = places_of([part for _, part in parts])
+        self._named = [(place, _content(place.value)) for place in places if holds_data(place)]
 
     def _note(self, path: str, home: Mapping[str, Any]) -> None:
         for key, value in home.items():
@@ -62,7 +63,7 @@ class Attributes:
                     self._inner.setdefault(id(value), (name, value, _content(vars(value))))
 
     def change(self) -> str | None:
-        """Returns which attribute of a part or a class is no longer as it was, or None."""
+        """Returns which attribute of a part is no longer as it was, or None."""
         for name, home, key, value in self.plain:
             now = home.get(key, _GONE)
             if now is not value and not (type(now) is type(value) and now == value):
@@ -84,6 +85,9 @@ class Attributes:
         for name, owner, value in self._inner.values():
             if _content(vars(owner)) != value:
                 return f"what its attribute {name!r} holds changed"
+        for named, value in self._named:
+            if _content(named.value) != value:
+                return f"{named.name!r}, which its code names, changed"
         now = contextvars.copy_context()
         for variable in {*self._context, *now}:
             one, other = self._context.get(variable, _GONE), now.get(variable, _GONE)
@@ -129,13 +133,3 @@ def _content(value: Any, depth: int = _MAX_DEPTH) -> _Content:
 
 def _forward_of(part: nn.Module) -> Any:
     return getattr(type(part), "forward", None)
-
-
-def _classes(parts: list[tuple[str, nn.Module]]) -> Iterator[tuple[str, type]]:
-    """Yields the classes of parts that are not every module's, each with the first of them."""
-    seen = set(nn.Module.__mro__)
-    for path, part in parts:
-        for kind in type(part).__mro__:
-            if kind not in seen:
-                seen.add(kind)
-                yield path, kind

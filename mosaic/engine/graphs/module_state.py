@@ -14,6 +14,7 @@ from torch import nn
 
 from mosaic.engine.calls.structure import tensors_in
 from mosaic.engine.graphs.attributes import Attributes
+from mosaic.profiler.preserve.reach import Reach
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBAL_HOOKS = tuple(f"_global{name}" for name in _HOOKS)
@@ -137,7 +138,8 @@ class ModuleState:
 
     @contextmanager
     def without_trace(self) -> Iterator[None]:
-        """Gives buffers, tensors, plain attributes and random numbers back what they had before the block."""
+        """Gives tensors, random numbers, and what the module keeps in Python, back what they had before the block."""
+        reach = Reach(self._parts[0][1]) if self._parts else None
         kept = [(tensor.data, tensor.detach().clone()) for tensor in self.tensors.values()]
         with ExitStack() as undo:
             undo.callback(random.setstate, random.getstate())
@@ -150,9 +152,8 @@ class ModuleState:
             finally:
                 for tensor, before in kept:
                     tensor.copy_(before)
-                for _, home, key, value in (*self._attributes.plain, *(own[:4] for own in self._own)):
-                    if home.get(key) is not value:
-                        home[key] = value
+                for _, put_back in reach.steps_back() if reach is not None else ():
+                    put_back()
 
 
 def _place_of(tensor: torch.Tensor) -> tuple[Any, ...]:

@@ -25,6 +25,7 @@ from mosaic.errors import ModuleContractError, UnforeseenError, UnsupportedModel
 T = TypeVar("T")
 _VALUES = "let its course depend on its arguments' shapes alone"
 _EARLIER = "change it before the model's call"
+_SHARED_IS_WRITTEN = "one of its results is written to in place, and another one has the same memory"
 
 if TYPE_CHECKING:
     from mosaic.backends.base import Lane, Ticket
@@ -107,10 +108,12 @@ class Call:
 
     def pending(self, ticket: Ticket[list[torch.Tensor]]) -> list[LaneTensor]:
         """Returns what stands for the tensors that the module makes, before its forward, ``ticket``, has run."""
-        return [
-            LaneTensor(info.like, self.executor, self.site.lane, ticket, pick, self.site.name)
-            for pick, info in enumerate(self.signature.made)
-        ]
+        made = []
+        refused = partial(self._unforeseen, _SHARED_IS_WRITTEN, "write to a copy")
+        for pick, info in enumerate(self.signature.made):
+            made.append(LaneTensor(info.like, self.executor, self.site.lane, ticket, pick, self.site.name))
+            made[-1].note_result(info.node, refused if info.shares_memory else None)
+        return made
 
     def _run_with_memory(self, run: Callable[..., Any], arguments: Arguments) -> list[Any]:
         """Calls the module; if there is no memory for it beside the others, once more with all of them at rest.

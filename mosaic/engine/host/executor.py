@@ -93,6 +93,12 @@ class Executor(LaneWork):
             self.check_forwards()
             self.drain()  # what nobody used may still read parameters and modes
             return result
+        except Exception as error:
+            self.drain()
+            unforeseen = self.forwards.unforeseen()
+            if unforeseen is not None and unforeseen is not error:  # what the model raised may come of it
+                raise unforeseen from error
+            raise
         except BaseException:
             self.drain()
             raise
@@ -156,6 +162,8 @@ class Executor(LaneWork):
             site.obstacle = f"it is called again before the backward of its last call, and {signature.alone}"
         if signature.obstacle is not None or site.obstacle is not None:
             return signature.obstacle or site.obstacle
+        if signature.views_input:
+            return "it returns a view of one of its inputs, so that whoever writes into one writes into the other"
         if site.is_in_place and grad:
             return "an earlier call of the same backward ran in place"
         if signature.recasts and not self._in_autocast:
@@ -193,8 +201,9 @@ class Executor(LaneWork):
         result, made, signature = learn(lambda: run(*args, **kwargs), arguments, site.module, site.parted)
         if site.module is not None:
             guard_attributes(site.module, site.note_writes(parts.modules, before))
-        hidden = HiddenState.take(site.attributes, parts)
-        site.signatures[_kind(site, arguments, parts, hidden)] = signature
+        if not site.wrote_outside:
+            hidden = HiddenState.take(site.attributes, parts)
+            site.signatures[_kind(site, arguments, parts, hidden)] = signature
         self.let_draw(signature.drawing or ())
         if signature.obstacle is None:
             LayoutWatch(

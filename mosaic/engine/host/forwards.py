@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from mosaic.errors import UnforeseenError
+
 if TYPE_CHECKING:
     from mosaic.backends.base import Ticket
 
@@ -41,6 +43,11 @@ class Forwards:
     def told(self, error: BaseException) -> None:
         """Drops those that ended well, or with an error that has been raised; all have ended."""
         self._unseen = deque(ticket for ticket in self._unseen if _error_of(ticket) not in (None, error))
+
+    def unforeseen(self) -> UnforeseenError | None:
+        """Returns the first ``UnforeseenError`` that nobody has been told of, or None; all have ended."""
+        errors = map(_error_of, self._unseen)
+        return next((error for error in errors if isinstance(error, UnforeseenError)), None)
 
     def forget(self) -> None:
         """Drops all of them."""

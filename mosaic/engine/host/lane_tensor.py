@@ -4,8 +4,8 @@ A placed module returns at once; what it returns are ``LaneTensor``s. They have 
 the autograd graph, but no storage. What happens to one decides where the work goes:
 
 * an operation on tensors of one lane is queued on that lane, forward and backward (*glue follows its branch*);
-* an operation that mixes lanes, needs a value, writes in place or draws random numbers waits for its inputs
-  and runs where it was called (*joins where lanes mix*).
+* an operation that mixes lanes, needs a value, writes in place or into running statistics, or draws random numbers
+  waits for its inputs and runs where it was called (*joins where lanes mix*).
 
 Where an operation runs depends on the program alone and never on timing, and the autograd graph has the same
 nodes in the same order as in a plain run, so gradients are summed in the same order: results are equal bit for
@@ -60,10 +60,13 @@ class LaneTensor(torch.Tensor):
     _ticket: Ticket[list[torch.Tensor]]
     _pick: int
     _joined: torch.Tensor | None
+    _joined_at: Any
     _module: str
     _base_of_view: LaneTensor | None
     _replay: Callable[[torch.Tensor], torch.Tensor] | None
     _views: list[weakref.ref[LaneTensor]]
+    _refused: Callable[[], Exception] | None
+    _node: str | None
 
     @staticmethod
     def __new__(
@@ -84,10 +87,13 @@ class LaneTensor(torch.Tensor):
         made._ticket = ticket
         made._pick = pick
         made._joined = None
+        made._joined_at = None
         made._module = module
         made._base_of_view = None
         made._replay = None
         made._views = []
+        made._refused = None
+        made._node = None
         return made
 
     def value(self) -> torch.Tensor:
@@ -99,14 +105,41 @@ class LaneTensor(torch.Tensor):
         return self._executor.value(self)
 
     def join(self) -> torch.Tensor:
-        """Returns the plain tensor that stands for this one in the caller's autograd graph; always the same one."""
-        if self._joined is None:
+        """Returns the plain tensor that stands for this one in the caller's autograd graph.
+
+        It is always the same one, unless this tensor got another place in the graph since: by an autograd function that
+        says that it wrote into it (``mark_dirty``), or as a leaf that wants a gradient now.
+        """
+        if self._joined is None or self._joined_at != self._place:
             if self.requires_grad:
+                if self.is_leaf:
+                    self._executor.expect_gradient(self)
                 with torch.enable_grad():
-                    self._joined = _Join.apply(self)
-            else:
-                self._joined = self.value()
+                    return self._stood_for_by(_Join.apply(self))
+            return self._stood_for_by(self.value())
         return self._joined
+
+    @property
+    def _place(self) -> tuple[Any, bool]:
+        """Its place in the autograd graph."""
+        return self.grad_fn, self.requires_grad
+
+    def _stood_for_by(self, plain: torch.Tensor) -> torch.Tensor:
+        self._joined, self._joined_at = plain, self._place
+        return plain
+
+    def _as_shown(self) -> torch.Tensor:
+        """Returns a plain tensor that prints as this one would in the plain loop."""
+        plain = self.join()
+        if not isinstance(plain.grad_fn, _Join._backward_cls):  # type: ignore[attr-defined]
+            return plain
+        if self.is_leaf:
+            return plain.detach().requires_grad_()
+        own = type(self.grad_fn).__name__
+        shown: Any = type("Shown", (_Shown,), {})
+        shown._backward_cls.__name__ = self._node if self._node and own == "CallFunctionBackward" else own
+        with torch.enable_grad():
+            return shown.apply(plain.detach().requires_grad_())  # type: ignore[no-any-return]
 
     def note_view(self, base: LaneTensor, replay: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Remembers that this tensor is a view of ``base``, made by ``replay``."""
@@ -114,15 +147,22 @@ class LaneTensor(torch.Tensor):
         self._replay = replay
         base._views.append(weakref.ref(self))
 
+    def note_result(self, node: str | None, refused: Callable[[], Exception] | None) -> None:
+        """Remembers that a module made it: by which autograd node, and what to raise if somebody writes into it."""
+        self._node, self._refused = node, refused
+
     def join_to_write(self) -> None:
         """Joins this tensor, what it is a view of, and all views of that, so that autograd sees a write in all of them.
 
         Raises:
+            UnforeseenError: Other results of the module have the same memory.
             UnsupportedModelError: One of them was joined before, on its own.
         """
         base = self
         while base._base_of_view is not None:
             base = base._base_of_view
+        if base._refused is not None:
+            raise base._refused()
         if base is self and not any(ref() is not None for ref in self._views):
             self.join()
             return
@@ -131,14 +171,16 @@ class LaneTensor(torch.Tensor):
         while todo:
             above = todo.pop()
             for view in [found for ref in above._views if (found := ref()) is not None]:
-                if view._joined is not None and not view._joined._is_view():
+                if view.is_leaf and view.requires_grad:  # detached: it shares memory alone
+                    view.join()
+                elif view._joined is not None and not view._joined._is_view():
                     raise UnsupportedModelError(
                         f"a result of {self._module!r} is written to in place after a view of it was used elsewhere; "
                         f"write to a copy, or leave the module out: colocate(..., exclude=[{self._module!r}])"
                     )
-                if view._joined is None:
+                elif view._joined is None:
                     assert view._replay is not None
-                    view._joined = view._replay(above.join())
+                    view._stood_for_by(view._replay(above.join()))
                 todo.append(view)
 
     @classmethod
@@ -146,16 +188,22 @@ class LaneTensor(torch.Tensor):
         """Decides between following the lane and joining it."""
         kwargs = kwargs or {}
         does = look_up(func)
-        if does.reads:
+        if does.reads or (does.sets and isinstance(args[0], LaneTensor)):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         found = list(lane_tensors((args, kwargs)))
         _check_thread(found)
+        if does.shows and isinstance(args[0], LaneTensor):
+            return func(args[0]._as_shown(), *args[1:], **kwargs)
         if does.replaces(kwargs):
             found[0]._executor.drain()
-            for written in lane_tensors((args[0] if args else None, kwargs.get("out"))):
-                written.join_to_write()
-        elif not does.value_of_pending and _is_one_branch(found):
+            written = list(lane_tensors((args[0] if args else None, kwargs.get("out"))))
+            for tensor in written:
+                tensor.join_to_write()
+            stands_for = {id(tensor.join()): tensor for tensor in written}
+            result = func(*join_all(args), **join_all(kwargs))
+            return stands_for.get(id(result), result)
+        if not does.value_of_pending and not does.statistics and _is_one_branch(found):
             for leaf in _leaves((args, kwargs)):
                 found[0]._executor.expect_gradient(leaf)
             with torch._C.DisableTorchFunctionSubclass():
@@ -190,6 +238,14 @@ class _Join(torch.autograd.Function):
             return grad
         # As a tensor of the lane it makes the glue's backward follow the branch, as its forward did.
         return LaneTensor(grad, executor, lane, ReadyTicket([grad]), 0, module)
+
+
+class _Shown(torch.autograd.Function):
+    """A node for a tensor that is printed, under another node's name."""
+
+    @staticmethod
+    def forward(ctx: Any, plain: torch.Tensor) -> torch.Tensor:
+        return plain.detach()
 
 
 class ReadyTicket(Generic[T]):
@@ -238,9 +294,9 @@ def lane_of_backward() -> Lane | None:
 
 
 def _leaves(value: Any) -> Iterator[torch.Tensor]:
-    """Yields the plain leaves that want a gradient in nested lists, tuples and dicts."""
+    """Yields the leaves that want a gradient in nested lists, tuples and dicts."""
     for tensor in tensors_of(value):
-        if tensor.requires_grad and not isinstance(tensor, LaneTensor) and tensor.is_leaf:
+        if tensor.requires_grad and tensor.is_leaf:
             yield tensor
 
 

@@ -17,7 +17,7 @@ import torch
 from mosaic.backends.streams.lanes import StreamLane
 from mosaic.engine.calls.caller import note_in_place
 from mosaic.engine.calls.structure import map_tensors, tensors_in
-from mosaic.engine.calls.thread_state import as_lane, is_traced, on_lane
+from mosaic.engine.calls.thread_state import TRANSFORMED, as_lane, is_traced, is_transformed, on_lane
 from mosaic.engine.graphs import StageBranch, StageGraphs
 from mosaic.engine.streams.call import PlacedCall
 from mosaic.engine.streams.held_state import HeldState
@@ -287,4 +287,4 @@ def _obstacle() -> str | None:
     """Returns why a call made now must run where it is made, or None."""
     if is_traced():
         return "it is being traced or compiled; compile the placed modules instead"
-    return None
+    return TRANSFORMED if is_transformed() else None

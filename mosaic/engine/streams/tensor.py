@@ -54,7 +54,8 @@ class StreamTensor(torch.Tensor):
         if self._loose:
             with torch._C.DisableTorchFunctionSubclass():
                 if _has_history(self):
-                    self._plain = self.as_subclass(torch.Tensor)
+                    with torch.enable_grad():  # it may be asked for in a backward first
+                        self._plain = self.as_subclass(torch.Tensor)
                     self._loose, self._adopted = False, True
         return self._plain
 

@@ -143,7 +143,9 @@ class HostCalls(InStep):
             return self._run_here(ranked, passed, arguments.leaves, reason, trouble=trouble)
         hidden = HiddenState.take(site.attributes, parts_of(site.module))
         # What was set is likely to be set back right after the call; nobody can while the loop's thread waits.
-        waits = self.executor.awaits(site, hidden) or waits or bool(attributes) or ranked.is_new
+        waits = (
+            self.executor.awaits(site, hidden) or waits or bool(attributes) or ranked.is_new or ranked.writes_outside
+        )
         held = hidden if ranked.is_member and not waits else None
         found = self._launch(ranked, run, arguments, held, is_there=is_there, attributes=attributes)
         last = site.last_forward

@@ -112,6 +112,7 @@ class Ranked:
     Attributes:
         batched: For each argument whether it has a row for each sample.
         attributes: Reads its attributes, but for those that it writes itself.
+        writes_outside: Whether it was seen to write into globals or variables that it encloses.
         spec: How arguments nest.
         keywords: Names of keyword arguments in the sample's step.
         sample_wants: For each argument whether it took a gradient in the sample's step.
@@ -156,6 +157,7 @@ class Ranked:
         self.awaited = awaited
         self._parts = parts_of(module).modules
         self._before = Written(self._parts)
+        self.writes_outside = False
         self._known: set[tuple[bool, ...]] = set()
         self.after_backward: Callable[[Ranked], None] = Ranked.reduce
         self.refused: weakref.ref[BaseException] | None = None
@@ -192,6 +194,7 @@ class Ranked:
         yield
         self.attributes.note_writes(self._parts, before)
         self.attributes.look_into(self._parts)
+        self.writes_outside |= before.written_outside() is not None
         self._known.add(mode)
 
     def _mode(self) -> tuple[bool, ...]:

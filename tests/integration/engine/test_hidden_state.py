@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import queue
 import random
 import threading
 import warnings
@@ -25,22 +26,38 @@ from mosaic.errors import ModuleContractError, UnsupportedModelError
 
 SCALE = contextvars.ContextVar("SCALE", default=1.0)
 OF_THREAD = threading.local()
-SEEN: list[bool] = []
+SEEN: queue.SimpleQueue[bool] = queue.SimpleQueue()  # its content is no state of a model's
 """Whether each forward of a left tower ran on a lane."""
+GLOBAL = {"scale": 1.0}
 
 
 def scaled(self: Doing, x: torch.Tensor) -> torch.Tensor:
     """Layers, and everything that may be set around the call."""
-    SEEN.append(on_lane())
-    scale = self.scale * self.settings["scale"] * self.numbers[-1] * self.options.scale * SCALE.get() * self.center
+    SEEN.put(on_lane())
+    scale = (
+        self.scale
+        * self.settings["scale"]
+        * self.numbers[-1]
+        * self.options.scale
+        * SCALE.get()
+        * self.center
+        * GLOBAL["scale"]
+    )
     return self.layers(x) * scale * self.layers.scale
+
+
+class Classed(Doing):
+    factor = 1.0
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return super().forward(x) * self.factor
 
 
 class Scaled(TwoTowers):
     """``around`` changes something of the left tower for one call, and ``after`` for ever."""
 
     def __init__(self, around: Callable[[Any, float], None], after: Callable[[Any], None] | None = None) -> None:
-        super().__init__(Doing(scaled))
+        super().__init__(Classed(scaled))
         left = self.left
         left.scale, left.settings, left.numbers, left.options = 1.0, {"scale": 1.0}, [1.0], SimpleNamespace(scale=1.0)
         left.register_buffer("center", torch.ones(16))
@@ -89,20 +106,63 @@ def by_buffer_data(model: Any, value: float) -> None:
     model.left.center.data.fill_(value)
 
 
+def by_class(model: Any, value: float) -> None:
+    Classed.factor = value
+
+
+def by_global(model: Any, value: float) -> None:
+    GLOBAL["scale"] = value
+
+
 ON_LANES = (by_number, by_inner_number, by_context)
 """Set through the module or by what goes with the call; the rest keeps the module in place, or waits for it."""
 
 
 @pytest.mark.parametrize(
     "around",
-    [*ON_LANES, by_dict, by_list, by_object, by_buffer, by_buffer_data],
+    [*ON_LANES, by_dict, by_list, by_object, by_buffer, by_buffer_data, by_class, by_global],
 )
 def test_what_is_set_around_a_call_is_what_the_call_reads(around: Any):
-    SEEN.clear()
+    seen_on_lanes()
     described = run_both(lambda: Scaled(around), pair_batch(), SIDE_BY_SIDE, train(5))
     if around in ON_LANES:
         assert "left ran in place" not in described
-        assert sum(SEEN) >= 4
+        assert seen_on_lanes() >= 4
+
+
+def seen_on_lanes() -> int:
+    """Takes what was seen so far; returns how often it was a lane."""
+    return sum(SEEN.get() for _ in range(SEEN.qsize()))
+
+
+def test_what_a_forward_writes_in_a_variable_that_it_encloses_keeps_it_in_place():
+    total, calls = 0, [0]
+
+    def forward(self: Doing, x: torch.Tensor) -> torch.Tensor:
+        nonlocal total
+        total += 1
+        calls[0] += 1
+        return self.layers(x) * total * calls[0]
+
+    def loop(model: nn.Module, record: Record) -> None:
+        nonlocal total
+        total = calls[0] = 0
+        train(5)(model, record)
+
+    described = run_both(
+        lambda: TwoTowers(Doing(forward), Doing(forward)), pair_batch(), SIDE_BY_SIDE, loop, on_lanes=False
+    )
+    assert "it writes 'total', a global or a variable that it encloses" in described
+
+
+def test_what_a_forward_keeps_once_in_a_global_costs_its_first_call_alone():
+    kept: dict[str, torch.Tensor] = {}
+
+    def forward(self: Doing, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x) * kept.setdefault("scale", torch.full((16,), 0.5))
+
+    kept_by_both = run_both(lambda: TwoTowers(Doing(forward)), pair_batch(), SIDE_BY_SIDE, train(5))
+    assert "ran in place" not in kept_by_both
 
 
 class Momentum(TwoTowers):
@@ -177,7 +237,7 @@ def mean_kept(self: Doing, x: torch.Tensor) -> torch.Tensor:
     hidden = self.layers(x)
     self.mean.mul_(0.9).add_(hidden.detach().mean(0), alpha=0.1)
     self.calls += 1
-    SEEN.append(on_lane())
+    SEEN.put(on_lane())
     return hidden
 
 
@@ -199,9 +259,9 @@ class Reads(TwoTowers):
 
 @pytest.mark.parametrize("from_step", [0, 12])
 def test_what_a_module_writes_is_read_after_it_has_written(from_step: int):
-    SEEN.clear()
+    seen_on_lanes()
     run_both(lambda: Reads(from_step), pair_batch(), SIDE_BY_SIDE, train(6))
-    assert sum(SEEN) >= 5
+    assert seen_on_lanes() >= 5
 
 
 def attends(self: Doing, x: torch.Tensor) -> torch.Tensor:
@@ -342,6 +402,19 @@ def test_results_that_depend_on_values_end_in_place_and_nothing_is_counted_twice
 
     described = run_both(lambda: Ragged(kind), pair_batch(), SIDE_BY_SIDE, loop)
     assert "depend on values" in described or "another number of random numbers" in described
+
+
+class Expecting(Ragged):
+    """Knows how many rows its left tower returns, as models do that put features where tokens stand."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        num_rows = 2 + int(x[0, 0] > 0)
+        return self.left(x).view(num_rows, 16) @ self.right(y).T
+
+
+def test_an_error_that_comes_of_a_result_of_another_shape_is_none_of_the_loop_s():
+    described = run_both(lambda: Expecting("takes"), pair_batch(), SIDE_BY_SIDE, train(8))
+    assert "depend on values" in described
 
 
 def test_a_dropout_whose_rate_changes_in_the_loop_is_learned_anew():

@@ -231,8 +231,8 @@ def test_a_plan_under_which_a_module_breaks_its_contract_is_given_up_and_the_tri
     with trying(towers) as (handle, clock):
         until(towers, handle, clock, BESIDE)
         steps(towers, handle, clock, times(plain=10), 1)
-        towers.left.order = "shape"
-        with pytest.raises(mosaic.MosaicError, match="'left' returned"):
+        towers.left.order = "write"
+        with pytest.raises(mosaic.MosaicError, match="a parameter of 'left' was written to"):
             towers(*pair_batch())
         towers.left.order = "work"
         towers(*pair_batch()).sum().backward()

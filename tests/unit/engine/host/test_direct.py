@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import queue
 import threading
 from collections.abc import Iterable
 
@@ -105,19 +106,20 @@ def test_it_goes_to_a_lane_where_the_caller_has_another_number_of_threads():
 def test_lanes_are_at_rest_while_it_runs():
     model = Joined()
     may_end = threading.Event()
-    seen = []
+    seen: queue.SimpleQueue[str] = queue.SimpleQueue()  # its content is no state of the model's
 
     def slowly(*_: object) -> None:
         if threading.current_thread() is not threading.main_thread():
             may_end.wait(30)
-            seen.append("right")
+            seen.put("right")
 
     model.right.register_forward_hook(slowly)
-    model.backbone.register_forward_pre_hook(lambda *_: seen.append("backbone"))
+    model.backbone.register_forward_pre_hook(lambda *_: seen.put("backbone"))
     model.forward = lambda x, y: (model.right(y).sum(), model.backbone(torch.cat([x, x, x, x], dim=-1)).sum())
     with colocated(model, pair_batch(), [{"right": 1}, {"backbone": 2}]) as handle:
         model(*pair_batch())
-        seen.clear()
+        while not seen.empty():
+            seen.get()
         lanes = handle._executor.lanes
         drain = lanes.drain
 
@@ -127,7 +129,7 @@ def test_lanes_are_at_rest_while_it_runs():
 
         lanes.drain = watched
         model(*pair_batch())
-    assert seen == ["right", "backbone"]
+    assert [seen.get(), seen.get()] == ["right", "backbone"]
 
 
 def test_times_of_both_phases_are_recorded():

@@ -1,0 +1,135 @@
+"""Forward derivatives and transforms of placed modules, and results that share memory, are as in the plain loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import stream_cases
+import torch
+from engine_cases import SIDE_BY_SIDE, Doing, Glued, Record, TwoTowers, pair_batch, run_both, train
+from torch import nn
+from torch.autograd import forward_ad
+
+from mosaic.engine import find_modules
+
+
+def slopes(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Forward mode."""
+    with forward_ad.dual_level():
+        made = forward_ad.unpack_dual(model(forward_ad.make_dual(x, torch.ones_like(x)), y))
+        assert made.tangent is not None
+        return made.primal.square().mean() + made.tangent.square().mean()
+
+
+def products(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Forward mode, as ``torch.func`` has it."""
+    made, tangent = torch.func.jvp(lambda x: model(x, y), (x,), (torch.ones_like(x),))
+    return made.square().mean() + tangent.square().mean()
+
+
+def stepping(loss: Callable[..., torch.Tensor], model: nn.Module, record: Record) -> None:
+    """Trains by an odd loss and by a plain one in turns."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(4):
+        found = loss(model, *pair_batch(step)) if step % 2 else model(*pair_batch(step)).square().mean()
+        found.backward()
+        record.note(found)
+        record.note_model(model)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def per_sample(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Gradients of each row by functional calls."""
+    named = {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+    def one(named: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(model, named, (x[None], y[None])).square().mean()
+
+    found = torch.func.vmap(torch.func.grad(one), in_dims=(None, 0, 0))(named, x, y)
+    scale = sum(gradient.square().mean() for gradient in found.values())
+    return model(x, y).square().mean() * scale
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own, at its first forward derivative
+@pytest.mark.parametrize("on", ["host", "streams"])
+@pytest.mark.parametrize("loss", [slopes, products, per_sample])
+def test_other_derivatives_of_a_model_are_those_of_the_plain_one(loss: Callable[..., torch.Tensor], on: str):
+    both = run_both if on == "host" else stream_cases.run_both
+    described = both(TwoTowers, pair_batch(), SIDE_BY_SIDE, partial(stepping, loss))
+    if on == "host":
+        assert "ran in place" in described
+
+
+MAPPED: dict[str, Callable[..., Any]] = {
+    "vmap": lambda self, x, y: torch.func.vmap(self.left)(x) * torch.func.vmap(self.right)(y),
+    "grad": lambda self, x, y: torch.func.grad(lambda x: self.left(x).square().sum())(x).sum() + self.right(y),
+    "functional_call": lambda self, x, y: (
+        torch.func.functional_call(self.left, {k: p * 2 for k, p in self.left.named_parameters()}, (x,)) * self.right(y)
+    ),
+}
+SHARED: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "views of each other": (
+        lambda self, x: (made := self.layers(x), made[:, :8], made.view(-1, 4, 4)),
+        lambda a, b: a[0].mul_(2)[:, :8] * a[1] + b[1] + a[2].sum() + b[0].sum(),
+    ),
+    "pieces of one tensor": (
+        lambda self, x: self.layers(x).chunk(2, 1),
+        lambda a, b: a[0] * a[1] * b[0] + b[1],
+    ),
+    "a view of an input": (
+        lambda self, x: (x[:, :4], self.layers(x + 1)),
+        lambda a, b: a[0].mul_(2).sum() * a[1] * b[1] + b[0].sum(),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("how", "on"),
+    [("vmap", "host"), ("grad", "host"), ("functional_call", "host"), ("vmap", "streams"), ("grad", "streams")],
+)
+def test_a_module_that_the_model_itself_transforms_computes_what_the_plain_one_does(how: str, on: str):
+    def loop(model: nn.Module, record: Record) -> None:
+        for glue in (times, MAPPED[how], times):
+            model.glue = glue
+            train(2)(model, record)
+
+    def times(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self.left(x) * self.right(y)
+
+    both = run_both if on == "host" else stream_cases.run_both
+    both(partial(Glued, times), pair_batch(), SIDE_BY_SIDE, loop)
+
+
+def test_a_module_that_is_only_called_in_a_transform_is_left_out_by_name():
+    model = Glued(lambda self, x, y: torch.func.vmap(self.left)(x) * self.right(y))
+    assert "transform of torch.func" in find_modules(model, pair_batch()).left_out["left"]
+
+
+def sharing(made: Callable[..., Any], glue: Callable[..., Any]) -> nn.Module:
+    def forward(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x, y = x + self.scale, y * self.scale
+        return glue(self.left(x), self.right(y)) + x.mean() * y.mean()
+
+    return Glued(forward, Doing(made), Doing(made))
+
+
+@pytest.mark.parametrize("how", SHARED)
+def test_writing_into_results_that_share_memory_is_seen_in_all_of_them(how: str):
+    lanes = how == "pieces of one tensor"
+    described = run_both(partial(sharing, *SHARED[how]), pair_batch(), SIDE_BY_SIDE, train(), on_lanes=lanes)
+    assert ("ran in place" in described) is not lanes
+
+
+def test_a_module_is_left_out_that_returns_a_view_of_an_input_which_is_written_later():
+    def forward(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x = x + self.scale
+        a = self.left(x)
+        x.mul_(3)
+        return a[0].sum() * a[1] + self.right(y)
+
+    model = Glued(forward, Doing(SHARED["a view of an input"][0]))
+    assert set(find_modules(model, pair_batch()).left_out) == {"left"}
