@@ -83,7 +83,8 @@ def preserved(
     try:
         memory.set_gradients_aside()
         for found, kind, became in (change for seen in known for change in seen.left):
-            kind.put_back(found, became)
+            if reach.reaches(found):  # else nobody would put it back
+                kind.put_back(found, became)
         with nullcontext() if elsewhere else WriteWatch(memory):
             yield now
         now.written, now.left = frozenset(memory.written), tuple(reach.changed())

@@ -100,6 +100,10 @@ class Reach:
         self._walk()
         self._enter_functions()
 
+    def reaches(self, value: Any) -> bool:
+        """Whether something was come upon."""
+        return id(value) in self._seen
+
     def changed(self) -> Iterator[Change]:
         """Yields what is not as it was of the model's attributes and containers, and of what its functions enclose."""
         for found, kind, kept, _ in self._objects[: self._num_of_model]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import types
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -118,6 +119,23 @@ class Written:
         outer = ((place.name, value) for place, (value, _) in self._places if _is_open(value))
         self._outer = [(name, value, _content(value)) for name, value in outer if id(value) not in self._before]
 
+    def since(self, parts: Sequence[nn.Module], own: OwnWrites) -> str:
+        """Returns a text of what was written since, the same in every process that wrote the same; empty for nothing.
+
+        It has numbers, texts, flags and tensors in host memory, but no objects or functions.
+
+        Args:
+            parts: The parts now.
+            own: What to pass over.
+        """
+        after, said = _named(parts), []
+        for key, names in self.written(after).items():
+            thing, values = after[key]
+            for name in sorted(names - own.get(key, frozenset()), key=str):
+                value = _told(values.get(name))
+                said += [f"{type(thing).__name__}.{name} = {value}"] if value else []
+        return ", ".join(said)
+
     def written(self, after: Named) -> dict[int, frozenset[Any]]:
         """Returns the names of attributes that changed, by the id of the part or object that has them."""
         found = {}
@@ -166,6 +184,15 @@ def _named(parts: Sequence[nn.Module]) -> Named:
     for key, value in _open_in(_values_of(parts)).items():
         found[key] = (value, dict(enumerate(_content(value))))
     return found
+
+
+def _told(seen: Any) -> str:
+    """Returns a text for a value as it was seen, the same in all processes; empty for what none can tell to others."""
+    value = seen[0] if isinstance(seen, tuple) else seen
+    if type(value) is torch.Tensor and value.device.type == "cpu":
+        content = value.detach().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()
+        return f"a tensor {tuple(value.shape)} ({zlib.crc32(content)})"
+    return repr(value) if isinstance(value, (bool, int, float, str, type(None), torch.dtype)) else ""
 
 
 def _own(part: nn.Module) -> dict[str, Any]:

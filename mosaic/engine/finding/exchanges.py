@@ -27,12 +27,14 @@ class Exchanges:
         found: Modules that exchange more than arguments and results, each with what it was.
         late: Those of them with an exchange after their call.
         aside: Those that read results of other modules in this way.
+        local: Those that read, or write into, what their caller holds, so that they compute something else elsewhere.
     """
 
     def __init__(self, candidates: Mapping[str, nn.Module]) -> None:
         self.found: dict[str, str] = {}
         self.late: dict[str, str] = {}
         self.aside: dict[str, Obstacle] = {}
+        self.local: dict[str, Obstacle] = {}
         self._left: set[str] = set()
         self._parameters = {memory_of(p): name for name, module in candidates.items() for p in module.parameters()}
         self._named = {id(p): name for name, module in candidates.items() for p in module.parameters()}
@@ -57,6 +59,7 @@ class Exchanges:
         self._left.add(name)
         if any(version_of(tensor) != version for tensor, version in self._given.pop(name)):
             self.found[name] = "it writes into its arguments"
+            self.local[name] = Obstacle(self.found[name], todo="let it write to a copy")
 
     def note(
         self,
@@ -99,6 +102,7 @@ class Exchanges:
             self._inside.update((memory_of(tensor), tensor) for tensor in made)
         for name in found:
             self._note(name, "it reads what was made between modules and is not among its arguments")
+            self.local[name] = Obstacle(self.found[name], todo="pass it as an argument")
         self._note_owned(running, func, args, kwargs, inputs)
 
     def _others_read(self, running: str, inputs: Sequence[torch.Tensor]) -> set[int]:

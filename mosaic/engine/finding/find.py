@@ -46,6 +46,7 @@ class Finding:
         late: Those of ``in_order`` that are written to or read after their call, so that a lane's thread is waited for.
         aside: Modules that pass results to others, or get them, beside their arguments and results, so that no lane's
             thread can run them.
+        local: Modules that read what their caller holds, or write into it, so that no other rank can run them for it.
         warnings: What its user should not miss, to be logged where the model is colocated.
     """
 
@@ -58,6 +59,7 @@ class Finding:
     places: dict[str, str] = field(default_factory=dict)
     late: dict[str, str] = field(default_factory=dict)
     aside: dict[str, Obstacle] = field(default_factory=dict)
+    local: dict[str, Obstacle] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
     def forget_run(self) -> None:
@@ -127,6 +129,7 @@ def find_modules(
         followed.places,
         followed.exchanges.late,
         followed.exchanges.aside | {name: escaped[name] for name in calls if name in escaped},
+        followed.exchanges.local,
         (*large, *(str(remark) for remark in remarks if remark.matters)),
     )
 

@@ -145,7 +145,7 @@ class Executor(LaneWork):
         reason = self._obstacle(site, signature, arguments)
         if reason is not None:
             return self._run_here(site, run, args, kwargs, reason)
-        awaited = self._awaited(site, hidden)
+        awaited = self.awaits(site, hidden)
         generator = self.lane_generator(signature.draws)
         call = Call(
             self, site, run, arguments, signature, generator, origin=caller(), parameters=parts.trained, hidden=hidden
@@ -176,7 +176,7 @@ class Executor(LaneWork):
             return "it uses a weight several times, in an autocast that may end before its lane does"
         return None
 
-    def _awaited(self, site: PlacedModule, hidden: HiddenState) -> bool:
+    def awaits(self, site: PlacedModule, hidden: HiddenState) -> bool:
         """Whether a call's forward is waited for where it is made, since what it reads may change right after it."""
         if self._settings is not None and self._settings != hidden.settings:
             self.drain()  # the others were called under other settings

@@ -108,8 +108,8 @@ class StreamExecutor:
             return self._run_again(site, run, args, {})
         self._num_launched += 1
         self._take_turn(_lane_of(site))
-        order = self.orders.of(_lane_of(site))
-        return PlacedCall(order, site, args, {}, in_order=site.name in self.in_order).launch(run, None)
+        order, in_order, held = self.orders.of(_lane_of(site)), site.name in self.in_order, self._held_by(site)
+        return PlacedCall(order, site, args, {}, in_order=in_order, held=held).launch(run, None)
 
     def whole(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the model's own call: nothing that a lane is still computing leaves it unordered."""

@@ -17,7 +17,7 @@ from mosaic.engine.calls.structure import flatten
 from mosaic.errors import ModuleContractError
 from mosaic.ranks.meeting.progress import Waiting
 
-_FACTS = 5
+_FACTS = 6
 _ADDED = 2
 """Stands for a call with arguments that the sample's step had not."""
 
@@ -43,6 +43,8 @@ def agree(
     is_there: bool,
     wants: Sequence[bool],
     added: str,
+    attributes: str,
+    members: Collection[int],
     trouble: ModuleContractError | None,
     waiting: Waiting,
 ) -> Agreement:
@@ -56,17 +58,19 @@ def agree(
         is_there: Whether this rank calls the module.
         wants: For each argument, whether it wants a gradient here.
         added: Says what goes along here that the sample's step had not; empty for nothing.
+        attributes: Says what was set in the module since it was colocated; empty for nothing.
+        members: Ranks that run the module.
         trouble: Why this rank's call cannot be routed.
         waiting: Notes that a thread waits for other ranks.
 
     Raises:
         ModuleContractError: A rank's call cannot be routed, or calls differ in what has to be the same; on all ranks.
     """
-    told = [0, is_there, True, 0, 0] + [0] * len(batched)
+    told = [0, is_there, True, 0, 0, 0] + [0] * len(batched)
     if trouble is None:
         cut = [leaf for leaf, has_rows in zip(leaves, batched, strict=True) if has_rows]
         there = _ADDED if added else int(is_there)
-        told = [len(cut[0]), there, False, _said(leaves, added), _shapes(cut), *wants]
+        told = [len(cut[0]), there, False, _said(leaves, added), _shapes(cut), zlib.crc32(attributes.encode()), *wants]
     mine = torch.tensor(told, dtype=torch.int64)
     found = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
     with waiting("forward"):
@@ -75,6 +79,13 @@ def agree(
     if trouble is not None:
         raise trouble
     _check(name, table)
+    rank, calling, told_of = dist.get_rank(group), table[:, 1].tolist(), table[:, 5].tolist()
+    if len({told for each, told in enumerate(told_of) if calling[each] or each in members}) > 1:
+        raise ModuleContractError(
+            f"attributes of {name!r} were set to other values on some of the ranks (on rank {rank}: "
+            f"{attributes or 'to none'}), and it runs on rows of all of them; pass what differs as an argument, or "
+            f"leave it where it is called: colocate(..., exclude=[{name!r}])"
+        )
     return Agreement(
         held=tuple(table[:, 0].tolist()),
         there=tuple(table[:, 1].bool().tolist()),

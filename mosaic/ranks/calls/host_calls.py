@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from mosaic.backends.base import Lanes
+from mosaic.engine.calls.attach import guard_attributes
 from mosaic.engine.calls.caller import note_in_place
-from mosaic.engine.calls.hidden_state import parts_of
+from mosaic.engine.calls.hidden_state import HiddenState, parts_of
 from mosaic.engine.calls.placed_module import PlacedModule
 from mosaic.engine.calls.random_numbers import count_draws, drawing_from
 from mosaic.engine.calls.signature import Arguments
@@ -69,11 +70,12 @@ class HostCalls(InStep):
         """Opens the lanes of modules."""
         self.ranked = dict(ranked)
         for name, one in ranked.items():
-            site = PlacedModule(name, one.module, self._lanes.aside(f"routing {name}"))
+            site = PlacedModule(name, one.module, self._lanes.aside(f"routing {name}"), awaited=one.awaited)
+            site.attributes = one.attributes
             self._sites[name] = site
             self._modes[name] = parts_of(site.module).modes
             one.after_backward = self._after_backward
-            if one.rank in one.members:
+            if one.is_member:
                 site.obstacle = one.learned.obstacle
                 self.executor.let_draw(one.learned.drawing or ())
 
@@ -126,20 +128,36 @@ class HostCalls(InStep):
         arguments = Arguments.take(args, kwargs)
         arguments.leaves[:] = map(join_joined, arguments.leaves)
         trouble = ranked.trouble_of(arguments.spec, arguments.leaves)
-        reason = (
-            str(trouble) if trouble is not None else interception() or obstacle or self._sites[ranked.name].obstacle
-        )
+        site = self._sites[ranked.name]
+        if site.attributes.own_writes:
+            self.reach(site)
+            guard_attributes(ranked.module, site.attributes.own_writes.get(id(ranked.module), ()))
+        attributes = ranked.set_since()
+        reason = str(trouble) if trouble is not None else interception() or obstacle or site.obstacle
         if reason is None and arguments.opaque is not None:
             reason = f"it takes a {arguments.opaque}, which may hide tensors"
         if reason is None and self.executor.closed:
             reason = "its lanes are closed"
         if reason is not None:
-            return self._run_here(ranked, run, arguments.leaves, reason, is_there=is_there, trouble=trouble)
-        found = self._launch(ranked, run, arguments, is_there=is_there)
-        last = self._sites[ranked.name].last_forward
+            passed = partial(ForwardPass, ranked, run, is_there=is_there, attributes=attributes, trouble=trouble)
+            return self._run_here(ranked, passed, arguments.leaves, reason, trouble=trouble)
+        hidden = HiddenState.take(site.attributes, parts_of(site.module))
+        # What was set is likely to be set back right after the call; nobody can while the loop's thread waits.
+        waits = (
+            self.executor.awaits(site, hidden) or waits or bool(attributes) or ranked.is_new or ranked.writes_outside
+        )
+        held = hidden if ranked.is_member and not waits else None
+        found = self._launch(ranked, run, arguments, held, is_there=is_there, attributes=attributes)
+        last = site.last_forward
         if waits and last is not None:
             self.executor.wait(last)
         return found
+
+    def reach(self, site: PlacedModule) -> None:
+        """Lets a module's forward end here before somebody else reaches into it; where it does not run it has none."""
+        own = self._sites.get(site.name)
+        if own is not None and self.ranked[site.name].is_member:
+            self.executor.reach(own)
 
     def place(self, slots: tuple[int, ...]) -> SumPlace:
         """Returns where a module's gradients are summed up: on the lane that does it."""
@@ -179,7 +197,14 @@ class HostCalls(InStep):
     # Parts.
 
     def _launch(
-        self, ranked: Ranked, run: Callable[..., Any], arguments: Arguments, *, is_there: bool
+        self,
+        ranked: Ranked,
+        run: Callable[..., Any],
+        arguments: Arguments,
+        hidden: HiddenState | None,
+        *,
+        is_there: bool,
+        attributes: str,
     ) -> tuple[Any, torch.Tensor | None]:
         executor, site = self.executor, self._sites[ranked.name]
         key, draws = self._draws_of(ranked, site, arguments)
@@ -190,7 +215,8 @@ class HostCalls(InStep):
             run = partial(_drawing, run, drawn_from[0], everywhere)
         before = torch.get_rng_state()
         signature = signature_of(ranked, arguments)
-        call = RoutedCall(self, ranked, site, run, arguments, signature, is_there=is_there)
+        going = partial(ForwardPass, ranked, run, is_there=is_there, attributes=attributes)
+        call = RoutedCall(self, ranked, site, going, arguments, signature, hidden)
         made = executor.launch(site, call, arguments)
         assert site.last_forward is not None
         if draws is None:
@@ -209,7 +235,7 @@ class HostCalls(InStep):
         if the call had been made here. The first call of each kind draws from the default one and is waited for. A
         kind is one of this rank's rows: where every rank runs its own, what is drawn is what a plain loop draws.
         """
-        if ranked.rank not in ranked.members:
+        if not ranked.is_member:
             return None, 0
         modes = parts_of(site.module).modes
         if ranked.learned.draws == 0 and modes == self._modes[site.name]:
@@ -220,11 +246,10 @@ class HostCalls(InStep):
     def _run_here(
         self,
         ranked: Ranked,
-        run: Callable[..., Any],
+        going: Callable[[list[Any]], ForwardPass],
         leaves: list[Any],
         reason: str,
         *,
-        is_there: bool,
         trouble: ModuleContractError | None,
     ) -> tuple[Any, torch.Tensor | None]:
         """Makes a call where it is made, in the caller's own graph, with nothing else of this rank running."""
@@ -233,7 +258,7 @@ class HostCalls(InStep):
         if trouble is None:  # else nobody reads them
             leaves = join_all(leaves)
         with self.in_step():
-            passed = ForwardPass(ranked, run, leaves, is_there=is_there, trouble=trouble).go()
+            passed = going(leaves).go()
         site = self._sites[ranked.name]
         self._expect_gradients(site)
 

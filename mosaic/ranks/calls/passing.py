@@ -35,6 +35,7 @@ class ForwardPass:
         run: Makes the module's own call.
         leaves: Its arguments.
         is_there: Whether this rank calls it, rather than taking part without rows.
+        attributes: What was set in the module since it was colocated.
         trouble: Why the call cannot be routed: all ranks are told and raise.
         anchor: An empty tensor that hangs below the call in the graph, so that its backward is reached after the
             call's; by default a leaf.
@@ -52,6 +53,7 @@ class ForwardPass:
         leaves: list[Any],
         *,
         is_there: bool,
+        attributes: str,
         trouble: ModuleContractError | None = None,
         anchor: torch.Tensor | None = None,
     ) -> None:
@@ -62,6 +64,7 @@ class ForwardPass:
         self._run = run
         self._leaves = list(leaves)
         self._is_there = is_there
+        self._attributes = attributes
         self._trouble = trouble
         self._there: tuple[bool, ...] = ()
         self._wanted: list[bool] = []
@@ -89,6 +92,8 @@ class ForwardPass:
                 is_there=self._is_there,
                 wants=wants,
                 added=said_by(self._run),
+                attributes=self._attributes,
+                members=ranked.members,
                 trouble=self._trouble,
                 waiting=ranked.waiting,
             )
@@ -225,7 +230,7 @@ class Here(torch.autograd.Function):
         aliased = [alias(leaf) for leaf in part]
 
         def forward() -> list[Any]:
-            with state.applied():
+            with state.applied(), ranked.learning():
                 args, kwargs = unflatten(aliased, ranked.spec)
                 return flatten(context.run(run, *args, **kwargs))[0]
 

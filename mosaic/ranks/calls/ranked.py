@@ -28,7 +28,8 @@ backward's end.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -38,6 +39,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from mosaic.engine.calls.attributes import Attributes, Written
+from mosaic.engine.calls.hidden_state import parts_of
 from mosaic.engine.calls.signature import Signature
 from mosaic.engine.calls.structure import flatten, unflatten
 from mosaic.errors import ModuleContractError
@@ -103,10 +106,13 @@ class Ranked:
         waiting: Notes that a thread waits for other ranks.
         control: All ranks, for what is agreed on in host memory; perhaps ``group``.
         learned: What its call in the sample's step showed.
+        awaited: Why a thread's forward is waited for where it is called, or None.
         batched: For each argument whether it has a row for each sample.
 
     Attributes:
         batched: For each argument whether it has a row for each sample.
+        attributes: Reads its attributes, but for those that it writes itself.
+        writes_outside: Whether it was seen to write into globals or variables that it encloses.
         spec: How arguments nest.
         keywords: Names of keyword arguments in the sample's step.
         sample_wants: For each argument whether it took a gradient in the sample's step.
@@ -132,6 +138,7 @@ class Ranked:
         waiting: Waiting,
         control: dist.ProcessGroup,
         learned: Signature,
+        awaited: str | None,
         batched: tuple[bool, ...],
     ) -> None:
         self.name = name
@@ -146,6 +153,12 @@ class Ranked:
         self.traffic = traffic
         self.waiting = waiting
         self.learned = learned
+        self.attributes = Attributes()
+        self.awaited = awaited
+        self._parts = parts_of(module).modules
+        self._before = Written(self._parts)
+        self.writes_outside = False
+        self._known: set[tuple[bool, ...]] = set()
         self.after_backward: Callable[[Ranked], None] = Ranked.reduce
         self.refused: weakref.ref[BaseException] | None = None
         self.on_backward: Callable[[], None] = lambda: None
@@ -165,6 +178,31 @@ class Ranked:
         """Returns arguments without rows, for taking part in a call that this rank has nothing for."""
         args, kwargs = unflatten(list(self._sample), self.spec)
         return args, kwargs
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it has not run here in its present mode, so that it is unknown what it writes into its attributes."""
+        return self.is_member and self._mode() not in self._known
+
+    @contextmanager
+    def learning(self) -> Iterator[None]:
+        """Around its own forward, while nobody else changes it if it is new: learns which attributes it writes."""
+        if not self.is_new:
+            yield
+            return
+        mode, before = self._mode(), Written(self._parts)
+        yield
+        self.attributes.note_writes(self._parts, before)
+        self.attributes.look_into(self._parts)
+        self.writes_outside |= before.written_outside() is not None
+        self._known.add(mode)
+
+    def _mode(self) -> tuple[bool, ...]:
+        return (torch.is_grad_enabled(), *(part.training for part in self._parts))
+
+    def set_since(self) -> str:
+        """Says which attributes of the module were set since it was colocated, and not by itself; empty for none."""
+        return self._before.since(self._parts, self.attributes.own_writes)
 
     def trouble_of(self, spec: pytree.TreeSpec, leaves: Sequence[Any]) -> ModuleContractError | None:
         """Returns why a call cannot be routed, or None; all ranks are told of it and raise."""
@@ -202,6 +240,11 @@ class Ranked:
         if self._reducer is not None:
             self.note(steps.END_REDUCTION)
             self._reducer.finish()
+
+    @property
+    def is_member(self) -> bool:
+        """Whether this rank runs it."""
+        return self.rank in self.members
 
     @property
     def is_reducing(self) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from mosaic.engine.calls.caller import caller
+from mosaic.engine.calls.hidden_state import HiddenState
 from mosaic.engine.calls.signature import Arguments, Layouts, OutputInfo, Signature
 from mosaic.engine.calls.structure import flatten
 from mosaic.engine.host.call import Call
@@ -42,21 +43,21 @@ class RoutedCall(Call):
         calls: RunsRoutedCalls,
         ranked: Ranked,
         site: PlacedModule,
-        run: Callable[..., Any],
+        going: Callable[[list[Any]], ForwardPass],
         arguments: Arguments,
         signature: Signature,
-        *,
-        is_there: bool,
+        hidden: HiddenState | None,
     ) -> None:
         context = copy_context()
 
         def passing(*args: Any, **kwargs: Any) -> list[Any]:
-            leaves = flatten((args, kwargs))[0]
-            passed = context.run(ForwardPass(ranked, run, leaves, is_there=is_there).go)
+            passed = context.run(going(flatten((args, kwargs))[0]).go)
             made = [leaf.contiguous() if isinstance(leaf, torch.Tensor) else leaf for leaf in passed.made]
             return made if passed.token is None else [*made, passed.token]
 
-        super().__init__(calls.executor, site, passing, arguments, signature, None, origin=caller(), parameters=())
+        super().__init__(
+            calls.executor, site, passing, arguments, signature, None, origin=caller(), parameters=(), hidden=hidden
+        )
         self._calls = calls
         self._ranked = ranked
 
@@ -135,4 +136,5 @@ def signature_of(ranked: Ranked, arguments: Arguments) -> Signature:
         obstacle=None,
         alone=None,
         recasts=False,
+        writes_buffers=ranked.learned.writes_buffers,
     )

@@ -220,7 +220,7 @@ class RankedRuns:
 
     def reach(self, site: PlacedModule) -> None:
         """Orders what the caller does next behind a module's forward."""
-        self._calls.executor.reach(site)
+        self._calls.reach(site)
 
     def settle(self) -> None:
         """Orders what the caller does next behind all that the lanes were given."""

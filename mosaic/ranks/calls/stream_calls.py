@@ -93,7 +93,9 @@ class StreamCalls(InStep):
     def begin(self, ranked: Mapping[str, Ranked]) -> None:
         """Takes the modules."""
         self.ranked = dict(ranked)
-        for one in ranked.values():
+        for name, one in ranked.items():
+            if one.is_member:
+                self._sites[name] = PlacedModule(name, one.module, self._sites[name].lane)
             one.on_backward = self._reached
             one.after_backward = _later  # `end_backward` does it
             if self._anchor is None:
@@ -113,6 +115,10 @@ class StreamCalls(InStep):
             return result
 
         return run
+
+    def reach(self, site: PlacedModule) -> None:
+        """Orders what the caller does next behind a module's forward, and its next call behind that."""
+        self.executor.reach(self._sites.get(site.name, site))
 
     def place(self, slots: tuple[int, ...]) -> LanePlace:
         """Returns where a module's gradients are summed up."""
@@ -142,10 +148,13 @@ class StreamCalls(InStep):
         """
         leaves, spec = flatten((args, kwargs))
         trouble = ranked.trouble_of(spec, leaves)
+        attributes = ranked.set_since()
         anchor = self._before if self._before is not None else self._anchor
 
         def passing(*given: Any) -> list[Any]:
-            passed = ForwardPass(ranked, run, list(given), is_there=is_there, trouble=trouble, anchor=anchor).go()
+            passed = ForwardPass(
+                ranked, run, list(given), is_there=is_there, attributes=attributes, trouble=trouble, anchor=anchor
+            ).go()
             return [*passed.made, passed.token]
 
         reason = str(trouble) if trouble is not None else obstacle or _obstacle()

@@ -48,8 +48,9 @@ def rows_of(subject: Subject) -> tuple[bool, ...]:
     given, made = _shapes(leaves), _shapes(whole)
     raise UnsupportedModelError(
         f"{subject.name!r} cannot be split over ranks: run on some of its rows, of arguments {given}, it does not "
-        f"return these rows of its results {made}; either one of them has no row for each sample, or rows depend on "
-        f"each other; leave it where it is called: colocate(..., exclude=[{subject.name!r}])"
+        f"return these rows of its results {made}; either one of them has no row for each sample, rows depend on "
+        "each other, or it keeps statistics of them in buffers; leave it where it is called: "
+        f"colocate(..., exclude=[{subject.name!r}])"
     )
 
 
@@ -65,13 +66,18 @@ def with_batch(subject: Subject, batched: Sequence[bool]) -> Subject:
 
 
 class _Runs:
-    """Runs of a module in one mode, which all find it as it was and draw the same random numbers."""
+    """Runs of a module in one mode, which all find it as it was and draw the same random numbers.
+
+    Attributes:
+        kept: What the last one left in buffers that it wrote to.
+    """
 
     def __init__(self, subject: Subject, *, training: bool) -> None:
         self._subject = subject
         self._training = training
         self._spec = flatten((subject.args, subject.kwargs))[1]
         self._replayed = Replayed()
+        self.kept: list[torch.Tensor] = []
 
     def __call__(self, leaves: Sequence[Any]) -> list[Any]:
         """Returns the leaves of its result."""
@@ -87,11 +93,13 @@ class _Runs:
             if self._subject.settings is not None:
                 stack.enter_context(self._subject.settings())
             stack.enter_context(uncompiled(module))
-            before = _drawn_outside_of_torch()
+            before, versions = _drawn_outside_of_torch(), {id(buffer): buffer._version for buffer in module.buffers()}
             with self._replayed:
                 made = flatten(module(*args, **kwargs))[0]
             if _drawn_outside_of_torch() != before:
                 self._replayed.is_exact = False
+            after = [buffer for part in module.modules() for buffer in part._buffers.values() if buffer is not None]
+            self.kept = [buffer.clone() for buffer in after if versions.get(id(buffer)) != buffer._version]
             return made
 
     def splits(self, leaves: Sequence[Any], batched: Sequence[bool]) -> bool:
@@ -99,8 +107,9 @@ class _Runs:
         many, rows, taken = _rows_that_differ(leaves, batched)
         self._replayed = Replayed()
         try:
-            whole = self(many)
+            whole, kept = self(many), self.kept
             made = self([leaf[:taken] if cut else leaf for leaf, cut in zip(many, batched, strict=True)])
+            of_few = self.kept
             again = self(many)
         except Exception:  # of any kind: the module was called with what it may not be made for
             return False
@@ -112,7 +121,9 @@ class _Runs:
         # A module that draws what cannot be drawn again differs from itself: its shapes have to do.
         differs = not self._replayed.is_exact or not _are_alike(again, whole, _is_same)
         tolerance = _tolerance([*many, *whole, *self._subject.module.parameters()])
-        return differs or _are_alike(made, wanted, lambda a, b: _is_close(a, b, tolerance))
+        return differs or _are_alike(
+            [*made, *of_few], [*wanted, *kept], lambda a, b: a.shape == b.shape and _is_close(a, b, tolerance)
+        )
 
 
 def _rows_that_differ(leaves: Sequence[Any], batched: Sequence[bool]) -> tuple[list[Any], int, int]:

@@ -13,6 +13,7 @@ from torch import nn
 from mosaic.backends.base import Backend
 from mosaic.backends.host.backend import HostBackend, available_cores
 from mosaic.backends.table import default_backend
+from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.calls.signature import Arguments, Signature, learn
 from mosaic.engine.calls.structure import map_tensors
 from mosaic.engine.finding.find import Finding, Sample, find_modules
@@ -132,7 +133,7 @@ def _found_with_rows(
     finding = find_modules(model, sample, include=modules, exclude=exclude, may_share=True)
     finding = replace(finding, subjects=tuple(map(_cut, finding.subjects)))
     for subject in finding.subjects:
-        _refuse(subject)
+        _refuse(subject, (finding.local | finding.aside).get(subject.name))
     batched = {subject.name: rows_of(subject) for subject in finding.subjects}
     subjects = tuple(with_batch(subject, batched[subject.name]) for subject in finding.subjects)
     return replace(finding, subjects=subjects), batched
@@ -147,7 +148,12 @@ def _cut(subject: Subject) -> Subject:
     return replace(subject, args=map_tensors(cut, subject.args), kwargs=map_tensors(cut, subject.kwargs))
 
 
-def _refuse(subject: Subject) -> None:
+def _refuse(subject: Subject, obstacle: Obstacle | None) -> None:
+    if obstacle is not None:
+        raise UnsupportedModelError(
+            f"{subject.name!r} cannot run on another rank than the one that calls it: {obstacle}; {obstacle.todo}. "
+            f"colocate(..., exclude=[{subject.name!r}]) leaves it where it is called"
+        )
     for path, part in subject.module.named_modules():
         if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.track_running_stats:
             raise UnsupportedModelError(

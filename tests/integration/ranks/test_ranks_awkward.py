@@ -39,7 +39,9 @@ def test_a_context_variable_that_is_set_round_a_call_is_read_in_it(told: list[di
     assert max(rank["context"] for rank in told) < 1e-6
 
 
-@pytest.mark.parametrize("read", ["a term of the loss", "a norm", "torch.save", "an optimizer's state"])
+@pytest.mark.parametrize(
+    "read", ["a term of the loss", "a norm", "torch.save", "copies in host memory", "an optimizer's state"]
+)
 def test_what_reads_a_parameter_of_another_rank_is_told_how_to_have_it(told: list[dict[str, Any]], read: str):
     for rank, (name, other) in zip(told, (("b", 1), ("a", 0)), strict=True):
         assert f"needs values of {name!r}, which are on rank {other} only" in rank["reading"][read]

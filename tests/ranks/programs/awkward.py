@@ -172,6 +172,7 @@ def reading(rank: int) -> dict[str, str]:
         "a term of the loss": told(lambda: loss_of(model, x) + sum(p.square().sum() for p in model.parameters())),
         "a norm": told(lambda: [p.norm().item() for p in model.parameters()]),
         "torch.save": told(lambda: torch.save(model.state_dict(), io.BytesIO())),
+        "copies in host memory": told(lambda: [each.cpu() for each in model.state_dict().values()]),
         "an optimizer's state": told(lambda: torch.save(optimizer.state_dict(), io.BytesIO())),
         "again": told(lambda: mosaic.colocate(model, x), ValueError),
         "inside of another": told(lambda: mosaic.colocate(nn.Sequential(model), x), ValueError),

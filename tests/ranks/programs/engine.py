@@ -119,6 +119,7 @@ def met_while_computing(rank: int, size: int) -> bool:
         modules=list(members),
         options=Options(ranks=RankSettings(timeout_s=30)),
     )
+    model(sample).sum().backward()  # what a module writes is learned at its first call, which is waited for
     model.left.group = model.right.group = handle.world.group(range(size))
     for _ in range(2):
         model(torch.randn(3, 4)).sum().backward()

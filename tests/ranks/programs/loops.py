@@ -146,6 +146,7 @@ def ranked_of(tower: Tower, members: tuple[int, ...], world: World, reducer: Gra
         waiting=unwatched,
         control=group,
         learned=learned,
+        awaited=None,
         batched=(True, True, False),
     )
 
@@ -153,7 +154,9 @@ def ranked_of(tower: Tower, members: tuple[int, ...], world: World, reducer: Gra
 def call(ranked: Ranked, *args: Any, **kwargs: Any) -> Any:
     leaves, spec = flatten((args, kwargs))
     trouble = ranked.trouble_of(spec, leaves)
-    return ranked.result_of(ForwardPass(ranked, ranked.plain, leaves, is_there=True, trouble=trouble).go().made)
+    return ranked.result_of(
+        ForwardPass(ranked, ranked.plain, leaves, is_there=True, attributes="", trouble=trouble).go().made
+    )
 
 
 def random_layouts(rank: int, size: int) -> list[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,9 +23,11 @@ from mosaic.ranks import RankHandle
 from mosaic.ranks.calls.stream_calls import StreamCalls
 from mosaic.ranks.colocate import colocate_ranks
 from ranks import training
-from ranks.graphs import Drawn, Shape
+from ranks.graphs import Drawn, Shape, plan_for
 from ranks.graphs import batch_of as drawn_batch
 from ranks.graphs import loss_of as drawn_loss
+from ranks.programs import hidden
+from ranks.programs.hidden import RIGHT
 from ranks.training import Model, batch, loss_of, part_of, plain_training, slices
 
 STEPS = 3
@@ -100,7 +102,21 @@ def observed(rank: int, size: int) -> dict[str, Any]:
         "order": order_of_launches(rank, size),
         "race": race_without_waiting(rank, size),
         "refused": refused(rank, size),
+        "hidden": {name: hidden_state(make, rank) for name, make in RIGHT.items()},
     }
+
+
+def hidden_state(make: Callable[[], nn.Module], rank: int) -> float:
+    """Trains a model whose modules read more than arguments; returns how far it is from data-parallel training."""
+    backend = FakeBackend(num_slots=4)
+
+    def place(model: nn.Module, sample: torch.Tensor, members: dict[str, tuple[int, ...]], size: int) -> RankHandle:
+        plan = plan_for(model, sample, members, size, backend=backend)
+        options = Options(ranks=RankSettings(timeout_s=20))
+        return colocate_ranks(model, sample=sample, modules=list(members), plan=plan, backend=backend, options=options)
+
+    with backend.api.watching(), FakeNccl(backend.api).standing_in():
+        return hidden.trained(make, rank, place)
 
 
 def trained(seed: int, rank: int, size: int, *, everywhere: bool = False) -> dict[str, tuple[int, ...]]:

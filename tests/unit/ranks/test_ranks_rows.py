@@ -39,6 +39,11 @@ def attention(part: nn.Module, y: torch.Tensor) -> torch.Tensor:
 
 
 def counts(part: nn.Module, y: torch.Tensor) -> torch.Tensor:
+    part.mean += 1
+    return y
+
+
+def averages(part: nn.Module, y: torch.Tensor) -> torch.Tensor:
     part.mean += y.mean(0)
     return y
 
@@ -59,7 +64,7 @@ ALONE: dict[str, Work] = {
     "numbers of Python and numpy": lambda part, y: y * random.random() + np.random.rand(),
     "what depends on values and is drawn": lambda part, y: torch.normal(y, 1.0),
     "attention with dropout": attention,
-    "a buffer": counts,
+    "a buffer that counts calls": counts,
 }
 TOGETHER: dict[str, Work] = {
     "a mean": lambda part, y: y - y.mean(0),
@@ -67,6 +72,7 @@ TOGETHER: dict[str, Work] = {
     "a mean in evaluation": lambda part, y: y - (part.mean if part.training else y.mean(0)),
     "a small part of a mean": lambda part, y: y - 0.005 * y.mean(0),
     "a mean behind dropout": lambda part, y: dropped(part, y) - dropped(part, y).mean(0),
+    "a buffer of their mean": averages,
     "pairs": pairs,
     "rows mixed in training": lambda part, y: y + y[torch.randperm(len(y))] if part.training else y,
 }

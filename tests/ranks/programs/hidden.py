@@ -1,0 +1,235 @@
+"""Models whose modules read, write or keep more than arguments and results, on two ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from mosaic.errors import UnsupportedModelError
+from mosaic.ranks import RankHandle
+from ranks.clip import told
+from ranks.graphs import colocated, difference, twins
+
+SWAPPED = {"a": (1,), "b": (0,)}
+STEPS = 4
+
+
+class Tower(nn.Module):
+    """Reads attributes, its own and a part's, a buffer and settings of the process; slow, so that it runs late."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(6, 8)
+        self.part = nn.Identity()
+        self.scale: Any = 1.0
+        self.part.gain = 1.0
+        self.register_buffer("center", torch.ones(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(60):
+            torch.ones(128, 128) @ torch.ones(128, 128)
+        settings = float(torch.are_deterministic_algorithms_enabled())
+        return (self.net(x) - self.center) * self.scale * self.part.gain + settings
+
+
+class Counts(Tower):
+    """Writes an attribute of its own that it reads."""
+
+    num_calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.num_calls += 1
+        return super().forward(x) * self.num_calls
+
+
+class Averages(Tower):
+    """Keeps an average of what it makes in a buffer."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = super().forward(x)
+        with torch.no_grad():
+            self.center.mul_(0.9).add_(made.mean(0), alpha=0.1)
+        return made
+
+
+class Writes(Tower):
+    """Writes into its argument."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.mul_(2))
+
+
+Glue = Callable[["Model", torch.Tensor], torch.Tensor]
+
+
+class Model(nn.Module):
+    """Two towers, and something done around the call of the first; ``step`` counts from 0."""
+
+    def __init__(self, glue: Glue, first: type[Tower] = Tower) -> None:
+        super().__init__()
+        self.a, self.b = first(), Tower()
+        self.step = 0
+        self.glue = glue
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.glue(self, x).mean(-1) * self.b(x).mean(-1)
+
+
+def data(seed: int) -> torch.Tensor:
+    return torch.randn(4, 6, generator=torch.Generator().manual_seed(seed))
+
+
+def nothing(model: Model, x: torch.Tensor) -> torch.Tensor:
+    return model.a(x)
+
+
+def an_attribute(model: Model, x: torch.Tensor) -> torch.Tensor:
+    model.a.scale = 2.0 + model.step
+    made = model.a(x)
+    model.a.scale = 1.0
+    return made
+
+
+def an_attribute_of_a_part(model: Model, x: torch.Tensor) -> torch.Tensor:
+    part = model.a.part
+    part.gain = 2.0 + model.step
+    made = model.a(x)
+    part.gain = 1.0
+    return made
+
+
+def a_buffer(model: Model, x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        model.a.center.mul_(0.5).add_(0.1)
+        made = model.a(x)
+        model.a.center.add_(1)
+    return made
+
+
+def parameters(model: Model, x: torch.Tensor) -> torch.Tensor:
+    made = model.a(x)
+    with torch.no_grad():  # as a teacher's, after its call
+        for slow, fast in zip(model.a.parameters(), model.b.parameters(), strict=True):
+            slow.mul_(0.5).add_(fast, alpha=0.5)
+    return made
+
+
+def a_setting(model: Model, x: torch.Tensor) -> torch.Tensor:
+    torch.use_deterministic_algorithms(True)
+    made = model.a(x)
+    torch.use_deterministic_algorithms(False)
+    return made
+
+
+def what_differs(model: Model, x: torch.Tensor) -> torch.Tensor:
+    model.a.scale = 2.0 + dist.get_rank()
+    return model.a(x)
+
+
+def what_lies_between(model: Model, x: torch.Tensor) -> torch.Tensor:
+    model.a.scale = x.mean()
+    made = model.a(x)
+    model.a.scale = 1.0
+    return made
+
+
+def a_result(model: Model, x: torch.Tensor) -> torch.Tensor:
+    model.a.scale = model.b(x).mean()
+    made = model.a(x)
+    model.a.scale = 1.0
+    return made
+
+
+def weights_later(model: Model, x: torch.Tensor) -> torch.Tensor:
+    if model.step:
+        with torch.no_grad():
+            for weight in vars(model)["weights"]:
+                weight.mul_(0.5)
+    return model.a(x)
+
+
+def decaying() -> Model:
+    """Writes to weights by a list of its own, and not in the sample's step."""
+    model = Model(weights_later)
+    model.a.requires_grad_(False)
+    vars(model)["weights"] = list(model.a.parameters())
+    return model
+
+
+def hooked() -> Model:
+    """A hook keeps a feature that a loss may use."""
+    model = Model(nothing)
+    model.kept = []  # type: ignore[assignment]
+    model.a.net.register_forward_hook(lambda module, args, made: model.kept.append(made))
+    return model
+
+
+def teacher() -> Model:
+    model = Model(parameters)
+    model.a.requires_grad_(False)
+    return model
+
+
+RIGHT: dict[str, Callable[[], nn.Module]] = {
+    "an attribute is set around the call": lambda: Model(an_attribute),
+    "an attribute of a part is": lambda: Model(an_attribute_of_a_part),
+    "a buffer is written before and after it": lambda: Model(a_buffer),
+    "parameters are written after it": teacher,
+    "parameters are written before it, and were not in the sample's step": decaying,
+    "a setting of the process is changed around it": lambda: Model(a_setting),
+    "the module counts its calls": lambda: Model(nothing, Counts),
+}
+REFUSED: dict[str, Callable[[], nn.Module]] = {
+    "it reads what was made between modules": lambda: Model(what_lies_between),
+    "not among its arguments": lambda: Model(a_result),
+    "it writes into its arguments": lambda: Model(nothing, Writes),
+    "is kept after its call": hooked,
+    "it keeps statistics of them in buffers": lambda: Model(nothing, Averages),
+}
+
+
+def trained(make: Callable[[], nn.Module], rank: int, place: Callable[..., RankHandle] = colocated) -> float:
+    """Trains beside DistributedDataParallel; returns how far losses and parameters are apart."""
+    model, wrapped = twins(make, 0)
+    handle = place(model, data(rank), SWAPPED, 2)
+    apart = []
+    optimizers = [
+        torch.optim.SGD([p for p in each.parameters() if p.requires_grad], lr=0.1) for each in (model, wrapped)
+    ]
+    for step in range(STEPS):
+        model.step = wrapped.module.step = step
+        losses = []
+        for each, optimizer in zip((model, wrapped), optimizers, strict=True):
+            loss = each(data(rank + 2 * step)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(float(loss.detach()))
+        apart.append(abs(losses[0] - losses[1]) / abs(losses[1]))
+    apart.append(difference(handle, wrapped))
+    handle.remove()
+    return max(apart)
+
+
+def differing(rank: int) -> str:
+    """Says what comes of ranks that set an attribute to different values."""
+    model = Model(what_differs)
+    handle = colocated(model, data(rank), SWAPPED, 2)
+    said = told(lambda: model(data(rank)))
+    handle.remove()
+    return said
+
+
+def everything(rank: int, size: int) -> dict[str, Any]:
+    """Runs all of it; returns what each came to, by name."""
+    del size
+    found: dict[str, Any] = {name: trained(make, rank) for name, make in RIGHT.items()}
+    for name, make in REFUSED.items():
+        found[name] = told(lambda make=make: colocated(make(), data(rank), SWAPPED, 2), UnsupportedModelError)  # type: ignore[misc]
+    found["differing"] = differing(rank)
+    dist.barrier()
+    return found
