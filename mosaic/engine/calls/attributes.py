@@ -58,15 +58,21 @@ class Attributes:
     def look_into(self, parts: Sequence[nn.Module]) -> None:
         """Notes what the parts and their code refer to by now."""
         self._inner = _open_in(_values_of(parts))
+        named = [(id(part), name, value) for part in parts for name, value in _own(part).items() if not _is_open(value)]
+        named += [(key, None, item) for key, value in self._inner.items() for item in _content(value)]
+        held = {id(tensor) for part in parts for home in (part._parameters, part._buffers) for tensor in home.values()}
         self._tensors = [
             value
-            for part in parts
-            for name, value in _own(part).items()
-            if isinstance(value, torch.Tensor) and name not in self.own_writes.get(id(part), ())
+            for key, name, value in named
+            if isinstance(value, torch.Tensor) and id(value) not in held and not self._is_own(key, name)
         ]
         self._places = [place for place in places_of(parts) if holds_data(place)]
         outer = _open_in(place.value for place in self._places)
         self._outer = [value for key, value in outer.items() if key not in self._inner]
+
+    def _is_own(self, key: int, name: str | None) -> bool:
+        own = self.own_writes.get(key)
+        return own is not None and (name is None or name in own)
 
     def read(self, parts: Sequence[nn.Module]) -> Reading:
         """Returns the attributes' values now."""
@@ -87,7 +93,7 @@ class Attributes:
         These are the values that the parts' code names, and how often tensors in attributes were written to.
         """
         named = tuple([_seen(place.value) for place in self._places])
-        return [named, tuple(map(version_of, self._tensors)), *map(_content, self._outer)]
+        return [named, tuple(map(version_of, self._tensors)), *map(_seen_in, self._outer)]
 
     def changed_outside(self, before: Reading) -> str | None:
         """Names something that is not as in an earlier ``read_outside``, or returns None."""
@@ -117,7 +123,7 @@ class Written:
         self._before = _named(parts)
         self._places = [(place, _seen(place.value)) for place in places_of(parts) if holds_data(place)]
         outer = ((place.name, value) for place, (value, _) in self._places if _is_open(value))
-        self._outer = [(name, value, _content(value)) for name, value in outer if id(value) not in self._before]
+        self._outer = [(name, value, _seen_in(value)) for name, value in outer if id(value) not in self._before]
 
     def since(self, parts: Sequence[nn.Module], own: OwnWrites) -> str:
         """Returns a text of what was written since, the same in every process that wrote the same; empty for nothing.
@@ -155,7 +161,7 @@ class Written:
         for place, value in self._places:
             if not same(_seen(place.value), value):
                 return place.name
-        return next((name for name, value, content in self._outer if not same(_content(value), content)), None)
+        return next((name for name, value, content in self._outer if not same(_seen_in(value), content)), None)
 
 
 def same(one: Any, other: Any) -> bool:
@@ -182,7 +188,7 @@ def changed_part(before: Reading, after: Reading, parts: Sequence[nn.Module]) ->
 def _named(parts: Sequence[nn.Module]) -> Named:
     found: Named = {id(part): (part, {name: _seen(value) for name, value in _own(part).items()}) for part in parts}
     for key, value in _open_in(_values_of(parts)).items():
-        found[key] = (value, dict(enumerate(_content(value))))
+        found[key] = (value, dict(enumerate(_seen_in(value))))
     return found
 
 
@@ -220,9 +226,11 @@ def _content(value: Any) -> tuple[Any, ...]:
     values = value if isinstance(value, (list, dict, set)) else vars(value)
     if len(values) > _MAX_ITEMS:
         return (len(values),)
-    if isinstance(values, dict):
-        return (*values, *map(_seen, values.values()))
-    return tuple(map(_seen, values))
+    return (*values, *values.values()) if isinstance(values, dict) else tuple(values)
+
+
+def _seen_in(value: Any) -> tuple[Any, ...]:
+    return tuple(map(_seen, _content(value)))
 
 
 def _seen(value: Any) -> tuple[Any, int | None]:

@@ -417,6 +417,22 @@ def test_an_error_that_comes_of_a_result_of_another_shape_is_none_of_the_loop_s(
     assert "depend on values" in described
 
 
+class Recurrent(nn.Module):
+    """Keeps its weights in a list as well, as every ``nn.RNNBase`` does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells = nn.GRU(8, 16, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.cells(x[:, None])[0][:, 0]
+
+
+def test_a_list_of_weights_is_no_attribute_that_changes():
+    described = run_both(lambda: TwoTowers(Recurrent(), Recurrent()), pair_batch(), SIDE_BY_SIDE, train(12))
+    assert "ran in place" not in described
+
+
 def test_a_dropout_whose_rate_changes_in_the_loop_is_learned_anew():
     def loop(model: Any, record: Record) -> None:
         for step in range(6):
