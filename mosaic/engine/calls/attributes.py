@@ -58,7 +58,9 @@ class Attributes:
     def look_into(self, parts: Sequence[nn.Module]) -> None:
         """Notes what the parts and their code refer to by now."""
         self._inner = _open_in(_values_of(parts))
-        named = [(id(part), name, value) for part in parts for name, value in _own(part).items() if not _is_open(value)]
+        named: list[tuple[int, str | None, Any]] = []
+        for part in parts:
+            named += [(id(part), name, value) for name, value in _own(part).items()]
         named += [(key, None, item) for key, value in self._inner.items() for item in _content(value)]
         held = {id(tensor) for part in parts for home in (part._parameters, part._buffers) for tensor in home.values()}
         self._tensors = [
