@@ -4,7 +4,8 @@
 
 All modules that are found are placed side by side on lanes of one thread each, by force. Each case runs in a process
 of its own and ends in one word: ``equal, on lanes``; ``equal, in place``; ``refused`` before training; ``raised`` by
-Mosaic in training; ``different``, without a word; ``crashed`` where the plain loop runs, which includes hanging.
+Mosaic in training; ``different, as told`` by ``describe()``; ``different``, without a word; ``crashed`` where the plain
+loop runs, which includes hanging.
 """
 
 from __future__ import annotations

@@ -59,11 +59,16 @@ NETS: Files = MappingProxyType(
 )
 """The files of odd nets and loops; each of their public functions is a case."""
 
+TOLD = MappingProxyType({"types_compared_exactly": "isinstance(m, T) holds, type(m) is T does not"})
+"""Cases that differ, and what ``describe()`` says of that."""
+
 
 def all_cases() -> list[Case]:
     """Returns all cases: the models, then the nets and loops."""
     models = [(kind, name, partial(_trained, make)) for kind, name, make in _functions(MODELS)]
-    return [Case(name=name, kind=kind, run=run) for kind, name, run in (*models, *_functions(NETS))]
+    return [
+        Case(name=name, kind=kind, run=run, told=TOLD.get(name, "")) for kind, name, run in (*models, *_functions(NETS))
+    ]
 
 
 def _trained(make: Callable[[], Made], session: Session) -> None:

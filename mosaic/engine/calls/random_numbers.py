@@ -7,10 +7,12 @@ on by as many draws as the module is known to make. What a module draws is count
 
 from __future__ import annotations
 
+import functools
 import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FunctionType
 from typing import Any, Self
 
 import numpy as np
@@ -43,6 +45,25 @@ OVERLOADS = {
     "aten.randint_like.Tensor": "Tensor_generator",
 }
 """Operators that take no generator, each with its overload that does; all others take one, or none of theirs does."""
+
+_NAMES = frozenset(
+    (
+        *(
+            "dropout",
+            "dropout1d",
+            "dropout2d",
+            "dropout3d",
+            "alpha_dropout",
+            "feature_alpha_dropout",
+            "stochastic_depth",
+        ),
+        *("rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "randperm", "random_", "uniform_"),
+        *("normal", "normal_", "log_normal_", "bernoulli", "bernoulli_", "binomial", "multinomial", "poisson"),
+        *("cauchy_", "exponential_", "geometric_", "gumbel_softmax", "rrelu"),
+    )
+)
+"""Functions that draw random numbers, as code names them."""
+_DRAWING = (nn.modules.dropout._DropoutNd, nn.RReLU)
 
 
 class LaneRandomness(TorchDispatchMode):
@@ -150,6 +171,31 @@ class RandomnessWatch(TorchDispatchMode):
 
     def _leave(self) -> None:
         self._inside.pop()
+
+
+def may_draw(module: nn.Module | None) -> list[nn.Module]:
+    """Returns the parts of a module that may draw random numbers in some calls: dropouts, and those whose code says so.
+
+    Looked at are the methods of classes that are not torch's; not the functions that these call.
+    """
+    return [part for part in ([] if module is None else module.modules()) if part.training and _may_draw(part)]
+
+
+def _may_draw(part: nn.Module) -> bool:
+    if isinstance(part, _DRAWING):
+        return getattr(part, "p", 1.0) > 0
+    return any(not isinstance(getattr(part, name, None), nn.Module) for name in _random_names(type(part)))  # type: ignore[arg-type]
+
+
+@functools.lru_cache(maxsize=1000)
+def _random_names(kind: Any) -> frozenset[str]:
+    found: set[str] = set()
+    for base in kind.__mro__:
+        if base.__module__.partition(".")[0] not in ("torch", "builtins") and "_mosaic_plain" not in vars(base):
+            for value in vars(base).values():
+                if isinstance(value, FunctionType):
+                    found.update(_NAMES & frozenset(value.__code__.co_names))
+    return frozenset(found)
 
 
 def other_random_state() -> tuple[Any, ...]:

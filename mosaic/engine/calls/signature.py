@@ -14,7 +14,13 @@ from torch.utils import _pytree as pytree
 from mosaic.engine.calls.branch_graph import Survey, find_uses, survey
 from mosaic.engine.calls.obstacles import Obstacle, hides_tensors
 from mosaic.engine.calls.process_settings import SettingsWatch
-from mosaic.engine.calls.random_numbers import DRAW_WITH_TORCH, RandomnessWatch, count_draws, other_random_state
+from mosaic.engine.calls.random_numbers import (
+    DRAW_WITH_TORCH,
+    RandomnessWatch,
+    count_draws,
+    may_draw,
+    other_random_state,
+)
 from mosaic.engine.calls.shapes import on_meta
 from mosaic.engine.calls.structure import flatten, is_opaque, leaf_key, memory_of, tensors_in, tensors_of
 from mosaic.engine.calls.thread_locals import reads_thread_local, sets_context
@@ -66,7 +72,7 @@ class Signature:
     draws: int
     """32-bit random numbers drawn."""
     drawing: tuple[torch.nn.Module, ...] | None
-    """The parts of the module that draw them, each a module of its own; None if the module itself does."""
+    """The parts of the module that draw them, or may, each a module of its own; None if the module itself may."""
     obstacle: Obstacle | None
     """Why calls of this kind run where they are made, or None."""
     alone: str | None
@@ -79,6 +85,11 @@ class Signature:
     """Whether a result that requires a gradient is a view of an input."""
     layouts: dict[Layouts, Layouts] = field(default_factory=dict, compare=False)
     """For gradients of its results seen so far, those of its edges."""
+
+    @property
+    def may_draw(self) -> bool:
+        """Whether it draws random numbers, or may in another call of the same kind."""
+        return self.draws > 0 or self.drawing != ()
 
     @property
     def made(self) -> list[OutputInfo]:
@@ -183,8 +194,9 @@ def learn(
         reads_thread_local(module),
     ]
     obstacle = next((reason for reason in obstacles if reason is not None), None)
-    parts = tuple(part for part in watch.parts if part is not None and part is not module)
-    drawing = parts if len(parts) == len(watch.parts) else None
+    drew = [*watch.parts, *(part for part in may_draw(module) if all(part is not known for known in watch.parts))]
+    parts = tuple(part for part in drew if part is not None and part is not module)
+    drawing = parts if len(parts) == len(drew) else None
     signature = _describe(leaves, spec, arguments, draws or 0, obstacle, _alone(found, arguments.state))
     recasts = found.recasts and arguments.state.autocast and arguments.state.autocast_cache
     writes = buffers != buffer_versions(module)

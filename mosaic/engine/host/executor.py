@@ -146,7 +146,7 @@ class Executor(LaneWork):
         if reason is not None:
             return self._run_here(site, run, args, kwargs, reason)
         awaited = self.awaits(site, hidden)
-        generator = self.lane_generator(signature.draws)
+        generator = self.lane_generator(signature.draws) if signature.may_draw else None
         call = Call(
             self, site, run, arguments, signature, generator, origin=caller(), parameters=parts.trained, hidden=hidden
         )
@@ -263,10 +263,8 @@ class Executor(LaneWork):
                 self._drawing.append(part)
 
     @staticmethod
-    def lane_generator(draws: int) -> tuple[torch.Generator, torch.Tensor] | None:
+    def lane_generator(draws: int) -> tuple[torch.Generator, torch.Tensor]:
         """Returns a generator for the lane and the state it must end in, and moves the default generator there."""
-        if not draws:
-            return None
         generator = torch.Generator()
         generator.set_state(torch.get_rng_state())
         advance_default(draws)

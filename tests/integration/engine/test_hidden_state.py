@@ -370,6 +370,10 @@ class Skips(nn.Module):
         hidden = self.norm(self.first(x))
         if self.kind == "drops" and x[0, 0] > 0:
             hidden = self.drop(hidden)
+        if self.kind == "drops not" and x[0, 0] < 0:
+            hidden = self.drop(hidden)
+        if self.kind == "drops by a function" and x[0, 0] < 0:
+            hidden = functional.dropout(hidden, 0.3)
         if self.kind == "shape":
             hidden = hidden[hidden[:, 0] > 0]
         if self.kind == "takes":
@@ -393,7 +397,7 @@ class Ragged(TwoTowers):
         return torch.cat([left @ self.weight, right]) * self.scale * self.steps
 
 
-@pytest.mark.parametrize("kind", ["drops", "shape", "takes"])
+@pytest.mark.parametrize("kind", ["drops", "drops not", "drops by a function", "shape", "takes"])
 def test_results_that_depend_on_values_end_in_place_and_nothing_is_counted_twice(kind: str):
     def loop(model: Any, record: Record) -> None:
         random.seed(0)

@@ -6,6 +6,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from bench.sweep import tables
 from bench.sweep.__main__ import run_alone, sweep
 from bench.sweep.catalogue import MODELS, NETS, all_cases
 from bench.sweep.nets.pieces import Two, batch, train
-from bench.sweep.outcomes import CRASHED, DIFFERENT, IN_PLACE, NO_PLAIN, ON_LANES, RAISED, REFUSED
+from bench.sweep.outcomes import CRASHED, DIFFERENT, IN_PLACE, NO_PLAIN, ON_LANES, RAISED, REFUSED, TOLD
 from bench.sweep.session import Session, difference
 from bench.sweep.verdict import Case
 from mosaic import artifact
@@ -80,6 +81,17 @@ def drawing(session: Session) -> None:
         (drawing, NO_PLAIN, "differs from itself"),
     ],
 )
+def test_a_difference_that_describe_tells_of_is_no_silent_one():
+    def of_types(session: Session) -> None:
+        model = Two()
+        train(session, model, after=lambda step: session.note(type(model.a) is torch.nn.Sequential))
+
+    told = "isinstance(m, T) holds, type(m) is T does not"
+    for text, outcome in ((told, TOLD), ("", DIFFERENT), ("something else", DIFFERENT)):
+        made = run_alone(replace(case_of(of_types), told=text))
+        assert made.labels["outcome"] == outcome
+
+
 def test_a_case_ends_in_one_word_with_a_reason(run, outcome, reason):
     figure = run_alone(case_of(run))
     assert figure.labels["outcome"] == outcome
