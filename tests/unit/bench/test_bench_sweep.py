@@ -81,17 +81,6 @@ def drawing(session: Session) -> None:
         (drawing, NO_PLAIN, "differs from itself"),
     ],
 )
-def test_a_difference_that_describe_tells_of_is_no_silent_one():
-    def of_types(session: Session) -> None:
-        model = Two()
-        train(session, model, after=lambda step: session.note(type(model.a) is torch.nn.Sequential))
-
-    told = "isinstance(m, T) holds, type(m) is T does not"
-    for text, outcome in ((told, TOLD), ("", DIFFERENT), ("something else", DIFFERENT)):
-        made = run_alone(replace(case_of(of_types), told=text))
-        assert made.labels["outcome"] == outcome
-
-
 def test_a_case_ends_in_one_word_with_a_reason(run, outcome, reason):
     figure = run_alone(case_of(run))
     assert figure.labels["outcome"] == outcome
@@ -154,3 +143,14 @@ def test_the_list_has_sixty_models_a_hundred_nets_and_no_name_twice():
 def test_cases_of_the_list_are_equal_on_lanes(name):
     (case,) = [case for case in all_cases() if case.name == name]
     assert run_alone(case).labels["outcome"] == ON_LANES
+
+
+def test_a_difference_that_describe_tells_of_is_no_silent_one():
+    def of_types(session: Session) -> None:
+        model = Two()
+        train(session, model, after=lambda step: session.note(type(model.a) is torch.nn.Sequential))
+
+    told = "isinstance(m, T) holds, type(m) is T does not"
+    for text, outcome in ((told, TOLD), ("", DIFFERENT), ("something else", DIFFERENT)):
+        made = run_alone(replace(case_of(of_types), told=text))
+        assert made.labels["outcome"] == outcome
