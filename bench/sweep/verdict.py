@@ -109,7 +109,7 @@ def _outcome(case: Case, plain: Session, ours: Session) -> tuple[str, str]:
 
 def _without_folders(text: str) -> str:
     """Returns text that names files as the repository and its packages do."""
-    return re.sub(r"/\S*/site-packages/", "", text.replace(f"{_TOP}/", ""))
+    return re.sub(r"[^\s(]*/site-packages/", "", text.replace(f"{_TOP}/", ""))
 
 
 def _overlap(one: Span, other: Span) -> bool:

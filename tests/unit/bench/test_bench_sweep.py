@@ -127,7 +127,7 @@ def test_the_tables_count_and_name_the_cases_of_each_kind(tmp_path):
         path=tmp_path / "host" / "2026-01-01-abc-bench_sweep.json",
     )
     counted = tables.counts_table(tmp_path).splitlines()
-    assert counted[2] == "| made up | 3 | 1 |  |  | 1 | 1 |  |"
+    assert counted[2] == "| made up | 3 | 1 |  |  | 1 |  | 1 |  |"
     assert counted[3].startswith("| all | 3 |")
     assert f"| {DIFFERENT} | made up | `noting` |" in tables.cases_table(tmp_path).splitlines()
 
