@@ -455,8 +455,12 @@ def test_an_interrupt_while_things_are_put_back_waits_until_they_are(monkeypatch
         return steps_back(self)
 
     monkeypatch.setattr(preserving.Memory, "steps_back", interrupted)
-    with no_trace(model, batch), pytest.raises(KeyboardInterrupt):
-        find_modules(model, batch)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    try:
+        with no_trace(model, batch), pytest.raises(KeyboardInterrupt):
+            find_modules(model, batch)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def now_and_then(model: Restless, x: torch.Tensor) -> None:

@@ -6,7 +6,7 @@ import copy
 from collections import Counter
 
 import torch
-from one_thread_work import MAX_STEPS, OPTIONS, Chains, chains_batch, train_chains
+from one_thread_work import MAX_STEPS, OPTIONS, Chains, chains_batch, once_more, train_chains
 
 import mosaic
 from mosaic.engine import Handle
@@ -27,6 +27,7 @@ def assert_side_by_side(handle: Handle, steps: int) -> None:
     assert calls == {"left": steps, "right": steps}
 
 
+@once_more
 def test_two_towers_of_one_thread_s_work_end_side_by_side_and_compute_what_the_plain_loop_does():
     torch.manual_seed(0)
     model = Chains()

@@ -61,6 +61,7 @@ def test_two_models_in_one_step_are_equal():
     assert ran.metrics[0]["overlap"] > 0
 
 
+@once_more
 def test_two_models_that_wait_for_devices_of_their_own_end_colocated_the_default_way():
     """With nothing scripted: found, profiled, solved, tried in the first steps, and equal at one thread throughout."""
 
