@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from mosaic.engine.calls.structure import tensors_in
-from mosaic.engine.graphs.attributes import Attributes
+from mosaic.engine.graphs.python_state import PythonState
 from mosaic.profiler.preserve.reach import Reach
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -54,7 +54,7 @@ class ModuleState:
             self._note(path, part._parameters, self.parameters)
             self._note(path, part._buffers, self.tensors)
             self._note(path, vars(part), self.tensors)
-        self._attributes = Attributes(self._parts)
+        self._python = PythonState(self._parts)
 
     def _note(self, path: str, home: dict[str, Any], tensors: dict[int, Any]) -> None:
         for key, value in home.items():
@@ -81,7 +81,7 @@ class ModuleState:
 
     def change(self) -> ModuleChange | None:
         """Returns what is no longer as it was, or None."""
-        text = self._attributes.change()
+        text = self._python.change()
         if text is not None:
             return ModuleChange(text, lasting=False)
         for home, children in self._children:
@@ -97,7 +97,7 @@ class ModuleState:
                 return ModuleChange(f"{path or 'it'!r} got a hook", lasting=False)
         if _has_global_hooks():
             return ModuleChange("all modules got a hook", lasting=False)
-        text = self._attributes.change_inside()
+        text = self._python.change_inside()
         return None if text is None else ModuleChange(text, lasting=False, is_inside=True)
 
     def new_attribute(self) -> str | None:

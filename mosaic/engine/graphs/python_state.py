@@ -24,7 +24,7 @@ _MAX_DEPTH = 4
 _MAX_ITEMS = 100
 
 
-class Attributes:
+class PythonState:
     """Attributes of parts, and what their code names, as they are when this is made; tensors of parts' own apart.
 
     Args:
