@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from example_cases import FOLDER, added_lines, assert_equal, check, run_by_default, run_colocated, run_plain
-from one_thread_work import OPTIONS, Answered, once_more
+from one_thread_work import MAX_STEPS, OPTIONS, Answered, once_more
 
 import mosaic
 from mosaic.engine.parallel import ParallelBlock
