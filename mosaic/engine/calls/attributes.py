@@ -20,7 +20,6 @@ from mosaic.engine.calls.outside import Place, holds_data, places_of
 from mosaic.engine.calls.structure import version_of
 
 _OF_TORCH = frozenset(vars(nn.Module()))
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _CLOSED = (
     nn.Module,
     torch.Tensor,
@@ -77,12 +76,12 @@ class Attributes:
         return own is not None and (name is None or name in own)
 
     def read(self, parts: Sequence[nn.Module]) -> Reading:
-        """Returns the attributes' values now."""
+        """Returns the attributes' values now; others may be changing them, so that each dict is copied at once."""
         found: Reading = []
         for part in parts:
             values = vars(part)
             own = self.own_writes.get(id(part))
-            kept = values.values() if own is None else (value for name, value in values.items() if name not in own)
+            kept = values.values() if own is None else [v for name, v in list(values.items()) if name not in own]
             found.append((len(values["_forward_hooks"]), len(values["_forward_pre_hooks"]), *kept))
         for key, value in self._inner.items():
             if key not in self.own_writes:
