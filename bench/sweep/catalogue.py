@@ -65,9 +65,9 @@ TOLD = MappingProxyType({"types_compared_exactly": "isinstance(m, T) holds, type
 
 def all_cases() -> list[Case]:
     """Returns all cases: the models, then the nets and loops."""
-    models = [(kind, name, partial(_trained, make)) for kind, name, make in _functions(MODELS)]
+    models = [(kind, name, partial(_trained, make)) for kind, name, make in functions(MODELS)]
     return [
-        Case(name=name, kind=kind, run=run, told=TOLD.get(name, "")) for kind, name, run in (*models, *_functions(NETS))
+        Case(name=name, kind=kind, run=run, told=TOLD.get(name, "")) for kind, name, run in (*models, *functions(NETS))
     ]
 
 
@@ -75,7 +75,8 @@ def _trained(make: Callable[[], Made], session: Session) -> None:
     train_model(session, make())
 
 
-def _functions(kinds: Files) -> Iterator[tuple[str, str, Callable[..., Any]]]:
+def functions(kinds: Files) -> Iterator[tuple[str, str, Callable[..., Any]]]:
+    """Yields the public functions of files, each with the kind of its file and its own name."""
     for kind, module in ((kind, module) for kind, modules in kinds.items() for module in modules):
         for name, found in vars(module).items():
             if inspect.isfunction(found) and found.__module__ == module.__name__ and not name.startswith("_"):

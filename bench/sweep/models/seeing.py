@@ -65,6 +65,19 @@ def gemma3_with_images() -> Made:
     )
 
 
+def idefics2() -> Made:
+    resampler = {"hidden_size": 32, "resampler_n_latents": 4, "resampler_depth": 1, "resampler_n_heads": 4}
+    config = tf.Idefics2Config(
+        vision_config={**VISION},
+        text_config=tf.MistralConfig(**LANGUAGE),
+        perceiver_config={**resampler, "resampler_head_dim": 8, "num_key_value_heads": 2},
+        image_token_id=3,
+    )
+    return tf.Idefics2ForConditionalGeneration(config), lambda drawn: labelled(
+        with_marks(words(drawn, length=16), 3, 4), pixel_values=real(drawn, 4, 1, 3, 32, 32), use_cache=False
+    )
+
+
 def idefics3() -> Made:
     config = tf.Idefics3Config(
         vision_config={**VISION}, text_config=tf.LlamaConfig(**LANGUAGE), image_token_id=3, scale_factor=2
@@ -96,6 +109,12 @@ def mistral3() -> Made:
     return tf.Mistral3ForConditionalGeneration(config), lambda drawn: labelled(
         with_marks(words(drawn, length=16), 3, 4), pixel_values=images(drawn), image_sizes=torch.full((4, 2), 32)
     )
+
+
+def blip_captions() -> Made:
+    text = {**TEXT, "encoder_hidden_size": 32, "projection_dim": 32, "bos_token_id": 1, "sep_token_id": 2}
+    config = tf.BlipConfig(text_config=text, vision_config=VISION, projection_dim=16)
+    return tf.BlipForConditionalGeneration(config), lambda drawn: labelled(words(drawn), pixel_values=images(drawn))
 
 
 def blip_2() -> Made:

@@ -27,6 +27,18 @@ def wav2vec2_ctc() -> Made:
     return tf.Wav2Vec2ForCTC(tf.Wav2Vec2Config(**_WAVES, layerdrop=0.3, mask_time_length=2)), _waves
 
 
+def wav2vec2_pretraining() -> Made:
+    """Makes a model that tells the code of a masked sound from other codes; Gumbel noise draws the codes."""
+    config = tf.Wav2Vec2Config(
+        **_WAVES, codevector_dim=16, num_codevectors_per_group=8, num_codevector_groups=2, proj_codevector_dim=16
+    )
+    return tf.Wav2Vec2ForPreTraining(config), lambda drawn: {
+        "input_values": real(drawn, 4, 512),
+        "mask_time_indices": torch.rand(4, 30, generator=drawn) > 0.5,
+        "sampled_negative_indices": torch.randint(0, 30, (4, 30, 3), generator=drawn),
+    }
+
+
 def hubert_ctc() -> Made:
     return tf.HubertForCTC(tf.HubertConfig(**_WAVES, mask_time_length=2)), _waves
 

@@ -23,6 +23,17 @@ def siglip() -> Made:
     return tf.SiglipModel(tf.SiglipConfig(text_config=TEXT, vision_config=VISION)), _pair
 
 
+def siglip2() -> Made:
+    vision = {**SIZES, "patch_size": 8, "num_patches": 16}
+    return tf.Siglip2Model(tf.Siglip2Config(text_config=TEXT, vision_config=vision)), lambda drawn: {
+        "input_ids": words(drawn),
+        "pixel_values": real(drawn, 4, 16, 3 * 8 * 8),
+        "spatial_shapes": torch.tensor([[4, 4], [2, 8], [3, 5], [4, 4]]),
+        "pixel_attention_mask": torch.arange(16).expand(4, 16) < torch.tensor([[16], [16], [15], [16]]),
+        "return_loss": True,
+    }
+
+
 def metaclip_2() -> Made:
     config = tf.MetaClip2Config(text_config={**TEXT, "eos_token_id": 2}, vision_config=VISION, projection_dim=16)
     return tf.MetaClip2Model(config), _pair
@@ -117,6 +128,13 @@ def bridge_tower() -> Made:
 def vilt() -> Made:
     config = tf.ViltConfig(**TEXT, image_size=32, patch_size=8, max_image_length=16)
     return tf.ViltModel(config), lambda drawn: {"input_ids": words(drawn), "pixel_values": images(drawn)}
+
+
+def visual_bert() -> Made:
+    return tf.VisualBertModel(tf.VisualBertConfig(**TEXT, visual_embedding_dim=16)), lambda drawn: {
+        "input_ids": words(drawn),
+        "visual_embeds": real(drawn, 4, 6, 16),
+    }
 
 
 def lxmert() -> Made:

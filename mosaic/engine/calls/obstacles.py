@@ -46,7 +46,7 @@ def hides_tensors(verb: str, leaf: object) -> Obstacle:
     name = type(leaf).__name__
     return Obstacle(
         f"it {verb} a {name}, which may hide tensors",
-        todo="switch it off while training: model.config.use_cache = False"
+        todo="switch it off while training: model(..., use_cache=False), or use_cache = False in all of its configs"
         if name.endswith("Cache")
         else "return and take tensors, lists, tuples, dicts or dataclasses",
     )

@@ -65,7 +65,7 @@ def found(model: nn.Module, *inputs: torch.Tensor) -> tuple[str, ...]:
     return find_modules(model, inputs or pair_batch()).graph.names
 
 
-@pytest.mark.parametrize("layers", [2, 12, 60])
+@pytest.mark.parametrize("layers", [2, 12, 100])
 def test_small_encoders_are_placed_beside_each_other_however_large_the_language_model_is(layers: int):
     assert found(Modalities(layers)) == ("vision", "audio", "language")
 

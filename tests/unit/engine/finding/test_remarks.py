@@ -79,7 +79,7 @@ def test_a_module_that_returns_a_cache_is_left_out_with_the_remedy_and_others_ar
     finding = find_modules(Glued(lambda self, x, y: self.left(x)[0] @ self.right(y).T, Doing(encode)), pair_batch())
     assert finding.graph.names == ("right",)
     assert finding.left_out["left"] == "it returns a DynamicCache, which may hide tensors"
-    assert finding.left_out["left"].todo == "switch it off while training: model.config.use_cache = False"
+    assert finding.left_out["left"].todo.startswith("switch it off while training: model(..., use_cache=False)")
 
 
 def twice(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
