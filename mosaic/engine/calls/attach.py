@@ -23,6 +23,9 @@ class _Attached(_Plain):
     _mosaic_intercept: ClassVar[Interceptor]
     _mosaic_settle: ClassVar[Callable[[], object] | None]
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Does nothing: a swapped class is none that the user's base should know of."""
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         kind = type(self)
         plain = super().__call__

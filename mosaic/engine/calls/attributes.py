@@ -1,8 +1,8 @@
 """Plain attributes of a module's parts, and what their code names besides, as they were at one moment.
 
-Looked at are the values themselves, and what lists, dicts, sets and objects among them hold, one level deep. Values are
-compared as Python compares them; tensors by identity and by how often they were written to; anything else that cannot
-be compared by identity.
+Looked at are the values themselves, and what containers, arrays and objects among them hold, two levels deep. Values
+are compared as Python compares them; tensors by identity and by how often they were written to; anything else that
+cannot be compared by identity.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from __future__ import annotations
 import sys
 import types
 import zlib
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -29,7 +31,10 @@ _CLOSED = (
     types.ModuleType,
     types.MethodType,
 )
+_CONTAINERS = (list, dict, set, deque)
+_ATOMS = frozenset((int, float, str, bool, type(None), torch.Tensor, nn.Parameter))
 _MAX_ITEMS = 1000  # of more, only the number is looked at
+_MAX_ARRAY_BYTES = 1 << 16  # a larger array of numpy's is taken for a table that is only read
 _NAMESPACES = ("argparse", "collections", "types", "__main__")
 
 OwnWrites = dict[int, frozenset[str]]
@@ -82,7 +87,7 @@ class Attributes:
             values = vars(part)
             own = self.own_writes.get(id(part))
             kept = values.values() if own is None else [v for name, v in list(values.items()) if name not in own]
-            found.append((len(values["_forward_hooks"]), len(values["_forward_pre_hooks"]), *kept))
+            found.append((*values["_forward_hooks"].values(), *values["_forward_pre_hooks"].values(), *kept))
         for key, value in self._inner.items():
             if key not in self.own_writes:
                 found.append(_content(value))
@@ -215,7 +220,7 @@ def _open_in(values: Iterable[Any]) -> dict[int, Any]:
 
 
 def _is_open(value: Any) -> bool:
-    if isinstance(value, (list, dict, set)):
+    if isinstance(value, (*_CONTAINERS, np.ndarray)):
         return True
     if not hasattr(value, "__dict__") or isinstance(value, _CLOSED):
         return False
@@ -223,11 +228,16 @@ def _is_open(value: Any) -> bool:
     return home in _NAMESPACES or home not in sys.stdlib_module_names  # locks, loggers and files are no settings
 
 
-def _content(value: Any) -> tuple[Any, ...]:
-    values = value if isinstance(value, (list, dict, set)) else vars(value)
+def _content(value: Any, depth: int = 2) -> tuple[Any, ...]:
+    if isinstance(value, np.ndarray):
+        return (value.tobytes(),) if value.dtype != object and value.nbytes <= _MAX_ARRAY_BYTES else ()
+    values = value if isinstance(value, _CONTAINERS) else vars(value)
     if len(values) > _MAX_ITEMS:
         return (len(values),)
-    return (*values, *values.values()) if isinstance(values, dict) else tuple(values)
+    items = (*values, *values.values()) if isinstance(values, dict) else tuple(values)
+    if depth == 1:
+        return items
+    return (*items, *[_content(item, depth - 1) for item in items if type(item) not in _ATOMS and _is_open(item)])
 
 
 def _seen_in(value: Any) -> tuple[Any, ...]:

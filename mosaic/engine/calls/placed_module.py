@@ -16,6 +16,8 @@ from mosaic.engine.calls.signature import Signature
 if TYPE_CHECKING:
     from mosaic.backends.base import Lane, Ticket
 
+MAX_KINDS = 1000
+"""Kinds of calls of a module that are remembered, such as shapes."""
 MAX_VARIANTS = 8
 """Settings of a module's attributes that are learned; with more it runs in place."""
 
@@ -91,6 +93,12 @@ class PlacedModule:
         self._variants.append(reading)
         return len(self._variants) - 1
 
+    def learned(self, kind: Hashable, signature: Signature) -> None:
+        """Keeps what is known of a kind of call; the oldest of too many goes."""
+        if len(self.signatures) >= MAX_KINDS:
+            del self.signatures[next(iter(self.signatures))]
+        self.signatures[kind] = signature
+
     def note_writes(self, modules: Sequence[torch.nn.Module], before: Written) -> frozenset[str]:
         """Learns what a forward that has just ended wrote; returns the names of the module's own attributes."""
         outside = before.written_outside()
@@ -106,6 +114,8 @@ class PlacedModule:
             self._variants.clear()
             self.signatures.clear()
         self.attributes.look_into(modules)
+        if self.attributes.own_writes.keys() - set(map(id, modules)):
+            self.awaited = self.awaited or "it writes into containers or objects among its attributes"
         return names
 
     def forget_calls(self) -> None:

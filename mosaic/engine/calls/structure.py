@@ -108,9 +108,10 @@ def is_opaque(leaf: object) -> bool:
 
 
 def leaf_key(leaf: object) -> Hashable:
-    """Returns what must be equal for two calls to be the same call: shapes for tensors, values for the rest."""
+    """Returns what must be equal for two calls to be the same call: shapes and strides of tensors, other values."""
     if isinstance(leaf, torch.Tensor):
-        return (tuple(leaf.shape), leaf.dtype, leaf.requires_grad)
+        strides = leaf.stride() if leaf.layout == torch.strided and not leaf.is_contiguous() else None
+        return (tuple(leaf.shape), strides, leaf.dtype, leaf.requires_grad)
     if isinstance(leaf, slice):
         return ("slice", leaf.start, leaf.stop, leaf.step)
     if isinstance(leaf, PLAIN_TYPES):

@@ -43,8 +43,10 @@ _VALUES = _words(
 """Needs values or memory, or changes what memory a tensor stands for."""
 _SHOWS = _words("__repr__ __str__ __format__")
 """Makes text of values and of the tensor's place in the graph."""
-_VALUES_OF_PENDING = _words("__get__:data __iter__")
-"""The same for a tensor that has no memory as yet, as those of the host's lanes."""
+_VALUES_OF_PENDING = _words(
+    "__get__:data __iter__ quantile nanquantile stft istft nested_tensor as_nested_tensor nested_tensor_from_mask"
+)
+"""The same for a tensor that has no memory as yet, as those of the host's lanes; some change shapes in place inside."""
 _VALUES_OF_DEVICE = _words("cpu grad")
 """The same for a tensor that a device's stream is computing."""
 _IN_PLACE = _words(

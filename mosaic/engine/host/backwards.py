@@ -70,13 +70,15 @@ class Backwards:
                 self.gradients.settle()
 
     def reach(self, site: PlacedModule) -> None:
-        """Keeps gradient sums in the plain order when one backward goes through several calls of a module.
+        """Keeps gradient sums in the plain order when a parameter gets several gradients in one backward.
 
-        The engine would add the gradients of all calls before it adds them to what a parameter has from earlier
-        backwards. So what is there is set aside and added at the end.
+        They may be those of several calls of its module, or the loop's own, such as a penalty's. The engine would add
+        all of them before it adds them to what a parameter has from earlier backwards. So what is there is set aside
+        and added at the end.
         """
-        if site.num_pending > 1:
-            for parameter in site.parameters:
+        several = site.num_pending > 1
+        for parameter in site.parameters:
+            if several or (parameter.grad is not None and not self.gradients.is_hooked_by_others(parameter)):
                 self.gradients.set_aside(parameter)
 
     def follow_in_place(self, site: PlacedModule, outputs: Sequence[torch.Tensor]) -> None:

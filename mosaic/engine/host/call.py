@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch.autograd.graph import Node, get_gradient_edge
+from torch.utils import _pytree as pytree
 
+from mosaic.engine.calls.attributes import same
 from mosaic.engine.calls.branch_graph import capture, find_uses
 from mosaic.engine.calls.hidden_state import HiddenState, parts_of
 from mosaic.engine.calls.obstacles import Obstacle
@@ -87,6 +89,7 @@ class Call:
         self._ends: list[Node] = []  # of their gradients
         self._arrived: list[torch.Tensor | None] = []  # those gradients
         self._aliases: list[torch.Tensor] = []  # what the module gets of them
+        self._given: list[Any] = []  # all that it gets
         self._roots: list[torch.Tensor] = []
         self._captured: list[torch.Tensor | None] = []
         self._uses_apart = False
@@ -99,11 +102,11 @@ class Call:
         assert arguments is not None, "a call ran twice"
         with _noting(f"raised in module {self.site.name!r}, called at {self._origin}"):
             try:
-                leaves = self._run_with_memory(run, arguments)
+                leaves, spec = self._run_with_memory(run, arguments)
             finally:  # an error, too, may come of what is another than it was
                 self._check_hidden(arguments)
         outputs = list({id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}.values())
-        self._check(outputs)
+        self._check(leaves, spec, outputs)
         self._roots = [t for t, o in zip(outputs, self.signature.outputs, strict=True) if o.same_input is None]
         return [tensor.detach() for tensor in self._roots]
 
@@ -116,7 +119,7 @@ class Call:
             made[-1].note_result(info.node, refused if info.shares_memory else None)
         return made
 
-    def _run_with_memory(self, run: Callable[..., Any], arguments: Arguments) -> list[Any]:
+    def _run_with_memory(self, run: Callable[..., Any], arguments: Arguments) -> tuple[list[Any], pytree.TreeSpec]:
         """Calls the module; if there is no memory for it beside the others, once more with all of them at rest.
 
         Nobody has seen a result by then, so that it is as if the first try had not been, unless that has written
@@ -148,15 +151,15 @@ class Call:
         ):
             return self._run_module(run, arguments)
 
-    def _run_module(self, run: Callable[..., Any], arguments: Arguments) -> list[Any]:
+    def _run_module(self, run: Callable[..., Any], arguments: Arguments) -> tuple[list[Any], pytree.TreeSpec]:
         with ExitStack() as stack:
             stack.enter_context(arguments.state.applied())
             if self._generator is not None:
                 everywhere = self.signature.drawing is None
                 stack.enter_context(drawing_from(self._generator[0], everywhere=everywhere))
-            args, kwargs = unflatten(self._alias(arguments), arguments.spec)
-            leaves, _ = flatten(arguments.context.run(run, *args, **kwargs))
-        return leaves
+            self._given = self._alias(arguments)
+            args, kwargs = unflatten(self._given, arguments.spec)
+            return flatten(arguments.context.run(run, *args, **kwargs))
 
     def backward(
         self, grads: Sequence[torch.Tensor | None], *, keep: bool, only_asked: bool, promised: Layouts | None = None
@@ -309,9 +312,12 @@ class Call:
         arrived.append(None)
         return leaf
 
-    def _check(self, outputs: list[torch.Tensor]) -> None:
+    def _check(self, leaves: list[Any], spec: pytree.TreeSpec, outputs: list[torch.Tensor]) -> None:
         """Holds the module to what its first call of this kind showed."""
         expected = self.signature
+        came = {id(leaf): index for index, leaf in enumerate(self._given) if isinstance(leaf, torch.Tensor)}
+        returned = [came.get(id(tensor)) for tensor in outputs]
+        self._given = []
         found = [(tuple(t.shape), t.dtype, t.requires_grad) for t in outputs]
         wanted = [(tuple(o.like.shape), o.like.dtype, o.differentiable) for o in expected.outputs]
         if found != wanted:
@@ -320,11 +326,24 @@ class Call:
                 "depend on values",
                 _VALUES,
             )
+        values = [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]
+        if (
+            spec != expected.spec
+            or [o.same_input for o in expected.outputs] != returned
+            or not same(values, [leaf[0] for leaf in expected.leaves if isinstance(leaf, tuple)])
+        ):
+            raise self._unforeseen(
+                "it returned other inputs, or other values that are no tensors, than its first call of this kind: its "
+                "results depend on values",
+                _VALUES,
+            )
+        if [layouts_of([t]) for t in outputs] != [layouts_of([o.like]) for o in expected.outputs]:
+            raise self._unforeseen("its results have another memory layout than at its first call", _VALUES)
         if self._generator is not None and not torch.equal(self._generator[0].get_state(), self._generator[1]):
             raise self._unforeseen(
                 "it drew another number of random numbers than at its first call with inputs of this kind", _VALUES
             )
-        if len(expected.edges) > len(set(expected.edges)):
+        if sorted(expected.edges) != list(range(len(self._aliases))):  # used several times, or not at all
             made = [t for t, o in zip(outputs, expected.outputs, strict=True) if o.same_input is None]
             uses = find_uses([t for t in made if t.requires_grad], self._aliases)
             if tuple(use.input for use in uses) != expected.edges:

@@ -209,7 +209,7 @@ class Executor(LaneWork):
             guard_attributes(site.module, site.note_writes(parts.modules, before))
         if not site.wrote_outside:
             hidden = HiddenState.take(site.attributes, parts)
-            site.signatures[_kind(site, arguments, parts, hidden)] = signature
+            site.learned(_kind(site, arguments, parts, hidden), signature)
         self.let_draw(signature.drawing or ())
         if signature.obstacle is None:
             LayoutWatch(
