@@ -1,0 +1,145 @@
+"""Later calls of a kind that do something else than its first one: found out, and made good."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from engine_cases import SIDE_BY_SIDE, Doing, Glued, Record, TwoTowers, pair_batch, run_both, train
+from torch import nn
+
+
+def number(self: Doing, x: torch.Tensor) -> tuple[torch.Tensor, int]:
+    return self.layers(x), int((x > 0).sum())
+
+
+def key(self: Doing, x: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {"many" if x[0, 0] > 0 else "few": self.layers(x)}
+
+
+def passed_on(self: Doing, x: torch.Tensor) -> torch.Tensor:
+    hidden: torch.Tensor = self.layers(x)
+    return hidden if x[0, 0] > 0 else hidden * 2
+
+
+def layout(self: Doing, x: torch.Tensor) -> torch.Tensor:
+    hidden: torch.Tensor = self.layers(x)
+    return hidden.T.contiguous().T if x[0, 0] > 0 else hidden
+
+
+def by_number(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    (left, weight), (right, other) = self.left(x), self.right(y)
+    return left * weight + right * other
+
+
+def by_key(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    left, right = self.left(x), self.right(y)
+    return left.get("many", 0) * 3 + left.get("few", 0) + next(iter(right.values()))
+
+
+def by_order(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    left, right = self.left(x), self.right(y)
+    return left * left.stride(0) + right.is_contiguous()
+
+
+def both(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return self.left(x) + self.right(y)
+
+
+@pytest.mark.parametrize(("what", "glue"), [(number, by_number), (key, by_key), (passed_on, both), (layout, by_order)])
+def test_what_a_result_is_besides_its_shape_may_depend_on_values(what: Callable[..., Any], glue: Callable[..., Any]):
+    run_both(lambda: Glued(glue, Doing(what), Doing(what)), pair_batch(), SIDE_BY_SIDE, train(10), on_lanes=False)
+
+
+def test_inputs_of_another_memory_layout_are_another_kind_of_call():
+    def loop(model: nn.Module, record: Record) -> None:
+        for step in range(6):
+            x, y = pair_batch(step)
+            loss = model(x.T.contiguous().T if step > 2 else x, y).square().mean()
+            loss.backward()
+            record.note(loss)
+            record.note_model(model)
+
+    run_both(TwoTowers, pair_batch(), SIDE_BY_SIDE, loop)
+
+
+def test_a_hook_that_takes_another_s_place_is_seen():
+    def loop(model: Any, record: Record) -> None:
+        for step in range(8):
+            hook = model.left.register_forward_hook(lambda _, given, made, step=step: made * (1 + step // 4))
+            loss = model(*pair_batch(step)).square().mean()
+            loss.backward()
+            hook.remove()
+            record.note(loss)
+            record.note_model(model)
+
+    run_both(TwoTowers, pair_batch(), SIDE_BY_SIDE, loop, on_lanes=False)
+
+
+def test_a_penalty_on_weights_adds_up_with_accumulated_gradients_as_in_the_plain_loop():
+    def loop(model: nn.Module, record: Record) -> None:
+        for step in range(8):
+            penalty = sum(parameter.square().sum() for parameter in model.parameters())
+            (model(*pair_batch(step)).square().mean() + 0.01 * penalty).backward()
+            if step % 4 == 3:
+                record.note_model(model)
+                model.zero_grad()
+
+    run_both(TwoTowers, pair_batch(), SIDE_BY_SIDE, loop)
+
+
+class Counts(nn.Module):
+    """Writes into a dict among its attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 16)
+        self.seen = {"rows": 0}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = self.layer(x)
+        self.seen["rows"] += len(x)
+        return hidden
+
+
+def test_what_a_forward_writes_into_a_container_is_there_for_the_model():
+    def glue(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        seen = self.left.seen
+        left = self.left(x)
+        return left * seen["rows"] + self.right(y)
+
+    run_both(lambda: Glued(glue, Counts(), Counts()), pair_batch(), SIDE_BY_SIDE, train(6))
+
+
+class Registered(nn.Module):
+    """Has a register of its subclasses."""
+
+    known: list[str] = []  # noqa: RUF012  # a register is shared
+
+    def __init_subclass__(cls, *, name: str, **kwargs: Any) -> None:
+        Registered.known.append(name)
+        super().__init_subclass__(**kwargs)
+
+
+class Named(Registered, name="named"):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)
+
+
+def test_a_register_of_subclasses_does_not_hear_of_swapped_ones():
+    run_both(lambda: TwoTowers(Named(), Named()), pair_batch(), SIDE_BY_SIDE, train(3))
+    assert Registered.known == ["named"]
+
+
+def test_functions_that_change_shapes_in_place_inside_have_the_plain_shapes():
+    def glue(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        middle = torch.quantile(self.left(x), 0.5, dim=-1)
+        return middle[:, None] * self.right(y)
+
+    run_both(lambda: Glued(glue), pair_batch(), SIDE_BY_SIDE, train(4))
