@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from mosaic.engine.calls.attach import attach, detach
-from mosaic.engine.calls.rewind import Rewind
+from mosaic.engine.calls.hidden.rewind import Rewind
 from mosaic.engine.finding.find import Finding
 from mosaic.engine.placing import PendingBackwards, PlacedPlan
 from mosaic.engine.trial.run import Trial

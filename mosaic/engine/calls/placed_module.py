@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mosaic.engine.calls.attributes import Attributes, Reading, Written, same
-from mosaic.engine.calls.hidden_state import parts_of
+from mosaic.engine.calls.hidden.attributes import Attributes, Reading, Written, same
+from mosaic.engine.calls.hidden.hidden_state import parts_of
 from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.calls.signature import Signature
 

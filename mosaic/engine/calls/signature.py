@@ -12,8 +12,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from mosaic.engine.calls.branch_graph import Survey, find_uses, survey
+from mosaic.engine.calls.hidden.process_settings import SettingsWatch
+from mosaic.engine.calls.hidden.thread_locals import reads_thread_local, sets_context
 from mosaic.engine.calls.obstacles import Obstacle, hides_tensors
-from mosaic.engine.calls.process_settings import SettingsWatch
 from mosaic.engine.calls.random_numbers import (
     DRAW_WITH_TORCH,
     RandomnessWatch,
@@ -23,7 +24,6 @@ from mosaic.engine.calls.random_numbers import (
 )
 from mosaic.engine.calls.shapes import on_meta
 from mosaic.engine.calls.structure import flatten, is_opaque, leaf_key, memory_of, tensors_in, tensors_of
-from mosaic.engine.calls.thread_locals import reads_thread_local, sets_context
 from mosaic.engine.calls.thread_state import ThreadState
 
 _WRITES = Obstacle("it writes into one of its inputs", todo="let it write to a copy")

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from mosaic.engine.calls.outside import holds_data, places_of
+from mosaic.engine.calls.hidden.outside import holds_data, places_of
 from mosaic.engine.calls.structure import PLAIN_TYPES, memory_of
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}

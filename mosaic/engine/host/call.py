@@ -11,9 +11,9 @@ import torch
 from torch.autograd.graph import Node, get_gradient_edge
 from torch.utils import _pytree as pytree
 
-from mosaic.engine.calls.attributes import same
 from mosaic.engine.calls.branch_graph import capture, find_uses
-from mosaic.engine.calls.hidden_state import HiddenState, parts_of
+from mosaic.engine.calls.hidden.attributes import same
+from mosaic.engine.calls.hidden.hidden_state import HiddenState, parts_of
 from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.calls.out_of_memory import SecondTries, is_out_of_memory
 from mosaic.engine.calls.random_numbers import drawing_from

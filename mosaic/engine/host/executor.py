@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mosaic.engine.calls.attach import attach, detach, guard_attributes, is_attached
-from mosaic.engine.calls.attributes import Written
 from mosaic.engine.calls.branch_graph import find_uses
 from mosaic.engine.calls.caller import caller, note_in_place
-from mosaic.engine.calls.hidden_state import HiddenState, Parts, parts_of
+from mosaic.engine.calls.hidden.attributes import Written
+from mosaic.engine.calls.hidden.hidden_state import HiddenState, Parts, parts_of
+from mosaic.engine.calls.hidden.process_settings import Settings, read_settings
 from mosaic.engine.calls.obstacles import Obstacle
 from mosaic.engine.calls.out_of_memory import SecondTries
-from mosaic.engine.calls.process_settings import Settings, read_settings
 from mosaic.engine.calls.random_numbers import advance_default, draw_here
 from mosaic.engine.calls.shapes import other_inputs, shapes_of
 from mosaic.engine.calls.signature import Arguments, Signature, learn

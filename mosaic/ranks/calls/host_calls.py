@@ -17,7 +17,7 @@ import torch
 from mosaic.backends.base import Lanes
 from mosaic.engine.calls.attach import guard_attributes
 from mosaic.engine.calls.caller import note_in_place
-from mosaic.engine.calls.hidden_state import HiddenState, parts_of
+from mosaic.engine.calls.hidden.hidden_state import HiddenState, parts_of
 from mosaic.engine.calls.placed_module import PlacedModule
 from mosaic.engine.calls.random_numbers import count_draws, drawing_from
 from mosaic.engine.calls.signature import Arguments

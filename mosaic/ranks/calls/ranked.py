@@ -39,8 +39,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from mosaic.engine.calls.attributes import Attributes, Written
-from mosaic.engine.calls.hidden_state import parts_of
+from mosaic.engine.calls.hidden.attributes import Attributes, Written
+from mosaic.engine.calls.hidden.hidden_state import parts_of
 from mosaic.engine.calls.signature import Signature
 from mosaic.engine.calls.structure import flatten, unflatten
 from mosaic.errors import ModuleContractError

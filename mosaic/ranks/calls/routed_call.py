@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from mosaic.engine.calls.caller import caller
-from mosaic.engine.calls.hidden_state import HiddenState
+from mosaic.engine.calls.hidden.hidden_state import HiddenState
 from mosaic.engine.calls.signature import Arguments, Layouts, OutputInfo, Signature
 from mosaic.engine.calls.structure import flatten
 from mosaic.engine.host.call import Call

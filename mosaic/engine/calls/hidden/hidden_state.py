@@ -14,8 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from mosaic.engine.calls.attributes import Attributes, Reading, changed_part
-from mosaic.engine.calls.process_settings import Settings, changed_setting, read_settings
+from mosaic.engine.calls.hidden.attributes import Attributes, Reading, changed_part
+from mosaic.engine.calls.hidden.process_settings import Settings, changed_setting, read_settings
 from mosaic.engine.calls.structure import version_of
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from mosaic.engine.calls.hidden_state import parts_of
+from mosaic.engine.calls.hidden.hidden_state import parts_of
 from mosaic.engine.calls.structure import version_of
 
 _MAX_BYTES = 1 << 16

@@ -7,8 +7,8 @@ from contextvars import Context
 
 from torch import nn
 
+from mosaic.engine.calls.hidden.outside import places_of
 from mosaic.engine.calls.obstacles import Obstacle
-from mosaic.engine.calls.outside import places_of
 
 
 def reads_thread_local(module: nn.Module | None) -> Obstacle | None:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from mosaic.engine.calls.outside import Place, holds_data, places_of
+from mosaic.engine.calls.hidden.outside import Place, holds_data, places_of
 from mosaic.engine.calls.structure import version_of
 
 _OF_TORCH = frozenset(vars(nn.Module()))

@@ -1,0 +1,1 @@
+"""What modules read and write besides arguments and results."""
