@@ -94,14 +94,11 @@ class Executor(LaneWork):
             self.check_forwards()
             self.drain()  # what nobody used may still read parameters and modes
             return result
-        except Exception as error:
+        except BaseException as error:
             self.drain()
             unforeseen = self.forwards.unforeseen()
-            if unforeseen is not None and unforeseen is not error:  # what the model raised may come of it
+            if isinstance(error, Exception) and unforeseen not in (None, error):  # the model's error may come of it
                 raise unforeseen from error
-            raise
-        except BaseException:
-            self.drain()
             raise
         finally:
             self._in_autocast = False

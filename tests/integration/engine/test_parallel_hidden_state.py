@@ -1,16 +1,17 @@
-"""What pieces of ``mosaic.parallel`` read besides their arguments, on the host: as in the plain code, or an error."""
+"""What pieces of ``mosaic.parallel`` read besides their arguments: as in the plain code, or on the host an error."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
 import torch
 from engine_cases import Glued, Record, assert_same
 from hidden_state_cases import CASES, train
+from stream_cases import FakeBackend
 from torch import nn
 
 import mosaic
@@ -63,16 +64,18 @@ def error_of(case: str) -> Iterator[None]:
             raise
 
 
+@pytest.mark.parametrize("where", ["host", "streams"])
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_done_around_a_piece_is_seen_by_the_piece(case: str):
+def test_what_is_done_around_a_piece_is_seen_by_the_piece(case: str, where: str):
     torch.manual_seed(0)
     model: Any = CASES[case]()
     model.is_on, model.step = False, 0
     twin = copy.deepcopy(model)
-    glue, backend = twin.glue, HostBackend(num_slots=2, num_threads=1)
+    glue, backend = twin.glue, HostBackend(num_slots=2, num_threads=1) if where == "host" else FakeBackend(2)
+    watching = backend.api.watching() if isinstance(backend, FakeBackend) else nullcontext()
 
     def in_block(self: Glued, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        with mosaic.parallel(backend=backend) as block:
+        with mosaic.parallel({"left": 1, "right": 1}, backend=backend) as block:
             out = glue(InPieces(self, block), x, y)
         return out + 0
 
@@ -84,7 +87,7 @@ def test_what_is_done_around_a_piece_is_seen_by_the_piece(case: str):
         torch.manual_seed(1)
         train(model, plain)
         torch.manual_seed(1)
-        with error_of(case):
+        with error_of(case if where == "host" else ""), watching:
             train(twin, ours)
             assert_same(plain, ours)
     finally:
