@@ -27,12 +27,14 @@ LAYERS = [
     {"checkpoint", "profiler", "models", "glue"},
     {"engine"},
     {"ranks", "report"},
-    {"demo", "microbench", "train"},
+    {"microbench", "train"},
+    {"retrain"},
+    {"demo"},
     {"cli"},
 ]
 """Packages of one line never import each other; a package may import from any line above its own here.
 
-Room is kept for ``pipeline``, ``context``, ``glue`` and ``train``.
+Room is kept for ``pipeline``, ``context`` and ``glue``.
 """
 
 RANK_LAYERS = [

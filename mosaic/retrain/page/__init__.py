@@ -1,0 +1,1 @@
+"""The morning's report: one static page of a day."""
