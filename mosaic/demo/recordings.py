@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import logging
 import secrets
@@ -128,11 +129,9 @@ def _make(progress: FrameCallback | None) -> Recordings:
     speech = np.zeros((*shape, MAX_FRAMES, NUM_MELS), dtype=np.uint8)
     frames = np.zeros(shape, dtype=np.int64)
     with Synthesiser() as synthesiser:
-        mels = _mel_filters(synthesiser.sample_rate)
         for done, place in enumerate(np.ndindex(shape), start=1):
             voice, speed, digit = place
-            samples = synthesiser.speak(WORDS[digit], voice=VOICES[voice], words_per_minute=WORDS_PER_MINUTE[speed])
-            spectrum = _trim(_log_mel(samples, mels, synthesiser.sample_rate))
+            spectrum = speak_spectrum(synthesiser, WORDS[digit], VOICES[voice], WORDS_PER_MINUTE[speed])
             frames[place] = len(spectrum)
             speech[place][: len(spectrum)] = spectrum
             if progress is not None:
@@ -146,6 +145,13 @@ def _make(progress: FrameCallback | None) -> Recordings:
     )
 
 
+def speak_spectrum(synthesiser: Synthesiser, word: str, voice: str, words_per_minute: int) -> NDArray[np.uint8]:
+    """Speaks a word; returns its log-mel levels, shape (num_frames, NUM_MELS), at most ``MAX_FRAMES`` of them."""
+    samples = synthesiser.speak(word, voice=voice, words_per_minute=words_per_minute)
+    return _trim(_log_mel(samples, _mel_filters(synthesiser.sample_rate), synthesiser.sample_rate))
+
+
+@functools.cache
 def _mel_filters(sample_rate: int) -> NDArray[np.float64]:
     """Triangles on the mel scale (O'Shaughnessy 1987) from 60 Hz to 8 kHz, shape (num_bins, NUM_MELS)."""
     window = sample_rate * _WINDOW_MS // 1000

@@ -1,0 +1,44 @@
+"""The files of a new folder: a recipe, a model file, a first day of data and a frozen set, which work at once."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime, timedelta
+from importlib import resources
+from pathlib import Path
+
+from mosaic.demo.days.making import DayKind, open_material, write_day, write_frozen
+from mosaic.errors import MosaicError
+
+TEMPLATES = ("retrain.toml", "train.py")
+
+
+def write_starter(folder: Path, day: date | None = None) -> tuple[Path, ...]:
+    """Writes recipe, model file, one ready day and the frozen set; nothing that is there is overwritten.
+
+    Args:
+        folder: Where to; made where it is missing.
+        day: The day that is ready; yesterday in UTC where None.
+
+    Returns:
+        What was written: two files and two folders.
+
+    Raises:
+        MosaicError: One of them is there already (then nothing was written), or the extra ``demo`` is missing.
+    """
+    day = day if day is not None else datetime.now(UTC).date() - timedelta(days=1)
+    files = tuple(folder / name for name in TEMPLATES)
+    first, frozen = folder / "data" / day.isoformat(), folder / "data" / "frozen"
+    for path in (*files, first, frozen):
+        if path.exists():
+            raise MosaicError(f"{path} is there already and is not overwritten; move it away, or name another folder")
+    with open_material() as material:  # opened first: without the extra, nothing is left half written
+        write_frozen(frozen, material)
+        write_day(first, DayKind(), material, seed=1)
+    for path in files:
+        path.write_bytes(template(path.name))
+    return (*files, first, frozen)
+
+
+def template(name: str) -> bytes:
+    """Returns a file of ``TEMPLATES`` as it is written into a new folder."""
+    return (resources.files("mosaic.demo.days.template") / name).read_bytes()

@@ -1,0 +1,1 @@
+"""The files that ``mosaic retrain init`` writes into a new folder, as they are."""
