@@ -1,4 +1,4 @@
-"""Reading and writing the JSON files that Mosaic keeps: profiles, plans, run records.
+"""Reading and writing the JSON files that Mosaic keeps: profiles, plans, run records; reading recipes in TOML.
 
 A file is checked once, here, at the edge (by pydantic, against the frozen dataclass it becomes); inside the
 library nothing is checked again. Writing needs the standard library only. A file is written aside and renamed, so a
@@ -7,17 +7,20 @@ full disk or a killed process leaves either the old file or the new one, never h
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import math
 import os
+import re
 import tempfile
+import tomllib
 from collections import Counter
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from mosaic.errors import InvalidFileError, MosaicError
 
@@ -170,6 +173,68 @@ def parse(kind: type[T], text: str, *, source: str) -> T:
     except MosaicError as error:  # a rule of the dataclass itself
         raise type(error)(f"{source}: {error}") from error
     return value
+
+
+def parse_toml(kind: type[T], text: str, *, source: str) -> T:
+    """Checks TOML ``text`` against the frozen dataclass ``kind``, whose tables are dataclasses; see ``load``.
+
+    Raises:
+        InvalidFileError: It is no TOML, or a key is missing, unknown, or of the wrong type or range. The message has
+            the line, the rule and the way out.
+    """
+    from pydantic import ValidationError
+
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidFileError(f"{source}: not valid TOML: {error}") from error
+    _check_keys(kind, raw, text, source, ())
+    try:
+        erased: Any = kind
+        value: T = _adapter(erased).validate_json(json.dumps(raw, default=str), strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        location = tuple(part for part in first["loc"] if isinstance(part, str))
+        line = _toml_line(text, location)
+        raise InvalidFileError(f"{source}, line {line}: {'.'.join(location)}: {_said(first)}") from error
+    except MosaicError as error:
+        raise type(error)(f"{source}: {error}") from error
+    return value
+
+
+def _check_keys(kind: Any, raw: dict[str, Any], text: str, source: str, above: tuple[str, ...]) -> None:
+    """Raises InvalidFileError for a key that a dataclass does not have; names those that it has."""
+    known = {field.name: field for field in fields(kind)}
+    types = get_type_hints(kind)
+    for name, value in raw.items():
+        where = (*above, name)
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+            line = _toml_line(text, where)
+            raise InvalidFileError(f"{source}, line {line}: there is no key {'.'.join(where)!r}; {hint}")
+        inner = next((part for part in (types[name], *get_args(types[name])) if is_dataclass(part)), None)
+        if inner is not None and isinstance(value, dict):
+            _check_keys(inner, value, text, source, where)
+
+
+def _toml_line(text: str, location: tuple[str, ...]) -> int:
+    """Finds the line of a key in TOML text, or of the last table above it that is there."""
+    lines = text.splitlines()
+    here: tuple[str, ...] = ()
+    found = 1
+    for number, line in enumerate(lines, start=1):
+        if header := re.match(r"\s*\[\[?([^\]]+)\]", line):
+            here = tuple(part.strip().strip("\"'") for part in header[1].split("."))
+            if here == location[: len(here)]:
+                found = number
+        elif key := re.match(r"\s*([\w\"'.-]+)\s*=", line):
+            whole = (*here, *(part.strip("\"'") for part in key[1].split(".")))
+            if whole == location[: len(whole)]:
+                found = number
+                if whole == location:
+                    return number
+    return found
 
 
 class _GivenTwiceError(ValueError):

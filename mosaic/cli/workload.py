@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +13,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from mosaic.errors import MosaicError
+from mosaic.user_file import import_file
 
 TINY_BATCH = 4
 BATCH = 16
@@ -79,7 +78,7 @@ def load_workload(where: str, *, device: torch.device | None = None) -> Workload
     path, colon, name = where.rpartition(":")
     if not colon or not path or not name:
         raise MosaicError(f"{where!r} is not FILE:FACTORY; write it as train.py:make, or zoo:clip-tiny")
-    factory = getattr(_import(Path(path)), name, None)
+    factory = getattr(import_file(Path(path)), name, None)
     if not callable(factory):
         raise MosaicError(f"{path} has no function {name!r}; define one that returns (model, sample)")
     try:
@@ -133,19 +132,3 @@ def mean_square(output: Any) -> torch.Tensor:
     if not tensors:
         raise MosaicError("the model returns no tensor with a gradient; let the factory return a loss as well")
     return torch.stack([tensor.float().square().mean() for tensor in tensors]).sum()
-
-
-def _import(path: Path) -> Any:
-    if not path.is_file():
-        raise MosaicError(f"there is no file {path}")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise MosaicError(f"{path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # so that its classes can be pickled
-    sys.path.insert(0, str(path.resolve().parent))
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise MosaicError(f"importing {path} raised {type(error).__name__}: {error}") from error
-    return module

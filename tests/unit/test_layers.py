@@ -16,7 +16,7 @@ import mosaic
 ROOT = Path(__file__).parents[2]
 LAYERS = [
     {"cache_folder", "errors", "provenance"},
-    {"artifact", "child"},
+    {"artifact", "child", "lines", "user_file"},
     {"device"},
     {"graph", "hardware", "shape", "timeline"},
     {"profile", "rank_trace"},

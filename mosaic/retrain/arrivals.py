@@ -1,0 +1,59 @@
+"""Which data is new, and which days are trained on again; read off the folders, so that no clock decides."""
+
+from __future__ import annotations
+
+import re
+
+from mosaic.retrain.folder import DayFolder, Folder
+from mosaic.retrain.recipe import Recipe
+
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+
+
+class Arrivals:
+    """The data folders of a recipe.
+
+    Args:
+        folder: The retraining folder.
+        recipe: Says where data arrives.
+    """
+
+    def __init__(self, folder: Folder, recipe: Recipe) -> None:
+        self._folder = folder
+        self._recipe = recipe
+
+    def ready(self) -> tuple[str, ...]:
+        """Returns the dates whose folder is marked ready, the oldest first."""
+        new = self._recipe.sources.new
+        before, after = new.path.split("{day}")
+        found = []
+        for marked in self._folder.path.glob(f"{before}*{after}/{new.ready}"):
+            path = marked.parent.relative_to(self._folder.path).as_posix()
+            date = path[len(before) : len(path) - len(after)]
+            if _DATE.fullmatch(date):
+                found.append(date)
+        return tuple(sorted(found))
+
+    def new(self) -> tuple[str, ...]:
+        """Returns the dates that no day has taken: days that were missed are taken together."""
+        taken = {date for day in self._folder.days() if not self._is_released(day) for date in day.state.new}
+        return tuple(date for date in self.ready() if date not in taken)
+
+    def replay(self) -> tuple[str, ...]:
+        """Returns the dates that are trained on again: those of the last promoted days."""
+        promoted = [date for day in self._folder.days() if day.state.outcome == "promoted" for date in day.state.new]
+        there = set(self.ready())
+        count = self._recipe.sources.replay.days
+        return tuple(sorted(date for date in promoted if date in there)[-count:]) if count else ()
+
+    def _is_released(self, day: DayFolder) -> bool:
+        """Whether a person has removed a quarantined day's note, so that its data counts as new again."""
+        state = day.state
+        notes = (self._folder.quarantine / f"{date}.json" for date in state.new)
+        return state.outcome == "quarantined" and not any(note.exists() for note in notes)
+
+
+def archive(day: DayFolder) -> None:
+    """Puts a day aside whose data another day takes."""
+    count = sum(1 for _ in day.path.parent.glob(f"{day.path.name}.*"))
+    day.path.rename(day.path.with_name(f"{day.path.name}.{count + 1}"))

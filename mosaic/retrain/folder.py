@@ -1,0 +1,152 @@
+"""A retraining folder on the disk: where everything is, and the small files that say how far a day has come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from mosaic.artifact import load, save
+from mosaic.lines import append_line
+from mosaic.retrain.recipe import RECIPE
+from mosaic.retrain.records import Outcome
+
+Phase = Literal["prepared", "training", "trained", "evaluated", "decided", "promoted"]
+"""How far a day has come; each is written once all before it is on the disk."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """A start of the processes that train a day."""
+
+    at: str
+    """UTC, ISO 8601."""
+    boot: str
+    """The machine's boot, as the kernel names it."""
+    from_step: int
+    """The step that it went on from."""
+    ended: str = ""
+    """How it ended, such as ``done``, ``killed (SIGKILL)``, ``SIGTERM``, ``window over``; empty while it runs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DayState:
+    """``state.json``: how far a day has come; written last in each phase."""
+
+    SCHEMA_VERSION: ClassVar[int] = 1
+
+    schema_version: int = SCHEMA_VERSION
+    """Version of this file's layout."""
+    day: str
+    """Its name: the newest of the data's dates."""
+    phase: Phase
+    """How far it has come."""
+    new: tuple[str, ...]
+    """Dates of the data that is new: those that missed runs left are taken together."""
+    replay: tuple[str, ...]
+    """Dates of promoted days that are trained on again."""
+    champion: str | None
+    """Version that was in force when the day began; the challenger starts from it, and is compared with it."""
+    anchor: str | None
+    """Version that a person had approved then."""
+    began: str
+    """UTC, ISO 8601."""
+    deadline: str | None
+    """When the device has to be given back, UTC; None for never."""
+    starts: tuple[Start, ...] = ()
+    """In order."""
+    outcome: Outcome | None = None
+    """How the day ended; None before."""
+    reason: str = ""
+    """Why, in one sentence."""
+    version: str | None = None
+    """The challenger's name, once it has one."""
+    messages: tuple[str, ...] = ()
+    """What the morning should know."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no run will go on with it."""
+        return self.outcome is not None and self.outcome != "interrupted"
+
+
+class _File:
+    """A file of a folder, by its name."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, folder: Any, _: Any = None) -> Path:
+        path: Path = folder.path
+        return path / self._name
+
+
+@dataclass(frozen=True, slots=True)
+class DayFolder:
+    """One day's files."""
+
+    path: Path
+
+    recipe = _File(RECIPE)
+    sources = _File("sources.json")
+    environment = _File("environment.json")
+    plan = _File("plan.json")
+    profile = _File("profile.json")
+    figures = _File("figures.json")
+    checkpoints = _File("checkpoints")
+    metrics = _File("metrics.jsonl")
+    trained = _File("trained.json")
+    model = _File("model.safetensors")
+    scores = _File("scores")
+    gate = _File("gate.json")
+    report = _File("report.json")
+    page = _File("report.html")
+
+    @property
+    def state(self) -> DayState:
+        """How far it has come."""
+        return load(DayState, self.path / "state.json")
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is such a day."""
+        return (self.path / "state.json").is_file()
+
+    def set(self, state: DayState, **changes: Any) -> DayState:
+        """Writes how far the day has come, whole or not at all, and returns it."""
+        changed = replace(state, **changes)
+        save(changed, self.path / "state.json")
+        return changed
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A retraining folder."""
+
+    path: Path
+
+    recipe = _File(RECIPE)
+    history = _File("history.jsonl")
+    hold = _File("hold")
+    pending = _File("hooks.json")
+    versions = _File("versions")
+    quarantine = _File("quarantine")
+
+    def day(self, day: str) -> DayFolder:
+        """Returns the files of a day."""
+        return DayFolder(self.path / "days" / day)
+
+    def days(self) -> tuple[DayFolder, ...]:
+        """Returns the days that have begun, the oldest first."""
+        found = (DayFolder(path) for path in sorted((self.path / "days").glob("????-??-??")))
+        return tuple(day for day in found if day.has_begun)
+
+    def note(self, event: str, **more: Any) -> None:
+        """Adds a line to ``history.jsonl``."""
+        append_line(self.history, {"at": utc_text(datetime.now(UTC)), "event": event, **more}, flush=True)
+
+
+def utc_text(at: datetime) -> str:
+    """Returns a time as files have it: UTC, ISO 8601, whole seconds."""
+    return at.astimezone(UTC).isoformat(timespec="seconds")

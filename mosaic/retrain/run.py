@@ -1,0 +1,245 @@
+"""``mosaic retrain run``: takes a folder from where it stands to where it should be, and can be started at any time.
+
+The launcher holds the lock, starts the processes that train, and decides; it loads no torch. Each phase ends with a
+file that is written whole, so a run that was killed anywhere goes on with the first phase that has no such file.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from mosaic.artifact import load, save
+from mosaic.errors import MosaicError
+from mosaic.retrain import hooks, versions
+from mosaic.retrain.arrivals import Arrivals, archive
+from mosaic.retrain.folder import DayFolder, DayState, Folder, Start, utc_text
+from mosaic.retrain.gate.decide import decide
+from mosaic.retrain.lock import boot_id, held
+from mosaic.retrain.recipe import Recipe, read_recipe, seconds_of
+from mosaic.retrain.records import GateResult, Outcome
+from mosaic.retrain.reporting import write_report
+from mosaic.retrain.workers import Ended, Workers
+
+_LOG = logging.getLogger(__name__)
+DONE, FAILED, RECIPE_WRONG, REFUSED, INTERRUPTED = 0, 1, 2, 5, 75
+CODES: dict[Outcome, int] = {
+    "promoted": DONE,
+    "held": DONE,
+    "refused": REFUSED,
+    "quarantined": REFUSED,
+    "failed": FAILED,
+    "interrupted": INTERRUPTED,
+}
+"""Exit codes by how the day ended."""
+
+Say = Callable[[str], None]
+"""Tells a person."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """What time it is in UTC; a rehearsal may put it elsewhere."""
+
+    offset: timedelta = timedelta()
+
+    def now(self) -> datetime:
+        """Returns the time."""
+        return datetime.now(UTC) + self.offset
+
+
+def run(root: Path, say: Say, clock: Clock | None = None) -> int:
+    """Runs a folder; returns the exit code.
+
+    Raises:
+        InvalidRecipeError: The recipe is wrong.
+        FolderInUseError: Another run has the folder.
+        MosaicError: The folder is damaged, or its disk is full; says what to do.
+    """
+    folder, clock = Folder(root), clock or Clock()
+    recipe = read_recipe(folder.recipe)
+    with held(root, utc_text(clock.now())):
+        late = hooks.run_pending(folder, recipe.promote, versions.linked(folder, "champion"))
+        for sentence in late:
+            say(sentence)
+        opens = recipe.budget.opens(clock.now())
+        if opens is not None:
+            say(f"the window is closed until {utc_text(opens)}; nothing was begun")
+            return DONE
+        day = _day_to_go_on_with(folder, recipe, clock)
+        if day is None:
+            say("there is nothing new; see `mosaic retrain status`")
+            return DONE
+        return _Day(folder, recipe, day, clock, say).run()
+
+
+def _day_to_go_on_with(folder: Folder, recipe: Recipe, clock: Clock) -> DayFolder | None:
+    """Returns the day that is not over, or a new one if data has arrived; None for nothing to do."""
+    arrivals = Arrivals(folder, recipe)
+    last = folder.days()[-1] if folder.days() else None
+    new = arrivals.new()
+    if last is not None and not last.state.is_over:
+        state = last.state
+        if state.outcome != "failed" or not set(new) - set(state.new):
+            return last
+        archive(last)  # it failed, and newer data arrived: its data is taken along
+        new = arrivals.new()
+    if not new:
+        return None
+    day = folder.day(max(new))
+    if day.has_begun:  # it was quarantined, and a person released its data
+        archive(day)
+    return _prepare(folder, recipe, day, new, arrivals.replay(), clock)
+
+
+def _prepare(
+    folder: Folder, recipe: Recipe, day: DayFolder, new: tuple[str, ...], replay: tuple[str, ...], clock: Clock
+) -> DayFolder:
+    """Makes a day's folder; it counts once its state is there."""
+    day.path.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(folder.recipe, day.recipe)
+    now = clock.now()
+    deadline = recipe.budget.deadline(now)
+    state = DayState(
+        day=max(new),
+        phase="prepared",
+        new=new,
+        replay=replay,
+        champion=versions.linked(folder, "champion"),
+        anchor=versions.linked(folder, "anchor"),
+        began=utc_text(now),
+        deadline=None if deadline is None else utc_text(deadline),
+    )
+    day.set(state)
+    return day
+
+
+class _Day:
+    """One day, from the phase where it stands."""
+
+    def __init__(self, folder: Folder, recipe: Recipe, day: DayFolder, clock: Clock, say: Say) -> None:
+        self._folder = folder
+        self._recipe = recipe
+        self._day = day
+        self._clock = clock
+        self._say = say
+        self._workers = Workers(folder, day, recipe)
+
+    def run(self) -> int:
+        """Goes through the phases that are left; returns the exit code."""
+        self._reopen()
+        try:
+            self._train_and_score()
+            if self._state.phase == "evaluated":
+                self._decide()
+            if self._state.phase == "decided":
+                self._promote()
+        except MosaicError as error:
+            self._end("failed", str(error))
+        outcome = self._state.outcome
+        assert outcome is not None
+        write_report(self._folder, self._day)
+        self._say(f"{self._state.day}: {outcome}: {self._state.reason}")
+        self._say(f"the report is {self._day.page}")
+        return CODES[outcome]
+
+    @property
+    def _state(self) -> DayState:
+        return self._day.state
+
+    def _set(self, **changes: object) -> None:
+        self._day.set(self._state, **changes)
+
+    def _end(self, outcome: Outcome, reason: str) -> None:
+        self._set(outcome=outcome, reason=reason)
+
+    def _reopen(self) -> None:
+        """Begins where the last run of this day ended; a new night has a new window."""
+        state, now = self._state, self._clock.now()
+        starts = state.starts
+        if starts and not starts[-1].ended:  # the launcher itself was killed
+            cause = "killed" if starts[-1].boot == boot_id() else "the machine was started anew"
+            starts = (*starts[:-1], replace(starts[-1], ended=cause))
+        deadline = state.deadline
+        if deadline is not None and datetime.fromisoformat(deadline) <= now:
+            fresh = self._recipe.budget.deadline(now)
+            deadline = None if fresh is None else utc_text(fresh)
+        self._set(starts=starts, deadline=deadline, outcome=None if not state.is_over else state.outcome, reason="")
+
+    def _train_and_score(self) -> None:
+        """Runs the processes that need torch until the day is evaluated, or it is clear that it will not be."""
+        tries = 0
+        while self._state.phase in ("prepared", "training", "trained"):
+            from_step = self._workers.step
+            start = Start(at=utc_text(self._clock.now()), boot=boot_id(), from_step=from_step)
+            self._set(starts=(*self._state.starts, start))
+            ended = self._workers.run(self._state.phase, self._seconds_left())
+            self._set(starts=(*self._state.starts[:-1], replace(start, ended=ended.how)))
+            if ended.outcome is not None:
+                if ended.outcome == "quarantined":
+                    self._quarantine(ended)
+                self._end(ended.outcome, ended.reason)
+                return
+            if ended.crashed:
+                tries = 1 if self._workers.step > from_step else tries + 1
+                if tries > self._recipe.budget.restarts or (tries > 1 and self._workers.step == from_step):
+                    self._end("failed", f"training {ended.how} again at step {from_step}: {ended.reason}")
+                    return
+                self._say(f"training {ended.how}; it goes on from step {self._workers.step}")
+
+    def _seconds_left(self) -> float | None:
+        """Returns how long training may take from now on; None for as long as it likes."""
+        deadline = self._state.deadline
+        if deadline is None:
+            return None
+        left = (datetime.fromisoformat(deadline) - self._clock.now()).total_seconds()
+        return max(0.0, left - seconds_of(self._recipe.budget.judging, "judging"))
+
+    def _quarantine(self, ended: Ended) -> None:
+        self._folder.quarantine.mkdir(exist_ok=True)
+        for day in self._state.new:
+            save({"day": day, "reason": ended.reason}, self._folder.quarantine / f"{day}.json")
+        self._folder.note("quarantined", day=self._state.day, new=list(self._state.new), reason=ended.reason)
+
+    def _decide(self) -> None:
+        result = decide(self._recipe.gate, self._day, refusals=_refusals(self._folder))
+        save(result, self._day.gate)
+        if not result.passes:
+            self._end("refused", result.reason)
+            self._folder.note("refused", day=self._state.day, reason=result.reason)
+            self._set(phase="decided")
+            return
+        self._set(phase="decided", version=self._state.version or versions.next_name(self._folder))
+
+    def _promote(self) -> None:
+        """Makes the version, and lets the link point to it unless a person said hold."""
+        state = self._state
+        if state.outcome == "refused" or state.version is None:
+            return
+        result = load(GateResult, self._day.gate)
+        versions.add(self._folder, versions.card_of(self._folder, self._day, state), self._day.model)
+        if self._folder.hold.exists():
+            self._set(phase="promoted")
+            self._end("held", f"{result.reason} It was not promoted: `mosaic retrain hold` is on.")
+            return
+        hooks.remember(self._folder, self._recipe.promote, state.version, state.day)
+        versions.promote(self._folder, state.version, day=state.day, by="gate")
+        self._set(phase="promoted")
+        self._end("promoted", result.reason)
+        failed = hooks.run_pending(self._folder, self._recipe.promote, state.version)
+        self._set(messages=(*self._state.messages, *failed))
+        versions.drop_old(self._folder, self._recipe.promote.keep_versions)
+
+
+def _refusals(folder: Folder) -> int:
+    """Returns how many days in a row, up to the last one that ended, the gate said no."""
+    count = 0
+    for day in reversed(folder.days()[:-1]):
+        if day.state.outcome != "refused":
+            break
+        count += 1
+    return count

@@ -1,0 +1,204 @@
+"""Versions of the model, and the two links that say which one is in force and which a person has approved.
+
+The links are the only truth. A link is replaced at one stroke, so a reader sees the old version or the new one; it
+resolves the link once and reads everything from the folder that it found, which never changes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from mosaic.artifact import load, save
+from mosaic.errors import MosaicError
+from mosaic.lines import lines_of
+from mosaic.retrain.folder import Folder
+
+Link = Literal["champion", "anchor"]
+"""``champion``: in force; ``anchor``: approved by a person."""
+WEIGHTS = "model.safetensors"
+_NAME = re.compile(r"\d{4,}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """``card.json``: where a version comes from."""
+
+    SCHEMA_VERSION: ClassVar[int] = 1
+
+    schema_version: int = SCHEMA_VERSION
+    """Version of this file's layout."""
+    version: str
+    """Its own name."""
+    day: str
+    """The day that made it."""
+    created: str
+    """UTC, ISO 8601."""
+    parent: str | None
+    """The version that it was trained from; None for new weights."""
+    step: int
+    """Steps that it was trained in that day."""
+    sha256: str
+    """Of its weights."""
+    code: str
+    """SHA-256 of the file with its model's code."""
+    mosaic: str
+    """Version of Mosaic."""
+    torch: str
+    """Version of torch."""
+    values: dict[str, float]
+    """Mean value on each set that it was judged on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A version on the disk."""
+
+    path: Path
+    """Its folder."""
+
+    @property
+    def name(self) -> str:
+        """Such as ``0042``."""
+        return self.path.name
+
+    @property
+    def weights(self) -> Path:
+        """Its weights, a safetensors file with the keys of the plain model."""
+        return self.path / WEIGHTS
+
+    @property
+    def card(self) -> Card:
+        """Where it comes from."""
+        return load(Card, self.path / "card.json")
+
+
+def champion(folder: str | Path) -> Version:
+    """Returns the version in force, resolved once: all that is read from it belongs together.
+
+    Raises:
+        MosaicError: There is none yet.
+    """
+    name = linked(Folder(Path(folder)), "champion")
+    if name is None:
+        raise MosaicError(f"{folder} has no champion yet: no day was promoted; see `mosaic retrain status {folder}`")
+    return Version(Folder(Path(folder)).versions.resolve() / name)
+
+
+def linked(folder: Folder, link: Link) -> str | None:
+    """Returns the name of the version that a link points to; None where there is no link."""
+    try:
+        return Path(os.readlink(folder.path / link)).name  # noqa: PTH115  # the target's name, which may be gone
+    except FileNotFoundError:
+        return None
+
+
+def point(folder: Folder, link: Link, version: str) -> None:
+    """Lets a link point to a version, at one stroke, and makes that last.
+
+    Raises:
+        MosaicError: There is no such version.
+    """
+    target = find(folder, version)
+    aside = folder.path / f".{link}-{secrets.token_hex(4)}"
+    aside.symlink_to(Path("versions") / target.name)
+    aside.replace(folder.path / link)
+    _flush(folder.path)
+
+
+def promote(folder: Folder, version: str, *, by: str, day: str | None = None) -> None:
+    """Makes a version the champion; the history has it first, so that the way back is known whenever the link moves."""
+    before = linked(folder, "champion")
+    if before != version:
+        folder.note("promoted", champion=version, before=before, by=by, day=day)
+        point(folder, "champion", version)
+
+
+def find(folder: Folder, version: str) -> Version:
+    """Returns a version by its name; leading zeros may be left out.
+
+    Raises:
+        MosaicError: There is none of that name.
+    """
+    for there in all_versions(folder):
+        if there.name.lstrip("0") == version.lstrip("0"):
+            return there
+    names = ", ".join(each.name for each in all_versions(folder)[-8:]) or "none yet"
+    raise MosaicError(f"there is no version {version!r} in {folder.versions}; there are {names}")
+
+
+def all_versions(folder: Folder) -> tuple[Version, ...]:
+    """Returns the versions that are whole, the oldest first."""
+    if not folder.versions.is_dir():
+        return ()
+    return tuple(Version(path) for path in sorted(folder.versions.iterdir()) if _NAME.fullmatch(path.name))
+
+
+def next_name(folder: Folder) -> str:
+    """Returns a name that no version has had."""
+    return f"{max((int(each.name) for each in all_versions(folder)), default=0) + 1:04d}"
+
+
+def add(folder: Folder, card: Card, weights: Path, more: tuple[Path, ...] = ()) -> Version:
+    """Makes a version of a day's weights; one of that name that is there is returned as it is.
+
+    Raises:
+        MosaicError: The disk is full, or cannot be written; nothing is left of it.
+    """
+    final = folder.versions / card.version
+    if final.is_dir():
+        return Version(final)
+    aside = folder.versions / f".making-{card.version}-{secrets.token_hex(4)}"
+    try:
+        aside.mkdir(parents=True)
+        for path, name in ((weights, WEIGHTS), *((each, each.name) for each in more)):
+            shutil.copyfile(path, aside / name)
+            _flush(aside / name)
+        save(card, aside / "card.json")
+        _flush(aside)
+        aside.rename(final)
+        _flush(folder.versions)
+    except OSError as error:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise MosaicError(
+            f"cannot make version {card.version}: {error.strerror or error}; make room in {folder.versions}"
+        ) from error
+    for left in folder.versions.glob(".making-*"):  # of runs that were killed
+        shutil.rmtree(left, ignore_errors=True)
+    return Version(final)
+
+
+def drop_old(folder: Folder, keep: int) -> tuple[str, ...]:
+    """Removes all but the newest versions, never one that a link points to or that it may be taken back to."""
+    stay = {linked(folder, "champion"), linked(folder, "anchor"), previous(folder)}
+    dropped = [each for each in all_versions(folder)[:-keep] if each.name not in stay]
+    for each in dropped:
+        aside = folder.versions / f".making-{each.name}-dropped"
+        each.path.rename(aside)
+        shutil.rmtree(aside, ignore_errors=True)
+    return tuple(each.name for each in dropped)
+
+
+def previous(folder: Folder) -> str | None:
+    """Returns the version that was in force before the champion, as the history has it; None for none."""
+    there = {each.name for each in all_versions(folder)}
+    now, before = linked(folder, "champion"), None
+    rows: list[dict[str, Any]] = [row for row in lines_of(folder.history) if row.get("champion") in there]
+    for row in reversed(rows):
+        if row["champion"] == now:
+            before = row.get("before")
+            break
+    return before if before in there else None
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

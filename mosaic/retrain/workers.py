@@ -1,0 +1,193 @@
+"""The processes that train and score a day, as the launcher sees them: started, told to stop, and how they ended."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from mosaic.artifact import load
+from mosaic.checkpoint.folder import checkpoints_in
+from mosaic.errors import InvalidFileError
+from mosaic.retrain.folder import DayFolder, Folder, Phase
+from mosaic.retrain.recipe import Recipe
+from mosaic.retrain.records import Outcome
+from mosaic.train.exits import FAILED, INTERRUPTED, OUT_OF_MEMORY, QUARANTINED
+from mosaic.train.signals import STOPPING
+
+PARTS = ("look", "train", "score")
+"""What workers do, in order: look at the data, train, score versions for the gate."""
+_LEFT: dict[Phase, tuple[str, ...]] = {"prepared": PARTS, "training": PARTS[1:], "trained": PARTS[2:]}
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How workers ended."""
+
+    how: str
+    """Such as ``done``, ``killed (SIGKILL)``, ``SIGTERM``."""
+    outcome: Outcome | None = None
+    """How the day ends by it; None where it goes on."""
+    crashed: bool = False
+    """Whether they died without a word, so that another start may help."""
+    reason: str = ""
+    """What they said."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastWords:
+    """``ended.json``: what a worker says before it ends with another code than 0."""
+
+    reason: str
+    """A sentence."""
+
+
+class Workers:
+    """Starts the workers of a day.
+
+    Args:
+        folder: The retraining folder.
+        day: The day.
+        recipe: Says how many train.
+    """
+
+    def __init__(self, folder: Folder, day: DayFolder, recipe: Recipe) -> None:
+        self._folder = folder
+        self._day = day
+        self._recipe = recipe
+        self._children: list[subprocess.Popen[bytes]] = []
+        self._stopped = ""
+
+    @property
+    def step(self) -> int:
+        """The step of the newest checkpoint."""
+        found = checkpoints_in(self._day.checkpoints)
+        return found[0].step if found else 0
+
+    def run(self, phase: Phase, train_s: float | None, total_s: float | None) -> Ended:
+        """Runs what is left of a day, from a phase on, until it is evaluated or ends otherwise.
+
+        Args:
+            phase: Where the day stands.
+            train_s: Seconds that training may take; None for as long as it likes.
+            total_s: Seconds that all of it may take.
+        """
+        parts = _LEFT[phase]
+        several = self._recipe.budget.ranks
+        rounds = [(parts, 1)] if several == 1 else [((part,), several if part == "train" else 1) for part in parts]
+        ended = Ended(how="done")
+        with self._listening():
+            for names, count in rounds:
+                ended = self._run(names, count, train_s, total_s)
+                if ended.how != "done":
+                    break
+        return ended
+
+    def _run(self, parts: tuple[str, ...], count: int, train_s: float | None, total_s: float | None) -> Ended:
+        words = self._day.path / "ended.json"
+        words.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "mosaic.retrain.worker", str(self._folder.path), self._day.path.name, *parts]
+        for name, seconds in (("--train-s", train_s), ("--total-s", total_s)):
+            command += [] if seconds is None else [f"{name}={seconds:.3f}"]
+        port = _free_port() if count > 1 else 0
+        for rank in range(count):
+            self._children.append(
+                subprocess.Popen(
+                    command,
+                    env={**os.environ, **_rank_environment(rank, count, port)},
+                    start_new_session=True,  # a terminal's Ctrl-C is for the launcher, which passes it on once
+                    preexec_fn=_die_with_parent,  # noqa: PLW1509  # it only makes a system call
+                )
+            )
+        codes = [self._wait(child) for child in self._children]
+        self._children.clear()
+        try:
+            reason = load(LastWords, words).reason
+        except InvalidFileError:
+            reason = ""
+        return _ended(codes, reason, self._stopped)
+
+    def _wait(self, child: subprocess.Popen[bytes]) -> int:
+        """Waits for a worker; where one dies, the others find out by themselves within seconds, or are ended."""
+        code = child.wait()
+        if code < 0:
+            for other in self._children:
+                with suppress(subprocess.TimeoutExpired):
+                    other.wait(20)
+                _kill(other)
+        return code
+
+    @contextmanager
+    def _listening(self) -> Iterator[None]:
+        """Passes on the first signal, so that a step is finished and saved; at the second ends all at once."""
+
+        def forward(number: int, frame: FrameType | None) -> None:
+            first = not self._stopped
+            self._stopped = self._stopped or signal.Signals(number).name
+            for child in self._children:
+                if first:
+                    with suppress(ProcessLookupError):
+                        child.send_signal(signal.SIGTERM)
+                else:
+                    _kill(child)
+
+        before: dict[signal.Signals, Any] = {each: signal.signal(each, forward) for each in STOPPING}
+        try:
+            yield
+        finally:
+            for each, handler in before.items():
+                signal.signal(each, handler)
+
+
+def _ended(codes: list[int], reason: str, stopped: str) -> Ended:
+    if stopped:
+        return Ended(how=stopped, outcome="interrupted", reason=f"it was told to stop ({stopped}), and goes on later")
+    killed = next((code for code in codes if code < 0), None)
+    if killed is not None:
+        name = signal.Signals(-killed).name
+        return Ended(how=f"was killed ({name})", crashed=True, reason=reason)
+    if OUT_OF_MEMORY in codes:
+        return Ended(how="ran out of memory", crashed=True, reason=reason)
+    if QUARANTINED in codes:
+        return Ended(how="quarantined", outcome="quarantined", reason=reason)
+    if FAILED in codes or any(code not in (0, INTERRUPTED) for code in codes):
+        return Ended(how="failed", outcome="failed", reason=reason or f"workers ended with {codes}; see their output")
+    if INTERRUPTED in codes:
+        return Ended(how="window over", outcome="interrupted", reason=reason)
+    return Ended(how="done")
+
+
+def _rank_environment(rank: int, count: int, port: int) -> dict[str, str]:
+    """What torchrun would set; there is nothing between the launcher and the ranks that could end them otherwise."""
+    if count == 1:
+        return {}
+    ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_PORT": port}
+    return {"MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in ranks.items()}}
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _die_with_parent() -> None:
+    """Lets the kernel end a worker whose launcher is killed, so that no two runs ever write the same day."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _kill(child: subprocess.Popen[bytes]) -> None:
+    if child.poll() is None:
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)

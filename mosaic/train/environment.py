@@ -1,0 +1,65 @@
+"""What bits depend on beside data and weights: versions, device, threads, settings. Differences are told, not hidden."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from mosaic.provenance import Provenance
+from mosaic.train.records import Environment
+
+
+def environment_here(device: torch.device, *, num_ranks: int, program: str) -> Environment:
+    """Reads off this process what bits depend on.
+
+    Args:
+        device: Where it trains.
+        num_ranks: Processes that train.
+        program: SHA-256 of the user's file.
+    """
+    import mosaic
+
+    name = "cpu"
+    if device.type == "cuda":
+        name = f"{torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}, driver {_driver()}"
+    return Environment(
+        python=platform.python_version(),
+        torch=torch.__version__,
+        numpy=np.__version__,
+        mosaic=mosaic.__version__,
+        commit=Provenance.here().commit,
+        machine=f"{_processor()}, {platform.system()} {platform.release()}",
+        device=name,
+        threads=torch.get_num_threads(),
+        num_ranks=num_ranks,
+        tf32=torch.get_float32_matmul_precision() != "highest",
+        program=program,
+    )
+
+
+def use_repeatable_kernels(device: torch.device) -> None:
+    """Chooses the kernels that give the same bits each time; where there is none, torch warns with its name."""
+    if device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA is first used
+    torch.backends.cudnn.benchmark = False
+    torch.use_deterministic_algorithms(True, warn_only=True)
+
+
+def _driver() -> str:
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
+    except OSError:
+        return "unknown"
+    return next((word for word in text.split() if word.count(".") >= 1 and word[0].isdigit()), "unknown")
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.machine()
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())

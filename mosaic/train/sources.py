@@ -1,0 +1,165 @@
+"""A day's list of data, frozen before its first step: which folders, how many rows, which of them are held out.
+
+What arrives later is tomorrow's. The list holds each file's size and the digest of a folder's content; a restart looks
+at the sizes, so that data that changed under a run is an error and not another run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from mosaic.checkpoint.disk import sha256_of
+from mosaic.errors import MosaicError
+
+Kind = Literal["new", "replay", "frozen"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileRecord:
+    """A file of a data folder."""
+
+    name: str
+    """Relative to its folder."""
+    num_bytes: int
+    """Its size."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceRecord:
+    """A data folder."""
+
+    kind: Kind
+    """``new``: of today; ``replay``: of a promoted day; ``frozen``: what versions are compared on."""
+    day: str
+    """Its date; empty for frozen rows."""
+    path: str
+    """Relative to the recipe's folder."""
+    files: tuple[FileRecord, ...]
+    """All of its files."""
+    digest: str
+    """SHA-256 of its files' names and content."""
+    rows: int = 0
+    """Rows that its data set has."""
+    held_out: int = 0
+    """Rows of it that are kept for the comparison on fresh rows."""
+    share: float = 0.0
+    """Of the samples that are trained on."""
+
+    @property
+    def name(self) -> str:
+        """Such as ``new 2026-11-22``."""
+        return f"{self.kind} {self.day}".strip()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """``sources.json``: what a day trains on, and how many steps."""
+
+    SCHEMA_VERSION: ClassVar[int] = 1
+
+    schema_version: int = SCHEMA_VERSION
+    """Version of this file's layout."""
+    day: str
+    """The day."""
+    seed: int
+    """Of the order and of what is held out."""
+    batch: int
+    """Samples of a step."""
+    num_steps: int
+    """Steps of the day."""
+    sources: tuple[SourceRecord, ...]
+    """New ones first."""
+    frozen: SourceRecord
+    """What versions are compared on."""
+
+    def of_kind(self, kind: Kind) -> tuple[SourceRecord, ...]:
+        """Returns the sources of a kind."""
+        return tuple(source for source in self.sources if source.kind == kind)
+
+
+def record_of(root: Path, path: Path, *, kind: Kind, day: str, known: Mapping[str, SourceRecord]) -> SourceRecord:
+    """Lists a data folder.
+
+    Args:
+        root: The recipe's folder.
+        path: The data folder.
+        kind: What it is for.
+        day: Its date.
+        known: Records of earlier days by path: where the sizes are the same, the digest is not computed again.
+
+    Raises:
+        MosaicError: It is not there, is empty, or is not as it was when it was trained on first.
+    """
+    if not path.is_dir():
+        raise MosaicError(f"there is no data folder {path}; see [sources] in the recipe")
+    files = tuple(
+        FileRecord(name=file.relative_to(path).as_posix(), num_bytes=file.stat().st_size)
+        for file in sorted(path.rglob("*"))
+        if file.is_file()
+    )
+    if not files:
+        raise MosaicError(f"the data folder {path} is empty; put the day's files there, and the ready file last")
+    name = path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
+    before = known.get(name)
+    if before is not None and before.files == files:
+        return replace(before, kind=kind, day=day, share=0.0)
+    if before is not None:
+        raise MosaicError(
+            f"{path} is not as it was when it was trained on first ({_change(before.files, files)}); folders of days "
+            "must not change: put it back, or give what is new a day of its own"
+        )
+    found = hashlib.sha256()
+    for file in files:
+        found.update(f"{file.name}\0{sha256_of(path / file.name)}\0".encode())
+    return SourceRecord(kind=kind, day=day, path=name, files=files, digest=found.hexdigest())
+
+
+def check_unchanged(root: Path, sources: Sources) -> None:
+    """Raises MosaicError if files of a frozen list are gone, new, or of another size; names the first."""
+    for source in (*sources.sources, sources.frozen):
+        known = {source.path: source}
+        record_of(root, root / source.path, kind=source.kind, day=source.day, known=known)
+
+
+def held_out_rows(data: Any, *, share: float, seed: int, day: str) -> np.ndarray:
+    """Returns which rows of a day are never trained on: whole clusters, drawn by seed and day.
+
+    Args:
+        data: The day's data set; ``data.cluster(index)``, if it has it, names what belongs together (a recording, a
+            robot, a shop), and else each row stands for itself.
+        share: Of the clusters.
+        seed: Of the draw.
+        day: The same day gives the same rows.
+
+    Returns:
+        (rows,) bool.
+    """
+    cluster = getattr(data, "cluster", None)
+    names = [str(cluster(index)) if cluster is not None else str(index) for index in range(len(data))]
+    out = {name: _draw(f"{seed}/{day}/{name}") < share for name in dict.fromkeys(names)}
+    return np.array([out[name] for name in names], dtype=bool)
+
+
+def planned_steps(new_rows: int, *, passes: float, steps: int | None, batch: int, new_share: float) -> int:
+    """Returns the steps that draw each new row ``passes`` times, or those that are asked for."""
+    if steps is not None:
+        return steps
+    return max(1, -int(-(new_rows * passes) // (batch * new_share)))
+
+
+def _draw(text: str) -> float:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64
+
+
+def _change(before: Sequence[FileRecord], now: Sequence[FileRecord]) -> str:
+    was, is_ = {file.name: file.num_bytes for file in before}, {file.name: file.num_bytes for file in now}
+    for name in sorted(was.keys() | is_.keys()):
+        if was.get(name) != is_.get(name):
+            return f"{name} had {was.get(name, 'no')} bytes and has {is_.get(name, 'no')}"
+    return "its files"
