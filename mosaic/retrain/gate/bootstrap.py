@@ -1,0 +1,139 @@
+"""How sure a mean difference is: paired bootstrap over groups of rows, honest where groups or differences are few.
+
+The statistic is the mean over all rows of ``new - old``: resampled groups, the sum of their differences over the sum of
+their rows. Two corrections keep it from being surer than it can be:
+
+* *Few groups.* Percentiles are taken further out, as Student's t asks of so many groups (Hesterberg, What Teachers
+  Should Know about the Bootstrap, 2014, "expanded percentiles"). Groups of unequal size count as fewer.
+* *Few differences.* One row a whole value better and one a whole value worse are added, where a whole value is the
+  root mean square of the old values: two right models that agree on ten rows have not shown much (cf. Bonett and
+  Price 2012 for paired proportions).
+
+Groups are ordered by size and sum before they are drawn, and draws do not depend on values. So the order of rows
+does not matter, and if no row of a challenger is worse than that of another, no bound of it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mosaic.retrain.gate.scores import Pair
+
+MAX_WEIGHTS = 4_000_000
+"""Numbers held at once, 32 MB; more groups are resampled in several turns."""
+NORMAL = NormalDist()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Resampled:
+    """The mean difference of a pair, and what resampling says of it."""
+
+    difference: float
+    """Mean of ``new - old`` over the rows."""
+    means: NDArray[np.float64]
+    """Of resampled groups, in order of size."""
+    num_clusters: int
+    """Groups of rows."""
+    effective_clusters: float
+    """Groups of equal size that would tell as much."""
+
+    def low(self, confidence: float) -> float:
+        """Returns what the true difference is above, at a one-sided confidence."""
+        return float(self.means[max(self._rank(confidence), 0)])
+
+    def high(self, confidence: float) -> float:
+        """Returns what the true difference is below, at a one-sided confidence."""
+        return float(self.means[-1 - max(self._rank(confidence), 0)])
+
+    def chance_not_below(self, limit: float) -> float:
+        """Returns the p-value of "the true difference is at least ``limit``"; 0 where no resample is."""
+        share = float(np.mean(self.means >= limit))
+        if not 0 < share < 1:
+            return share
+        factor = _few_groups(self.effective_clusters)
+        return NORMAL.cdf(normal_of_student(NORMAL.inv_cdf(share) / factor, self.effective_clusters - 1))
+
+    @property
+    def standard_error(self) -> float:
+        """Of the mean difference."""
+        return float(self.means.std()) * _few_groups(self.effective_clusters)
+
+    def _rank(self, confidence: float) -> int:
+        share = NORMAL.cdf(-expanded(confidence, self.effective_clusters))
+        return math.floor(share * (len(self.means) + 1)) - 1
+
+
+def resample(pair: Pair, resamples: int, seed: int) -> Resampled:
+    """Resamples the groups of a pair with at least one row; 2000 times 2000 groups take 40 ms and 32 MB."""
+    sizes, sums = _groups(pair)
+    whole = math.sqrt(math.fsum(pair.old**2) / len(pair.old))
+    padded_sizes = np.concatenate([sizes, [1.0, 1.0]])
+    padded_sums = np.concatenate([sums, [whole, -whole]])
+    order = np.lexsort((padded_sums, padded_sizes))
+    columns = np.stack([padded_sums[order], padded_sizes[order]], axis=1)
+    totals = np.concatenate([weights @ columns for weights in _turns(len(order), resamples, seed)])
+    return Resampled(
+        difference=math.fsum(sums) / len(pair.old),
+        means=np.sort(totals[:, 0] / totals[:, 1]),
+        num_clusters=len(sizes),
+        effective_clusters=float(np.sum(sizes) ** 2 / np.sum(sizes**2)),
+    )
+
+
+def expanded(confidence: float, clusters: float) -> float:
+    """Returns how many standard deviations of resampled means a bound is away, for so many groups."""
+    return student_of_normal(NORMAL.inv_cdf(confidence), clusters - 1) * _few_groups(clusters)
+
+
+def student_of_normal(deviations: float, degrees: float) -> float:
+    """Returns the quantile of Student's t where the normal one is ``deviations``.
+
+    Wallace's approximation (1959): within 0.2 % from 4 degrees of freedom on, too wide below.
+    """
+    if degrees <= 0:
+        return math.copysign(math.inf, deviations)
+    scaled = (deviations * (8 * degrees + 3) / (8 * degrees + 1)) ** 2 / degrees
+    return math.copysign(math.sqrt(degrees * math.expm1(scaled)) if scaled < 700 else math.inf, deviations)
+
+
+def normal_of_student(quantile: float, degrees: float) -> float:
+    """Returns the normal quantile where that of Student's t is ``quantile``."""
+    if degrees <= 0:
+        return 0.0
+    deviations = math.sqrt(degrees * math.log1p(quantile**2 / degrees)) * (8 * degrees + 1) / (8 * degrees + 3)
+    return math.copysign(deviations, quantile)
+
+
+def _few_groups(clusters: float) -> float:
+    """Resampled means of so many groups spread too little by this factor."""
+    return math.sqrt(clusters / (clusters - 1)) if clusters > 1 else 1.0
+
+
+def _groups(pair: Pair) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Returns the rows and the sum of differences of each group, whatever the order of rows."""
+    differences = pair.new - pair.old
+    order = np.lexsort((differences, pair.cluster))
+    starts = np.flatnonzero(np.diff(pair.cluster[order], prepend=-1))
+    sums = np.add.reduceat(differences[order], starts)
+    return np.diff(starts, append=len(order)).astype(np.float64), sums
+
+
+def _turns(groups: int, resamples: int, seed: int) -> Iterator[NDArray[np.float64]]:
+    size = max(1, MAX_WEIGHTS // groups)
+    for first in range(0, resamples, size):
+        yield _weights(groups, first, min(size, resamples - first), seed)
+
+
+@lru_cache(maxsize=1)  # a day compares several pairs on the same rows
+def _weights(groups: int, first: int, count: int, seed: int) -> NDArray[np.float64]:
+    """Returns how often each group is drawn in ``count`` resamples from the ``first`` on."""
+    drawn = np.random.default_rng((seed, first)).integers(0, groups, size=(count, groups))
+    drawn += np.arange(count)[:, None] * groups
+    return np.bincount(drawn.ravel(), minlength=count * groups).reshape(count, groups).astype(np.float64)

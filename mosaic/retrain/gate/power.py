@@ -1,0 +1,113 @@
+"""Whether a set of rows can resolve a margin: the chance that a model which is just as good passes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from mosaic.retrain.gate.bootstrap import NORMAL, Resampled, expanded, resample
+from mosaic.retrain.gate.scores import Pair, Scores, paired
+from mosaic.retrain.gate.settings import GateSettings
+from mosaic.retrain.records import Finding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolution:
+    """How finely a set of rows tells two versions apart."""
+
+    standard_error: float
+    """Of the mean difference of two equal models."""
+    num_rows: int
+    """Rows of the set."""
+    num_clusters: int
+    """Groups of rows."""
+    effective_clusters: float
+    """Groups of equal size that would tell as much."""
+    source: str
+    """Where the error comes from, as the end of a sentence."""
+
+    def power(self, loss: float, confidence: float) -> float:
+        """Returns the chance that an equal model is found not to lose more than ``loss``."""
+        bound = expanded(confidence, self.effective_clusters)
+        if self.standard_error == 0 or math.isinf(bound):
+            return float(not math.isinf(bound))
+        return NORMAL.cdf(loss / self.standard_error - bound)
+
+    def resolved(self, power: float, confidence: float) -> float:
+        """Returns the smallest loss at which an equal model passes with this chance."""
+        return self.standard_error * (expanded(confidence, self.effective_clusters) + NORMAL.inv_cdf(power))
+
+
+def resolution(scores: Scores, settings: GateSettings, *, last: Scores | None = None) -> Resolution:
+    """Returns what a set of rows can tell, before a challenger is there.
+
+    Args:
+        scores: The champion's, on the frozen rows.
+        settings: Has the flip rate that is taken where no second version was scored.
+        last: Another version's scores on the same rows, such as the last challenger's: the two tell how much equal
+            models differ from row to row.
+    """
+    if last is not None:
+        pair = paired(last, scores)
+        return resolution_of(resample(pair, settings.resamples, settings.seed), len(pair.old))
+    pair = paired(scores, scores)
+    sizes = np.bincount(pair.cluster).astype(np.float64)
+    sizes = sizes[sizes > 0]
+    whole = math.sqrt(float(np.mean(pair.old**2)))
+    alike = _alikeness(pair)
+    variance = whole**2 * (settings.flip_rate * float(np.sum(sizes * (1 + (sizes - 1) * alike))) + 2)
+    return Resolution(
+        standard_error=math.sqrt(variance) / len(pair.old),
+        num_rows=len(pair.old),
+        num_clusters=len(sizes),
+        effective_clusters=float(np.sum(sizes) ** 2 / np.sum(sizes**2)),
+        source=f"if equal models differ on {settings.flip_rate:.1%} of rows (flip_rate)",
+    )
+
+
+def resolution_of(found: Resampled, num_rows: int) -> Resolution:
+    """Returns what a set of rows can tell, from two versions on it."""
+    return Resolution(
+        standard_error=found.standard_error,
+        num_rows=num_rows,
+        num_clusters=found.num_clusters,
+        effective_clusters=found.effective_clusters,
+        source="as the last two versions differ",
+    )
+
+
+def resolution_finding(found: Resolution, settings: GateSettings) -> Finding:
+    """Says whether the margin can be resolved by the frozen rows; ``check`` and ``run`` go no further where not."""
+    power = found.power(settings.margin, settings.confidence)
+    needed = found.resolved(settings.min_power, settings.confidence)
+    said = (
+        f"An equal model passes {power:.0%} of days at margin = {settings.margin:g} on {_set(found)}, "
+        f"{found.source}; the rule is min_power = {settings.min_power:.0%}"
+    )
+    if power >= settings.min_power:
+        return Finding(name="power", passed=True, sentence=f"{said}.")
+    more = math.ceil(found.num_rows * (needed / settings.margin) ** 2 / 100) * 100 if math.isfinite(needed) else None
+    ways = f"set margin = {needed:.2g}, or bring" if math.isfinite(needed) else "bring"
+    rows = f"about {more:,} rows in groups like these" if more is not None else "rows of more groups"
+    return Finding(name="power", passed=False, sentence=f"{said}: {ways} {rows}.")
+
+
+def _set(found: Resolution) -> str:
+    groups = f" in {found.num_clusters:,} groups" if found.num_clusters != found.num_rows else ""
+    return f"{found.num_rows:,} frozen rows{groups}"
+
+
+def _alikeness(pair: Pair) -> float:
+    """Returns how alike the values of a group are (the intraclass correlation, from 0 to 1), from analysis of variance."""
+    groups, sizes = np.unique(pair.cluster, return_inverse=True)[1], np.bincount(pair.cluster)
+    sizes = sizes[sizes > 0]
+    if len(sizes) == len(pair.old) or len(sizes) < 2:
+        return 0.0 if len(sizes) > 1 or len(pair.old) == 1 else 1.0
+    means = np.bincount(groups, weights=pair.old) / sizes
+    within = float(np.sum((pair.old - means[groups]) ** 2)) / (len(pair.old) - len(sizes))
+    between = float(np.sum(sizes * (means - np.mean(pair.old)) ** 2)) / (len(sizes) - 1)
+    usual = (len(pair.old) - float(np.sum(sizes**2)) / len(pair.old)) / (len(sizes) - 1)
+    total = between + (usual - 1) * within
+    return min(1.0, max(0.0, (between - within) / total)) if total > 0 else 0.0
