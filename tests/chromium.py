@@ -104,8 +104,8 @@ class Chromium:
         self._events.clear()
         self._ask("Page.navigate", tab, url=page.resolve().as_uri())
         self._wait_for("Page.loadEventFired")
-        wide = self._evaluate(tab, "document.documentElement.scrollWidth")
         answer = self._evaluate(tab, question)
+        wide = self._evaluate(tab, "document.documentElement.scrollWidth")
         if picture is not None:
             shot = self._ask("Page.captureScreenshot", tab, captureBeyondViewport=True)
             picture.write_bytes(base64.b64decode(shot["data"]))

@@ -40,7 +40,7 @@ def _sources(sources: Sequence[SourceRows]) -> Markup | None:
     if rest:
         sums = (sum(one.rows for one in rest), sum(one.drawn for one in rest), 0)
         lines.append(row(element("span", f"{len(rest)} more sources"), *_counts(*sums)))
-    return table("Rows by source", ("Source", "Rows", "Samples drawn", "Rejected"), lines, class_="counts")
+    return table("Rows by source", ("Source", "Rows", "Drawn", "Rejected"), lines, class_="counts")
 
 
 def _counts(*amounts: int) -> tuple[Markup, ...]:

@@ -76,9 +76,8 @@ def _fresh(shown: Sequence[DaySquare]) -> Markup | None:
     said = f"{title}: last {figure(last)}, lowest {figure(low)}, highest {figure(high)}, {len(known)} days measured."
     return element(
         "figure",
-        element("figcaption", title, element("b", figure(last))),
+        element("figcaption", f"{title}: ", element("b", figure(last)), f" ({figure(low)} to {figure(high)})"),
         element("div", _line(shown, known, low, high), class_="chart"),
-        element("p", f"{figure(low)} to {figure(high)}", class_="faint"),
         aria_label=said,
     )
 

@@ -107,19 +107,22 @@ def findings(found: Sequence[Finding]) -> Markup | None:
 
 
 def _legend(gate: GateResult) -> Markup:
-    sure = f"{100 * gate.confidence:.4g} %"
-    return element(
-        "p",
-        f"Differences of the mean score; right is better. The low end of each line, {sure} sure, has to be right of "
-        f"its limit, the short bar: the margin is {number(gate.margin, decimals_for(gate.margin))}.",
-        class_="faint",
+    said = (
+        "Right of the thin line the challenger is better. Each interval "
+        f"({100 * gate.confidence:.4g} % sure) has to lie right of its limit, the thick bar; "
+        f"the margin is {number(gate.margin, decimals_for(gate.margin))}."
     )
+    frozen = next((one for one in gate.comparisons if one.name == "frozen"), None)
+    if frozen is not None and frozen.power is not None:
+        rows = f"{frozen.num_rows:,} rows in {count(frozen.num_clusters, 'cluster')}"
+        said += f" An equal model passes the frozen set ({rows}) with a chance of {100 * frozen.power:.0f} %."
+    return element("p", said, class_="faint")
 
 
 def _summary(slices: Sequence[Comparison]) -> str:
     judged = sum(one.counts for one in slices)
     small = len(slices) - judged
-    parts = [f"{count(judged, 'slice')} more passed"] if judged else []
+    parts = [f"{count(judged, 'more slice')} passed"] if judged else []
     parts += [f"{small} with too few rows to count"] if small else []
     return ", ".join(parts)
 

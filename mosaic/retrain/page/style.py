@@ -60,11 +60,11 @@ summary{cursor:pointer;padding:.25rem 0}
 .key span{display:inline-block;margin-right:1rem}
 .ends{display:flex;justify-content:space-between;font-size:.8125rem}
 figure{margin:1rem 0 0}
-figcaption b{margin-left:.75rem}
 .chart line{stroke:var(--mark);stroke-width:2;stroke-linecap:round}
 dl{margin:0}
 dl div{display:grid;grid-template-columns:9rem 1fr;gap:0 1rem;padding:.25rem 0}
 dd{margin:0;min-width:0}
+dd ol,dd details,dd summary{margin:0;padding:0}
 @media (max-width:46rem){
 main,footer{padding:0 1rem}
 header{padding-top:1.5rem}
@@ -78,7 +78,10 @@ h1{font-size:2rem}
 .counts,.forest{table-layout:auto}
 .forest .number{grid-row:3;text-align:left}
 .forest .number+.number{text-align:right}
-.counts th,.counts td{padding-right:.5rem}
+.counts tr{display:grid;grid-template-columns:repeat(3,1fr)}
+.counts thead th:first-child{position:absolute;clip-path:inset(50%)}
+.counts tbody th{grid-column:1/-1;padding-bottom:0}
+.counts td:nth-child(2),.counts th:nth-child(2){text-align:left}
 dl div{grid-template-columns:1fr}
 }
 @media print{
