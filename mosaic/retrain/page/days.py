@@ -1,0 +1,104 @@
+"""The last thirty days: a square each, and the champion's score on the rows held out of each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+from mosaic.retrain.page.markup import Markup, brief, element, join, section
+from mosaic.retrain.page.wording import figure
+from mosaic.retrain.records import DaySquare, Outcome
+
+MAX_DAYS = 30
+_LETTERS: dict[Outcome, str] = {
+    "promoted": "P",
+    "held": "H",
+    "refused": "R",
+    "quarantined": "Q",
+    "failed": "F",
+    "interrupted": "N",
+}
+_WORDS: dict[Outcome, str] = {
+    "promoted": "promoted",
+    "held": "held by a person",
+    "refused": "refused by the gate",
+    "quarantined": "data quarantined",
+    "failed": "failed",
+    "interrupted": "not finished",
+}
+_HEIGHT = 96
+_TOP, _BOTTOM = 12.0, 84.0
+
+
+def days(history: Sequence[DaySquare]) -> Markup:
+    """The section of the days before and of today."""
+    shown = history[-MAX_DAYS:]
+    if not shown:
+        return section("days", "Days", element("p", "This is the first day.", class_="faint"))
+    heading = "Thirty days" if len(shown) == MAX_DAYS else "Days so far"
+    squares = element("ol", *(_square(one) for one in shown), class_="days")
+    ends = element("p", *(element("span", brief(one.day)) for one in (shown[0], shown[-1])), class_="ends faint")
+    return section("days", heading, squares, ends if len(shown) > 1 else None, _key(shown), _fresh(shown))
+
+
+def _square(one: DaySquare) -> Markup:
+    said = f"{brief(one.day)}: {_WORDS[one.outcome] if one.outcome else 'no run'}"
+    said += "" if one.fresh is None else f", fresh {figure(one.fresh)}"
+    return element(
+        "li",
+        element("span", _LETTERS[one.outcome] if one.outcome else "·", aria_hidden="true"),
+        element("span", said, class_="unseen"),
+        class_=one.outcome or "none",
+        title=said,
+    )
+
+
+def _key(shown: Sequence[DaySquare]) -> Markup:
+    there = {one.outcome for one in shown}
+    items = [
+        element("span", element("b", letter, class_=outcome), " ", _WORDS[outcome])
+        for outcome, letter in _LETTERS.items()
+        if outcome in there
+    ]
+    return element("p", *items, class_="key faint", aria_hidden="true")
+
+
+def _fresh(shown: Sequence[DaySquare]) -> Markup | None:
+    known = [
+        (place, one.fresh) for place, one in enumerate(shown) if one.fresh is not None and math.isfinite(one.fresh)
+    ]
+    if len(known) < 2:
+        return None
+    low, high = min(value for _, value in known), max(value for _, value in known)
+    last = known[-1][1]
+    title = "Champion's score on each day's fresh rows"
+    said = f"{title}: last {figure(last)}, lowest {figure(low)}, highest {figure(high)}, {len(known)} days measured."
+    return element(
+        "figure",
+        element("figcaption", f"{title}: ", element("b", figure(last)), f" ({figure(low)} to {figure(high)})"),
+        element("div", _line(shown, known, low, high), class_="chart"),
+        aria_label=said,
+    )
+
+
+def _line(shown: Sequence[DaySquare], known: Sequence[tuple[int, float]], low: float, high: float) -> Markup:
+    """Segments between days that follow each other; a day without a score leaves a gap."""
+
+    def x(place: int) -> str:
+        return f"{100 * (place + 0.5) / len(shown):.4g}%"
+
+    def y(value: float) -> str:
+        return f"{_BOTTOM - (_BOTTOM - _TOP) * ((value - low) / (high - low) if high > low else 0.5):.4g}"
+
+    segments = [
+        element("line", x1=x(first), y1=y(old), x2=x(second), y2=y(new))
+        for (first, old), (second, new) in pairwise(known)
+        if second == first + 1
+    ]
+    dots = [element("circle", cx=x(place), cy=y(value), r=2) for place, value in known]
+    place, value = known[-1]
+    return element(
+        "svg", join(segments), join(dots), element("circle", cx=x(place), cy=y(value), r=4.5), height=_HEIGHT,
+        aria_hidden="true",
+    )  # fmt: skip
