@@ -54,7 +54,7 @@ def compare_slices(pair: Pair, limit: float, settings: GateSettings) -> tuple[Co
 
 
 def holm(chances: Sequence[float], level: float) -> tuple[bool, ...]:
-    """Returns which p-values are rejected, with at most ``level`` of a chance that one of them is wrongly (Holm 1979)."""
+    """Returns which p-values are rejected; the chance that any is so wrongly is at most ``level`` (Holm 1979)."""
     rejected = [False] * len(chances)
     for place, index in enumerate(sorted(range(len(chances)), key=chances.__getitem__)):
         if chances[index] >= level / (len(chances) - place):

@@ -98,7 +98,7 @@ def _left_out(old: Scores | None) -> Iterator[Finding]:
         return
     some = old.num_invalid < len(old.value)
     sentence = f"Version {old.version} has no finite value on {old.num_invalid:,} of {len(old.value):,} frozen rows"
-    way_out = "they are left out" if some else "nothing can be compared: look at it, and promote another version by hand"
+    way_out = "they are left out" if some else "look at it, and promote another version by hand"
     yield Finding(name="rows left out", passed=some, sentence=f"{sentence}; {way_out}.")
 
 
@@ -124,7 +124,7 @@ def _comparisons(scores: DayScores, contest: Contest, settings: GateSettings) ->
 def _frozen(
     name: str, pair: Pair, losses: tuple[float, float], contest: Contest, settings: GateSettings
 ) -> Iterator[Comparison]:
-    """All frozen rows; where they do not pass and a loss was bought, the old ones with it and the recent ones without."""
+    """All frozen rows; where they do not pass and a loss was bought, old ones with it and recent ones without."""
     allowed, bought = losses
     plain = compare(name, pair, -allowed, settings)
     if plain.passed or not bought:
@@ -187,7 +187,7 @@ def _why_promoted(comparisons: tuple[Comparison, ...], contest: Contest) -> str:
 
 
 def _why_refused(one: Comparison, challenger: str) -> str:
-    names = {"frozen": "on the frozen rows", "fresh": "on the day's fresh rows", "anchor": "(the anchor) on frozen rows"}
+    names = {"frozen": "on the frozen rows", "fresh": "on the day's fresh rows", "anchor": "(the anchor)"}
     where = names.get(one.name, f"on {one.name}")
     change = f"{one.new:.4f} after {one.old:.4f}, which may be a loss of {-one.low:.4f}; {-one.limit:.4g} is allowed"
     kind = "is worse than" if one.high < 0 else "cannot be shown to be as good as"

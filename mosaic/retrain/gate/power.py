@@ -100,7 +100,7 @@ def _set(found: Resolution) -> str:
 
 
 def _alikeness(pair: Pair) -> float:
-    """Returns how alike the values of a group are (the intraclass correlation, from 0 to 1), from analysis of variance."""
+    """Returns how alike values within a group are: the intraclass correlation, from analysis of variance."""
     groups, sizes = np.unique(pair.cluster, return_inverse=True)[1], np.bincount(pair.cluster)
     sizes = sizes[sizes > 0]
     if len(sizes) == len(pair.old) or len(sizes) < 2:

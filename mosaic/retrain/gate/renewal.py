@@ -1,4 +1,4 @@
-"""Frozen rows wear out: each decision on them favours models that happen to do well there. New rows take their place."""
+"""Frozen rows wear out: each decision on them favours models that happen to do well there. New rows come in."""
 
 from __future__ import annotations
 
