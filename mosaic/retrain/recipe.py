@@ -15,7 +15,7 @@ from typing import Annotated
 from mosaic.artifact import Ge, Le, parse_toml
 from mosaic.errors import InvalidFileError, MosaicError
 from mosaic.retrain.data_check import DataCheckSettings
-from mosaic.retrain.gate.decide import GateSettings
+from mosaic.retrain.gate.settings import GateSettings
 
 RECIPE = "retrain.toml"
 """Name of the recipe in its folder."""
@@ -63,7 +63,7 @@ class Sources:
     fresh_share: Annotated[float, Ge(0), Le(0.5)] = 0.1
     """Part of a day's rows (whole clusters) that is held out of training for the comparison on fresh rows."""
     max_unreadable: Annotated[float, Ge(0), Le(1)] = 0.01
-    """Part of a source's rows that may be unreadable before the day fails."""
+    """Part of the samples that may draw an unreadable row before the training fails."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,9 @@ class Budget:
     batch: Annotated[int, Ge(1)]
     """Samples of a step, over all ranks and micro-batches."""
     micro_batches: Annotated[int, Ge(1)] = 1
-    """Into how many a rank cuts its part of the batch, one after the other."""
+    """Into how many the batch is cut; a rank goes through its share of them one after the other."""
+    clip_norm: Annotated[float, Ge(0)] | None = None
+    """Norm that gradients are scaled down to; None for no limit."""
     passes: float = 1.0
     """How often each new row is drawn in a day; ``steps`` says it otherwise."""
     steps: Annotated[int, Ge(1)] | None = None

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import mosaic
-from mosaic.artifact import load, save
-from mosaic.checkpoint.folder import checkpoints_in
-from mosaic.checkpoint.kept_model import KeptModel
+from mosaic.artifact import load, parse, save
+from mosaic.checkpoint.folder import checkpoints_in, damage_of
+from mosaic.checkpoint.loading import Loaded
+from mosaic.checkpoint.methods import KeepsCheckpoints, KeptModel
+from mosaic.checkpoint.room import check_room, room_needed
 from mosaic.engine import Options
-from mosaic.errors import InvalidFileError, MosaicError
+from mosaic.errors import InvalidCheckpointError, InvalidFileError
 from mosaic.train import choice
-from mosaic.train.choice import StoredPlan
-from mosaic.train.crew import Crew, ExactCrew
-from mosaic.train.environment import Environment
-from mosaic.train.loader import BatchLoader
+from mosaic.train.crew import Crew
+from mosaic.train.environment import environment_here
+from mosaic.train.loader import BatchCut, BatchLoader
 from mosaic.train.loop import Loop, LoopSettings, Trainee
 from mosaic.train.program import Program
-from mosaic.train.samples import Samples
+from mosaic.train.records import DayNotes, Environment, PlanKey, StoredPlan, Trained
+from mosaic.train.samples import RejectCount, Samples
 from mosaic.train.seeds import seed_step
 from mosaic.train.signals import StopRequests
 
@@ -36,13 +40,17 @@ class DaySettings:
 
     loop: LoopSettings
     """Of the loop."""
+    num_steps: int
+    """Steps of the day."""
     batch: int
     """Samples of a step, over all ranks."""
     micro_batches: int
-    """Into how many a rank cuts its part of the batch."""
+    """Into how many the batch is cut."""
     workers: int
     """Processes that read samples, for this rank."""
-    ranks_exact: bool
+    max_unreadable: float
+    """Part of the samples that may draw an unreadable row."""
+    exact: bool
     """Whether other numbers of ranks have to give the same bits."""
     colocate: bool
     """Whether Mosaic may run modules side by side."""
@@ -56,145 +64,258 @@ class DaySettings:
     """The one of the day before."""
     drift: str
     """Why the plan of the day before no longer fits, as its steps told; empty where it does."""
+    modalities: str
+    """What today's new rows have."""
     environment: Path
     """The day's ``environment.json``."""
     program: str
     """SHA-256 of the user's file."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trained:
-    """``trained.json``: how a day's training ended."""
-
-    SCHEMA_VERSION: ClassVar[int] = 1
-
-    schema_version: int = SCHEMA_VERSION
-    """Version of this file's layout."""
-    ended: str
-    """``done``, ``window over``, or the name of a signal."""
-    step: int
-    """Steps that are done."""
-    num_steps: int
-    """Steps of the day."""
-    step_ms: float | None
-    """Median of the last process, in ms."""
-    loaded: str
-    """What the model started from, and what is new or gone in it."""
-    differs_from_step: int | None
-    """First step that may have other bits than an undisturbed run; None for none."""
-    differs_because: str
-    """Why."""
-    messages: tuple[str, ...]
-    """What the morning should know."""
-
-
-def train_day(
-    program: Program, samples: Samples, settings: DaySettings, crew: Crew, told: StopRequests, *, to: int | None = None
-) -> tuple[nn.Module, Trained]:
-    """Trains a day from where it stands; every rank calls it.
+class Day:
+    """A day that is ready to train; every rank makes its own.
 
     Args:
         program: The user's functions.
         samples: The day's data.
         settings: All else.
         crew: The ranks.
-        told: Listens to signals.
-        to: Stop after this step; the day's last by default.
-
-    Returns:
-        The plain, whole model, and how it ended.
 
     Raises:
-        MosaicError: Data, plan or checkpoints are not as they have to be, or training failed; says what.
+        MosaicError: Data, plan or checkpoints are not as they have to be; says what.
     """
-    seed = settings.loop.seed
-    seed_step(seed, 0, 0)
-    model = program.make_model().to(crew.device)
-    _broadcast_alike(crew)
-    batch = crew.moved(_first_micro_batch(samples, settings, crew))
-    stored = _plan_of_day(program, model, batch, settings, crew)
-    torch.set_num_threads(stored.threads)
-    handle = _colocated(program, model, batch, stored, settings, crew)
-    differences = _environment(settings, crew, stored)
-    optimizers, schedulers = program.optimizers(model, settings.loop.num_steps)
-    trainee = Trainee(
-        model=model,
-        keeper=handle,
-        optimizers=optimizers,
-        schedulers=schedulers,
-        scaler=program.make_scaler() if program.make_scaler is not None else None,
-        companions=dict(program.make_companions(model)) if program.make_companions is not None else {},
-    )
-    step, kept = _begin(trainee, settings)
-    model.train()
-    loop = Loop(program, trainee, settings.loop, crew, told, step=step)
-    loop.messages.extend(kept["messages"])
-    loop.loaded = kept["loaded"]
-    loop.differs = kept["differs"] or ([step, "; ".join(differences)] if differences and step else None)
 
-    def batches(first: int) -> Any:
-        return _loader(samples, settings, crew, first)
+    def __init__(self, program: Program, samples: Samples, settings: DaySettings, crew: Crew) -> None:
+        self._program = program
+        self._samples = samples
+        self._settings = settings
+        self._crew = crew
+        seed_step(settings.loop.seed, 0, 0)
+        self.model = program.make_model().to(crew.device)
+        batch = crew.moved(self._first_micro_batch())
+        self.plan, within_day = self._plan_of_day(batch)
+        torch.set_num_threads(self.plan.threads)
+        self.handle = self._placed(batch)
+        crew.begin(self.model)
+        self._trainee = self._made()
+        self._differences = "; ".join(filter(None, (within_day, self._environment())))
 
-    ended = loop.run(batches, to=to)
-    if loop.step_ms is not None and stored.step_ms is None and crew.rank == 0:
-        save(replace(stored, step_ms=loop.step_ms), settings.plan)
-    plain = _plain(handle, model)
-    differs = loop.differs or [None, ""]
-    return plain, Trained(
-        ended=ended,
-        step=loop.step,
-        num_steps=settings.loop.num_steps,
-        step_ms=loop.step_ms,
-        loaded=loop.loaded,
-        differs_from_step=differs[0],
-        differs_because=differs[1],
-        messages=tuple(loop.messages),
-    )
+    def train(self, told: StopRequests, *, to: int | None = None) -> Trained:
+        """Trains from where the day stands to its last step, or to ``to``, unless it is told to stop.
 
+        Raises:
+            MosaicError: The training failed, or its checkpoints cannot be read or written; says what.
+        """
+        settings, crew = self._settings, self._crew
+        step, notes = self._begin()
+        loop = Loop(self._program, self._trainee, settings.loop, crew, told, step=step, notes=notes)
+        self.model.train()
+        rejects = RejectCount(settings.max_unreadable)
+        rejects.load_state_dict({"samples": step * settings.batch, "rejects": notes.rejects})
+        with self._loader(range(step, settings.num_steps), settings.workers, rejects) as batches:
+            ended = loop.run(batches, min(to or settings.num_steps, settings.num_steps))
+        if self.plan.step_ms is None and loop.step_ms is not None and crew.rank == 0:
+            self.plan = replace(self.plan, step_ms=loop.step_ms)
+            save(self.plan, settings.plan)
+        return Trained(
+            ended=ended,
+            step=loop.step,
+            num_steps=settings.num_steps,
+            step_ms=loop.step_ms,
+            digest=self.handle.digest(),
+            notes=loop.notes,
+        )
 
-def _first_micro_batch(samples: Samples, settings: DaySettings, crew: Crew) -> Any:
-    with _loader(samples, replace(settings, workers=0), crew, 0) as loader:
-        return next(iter(loader)).micro_batches[0]
+    def leave(self) -> None:
+        """Gives the plain, whole model back, on every rank."""
+        if isinstance(self.handle, mosaic.Handle):
+            self.handle.remove()
 
+    def companion(self, name: str) -> nn.Module:
+        """Returns what is kept beside the model under a name; see ``Program.make_companions``."""
+        return self._trainee.companions[name]
 
-def _loader(samples: Samples, settings: DaySettings, crew: Crew, first_step: int) -> BatchLoader:
-    return BatchLoader(
-        samples,
-        batch=settings.batch,
-        rank=crew.rank,
-        num_ranks=crew.size,
-        micro_batches=settings.micro_batches,
-        workers=settings.workers,
-        first_step=first_step,
-        num_steps=settings.loop.num_steps,
-    )
+    def try_step(self) -> float:
+        """Takes one step that nobody keeps, for a check; returns its loss."""
+        rejects = RejectCount(self._settings.max_unreadable)
+        told, notes = StopRequests(), DayNotes(loaded="", rejects={})
+        loop = Loop(self._program, self._trainee, self._settings.loop, self._crew, told, step=0, notes=notes)
+        self.model.train()
+        with self._loader(range(1), 0, rejects) as batches:
+            return float(loop.take_step(next(batches)))
 
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Room that a checkpoint takes."""
+        trainee = self._trainee
+        return room_needed(self.model, trainee.optimizers, trainee.companions)
 
-def _plan_of_day(program: Program, model: nn.Module, batch: Any, settings: DaySettings, crew: Crew) -> StoredPlan:
-    """Returns the plan that the day runs, choosing it where there is none yet; None of it trains."""
-    key = choice.key_of(model, batch, crew.device, crew.size)
-    there = _read(settings.plan)
-    if there is not None and not key.differences(there.key):
-        return there
-    if there is not None:
-        why = f"within the day: {key.differences(there.key)}"
-    else:
-        before = _read(settings.plan_before)
-        why = choice.reason_to_plan(key, before, settings.drift)
-        if not why and before is not None:
-            there = replace(before, why="")
-    if there is None or why:
-        if not settings.colocate or settings.ranks_exact or crew.size > 1:
-            said = "the plain loop runs: the recipe asks for it" if crew.size == 1 or settings.ranks_exact else ""
-            there = StoredPlan(
-                plan=None, threads=torch.get_num_threads(), key=key, said=said, speedup=None, step_ms=None, why=why
+    # Data.
+
+    def _first_micro_batch(self) -> Any:
+        with self._loader(range(1), 0, RejectCount(1.0)) as batches:
+            return next(batches).micro_batches[0].data
+
+    def _loader(self, steps: range, workers: int, rejects: RejectCount) -> BatchLoader:
+        settings, crew = self._settings, self._crew
+        cut = BatchCut(
+            batch=settings.batch,
+            num_ranks=crew.size,
+            rank=crew.rank,
+            micro_batches=settings.micro_batches,
+            exact=settings.exact,
+        )
+        return BatchLoader(
+            self._samples,
+            cut,
+            steps,
+            workers=workers,
+            collate=self._program.collate,
+            pin=crew.device.type == "cuda",
+            rejects=rejects,
+        )
+
+    # The plan.
+
+    def _plan_of_day(self, batch: Any) -> tuple[StoredPlan, str]:
+        """Returns the plan that the day runs, and why it is another one than the day began with; empty if it is not."""
+        settings, crew = self._settings, self._crew
+        key = choice.key_of(self.model, batch, crew.device, crew.size, settings.modalities)
+        there = _read(settings.plan)
+        within_day = key.differences(there.key) if there is not None else ""
+        if there is not None and not within_day:
+            return there, ""
+        before = _read(settings.plan_before) if there is None else None
+        why = within_day or choice.reason_to_plan(key, before, settings.drift)
+        chosen = replace(before, why="") if before is not None and not why else self._chosen(key, batch, why)
+        if crew.rank == 0 and (crew.size == 1 or settings.exact):
+            save(chosen, settings.plan)
+        return chosen, within_day and f"{within_day}, so it was planned anew"
+
+    def _chosen(self, key: PlanKey, batch: Any, why: str) -> StoredPlan:
+        settings, crew = self._settings, self._crew
+        if settings.exact:
+            return choice.plain(key, why, "every rank has the whole model, so that their number changes no bit")
+        if not settings.colocate and crew.size == 1:
+            return choice.plain(key, why, "the recipe asks for the plain loop")
+        if crew.size > 1:
+            return choice.plain(key, why, "")  # colocate() tries plans by itself; see _placed
+        seed_step(settings.loop.seed, 0, 0)
+        return choice.choose_by_trial(self._program.make_model().to(crew.device), batch, self._program.loss, key, why)
+
+    def _placed(self, batch: Any) -> KeepsCheckpoints:
+        """Lets the plan run the model; on several ranks a new one is chosen here, before the first step."""
+        crew, plan = self._crew, self.plan
+
+        def sample() -> Any:
+            return self._program.loss(self.model, batch)
+
+        if self._settings.exact or (plan.plan is None and crew.size == 1):
+            return KeptModel(self.model, crew.ranks)
+        options = Options(trial=None) if plan.plan is not None else Options()
+        if plan.plan is None and not self._settings.colocate:
+            options = Options(method="megatron")
+        handle = mosaic.colocate(self.model, sample, plan=plan.plan, options=options)
+        if plan.plan is None:
+            self.plan = choice.stored_of_ranks(handle, plan.key, plan.why)
+            if crew.rank == 0:
+                save(self.plan, self._settings.plan)
+        return handle
+
+    # State.
+
+    def _made(self) -> Trainee:
+        program, model = self._program, self.model
+        optimizers, schedulers = program.optimizers(model, self._settings.num_steps)
+        return Trainee(
+            model=model,
+            keeper=self.handle,
+            optimizers=optimizers,
+            schedulers=schedulers,
+            scaler=program.make_scaler() if program.make_scaler is not None else None,
+            companions=dict(program.make_companions(model)) if program.make_companions is not None else {},
+        )
+
+    def _environment(self) -> str:
+        """Says what is not as it was when the day began; empty where nothing is."""
+        settings, crew = self._settings, self._crew
+        here = environment_here(crew.device, num_ranks=crew.size, program=settings.program)
+        if not settings.environment.is_file():
+            if crew.rank == 0:
+                save(here, settings.environment)
+            return ""
+        before = load(Environment, settings.environment)
+        return "; ".join(here.differences(replace(before, num_ranks=crew.size) if settings.exact else before))
+
+    def _begin(self) -> tuple[int, DayNotes]:
+        """Loads the day's last checkpoint, or begins from the champion; returns the step and what was said of it."""
+        settings, keeper = self._settings, self.handle
+        found = self._load()
+        if found is not None:
+            notes = parse(DayNotes, _json(found.extra["notes"]), source=str(found.path))
+            if self._differences and notes.differs_from_step is None:
+                notes = replace(notes, differs_from_step=found.step, differs_because=self._differences)
+            return found.step, notes
+        notes = DayNotes(loaded=self._start(), rejects={})
+        if self._crew.rank == 0:
+            count = settings.loop.keep + 2
+            model_bytes = sum(t.nbytes for t in (*self.model.parameters(), *self.model.buffers()))
+            check_room(
+                settings.loop.checkpoints,
+                checkpoint_bytes=self.checkpoint_bytes,
+                count=count,
+                more_bytes=2 * model_bytes,
             )
-        else:
-            seed_step(settings.loop.seed, 0, 0)
-            there = choice.choose_by_trial(program.make_model().to(crew.device), batch, program.loss, key, why)
-    if crew.rank == 0 and crew.size == 1:
-        save(there, settings.plan)
-    return there
+        keeper.save(settings.loop.checkpoints, step=0, extra={"notes": _plain(notes)}, **self._trainee.belongings)
+        return 0, notes
+
+    def _load(self) -> Loaded | None:
+        """Loads the newest checkpoint that is whole; where all are damaged, the day begins anew, with the same bits."""
+        folder = self._settings.loop.checkpoints
+        try:
+            return self.handle.load(folder, fall_back=True, missing_ok=True, **self._trainee.belongings)
+        except InvalidCheckpointError:
+            if not all(damage_of(each.path) for each in checkpoints_in(folder)):
+                raise
+            _LOG.warning("no checkpoint in %s is whole; the day begins anew", folder)
+            return None
+
+    def _start(self) -> str:
+        """Takes the champion's weights and, where they are kept, its optimizers' moments; says what came of it."""
+        settings, trainee = self._settings, self._trainee
+        if settings.weights is None:
+            return "new weights"
+        if settings.start is not None and checkpoints_in(settings.start):
+            with suppress(InvalidCheckpointError):
+                found = self.handle.load(
+                    settings.start,
+                    optimizer=trainee.optimizers,
+                    companions=trainee.companions,
+                    partial=True,
+                    new_run=True,
+                    fall_back=True,
+                )
+                assert found is not None
+                return _said("weights and the optimizers' state of the champion", found.new, found.gone, found.changed)
+        overlap = self.handle.load_weights(settings.weights, partial=True)
+        for companion in trainee.companions.values():
+            companion.load_state_dict(self.model.state_dict(), strict=False)
+        return _said("weights of the champion", overlap.new, overlap.gone, overlap.changed)
+
+
+def device_of(name: str, rank: int) -> torch.device:
+    """Returns where a rank trains: ``cpu``, ``cuda``, or ``auto`` for the GPU if there is one."""
+    if name == "cuda" or (name == "auto" and torch.cuda.is_available()):
+        device = torch.device("cuda", rank % max(1, torch.cuda.device_count()))
+        torch.cuda.set_device(device)
+        return device
+    return torch.device("cpu")
+
+
+def end_ranks() -> None:
+    """Ends the process group, if there is one."""
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _read(path: Path | None) -> StoredPlan | None:
@@ -203,5 +324,10 @@ def _read(path: Path | None) -> StoredPlan | None:
     try:
         return load(StoredPlan, path)
     except InvalidFileError as error:
-        _LOG.warning("%s; the day is planned anew", error)
+        _LOG.warning("%s; it is planned anew", error)
         return None
+
+
+def _said(what: str, new: tuple[str, ...], gone: tuple[str, ...], changed: tuple[str, ...]) -> str:
+    parts = [f"{label}: {', '.join(names)}" for label, names in (("new", new), ("gone", gone), ("changed", changed)) if names]
+    return "; ".join((what, *parts))

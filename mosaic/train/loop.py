@@ -10,27 +10,30 @@ import logging
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from mosaic.checkpoint.folder import drop_old
 from mosaic.checkpoint.methods import KeepsCheckpoints
-from mosaic.errors import MosaicError
+from mosaic.errors import MosaicError, NoRoomError
 from mosaic.lines import append_line
 from mosaic.train.crew import Crew
+from mosaic.train.loader import BatchLoader, StepBatch
 from mosaic.train.program import Program
-from mosaic.train.seeds import StepSeeds
+from mosaic.train.records import WINDOW_OVER, DayNotes
+from mosaic.train.samples import Reject
+from mosaic.train.seeds import generators_of, seed_step
 from mosaic.train.signals import StopRequests
 
 _LOG = logging.getLogger(__name__)
+FIRST_STEPS = 5
+"""Steps of a process that are slower than the others, and do not count for its median."""
 MAX_STEPS_NOT_FINITE = 20
 """Steps in a row whose loss is infinite or no number, after which a day fails; a scaler skips a few."""
-WINDOW_OVER = "window over"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,14 +48,14 @@ class LoopSettings:
     """Seconds between checkpoints."""
     keep: int
     """Checkpoints that stay."""
+    clip_norm: float | None = None
+    """Norm that gradients are scaled down to; None for no limit."""
     until: float | None
     """When the training has to end, as ``time.monotonic()`` counts; None for never."""
     checkpoints: Path
     """The day's checkpoints."""
     metrics: Path | None
     """``metrics.jsonl``; None on all ranks but the first."""
-    log_every: int = 1
-    """Steps between two lines of it."""
 
 
 @dataclass(slots=True)
@@ -93,41 +96,46 @@ class Loop:
         crew: The ranks that train together.
         told: Listens to signals.
         step: The step to go on from.
+        notes: What the checkpoint said.
 
     Attributes:
         step: Steps that are done.
-        messages: What the morning should know.
+        notes: What the next checkpoint says.
     """
 
     def __init__(
-        self, program: Program, trainee: Trainee, settings: LoopSettings, crew: Crew, told: StopRequests, *, step: int
+        self,
+        program: Program,
+        trainee: Trainee,
+        settings: LoopSettings,
+        crew: Crew,
+        told: StopRequests,
+        *,
+        step: int,
+        notes: DayNotes,
     ) -> None:
         self.step = step
-        self.messages: list[str] = []
+        self.notes = notes
         self._program = program
         self._trainee = trainee
         self._settings = settings
         self._crew = crew
         self._told = told
-        self._seeds = StepSeeds(trainee.model, settings.seed)
+        self._generators = generators_of(trainee.model)
         self._saved = time.monotonic()
         self._failed_saves = 0
         self._not_finite = 0
-        self._unlogged: tuple[int, torch.Tensor, float, Mapping[str, int]] | None = None
+        self._unlogged: tuple[int, torch.Tensor, float, tuple[Reject, ...]] | None = None
         self._times_ms: list[float] = []
 
     @property
     def step_ms(self) -> float | None:
         """Median time of the steps of this process but its first few, in ms."""
-        times = self._times_ms[5:]
+        times = self._times_ms[FIRST_STEPS:]
         return statistics.median(times) if times else None
 
-    def run(self, batches: Callable[[int], Any], *, to: int | None = None) -> str:
-        """Takes steps until the last, or until it is told to stop; saves at the end.
-
-        Args:
-            batches: Opens the loader at a step.
-            to: Stop after this step; the day's last by default.
+    def run(self, batches: BatchLoader, last: int) -> str:
+        """Takes steps up to ``last``, or until it is told to stop; then saves.
 
         Returns:
             ``done``, the name of a signal, or ``window over``.
@@ -135,32 +143,29 @@ class Loop:
         Raises:
             MosaicError: The loss is no number, rows cannot be read, or checkpoints cannot be written.
         """
-        last, ended = min(to or self._settings.num_steps, self._settings.num_steps), "done"
-        if self.step < last:
-            with batches(self.step) as loader:
-                for batch in loader:
-                    began = time.perf_counter()
-                    loss = self._take_step(batch)
-                    self.step += 1
-                    self._log(loss, batch)
-                    self._times_ms.append((time.perf_counter() - began) * 1e3)
-                    ended = self._agree_to_stop()
-                    if ended or self.step >= last:
-                        break
+        ended = ""
+        while self.step < last and not (ended := self._agree_to_stop()):
+            began = time.perf_counter()
+            batch = next(batches)
+            loss = self._take_step(batch)
+            self.step += 1
+            self._log(loss, batch, batches)
+            self._times_ms.append((time.perf_counter() - began) * 1e3)
         self._flush_log()
-        self._save(is_last=True)
+        self.save(is_last=True)
         return ended or "done"
 
-    def _take_step(self, batch: Any) -> torch.Tensor:
-        trainee, scaler = self._trainee, self._trainee.scaler
-        total: Any = 0.0
-        for number, (rows, weight) in enumerate(zip(batch.micro_batches, batch.weights, strict=True)):
-            self._seeds.sow(self.step, number)
-            with self._crew.adding(number):
-                loss = self._program.loss(trainee.model, self._crew.moved(rows)) * weight
-                (scaler.scale(loss) if scaler is not None else loss).backward()
-            total = total + loss.detach()
-        self._crew.finish_gradients()
+    def _take_step(self, batch: StepBatch) -> torch.Tensor:
+        trainee, scaler, crew = self._trainee, self._trainee.scaler, self._crew
+        losses = []
+        for part in batch.micro_batches:
+            seed_step(self._settings.seed, self.step, part.index, self._generators)
+            loss = self._program.loss(trainee.model, crew.moved(part.data)) * (part.weight * crew.scale)
+            (scaler.scale(loss) if scaler is not None else loss).backward()
+            crew.take_gradients()
+            losses.append(loss.detach())
+        crew.share_gradients()
+        self._clip()
         for optimizer in trainee.optimizers:
             if scaler is not None:
                 scaler.step(optimizer)
@@ -171,16 +176,27 @@ class Loop:
         for scheduler in trainee.schedulers:
             scheduler.step()
         for optimizer in trainee.optimizers:
-            optimizer.zero_grad(set_to_none=True)
+            optimizer.zero_grad()
         if self._program.update_companions is not None:
             with torch.no_grad():
                 self._program.update_companions(trainee.model, trainee.companions)
-        return total
+        return torch.stack(losses).sum() / crew.scale
 
-    def _log(self, loss: torch.Tensor, batch: Any) -> None:
+    def _clip(self) -> None:
+        if self._settings.clip_norm is None:
+            return
+        trainee = self._trainee
+        if trainee.scaler is not None:
+            for optimizer in trainee.optimizers:
+                trainee.scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(trainee.model.parameters(), self._settings.clip_norm)
+
+    def _log(self, loss: torch.Tensor, batch: StepBatch, batches: BatchLoader) -> None:
         """Keeps a step's figures until the next one is launched, so that reading its loss does not hold that up."""
         self._flush_log()
         self._unlogged = self.step, loss, time.time(), batch.rejects
+        if batch.rejects:
+            self.notes = replace(self.notes, rejects=batches.rejects.by_source)
 
     def _flush_log(self) -> None:
         if self._unlogged is None:
@@ -193,13 +209,13 @@ class Loop:
                 f"the loss of step {step} and of the {self._not_finite - 1} before it is {value}; lower the learning "
                 "rate, or look at the day's data"
             )
-        if self._settings.metrics is None or step % self._settings.log_every:
+        if self._settings.metrics is None:
             return
         row: dict[str, Any] = {"step": step, "loss": value, "at": round(at, 3)}
         if self._times_ms:
             row["ms"] = round(self._times_ms[-1], 3)
         if rejects:
-            row["rejects"] = dict(rejects)
+            row["rejects"] = [f"{each.source} row {each.row}: {each.reason}: {each.detail}" for each in rejects]
         try:
             append_line(self._settings.metrics, row)
         except OSError as error:
@@ -209,39 +225,45 @@ class Loop:
         """Returns why all ranks stop here, or nothing; saves if it is time to."""
         now, settings = time.monotonic(), self._settings
         over = settings.until is not None and now >= settings.until
-        flags = self._crew.highest((bool(self._told.received), over, now - self._saved >= settings.save_s))
-        if flags[0] or flags[1]:
-            return (self._told.received or "told by another rank") if flags[0] else WINDOW_OVER
-        if flags[2]:
-            self._save(is_last=False)
+        told, over, due = self._crew.any_of(bool(self._told.received), over, now - self._saved >= settings.save_s)
+        if told:
+            return self._told.received or "told by another rank"
+        if over:
+            return WINDOW_OVER
+        if due:
+            self.save(is_last=False)
         return ""
 
-    def _save(self, *, is_last: bool) -> None:
-        """Begins a checkpoint; the last one is waited for. One that finds the disk full is told and left out."""
-        self._saved = time.monotonic()
+    def save(self, *, is_last: bool) -> None:
+        """Begins a checkpoint; the last one is waited for.
+
+        Where the disk is full, old checkpoints are dropped and the loop goes on; twice in a row is an error.
+        """
         keeper, settings = self._trainee.keeper, self._settings
+        self._saved = time.monotonic()
         try:
             keeper.save(
-                settings.checkpoints, step=self.step, keep=settings.keep, extra=self._extra(), **self._trainee.belongings
+                settings.checkpoints,
+                step=self.step,
+                keep=settings.keep,
+                extra={"notes": asdict(self.notes)},
+                **self._trainee.belongings,
             )
             if is_last:
                 keeper.finish_saving()
-        except MosaicError as error:
+        except NoRoomError as error:
             self._failed_saves += 1
-            self._remember(f"a checkpoint at step {self.step} could not be written: {error}")
+            self._remember(f"the disk was full when a checkpoint was written at or before step {self.step}")
             if self._failed_saves > 1:
                 raise
-            if self._crew.rank == 0:
-                drop_old(settings.checkpoints, 1)
+            _LOG.warning("%s", error)
+            keeper.make_room(settings.checkpoints)
             if is_last:
-                self._save(is_last=True)
+                self.save(is_last=True)
         else:
             self._failed_saves = 0
 
-    def _extra(self) -> dict[str, Any]:
-        return {"messages": list(self.messages)}
-
     def _remember(self, message: str) -> None:
-        if message not in self.messages:
-            self.messages.append(message)
+        if message not in self.notes.messages:
+            self.notes = replace(self.notes, messages=(*self.notes.messages, message))
             _LOG.warning("%s", message)
