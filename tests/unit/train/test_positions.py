@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from mosaic.train.positions import BLOCK, CYCLE, MAX_REPEATS, PositionStream, Source, shares_of
+
+HALVES = (
+    Source(name="new", rows=40, share=Fraction(7, 10), digest="a"),
+    Source(name="old", rows=30, share=Fraction(3, 10), digest="b"),
+)
+
+
+def changed(index: int, **fields: object) -> tuple[Source, ...]:
+    return tuple(replace(source, **fields) if n == index else source for n, source in enumerate(HALVES))
+
+
+def test_the_stream_is_the_one_that_days_before_had():
+    span = PositionStream(HALVES, seed=3).span(1020, 1030)
+    assert span.sources.tolist() == [0, 0, 1, 1, 0, 1, 0, 0, 0, 1]
+    assert span.rows.tolist() == [17, 9, 1, 6, 3, 2, 23, 20, 28, 13]
+    assert span.passes.tolist() == [17, 17, 10, 10, 17, 10, 17, 17, 18, 10]
+
+
+def test_seeds_sources_and_passes_have_orders_of_their_own():
+    spans = [PositionStream(HALVES, seed).span(0, BLOCK) for seed in (0, 1)]
+    assert not np.array_equal(spans[0].sources, spans[1].sources)
+    first, second = (spans[0].rows[(spans[0].sources == 0) & (spans[0].passes == number)] for number in (0, 1))
+    assert not np.array_equal(first, second)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        PositionStream(HALVES, 1),
+        PositionStream(HALVES[::-1], 0),
+        PositionStream(changed(0, rows=41), 0),
+        PositionStream(changed(0, digest="c"), 0),
+        PositionStream(changed(1, name="older"), 0),
+        PositionStream(
+            (replace(HALVES[0], share=Fraction(1, 2)), replace(HALVES[1], share=Fraction(1, 2))),
+            0,
+        ),
+        PositionStream((*changed(0, share=Fraction(6, 10)), replace(HALVES[0], name="more", share=Fraction(1, 10))), 0),
+    ],
+)
+def test_the_digest_changes_with_all_that_samples_depend_on(other: PositionStream):
+    assert other.digest != PositionStream(HALVES, 0).digest
+    assert PositionStream(HALVES, 0).digest == PositionStream(HALVES, 0).digest
+
+
+@pytest.mark.parametrize(
+    ("sources", "rule"),
+    [
+        ((), "one or more"),
+        (changed(1, name="new"), "name of its own"),
+        (changed(0, rows=0), "a row or more"),
+        (changed(0, share=Fraction(1, 3)), "multiple of 1/"),
+        (HALVES[:1], "make 1"),
+    ],
+)
+def test_sources_that_make_no_stream_are_refused(sources: Sequence[Source], rule: str):
+    with pytest.raises(ValueError, match=rule):
+        PositionStream(sources, 0)
+
+
+@pytest.mark.parametrize(("first", "last"), [(-1, 3), (5, 5)])
+def test_spans_that_hold_nothing_are_refused(first: int, last: int):
+    with pytest.raises(ValueError, match="one or more"):
+        PositionStream(HALVES, 0).span(first, last)
+
+
+def test_new_rows_have_the_rest_and_replayed_days_their_share_by_rows():
+    shares = shares_of({"new": 1000}, {"a": 300, "b": 900}, 0.3)
+    assert shares == {"new": Fraction(7, 10), "a": Fraction(3, 40), "b": Fraction(9, 40)}
+
+
+def test_all_samples_are_new_without_replayed_rows_or_without_a_share_for_them():
+    assert shares_of({"a": 1, "b": 1}, {"old": 0}, 0.3) == {"a": Fraction(1, 2), "b": Fraction(1, 2)}
+    assert shares_of({"a": 7}, {"old": 9}, 0) == {"a": Fraction(1)}
+
+
+def test_a_single_replayed_row_comes_only_so_many_times_as_often_as_a_new_one():
+    shares = shares_of({"new": 1000}, {"old": 1}, 0.3)
+    assert shares["old"] / (shares["new"] / 1000) == pytest.approx(MAX_REPEATS, rel=0.01)
+
+
+def test_a_day_of_one_row_among_a_million_has_a_sample_in_a_cycle():
+    shares = shares_of({"new": 10**6}, {"large": 10**9, "small": 1}, 0.3)
+    assert shares["small"] == Fraction(1, CYCLE)
+
+
+@pytest.mark.parametrize(
+    ("new", "replay", "share"), [({}, {"a": 3}, 0.3), ({"a": 3}, {"a": 3}, 0.3), ({"a": 3}, {}, 1.0)]
+)
+def test_shares_that_cannot_be_are_refused(new: dict[str, int], replay: dict[str, int], share: float):
+    with pytest.raises(ValueError, match="replay_share="):
+        shares_of(new, replay, share)
+
+
+def test_the_launcher_makes_positions_without_torch():
+    code = "import sys, mosaic.train.positions; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
