@@ -68,6 +68,10 @@ class InvalidFileError(MosaicError):
     """A JSON file could not be read: not there, truncated, of a newer schema, or with wrong values."""
 
 
+class NoRoomError(MosaicError):
+    """A disk is full, or has less room than what is about to be written; nothing of it is left half-written."""
+
+
 class InvalidCheckpointError(MosaicError):
     """A checkpoint is missing, cut short, changed, or of another model or optimizer."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
@@ -9,6 +10,11 @@ from pathlib import Path
 
 CHUNK_BYTES = 1 << 22
 """Bytes that are read at once."""
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether an error says that a disk, or what a user may have of it, is full."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def write_flushed(content: bytes, path: Path) -> str:

@@ -22,9 +22,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mosaic.checkpoint.disk import remove_folder, rename_flushed, sha256_of
+from mosaic.checkpoint.disk import is_full, remove_folder, rename_flushed, sha256_of
 from mosaic.checkpoint.manifest import MANIFEST, FileEntry, Manifest
-from mosaic.errors import InvalidCheckpointError, MosaicError
+from mosaic.errors import InvalidCheckpointError, MosaicError, NoRoomError
 
 _LOG = logging.getLogger(__name__)
 _COMPLETE = re.compile(r"(\d{8,})-step-(\d+)")
@@ -77,7 +77,7 @@ class SavingPlace:
             aside = folder / f".saving-{serial:08d}-{secrets.token_hex(4)}"
             aside.mkdir()
         except OSError as error:
-            raise MosaicError(
+            raise (NoRoomError if is_full(error) else MosaicError)(
                 f"cannot save in {folder}: {error.strerror or error}; choose a folder that can be written"
             ) from error
         return SavingPlace(aside=aside, final=folder / f"{serial:08d}-step-{step}")

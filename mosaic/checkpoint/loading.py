@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
-from torch.optim import Optimizer
 
+from mosaic.checkpoint.belongings import Belongings
 from mosaic.checkpoint.folder import Checkpoint, choose, damage_of
 from mosaic.checkpoint.manifest import MODEL, RANDOM, STATE, Manifest, TensorEntry
-from mosaic.checkpoint.model_tensors import ModelTensors, raise_other_model
-from mosaic.checkpoint.optimizer_state import check_fits, restore, targets
-from mosaic.checkpoint.plain_data import from_plain
+from mosaic.checkpoint.model_tensors import Overlap
+from mosaic.checkpoint.optimizer_state import adapted, check_fits, restore, some, targets
+from mosaic.checkpoint.plain_data import from_plain, to_plain
 from mosaic.checkpoint.random_state import set_random_state
 from mosaic.checkpoint.ranks import Ranks
-from mosaic.checkpoint.tensor_file import TensorSpec, open_tensors
+from mosaic.checkpoint.tensor_file import open_tensors
 from mosaic.errors import InvalidCheckpointError, MosaicError
 
 _LOG = logging.getLogger(__name__)
@@ -28,7 +27,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """What a checkpoint brought beside the model's state."""
+    """What a checkpoint brought beside the model's state, and what did not fit if it was loaded in part."""
 
     step: int
     """The step that it was saved at."""
@@ -36,24 +35,45 @@ class Loaded:
     """What rank 0 had given as ``extra``."""
     path: Path
     """Its folder."""
+    new: tuple[str, ...] = ()
+    """Tensors that only the model has; they are as they were."""
+    gone: tuple[str, ...] = ()
+    """Tensors that only the checkpoint has."""
+    changed: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Tensors of another shape or dtype, and what they are in the checkpoint and in the model, where they are as they
+    were."""
+    notes: tuple[str, ...] = ()
+    """A sentence for each thing beside the model that was given and is as it was, since the checkpoint has none that
+    fits."""
+    random: dict[str, Any] | None = None
+    """This rank's random state; None if it was not there."""
+
+    def restore_random(self, generators: Mapping[str, torch.Generator] | None = None) -> None:
+        """Brings the random generators to where they were, as ``load`` did.
+
+        For loops that draw numbers between ``load`` and their first step, as a loader does when its iterator is made.
+
+        Args:
+            generators: The loop's own, by name, as they were given to ``load``.
+        """
+        if self.random is not None:
+            set_random_state(self.random, generators)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadRequest:
+class LoadRequest(Belongings):
     """What is to be loaded, and into what."""
 
-    model: nn.Module
-    """The model, of which this rank may have a part."""
     folder: Path
     """The run's checkpoints."""
     step: int | None = None
     """Which one; the newest by default."""
-    optimizer: Optimizer | None = None
-    """Gets its state."""
-    scheduler: Any = None
-    """Gets its state."""
     fall_back: bool = False
     """Whether to take an earlier one where the newest is damaged."""
+    partial: bool = False
+    """Whether to take what fits where the model has changed."""
+    new_run: bool = False
+    """Whether another run begins from it: settings of optimizers and random generators stay as they are."""
 
 
 def load(request: LoadRequest, ranks: Ranks) -> Loaded:
@@ -66,18 +86,28 @@ def load(request: LoadRequest, ranks: Ranks) -> Loaded:
     opened: _Opened | None = None
     error: Exception | None = None
     try:
-        opened = _Opened.open(chosen, request)
+        opened = _Opened(chosen.path, request)
     except (MosaicError, ValueError, OSError) as failure:
         error = failure
     ranks.all_or_none(error)
     assert opened is not None
+    random = None
     try:
         opened.read()
-        opened.restore(request, ranks.rank)
+        random = opened.restore(ranks.rank)
     except Exception as failure:  # of any kind, from the user's objects
         error = failure
     ranks.all_or_none(error)
-    return Loaded(step=chosen.step, extra=from_plain(opened.state["extra"]), path=chosen.path)
+    return Loaded(
+        step=chosen.step,
+        extra=from_plain(opened.state["extra"]),
+        path=chosen.path,
+        new=opened.overlap.new,
+        gone=opened.overlap.gone,
+        changed=opened.overlap.changed,
+        notes=tuple(opened.notes),
+        random=random,
+    )
 
 
 def _choose(request: LoadRequest, ranks: Ranks) -> Checkpoint:
@@ -108,70 +138,151 @@ def _choose(request: LoadRequest, ranks: Ranks) -> Checkpoint:
     raise InvalidCheckpointError(f"{'; '.join(damaged)}; there is no earlier one that is whole in {request.folder}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Opened:
-    """A checkpoint that fits, and the room for what this rank takes from it."""
+    """A checkpoint that fits, or as much of it as does, and the room for what this rank takes from it."""
 
-    path: Path
-    manifest: Manifest
-    state: dict[str, Any]
-    model: ModelTensors
-    into: dict[str, torch.Tensor]
-
-    @staticmethod
-    def open(chosen: Checkpoint, request: LoadRequest) -> _Opened:
-        manifest = Manifest.read(chosen.path)
-        state = json.loads((chosen.path / STATE).read_text(encoding="utf-8"))
-        stored = {tensor.name: tensor for tensor in manifest.tensors}
-        model = ModelTensors.of(request.model)
-        _check_model(chosen.path, stored, model)
-        into = {f"{MODEL}{name}": tensor for name, tensor in model.here.items()}
-        for what in ("optimizer", "scheduler"):
-            if getattr(request, what) is not None and state[what] is None:
-                raise InvalidCheckpointError(f"{chosen.path} was saved without {what}=; load it without, too")
-        if request.optimizer is not None:
-            check_fits(state["optimizer"], request.optimizer, model)
-            into.update(targets(state["optimizer"], model, stored))
-        return _Opened(path=chosen.path, manifest=manifest, state=state, model=model, into=into)
+    def __init__(self, path: Path, request: LoadRequest) -> None:
+        self.path = path
+        self.request = request
+        self.manifest = Manifest.read(path)
+        self.state: dict[str, Any] = json.loads((path / STATE).read_text(encoding="utf-8"))
+        self.stored = {tensor.name: tensor for tensor in self.manifest.tensors}
+        self.modules = request.modules()
+        self.model = self.modules[MODEL]
+        self.notes: list[str] = []
+        self.into: list[tuple[str, torch.Tensor]] = []
+        """Names of stored tensors, and where they go."""
+        self.overlap = self._fit_model()
+        self._fit_companions()
+        self.optimizers = self._fit_optimizers()
+        self.room = {
+            key: tensor
+            for saved in self.optimizers.values()
+            for key, tensor in targets(saved, self.model, self.stored).items()
+        }
+        self.into += self.room.items()
+        self.plain = self._fit_plain()
 
     def read(self) -> None:
         """Copies what was saved into the room that is there, one tensor after the other."""
-        by_file: dict[str, list[str]] = {}
-        for tensor in self.manifest.tensors:
-            if tensor.name in self.into:
-                by_file.setdefault(tensor.file, []).append(tensor.name)
-        for file, names in by_file.items():
+        by_file: dict[str, list[tuple[str, torch.Tensor]]] = {}
+        for name, room in self.into:
+            by_file.setdefault(self.stored[name].file, []).append((name, room))
+        for file, pairs in by_file.items():
             with open_tensors(self.path / file) as opened, torch.no_grad():
-                for name in names:
-                    self.into[name].copy_(opened.get_tensor(name))
+                for name, room in pairs:
+                    room.copy_(opened.get_tensor(name))
 
-    def restore(self, request: LoadRequest, rank: int) -> None:
-        """Gives the rest its state."""
-        if request.optimizer is not None:
-            restore(self.state["optimizer"], request.optimizer, self.model, self.into.__getitem__)
-        if request.scheduler is not None:
-            request.scheduler.load_state_dict(from_plain(self.state["scheduler"]))
-        name = f"{RANDOM}{rank}"
-        found = next((tensor for tensor in self.manifest.tensors if tensor.name == name), None)
-        if found is not None:
-            with open_tensors(self.path / found.file) as file:
-                set_random_state(from_plain(json.loads(bytes(file.get_tensor(name).tolist()))))
+    def restore(self, rank: int) -> dict[str, Any] | None:
+        """Gives the rest its state; returns the random state of this rank, if it was there."""
+        for label, optimizer in self.request.optimizers.items():
+            if label in self.optimizers:
+                restore(self.optimizers[label], optimizer, self.model, self.room.__getitem__)
+        for target, state in self.plain:
+            target.load_state_dict(from_plain(state))
+        found = self.stored.get(f"{RANDOM}{rank}")
+        if found is None or self.request.new_run:
+            return None
+        with open_tensors(self.path / found.file) as file:
+            random: dict[str, Any] = from_plain(json.loads(bytes(file.get_tensor(found.name).tolist())))
+        set_random_state(random, self.request.generators)
+        return random
+
+    def _fit_model(self) -> Overlap:
+        saved = self._saved(MODEL)
+        partial = self.request.partial
+        if partial:
+            saved |= {name: saved[first] for name, first in self.manifest.tied.items()}
+        overlap = Overlap.of(self.model, {name: (e.dtype, e.shape) for name, e in saved.items()}, aliases=partial)
+        overlap.check(self.path, "checkpoint", partial=partial)
+        here = self.model.here
+        self.into += [(saved[source].name, here[name]) for name, source in overlap.sources.items() if name in here]
+        return overlap
+
+    def _fit_companions(self) -> None:
+        self._compare("companions", self.request.companions, self.state.get("companions", []))
+        for prefix, module in self.modules.items():
+            saved = self._saved(prefix)
+            if prefix == MODEL or not saved:
+                continue
+            overlap = Overlap.of(module, {name: (e.dtype, e.shape) for name, e in saved.items()}, aliases=False)
+            if not self.request.partial:
+                overlap.check(self.path, "checkpoint", partial=False)
+            if kept := [*overlap.new, *overlap.changed]:
+                self.notes.append(f"{prefix.removesuffix('/')}: {some(kept)} as they were")
+            here = module.here
+            self.into += [(saved[name].name, here[name]) for name in overlap.sources if name in here]
+
+    def _fit_optimizers(self) -> dict[str, Any]:
+        saved, given = _by_label(self.state, "optimizer"), self.request.optimizers
+        partial, new_run = self.request.partial, self.request.new_run
+        if not partial or not saved:
+            given = self._compare("optimizer", given, saved)
+        if not partial:
+            for label, optimizer in given.items():
+                check_fits(saved[label], optimizer, self.model)
+        if not partial and not new_run:
+            return {label: saved[label] for label in given}
+        tied = self.manifest.tied
+        fitting = {name: tied.get(source, source) for name, source in self.overlap.sources.items()}
+        found = {}
+        for label, optimizer in given.items():
+            found[label] = adapted(saved, label, optimizer, self.model, fitting, with_settings=not new_run)
+            taken = found[label]["states"]
+            bare = [name for names in found[label]["groups"] for name in names if name not in taken]
+            if partial and bare:
+                self.notes.append(f"{f'optimizer {label}'.strip()}: {some(bare)} without a state")
+        return found
+
+    def _fit_plain(self) -> list[tuple[Any, Any]]:
+        """Returns each scheduler and scaler that gets its state, and the state."""
+        found = []
+        scaler = {} if self.request.scaler is None else {"": self.request.scaler}
+        for what, given in (("scheduler", self.request.schedulers), ("scaler", scaler)):
+            saved = _by_label(self.state, what)
+            for label, target in self._compare(what, given, saved).items():
+                if self.request.partial and not _alike(saved[label], to_plain(target.state_dict(), what)):
+                    self.notes.append(f"{f'{what} {label}'.strip()}: as it was; the saved state is of another form")
+                else:
+                    found.append((target, saved[label]))
+        if not self.request.new_run:
+            self._compare("generators", self.request.generators, self.state.get("generators", []))
+        return found
+
+    def _saved(self, prefix: str) -> dict[str, TensorEntry]:
+        return {name.removeprefix(prefix): entry for name, entry in self.stored.items() if name.startswith(prefix)}
+
+    def _compare(self, what: str, given: Mapping[str, Any] | None, saved: Collection[str]) -> dict[str, Any]:
+        """Returns those of what was given that were saved under that name.
+
+        Raises:
+            InvalidCheckpointError: Not the same were saved, and it is not loaded in part.
+        """
+        given = given or {}
+        if self.request.partial or not given or set(given) == set(saved):
+            self.notes += [
+                f"{f'{what} {name}'.strip()}: as it was; none was saved" for name in given if name not in saved
+            ]
+            return {name: each for name, each in given.items() if name in saved}
+        if not saved:
+            raise InvalidCheckpointError(f"{self.path} was saved without {what}=; load it without, too")
+        names = [", ".join(name or "a single one" for name in each) for each in (saved, given)]
+        raise InvalidCheckpointError(
+            f"{self.path} was saved with {what}= of {names[0]}, and {names[1]} was given; give those that were saved, "
+            "or load with partial=True"
+        )
 
 
-def _check_model(path: Path, stored: Mapping[str, TensorEntry], model: ModelTensors) -> None:
-    """Raises InvalidCheckpointError if a checkpoint is of another model; names what differs."""
-    saved = {name.removeprefix(MODEL): entry for name, entry in stored.items() if name.startswith(MODEL)}
-    differing = []
-    for name in sorted(saved.keys() | model.tensors.keys()):
-        if name not in model.tensors:
-            differing.append(f"{name} is only in the checkpoint")
-        elif name not in saved:
-            differing.append(f"{name} is only in the model")
-        else:
-            own = TensorSpec.of(name, model.tensors[name])
-            if (own.dtype, own.shape) != (saved[name].dtype, saved[name].shape):
-                differing.append(
-                    f"{name} is {saved[name].dtype} {list(saved[name].shape)} in the checkpoint and {own.dtype} "
-                    f"{list(own.shape)} in the model"
-                )
-    raise_other_model(path, differing)
+def _by_label(state: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """Returns the saved optimizers or schedulers by name; a single one has the name ``""``."""
+    single = state.get(what)
+    return {**({} if single is None else {"": single}), **state.get(f"{what}s", {})}
+
+
+def _alike(saved: Any, own: Any) -> bool:
+    """Whether two plain states have the same form: the same keys, and as many items in each list."""
+    if isinstance(saved, dict) and isinstance(own, dict):
+        return saved.keys() == own.keys() and all(_alike(saved[key], own[key]) for key in saved)
+    if isinstance(saved, list) and isinstance(own, list):
+        return len(saved) == len(own) and all(map(_alike, saved, own))
+    return isinstance(saved, list | dict) == isinstance(own, list | dict)

@@ -15,6 +15,8 @@ STATE = "state.json"
 """Name of the file with all that is no tensor."""
 MODEL = "model."
 """What the names of the model's own tensors begin with."""
+COMPANION = "companion."
+"""What the names of the tensors of modules beside the model begin with."""
 RANDOM = "random."
 """What the names of ranks' random states begin with."""
 
@@ -36,7 +38,8 @@ class TensorEntry:
     """A tensor of a checkpoint, whole in one file."""
 
     name: str
-    """``model.NAME``, ``optimizer.NAME/KEY`` or ``random.RANK``."""
+    """``model.NAME``, ``companion.LABEL/NAME``, ``optimizer.NAME/KEY``, ``optimizer.LABEL/NAME/KEY`` or
+    ``random.RANK``."""
     dtype: str
     """As in safetensors, such as ``F32``."""
     shape: tuple[int, ...]

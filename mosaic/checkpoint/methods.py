@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Any
 from mosaic.checkpoint.ranks import OneRank, Ranks
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
     from torch.optim import Optimizer
 
+    from mosaic.checkpoint.belongings import OneOrSeveral
     from mosaic.checkpoint.loading import Loaded
+    from mosaic.checkpoint.model_tensors import Overlap
     from mosaic.checkpoint.saving import Saver
 
 
@@ -33,8 +36,11 @@ class KeepsCheckpoints(ABC):
         folder: str | Path,
         *,
         step: int,
-        optimizer: Optimizer | None = None,
-        scheduler: Any = None,
+        optimizer: OneOrSeveral[Optimizer] = None,
+        scheduler: OneOrSeveral[Any] = None,
+        scaler: Any = None,
+        companions: Mapping[str, nn.Module] | None = None,
+        generators: Mapping[str, torch.Generator] | None = None,
         extra: Mapping[str, Any] | None = None,
         keep: int = 3,
     ) -> Path:
@@ -50,8 +56,13 @@ class KeepsCheckpoints(ABC):
         Args:
             folder: The run's checkpoints; all ranks see it.
             step: The loop's count; comes back from ``load``.
-            optimizer: Any of torch's, over the model's parameters.
-            scheduler: Of learning rates, or anything with a ``state_dict()`` of plain data, the same on every rank.
+            optimizer: Any of torch's, over the model's parameters; or several, in a sequence or by name.
+            scheduler: Of learning rates, or anything with a ``state_dict()`` of plain data, the same on every rank; or
+                several.
+            scaler: A ``torch.amp.GradScaler``, or anything with such a ``state_dict()``.
+            companions: Modules beside the model by name, such as an average of its weights: their parameters and
+                buffers are saved as the model's are. On ranks, copies of the model as each rank has it, or whole.
+            generators: The loop's own random generators by name; each rank's are kept.
             extra: Plain data: numbers, strings, None, small tensors, and lists, tuples and dicts of these. Rank 0's is
                 kept.
             keep: How many checkpoints stay in the folder; older ones are removed once this one is complete.
@@ -60,7 +71,9 @@ class KeepsCheckpoints(ABC):
             The folder that it will be in.
 
         Raises:
-            MosaicError: The one before could not be written, the folder cannot be, or the ranks differ.
+            NoRoomError: The disk was full when the one before was written, and nothing of it is left; this one was not
+                begun. ``make_room`` drops old ones.
+            MosaicError: The one before could not be written otherwise, the folder cannot be, or the ranks differ.
             TypeError: There is something that no checkpoint holds; names it.
         """
         from mosaic.checkpoint.saving import SaveRequest
@@ -73,6 +86,9 @@ class KeepsCheckpoints(ABC):
                 step=step,
                 optimizer=optimizer,
                 scheduler=scheduler,
+                scaler=scaler,
+                companions=companions,
+                generators=generators,
                 extra=extra or {},
                 keep=keep,
                 plan=self._plan_name(),
@@ -93,10 +109,15 @@ class KeepsCheckpoints(ABC):
         folder: str | Path,
         *,
         step: int | None = None,
-        optimizer: Optimizer | None = None,
-        scheduler: Any = None,
+        optimizer: OneOrSeveral[Optimizer] = None,
+        scheduler: OneOrSeveral[Any] = None,
+        scaler: Any = None,
+        companions: Mapping[str, nn.Module] | None = None,
+        generators: Mapping[str, torch.Generator] | None = None,
         fall_back: bool = False,
         missing_ok: bool = False,
+        partial: bool = False,
+        new_run: bool = False,
     ) -> Loaded | None:
         """Loads a checkpoint into the model as it is colocated now, whatever plan and ranks it was saved under.
 
@@ -106,15 +127,24 @@ class KeepsCheckpoints(ABC):
         Args:
             folder: The run's checkpoints.
             step: Which one; the newest by default.
-            optimizer: Gets its state; new or not, over the same parameters as the one that was saved.
-            scheduler: Gets its state.
+            optimizer: Gets its state; new or not, over the same parameters as the one that was saved. Several get
+                theirs under the names, or in the order, that they were saved in.
+            scheduler: Gets its state, or several do.
+            scaler: Gets its state.
+            companions: Get what was saved under their names.
+            generators: Go on where those of their names were.
             fall_back: Where the newest is damaged, load the newest before it that is whole, and say so in the log. By
                 default that is an error, which names it.
             missing_ok: Return None where there is no checkpoint yet, as at the first start of a loop that may be
                 restarted.
+            partial: Take what fits where the model has changed: tensors of the same name, shape and dtype, the state of
+                each such parameter from any optimizer of the same class, settings of groups whose parameters were in
+                one group, and of the rest what has the same form.
+            new_run: Begin another run from it: optimizers keep the settings that they have, such as learning rates, and
+                random generators go on as they are. Leave out the scheduler, too, if the run has a new one.
 
         Returns:
-            The step and what was given as ``extra``.
+            The step and what was given as ``extra``; with ``partial``, what is new, gone or changed as well.
 
         Raises:
             InvalidCheckpointError: There is none, it is damaged, or it is of another model or optimizer; says in what.
@@ -133,7 +163,12 @@ class KeepsCheckpoints(ABC):
             step=step,
             optimizer=optimizer,
             scheduler=scheduler,
+            scaler=scaler,
+            companions=companions,
+            generators=generators,
             fall_back=fall_back,
+            partial=partial,
+            new_run=new_run,
         )
         return load(request, ranks)
 
@@ -150,8 +185,15 @@ class KeepsCheckpoints(ABC):
         self._settle()
         export(self._model, Path(path), self._the_ranks())
 
-    def load_weights(self, path: str | Path) -> None:
+    def load_weights(self, path: str | Path, *, partial: bool = False) -> Overlap:
         """Copies weights from a plain safetensors file, or a folder of such files, into the model as it is colocated.
+
+        Args:
+            path: The file or folder.
+            partial: Take the tensors that fit by name and shape where the model is another one.
+
+        Returns:
+            What was loaded, and with ``partial`` what is new, gone or changed.
 
         Raises:
             InvalidCheckpointError: It is of another model; says in what it differs.
@@ -160,7 +202,26 @@ class KeepsCheckpoints(ABC):
         from mosaic.checkpoint.plain_weights import load_weights
 
         self._settle()
-        load_weights(self._model, Path(path), self._the_ranks())
+        return load_weights(self._model, Path(path), self._the_ranks(), partial=partial)
+
+    def digest(self) -> str:
+        """Returns the SHA-256 over all parameters and buffers, the same under any plan and number of ranks."""
+        from mosaic.checkpoint.model_tensors import digest_of
+
+        self._settle()
+        return digest_of(self._model, self._the_ranks())
+
+    def make_room(self, folder: str | Path) -> tuple[int, ...]:
+        """Removes all checkpoints but the newest one that is whole, for a loop whose save met a full disk.
+
+        Returns:
+            The steps of those that were removed.
+        """
+        from mosaic.checkpoint.room import make_room
+
+        ranks = self._the_ranks()
+        gone = [found.step for found in make_room(Path(folder))] if ranks.rank == 0 else []
+        return tuple(ranks.first_says(gone))
 
     def _the_ranks(self) -> Ranks:
         if self._ranks is None:
@@ -184,3 +245,22 @@ class KeepsCheckpoints(ABC):
     @abstractmethod
     def _settle(self) -> None:
         """Waits for what is being computed."""
+
+
+class KeptModel(KeepsCheckpoints):
+    """Checkpoints of a plain model, for loops in which nothing is colocated.
+
+    Args:
+        model: The model.
+        ranks: Who saves together, each with the whole model or a part of it; this process alone by default.
+    """
+
+    def __init__(self, model: nn.Module, ranks: Ranks | None = None) -> None:
+        self._model = model
+        self._ranks = ranks
+
+    def _plan_name(self) -> str:
+        return "plain"
+
+    def _settle(self) -> None:
+        """Does nothing: what a plain model computes is in the loop's own order."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import nn
 
+from mosaic.checkpoint.ranks import Ranks
+from mosaic.checkpoint.tensor_file import TensorSpec, bytes_of
 from mosaic.errors import InvalidCheckpointError, UnsupportedModelError
 
 
@@ -54,10 +58,77 @@ class ModelTensors:
         return {name: tensor.detach() for name, tensor in self.tensors.items() if not tensor.is_meta}
 
 
-def raise_other_model(path: Path, differing: Sequence[str]) -> None:
-    """Raises InvalidCheckpointError if a file differs from a model in something; names the first few."""
-    if differing:
-        more = f"; and {len(differing) - 8} more" if len(differing) > 8 else ""
-        raise InvalidCheckpointError(
-            f"{path} is of another model: {'; '.join(differing[:8])}{more}; build the model that was saved"
+def digest_of(model: nn.Module, ranks: Ranks) -> str:
+    """Returns the SHA-256 over the names, dtypes, shapes and bytes of all parameters and buffers; all ranks call it.
+
+    It is the same whatever the plan and the number of ranks; of a tensor that several have, the first one's counts.
+    100 MB take 60 ms on a CPU that knows SHA (SHA-NI); from a GPU they are copied first.
+    """
+    found = ModelTensors.of(model)
+    mine = {}
+    for name, tensor in found.here.items():
+        spec = TensorSpec.of(name, tensor)
+        mine[name] = f"{spec.dtype} {list(spec.shape)} {hashlib.sha256(bytes_of(tensor)).hexdigest()}"
+    together: dict[str, str] = {}
+    for told in reversed(ranks.tell(mine)):
+        together.update(told)
+    return hashlib.sha256(json.dumps(sorted(together.items())).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlap:
+    """What a file and a model have in common, by the names of tensors, and in what they differ."""
+
+    sources: dict[str, str]
+    """For each tensor of the model that is in the file as the model has it, its name there."""
+    new: tuple[str, ...]
+    """Tensors that only the model has."""
+    gone: tuple[str, ...]
+    """Tensors that only the file has."""
+    changed: dict[str, tuple[str, str]]
+    """Tensors of another shape or dtype: what they are in the file, and in the model."""
+
+    @staticmethod
+    def of(model: ModelTensors, saved: Mapping[str, tuple[str, Sequence[int]]], *, aliases: bool) -> Overlap:
+        """Compares.
+
+        Args:
+            model: The model.
+            saved: Dtype and shape of each tensor of the file; an empty dtype where any will do.
+            aliases: Whether a tied tensor of the model may be under any of its names.
+        """
+        names = model.names if aliases else {name: name for name in model.tensors}
+        sources, changed = {}, {}
+        for name in sorted(saved.keys() & names.keys()):
+            dtype, shape = saved[name]
+            own = TensorSpec.of(name, model.tensors[names[name]])
+            if tuple(shape) != own.shape or dtype not in ("", own.dtype):
+                described = [f"{dtype} {list(shape)}", f"{dtype and own.dtype} {list(own.shape)}"]
+                changed[name] = (described[0].strip(), described[1].strip())
+            else:
+                sources[names[name]] = name
+        there = sources.keys() | {names[name] for name in changed}
+        return Overlap(
+            sources=sources,
+            new=tuple(name for name in sorted(model.tensors) if name not in there),
+            gone=tuple(sorted(saved.keys() - names.keys())),
+            changed=changed,
         )
+
+    def check(self, path: Path, kind: str, *, partial: bool) -> None:
+        """Raises InvalidCheckpointError if a file is of another model; names the first few differences.
+
+        Args:
+            path: The file.
+            kind: A word for it.
+            partial: Whether it is enough that one tensor fits.
+        """
+        differing = [f"{name} is only in the {kind}" for name in self.gone]
+        differing += [f"{name} is only in the model" for name in self.new]
+        differing += [
+            f"{name} is {saved} in the {kind} and {own} in the model" for name, (saved, own) in self.changed.items()
+        ]
+        if differing and not (partial and self.sources):
+            more = f"; and {len(differing) - 8} more" if len(differing) > 8 else ""
+            way_out = "nothing of it fits" if partial else "build the model that was saved, or load with partial=True"
+            raise InvalidCheckpointError(f"{path} is of another model: {'; '.join(differing[:8])}{more}; {way_out}")

@@ -57,11 +57,24 @@ def names_of(optimizer: Optimizer, model: ModelTensors) -> list[list[str]]:
     return found
 
 
-def collect(optimizer: Optimizer, model: ModelTensors) -> tuple[OptimizerState, dict[str, torch.Tensor]]:
+def kind_of(optimizer: Optimizer) -> str:
+    """Returns the name of an optimizer's class."""
+    return type(getattr(optimizer, "optimizer", optimizer)).__name__  # accelerate wraps
+
+
+def collect(
+    optimizer: Optimizer, model: ModelTensors, label: str = ""
+) -> tuple[OptimizerState, dict[str, torch.Tensor]]:
     """Returns an optimizer's state, and its tensors by the keys that stand for them; no copy is made.
 
     Of parameters that are on other ranks only, nothing is taken.
+
+    Args:
+        optimizer: The optimizer.
+        model: The tensors of its model.
+        label: Its name, where there are several.
     """
+    prefix = f"{PREFIX}{label}/" if label else PREFIX
     groups = names_of(optimizer, model)
     flat = [name for group in groups for name in group]
     found = optimizer.state_dict()
@@ -77,15 +90,16 @@ def collect(optimizer: Optimizer, model: ModelTensors) -> tuple[OptimizerState, 
             raise TypeError(f"the optimizer keeps state of {index!r}, which is no parameter; it cannot be saved")
         name = flat[index]
         if not model.tensors[name].is_meta:
-            states[name] = {key: to_plain(value, f"{PREFIX}{name}/{key}", keep) for key, value in state.items()}
+            states[name] = {key: to_plain(value, f"{prefix}{name}/{key}", keep) for key, value in state.items()}
     settings = [
         to_plain({key: value for key, value in group.items() if key != "params"}, f"the optimizer's group {index}")
         for index, group in enumerate(found["param_groups"])
     ]
     more = {key: value for key, value in found.items() if key not in ("state", "param_groups")}
-    kind = type(getattr(optimizer, "optimizer", optimizer)).__name__  # accelerate wraps
     more_plain = to_plain(more, "the optimizer's state_dict()")
-    return OptimizerState(kind=kind, groups=groups, settings=settings, states=states, more=more_plain), tensors
+    return OptimizerState(
+        kind=kind_of(optimizer), groups=groups, settings=settings, states=states, more=more_plain
+    ), tensors
 
 
 def merged_groups(told: Sequence[list[list[str]]]) -> list[list[str]]:
@@ -98,7 +112,7 @@ def merged_groups(told: Sequence[list[list[str]]]) -> list[list[str]]:
 
 def check_fits(saved: Mapping[str, Any], optimizer: Optimizer, model: ModelTensors) -> None:
     """Raises InvalidCheckpointError if a saved state is of another optimizer; says in what."""
-    kind = type(getattr(optimizer, "optimizer", optimizer)).__name__
+    kind = kind_of(optimizer)
     if saved["kind"] != kind:
         raise InvalidCheckpointError(
             f"the checkpoint has the state of {saved['kind']} and the optimizer is {kind}; make the optimizer that was "
@@ -109,13 +123,13 @@ def check_fits(saved: Mapping[str, Any], optimizer: Optimizer, model: ModelTenso
     left_out = [name for name in group_of if name not in given and not model.tensors[name].is_meta]
     if left_out:
         raise InvalidCheckpointError(
-            f"the optimizer that was saved had {_some(left_out)}; give it the same parameters, or load without one"
+            f"the optimizer that was saved had {some(left_out)}; give it the same parameters, or load without one"
         )
     for index, names in enumerate(names_of(optimizer, model)):
         new = [name for name in names if name not in group_of]
         if new:
             raise InvalidCheckpointError(
-                f"the optimizer that was saved did not have {_some(new)}; give it the same parameters, or load without "
+                f"the optimizer that was saved did not have {some(new)}; give it the same parameters, or load without "
                 "an optimizer"
             )
         if len({group_of[name] for name in names}) > 1:
@@ -123,6 +137,50 @@ def check_fits(saved: Mapping[str, Any], optimizer: Optimizer, model: ModelTenso
                 f"group {index} of the optimizer has parameters that were in several groups when it was saved; make "
                 "the same groups"
             )
+
+
+def adapted(
+    all_saved: Mapping[str, Mapping[str, Any]],
+    label: str,
+    optimizer: Optimizer,
+    model: ModelTensors,
+    fitting: Mapping[str, str],
+    *,
+    with_settings: bool,
+) -> dict[str, Any]:
+    """Returns what of saved optimizers fits another one, as if it had been saved: state by parameter, in any of them.
+
+    Args:
+        all_saved: The saved optimizers by name.
+        label: The optimizer's name.
+        optimizer: The optimizer; what is new in it begins without a state.
+        model: The tensors of its model.
+        fitting: For each parameter that is as it was, its name then.
+        with_settings: Whether its groups get the settings, such as learning rates, that their parameters had.
+    """
+    kind, groups = kind_of(optimizer), names_of(optimizer, model)
+    own, _ = collect(optimizer, model)
+    alike = {name: saved for name, saved in all_saved.items() if saved["kind"] == kind}
+    states = {name: state for saved in alike.values() for name, state in saved["states"].items()}
+    came_from = {
+        name: (label, index)
+        for label, saved in alike.items()
+        for index, names in enumerate(saved["groups"])
+        for name in names
+    }
+    flat = [name for names in groups for name in names]
+    taken = {name: states[fitting[name]] for name in flat if fitting.get(name) in states}
+    if kind == "LBFGS" and (came_from.keys() ^ set(flat)):
+        taken = {}  # it keeps what it knows of all parameters with the first one
+    settings = list(own.settings)
+    for index, names in enumerate(groups if with_settings else ()):
+        homes = {came_from[fitting[name]] for name in names if fitting.get(name) in came_from}
+        if len(homes) == 1:
+            (home,) = homes
+            settings[index] = alike[home[0]]["settings"][home[1]]
+    fits = label in alike and isinstance(alike[label]["more"], dict) and alike[label]["more"].keys() == own.more.keys()
+    more = alike[label]["more"] if fits and with_settings else own.more
+    return {"kind": kind, "groups": groups, "settings": settings, "states": taken, "more": more}
 
 
 def targets(
@@ -166,6 +224,7 @@ def restore(
     optimizer.load_state_dict({**before, **from_plain(saved["more"]), "state": states, "param_groups": made})
 
 
-def _some(names: Sequence[str]) -> str:
+def some(names: Sequence[str]) -> str:
+    """Names the first few of many."""
     shown = ", ".join(names[:5])
     return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"

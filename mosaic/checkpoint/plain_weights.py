@@ -14,7 +14,7 @@ from torch import nn
 
 from mosaic.checkpoint.folder import damage_of
 from mosaic.checkpoint.manifest import MODEL, Manifest
-from mosaic.checkpoint.model_tensors import ModelTensors, raise_other_model
+from mosaic.checkpoint.model_tensors import ModelTensors, Overlap
 from mosaic.checkpoint.ranks import Ranks
 from mosaic.checkpoint.tensor_file import SUFFIX, TensorSpec, in_order, open_tensors, raw, replace_with_tensors
 from mosaic.errors import InvalidCheckpointError, MosaicError
@@ -120,30 +120,44 @@ def extract_weights(checkpoint: Path, path: Path) -> int:
     return len(specs)
 
 
-def load_weights(model: nn.Module, path: Path, ranks: Ranks) -> None:
+def load_weights(model: nn.Module, path: Path, ranks: Ranks, *, partial: bool = False) -> Overlap:
     """Copies weights from a plain file, or a folder of such files, into the tensors that each rank has.
 
     Of tied weights one name is enough. Each rank opens the file; other dtypes are converted, as ``load_state_dict``
     does.
 
+    Args:
+        model: The model, of which this rank may have a part.
+        path: The file or folder.
+        ranks: Who loads together.
+        partial: Whether to take what fits where the model is another one.
+
+    Returns:
+        What was loaded, and in what they differ.
+
     Raises:
         InvalidCheckpointError: It is no such file, cut short, or of another model; says in what it differs.
     """
     with ExitStack() as stack:
-        found, stored, error = None, {}, None
+        found, overlap, stored, error = None, None, {}, None
         try:
             found = ModelTensors.of(model)
             stored = _opened(path, stack)
-            _check(path, stored, found)
+            shapes = {name: ("", file.get_slice(name).get_shape()) for name, file in stored.items()}
+            overlap = Overlap.of(found, shapes, aliases=True)
+            overlap.check(path, "file", partial=partial)
         except Exception as failure:  # all ranks have to hear of it
             error = failure
         ranks.all_or_none(error)
         assert found is not None
+        assert overlap is not None
+        here = found.here
         with torch.no_grad():
-            for name, tensor in found.here.items():
-                alias = next(each for each, first in found.names.items() if first == name and each in stored)
-                tensor.copy_(stored[alias].get_tensor(alias))
+            for name, source in overlap.sources.items():
+                if name in here:
+                    here[name].copy_(stored[source].get_tensor(source))
         ranks.all_or_none(None)
+        return overlap
 
 
 def _opened(path: Path, stack: ExitStack) -> dict[str, Any]:
@@ -160,14 +174,3 @@ def _opened(path: Path, stack: ExitStack) -> dict[str, Any]:
             raise InvalidCheckpointError(f"there is no {SUFFIX} file in {path}; give a file or folder that has one")
     opened = [stack.enter_context(open_tensors(each)) for each in files]
     return {name: file for file in opened for name in file.keys()}  # noqa: SIM118  # no dict
-
-
-def _check(path: Path, stored: Mapping[str, Any], model: ModelTensors) -> None:
-    there = {model.names[name] for name in stored if name in model.names}
-    differing = [f"{name} is only in the file" for name in stored if name not in model.names]
-    differing += [f"{name} is only in the model" for name in model.tensors if name not in there]
-    for name, file in stored.items():
-        shape = file.get_slice(name).get_shape()
-        if name in model.names and shape != (own := list(model.tensors[model.names[name]].shape)):
-            differing.append(f"{name} is {shape} in the file and {own} in the model")
-    raise_other_model(path, differing)

@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
-from torch.optim import Optimizer
 
+from mosaic.checkpoint.belongings import Belongings
 from mosaic.checkpoint.folder import SavingPlace
 from mosaic.checkpoint.manifest import MODEL, RANDOM, Manifest
-from mosaic.checkpoint.model_tensors import ModelTensors
 from mosaic.checkpoint.optimizer_state import OptimizerState, collect
 from mosaic.checkpoint.plain_data import to_plain
 from mosaic.checkpoint.random_state import random_state
@@ -28,19 +26,13 @@ from mosaic.errors import MosaicError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SaveRequest:
-    """What is to be saved."""
+class SaveRequest(Belongings):
+    """What is to be saved, and where."""
 
-    model: nn.Module
-    """The model, of which this rank may have a part."""
     folder: Path
     """The run's checkpoints."""
     step: int
     """The loop's count."""
-    optimizer: Optimizer | None = None
-    """Its state, by parameter."""
-    scheduler: Any = None
-    """Anything with a ``state_dict()`` of plain data, the same on every rank."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Plain data; rank 0's is kept."""
     keep: int = 3
@@ -62,33 +54,36 @@ class _Share:
     tensors: dict[str, torch.Tensor]
     layout: RankLayout
     tied: dict[str, str]
-    optimizer: OptimizerState | None
-    scheduler: Any
-    extra: Any
+    optimizers: dict[str, OptimizerState]
+    rest: dict[str, Any]
+    """All that is neither a tensor nor an optimizer's."""
 
     @staticmethod
     def of(job: SaveRequest) -> _Share:
-        model = ModelTensors.of(job.model)
-        tensors = {f"{MODEL}{name}": tensor for name, tensor in model.here.items()}
-        optimizer = None
-        if job.optimizer is not None:
-            optimizer, more = collect(job.optimizer, model)
+        modules = job.modules()
+        model = modules[MODEL]
+        tensors = {f"{prefix}{name}": tensor for prefix, each in modules.items() for name, tensor in each.here.items()}
+        optimizers = {}
+        for label, optimizer in job.optimizers.items():
+            optimizers[label], more = collect(optimizer, model, label)
             tensors.update(more)
         layout = RankLayout(
             tensors={name: TensorSpec.of(name, tensor) for name, tensor in tensors.items()},
-            names=tuple(f"{MODEL}{name}" for name in model.tensors),
-            groups=None if optimizer is None else optimizer.groups,
-            states={} if optimizer is None else optimizer.states,
+            names=tuple(f"{prefix}{name}" for prefix, each in modules.items() for name in each.tensors),
+            groups={label: found.groups for label, found in optimizers.items()},
+            states={label: found.states for label, found in optimizers.items()},
         )
-        scheduler = to_plain(job.scheduler.state_dict(), "scheduler") if job.scheduler is not None else None
-        return _Share(
-            tensors=tensors,
-            layout=layout,
-            tied=model.tied,
-            optimizer=optimizer,
-            scheduler=scheduler,
-            extra=to_plain(dict(job.extra), "extra"),
-        )
+        schedulers = {
+            label: to_plain(each.state_dict(), f"scheduler {label}".strip()) for label, each in job.schedulers.items()
+        }
+        rest = {
+            **_by_name("scheduler", schedulers),
+            "scaler": None if job.scaler is None else to_plain(job.scaler.state_dict(), "scaler"),
+            "companions": list(job.companions or {}),
+            "generators": list(job.generators or {}),
+            "extra": to_plain(dict(job.extra), "extra"),
+        }
+        return _Share(tensors=tensors, layout=layout, tied=model.tied, optimizers=optimizers, rest=rest)
 
 
 class Saver:
@@ -121,7 +116,7 @@ class Saver:
         layout = self._agreed(job, share)
         place = self._place(job)
         tensors = {name: _copy(share.tensors[name]) for name in layout.writes[self._ranks.rank]}
-        tensors[f"{RANDOM}{self._ranks.rank}"] = _random_bytes()
+        tensors[f"{RANDOM}{self._ranks.rank}"] = _random_bytes(job.generators)
         contents = _contents(job, share, layout, self._ranks.size) if self._ranks.rank == 0 else None
         self._writing = Writing(tensors, place, contents, self._ranks)
         return place.final
@@ -139,23 +134,24 @@ class Saver:
 
     def _agreed(self, job: SaveRequest, share: _Share) -> SharedLayout:
         """Returns who writes what, once it is sure that all ranks save the same."""
-        optimizer = share.optimizer
-        settings = None if optimizer is None else json.dumps([optimizer.kind, *optimizer.settings])
-        told = self._ranks.tell((job.step, str(job.folder), settings, _hash(share.layout)))
-        for what, index in (("step", 0), ("folder", 1)):
-            if len({each[index] for each in told}) > 1:
-                each = "; ".join(f"rank {rank}: {found[index]}" for rank, found in enumerate(told))
-                raise ValueError(f"the ranks save different {what}s ({each}); save the same on all ranks")
-        for rank, (_, _, found, _) in enumerate(told):
-            if (found is None) != (told[0][2] is None):
-                without = rank if found is None else 0
+        settings = {label: json.dumps([found.kind, *found.settings]) for label, found in share.optimizers.items()}
+        beside = [*settings], share.rest["companions"], share.rest["generators"]
+        told = self._ranks.tell((job.step, str(job.folder), beside, settings, _hash(share.layout)))
+        for rank, found in enumerate(each[3] for each in told):
+            if bool(found) != bool(told[0][3]):
+                without = 0 if found else rank
                 raise ValueError(f"rank {without} gave no optimizer and others did; give it on all ranks")
-            if found != told[0][2]:
+        for what, index in (("steps", 0), ("folders", 1), ("optimizers, companions or generators", 2)):
+            if any(each[index] != told[0][index] for each in told):
+                each = "; ".join(f"rank {rank}: {found[index]}" for rank, found in enumerate(told))
+                raise ValueError(f"the ranks save different {what} ({each}); save the same on all ranks")
+        for rank, found in enumerate(each[3] for each in told):
+            if found != told[0][3]:
                 raise ValueError(
-                    f"the settings of rank {rank}'s optimizer are {found} and those of rank 0's {told[0][2]}; they "
+                    f"the settings of rank {rank}'s optimizer are {found} and those of rank 0's {told[0][3]}; they "
                     "have to be the same on all ranks"
                 )
-        hashes = [each[3] for each in told]
+        hashes = [each[-1] for each in told]
         if self._layout is None or self._layout[0] != hashes:
             self._layout = hashes, SharedLayout.of(self._ranks.tell(share.layout))
         return self._layout[1]
@@ -176,10 +172,11 @@ class Saver:
 def _contents(job: SaveRequest, share: _Share, layout: SharedLayout, num_ranks: int) -> Contents:
     from mosaic import __version__
 
-    optimizer = None
-    if share.optimizer is not None:
-        optimizer = {**share.optimizer.to_json(), "groups": layout.groups, "states": layout.states}
-    state = {"optimizer": optimizer, "scheduler": share.scheduler, "extra": share.extra}
+    optimizers = {
+        label: {**found.to_json(), "groups": layout.groups[label], "states": layout.states[label]}
+        for label, found in share.optimizers.items()
+    }
+    state = {**_by_name("optimizer", optimizers), **share.rest}
     manifest = Manifest(
         step=job.step,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -199,8 +196,13 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(tensor, device="cpu").copy_(tensor)
 
 
-def _random_bytes() -> torch.Tensor:
-    text = json.dumps(to_plain(random_state(), "the random state")).encode()
+def _by_name(what: str, found: dict[str, Any]) -> dict[str, Any]:
+    """Returns what a state file holds of optimizers or schedulers: a single one, or several by name."""
+    return {what: found.get(""), f"{what}s": {label: each for label, each in found.items() if label}}
+
+
+def _random_bytes(generators: Mapping[str, torch.Generator] | None) -> torch.Tensor:
+    text = json.dumps(to_plain(random_state(generators), "the random state")).encode()
     return torch.frombuffer(bytearray(text), dtype=torch.uint8)
 
 

@@ -18,11 +18,11 @@ class RankLayout:
     tensors: dict[str, TensorSpec]
     """Its tensors."""
     names: tuple[str, ...]
-    """All tensors of the model, those of other ranks, too."""
-    groups: list[list[str]] | None
-    """Parameters of each of the optimizer's groups; None without an optimizer."""
-    states: dict[str, Any]
-    """What the optimizer keeps of each parameter, with keys in the place of tensors."""
+    """All tensors of the model and its companions, those of other ranks, too."""
+    groups: dict[str, list[list[str]]]
+    """For each optimizer the parameters of each of its groups."""
+    states: dict[str, dict[str, Any]]
+    """For each optimizer what it keeps of each parameter, with keys in the place of tensors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,9 +31,9 @@ class SharedLayout:
 
     writes: tuple[frozenset[str], ...]
     """Names of the tensors that each rank writes."""
-    groups: list[list[str]] | None
+    groups: dict[str, list[list[str]]]
     """As in ``RankLayout``."""
-    states: dict[str, Any]
+    states: dict[str, dict[str, Any]]
     """As in ``RankLayout``."""
 
     @staticmethod
@@ -55,11 +55,13 @@ class SharedLayout:
         lost = [name for name in told[0].names if name not in known]
         if lost:
             raise MosaicError(f"no rank has {lost[0]} (and {len(lost) - 1} more); it cannot be saved")
-        groups = [each.groups for each in told if each.groups is not None]
+        labels = told[0].groups
         return SharedLayout(
             writes=shares([{name: spec.num_bytes for name, spec in each.tensors.items()} for each in told]),
-            groups=merged_groups(groups) if groups else None,
-            states={name: state for each in told for name, state in each.states.items()},
+            groups={label: merged_groups([each.groups[label] for each in told]) for label in labels},
+            states={
+                label: {name: state for each in told for name, state in each.states[label].items()} for label in labels
+            },
         )
 
 

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from mosaic.checkpoint.disk import flush_folder
-from mosaic.errors import InvalidFileError, MosaicError
+from mosaic.checkpoint.disk import flush_folder, is_full
+from mosaic.errors import InvalidFileError, MosaicError, NoRoomError
 
 SUFFIX = ".safetensors"
 _DTYPES = {
@@ -133,7 +133,7 @@ def replace_with_tensors(path: Path, specs: Iterable[TensorSpec], tensor: Callab
     except OSError as error:
         with contextlib.suppress(OSError):  # its folder may not be there
             aside.unlink(missing_ok=True)
-        raise MosaicError(
+        raise (NoRoomError if is_full(error) else MosaicError)(
             f"cannot write {path}: {error.strerror or error}; choose a folder that can be written, with room left"
         ) from error
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from mosaic.checkpoint.disk import write_flushed
+from mosaic.checkpoint.disk import is_full, write_flushed
 from mosaic.checkpoint.folder import SavingPlace
 from mosaic.checkpoint.manifest import MANIFEST, STATE, FileEntry, Manifest, TensorEntry
 from mosaic.checkpoint.ranks import Ranks, tell_in
 from mosaic.checkpoint.tensor_file import SUFFIX, TensorSpec, write_tensors
-from mosaic.errors import MosaicError
+from mosaic.errors import MosaicError, NoRoomError
 
 _LOG = logging.getLogger(__name__)
 
@@ -61,10 +61,11 @@ class Writing:
         self._told.wait()
         error = self._future.exception()
         if error is not None:
-            raise MosaicError(self._failure(error)) from error
+            kind = NoRoomError if isinstance(error, NoRoomError) else MosaicError
+            raise kind(self._failure(error)) from error
 
     def _write(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        file, specs, reason = None, [], None
+        file, specs, failure = None, [], None
         try:
             if not self._place.aside.is_dir():
                 raise MosaicError(f"rank 0 made {self._place.aside}, and it is not there on this rank")
@@ -73,23 +74,24 @@ class Writing:
             num_bytes, sha256 = write_tensors(self._place.aside / name, specs, tensors.__getitem__)
             file = FileEntry(name=name, num_bytes=num_bytes, sha256=sha256)
         except Exception as error:  # of any kind: all ranks have to hear of it
-            reason = f"{type(error).__name__}: {error}"
-        told = self._all_fine((reason, file, specs))
-        reason = None
+            failure = error
+        told = self._all_fine(failure, file, specs)
+        failure = None
         try:
             if self._contents is not None:
-                self._finish(self._contents, [(file, specs) for _, file, specs in told])
+                self._finish(self._contents, told)
         except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-        self._all_fine((reason,))
+            failure = error
+        self._all_fine(failure)
 
-    def _all_fine(self, mine: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-        """Returns what all ranks told; raises MosaicError on all of them if one told why it failed."""
-        told = tell_in(self._group, mine)
+    def _all_fine(self, failure: Exception | None, *mine: Any) -> list[tuple[Any, ...]]:
+        """Returns what all ranks told; raises on all of them if one failed: NoRoomError if its disk was full."""
+        reason = None if failure is None else f"{type(failure).__name__}: {failure}"
+        told = tell_in(self._group, (reason, failure is not None and is_full(failure), mine))
         failed = [f"{each[0]} (rank {rank})" for rank, each in enumerate(told) if each[0] is not None]
         if failed:
-            raise MosaicError("; ".join(failed))
-        return told
+            raise (NoRoomError if any(each[1] for each in told) else MosaicError)("; ".join(failed))
+        return [each[2] for each in told]
 
     def _finish(self, contents: Contents, written: list[tuple[FileEntry, list[TensorSpec]]]) -> None:
         """Writes what is no tensor and the manifest, and gives the whole its name."""

@@ -1,0 +1,311 @@
+"""Checkpoints of all that a daily run keeps, and their loading into a model that has changed since."""
+
+from __future__ import annotations
+
+import copy
+import errno
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from mosaic.checkpoint.folder import checkpoints_in, damage_of
+from mosaic.checkpoint.methods import KeptModel
+from mosaic.checkpoint.room import check_room, room_needed
+from mosaic.errors import InvalidCheckpointError, NoRoomError
+
+OPTIMIZERS = {
+    "AdamW": lambda p: torch.optim.AdamW(p, amsgrad=True),
+    "fused AdamW": lambda p: torch.optim.AdamW(p, fused=True),
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.1),
+    "SGD with momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "Muon": torch.optim.Muon,
+    "Adafactor": torch.optim.Adafactor,
+}
+
+
+class Tower(nn.Module):
+    """A model of named branches with a head over all of them."""
+
+    def __init__(self, *branches: str, width: int = 6) -> None:
+        super().__init__()
+        self.branches = nn.ModuleDict({name: nn.Linear(5, width) for name in branches})
+        self.drop = nn.Dropout(0.2)
+        self.norm = nn.BatchNorm1d(width)
+        self.head = nn.Linear(width, 3)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(self.drop(sum(branch(rows) for branch in self.branches.values()))))
+
+
+class Loop:
+    """A loop with all that it may keep: two optimizers and schedulers, a scaler, an average, generators of its own."""
+
+    def __init__(self, *branches: str, seed: int = 0, width: int = 6) -> None:
+        torch.manual_seed(seed)
+        self.model = Tower(*branches, width=width)
+        self.kept = KeptModel(self.model)
+        body = [parameter for name, parameter in self.model.named_parameters() if not name.startswith("head")]
+        self.optimizers = {
+            "body": torch.optim.AdamW(body, lr=0.05),
+            "head": torch.optim.SGD(self.model.head.parameters(), lr=0.1, momentum=0.9),
+        }
+        self.schedulers = [
+            torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizers["body"], 20),
+            torch.optim.lr_scheduler.LambdaLR(self.optimizers["head"], lambda step: 1 / (1 + step)),
+        ]
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=2)
+        self.average = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
+        self.generators = {
+            "rows": torch.Generator().manual_seed(seed),
+            "noise": torch.Generator().manual_seed(seed + 1),
+        }
+
+    @property
+    def belongings(self) -> dict[str, Any]:
+        return {
+            "optimizer": self.optimizers,
+            "scheduler": self.schedulers,
+            "scaler": self.scaler,
+            "companions": {"ema": self.average},
+            "generators": self.generators,
+        }
+
+    def train(self, num_steps: int) -> list[float]:
+        losses = []
+        for _ in range(num_steps):
+            rows = torch.randn(8, 5, generator=self.generators["rows"]) + float(np.random.standard_normal())
+            rows += 0.1 * torch.randn(8, 5, generator=self.generators["noise"])
+            loss = self.model(rows).square().mean()
+            self.scaler.scale(loss).backward()
+            for optimizer in self.optimizers.values():
+                self.scaler.step(optimizer)
+                optimizer.zero_grad()
+            self.scaler.update()
+            for scheduler in self.schedulers:
+                scheduler.step()
+            self.average.update_parameters(self.model)
+            losses.append(loss.item())
+        return losses
+
+    def save(self, folder: Path, step: int, **more: Any) -> Path:
+        path = self.kept.save(folder, step=step, **self.belongings, **more)
+        self.kept.finish_saving()
+        return path
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return {**self.model.state_dict(), **{f"ema/{name}": t for name, t in self.average.state_dict().items()}}
+
+
+def assert_equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
+    assert left.keys() == right.keys()
+    for name, tensor in left.items():
+        assert torch.equal(tensor, right[name]), name
+
+
+def test_all_that_a_loop_keeps_goes_on_bit_for_bit(tmp_path: Path):
+    first = Loop("image", "text")
+    first.train(3)
+    first.save(tmp_path, 3, extra={"consumed": 24})
+    losses = first.train(4)
+    second = Loop("image", "text", seed=7)
+    second.train(1)
+    found = second.kept.load(tmp_path, **second.belongings)
+    assert (found.step, found.extra) == (3, {"consumed": 24})
+    assert not any((found.new, found.gone, found.changed, found.notes))
+    assert second.train(4) == losses
+    assert_equal(first.state(), second.state())
+    assert first.scaler.state_dict() == second.scaler.state_dict()
+    assert [each.state_dict() for each in first.schedulers] == [each.state_dict() for each in second.schedulers]
+    found.restore_random(second.generators)
+    drawn = torch.rand(3, generator=second.generators["rows"])
+    found.restore_random(second.generators)
+    assert torch.equal(torch.rand(3, generator=second.generators["rows"]), drawn)
+
+
+def test_a_new_module_is_new_and_all_else_goes_on_where_it_was(tmp_path: Path):
+    first = Loop("image", "text")
+    first.train(3)
+    first.save(tmp_path, 3)
+    second = Loop("image", "text", "motion", seed=7)
+    fresh = copy.deepcopy(second.model.branches["motion"])
+    with pytest.raises(InvalidCheckpointError, match=r"motion.bias is only in the model.*or load with partial=True"):
+        second.kept.load(tmp_path, **second.belongings)
+    found = second.kept.load(tmp_path, **second.belongings, partial=True)
+    assert found.new == ("branches.motion.bias", "branches.motion.weight")
+    assert (found.gone, found.changed) == ((), {})
+    assert any("optimizer body: branches.motion.weight, branches.motion.bias without a state" in n for n in found.notes)
+    for name, tensor in first.state().items():
+        assert torch.equal(second.state()[name], tensor), name
+    assert torch.equal(second.model.branches["motion"].weight, fresh.weight)
+    for label, optimizer in first.optimizers.items():
+        names = {parameter: name for name, parameter in first.model.named_parameters()}
+        for parameter, state in optimizer.state.items():
+            own = second.optimizers[label].state[second.model.get_parameter(names[parameter])]
+            assert all(torch.equal(own[key], value) for key, value in state.items())
+        assert second.optimizers[label].param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
+    assert second.scaler.state_dict() == first.scaler.state_dict()
+    second.train(2)
+    again = Loop("image", "text")
+    second.save(tmp_path / "more", 5)
+    found = again.kept.load(tmp_path / "more", **again.belongings, partial=True)
+    assert found.gone == ("branches.motion.bias", "branches.motion.weight")
+    assert (found.new, found.changed, found.notes) == ((), {}, ())
+
+
+def test_state_follows_a_parameter_into_another_optimizer_and_group_and_tensors_of_another_shape_stay(tmp_path: Path):
+    first = Loop("image", "text")
+    first.train(3)
+    first.save(tmp_path, 3)
+    other = Loop("image", "text", width=9)
+    weights = list(other.model.parameters())
+    optimizer = torch.optim.AdamW([{"params": weights[-1:]}, {"params": weights[:-1], "lr": 0.3}], lr=0.01)
+    with pytest.raises(InvalidCheckpointError, match=r"optimizer= of body, head, and a single one was given"):
+        first.kept.load(tmp_path, optimizer=torch.optim.AdamW(first.model.parameters()))
+    found = other.kept.load(tmp_path, optimizer=optimizer, scheduler=other.schedulers[0], partial=True)
+    assert found.changed["head.weight"] == ("F32 [3, 6]", "F32 [3, 9]")
+    assert found.changed.keys() == {n for n, p in other.model.named_parameters() if n != "head.bias"} | {
+        "norm.running_mean",
+        "norm.running_var",
+    }
+    assert torch.equal(other.model.head.bias, first.model.head.bias)
+    assert not optimizer.state  # head.bias was SGD's, and the others have another shape
+    assert [group["lr"] for group in optimizer.param_groups] == [0.01, 0.3]
+    assert "scheduler: as it was; none was saved" in found.notes
+    same = Loop("image", "text", seed=3)
+    optimizer = torch.optim.AdamW(list(same.model.parameters())[::-1], lr=0.01)
+    same.kept.load(tmp_path, optimizer=optimizer, partial=True)
+    ours, theirs = same.model.branches["text"].weight, first.model.branches["text"].weight
+    assert torch.equal(optimizer.state[ours]["exp_avg"], first.optimizers["body"].state[theirs]["exp_avg"])
+    assert optimizer.param_groups[0]["lr"] == first.optimizers["body"].param_groups[0]["lr"]
+
+
+def test_a_new_day_takes_weights_and_moments_and_keeps_its_own_rates_and_random_numbers(tmp_path: Path):
+    first = Loop("image", "text")
+    first.train(9)
+    first.save(tmp_path, 9)
+    second = Loop("image", "text", seed=5)
+    drawn = torch.get_rng_state()
+    found = second.kept.load(
+        tmp_path, optimizer=second.optimizers, companions={"ema": second.average}, generators={}, new_run=True
+    )
+    assert torch.equal(torch.get_rng_state(), drawn)
+    found.restore_random(second.generators)
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert_equal(first.state(), second.state())
+    assert second.optimizers["body"].param_groups[0]["lr"] == 0.05
+    for label in first.optimizers:
+        states = [list(loop.optimizers[label].state.values()) for loop in (first, second)]
+        for ours, theirs in zip(*states, strict=True):
+            assert all(torch.equal(value, theirs[key]) for key, value in ours.items())
+    other = Loop("motion")
+    with pytest.raises(InvalidCheckpointError, match="motion"):
+        other.kept.load(tmp_path, optimizer=other.optimizers, new_run=True)
+
+
+def test_a_model_that_shares_nothing_is_refused_in_part_too(tmp_path: Path):
+    loop = Loop("image")
+    path = loop.save(tmp_path / "run", 1)
+    stranger = nn.Sequential(nn.Linear(5, 6))
+    before = stranger[0].weight.clone()
+    with pytest.raises(InvalidCheckpointError, match=r"of another model.*nothing of it fits"):
+        KeptModel(stranger).load(tmp_path / "run", partial=True)
+    loop.kept.export(tmp_path / "weights.safetensors")
+    with pytest.raises(InvalidCheckpointError, match="nothing of it fits"):
+        KeptModel(stranger).load_weights(tmp_path / "weights.safetensors", partial=True)
+    assert torch.equal(stranger[0].weight, before)
+    grown = Loop("image", "motion", seed=2)
+    found = grown.kept.load_weights(tmp_path / "weights.safetensors", partial=True)
+    assert found.new == ("branches.motion.bias", "branches.motion.weight")
+    assert torch.equal(grown.model.head.weight, loop.model.head.weight)
+    assert damage_of(path) == ()
+
+
+def test_a_full_disk_is_an_error_of_its_own_after_which_old_checkpoints_can_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    loop = Loop("image")
+    for step in (1, 2, 3):
+        newest = loop.save(tmp_path, step)
+    (newest / "state.json").write_text("{}")
+    flush, full = os.fsync, True
+
+    def fsync(handle: int) -> None:
+        if full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        flush(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    loop.kept.save(tmp_path, step=4, **loop.belongings)
+    with pytest.raises(NoRoomError, match=r"step-4 could not be saved: .*No space left on device"):
+        loop.kept.save(tmp_path, step=5, **loop.belongings)
+    with pytest.raises(NoRoomError, match=r"cannot write .*all.safetensors: No space left on device"):
+        loop.kept.export(tmp_path / "all.safetensors")
+    assert [found.step for found in checkpoints_in(tmp_path)] == [3, 2, 1]
+    full = False
+    assert loop.kept.make_room(tmp_path) == (3, 1)  # the newest was damaged
+    assert [path.name for path in tmp_path.iterdir()] == ["00000002-step-2"]
+    loop.save(tmp_path, 5)
+    assert [found.step for found in checkpoints_in(tmp_path)] == [5, 2]
+
+
+def test_where_no_checkpoint_is_whole_all_stay(tmp_path: Path):
+    loop = Loop("image")
+    (loop.save(tmp_path, 1) / "state.json").write_text("{}")
+    assert loop.kept.make_room(tmp_path) == ()
+    assert [found.step for found in checkpoints_in(tmp_path)] == [1]
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_room_for_a_checkpoint_is_known_before_the_first_step(kind: str, tmp_path: Path):
+    model = nn.Sequential(nn.Linear(300, 400), nn.Linear(400, 200, bias=False))
+    model[1].weight.requires_grad_(kind == "Muon")
+    average = AveragedModel(model)
+    optimizer = OPTIMIZERS[kind]([parameter for parameter in model.parameters() if parameter.ndim == 2])
+    before = room_needed(model, optimizer, {"ema": average})
+    model(torch.randn(2, 300)).square().mean().backward()
+    optimizer.step()
+    assert before >= room_needed(model, optimizer, {"ema": average})
+    kept = KeptModel(model)
+    path = kept.save(tmp_path, step=1, optimizer=optimizer, companions={"ema": average})
+    kept.finish_saving()
+    taken = sum(file.stat().st_size for file in path.iterdir())
+    assert taken <= before
+    if kind != "Adafactor":  # which reads values in its first step, so that a guess is made
+        assert before < 1.3 * taken
+
+
+def test_a_run_without_room_is_told_what_is_free_and_what_is_needed(tmp_path: Path):
+    free = shutil.disk_usage(tmp_path).free
+    folder = tmp_path / "not" / "there"
+    check_room(folder, checkpoint_bytes=1 << 20, count=5, more_bytes=1 << 20)
+    with pytest.raises(NoRoomError, match=r"has .* GiB free and .* GiB are needed: 2 checkpoints of .*; free .*"):
+        check_room(folder, checkpoint_bytes=free, count=2)
+    Loop("image").save(tmp_path, 1)
+    check_room(tmp_path, checkpoint_bytes=free - (1 << 30), count=2)  # one of them is there
+    with pytest.raises(NoRoomError, match="2 checkpoints"):
+        check_room(tmp_path, checkpoint_bytes=free - (1 << 30), count=3)
+
+
+def test_a_digest_tells_every_bit_name_and_shape():
+    digests = set()
+    for change in range(5):
+        model = Loop("image").model
+        with torch.no_grad():
+            if change == 1:
+                model.head.bias[1] *= -1
+            if change == 2:
+                model.norm.num_batches_tracked += 1
+            if change == 3:
+                model.head.weight.data = model.head.weight.reshape(6, 3)
+            if change == 4:
+                model.more = nn.Parameter(torch.zeros(0))
+        digests.add(KeptModel(model).digest())
+    assert len(digests) == 5
+    assert KeptModel(Loop("image").model).digest() in digests
