@@ -68,7 +68,7 @@ class DayState:
     @property
     def is_over(self) -> bool:
         """Whether no run will go on with it."""
-        return self.outcome is not None and self.outcome != "interrupted"
+        return self.outcome not in (None, "interrupted", "failed")
 
 
 class _File:

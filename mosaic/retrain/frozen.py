@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from mosaic.artifact import load
 from mosaic.retrain.folder import Folder
+from mosaic.retrain.gate import Renewal
+
+ROW = "row"
+"""Column of scores with the rows' names, such as ``data/frozen:7``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,24 +37,9 @@ class FrozenRows:
     parts: tuple[FrozenPart, ...]
     """In the order in which they are scored."""
     looks: int = 0
-    """Decisions made on them since rows last changed."""
-    day: str = ""
-    """The last day that decided or changed them."""
-
-    def without(self, leave: frozenset[int], sizes: tuple[int, ...]) -> Iterator[FrozenPart]:
-        """Yields what stays.
-
-        Args:
-            leave: Places in the order in which rows are scored.
-            sizes: Rows of each part.
-        """
-        first = 0
-        for part, size in zip(self.parts, sizes, strict=True):
-            rows = part.rows if part.rows is not None else tuple(range(size))
-            stay = tuple(row for place, row in enumerate(rows, start=first) if place not in leave)
-            first += len(rows)
-            if stay:
-                yield FrozenPart(path=part.path, added=part.added, rows=stay if len(stay) < size else part.rows)
+    """Decisions made on them; rows that were never looked at lower it by their part of the set."""
+    looked: str = ""
+    """The last day that decided by them."""
 
 
 def frozen_rows(folder: Folder, path: str) -> FrozenRows:
@@ -58,3 +47,37 @@ def frozen_rows(folder: Folder, path: str) -> FrozenRows:
     if folder.frozen.is_file():
         return load(FrozenRows, folder.frozen)
     return FrozenRows(parts=(FrozenPart(path=path, added="", rows=None),))
+
+
+def looked_at(rows: FrozenRows, day: str) -> FrozenRows:
+    """Counts a decision; a day that is judged again after a kill counts once."""
+    return rows if rows.looked == day else replace(rows, looks=rows.looks + 1, looked=day)
+
+
+def renewed(rows: FrozenRows, change: Renewal, names: Sequence[str], fresh: Sequence[str], day: str) -> FrozenRows:
+    """Returns the rows after a promotion; a day that does it again after a kill changes nothing.
+
+    Args:
+        rows: As they were.
+        change: What joins and what leaves.
+        names: Of the frozen rows that the change speaks of, in order, such as ``data/frozen:7``.
+        fresh: Of the fresh rows.
+        day: The day that was promoted.
+    """
+    if any(part.added == day for part in rows.parts):
+        return rows
+    stay = [name for place, name in enumerate(names) if place not in set(change.leave)]
+    parts = []
+    for part in rows.parts:
+        of_part = _rows_in(stay, part.path)
+        if of_part:
+            parts.append(replace(part, rows=of_part if change.leave else part.rows))
+    joining = [fresh[place] for place in change.join]
+    for path in dict.fromkeys(name.rpartition(":")[0] for name in joining):
+        parts.append(FrozenPart(path=path, added=day, rows=_rows_in(joining, path)))
+    looks = round(rows.looks * len(stay) / max(1, len(stay) + len(joining)))
+    return replace(rows, parts=tuple(parts), looks=looks)
+
+
+def _rows_in(names: Sequence[str], path: str) -> tuple[int, ...]:
+    return tuple(int(name.rpartition(":")[2]) for name in names if name.rpartition(":")[0] == path)

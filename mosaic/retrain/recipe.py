@@ -193,7 +193,9 @@ class Recipe:
         if self.export is not None and self.companions is None:
             raise ValueError(f"export={self.export!r} names a companion, and there is no 'companions'")
         if self.budget.ranks_exact and self.budget.batch % self.budget.micro_batches:
-            raise ValueError("ranks_exact needs a batch that micro_batches divides: the same cut on any number of ranks")
+            raise ValueError(
+                "ranks_exact needs a batch that micro_batches divides: the same cut on any number of ranks"
+            )
 
 
 def read_recipe(path: Path) -> Recipe:

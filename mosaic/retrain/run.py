@@ -7,6 +7,7 @@ file that is written whole, so a run that was killed anywhere goes on with the f
 from __future__ import annotations
 
 import logging
+import math
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,19 +15,25 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from mosaic.artifact import load, save
+from mosaic.checkpoint.disk import sha256_of
 from mosaic.errors import MosaicError
 from mosaic.retrain import hooks, versions
 from mosaic.retrain.arrivals import Arrivals, archive
-from mosaic.retrain.folder import DayFolder, DayState, Folder, Start, utc_text
-from mosaic.retrain.gate.decide import decide
+from mosaic.retrain.data_check import DataCheck
+from mosaic.retrain.folder import DayFolder, DayState, Folder, Phase, Start, utc_text
+from mosaic.retrain.frozen import ROW, frozen_rows, looked_at, renewed
+from mosaic.retrain.gate import Contest, DayScores, ModelFacts, decide, renewal, validity_findings
 from mosaic.retrain.lock import boot_id, held
 from mosaic.retrain.recipe import Recipe, read_recipe, seconds_of
 from mosaic.retrain.records import GateResult, Outcome
 from mosaic.retrain.reporting import write_report
+from mosaic.retrain.versions import Card
 from mosaic.retrain.workers import Ended, Workers
+from mosaic.train.exits import DONE, FAILED, INTERRUPTED
+from mosaic.train.exits import QUARANTINED as REFUSED
+from mosaic.train.records import NEW_WEIGHTS, Environment, Trained
 
 _LOG = logging.getLogger(__name__)
-DONE, FAILED, RECIPE_WRONG, REFUSED, INTERRUPTED = 0, 1, 2, 5, 75
 CODES: dict[Outcome, int] = {
     "promoted": DONE,
     "held": DONE,
@@ -111,6 +118,7 @@ def _prepare(
         replay=replay,
         champion=versions.linked(folder, "champion"),
         anchor=versions.linked(folder, "anchor"),
+        version=versions.next_name(folder),
         began=utc_text(now),
         deadline=None if deadline is None else utc_text(deadline),
     )
@@ -134,10 +142,10 @@ class _Day:
         self._reopen()
         try:
             self._train_and_score()
-            if self._state.phase == "evaluated":
+            if self._phase() == "evaluated":
                 self._decide()
             if self._state.phase == "decided":
-                self._promote()
+                self._finish()
         except MosaicError as error:
             self._end("failed", str(error))
         outcome = self._state.outcome
@@ -173,11 +181,15 @@ class _Day:
     def _train_and_score(self) -> None:
         """Runs the processes that need torch until the day is evaluated, or it is clear that it will not be."""
         tries = 0
-        while self._state.phase in ("prepared", "training", "trained"):
+        while (phase := self._phase()) in ("prepared", "training", "trained"):
             from_step = self._workers.step
             start = Start(at=utc_text(self._clock.now()), boot=boot_id(), from_step=from_step)
             self._set(starts=(*self._state.starts, start))
-            ended = self._workers.run(self._state.phase, self._seconds_left())
+            total_s = self._seconds_left()
+            train_s = (
+                None if total_s is None else max(0.0, total_s - seconds_of(self._recipe.budget.judging, "judging"))
+            )
+            ended = self._workers.run(phase, train_s, total_s)
             self._set(starts=(*self._state.starts[:-1], replace(start, ended=ended.how)))
             if ended.outcome is not None:
                 if ended.outcome == "quarantined":
@@ -192,12 +204,25 @@ class _Day:
                 self._say(f"training {ended.how}; it goes on from step {self._workers.step}")
 
     def _seconds_left(self) -> float | None:
-        """Returns how long training may take from now on; None for as long as it likes."""
+        """Returns how long the device is ours from now on; None for as long as we like."""
         deadline = self._state.deadline
         if deadline is None:
             return None
-        left = (datetime.fromisoformat(deadline) - self._clock.now()).total_seconds()
-        return max(0.0, left - seconds_of(self._recipe.budget.judging, "judging"))
+        return max(0.0, (datetime.fromisoformat(deadline) - self._clock.now()).total_seconds())
+
+    def _phase(self) -> Phase:
+        """Reads off the day's files how far the workers have come, and writes it down."""
+        day, phase = self._day, self._state.phase
+        if phase not in ("prepared", "training", "trained"):
+            return phase
+        if day.scores.is_file():
+            phase = "evaluated"
+        elif day.trained.is_file():
+            phase = "trained"
+        elif day.data_check.is_file() and not load(DataCheck, day.data_check).quarantine:
+            phase = "training"
+        self._set(phase=phase)
+        return phase
 
     def _quarantine(self, ended: Ended) -> None:
         self._folder.quarantine.mkdir(exist_ok=True)
@@ -206,39 +231,87 @@ class _Day:
         self._folder.note("quarantined", day=self._state.day, new=list(self._state.new), reason=ended.reason)
 
     def _decide(self) -> None:
-        result = decide(self._recipe.gate, self._day, refusals=_refusals(self._folder))
+        """Makes the version, and asks the gate; a refused one stays too, for a person may promote it."""
+        state, gate = self._state, self._recipe.gate
+        assert state.version is not None
+        scores = load(DayScores, self._day.scores)
+        versions.add(self._folder, self._card(scores), self._day.model, self._program_file)
+        frozen = frozen_rows(self._folder, self._recipe.sources.frozen)
+        contest = Contest(
+            day=state.day,
+            challenger=state.version,
+            champion=state.champion,
+            anchor=state.anchor,
+            findings=validity_findings(load(ModelFacts, self._day.facts), gate),
+            refused_before=_refused_before(self._folder, state.day),
+            looks=frozen.looks,
+        )
+        result = decide(scores, contest, gate)
         save(result, self._day.gate)
-        if not result.passes:
-            self._end("refused", result.reason)
-            self._folder.note("refused", day=self._state.day, reason=result.reason)
-            self._set(phase="decided")
-            return
-        self._set(phase="decided", version=self._state.version or versions.next_name(self._folder))
+        save(looked_at(frozen, state.day), self._folder.frozen)
+        self._set(phase="decided")
 
-    def _promote(self) -> None:
-        """Makes the version, and lets the link point to it unless a person said hold."""
-        state = self._state
-        if state.outcome == "refused" or state.version is None:
-            return
-        result = load(GateResult, self._day.gate)
-        versions.add(self._folder, versions.card_of(self._folder, self._day, state), self._day.model)
-        if self._folder.hold.exists():
-            self._set(phase="promoted")
-            self._end("held", f"{result.reason} It was not promoted: `mosaic retrain hold` is on.")
-            return
-        hooks.remember(self._folder, self._recipe.promote, state.version, state.day)
-        versions.promote(self._folder, state.version, day=state.day, by="gate")
-        self._set(phase="promoted")
-        self._end("promoted", result.reason)
-        failed = hooks.run_pending(self._folder, self._recipe.promote, state.version)
-        self._set(messages=(*self._state.messages, *failed))
+    def _finish(self) -> None:
+        """Does what the gate said; what was done before a kill is not done twice."""
+        state, result = self._state, load(GateResult, self._day.gate)
+        assert state.version is not None
+        if not result.passes:
+            self._folder.note("refused", day=state.day, version=state.version, reason=result.reason)
+            self._end("refused", result.reason)
+        elif self._folder.hold.exists():
+            self._end("held", f"{result.reason} It was not promoted, for a person said hold.")
+        else:
+            hooks.remember(self._folder, self._recipe.promote, state.version, state.day)
+            versions.promote(self._folder, state.version, day=state.day, by="gate")
+            self._renew_frozen_rows(state.version)
+            self._end("promoted", result.reason)
+            failed = hooks.run_pending(self._folder, self._recipe.promote, state.version)
+            self._set(messages=(*self._state.messages, *failed))
         versions.drop_old(self._folder, self._recipe.promote.keep_versions)
 
+    def _renew_frozen_rows(self, version: str) -> None:
+        """Lets some of the day's fresh rows take the place of worn frozen ones, if the recipe asks for it."""
+        if not self._recipe.gate.renew_rows:
+            return
+        scores, rows = load(DayScores, self._day.scores), frozen_rows(self._folder, self._recipe.sources.frozen)
+        frozen, fresh = scores.find(version, "frozen"), scores.find(version, "fresh")
+        if frozen is not None and fresh is not None:
+            change = renewal(frozen, fresh, self._state.day, self._recipe.gate)
+            names = frozen.columns[ROW], fresh.columns[ROW]
+            save(renewed(rows, change, *names, self._state.day), self._folder.frozen)
 
-def _refusals(folder: Folder) -> int:
-    """Returns how many days in a row, up to the last one that ended, the gate said no."""
+    def _card(self, scores: DayScores) -> Card:
+        state, trained = self._state, load(Trained, self._day.trained)
+        assert state.version is not None
+        environment = load(Environment, self._day.environment)
+        found = {kind: scores.find(state.version, kind) for kind in ("frozen", "fresh")}
+        return Card(
+            version=state.version,
+            day=state.day,
+            created=utc_text(self._clock.now()),
+            parent=state.champion if trained.notes.loaded != NEW_WEIGHTS else None,
+            step=trained.step,
+            sha256=sha256_of(self._day.model),
+            code=environment.program,
+            mosaic=environment.mosaic,
+            torch=environment.torch,
+            values={kind: _mean(one.value) for kind, one in found.items() if one is not None},
+        )
+
+    @property
+    def _program_file(self) -> Path:
+        return self._folder.path / self._recipe.model.partition(":")[0]
+
+
+def _mean(values: tuple[float | None, ...]) -> float:
+    there = [value for value in values if value is not None]
+    return sum(there) / len(there) if there else math.nan
+
+
+def _refused_before(folder: Folder, today: str) -> int:
+    """Returns how many days in a row before today the gate said no."""
     count = 0
-    for day in reversed(folder.days()[:-1]):
+    for day in reversed([day for day in folder.days() if day.path.name < today]):
         if day.state.outcome != "refused":
             break
         count += 1

@@ -144,8 +144,8 @@ def next_name(folder: Folder) -> str:
     return f"{max((int(each.name) for each in all_versions(folder)), default=0) + 1:04d}"
 
 
-def add(folder: Folder, card: Card, weights: Path, more: tuple[Path, ...] = ()) -> Version:
-    """Makes a version of a day's weights; one of that name that is there is returned as it is.
+def add(folder: Folder, card: Card, weights: Path, program: Path) -> Version:
+    """Makes a version of a day's weights and its model's code; one of that name that is there is returned as it is.
 
     Raises:
         MosaicError: The disk is full, or cannot be written; nothing is left of it.
@@ -156,7 +156,7 @@ def add(folder: Folder, card: Card, weights: Path, more: tuple[Path, ...] = ()) 
     aside = folder.versions / f".making-{card.version}-{secrets.token_hex(4)}"
     try:
         aside.mkdir(parents=True)
-        for path, name in ((weights, WEIGHTS), *((each, each.name) for each in more)):
+        for path, name in ((weights, WEIGHTS), (program, program.name)):
             shutil.copyfile(path, aside / name)
             _flush(aside / name)
         save(card, aside / "card.json")

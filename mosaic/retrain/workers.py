@@ -106,7 +106,7 @@ class Workers:
                     command,
                     env={**os.environ, **_rank_environment(rank, count, port)},
                     start_new_session=True,  # a terminal's Ctrl-C is for the launcher, which passes it on once
-                    preexec_fn=_die_with_parent,  # noqa: PLW1509  # it only makes a system call
+                    preexec_fn=_die_with_parent,  # it only makes a system call
                 )
             )
         codes = [self._wait(child) for child in self._children]

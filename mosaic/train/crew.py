@@ -9,6 +9,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from mosaic.checkpoint.ranks import Ranks
+
 
 class Crew:
     """One process that trains alone, or one of several whose gradients the handle averages.
@@ -19,6 +21,7 @@ class Crew:
         size: How many there are.
 
     Attributes:
+        ranks: Who saves together where no handle knows; None for this process alone.
         scale: What losses are multiplied with, so that gradients add up to those of the mean over the global batch.
     """
 
@@ -27,6 +30,7 @@ class Crew:
         self.rank = rank
         self.size = size
         self.scale = float(size)
+        self.ranks: Ranks | None = None
         self._group: Any = None
 
     def begin(self, model: nn.Module) -> None:

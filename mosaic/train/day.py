@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 import mosaic
-from mosaic.artifact import load, parse, save
+from mosaic.artifact import load, save
 from mosaic.checkpoint.folder import checkpoints_in, damage_of
 from mosaic.checkpoint.loading import Loaded
 from mosaic.checkpoint.methods import KeepsCheckpoints, KeptModel
@@ -26,7 +27,7 @@ from mosaic.train.environment import environment_here
 from mosaic.train.loader import BatchCut, BatchLoader
 from mosaic.train.loop import Loop, LoopSettings, Trainee
 from mosaic.train.program import Program
-from mosaic.train.records import DayNotes, Environment, PlanKey, StoredPlan, Trained
+from mosaic.train.records import NEW_WEIGHTS, DayNotes, Environment, PlanKey, StoredPlan, Trained
 from mosaic.train.samples import RejectCount, Samples
 from mosaic.train.seeds import seed_step
 from mosaic.train.signals import StopRequests
@@ -252,7 +253,7 @@ class Day:
         settings, keeper = self._settings, self.handle
         found = self._load()
         if found is not None:
-            notes = parse(DayNotes, _json(found.extra["notes"]), source=str(found.path))
+            notes = DayNotes(**found.extra["notes"])
             if self._differences and notes.differs_from_step is None:
                 notes = replace(notes, differs_from_step=found.step, differs_because=self._differences)
             return found.step, notes
@@ -266,7 +267,7 @@ class Day:
                 count=count,
                 more_bytes=2 * model_bytes,
             )
-        keeper.save(settings.loop.checkpoints, step=0, extra={"notes": _plain(notes)}, **self._trainee.belongings)
+        keeper.save(settings.loop.checkpoints, step=0, extra={"notes": asdict(notes)}, **self._trainee.belongings)
         return 0, notes
 
     def _load(self) -> Loaded | None:
@@ -284,7 +285,7 @@ class Day:
         """Takes the champion's weights and, where they are kept, its optimizers' moments; says what came of it."""
         settings, trainee = self._settings, self._trainee
         if settings.weights is None:
-            return "new weights"
+            return NEW_WEIGHTS
         if settings.start is not None and checkpoints_in(settings.start):
             with suppress(InvalidCheckpointError):
                 found = self.handle.load(
@@ -328,6 +329,8 @@ def _read(path: Path | None) -> StoredPlan | None:
         return None
 
 
-def _said(what: str, new: tuple[str, ...], gone: tuple[str, ...], changed: tuple[str, ...]) -> str:
-    parts = [f"{label}: {', '.join(names)}" for label, names in (("new", new), ("gone", gone), ("changed", changed)) if names]
+def _said(what: str, new: Iterable[str], gone: Iterable[str], changed: Iterable[str]) -> str:
+    parts = [
+        f"{label}: {', '.join(names)}" for label, names in (("new", new), ("gone", gone), ("changed", changed)) if names
+    ]
     return "; ".join((what, *parts))

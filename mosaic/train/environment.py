@@ -1,4 +1,4 @@
-"""What bits depend on beside data and weights: versions, device, threads, settings. Differences are told, not hidden."""
+"""What bits depend on beside data and weights: versions, device, threads, settings."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """How a process that trains ends, as the process that started it sees it. No torch."""
 
+DONE = 0
+"""All that was asked for is done."""
 FAILED = 1
 """Something is wrong that another start does not mend."""
 QUARANTINED = 5

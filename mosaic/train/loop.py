@@ -40,8 +40,6 @@ MAX_STEPS_NOT_FINITE = 20
 class LoopSettings:
     """What a loop is told."""
 
-    num_steps: int
-    """Steps of the day."""
     seed: int
     """Of everything that is drawn."""
     save_s: float
@@ -147,7 +145,7 @@ class Loop:
         while self.step < last and not (ended := self._agree_to_stop()):
             began = time.perf_counter()
             batch = next(batches)
-            loss = self._take_step(batch)
+            loss = self.take_step(batch)
             self.step += 1
             self._log(loss, batch, batches)
             self._times_ms.append((time.perf_counter() - began) * 1e3)
@@ -155,7 +153,8 @@ class Loop:
         self.save(is_last=True)
         return ended or "done"
 
-    def _take_step(self, batch: StepBatch) -> torch.Tensor:
+    def take_step(self, batch: StepBatch) -> torch.Tensor:
+        """Takes one optimizer step; returns the mean loss of this rank's rows."""
         trainee, scaler, crew = self._trainee, self._trainee.scaler, self._crew
         losses = []
         for part in batch.micro_batches:

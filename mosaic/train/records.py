@@ -11,6 +11,10 @@ WINDOW_OVER = "window over"
 """How training ends whose device has to be given back."""
 
 
+NEW_WEIGHTS = "new weights"
+"""What a model started from that is no champion's."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanKey:
     """What a plan was made for; where one of these changes, it is made anew."""

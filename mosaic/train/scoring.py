@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -13,73 +15,81 @@ from torch.utils.data import default_collate
 
 from mosaic.errors import MosaicError
 from mosaic.train.program import Program
-from mosaic.train.seeds import drawn_under
+from mosaic.train.seeds import drawn_under, generators_of
 
 VALUE = "value"
+"""The column that decides."""
+_REPEATS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """Stands for a row that could not be read."""
+
+    reason: str
+    """Kind of the error, and what it said."""
+
+
+def read_rows(data: Any, rows: Iterable[int], seed: int) -> Iterator[Any]:
+    """Yields rows of a data set, or ``Unreadable``; row i is read under (seed, i), so that it is always the same."""
+    generators = generators_of(data)
+    for row in rows:
+        with drawn_under(seed, row, generators):
+            try:
+                sample = data[row]
+            except MemoryError:
+                raise
+            except Exception as error:
+                sample = Unreadable(f"{type(error).__name__}: {error}")
+        yield sample
 
 
 def score_batches(
-    program: Program, model: nn.Module, data: Any, rows: Sequence[int], *, batch: int, device: torch.device, seed: int
+    program: Program, model: nn.Module, samples: Iterable[Any], *, batch: int, device: torch.device
 ) -> Iterator[Mapping[str, Any]]:
-    """Scores rows one batch after the other, in evaluation mode and without gradients.
+    """Scores samples one batch after the other, in evaluation mode and without gradients.
 
     Args:
         program: The user's functions.
         model: The model; its mode is put back.
-        data: The data set, without augmentation.
-        rows: Indices into it.
-        batch: Rows of a batch.
+        samples: In order.
+        batch: Samples of a batch.
         device: Where the model is.
-        seed: Row i is read under (seed, i), so that it is the same for every model.
 
     Yields:
         What ``score`` returned for each batch.
 
     Raises:
-        MosaicError: ``score`` returns no columns with one entry a row, or a row cannot be read.
+        MosaicError: ``score`` returns no columns with one entry a row.
     """
     collate = program.collate or default_collate
     was_training = model.training
     model.eval()
+    rest = iter(samples)
     try:
         with torch.no_grad():
-            for first in range(0, len(rows), batch):
-                part = rows[first : first + batch]
-                found = program.score(model, moved(collate([_row(data, row, seed) for row in part]), device))
+            while part := list(islice(rest, batch)):
+                found = program.score(model, moved(collate(part), device))
                 _check(found, len(part))
                 yield found
     finally:
         model.train(was_training)
 
 
-def latency_ms(program: Program, model: nn.Module, batch: Any, *, repeats: int = 5) -> float:
-    """Measures how long the model takes to score a batch, in ms: the fastest of a few times."""
-    was_training = model.training
-    model.eval()
+def latency_ms(program: Program, model: nn.Module, samples: list[Any], device: torch.device) -> float:
+    """Measures how long a model takes to score samples together, in ms: the fastest of a few times."""
     times = []
-    try:
-        with torch.no_grad():
-            for _ in range(repeats):
-                began = time.perf_counter()
-                values = program.score(model, batch)[VALUE]
-                torch.as_tensor(values).cpu()
-                times.append((time.perf_counter() - began) * 1e3)
-    finally:
-        model.train(was_training)
+    for _ in range(_REPEATS):
+        began = time.perf_counter()
+        for found in score_batches(program, model, samples, batch=len(samples), device=device):
+            torch.as_tensor(found[VALUE]).cpu()
+        times.append((time.perf_counter() - began) * 1e3)
     return min(times)
 
 
 def moved(batch: Any, device: torch.device) -> Any:
     """Returns a batch with its tensors on a device."""
     return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), batch)
-
-
-def _row(data: Any, row: int, seed: int) -> Any:
-    with drawn_under(seed, row):
-        try:
-            return data[row]
-        except Exception as error:
-            raise MosaicError(f"row {row} cannot be read: {type(error).__name__}: {error}") from error
 
 
 def _check(found: Any, count: int) -> None:

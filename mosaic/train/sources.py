@@ -16,6 +16,7 @@ import numpy as np
 
 from mosaic.checkpoint.disk import sha256_of
 from mosaic.errors import MosaicError
+from mosaic.train.positions import CYCLE
 
 Kind = Literal["new", "replay", "frozen"]
 
@@ -46,10 +47,10 @@ class SourceRecord:
     """SHA-256 of its files' names and content."""
     rows: int = 0
     """Rows that its data set has."""
-    held_out: int = 0
-    """Rows of it that are kept for the comparison on fresh rows."""
-    share: float = 0.0
-    """Of the samples that are trained on."""
+    trained: int = 0
+    """Rows of it that are trained on; the others are kept for the comparison on fresh rows."""
+    units: int = 0
+    """Its share of the samples, in units of ``1 / CYCLE`` (``mosaic.train.positions``)."""
 
     @property
     def name(self) -> str:
@@ -69,6 +70,8 @@ class Sources:
     """The day."""
     seed: int
     """Of the order and of what is held out."""
+    fresh_share: float
+    """Part of the rows that is held out."""
     batch: int
     """Samples of a step."""
     num_steps: int
@@ -77,6 +80,10 @@ class Sources:
     """New ones first."""
     frozen: SourceRecord
     """What versions are compared on."""
+
+    def drawn(self, steps: int) -> tuple[int, ...]:
+        """Returns how many samples of each source were drawn in so many steps; its share, to the nearest."""
+        return tuple(round(steps * self.batch * source.units / CYCLE) for source in self.sources)
 
     def of_kind(self, kind: Kind) -> tuple[SourceRecord, ...]:
         """Returns the sources of a kind."""
@@ -108,7 +115,7 @@ def record_of(root: Path, path: Path, *, kind: Kind, day: str, known: Mapping[st
     name = path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
     before = known.get(name)
     if before is not None and before.files == files:
-        return replace(before, kind=kind, day=day, share=0.0)
+        return replace(before, kind=kind, day=day, units=0)
     if before is not None:
         raise MosaicError(
             f"{path} is not as it was when it was trained on first ({_change(before.files, files)}); folders of days "
@@ -144,6 +151,22 @@ def held_out_rows(data: Any, *, share: float, seed: int, day: str) -> np.ndarray
     names = [str(cluster(index)) if cluster is not None else str(index) for index in range(len(data))]
     out = {name: _draw(f"{seed}/{day}/{name}") < share for name in dict.fromkeys(names)}
     return np.array([out[name] for name in names], dtype=bool)
+
+
+def trained_rows(record: SourceRecord, data: Any, sources: Sources) -> Any:
+    """Returns the part of a data set that is trained on.
+
+    Raises:
+        MosaicError: It has not as many rows as when the day's list was made.
+    """
+    from torch.utils.data import Subset
+
+    if len(data) != record.rows:
+        raise MosaicError(
+            f"{record.path} has {len(data)} rows now and had {record.rows} when the day began; put it back as it was"
+        )
+    out = held_out_rows(data, share=sources.fresh_share, seed=sources.seed, day=record.day)
+    return Subset(data, np.flatnonzero(~out).tolist()) if out.any() else data
 
 
 def planned_steps(new_rows: int, *, passes: float, steps: int | None, batch: int, new_share: float) -> int:

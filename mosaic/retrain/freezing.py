@@ -1,0 +1,75 @@
+"""Freezing a day's list of data before its first step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mosaic.artifact import load, save
+from mosaic.errors import MosaicError
+from mosaic.retrain.work import Work
+from mosaic.train.positions import CYCLE, shares_of
+from mosaic.train.sources import Kind, SourceRecord, Sources, held_out_rows, planned_steps, record_of
+
+
+def freeze(work: Work) -> None:
+    """Writes ``sources.json``: folders, sizes, digests, rows, shares, and the steps of the day.
+
+    Raises:
+        MosaicError: A folder is missing, empty, changed since it was trained on, or has no rows left to train on.
+    """
+    recipe, state = work.recipe, work.day.state
+    known = _known(work)
+    records = [_counted(work, day, "new", known) for day in state.new]
+    records += [_counted(work, day, "replay", known) for day in state.replay]
+    new, replay = ({r.name: r.trained for r in records if r.kind == kind} for kind in ("new", "replay"))
+    if not sum(new.values()):
+        rows = sum(record.rows for record in records if record.kind == "new")
+        raise MosaicError(
+            f"no row of {', '.join(state.new)} is left to train on ({rows} rows, fresh_share = "
+            f"{recipe.sources.fresh_share:g}); wait for more data, or lower fresh_share"
+        )
+    shares = shares_of(new, replay, recipe.sources.replay.share)
+    new_share = sum(share for name, share in shares.items() if name in new)
+    frozen = recipe.sources.frozen
+    save(
+        Sources(
+            day=state.day,
+            seed=recipe.budget.seed,
+            fresh_share=recipe.sources.fresh_share,
+            batch=recipe.budget.batch,
+            num_steps=planned_steps(
+                sum(new.values()),
+                passes=recipe.budget.passes,
+                steps=recipe.budget.steps,
+                batch=recipe.budget.batch,
+                new_share=float(new_share),
+            ),
+            sources=tuple(replace(record, units=int(shares.get(record.name, 0) * CYCLE)) for record in records),
+            frozen=record_of(work.folder.path, work.folder.path / frozen, kind="frozen", day="", known=known),
+        ),
+        work.day.sources,
+    )
+
+
+def _counted(work: Work, day: str, kind: Kind, known: dict[str, SourceRecord]) -> SourceRecord:
+    """Lists a day's data folder and counts its rows."""
+    path = work.folder.path / work.recipe.sources.new.path.replace("{day}", day)
+    record = record_of(work.folder.path, path, kind=kind, day=day, known=known)
+    data = work.program.make_dataset(path, False)
+    if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
+        raise MosaicError(
+            f"make_dataset returned a {type(data).__name__}, which has no len() or cannot be indexed; return a "
+            "map-style Dataset"
+        )
+    out = held_out_rows(data, share=work.recipe.sources.fresh_share, seed=work.recipe.budget.seed, day=day)
+    return replace(record, rows=len(data), trained=len(data) - int(out.sum()))
+
+
+def _known(work: Work) -> dict[str, SourceRecord]:
+    """Returns what earlier days noted of their folders, by path."""
+    known: dict[str, SourceRecord] = {}
+    for day in work.folder.days():
+        if day.sources.is_file() and day.path != work.day.path:
+            sources = load(Sources, day.sources)
+            known |= {record.path: record for record in (*sources.sources, sources.frozen)}
+    return known

@@ -1,0 +1,126 @@
+"""Scoring the challenger, the champion and the anchor on the same rows, for the gate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from mosaic.artifact import save
+from mosaic.checkpoint.methods import KeptModel
+from mosaic.errors import MosaicError
+from mosaic.retrain import versions
+from mosaic.retrain.frozen import ROW, frozen_rows
+from mosaic.retrain.gate import DayScores, ModelFacts, Scores, digest_of_rows, joined
+from mosaic.retrain.gate.scores import RowSet
+from mosaic.retrain.work import Work
+from mosaic.train.scoring import Unreadable, latency_ms, read_rows, score_batches
+from mosaic.train.seeds import seed_step
+from mosaic.train.sources import held_out_rows
+
+
+def model_of(work: Work, version: str | None, device: torch.device) -> nn.Module:
+    """Makes today's model with a version's weights; what is new in it, or all without a version, is untrained."""
+    seed_step(work.recipe.budget.seed, 0, 0)
+    model = work.program.make_model().to(device)
+    if version is not None:
+        KeptModel(model).load_weights(versions.find(work.folder, version).weights, partial=True)
+    return model
+
+
+def judge(work: Work, device: torch.device, model: nn.Module | None, check_time: Callable[[], None]) -> None:
+    """Writes ``facts.json`` and ``scores.json``.
+
+    Args:
+        work: The day.
+        device: Where models are scored.
+        model: The one that was trained just now; None where the day goes on from its export.
+        check_time: Raises where the window is over.
+    """
+    state = work.day.state
+    assert state.version is not None
+    exported = model_of(work, None, device)
+    KeptModel(exported).load_weights(work.day.model)
+    rows = {"frozen": tuple(_frozen(work)), "fresh": tuple(_fresh(work))}
+    save(_facts(work, device, exported, model, rows["frozen"] or rows["fresh"]), work.day.facts)
+    names = dict.fromkeys(name for name in (state.version, state.champion, state.anchor) if name is not None)
+    found = []
+    for name in names:
+        check_time()
+        scored = exported if name == state.version else model_of(work, name, device)
+        found += [_scores(work, device, scored, name, kind, part) for kind, part in rows.items() if part]
+    save(DayScores(scores=tuple(found)), work.day.scores)
+
+
+class _Row:
+    """A row that is scored."""
+
+    __slots__ = ("added", "name", "sample")
+
+    def __init__(self, name: str, sample: Any, added: str) -> None:
+        self.name = name
+        self.sample = sample
+        self.added = added
+
+
+def _frozen(work: Work) -> Iterator[_Row]:
+    for part in frozen_rows(work.folder, work.recipe.sources.frozen).parts:
+        yield from _rows(work, part.path, part.rows, part.added)
+
+
+def _fresh(work: Work) -> Iterator[_Row]:
+    """Yields the rows that were held out of the day's new data."""
+    sources = work.sources
+    for record in sources.of_kind("new"):
+        data = work.program.make_dataset(work.folder.path / record.path, False)
+        out = held_out_rows(data, share=sources.fresh_share, seed=sources.seed, day=record.day)
+        yield from _rows(work, record.path, tuple(np.flatnonzero(out).tolist()), "")
+
+
+def _rows(work: Work, path: str, rows: tuple[int, ...] | None, added: str) -> Iterator[_Row]:
+    data = work.program.make_dataset(work.folder.path / path, False)
+    chosen = tuple(range(len(data))) if rows is None else rows
+    for row, sample in zip(chosen, read_rows(data, chosen, work.recipe.budget.seed), strict=True):
+        if isinstance(sample, Unreadable):
+            raise MosaicError(
+                f"row {row} of {path} cannot be read ({sample.reason}), and versions are compared on it; mend it, or "
+                "take it out of the folder"
+            )
+        yield _Row(f"{path}:{row}", sample, added)
+
+
+def _scores(
+    work: Work, device: torch.device, model: nn.Module, version: str, kind: str, rows: tuple[_Row, ...]
+) -> Scores:
+    samples = (row.sample for row in rows)
+    columns = joined(score_batches(work.program, model, samples, batch=work.recipe.budget.batch, device=device))
+    if any(row.added for row in rows):
+        columns["added"] = [row.added for row in rows]
+    columns[ROW] = [row.name for row in rows]
+    of: RowSet = "frozen" if kind == "frozen" else "fresh"
+    return Scores.of(version, of, digest_of_rows(row.name for row in rows), columns)
+
+
+def _facts(
+    work: Work, device: torch.device, exported: nn.Module, model: nn.Module | None, rows: tuple[_Row, ...]
+) -> ModelFacts:
+    """Measures what has nothing to do with other versions."""
+    tensors = exported.state_dict()
+    invalid = tuple(name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all()))
+    first = [row.sample for row in rows[: work.recipe.budget.batch]]
+    difference = None
+    if model is not None and first:
+        read, kept = (
+            np.array(joined(score_batches(work.program, each, first, batch=len(first), device=device))["value"])
+            for each in (exported, model)
+        )
+        difference = float(np.max(np.abs(read - kept)))
+    return ModelFacts(
+        invalid_tensors=invalid,
+        export_difference=difference,
+        size_bytes=work.day.model.stat().st_size,
+        latency_ms=latency_ms(work.program, exported, first[:1], device) if first else None,
+    )

@@ -1,0 +1,114 @@
+"""Looking at a day's data before training on it: its figures, the champion's error on it, and what the check says."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import compress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+from mosaic.artifact import load, save
+from mosaic.retrain.data_check import check_data
+from mosaic.retrain.frozen import frozen_rows
+from mosaic.retrain.gate import Scores, joined
+from mosaic.retrain.judging import model_of
+from mosaic.retrain.usual import DayFigures, InputFigures, day_figures
+from mosaic.retrain.work import Work
+from mosaic.train.scoring import Unreadable, read_rows, score_batches
+
+MAX_LOOKED = 5000
+"""Rows of a day that are looked at, evenly spread; training meets the others."""
+
+
+def look(work: Work, device: torch.device) -> None:
+    """Writes ``figures.json`` and ``data_check.json``."""
+    before = tuple(
+        load(DayFigures, day.figures)
+        for day in work.folder.days()
+        if day.path != work.day.path and day.figures.is_file() and day.state.outcome in ("promoted", "held", "refused")
+    )
+    seen = _Seen()
+    paths = [work.folder.path / record.path for record in work.sources.of_kind("new")]
+    columns = joined(_scored(work, device, seen.rows_of(work, paths)))
+    figures = _figures(work, seen, columns, before)
+    save(figures, work.day.figures)
+    frozen = _Seen()
+    parts = frozen_rows(work.folder, work.recipe.sources.frozen).parts
+    for _ in frozen.rows_of(work, [work.folder.path / part.path for part in parts if not part.added]):
+        pass
+    check = check_data(figures, before, work.recipe.check, today_rows=seen.digests, frozen_rows=frozen.digests)
+    save(check, work.day.data_check)
+
+
+class _Seen:
+    """Figures of the samples that went by."""
+
+    def __init__(self) -> None:
+        self.digests: set[str] = set()
+        self.unreadable: Counter[str] = Counter()
+        self.inputs: dict[str, list[float]] = {}
+
+    def rows_of(self, work: Work, folders: list[Path]) -> Iterator[Any]:
+        """Yields the rows of data folders that can be read, as they are without augmentation."""
+        sets = [work.program.make_dataset(folder, False) for folder in folders]
+        every = max(1, math.ceil(sum(map(len, sets)) / MAX_LOOKED))
+        for data in sets:
+            for sample in read_rows(data, range(0, len(data), every), work.recipe.budget.seed):
+                if isinstance(sample, Unreadable):
+                    self.unreadable[sample.reason] += 1
+                    continue
+                self._note(sample)
+                yield sample
+
+    def _note(self, sample: Any) -> None:
+        found = hashlib.sha256()
+        for path, leaf in pytree.tree_flatten_with_path(sample)[0]:
+            values = leaf.numpy() if isinstance(leaf, torch.Tensor) else leaf
+            if not isinstance(values, np.ndarray) or not values.ndim:
+                continue
+            found.update(f"{pytree.keystr(path)} {values.dtype} {values.shape}".encode() + values.tobytes())
+            if values.dtype.kind == "f" and values.any():  # zeros stand for a modality that the row lacks
+                sums = self.inputs.setdefault(pytree.keystr(path), [0.0, 0.0, 0.0])
+                wide = values.astype(np.float64)
+                sums[0] += wide.size
+                sums[1] += float(wide.sum())
+                sums[2] += float(np.square(wide).sum())
+        self.digests.add(found.hexdigest())
+
+
+def _scored(work: Work, device: torch.device, rows: Iterator[Any]) -> Iterator[Any]:
+    """Scores today's rows by the champion; by new weights, whose values say nothing, where there is none."""
+    model = model_of(work, work.day.state.champion, device)
+    return score_batches(work.program, model, rows, batch=work.recipe.budget.batch, device=device)
+
+
+def _figures(work: Work, seen: _Seen, columns: dict[str, list[Any]], before: tuple[DayFigures, ...]) -> DayFigures:
+    """Counts the day's rows; of modalities that no day had before, the champion's error says nothing."""
+    champion = work.day.state.champion
+    inputs = {name: _input(*sums) for name, sums in sorted(seen.inputs.items())}
+
+    def figures(of: dict[str, list[Any]]) -> DayFigures:
+        scores = Scores.of(champion or "none", "fresh", "", of)
+        day = work.day.state.day
+        return day_figures(day, scores, unreadable=seen.unreadable, inputs=inputs, is_champion=champion is not None)
+
+    whole, known = figures(columns), {name for day in before for name in day.modalities}
+    if not known or "modality" not in columns:
+        return whole
+    met = [set(str(names).split("+")) <= known for names in columns["modality"]]
+    some = figures({name: list(compress(column, met)) for name, column in columns.items()})
+    return replace(whole, champion=some.champion, champion_error=some.champion_error)
+
+
+def _input(count: float, total: float, squares: float) -> InputFigures:
+    mean, spread = total / count, math.sqrt(max(0.0, squares / count - (total / count) ** 2))
+    finite = math.isfinite(mean) and math.isfinite(spread)
+    return InputFigures(mean=mean if finite else None, spread=spread if finite else None)

@@ -1,0 +1,131 @@
+"""What a worker works on: a day with its recipe, the user's functions, and the settings made of them."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from pathlib import Path
+
+from mosaic.artifact import load
+from mosaic.checkpoint.disk import sha256_of
+from mosaic.retrain import versions
+from mosaic.retrain.folder import DayFolder, Folder
+from mosaic.retrain.recipe import Recipe, seconds_of
+from mosaic.retrain.usual import DayFigures
+from mosaic.train.choice import drift_of
+from mosaic.train.crew import Crew
+from mosaic.train.day import DaySettings, device_of
+from mosaic.train.exact import ExactCrew
+from mosaic.train.loop import LoopSettings
+from mosaic.train.positions import CYCLE, PositionStream, Source
+from mosaic.train.program import Program
+from mosaic.train.records import StoredPlan, Trained
+from mosaic.train.samples import Samples
+from mosaic.train.sources import Sources, check_unchanged, trained_rows
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a worker works on."""
+
+    folder: Folder
+    """The retraining folder."""
+    day: DayFolder
+    """The day."""
+    recipe: Recipe
+    """What is to be done."""
+
+    @cached_property
+    def program(self) -> Program:
+        """The user's functions."""
+        recipe = self.recipe
+        return Program.load(
+            {
+                "make_model": recipe.model,
+                "make_dataset": recipe.data,
+                "loss": recipe.loss,
+                "score": recipe.score,
+                "make_optimizer": recipe.optimizer,
+                "make_companions": recipe.companions,
+                "update_companions": recipe.update_companions,
+                "collate": recipe.collate,
+                "make_scaler": recipe.scaler,
+            },
+            self.folder.path,
+        )
+
+    @property
+    def program_file(self) -> Path:
+        """The file with the model's code."""
+        return self.folder.path / self.recipe.model.partition(":")[0]
+
+    @cached_property
+    def sources(self) -> Sources:
+        """The day's data, frozen."""
+        return load(Sources, self.day.sources)
+
+    def samples(self) -> Samples:
+        """Opens the day's data; rows that are held out are not among it."""
+        sources = self.sources
+        check_unchanged(self.folder.path, sources)
+        datasets, streamed = [], []
+        for record in sources.sources:
+            if record.units:
+                data = self.program.make_dataset(self.folder.path / record.path, True)
+                datasets.append(trained_rows(record, data, sources))
+                share = Fraction(record.units, CYCLE)
+                streamed.append(Source(name=record.name, rows=record.trained, share=share, digest=record.digest))
+        return Samples(datasets, PositionStream(streamed, sources.seed))
+
+    def crew(self) -> Crew:
+        """Returns the ranks that train."""
+        rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        device = device_of(self.recipe.device, rank)
+        kind = ExactCrew if self.recipe.budget.ranks_exact else Crew
+        return kind(device, rank, size)
+
+    def settings(self, crew: Crew, train_s: float | None) -> DaySettings:
+        """Returns what the training is told."""
+        budget, state = self.recipe.budget, self.day.state
+        champion = None
+        if state.champion is not None and not self._begins_fresh():
+            champion = versions.find(self.folder, state.champion)
+        start = self.folder.day(champion.card.day).checkpoints if champion is not None else None
+        before = [day for day in self.folder.days() if day.plan.is_file() and day.path.name < state.day]
+        stored = load(StoredPlan, before[-1].plan) if before else None
+        last = load(Trained, before[-1].trained) if before and before[-1].trained.is_file() else None
+        return DaySettings(
+            loop=LoopSettings(
+                seed=self.sources.seed,
+                save_s=seconds_of(budget.save, "save"),
+                keep=budget.keep,
+                clip_norm=budget.clip_norm,
+                until=None if train_s is None else time.monotonic() + train_s,
+                checkpoints=self.day.checkpoints,
+                metrics=self.day.metrics if crew.rank == 0 else None,
+            ),
+            num_steps=self.sources.num_steps,
+            batch=self.sources.batch,
+            micro_batches=budget.micro_batches,
+            workers=budget.workers,
+            max_unreadable=self.recipe.sources.max_unreadable,
+            exact=budget.ranks_exact,
+            colocate=budget.colocate,
+            start=start,
+            weights=champion.weights if champion is not None else None,
+            plan=self.day.plan,
+            plan_before=before[-1].plan if before else None,
+            drift=drift_of(stored, last.step_ms if last is not None else None),
+            modalities=", ".join(sorted(load(DayFigures, self.day.figures).modalities)),
+            environment=self.day.environment,
+            program=sha256_of(self.program_file),
+        )
+
+    def _begins_fresh(self) -> bool:
+        """Whether it is time for new weights: warm starts lose the ability to learn (Ash & Adams 2020)."""
+        every = self.recipe.budget.fresh_start_every
+        promoted = sum(day.state.outcome == "promoted" for day in self.folder.days())
+        return every > 0 and promoted > 0 and promoted % every == 0

@@ -1,0 +1,127 @@
+"""The process that needs torch: looks at a day's data, trains, and scores versions for the gate.
+
+Run by the launcher as ``python -m mosaic.retrain.worker FOLDER DAY look train score``. Each part ends with files that
+are written whole, and is left out where they are there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from mosaic.artifact import load, save
+from mosaic.checkpoint.plain_weights import export
+from mosaic.checkpoint.ranks import OneRank
+from mosaic.errors import MosaicError
+from mosaic.retrain.data_check import DataCheck
+from mosaic.retrain.folder import Folder
+from mosaic.retrain.freezing import freeze
+from mosaic.retrain.judging import judge
+from mosaic.retrain.looking import look
+from mosaic.retrain.recipe import read_recipe
+from mosaic.retrain.work import Work
+from mosaic.retrain.workers import LastWords
+from mosaic.train import exits
+from mosaic.train.crew import Crew
+from mosaic.train.day import Day, end_ranks
+from mosaic.train.environment import use_repeatable_kernels
+from mosaic.train.records import WINDOW_OVER
+from mosaic.train.signals import StopRequests
+
+_LOG = logging.getLogger(__name__)
+
+
+class _StopError(Exception):
+    """The worker ends with a code and a sentence."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+def main() -> None:
+    """Runs the parts that the command line names, and exits with a code of ``mosaic.train.exits``."""
+    logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("day")
+    parser.add_argument("parts", nargs="+", choices=("look", "train", "score"))
+    parser.add_argument("--train-s", type=float)
+    parser.add_argument("--total-s", type=float)
+    given = parser.parse_args()
+    folder = Folder(given.folder)
+    work = Work(folder, folder.day(given.day), read_recipe(folder.recipe))
+    code, reason = exits.DONE, ""
+    try:
+        _run(work, given)
+    except _StopError as stop:
+        code, reason = stop.code, str(stop)
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        code, reason = exits.OUT_OF_MEMORY, str(error)
+    except MosaicError as error:
+        code, reason = exits.FAILED, str(error)
+    except Exception as error:  # of any kind, from the user's functions: the report has to say it
+        _LOG.exception("the worker failed")
+        code, reason = exits.FAILED, f"{type(error).__name__}: {error}"
+    if code != exits.DONE and os.environ.get("RANK", "0") == "0":
+        save(LastWords(reason=reason), work.day.path / "ended.json")
+    sys.stdout.flush()
+    sys.exit(code)
+
+
+def _run(work: Work, given: argparse.Namespace) -> None:
+    told, began = StopRequests(), time.monotonic()
+    crew = work.crew()
+    use_repeatable_kernels(crew.device)
+
+    def check_time() -> None:
+        if told.received:
+            raise _StopError(exits.INTERRUPTED, f"it was told to stop ({told.received})")
+        if given.total_s is not None and time.monotonic() - began >= given.total_s:
+            raise _StopError(exits.INTERRUPTED, "the window ended before the day was judged; the next run goes on")
+
+    if "look" in given.parts:
+        check_time()
+        if not work.day.sources.is_file():
+            freeze(work)
+        if not work.day.data_check.is_file():
+            look(work, crew.device)
+        check = load(DataCheck, work.day.data_check)
+        if check.quarantine:
+            raise _StopError(exits.QUARANTINED, check.reason)
+    model = None
+    if "train" in given.parts and not work.day.trained.is_file():
+        train_s = None if given.train_s is None else given.train_s - (time.monotonic() - began)
+        model = _train(work, crew, told, train_s)
+    if "score" in given.parts and not work.day.scores.is_file():
+        judge(work, crew.device, model, check_time)
+
+
+def _train(work: Work, crew: Crew, told: StopRequests, train_s: float | None) -> nn.Module:
+    day = Day(work.program, work.samples(), work.settings(crew, train_s), crew)
+    trained = day.train(told)
+    if trained.ended not in ("done", WINDOW_OVER):
+        end_ranks()
+        raise _StopError(exits.INTERRUPTED, f"it was told to stop ({trained.ended}) at step {trained.step}")
+    if trained.step == 0:
+        end_ranks()
+        raise _StopError(exits.INTERRUPTED, "the window ended before the first step; the next run begins again")
+    name = work.recipe.export
+    day.leave()
+    model = day.model if name is None else day.companion(name)
+    if crew.rank == 0:
+        export(model, work.day.model, OneRank())
+        save(trained, work.day.trained)
+    end_ranks()
+    return model
+
+
+if __name__ == "__main__":
+    main()
