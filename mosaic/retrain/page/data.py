@@ -79,8 +79,8 @@ def _table(caption: str, shown: Sequence[Usual]) -> Markup:
         row(
             element("span", shorten(one.name)),
             cell(_picture(one), class_="plot"),
-            cell(figure(one.today), class_="number"),
-            cell(with_note(figure(one.usual), _range(one)), class_="number"),
+            cell(figure(one.today), class_="number today"),
+            cell(with_note(figure(one.usual), _range(one)), class_="number before"),
             cell("✕ unusual" if is_unusual(one) else "new" if one.usual is None else "✓ as usual", class_="result"),
             class_="failed" if is_unusual(one) else "passed",
         )

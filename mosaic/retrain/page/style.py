@@ -78,6 +78,7 @@ h1{font-size:2rem}
 .counts,.forest{table-layout:auto}
 .forest .number{grid-row:3;text-align:left}
 .forest .number+.number{text-align:right}
+.today::before{content:"today "}.before::before{content:"usual "}
 .counts tr{display:grid;grid-template-columns:repeat(3,1fr)}
 .counts thead th:first-child{position:absolute;clip-path:inset(50%)}
 .counts tbody th{grid-column:1/-1;padding-bottom:0}
