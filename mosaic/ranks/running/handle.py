@@ -56,6 +56,7 @@ class RankHandle(Handle):
     """
 
     _ready: RankReady
+    _make: Callable[[Asked], RankReady] | None
 
     def __init__(
         self, model: nn.Module, ready: RankReady, *, world: World, asked: Asked, make: Callable[[Asked], RankReady]
@@ -82,13 +83,19 @@ class RankHandle(Handle):
     ) -> None:
         """Plans anew as ``Handle.replan`` does; every rank calls it, with its own batch and the same changes made.
 
-        The model is brought together on every rank, planned, and divided anew. What is new gets rank 0's weights. An
-        optimizer that steps the model's parameters has to be given: the state of parameters that move to other ranks
-        moves with them. Gradients do not move, so there must be none: call it after ``optimizer.zero_grad()``.
+        The model is brought together on every rank, planned, and divided anew. What is new gets rank 0's weights.
+        ``optimizer`` has to be given: the state of parameters that move to other ranks moves with them, and that of
+        parameters that are given up is dropped. Gradients do not move, so there must be none: call it after
+        ``optimizer.zero_grad()``. A sampler that was made before stays right; a new one knows what weighs most now.
 
         If planning fails, the handle is done as after ``remove()``, and all ranks raise: go on from a checkpoint. Wrong
         arguments, and calls within a step, change nothing.
         """
+        if optimizer is None:
+            raise ValueError(
+                "replan() on several ranks needs optimizer=: state of parameters that move to other ranks moves with "
+                "them; give the loop's optimizer, or all of them, or () for none"
+            )
         super().replan(sample, reason=reason, plan=plan, modules=modules, exclude=exclude, optimizer=optimizer)
 
     def _replan(self, asked: Asked, optimizers: Sequence[Optimizer]) -> None:
@@ -100,7 +107,7 @@ class RankHandle(Handle):
             name: tuple(rank for rank, of in enumerate(held) if of[name][-1]) for name in held[0]
         }
         before = {id(parameter): first[name] for name, parameter in model.named_parameters()}
-        steps, calls = world.progress.step, world.progress.calls
+        steps, calls, stepped = world.progress.step, world.progress.calls, set(self._attachment.stepped)
         with world.opening():
             try:
                 with laps("gather"):
@@ -119,6 +126,7 @@ class RankHandle(Handle):
                 loops.leave(self)
                 raise
         self._begin(replace(ready, setup_ms={**laps.ms, **ready.setup_ms}))
+        self._attachment.stepped.update(stepped)
         world.progress.step, world.progress.calls = steps, calls
 
     def _check_can_move(self, optimizers: Sequence[Optimizer]) -> None:
@@ -135,8 +143,8 @@ class RankHandle(Handle):
             holds = any(id(parameter) in own for group in one.param_groups for parameter in group["params"])
             if holds and not any(one is given for given in optimizers):
                 raise ModuleContractError(
-                    f"an {type(one).__name__} has stepped parameters of this model, which may move to other ranks, and "
-                    "its state with them only if replan() knows of it; call replan(..., optimizer=optimizer)"
+                    f"an {type(one).__name__} that was not given has stepped parameters of this model, which may move "
+                    "to other ranks, and its state only with them; call replan(..., optimizer=[...]) with all of them"
                 )
 
     def _warn(self) -> None:
