@@ -18,10 +18,11 @@ from mosaic.profiler.machine.noise import ForeignLoad
 from mosaic.profiler.measuring.batch import repeat_batch
 from mosaic.profiler.preserve.model import preserved
 from mosaic.profiler.quotas import QuotaChoice
+from mosaic.profiler.session import SessionCache
 from mosaic.profiler.settings import ProfileSettings
 from mosaic.profiler.structure import structures_of
 from mosaic.profiler.subject import Subject
-from mosaic.profiler.surroundings import environment_of, open_counters
+from mosaic.profiler.surroundings import environment_of, key_of, open_counters
 from mosaic.profiler.sweep import profile_modules
 from mosaic.profiler.traffic import traffic_of
 
@@ -35,11 +36,13 @@ __all__ = [
     "ProfileSettings",
     "QuotaChoice",
     "Ring",
+    "SessionCache",
     "Subject",
     "Utilisation",
     "default_cache_folder",
     "environment_of",
     "fit_ring",
+    "key_of",
     "measure_launched",
     "measure_ring",
     "open_cache",

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 from mosaic.artifact import fingerprint, load, save
 from mosaic.cache_folder import default_cache_folder
@@ -20,6 +20,22 @@ from mosaic.profile import ModuleMemory, PairSample
 from mosaic.profiler.records import MeasuredPoint, ModuleKey, ModuleRecord, PairKey, PairRecord
 
 Record = TypeVar("Record", ModuleRecord, PairRecord)
+
+
+class KeepsMeasurements(Protocol):
+    """Where measurements are looked up and kept."""
+
+    def module(self, key: ModuleKey, name: str) -> ModuleRecord:
+        """Returns what is known of a module, under its present name."""
+
+    def add_module(self, key: ModuleKey, points: Iterable[MeasuredPoint], memory: ModuleMemory | None) -> None:
+        """Keeps measurements of a module; newer ones take the place of older ones."""
+
+    def pair(self, key: PairKey, names: Sequence[str]) -> tuple[PairSample, ...]:
+        """Returns what is known of two modules side by side, under their present names in the order of the key."""
+
+    def add_pair(self, key: PairKey, names: Sequence[str], pairs: Sequence[PairSample]) -> None:
+        """Keeps measurements of two modules side by side, in the place of older ones."""
 
 
 class ProfileCache:
@@ -48,11 +64,11 @@ class ProfileCache:
     def pair(self, key: PairKey, names: Sequence[str]) -> tuple[PairSample, ...]:
         """Returns what is known of two modules side by side, under their present names in the order of the key."""
         found = self._read(PairRecord, PairRecord(key=key), self._path(key)).pairs if self._reuse else ()
-        return _renamed(found, {str(index): name for index, name in enumerate(names)})
+        return renamed_pairs(found, {str(index): name for index, name in enumerate(names)})
 
     def add_pair(self, key: PairKey, names: Sequence[str], pairs: Sequence[PairSample]) -> None:
         """Keeps measurements of two modules side by side, in the place of older ones."""
-        numbered = _renamed(pairs, {name: str(index) for index, name in enumerate(names)})
+        numbered = renamed_pairs(pairs, {name: str(index) for index, name in enumerate(names)})
         found = PairRecord(key=key, pairs=numbered)
         self._change(PairRecord, found, self._path(key), lambda _: found)
 
@@ -102,7 +118,8 @@ def open_cache(where: ProfileCache | Path | Literal["user"] | None) -> ProfileCa
         return None
 
 
-def _renamed(pairs: Iterable[PairSample], names: Mapping[str, str]) -> tuple[PairSample, ...]:
+def renamed_pairs(pairs: Iterable[PairSample], names: Mapping[str, str]) -> tuple[PairSample, ...]:
+    """Returns samples of two modules with other names for them."""
     return tuple(dataclasses.replace(pair, module=names[pair.module], beside=names[pair.beside]) for pair in pairs)
 
 

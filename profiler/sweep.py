@@ -14,7 +14,7 @@ from mosaic.backends.base import Backend
 from mosaic.cost.surfaces import held_out_errors, shaped_without
 from mosaic.graph import ModuleGraph
 from mosaic.profile import HeldOutError, Phase, Profile, Sample
-from mosaic.profiler.cache import ProfileCache
+from mosaic.profiler.cache import KeepsMeasurements
 from mosaic.profiler.counting import Counted, count_subjects, shapes_of
 from mosaic.profiler.machine.communication import Network
 from mosaic.profiler.machine.counters import Counters
@@ -45,7 +45,7 @@ def profile_modules(
     quotas: Iterable[int] | QuotaChoice | None = None,
     degrees: Iterable[int] = (1,),
     network: Network | None = None,
-    cache: ProfileCache | None = None,
+    cache: KeepsMeasurements | None = None,
     counters: Counters | None = None,
     settings: ProfileSettings | None = None,
     progress: ProgressCallback | None = None,
@@ -95,7 +95,7 @@ class _Sweep:
         graph: ModuleGraph,
         backend: Backend,
         settings: ProfileSettings,
-        cache: ProfileCache | None,
+        cache: KeepsMeasurements | None,
         counters: Counters | None,
         progress: ProgressCallback | None,
     ) -> None:

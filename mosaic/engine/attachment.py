@@ -39,12 +39,14 @@ class Attachment:
         placed: What calls run on; None while the model runs as it was.
         trial: The trial of plans; None where nothing is tried.
         enabled: Whether lanes may be used: not inside of ``disabled()``.
+        stepped: Optimizers that have taken a step, whosever.
     """
 
     def __init__(self, model: nn.Module, finding: Finding, *, before_call: Callable[[], None]) -> None:
         self.placed: PlacedPlan | None = None
         self.trial: Trial | None = None
         self.enabled = True
+        self.stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._model = model
         self._finding = finding
         self._before_call = before_call
@@ -205,6 +207,7 @@ class Attachment:
     def _before_optimizer(self, optimizer: Optimizer) -> None:
         """Branches that the loop calls itself may still be running when the optimizer changes their weights."""
         self.settle()
+        self.stepped.add(optimizer)
         if self.trial is None:
             return
         if self._unit.begins_at_step(optimizer):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from dataclasses import replace
+from functools import partial
+from typing import Literal
 
 import torch
 from torch import nn
@@ -20,6 +22,7 @@ from mosaic.engine.host.executor import Executor
 from mosaic.engine.options import DEFAULT_OPTIONS, Options
 from mosaic.engine.placing import PlacedPlan, Runs
 from mosaic.engine.profiled import plan_in_turn, warn_of_busy
+from mosaic.engine.ready import Asked, Laps, Ready
 from mosaic.engine.streams.executor import StreamExecutor
 from mosaic.engine.streams.first_calls import warm_up
 from mosaic.engine.trial.clock import EventClock, HostClock
@@ -30,8 +33,8 @@ from mosaic.engine.trial.turn import turn_of_process
 from mosaic.errors import BackendUnavailableError, UnstableMeasurementError, UnsupportedModelError
 from mosaic.plan import Plan
 from mosaic.profile import Profile
-from mosaic.profiler import environment_of, open_cache, profile_modules, structures_of
-from mosaic.solver.runnable import check_method, plan_to_run
+from mosaic.profiler import SessionCache, environment_of, key_of, open_cache, profile_modules, structures_of
+from mosaic.solver.runnable import plan_to_run
 
 MIN_GAIN = 1.02
 """Predicted speed-up below which a model is left as it was."""
@@ -68,73 +71,101 @@ def colocate_one(
     On the host, steps of a trial run at the thread counts of the plans that are tried, so that two runs agree bit for
     bit only with ``trial=None`` and one plan, or at one thread.
     """
-    check_method(options.method, plan)
-    kept = open_cache(options.cache)
-    backend = backend or _backend_for(model)
+    asked = Asked(
+        sample=sample,
+        plan=plan,
+        modules=modules,
+        exclude=exclude,
+        backend=backend or _backend_for(model),
+        options=options,
+    )
+    make = partial(_ready, model, SessionCache(open_cache(options.cache)))
+    return Handle(model, make(asked), asked=asked, make=make)
+
+
+def _ready(model: nn.Module, kept: SessionCache, asked: Asked) -> Ready:
+    """Finds a model's modules, measures what is not known of them, plans, and opens lanes."""
+    backend, options, laps = asked.backend, asked.options, Laps()
+    assert backend is not None
     options.check_for_one_rank(backend.device.kind)
     _refuse(model, backend)
-    finding = find_modules(model, sample, include=modules, exclude=exclude)
-    profile = options.profile
+    with laps("find"):
+        finding = find_modules(model, asked.sample, include=asked.modules, exclude=asked.exclude)
+    try:
+        with laps("profile"):
+            profile = _profile(model, finding, kept, asked)
+    except UnstableMeasurementError as error:
+        if not options.may_fall_back:
+            raise
+        note = warn_of_busy("the modules were not profiled", "the model runs as it was", error)
+        plan = plan_in_turn(finding.graph, backend.device)
+        finding.forget_run()
+        return Ready(finding=finding, plan=plan, notes=(note, *backend.notes), setup_ms=laps.ms)
+    with laps("solve"):
+        plans, trial = _plans(finding, profile, asked)
+    ready = Ready(finding=finding, plan=plans[0], profile=profile, notes=backend.notes, setup_ms=laps.ms)
+    if asked.plan is None and (options.method == "auto" or trial is not None) and plans[0].predicted_speedup < MIN_GAIN:
+        note = (
+            f"the best plan is predicted to be {plans[0].predicted_speedup:.3f} times as fast as one module after the "
+            f"other; below {MIN_GAIN} the model is left as it was"
+        )
+        _LOG.info(note)
+        finding.forget_run()
+        return replace(ready, notes=(note, *backend.notes))
+    opening = _Opening(model, finding, backend)
+    with laps("open"):
+        if trial is None:
+            return replace(ready, placed=opening(plans[0], options.cuda_graphs is True, False))
+        cost = CostModel.from_profile(profile) if profile is not None else None
+        return replace(ready, trial=_setup(opening, plans, cost, trial, graphs=options.cuda_graphs))
+
+
+def _profile(model: nn.Module, finding: Finding, kept: SessionCache, asked: Asked) -> Profile | None:
+    """Returns the profile that was given, or measures what is not known; None where a plan was given without one."""
+    backend, profile = asked.backend, asked.options.profile
+    assert backend is not None
     if profile is not None:
+        environment = environment_of(backend)
         profile.check_matches(
             graph=finding.graph,
             device=backend.device,
-            environment=environment_of(backend),
+            environment=environment,
             structures=structures_of(finding.subjects),
         )
-    if plan is None and profile is None:
-        try:
-            profile = profile_modules(
-                model,
-                finding.subjects,
-                finding.graph,
-                backend,
-                cache=kept,
-                settings=options.profiling,
-                progress=options.progress,
-            )
-        except UnstableMeasurementError as error:
-            if not options.may_fall_back:
-                raise
-            note = warn_of_busy("the modules were not profiled", "the model runs as it was", error)
-            plan = plan_in_turn(finding.graph, backend.device)
-            finding.forget_run()
-            return Handle(model, finding, plan, profile=None, notes=(note, *backend.notes))
-    cost = CostModel.from_profile(profile) if profile is not None else None
-    opening = _Opening(model, finding, backend)
-    trial = options.trial
-    if plan is not None:
-        placed = {placement.module for placement in plan.placements}
+        kept.learn(profile, {subject.name: key_of(subject, backend, environment) for subject in finding.subjects})
+    elif asked.plan is None:
+        profile = profile_modules(
+            model,
+            finding.subjects,
+            finding.graph,
+            backend,
+            cache=kept,
+            settings=asked.options.profiling,
+            progress=asked.options.progress,
+        )
+    return profile
+
+
+def _plans(finding: Finding, profile: Profile | None, asked: Asked) -> tuple[tuple[Plan, ...], TrialSettings | None]:
+    """Returns the plan to run, or those to try, the best first, and how to try them."""
+    backend, options, trial = asked.backend, asked.options, asked.options.trial
+    assert backend is not None
+    if asked.plan is not None:
+        placed = {placement.module for placement in asked.plan.placements}
         for name, obstacle in finding.left_out.items():
             if name in placed:
                 raise UnsupportedModelError(f"the plan places {name!r}, which cannot be: {obstacle}; {obstacle.todo}")
-        plan.check_matches(graph=finding.graph, device=backend.device)
-        plans: tuple[Plan, ...] = (plan,)
-        trial = None if trial == "auto" else trial
-    else:
-        assert cost is not None
-        plan = plan_to_run(options.method, finding.graph, cost, backend.device)
-        if options.method != "auto":
-            trial = None if trial == "auto" else trial
-        if (options.method == "auto" or trial is not None) and plan.predicted_speedup < MIN_GAIN:
-            note = (
-                f"the best plan is predicted to be {plan.predicted_speedup:.3f} times as fast as one module after the "
-                f"other; below {MIN_GAIN} the model is left as it was"
-            )
-            _LOG.info(note)
-            finding.forget_run()
-            return Handle(model, finding, plan, profile=profile, notes=(note, *backend.notes))
-        trial = TrialSettings() if trial == "auto" else trial
-        plans = (plan,) if trial is None else _plans_to_try(plan, finding, cost, trial)
-    if trial is None:
-        return _handle(model, finding, plan, profile, backend, placed=opening(plan, options.cuda_graphs is True, False))
-    setup = _setup(opening, plans, cost, trial, graphs=options.cuda_graphs)
-    return _handle(model, finding, plan, profile, backend, trial=setup)
-
-
-def _plans_to_try(plan: Plan, finding: Finding, cost: CostModel, trial: TrialSettings) -> tuple[Plan, ...]:
+        asked.plan.check_matches(graph=finding.graph, device=backend.device)
+        return (asked.plan,), None if trial == "auto" else trial
+    assert profile is not None
+    cost = CostModel.from_profile(profile)
+    plan = plan_to_run(options.method, finding.graph, cost, backend.device)
+    if trial == "auto":
+        trial = TrialSettings() if options.method == "auto" else None
+    if trial is None or plan.predicted_speedup < MIN_GAIN:
+        return (plan,), trial
     gain = min(MIN_GAIN, trial.smallest_gain)
-    return plans_to_try(plan, finding.graph, cost, count=trial.max_plans, smallest_gain=gain)
+    return plans_to_try(plan, finding.graph, cost, count=trial.max_plans, smallest_gain=gain), trial
 
 
 class _Opening:
@@ -163,18 +194,6 @@ class _Opening:
         except BaseException:
             lanes.close()
             raise
-
-
-def _handle(
-    model: nn.Module, finding: Finding, plan: Plan, profile: Profile | None, backend: Backend, **running: Any
-) -> Handle:
-    placed: PlacedPlan | None = running.get("placed")
-    try:
-        return Handle(model, finding, plan, profile=profile, notes=backend.notes, **running)
-    except BaseException:
-        if placed is not None:
-            placed.close()
-        raise
 
 
 def _setup(

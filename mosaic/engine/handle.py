@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import logging
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
+import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from mosaic.checkpoint.methods import KeepsCheckpoints
 from mosaic.engine.attachment import Attachment
+from mosaic.engine.calls.thread_state import on_lane
 from mosaic.engine.finding.changes import Makeup
-from mosaic.engine.finding.find import Finding
+from mosaic.engine.finding.find import Sample
 from mosaic.engine.placing import PlacedPlan, Runs
 from mosaic.engine.profiled import source_of
+from mosaic.engine.ready import Asked, MakesReady, Ready
 from mosaic.engine.trial.run import Trial
-from mosaic.engine.trial.setup import TrialSetup
+from mosaic.errors import ModuleContractError
 from mosaic.graph import ModuleGraph
 from mosaic.plan import Plan
 from mosaic.profile import Profile
@@ -30,41 +35,42 @@ class Handle(KeepsCheckpoints):
     """A colocated model.
 
     Attributes:
-        profile: What the plan was made from; None for a plan that was given without one.
         active: Whether calls are placed now; False where Mosaic stepped aside, with the reason in ``describe()``, and
             while a trial runs the plain loop.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        finding: Finding,
-        plan: Plan,
-        *,
-        profile: Profile | None,
-        notes: tuple[str, ...],
-        placed: PlacedPlan | None = None,
-        trial: TrialSetup | None = None,
+        self, model: nn.Module, ready: Ready, *, asked: Asked | None = None, make: MakesReady | None = None
     ) -> None:
-        self._plan = plan
-        self.profile = profile
         self._model = model
-        self._finding = finding
-        self._makeup = Makeup(model)
-        self._notes = notes
-        self._attachment = Attachment(model, finding, before_call=self._before_call)
-        self._attachment.begin(placed, trial)
+        self._asked = asked
+        self._make = make
+        self._reasons: list[str] = []
+        self._is_over = False
+        self._begin(ready)
+
+    def _begin(self, ready: Ready) -> None:
+        """Runs what is ready from now on."""
+        self._ready = ready
+        self._makeup = Makeup(self._model)
+        self._attachment = Attachment(self._model, ready.finding, before_call=self._before_call)
+        self._attachment.begin(ready.placed, ready.trial)
         self._warn()
 
     @property
     def plan(self) -> Plan:
         """Stages and partitions that the model runs on; the best known one while it runs as it was."""
-        return self._placed.plan if self._placed is not None else self._plan
+        return self._placed.plan if self._placed is not None else self._ready.plan
+
+    @property
+    def profile(self) -> Profile | None:
+        """What the plan was made from; None for a plan that was given without one."""
+        return self._ready.profile
 
     @property
     def graph(self) -> ModuleGraph:
         """The model's modules and which feeds which."""
-        return self._finding.graph
+        return self._ready.finding.graph
 
     @property
     def active(self) -> bool:
@@ -88,9 +94,9 @@ class Handle(KeepsCheckpoints):
                 of = f"{self.plan.device.num_slots}{self._granted(placed.slots)}"
                 where = ", in the loop's own thread" if self._is_alone(placed.module) else ""
                 lines.append(f"stage {index}: {placed.module} on {slots} of {of}{where}{predicted}")
-        for name, obstacle in self._finding.left_out.items():
+        for name, obstacle in self._ready.finding.left_out.items():
             lines.append(f"not placed: {name}: {obstacle.sentence}")
-        lines.extend(f"to know: {remark}" for remark in self._finding.remarks)
+        lines.extend(f"to know: {remark}" for remark in self._ready.finding.remarks)
         lines.extend(self._makeup.changes(self._model, self.graph.names))
         if self._executor is not None:
             lines.append(_CLASSES)
@@ -104,12 +110,15 @@ class Handle(KeepsCheckpoints):
             lines.append(source_of(self.profile))
         if self._trial is not None:
             lines.extend(self._trial.report.sentences)
-        lines.extend(self._notes)
+        lines.extend(self._ready.notes)
+        if self._reasons:
+            times = f", {len(self._reasons)} times by now" if len(self._reasons) > 1 else ""
+            lines.append(f"planned anew{times}: {self._reasons[-1]}")
         return "\n".join(lines)
 
     def _warn(self) -> None:
         """Logs what the user should not miss."""
-        for sentence in self._finding.warnings:
+        for sentence in self._ready.finding.warnings:
             _LOG.warning("%s", sentence)
 
     def _is_alone(self, module: str) -> bool:
@@ -127,11 +136,14 @@ class Handle(KeepsCheckpoints):
 
         ``steps``, ``overlap`` (share of lane time with another lane busy), ``calls_in_place``, and for each module
         ``forward_ms/NAME`` and ``backward_ms/NAME``. Where plans were tried: ``trials``, ``trial_steps``,
-        ``trial_lost_ms``, and the median step of each in ``trial_ms/PLAN``.
+        ``trial_lost_ms``, and the median step of each in ``trial_ms/PLAN``. ``replans`` counts what ``replan`` did, and
+        ``setup_ms/find``, ``profile``, ``solve`` and ``open`` are what planning took the last time.
         """
-        tried = self._trial.report.metrics if self._trial is not None else {}
+        more = dict(self._trial.report.metrics) if self._trial is not None else {}
+        more["replans"] = float(len(self._reasons))
+        more |= {f"setup_ms/{part}": took_ms for part, took_ms in self._ready.setup_ms.items()}
         if self._executor is None:
-            return {"steps": 0.0, "overlap": 0.0, "calls_in_place": 0.0, **tried}
+            return {"steps": 0.0, "overlap": 0.0, "calls_in_place": 0.0, **more}
         timeline = self.timeline()
         times: dict[str, list[float]] = {}
         for span in timeline.spans:
@@ -142,7 +154,7 @@ class Handle(KeepsCheckpoints):
             "overlap": timeline.overlap,
             "calls_in_place": float(sum(self._executor.in_place.values())),
             **{name: statistics.median(values) for name, values in sorted(times.items())},
-            **tried,
+            **more,
         }
 
     def timeline(self, title: str = "colocated") -> Timeline:
@@ -168,10 +180,83 @@ class Handle(KeepsCheckpoints):
         finally:
             attachment.enabled = before
 
+    def replan(
+        self,
+        sample: Sample | None = None,
+        *,
+        reason: str,
+        plan: Plan | None = None,
+        modules: Sequence[str] | None = None,
+        exclude: Sequence[str] | None = None,
+        optimizer: Optimizer | Sequence[Optimizer] | None = None,
+    ) -> None:
+        """Plans anew for the model as it is now: modules were added, removed or replaced, or its batches changed.
+
+        Called between steps. Weights, optimizers, hooks and gradients that wait for more stay as they are, and so does
+        this handle. Modules are found anew on ``sample``; what was measured before of a module that is as it was is not
+        measured again, whether or not there is a cache. Where nothing is gained, the model runs as it was written.
+
+        An optimizer knows of no new parameters until ``optimizer.add_param_group`` tells it; those of modules that are
+        gone do it no harm, but are not saved: drop them before the next ``save``.
+
+        If it fails, the model is the plain one with its weights, and the handle goes on: ``replan`` may be called
+        again. Wrong arguments and calls within a step change nothing at all.
+
+        Args:
+            sample: One batch as it will be trained on from now on; by default the last one that was given.
+            reason: Why; ``describe()`` says it.
+            plan: A plan to run instead of solving for one.
+            modules: Names or patterns of the modules to place; by default as before.
+            exclude: Names or patterns of modules to leave where they are; by default as before.
+            optimizer: Those of the model's parameters. One rank has no need of them; on several, the state of
+                parameters that move to other ranks moves with them.
+
+        Raises:
+            ValueError: There is no reason, or a plan and a method were given.
+            ModuleContractError: It is called in the middle of a step, or after ``remove``.
+            MosaicError: As ``mosaic.colocate``.
+        """
+        if not reason.strip():
+            raise ValueError(f"reason={reason!r} says nothing; say why the model is planned anew")
+        assert self._asked is not None
+        asked = self._asked.again(sample, plan, modules, exclude)
+        self._replan(asked, (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer or ()))
+        self._reasons.append(reason)
+        self._asked = asked
+
+    def _replan(self, asked: Asked, optimizers: Sequence[Optimizer]) -> None:
+        """Gets the model ready anew and goes on; ``optimizers`` stay as they are, as all parameters do."""
+        self._check_between_steps()
+        self._settle()
+        self._attachment.end()
+        assert self._make is not None
+        try:
+            ready = self._make(asked)
+        except BaseException as error:
+            error.add_note("handle.replan() failed; the model runs as it was written, with its weights, until the next")
+            self._begin(replace(self._ready, placed=None, trial=None, notes=(f"the last replan failed: {error}",)))
+            raise
+        self._begin(ready)
+
     def remove(self) -> None:
         """Gives the modules their plain classes back and ends the lanes; calling it again does nothing."""
+        self._is_over = True
         self._attachment.end()
         self.finish_saving()
+
+    def _check_between_steps(self) -> None:
+        """Raises ModuleContractError where something waits for what is there now."""
+        placed, attachment = self._placed, self._attachment
+        if self._is_over:
+            raise ModuleContractError("replan() after remove(): this handle is done; call mosaic.colocate again")
+        if not attachment.enabled:
+            raise ModuleContractError("replan() inside of handle.disabled(); leave that block before")
+        in_backward = torch._C._current_graph_task_id() != -1 or on_lane()
+        if in_backward or attachment.has_pending or (placed is not None and placed.is_in_flight):
+            raise ModuleContractError(
+                "replan() in the middle of a step: the backward of a call has yet to come, or to end; call it after "
+                "optimizer.step(), or drop the results that nobody will differentiate"
+            )
 
     def _plan_name(self) -> str:
         return self.plan.fingerprint

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch.distributed as dist
 from torch import nn
@@ -14,9 +15,11 @@ from mosaic.engine.colocate import colocate_one
 from mosaic.engine.finding.find import Sample
 from mosaic.engine.handle import Handle
 from mosaic.engine.options import DEFAULT_OPTIONS, Options, RankSettings
+from mosaic.engine.ready import Asked, Laps
 from mosaic.engine.trial.report import TrialReport
 from mosaic.engine.trial.settings import TrialSettings
 from mosaic.plan import Plan
+from mosaic.profiler import SessionCache
 from mosaic.ranks.choosing.candidates import RANK_TRIAL, Candidates, rank_plans_to_try
 from mosaic.ranks.choosing.planning import plans_of_first
 from mosaic.ranks.choosing.rank_trial import try_plans
@@ -24,10 +27,9 @@ from mosaic.ranks.meeting.devices import device_of
 from mosaic.ranks.meeting.progress import THE_LOOP
 from mosaic.ranks.meeting.world import RankFacts, World
 from mosaic.ranks.running.activate import activate
-from mosaic.ranks.running.handle import RankHandle
+from mosaic.ranks.running.handle import RankHandle, RankReady
 from mosaic.ranks.running.prepare import Prepared, backend_for, prepare
 from mosaic.solver.reserve import CommunicationSlots
-from mosaic.solver.runnable import check_method
 
 
 def colocate(
@@ -110,7 +112,6 @@ def colocate_ranks(
     count have taken as long as 20 of data-parallel training; one step before each turn's, and making the communicators
     of each plan once, come on top of that. A plan that some rank cannot run loses, and ``describe()`` says why.
     """
-    check_method(options.method, plan)
     options.check_for_several_ranks()
     if any(map(is_attached, model.modules())):
         raise ValueError(
@@ -122,21 +123,34 @@ def colocate_ranks(
     world = World.join(device, timeout_s=settings.timeout_s, watch=settings)
     with world.opening():
         backend = world.together(lambda: backend_for(model, given, device))
-        on = prepare(world, model, sample, backend, modules=modules, exclude=exclude)
+        asked = Asked(sample=sample, plan=plan, modules=modules, exclude=exclude, backend=backend, options=options)
+        make = partial(_ready, model, world, SessionCache())
+        return RankHandle(model, make(asked), world=world, asked=asked, make=make)
+
+
+def _ready(model: nn.Module, world: World, kept: SessionCache, asked: Asked) -> RankReady:
+    """Finds modules, evens out weights, plans, tries, and gives the modules to their ranks; all ranks call it alike."""
+    options, laps = asked.options, Laps()
+    with laps("find"):
+        backend = world.together(lambda: backend_for(model, asked.backend, world.device))
+        on = prepare(world, model, asked.sample, backend, modules=asked.modules, exclude=asked.exclude)
         world.check_alike(RankFacts.of(backend.device, on.finding.graph))
         for tensor in (*model.parameters(), *model.buffers()):
             with world.progress.waiting(THE_LOOP, "agreement"):
                 dist.broadcast(tensor.detach(), src=0, group=world.carrier_of(tensor))
-        trial = _trial_of(options, is_given=plan is not None)
-        candidates = plans_of_first(on, options, trial) if plan is None else _given(plan, on, trial)
-        plan, report = candidates.plans[0], TrialReport(sentences=candidates.sentences)
-        if trial is not None and len(candidates.plans) > 1:
+    with laps("solve"):
+        trial = _trial_of(options, is_given=asked.plan is not None)
+        candidates = plans_of_first(on, options, trial, kept) if asked.plan is None else _given(asked.plan, on, trial)
+    plan, report = candidates.plans[0], TrialReport(sentences=candidates.sentences)
+    if trial is not None and len(candidates.plans) > 1:
+        with laps("try"):
             plan, measured = try_plans(on, candidates.plans, trial)
-            report = replace(measured, sentences=(*measured.sentences, *candidates.sentences))
+        report = replace(measured, sentences=(*measured.sentences, *candidates.sentences))
+    with laps("open"):
         world.max_ctas = plan.communication_sms or None
-        handle = activate(on, plan, report)
+        ready = activate(on, plan, report)
         on.finding.forget_run()
-        return handle
+    return replace(ready, setup_ms=laps.ms)
 
 
 def _trial_of(options: Options, *, is_given: bool) -> TrialSettings | None:

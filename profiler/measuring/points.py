@@ -13,7 +13,7 @@ from mosaic.backends.base import Lane, Lanes
 from mosaic.device import Device
 from mosaic.errors import UnsupportedModelError
 from mosaic.profile import ModuleMemory, Phase, Sample
-from mosaic.profiler.cache import ProfileCache
+from mosaic.profiler.cache import KeepsMeasurements
 from mosaic.profiler.machine.communication import Network
 from mosaic.profiler.machine.counters import Counters, Utilisation
 from mosaic.profiler.measuring.attempt import attempt
@@ -43,7 +43,7 @@ class MeasuringSite:
     """How carefully."""
     counters: Counters | None = None
     """Of the device, where they can be read."""
-    cache: ProfileCache | None = None
+    cache: KeepsMeasurements | None = None
     """Where measurements are kept."""
     clocks_mhz: list[tuple[int, int]] = field(default_factory=list)
     """SM and memory clocks, read after each measurement."""

@@ -9,7 +9,7 @@ from itertools import chain
 import torch
 from torch import nn
 
-_TODO = "colocate the model again after remove()"
+_TODO = "call handle.replan(reason=...)"
 
 
 class Makeup:

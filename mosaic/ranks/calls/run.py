@@ -20,6 +20,7 @@ from torch.utils.hooks import RemovableHandle
 
 from mosaic.engine.calls.structure import map_tensors, tensors_in
 from mosaic.engine.calls.thread_state import on_lane
+from mosaic.engine.placing import PendingBackwards
 from mosaic.errors import ModuleContractError
 from mosaic.ranks.calls.agree import put_aside
 from mosaic.ranks.calls.host_calls import HostCalls
@@ -73,6 +74,7 @@ class RankedRuns:
         self._passed_over: set[str] = set()
         self._tokens: list[torch.Tensor] = []
         self._reduced: dict[str, int] = {}
+        self._pending = PendingBackwards()
         self._task = -1
         self.progress.step = 0
 
@@ -190,6 +192,7 @@ class RankedRuns:
             return result
         tied = Tied.apply(self, len(self._tokens), *self._tokens, *made.values())
         instead = dict(zip(made, tied, strict=True))
+        self._pending.note(tied)
         return map_tensors(lambda tensor: instead.get(id(tensor), tensor), result)
 
     def backward_begins(self) -> None:
@@ -249,7 +252,7 @@ class RankedRuns:
     @property
     def is_in_flight(self) -> bool:
         """Whether something that it alone can do has yet to be done for a backward."""
-        return self._calls.executor.is_in_flight
+        return bool(self._pending) or self._calls.executor.is_in_flight
 
     @property
     def num_failed(self) -> int:

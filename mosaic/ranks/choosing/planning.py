@@ -17,13 +17,16 @@ from mosaic.hardware import Link
 from mosaic.plan import Plan
 from mosaic.profile import Profile
 from mosaic.profiler import ProfileSettings, Ring, measure_ring, preserved, profile_modules, repeat_batch, traffic_of
+from mosaic.profiler.cache import KeepsMeasurements
 from mosaic.profiler.sweep import ProgressCallback
 from mosaic.ranks.choosing.candidates import Candidates, data_parallel_plan, rank_plans_to_try
 from mosaic.ranks.running.prepare import Prepared
 from mosaic.solver.runnable import plan_to_run
 
 
-def plans_of_first(on: Prepared, options: Options, trial: TrialSettings | None) -> Candidates:
+def plans_of_first(
+    on: Prepared, options: Options, trial: TrialSettings | None, kept: KeepsMeasurements | None = None
+) -> Candidates:
     """Has rank 0 profile and solve; returns on all ranks what it wants to be tried, or raises its error on all.
 
     The links are measured in any case, which takes a fraction of a second: a profile that is given has none. Rank 0
@@ -33,25 +36,28 @@ def plans_of_first(on: Prepared, options: Options, trial: TrialSettings | None) 
         on: The model on this rank.
         options: How to plan.
         trial: How plans are to be tried; None: the one that is planned runs.
+        kept: What rank 0 has measured before.
     """
     world = on.world
     ring = measure_ring(on.backend.torch_device, group=world.everyone)
     found = world.together(
-        lambda: _planned_or_not(on, ring, options, trial) if world.rank == 0 else Candidates(plans=())
+        lambda: _planned_or_not(on, ring, options, trial, kept) if world.rank == 0 else Candidates(plans=())
     )
     texts, sentences = world.first_says(([to_json(plan) for plan in found.plans], found.sentences))
     plans = tuple(parse(Plan, text, source="rank 0") for text in texts)
     return Candidates(plans=plans, sentences=tuple(sentences))
 
 
-def _planned_or_not(on: Prepared, ring: Ring, options: Options, trial: TrialSettings | None) -> Candidates:
+def _planned_or_not(
+    on: Prepared, ring: Ring, options: Options, trial: TrialSettings | None, kept: KeepsMeasurements | None
+) -> Candidates:
     """Profiles and solves; where the machine is too busy, returns data-parallel training alone, and says why."""
     model, finding, backend, world = on.model, on.finding, on.backend, on.world
     profile, size = options.profile, world.size
     slots = options.ranks.communication_slots if options.ranks is not None else 0
     try:
         if profile is None:
-            profile = profile_of_all(on, ring, options.profiling, options.progress)
+            profile = profile_of_all(on, ring, options.profiling, options.progress, kept)
     except UnstableMeasurementError as error:
         if not options.may_fall_back:
             raise
@@ -104,7 +110,11 @@ def link_of(ring: Ring) -> Link:
 
 
 def profile_of_all(
-    on: Prepared, ring: Ring, settings: ProfileSettings | None = None, progress: ProgressCallback | None = None
+    on: Prepared,
+    ring: Ring,
+    settings: ProfileSettings | None = None,
+    progress: ProgressCallback | None = None,
+    kept: KeepsMeasurements | None = None,
 ) -> Profile:
     """Profiles the batch of all ranks on this one, at ``degrees_to_look_at``.
 
@@ -113,6 +123,7 @@ def profile_of_all(
         ring: Adds to backwards what summing gradients takes.
         settings: How carefully.
         progress: Told how far it is.
+        kept: What was measured before.
     """
     size, finding = on.world.size, on.finding
     return profile_modules(
@@ -122,6 +133,7 @@ def profile_of_all(
         on.backend,
         degrees=degrees_to_look_at(size),
         network=ring,
+        cache=kept,
         settings=settings,
         progress=progress,
     )

@@ -25,6 +25,7 @@ from mosaic.engine.calls.structure import tensors_in
 from mosaic.engine.colocate import clock_of
 from mosaic.engine.finding.find import runner_of
 from mosaic.engine.handle import Handle
+from mosaic.engine.ready import Ready
 from mosaic.engine.trial.race import Decision, Race, Turn
 from mosaic.engine.trial.report import TrialReport
 from mosaic.engine.trial.settings import StepClock, TrialSettings
@@ -100,7 +101,7 @@ class _Trying:
     def _steps(self, found: Activated, num_steps: int, race: Race, alarm: Alarm) -> str | None:
         """Takes steps until the turn is over; returns why the plan cannot run, or None."""
         model, world = self._on.model, self._on.world
-        handle = Handle(model, self._on.finding, found.placed.plan, profile=None, notes=(), placed=found.placed)
+        handle = Handle(model, Ready(finding=self._on.finding, plan=found.placed.plan, placed=found.placed))
         try:
             world.tell(None)  # so that the first step, too, begins with all ranks ready
             for _ in range(num_steps):

@@ -47,20 +47,16 @@ def take_back(model: nn.Module, whole: Callable[[str, torch.Tensor], torch.Tenso
         whole: Returns a tensor's values, from its name and what is here; called for all tensors, in one order, once
             for each.
     """
-    done: set[int] = set()
-    for prefix, part in model.named_modules():
-        for name, tensor in _own(part):
-            if id(tensor) in done:
-                continue
-            if isinstance(tensor, nn.Parameter):  # on all ranks the same objects where it is the same one on any
-                done.add(id(tensor))
-            values = whole(f"{prefix}.{name}" if prefix else name, tensor)
-            if not tensor.is_meta:
-                continue
-            if isinstance(tensor, nn.Parameter):
-                torch.utils.swap_tensors(tensor, nn.Parameter(values, requires_grad=tensor.requires_grad))
-            else:
-                part._buffers[name] = values
+    for path, tensor in tensors_of(model):
+        values = whole(path, tensor)
+        if not tensor.is_meta:
+            continue
+        if isinstance(tensor, nn.Parameter):
+            torch.utils.swap_tensors(tensor, nn.Parameter(values, requires_grad=tensor.requires_grad))
+        else:
+            prefix, _, name = path.rpartition(".")
+            model.get_submodule(prefix)._buffers[name] = values
+    for part in model.modules():
         for key in [key for key, hook in part._forward_pre_hooks.items() if isinstance(hook, GivenUp)]:
             del part._forward_pre_hooks[key]
 
@@ -81,8 +77,13 @@ class GivenUp:
         )
 
 
-def _own(part: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    for tensors in (part._parameters, part._buffers):
-        for name, tensor in list(tensors.items()):
-            if tensor is not None:
-                yield name, tensor
+def tensors_of(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields a model's parameters, each once, and all buffers, by name; in one order on all ranks."""
+    done: set[int] = set()
+    for prefix, part in model.named_modules():
+        for name, tensor in (*part._parameters.items(), *part._buffers.items()):
+            if tensor is None or id(tensor) in done:
+                continue
+            if isinstance(tensor, nn.Parameter):  # on all ranks the same objects where it is the same one on any
+                done.add(id(tensor))
+            yield f"{prefix}.{name}" if prefix else name, tensor

@@ -25,7 +25,7 @@ from mosaic.ranks.parameters.ownership import give_up
 from mosaic.ranks.parameters.reduce import GradientReducer, sparse_in
 from mosaic.ranks.parameters.tied import Holdings, Members, even_out, holdings_of, marked
 from mosaic.ranks.rows.sampler import Feed
-from mosaic.ranks.running.handle import RankHandle
+from mosaic.ranks.running.handle import RankReady
 from mosaic.ranks.running.prepare import Prepared
 
 
@@ -115,22 +115,21 @@ def place(on: Prepared, plan: Plan, opened: Opened, *, gives_up: bool = True) ->
     return Activated(placed=PlacedPlan(plan, finding, runs), holdings=holdings, notes=tuple(notes), feeds=feeds)
 
 
-def activate(on: Prepared, plan: Plan, report: TrialReport) -> RankHandle:
-    """Runs a model under a plan from now on, chosen as the report says; all ranks call it alike."""
+def activate(on: Prepared, plan: Plan, report: TrialReport) -> RankReady:
+    """Gets a model ready to run under a plan from now on, chosen as the report says; all ranks call it alike."""
     opened = open_runs(on, plan, is_warm=report.has_steps)
-    found = place(on, plan, opened)
+    with on.world.groups.lending() as loan:
+        found = place(on, plan, opened)
     on.world.groups.destroy_spare()
-    return RankHandle(
-        on.model,
-        on.finding,
-        plan,
-        profile=None,
-        notes=(*found.notes, *on.backend.notes),
+    return RankReady(
+        finding=on.finding,
+        plan=plan,
+        notes=(*report.sentences, *found.notes, *on.backend.notes),
         placed=found.placed,
-        world=on.world,
         holdings=found.holdings,
         feeds=found.feeds,
         report=report,
+        loan=loan,
     )
 
 

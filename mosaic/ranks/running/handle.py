@@ -2,30 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.optim import Optimizer
 from torch.utils.data import Sampler
 
-from mosaic.engine.finding.find import Finding
+from mosaic.engine.finding.find import Sample
 from mosaic.engine.handle import Handle
-from mosaic.engine.placing import PlacedPlan
+from mosaic.engine.ready import Asked, Laps, Ready
 from mosaic.engine.trial.report import TrialReport
 from mosaic.errors import ModuleContractError
 from mosaic.plan import Plan
-from mosaic.profile import Profile
 from mosaic.ranks.calls.run import RankedRuns
+from mosaic.ranks.meeting.groups import GroupLoan
 from mosaic.ranks.meeting.progress import THE_LOOP
 from mosaic.ranks.meeting.world import World
-from mosaic.ranks.parameters.ownership import take_back
-from mosaic.ranks.parameters.tied import Holdings
+from mosaic.ranks.parameters.optimizer_states import move_states
+from mosaic.ranks.parameters.ownership import take_back, tensors_of
+from mosaic.ranks.parameters.tied import Holdings, Members
 from mosaic.ranks.rows.sampler import Feed, RankSampler, rows_to_load
 from mosaic.ranks.running import loops
 from mosaic.ranks.running.trace import trace_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankReady(Ready):
+    """A model that is ready to run on all ranks."""
+
+    holdings: Holdings
+    """Which ranks hold which tensors of the model."""
+    feeds: tuple[Feed, ...] = ()
+    """What modules' rows weigh."""
+    report: TrialReport
+    """Of the plans that were tried."""
+    loan: GroupLoan
+    """The plan's communicators."""
 
 
 class RankHandle(Handle):
@@ -38,30 +55,97 @@ class RankHandle(Handle):
         world: The ranks.
     """
 
+    _ready: RankReady
+    _make: Callable[[Asked], RankReady] | None
+
     def __init__(
-        self,
-        model: nn.Module,
-        finding: Finding,
-        plan: Plan,
-        *,
-        profile: Profile | None,
-        notes: tuple[str, ...],
-        placed: PlacedPlan,
-        world: World,
-        holdings: Holdings,
-        feeds: tuple[Feed, ...] = (),
-        report: TrialReport,
+        self, model: nn.Module, ready: RankReady, *, world: World, asked: Asked, make: Callable[[Asked], RankReady]
     ) -> None:
         self.world = world
-        self._holdings = holdings
-        self._report = report
-        self._feeds = feeds
-        self._trains = [(name, p, p.requires_grad) for name, p in model.named_parameters()]
-        self._is_whole = True
-        notes = (*report.sentences, *notes)
-        super().__init__(model, finding, plan, profile=profile, notes=notes, placed=placed)
-        self._is_whole = False
+        super().__init__(model, ready, asked=asked, make=make)
         loops.enter(self)
+
+    def _begin(self, ready: Ready) -> None:
+        self._trains = [(name, p, p.requires_grad) for name, p in self._model.named_parameters()]
+        self._is_whole = True
+        super()._begin(ready)
+        self._is_whole = False
+
+    def replan(
+        self,
+        sample: Sample | None = None,
+        *,
+        reason: str,
+        plan: Plan | None = None,
+        modules: Sequence[str] | None = None,
+        exclude: Sequence[str] | None = None,
+        optimizer: Optimizer | Sequence[Optimizer] | None = None,
+    ) -> None:
+        """Plans anew as ``Handle.replan`` does; every rank calls it, with its own batch and the same changes made.
+
+        The model is brought together on every rank, planned, and divided anew. What is new gets rank 0's weights.
+        ``optimizer`` has to be given: the state of parameters that move to other ranks moves with them, and that of
+        parameters that are given up is dropped. Gradients do not move, so there must be none: call it after
+        ``optimizer.zero_grad()``. A sampler that was made before stays right; a new one knows what weighs most now.
+
+        If planning fails, the handle is done as after ``remove()``, and all ranks raise: go on from a checkpoint. Wrong
+        arguments, and calls within a step, change nothing.
+        """
+        if optimizer is None:
+            raise ValueError(
+                "replan() on several ranks needs optimizer=: state of parameters that move to other ranks moves with "
+                "them; give the loop's optimizer, or all of them, or () for none"
+            )
+        super().replan(sample, reason=reason, plan=plan, modules=modules, exclude=exclude, optimizer=optimizer)
+
+    def _replan(self, asked: Asked, optimizers: Sequence[Optimizer]) -> None:
+        world, model, laps = self.world, self._model, Laps()
+        world.together(lambda: self._check_can_move(optimizers))
+        held = world.tell(_makeup(model))
+        _check_same_makeup(held)
+        first: dict[str, Members] = {
+            name: tuple(rank for rank, of in enumerate(held) if of[name][-1]) for name in held[0]
+        }
+        before = {id(parameter): first[name] for name, parameter in model.named_parameters()}
+        steps, calls, stepped = world.progress.step, world.progress.calls, set(self._attachment.stepped)
+        with world.opening():
+            try:
+                with laps("gather"):
+                    self._settle()
+                    self._attachment.end()
+                    take_back(model, lambda name, tensor: self._whole(name, tensor, first[name][0]))
+                    world.groups.give_back(self._ready.loan)
+                    self._is_whole = True
+                assert self._make is not None
+                ready = self._make(asked)
+                with laps("move"):
+                    move_states(optimizers, before, ready.holdings.by_id, world)
+            except BaseException as error:
+                error.add_note("handle.replan() failed and this handle is done; go on from a checkpoint, on every rank")
+                self._is_whole = self._is_over = True  # there is nothing that could be brought together
+                loops.leave(self)
+                raise
+        self._begin(replace(ready, setup_ms={**laps.ms, **ready.setup_ms}))
+        self._attachment.stepped.update(stepped)
+        world.progress.step, world.progress.calls = steps, calls
+
+    def _check_can_move(self, optimizers: Sequence[Optimizer]) -> None:
+        """Raises ModuleContractError where something would be lost if parameters moved to other ranks."""
+        self._check_between_steps()
+        with_gradient = [name for name, p in self._model.named_parameters() if p.grad is not None]
+        if with_gradient:
+            raise ModuleContractError(
+                f"replan() while {with_gradient[0]} has a gradient, which would not move to other ranks with it; call "
+                "it between steps, after optimizer.zero_grad()"
+            )
+        own = {id(parameter) for parameter in self._model.parameters()}
+        for one in self._attachment.stepped:
+            holds = any(id(parameter) in own for group in one.param_groups for parameter in group["params"])
+            if holds and not any(one is given for given in optimizers):
+                raise ModuleContractError(
+                    f"an {type(one).__name__} that was not given has stepped parameters of this model, which may move "
+                    "to other ranks, and its state only with them; call replan(..., optimizer=[...]) with all of them"
+                )
 
     def _warn(self) -> None:
         if self.world.rank == 0:
@@ -77,7 +161,7 @@ class RankHandle(Handle):
         """
         executor = self._executor
         sent = executor.traffic.metrics() if isinstance(executor, RankedRuns) else {}
-        return {**super().metrics(), **self._report.metrics, **sent}
+        return {**super().metrics(), **self._ready.report.metrics, **sent}
 
     def write_trace(self, folder: str | Path) -> Path:
         """Writes what this rank computed and waited for since ``clear_timeline()``; every rank calls it.
@@ -147,7 +231,7 @@ class RankHandle(Handle):
             seed: Of the order; the same on all ranks.
             drop_last: Whether to leave out samples that make no whole batch.
         """
-        shares = rows_to_load(global_batch, self.world.size, self._feeds, least=least)
+        shares = rows_to_load(global_batch, self.world.size, self._ready.feeds, least=least)
         return RankSampler(data, shares, self.world.rank, shuffle=shuffle, seed=seed, drop_last=drop_last)
 
     @contextmanager
@@ -183,7 +267,7 @@ class RankHandle(Handle):
     @property
     def _divided(self) -> frozenset[int]:
         """Ids of the parameters that some rank does not hold."""
-        return frozenset(key for key, ranks in self._holdings.by_id.items() if len(ranks) < self.world.size)
+        return frozenset(key for key, ranks in self._ready.holdings.by_id.items() if len(ranks) < self.world.size)
 
     @property
     def _counted_here(self) -> dict[int, bool]:
@@ -204,12 +288,39 @@ class RankHandle(Handle):
 
     def _source_of(self, name: str) -> int:
         """Returns the first rank that holds a tensor of the model."""
-        return self._holdings.by_name.get(name, (0,))[0]
+        return self._ready.holdings.by_name.get(name, (0,))[0]
 
-    def _whole(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns a copy of a tensor, with its values on the first rank that holds it."""
-        device = self._holdings.devices.get(name, self.world.device)
+    def _whole(self, name: str, tensor: torch.Tensor, source: int | None = None) -> torch.Tensor:
+        """Returns a copy of a tensor, with its values on a rank that holds it; on the first by default."""
+        device = self._ready.holdings.devices.get(name, self.world.device)
+        source = self._source_of(name) if source is None else source
         whole = torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.detach().clone()
         with self.world.progress.waiting(THE_LOOP, "agreement"):
-            dist.broadcast(whole, src=self._source_of(name), group=self.world.carrier_of(whole))
+            dist.broadcast(whole, src=source, group=self.world.carrier_of(whole))
         return whole
+
+
+_Makeup = Mapping[str, tuple[tuple[int, ...], str, bool]]
+"""Of each tensor of a model its shape and dtype, and whether this rank has its values."""
+
+
+def _makeup(model: nn.Module) -> _Makeup:
+    return {name: (tuple(tensor.shape), str(tensor.dtype), not tensor.is_meta) for name, tensor in tensors_of(model)}
+
+
+def _check_same_makeup(told: Sequence[_Makeup]) -> None:
+    """Raises ModuleContractError, on all ranks, where the model was not changed alike on all of them."""
+    for rank, found in enumerate(told):
+        differing = [
+            name
+            for name in {**told[0], **found}
+            if name not in found or name not in told[0] or found[name][:2] != told[0][name][:2]
+        ]
+        if differing or list(found) != list(told[0]):
+            which = f"{differing[0]} is another one, or on one of them only" if differing else "in another order"
+            raise ModuleContractError(
+                f"the model of rank {rank} is not that of rank 0: {which}; make the same changes on all ranks"
+            )
+    lost = [name for name in told[0] if not any(found[name][-1] for found in told)]
+    if lost:
+        raise ModuleContractError(f"no rank has the values of {lost[0]}; put a module there that is whole on some rank")

@@ -53,7 +53,7 @@ def keep(model: TwoTowers) -> None:
         (append, "left was changed after colocating (left.3 was added and 1 more) and still runs on the lane"),
         (swap, "left was changed after colocating (left.0 was replaced)"),
         (shorten, "left was changed after colocating (left.1 was replaced and 1 more)"),
-        (replace, "left was replaced after colocating, so that no lane runs it: colocate the model again"),
+        (replace, "left was replaced after colocating, so that no lane runs it: call handle.replan("),
         (widen, "left was float32 on cpu when it was colocated and is float64 on cpu now"),
         (move, "left was float32 on cpu when it was colocated and is float32 on meta now"),
         (add, "fusion was added after colocating; no plan knows of it"),

@@ -1,0 +1,302 @@
+"""A model whose modules come and go is planned anew in a running loop, and computes what the plain loop does."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from engine_cases import FAST, Record, assert_same, tower
+from torch import nn
+from trial_cases import profile_for
+
+import mosaic
+from mosaic.backends.host.backend import HostBackend
+from mosaic.engine import find_modules
+from mosaic.engine.calls.attach import is_attached
+from mosaic.errors import ModuleContractError, MosaicError
+from mosaic.plan import Plan, plan_from_quotas
+
+Batch = dict[str, torch.Tensor]
+SOLVED = mosaic.Options(cache=None, profiling=FAST, trial=None)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class Encoders(nn.Module):
+    """An encoder for each modality that there is, and a head over what they make together."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__()
+        self.encoders = nn.ModuleDict({name: tower(8, 16, nn.Dropout(0.2)) for name in names})
+        self.mix = nn.Parameter(torch.randn(16, 16) / 4)
+
+    def forward(self, **batch: torch.Tensor) -> torch.Tensor:
+        return sum(self.encoders[name](rows) @ self.mix for name, rows in batch.items())
+
+
+def batch_of(model: Encoders, step: int = 0, rows: int = 6) -> Batch:
+    generator = torch.Generator().manual_seed(100 + step)
+    return {name: torch.randn(rows, 8, generator=generator) for name in model.encoders}
+
+
+def side_by_side(model: Encoders, sample: Batch) -> Plan:
+    """Two modules at a time, a slot each."""
+    graph = find_modules(model, sample).graph
+    names = list(graph.topological_order())
+    stages = [dict.fromkeys(names[at : at + 2], 1) for at in range(0, len(names), 2)]
+    return plan_from_quotas(stages, graph=graph, device=HostBackend(2).device)
+
+
+def colocate(model: Encoders, options: mosaic.Options | None = None) -> mosaic.Handle:
+    sample = batch_of(model)
+    plan = side_by_side(model, sample) if options is None else None
+    return mosaic.colocate(model, sample=sample, plan=plan, backend=HostBackend(2), options=options or mosaic.Options())
+
+
+def train(
+    model: Encoders,
+    record: Record,
+    optimizer: torch.optim.Optimizer,
+    steps: range,
+    *,
+    rows: int = 6,
+    micro_batches: int = 2,
+) -> None:
+    for step in steps:
+        for micro in range(micro_batches):
+            loss = model(**batch_of(model, 10 * step + micro, rows)).square().mean()
+            loss.backward()
+            record.note(loss, torch.rand(1))
+        record.note_model(model, optimizer)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def add(model: Encoders, optimizer: torch.optim.Optimizer) -> int:
+    torch.manual_seed(7)
+    model.encoders["depth"] = tower()
+    optimizer.add_param_group({"params": model.encoders["depth"].parameters()})
+    return 6
+
+
+def take_away(model: Encoders, optimizer: torch.optim.Optimizer) -> int:
+    del model.encoders["text"]
+    return 6
+
+
+def replace(model: Encoders, optimizer: torch.optim.Optimizer) -> int:
+    torch.manual_seed(8)
+    model.encoders["text"] = tower(8, 16, nn.LayerNorm(16))
+    optimizer.add_param_group({"params": model.encoders["text"].parameters()})
+    return 6
+
+
+def more_rows(model: Encoders, optimizer: torch.optim.Optimizer) -> int:
+    return 11
+
+
+@pytest.mark.parametrize("change", [add, take_away, replace, more_rows])
+def test_a_loop_that_is_planned_anew_computes_what_the_plain_one_does(change: Callable[..., int]):
+    torch.manual_seed(0)
+    model = Encoders("image", "text", "audio")
+    twin = copy.deepcopy(model)
+
+    def run(model: Encoders, record: Record, replan: Callable[[Batch], None]) -> None:
+        torch.manual_seed(1)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+        train(model, record, optimizer, range(3))
+        rows = change(model, optimizer)
+        replan(batch_of(model, 3, rows))
+        train(model, record, optimizer, range(3, 6), rows=rows)
+
+    plain, ours = Record(), Record()
+    run(model, plain, lambda batch: None)
+    handle = colocate(twin)
+
+    def replan(batch: Batch) -> None:
+        handle.replan(batch, reason=f"{change.__name__} was called", plan=side_by_side(twin, batch))
+
+    run(twin, ours, replan)
+    described, metrics = handle.describe(), handle.metrics()
+    handle.remove()
+    assert_same(plain, ours)
+    assert f"planned anew: {change.__name__} was called" in described
+    assert "in place" not in described
+    assert "colocating" not in described
+    assert metrics["replans"] == 1
+    assert metrics["steps"] >= 4
+    assert {f"forward_ms/encoders.{name}" for name in twin.encoders} <= metrics.keys()
+
+
+def test_gradients_that_wait_for_more_are_kept():
+    torch.manual_seed(0)
+    model = Encoders("image", "text")
+    twin = copy.deepcopy(model)
+    records = [Record(), Record()]
+    handle = colocate(twin)
+    for each, record in zip((model, twin), records, strict=True):
+        torch.manual_seed(1)
+        for micro in range(4):
+            if each is twin and micro == 2:
+                handle.replan(reason="half of the micro-batches are through", plan=handle.plan)
+            each(**batch_of(each, micro)).square().mean().backward()
+        record.note_model(each)
+    handle.remove()
+    assert_same(*records)
+
+
+def test_only_what_is_new_is_measured_without_a_cache():
+    model, told = Encoders("image", "text"), []
+    options = mosaic.Options(
+        cache=None, profiling=FAST, trial=None, progress=lambda what, done, total: told.append(what)
+    )
+    handle = colocate(model, options)
+    text = model.encoders["text"]
+    assert any("encoders.image" in what for what in told)
+    told.clear()
+    model.encoders["depth"] = nn.Sequential(tower(), tower(16))
+    handle.replan(batch_of(model), reason="depth came")
+    assert told
+    assert all("encoders.depth" in what for what in told)
+    assert handle.profile is not None
+    assert handle.profile.graph.names == handle.graph.names
+    assert {sample.module for sample in handle.profile.reused} == {"encoders.image", "encoders.text"}
+    del model.encoders["text"]
+    handle.replan(batch_of(model), reason="text went")
+    told.clear()
+    model.encoders["text"] = text
+    handle.replan(batch_of(model), reason="text came back")
+    assert [what for what in told if " beside " not in what] == []
+    assert "planned anew, 3 times by now: text came back" in handle.describe()
+    handle.remove()
+
+
+def test_a_profile_that_was_given_answers_for_what_is_as_it_was():
+    model, told, backend = Encoders("image", "text"), [], HostBackend(2)
+    options = mosaic.Options(
+        cache=None,
+        profiling=FAST,
+        trial=None,
+        profile=profile_for(model, batch_of(model), backend),
+        progress=lambda what, done, total: told.append(what),
+    )
+    handle = mosaic.colocate(model, sample=batch_of(model), backend=backend, options=options)
+    assert told == []
+    model.encoders["depth"] = nn.Sequential(tower(), tower(16))
+    handle.replan(batch_of(model), reason="depth came")
+    assert any("encoders.depth" in what for what in told)
+    handle.remove()
+
+
+def test_a_model_that_no_plan_makes_faster_runs_as_it_was_until_one_does():
+    torch.manual_seed(0)
+    model = Encoders("image", "text")
+    handle = colocate(model)
+    text = model.encoders.pop("text")
+    handle.replan(batch_of(model), reason="text went")
+    assert not handle.active
+    assert not any(map(is_attached, (*model.modules(), text)))
+    assert "the model is left as it was" in handle.describe()
+    model(**batch_of(model)).sum().backward()
+    model.encoders["text"] = text
+    handle.replan(batch_of(model), reason="text came back", plan=side_by_side(model, batch_of(model)))
+    assert handle.active
+    assert is_attached(text)
+    handle.remove()
+    assert not any(map(is_attached, model.modules()))
+
+
+def refused_in_a_step(model: Encoders, handle: mosaic.Handle) -> None:
+    loss = model(**batch_of(model)).sum()
+    with pytest.raises(ModuleContractError, match="in the middle of a step: the backward of a call has yet to come"):
+        handle.replan(reason="too early")
+    loss.backward()
+
+
+def refused_in_backward(model: Encoders, handle: mosaic.Handle) -> None:
+    out = model(**batch_of(model))
+    out.register_hook(lambda grad: handle.replan(reason="too early"))
+    with pytest.raises(ModuleContractError, match="in the middle of a step"):
+        out.sum().backward()
+
+
+def refused_in_disabled(model: Encoders, handle: mosaic.Handle) -> None:
+    with (
+        handle.disabled(),
+        pytest.raises(ModuleContractError, match=r"inside of handle.disabled\(\); leave that block"),
+    ):
+        handle.replan(reason="for a reason")
+
+
+def refused_without_a_reason(model: Encoders, handle: mosaic.Handle) -> None:
+    with pytest.raises(ValueError, match="say why the model is planned anew"):
+        handle.replan(reason=" ")
+
+
+@pytest.mark.parametrize(
+    "refused", [refused_in_a_step, refused_in_backward, refused_in_disabled, refused_without_a_reason]
+)
+def test_a_call_that_is_refused_changes_nothing(refused: Callable[..., None]):
+    torch.manual_seed(0)
+    model = Encoders("image", "text")
+    handle = colocate(model)
+    for _ in range(2):
+        model(**batch_of(model)).sum().backward()
+    plan, described = handle.plan, handle.describe()
+    refused(model, handle)
+    model.zero_grad()
+    assert handle.active
+    assert handle.plan is plan
+    assert handle.describe() == described
+    handle.clear_timeline()
+    model(**batch_of(model)).sum().backward()
+    assert {span.module for span in handle.timeline().spans if span.phase == "forward"} == set(handle.graph.names)
+    handle.remove()
+    with pytest.raises(ModuleContractError, match=r"after remove\(\)"):
+        handle.replan(reason="too late")
+
+
+def test_after_a_failure_the_model_is_plain_and_right_and_may_be_planned_again():
+    torch.manual_seed(0)
+    model = Encoders("image", "text")
+    handle = colocate(model)
+    weights = [parameter.clone() for parameter in model.parameters()]
+    plan = handle.plan
+    model.encoders["depth"] = tower()
+    with pytest.raises(MosaicError) as failed:
+        handle.replan(batch_of(model), reason="depth came", plan=plan)  # which is of two modules
+    assert any("the model runs as it was written" in note for note in failed.value.__notes__)
+    assert not handle.active
+    assert not any(map(is_attached, model.modules()))
+    assert "the last replan failed: " in handle.describe()
+    assert handle.metrics()["replans"] == 0
+    assert all(torch.equal(a, b) for a, b in zip(weights, model.parameters(), strict=False))
+    model(**batch_of(model)).sum().backward()
+    batch = batch_of(model)
+    handle.replan(batch, reason="depth came", plan=side_by_side(model, batch))
+    assert handle.active
+    assert "failed" not in handle.describe()
+    handle.remove()
+
+
+def test_names_that_were_given_hold_until_others_are():
+    model = Encoders("image", "text", "audio")
+    sample = batch_of(model)
+    options = mosaic.Options(cache=None, profiling=FAST, trial=None, method="sequential")
+    given: Any = {"backend": HostBackend(2), "options": options, "exclude": ["encoders.audio"]}
+    handle = mosaic.colocate(model, sample=sample, **given)
+    model.encoders["depth"] = tower()
+    handle.replan(batch_of(model), reason="depth came")
+    assert set(handle.graph.names) == {"encoders.image", "encoders.text", "encoders.depth"}
+    handle.replan(reason="audio may be placed", exclude=[], modules=["encoders.audio", "encoders.depth"])
+    assert set(handle.graph.names) == {"encoders.audio", "encoders.depth"}
+    handle.remove()
