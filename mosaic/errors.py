@@ -72,6 +72,10 @@ class NoRoomError(MosaicError):
     """A disk is full, or has less room than what is about to be written; nothing of it is left half-written."""
 
 
+class InvalidRecipeError(MosaicError):
+    """A recipe of daily retraining is missing, or something in it is wrong; names the line, the rule, the way out."""
+
+
 class InvalidCheckpointError(MosaicError):
     """A checkpoint is missing, cut short, changed, or of another model or optimizer."""
 

@@ -21,16 +21,21 @@ from mosaic.cli.demo import Demo
 from mosaic.cli.doctor.command import Doctor
 from mosaic.cli.plan import PlanCommand
 from mosaic.cli.profile import ProfileCommand
+from mosaic.cli.retrain import Retrain
 from mosaic.cli.run.command import Run
-from mosaic.errors import BackendUnavailableError, InfeasibleError, MosaicError
+from mosaic.errors import BackendUnavailableError, InfeasibleError, InvalidRecipeError, MosaicError
 
 EXIT_CODES = """exit codes:
   0    done
   1    it could not be done; the message says why and what to do
-  2    the command line is wrong
+  2    the command line, or a recipe, is wrong
   3    no plan satisfies the constraints
   4    there is no GPU here that could do it; the message says what is needed
+  5    a day was refused or quarantined
+  75   a day was interrupted, and goes on with the next start
   130  interrupted"""
+
+_CODES: dict[type[Exception], int] = {InvalidRecipeError: 2, InfeasibleError: 3, BackendUnavailableError: 4}
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     "demo": Demo,
@@ -40,6 +45,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "run": Run,
     "bench": Bench,
     "checkpoints": Checkpoints,
+    "retrain": Retrain,
 }
 """The commands by name; each is a dataclass of its options with a method ``execute``."""
 
@@ -60,11 +66,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
     )
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
     try:
-        command.execute()
+        code: int | None = command.execute()
     except (MosaicError, ValueError) as error:
         Console(stderr=True).print(f"mosaic: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-        return 3 if isinstance(error, InfeasibleError) else 4 if isinstance(error, BackendUnavailableError) else 1
+        return next((code for kind, code in _CODES.items() if isinstance(error, kind)), 1)
     except KeyboardInterrupt:
         Console(stderr=True).print("mosaic: interrupted; files are whole or not there", style="red")
         return 130
-    return 0
+    return code or 0

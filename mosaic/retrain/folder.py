@@ -133,6 +133,7 @@ class Folder:
     hold = _File("hold")
     pending = _File("hooks.json")
     frozen = _File("frozen.json")
+    last_words = _File("ended.json")
     versions = _File("versions")
     quarantine = _File("quarantine")
 

@@ -41,7 +41,7 @@ class PendingHooks:
 
 def remember(folder: Folder, promote: Promote, version: str, day: str) -> None:
     """Notes that the hooks are to be told of a version; called before the link is set, so none is forgotten."""
-    there = _pending(folder)
+    there = pending(folder)
     new = tuple(PendingHook(command=command, version=version, day=day) for command in promote.hooks)
     known = {(hook.command, hook.version) for hook in there}
     save(PendingHooks(hooks=(*there, *(hook for hook in new if (hook.command, version) not in known))), folder.pending)
@@ -53,7 +53,7 @@ def run_pending(folder: Folder, promote: Promote, champion: str | None) -> tuple
     A hook of a version that is no longer the champion is forgotten: its news is old.
     """
     left, said = [], []
-    for hook in _pending(folder):
+    for hook in pending(folder):
         if hook.version != champion:
             continue
         failure = _run(folder, hook, seconds_of(promote.timeout, "timeout"))
@@ -70,7 +70,8 @@ def run_pending(folder: Folder, promote: Promote, champion: str | None) -> tuple
     return tuple(said)
 
 
-def _pending(folder: Folder) -> tuple[PendingHook, ...]:
+def pending(folder: Folder) -> tuple[PendingHook, ...]:
+    """Returns the hooks that have not ended well yet."""
     try:
         return load(PendingHooks, folder.pending).hooks
     except InvalidFileError:

@@ -55,6 +55,12 @@ def judge(work: Work, device: torch.device, model: nn.Module | None, check_time:
     save(DayScores(scores=tuple(found)), work.day.scores)
 
 
+def frozen_scores(work: Work, device: torch.device, version: str | None) -> Scores | None:
+    """Returns what a version, or new weights, score on the frozen rows; None where there are none."""
+    rows = tuple(_frozen(work))
+    return _scores(work, device, model_of(work, version, device), version or "none", "frozen", rows) if rows else None
+
+
 class _Row:
     """A row that is scored."""
 

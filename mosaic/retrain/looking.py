@@ -76,12 +76,17 @@ class _Seen:
                 continue
             found.update(f"{pytree.keystr(path)} {values.dtype} {values.shape}".encode() + values.tobytes())
             if values.dtype.kind == "f" and values.any():  # zeros stand for a modality that the row lacks
-                sums = self.inputs.setdefault(pytree.keystr(path), [0.0, 0.0, 0.0])
+                sums = self.inputs.setdefault(_name(path), [0.0, 0.0, 0.0])
                 wide = values.astype(np.float64)
                 sums[0] += wide.size
                 sums[1] += float(wide.sum())
                 sums[2] += float(np.square(wide).sum())
         self.digests.add(found.hexdigest())
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    """Names an input as people do, such as ``inputs.audio``."""
+    return ".".join(str(getattr(each, "key", getattr(each, "idx", each))) for each in path) or "sample"
 
 
 def _scored(work: Work, device: torch.device, rows: Iterator[Any]) -> Iterator[Any]:

@@ -13,17 +13,13 @@ from pathlib import Path
 from typing import Annotated
 
 from mosaic.artifact import Ge, Le, parse_toml
-from mosaic.errors import InvalidFileError, MosaicError
+from mosaic.errors import InvalidFileError, InvalidRecipeError
 from mosaic.retrain.data_check import DataCheckSettings
 from mosaic.retrain.gate.settings import GateSettings
 
 RECIPE = "retrain.toml"
 """Name of the recipe in its folder."""
 _UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0}
-
-
-class InvalidRecipeError(MosaicError):
-    """A recipe is missing, or something in it is wrong; names the line, the rule and the way out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,6 +35,20 @@ def write_report(folder: Folder, day: DayFolder) -> None:
         _LOG.warning("the report of %s could not be written: %s", day.path.name, error)
 
 
+def find_day(folder: Folder, day: str | None) -> DayFolder:
+    """Returns a day that has begun, the last one by default.
+
+    Raises:
+        MosaicError: There is none, or none of that name.
+    """
+    days = folder.days()
+    names = [each.path.name for each in days]
+    if not days or (day is not None and day not in names):
+        there = ", ".join(names[-8:]) or "none yet"
+        raise MosaicError(f"{folder.path} has no day {day or ''}; there are {there}")
+    return days[-1] if day is None else days[names.index(day)]
+
+
 def report_of(folder: Folder, day: DayFolder) -> DayReport:
     """Returns the report of a day as it stands.
 

@@ -20,14 +20,16 @@ from mosaic.artifact import load, save
 from mosaic.checkpoint.plain_weights import export
 from mosaic.checkpoint.ranks import OneRank
 from mosaic.errors import MosaicError
+from mosaic.retrain.checking import check
 from mosaic.retrain.data_check import DataCheck
 from mosaic.retrain.folder import Folder
 from mosaic.retrain.freezing import freeze
 from mosaic.retrain.judging import judge
 from mosaic.retrain.looking import look
 from mosaic.retrain.recipe import read_recipe
+from mosaic.retrain.verifying import verify
 from mosaic.retrain.work import Work
-from mosaic.retrain.workers import LastWords
+from mosaic.retrain.workers import PARTS, LastWords
 from mosaic.train import exits
 from mosaic.train.crew import Crew
 from mosaic.train.day import Day, end_ranks
@@ -52,9 +54,10 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("day")
-    parser.add_argument("parts", nargs="+", choices=("look", "train", "score"))
+    parser.add_argument("parts", nargs="+", choices=(*PARTS, "check", "verify"))
     parser.add_argument("--train-s", type=float)
     parser.add_argument("--total-s", type=float)
+    parser.add_argument("--steps", type=int, default=50)
     given = parser.parse_args()
     folder = Folder(given.folder)
     work = Work(folder, folder.day(given.day), read_recipe(folder.recipe))
@@ -71,7 +74,7 @@ def main() -> None:
         _LOG.exception("the worker failed")
         code, reason = exits.FAILED, f"{type(error).__name__}: {error}"
     if code != exits.DONE and os.environ.get("RANK", "0") == "0":
-        save(LastWords(reason=reason), work.day.path / "ended.json")
+        save(LastWords(reason=reason), folder.last_words)
     sys.stdout.flush()
     sys.exit(code)
 
@@ -87,15 +90,21 @@ def _run(work: Work, given: argparse.Namespace) -> None:
         if given.total_s is not None and time.monotonic() - began >= given.total_s:
             raise _StopError(exits.INTERRUPTED, "the window ended before the day was judged; the next run goes on")
 
+    if "check" in given.parts:
+        for line in check(work, crew):
+            print(line, flush=True)
+    if "verify" in given.parts:
+        said = verify(work, crew, told, given.steps)
+        print(said if crew.rank == 0 else "", end="\n" if crew.rank == 0 else "")
     if "look" in given.parts:
         check_time()
         if not work.day.sources.is_file():
             freeze(work)
         if not work.day.data_check.is_file():
             look(work, crew.device)
-        check = load(DataCheck, work.day.data_check)
-        if check.quarantine:
-            raise _StopError(exits.QUARANTINED, check.reason)
+        found = load(DataCheck, work.day.data_check)
+        if found.quarantine:
+            raise _StopError(exits.QUARANTINED, found.reason)
     model = None
     if "train" in given.parts and not work.day.trained.is_file():
         train_s = None if given.train_s is None else given.train_s - (time.monotonic() - began)

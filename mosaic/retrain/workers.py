@@ -93,8 +93,19 @@ class Workers:
                     break
         return ended
 
+    def aside(self, part: str, *more: str) -> Ended:
+        """Runs ``check`` or ``verify``, which print what they find and leave nothing.
+
+        Args:
+            part: Which one.
+            more: Further arguments.
+        """
+        count = self._recipe.budget.ranks if part == "verify" else 1
+        with self._listening():
+            return self._run((part, *more), count, None, None)
+
     def _run(self, parts: tuple[str, ...], count: int, train_s: float | None, total_s: float | None) -> Ended:
-        words = self._day.path / "ended.json"
+        words = self._folder.last_words
         words.unlink(missing_ok=True)
         command = [sys.executable, "-m", "mosaic.retrain.worker", str(self._folder.path), self._day.path.name, *parts]
         for name, seconds in (("--train-s", train_s), ("--total-s", total_s)):

@@ -49,6 +49,8 @@ def reason_to_plan(key: PlanKey, before: StoredPlan | None, drift: str) -> str:
     """Returns why a day has to be planned anew; empty where the plan of the day before runs on."""
     if before is None:
         return "this is the first day"
+    if not before.is_measured:
+        return "the machine was too busy to measure the day before"
     return key.differences(before.key) or drift
 
 
@@ -86,7 +88,14 @@ def choose_by_trial(model: nn.Module, batch: Any, loss: Loss, key: PlanKey, why:
 def plain(key: PlanKey, why: str, said: str) -> StoredPlan:
     """Returns what is stored where the plain loop runs."""
     return StoredPlan(
-        plan=None, threads=torch.get_num_threads(), key=key, said=said, speedup=None, step_ms=None, why=why
+        plan=None,
+        threads=torch.get_num_threads(),
+        key=key,
+        said=said,
+        speedup=None,
+        step_ms=None,
+        why=why,
+        is_measured=True,
     )
 
 
@@ -102,6 +111,7 @@ def _stored(handle: Handle, key: PlanKey, why: str) -> StoredPlan:
         speedup=speedup,
         step_ms=None,
         why=why,
+        is_measured=handle.profile is not None,
     )
 
 
@@ -116,6 +126,7 @@ def stored_of_ranks(handle: Handle, key: PlanKey, why: str) -> StoredPlan:
         speedup=max(tried) / min(tried) if len(tried) > 1 else None,
         step_ms=None,
         why=why,
+        is_measured=handle.profile is not None,
     )
 
 

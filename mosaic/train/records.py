@@ -67,6 +67,8 @@ class StoredPlan:
     """Median time of a step while this plan was new, in ms; what a drift is seen against. None before it is known."""
     why: str
     """Why it was made; empty where it is the plan of the day before."""
+    is_measured: bool
+    """Whether it was made from measurements, or nothing is to be placed; False where the machine was too busy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,7 +54,7 @@ HOMES = {
     "torch": {
         *("backends", "checkpoint", "engine", "ranks", "profiler", "train", "models", "demo", "microbench"),
         "cost/analytic",
-        *(f"retrain/{name}.py" for name in ("worker", "looking", "judging")),  # what the launcher starts
+        *(f"retrain/{name}.py" for name in ("worker", "looking", "judging", "checking")),  # what the launcher starts
         "cli/workload.py",  # runs a user's model
         "cli/counting.py",  # counts its operators
     },

@@ -1,0 +1,154 @@
+"""What would fail at three in the morning, found by day: a step is taken, versions are scored, nothing is kept."""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mosaic.artifact import load
+from mosaic.checkpoint.methods import KeptModel
+from mosaic.checkpoint.plain_weights import export
+from mosaic.checkpoint.ranks import OneRank
+from mosaic.checkpoint.room import check_room
+from mosaic.errors import MosaicError
+from mosaic.retrain import versions
+from mosaic.retrain.arrivals import Arrivals
+from mosaic.retrain.data_check import DataCheck
+from mosaic.retrain.folder import DayFolder, DayState
+from mosaic.retrain.freezing import freeze
+from mosaic.retrain.gate import DayScores, resolution, resolution_finding
+from mosaic.retrain.judging import frozen_scores
+from mosaic.retrain.looking import look
+from mosaic.retrain.work import Work
+from mosaic.train.crew import Crew
+from mosaic.train.day import Day
+
+_STEPS = 4
+"""Steps that are taken; the first one is not timed."""
+
+
+def check(work: Work, crew: Crew) -> Iterator[str]:
+    """Goes through a day in small, in a folder that is thrown away; yields what it finds, a line each.
+
+    Raises:
+        MosaicError: Something would fail; says what, and what to do.
+    """
+    with tempfile.TemporaryDirectory(dir=work.folder.path, prefix=".check-") as aside:
+        work = _rehearsal(work, DayFolder(Path(aside) / "day"))
+        freeze(work)
+        sources = work.sources
+        rows = ", ".join(f"{record.name}: {record.rows} rows" for record in sources.sources)
+        yield f"data: {rows}; {sources.num_steps} steps of {sources.batch}"
+        look(work, crew.device)
+        found = load(DataCheck, work.day.data_check)
+        yield from (f"data: {finding.sentence}" for finding in found.findings)
+        if found.quarantine:
+            yield f"this data would be QUARANTINED: {found.reason}"
+        settings = work.settings(crew, None)
+        day = Day(work.program, work.samples(), settings, crew)
+        took = list(_timed(day))
+        step_ms = statistics.median(took[1:])
+        yield f"step: {step_ms:.1f} ms; a day takes about {sources.num_steps * step_ms / 60e3:.1f} min"
+        yield from (f"plan: {line}" for line in day.plan.said.splitlines())
+        size = day.checkpoint_bytes
+        check_room(work.day.checkpoints, checkpoint_bytes=size, count=settings.loop.keep + 2, more_bytes=size)
+        yield f"disk: there is room for {settings.loop.keep + 2} checkpoints of {size / 2**20:.1f} MiB, and the export"
+        day.leave()
+        yield _exports(work, day.model)
+        yield from _gate(work, crew.device)
+        yield from _hooks(work)
+
+
+def _rehearsal(work: Work, day: DayFolder) -> Work:
+    """Returns a day that uses what is new, or what was new last."""
+    arrivals = Arrivals(work.folder, work.recipe)
+    ready = arrivals.ready()
+    if not ready:
+        new = work.recipe.sources.new
+        raise MosaicError(
+            f"no data is ready: there is no {new.path.replace('{day}', 'YYYY-MM-DD')}/{new.ready}; put a day's rows "
+            "there, and that file last"
+        )
+    dates = arrivals.new() or ready[-1:]
+    replay = tuple(date for date in arrivals.replay() if date not in dates)
+    day.path.mkdir()
+    day.set(
+        DayState(
+            day=max(dates),
+            phase="prepared",
+            new=dates,
+            replay=replay,
+            champion=versions.linked(work.folder, "champion"),
+            anchor=versions.linked(work.folder, "anchor"),
+            began="",
+            deadline=None,
+            version="check",
+        )
+    )
+    return replace(work, day=day)
+
+
+def _timed(day: Day) -> Iterator[float]:
+    for _ in range(_STEPS):
+        began = time.perf_counter()
+        day.try_step()
+        yield (time.perf_counter() - began) * 1e3
+
+
+def _exports(work: Work, model: Any) -> str:
+    export(model, work.day.model, OneRank())
+    again = work.program.make_model()
+    KeptModel(again).load_weights(work.day.model)
+    if KeptModel(again).digest() != KeptModel(model).digest():
+        raise MosaicError("the exported weights, read back, are others; look for tensors that are made anew each time")
+    return f"export: {work.day.model.stat().st_size / 2**20:.1f} MiB, read back equal"
+
+
+def _gate(work: Work, device: torch.device) -> Iterator[str]:
+    """Says what the frozen rows can tell; a margin that they cannot resolve is refused here and not at night."""
+    gate, champion = work.recipe.gate, work.day.state.champion
+    scores = frozen_scores(work, device, champion)
+    if scores is None:
+        raise MosaicError(f"there are no frozen rows in {work.recipe.sources.frozen}; put rows there to judge by")
+    missing = [name for name in gate.slices if name not in scores.columns]
+    if missing:
+        raise MosaicError(f"[gate] slices names {missing[0]!r}, and score returns {', '.join(sorted(scores.columns))}")
+    last = _last_challenger(work)
+    finding = resolution_finding(resolution(scores, gate, last=last), gate)
+    yield f"gate: {finding.sentence}"
+    if not finding.passed:
+        raise MosaicError(finding.sentence)
+
+
+def _last_challenger(work: Work) -> Any:
+    """Returns what the last challenger scored on the same frozen rows that the champion is scored on; None for none."""
+    champion = work.day.state.champion
+    for day in reversed(work.folder.days()):
+        if day.scores.is_file() and champion is not None:
+            state = day.state
+            scores = load(DayScores, day.scores)
+            mine, other = scores.find(champion, "frozen"), scores.find(state.version, "frozen")
+            if mine is not None and other is not None and state.version != champion:
+                return other
+            before = scores.find(state.champion, "frozen") if state.champion is not None else None
+            if mine is not None and before is not None and state.champion != champion:
+                return before
+    return None
+
+
+def _hooks(work: Work) -> Iterator[str]:
+    for command in work.recipe.promote.hooks:
+        program = command.split()[0]
+        if shutil.which(program) is None and not (work.folder.path / program).exists():
+            raise MosaicError(
+                f"hook {command!r}: there is no program {program}; give its path from the recipe's folder"
+            )
+        yield f"hook: {command}"

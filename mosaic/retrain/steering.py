@@ -1,0 +1,100 @@
+"""What a person does by hand: promoting a version, going back, holding promotions, and seeing how things stand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from mosaic.artifact import load, write_text
+from mosaic.errors import InvalidFileError, MosaicError
+from mosaic.retrain import hooks, versions
+from mosaic.retrain.arrivals import Arrivals
+from mosaic.retrain.folder import Folder, utc_text
+from mosaic.retrain.lock import Lease, held
+from mosaic.retrain.recipe import read_recipe
+from mosaic.retrain.records import HEADLINES
+
+
+def promote(root: Path, version: str) -> str:
+    """Makes a version the champion, and the anchor too, for a person has approved it; returns a sentence.
+
+    Raises:
+        MosaicError: There is no such version, or a run has the folder.
+    """
+    folder = Folder(root)
+    recipe = read_recipe(folder.recipe)
+    name = versions.find(folder, version).name
+    with held(root, utc_text(datetime.now(UTC))):
+        day = versions.Version(folder.versions / name).card.day
+        hooks.remember(folder, recipe.promote, name, day)
+        versions.promote(folder, name, by="a person")
+        if versions.linked(folder, "anchor") != name:
+            folder.note("approved", anchor=name)
+            versions.point(folder, "anchor", name)
+        failed = hooks.run_pending(folder, recipe.promote, name)
+    return "; ".join((f"{name} is the champion and the anchor", *failed))
+
+
+def rollback(root: Path) -> str:
+    """Lets the champion be the version that was in force before it; returns a sentence.
+
+    Raises:
+        MosaicError: None is known, or a run has the folder.
+    """
+    folder = Folder(root)
+    recipe = read_recipe(folder.recipe)
+    with held(root, utc_text(datetime.now(UTC))):
+        now, before = versions.linked(folder, "champion"), versions.previous(folder)
+        if now is None or before is None:
+            raise MosaicError(
+                f"{root} has no version before {now or 'the first'} to go back to; `mosaic retrain promote V` names one"
+            )
+        hooks.remember(folder, recipe.promote, before, versions.Version(folder.versions / before).card.day)
+        folder.note("rolled back", champion=before, before=None, by="a person")
+        versions.point(folder, "champion", before)
+        failed = hooks.run_pending(folder, recipe.promote, before)
+    return "; ".join((f"{before} is the champion again, in the place of {now}", *failed))
+
+
+def hold(root: Path, *, off: bool) -> str:
+    """Stops or allows promotions by the gate; returns a sentence."""
+    folder = Folder(root)
+    read_recipe(folder.recipe)
+    if off:
+        folder.hold.unlink(missing_ok=True)
+    else:
+        write_text(f"since {utc_text(datetime.now(UTC))}\n", folder.hold)
+    folder.note("hold is off" if off else "hold is on")
+    return "the gate promotes again" if off else "days are trained and judged, and nothing is promoted"
+
+
+def status_of(root: Path, days: int = 7) -> Iterator[str]:
+    """Yields how a folder stands, a line each.
+
+    Raises:
+        MosaicError: The recipe is wrong or a file is damaged; names it.
+    """
+    folder = Folder(root)
+    recipe = read_recipe(folder.recipe)
+    try:
+        lease = load(Lease, root / "lease.json")
+        yield f"in use by {lease}"
+    except InvalidFileError:
+        yield "no run has it"
+    for link in ("champion", "anchor"):
+        name = versions.linked(folder, link)
+        yield f"{link}: {name or 'none yet'}"
+    if folder.hold.exists():
+        yield "hold is on: nothing is promoted"
+    for day in folder.days()[-days:]:
+        state = day.state
+        word = HEADLINES[state.outcome].lower() if state.outcome is not None else state.phase
+        yield f"{state.day}: {word}{f': {state.reason}' if state.reason else ''}"
+    new = Arrivals(folder, recipe).new()
+    yield f"new data: {', '.join(new) or 'none'}"
+    opens = recipe.budget.opens(datetime.now(UTC))
+    if opens is not None:
+        yield f"the window opens at {utc_text(opens)}"
+    for hook in hooks.pending(folder):
+        yield f"hook {hook.command!r} has still to hear of version {hook.version} ({hook.tries} tries)"

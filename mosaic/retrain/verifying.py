@@ -1,0 +1,83 @@
+"""Repeating steps of a day from one of its checkpoints: are losses and parameters the same to the last bit?"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from mosaic.artifact import load
+from mosaic.checkpoint.folder import checkpoints_in
+from mosaic.checkpoint.methods import KeptModel
+from mosaic.errors import MosaicError
+from mosaic.lines import steps_in
+from mosaic.retrain.work import Work
+from mosaic.train.crew import Crew
+from mosaic.train.day import Day
+from mosaic.train.records import Trained
+from mosaic.train.signals import StopRequests
+
+
+def verify(work: Work, crew: Crew, told: StopRequests, steps: int) -> str:
+    """Repeats up to ``steps`` steps of a day from its oldest checkpoint that is kept; returns what was found.
+
+    Raises:
+        MosaicError: Nothing can be repeated, or something differs; names the first step.
+    """
+    kept = list(reversed(checkpoints_in(work.day.checkpoints)))
+    last = max(steps_in(work.day.metrics), default=0)
+    if not kept or kept[0].step >= last:
+        raise MosaicError(
+            f"{work.day.path} keeps no checkpoint before its last step ({last}); lower save, or raise keep in [budget]"
+        )
+    first = kept[0]
+    to = min(first.step + steps, last)
+    after = next((each for each in kept if first.step < each.step <= to), None)
+    if after is not None:
+        to = max(each.step for each in kept if each.step <= to)
+    with tempfile.TemporaryDirectory() as aside:
+        checkpoints, metrics = Path(aside) / "checkpoints", Path(aside) / "metrics.jsonl"
+        if crew.rank == 0:
+            shutil.copytree(first.path, checkpoints / first.path.name)
+        settings = work.settings(crew, None)
+        loop = replace(
+            settings.loop,
+            checkpoints=checkpoints,
+            metrics=metrics if crew.rank == 0 else None,
+            save_s=float("inf"),
+        )
+        day = Day(work.program, work.samples(), replace(settings, loop=loop), crew)
+        trained = day.train(told, to=to)
+        day.leave()
+        return _compare(work, steps_in(metrics), trained, first.step, to)
+
+
+def _compare(work: Work, again: dict[int, dict[str, object]], trained: Trained, first: int, to: int) -> str:
+    before = steps_in(work.day.metrics)
+    for step in range(first + 1, to + 1):
+        if step in before and again[step]["loss"] != before[step]["loss"]:
+            raise MosaicError(
+                f"step {step} of {work.day.path.name} had the loss {before[step]['loss']} and has "
+                f"{again[step]['loss']}: something is not as it was; see environment.json"
+            )
+    said = f"steps {first + 1} to {to} of {work.day.path.name} have the same losses to the last bit"
+    expected = _digest_at(work, to)
+    if expected is None:
+        return f"{said}; no digest of step {to} is kept"
+    if trained.digest != expected:
+        raise MosaicError(f"{said}, and the parameters after step {to} differ: {trained.digest} is not {expected}")
+    return f"{said}, and the parameters after step {to} too"
+
+
+def _digest_at(work: Work, step: int) -> str | None:
+    """Returns the digest of the parameters after a step, of the day's end or of a checkpoint."""
+    if work.day.trained.is_file():
+        trained = load(Trained, work.day.trained)
+        if trained.step == step:
+            return trained.digest
+    if all(each.step != step for each in checkpoints_in(work.day.checkpoints)):
+        return None
+    keeper = KeptModel(work.program.make_model())
+    keeper.load(work.day.checkpoints, step=step)
+    return keeper.digest()
