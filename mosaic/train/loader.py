@@ -22,6 +22,8 @@ from mosaic.train.samples import Drawn, Reject, RejectCount, Samples
 
 _PR_SET_PDEATHSIG = 1
 """Of ``prctl``: which signal a process gets when the one that made it ends."""
+_DYING_S = 0.5
+"""How long a worker may take to end after its connections have."""
 
 Collate = Callable[[list[Any]], Any]
 
@@ -125,7 +127,6 @@ class BatchLoader:
         collate: Makes a batch of a list of samples; torch's own by default.
         pin: Whether to copy into pinned memory, for CUDA.
         rejects: Where unreadable rows are counted, and how many may be.
-        start_method: Of workers, such as ``spawn``; the platform's own by default.
     """
 
     def __init__(
@@ -138,7 +139,6 @@ class BatchLoader:
         collate: Collate | None = None,
         pin: bool = False,
         rejects: RejectCount | None = None,
-        start_method: str | None = None,
     ) -> None:
         self.cut = cut
         self.rejects = rejects or RejectCount()
@@ -149,16 +149,20 @@ class BatchLoader:
             num_workers=workers,
             collate_fn=partial(_collated, collate or default_collate),
             pin_memory=pin,
-            multiprocessing_context=start_method if workers else None,
             worker_init_fn=partial(_begin_worker, threading.current_thread() is threading.main_thread()),
             generator=torch.Generator(),
         )
         before, handler = set(active_children()), signal.getsignal(signal.SIGCHLD)
         self._loaded: Iterator[tuple[Any, tuple[Reject, ...]]] = iter(loader)
-        self._workers = set(active_children()) - before
+        self._workers = tuple(set(active_children()) - before)
         if threading.current_thread() is threading.main_thread():
             # torch's own raises wherever the loop is; a dead worker is reported here, at the next batch, instead.
             signal.signal(signal.SIGCHLD, handler)
+
+    @property
+    def worker_pids(self) -> tuple[int, ...]:
+        """Processes of the workers."""
+        return tuple(worker.pid for worker in self._workers if worker.pid is not None)
 
     def __iter__(self) -> Iterator[StepBatch]:
         """Returns itself: a loader goes through its steps once."""
@@ -183,7 +187,9 @@ class BatchLoader:
     def _load(self) -> tuple[Any, tuple[Reject, ...]]:
         try:
             data, rejects = next(self._loaded)
-        except RuntimeError as error:
+        except (RuntimeError, OSError, EOFError) as error:  # torch's own, or a connection to one that is gone
+            for worker in self._workers:
+                worker.join(_DYING_S)
             dead = [worker for worker in self._workers if worker.exitcode]
             if not dead:
                 raise
