@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,14 +16,15 @@ import torch
 from torch.utils.data import default_collate
 
 from mosaic.errors import MosaicError
-from mosaic.train.loader import BatchCut, Collate, MicroBatch, StepBatch
+from mosaic.train.loader import BatchCut, Collate, MicroBatch, StepBatch, StepLoader
+from mosaic.train.samples import RejectCount
 from mosaic.train.seeds import put_back, sample_words, seed_sample
 
 CHECKED = 4
 """Samples that are drawn before, and after, a state is saved at the start."""
 
 
-class IterableLoader:
+class IterableLoader(StepLoader):
     """Yields this rank's part of each global batch from an iterable data set, which begins anew when it ends.
 
     With ``state_dict`` and ``load_state_dict`` (torchdata's protocol), of the data set or of its iterator, a run goes
@@ -58,6 +59,7 @@ class IterableLoader:
         exact: bool = False,
         collate: Collate | None = None,
     ) -> None:
+        self.rejects = RejectCount()
         self._source = _Source(dataset)
         self._cut = cut
         self._steps = iter(steps)
@@ -78,10 +80,6 @@ class IterableLoader:
     def state_dict(self) -> dict[str, Any]:
         """Returns what going on needs after the steps yielded so far; to be kept by each rank for itself."""
         return {"batch": self._cut.batch, "ranks": [self._cut.rank, self._cut.num_ranks], "data": self._source.state()}
-
-    def __iter__(self) -> Iterator[StepBatch]:
-        """Returns itself: a loader goes through its steps once."""
-        return self
 
     def __next__(self) -> StepBatch:
         """Returns the next step's batch."""
@@ -201,6 +199,6 @@ def difference(one: Any, other: Any, where: str = "sample") -> str:
             return f"{where} is {one.dtype}{list(one.shape)}, then {other.dtype}{list(other.shape)}"
         apart = int(np.sum((one != other) & ~((one != one) & (other != other))))
         return f"{where} has {apart} of {one.size} other values" if apart else ""
-    if hasattr(one, "__dict__") and type(one).__eq__ is object.__eq__:
+    if hasattr(one, "__dict__") and "__eq__" not in vars(type(one)):
         return difference(vars(one), vars(other), where)
     return "" if one == other or (one != one and other != other) else f"{where} is {one!r:.60}, then {other!r:.60}"

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from multiprocessing import active_children
@@ -112,7 +112,27 @@ class StepBatch:
     """Rows that could not be read on the way."""
 
 
-class BatchLoader:
+class StepLoader(Iterator[StepBatch]):
+    """Goes through the steps of a run once; a context that ends what loads the data."""
+
+    rejects: RejectCount
+    """Rows that could not be read so far."""
+
+    def close(self) -> None:
+        """Ends what loads the data."""
+
+    def __enter__(self) -> Self:
+        """Returns itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Ends what loads the data."""
+        self.close()
+
+
+class BatchLoader(StepLoader):
     """Yields this rank's part of each global batch; the same whatever the number of workers.
 
     Workers are started here and not at the first batch: make the loader before random states are restored. It takes no
@@ -145,7 +165,7 @@ class BatchLoader:
         self._steps = iter(steps)
         loader = DataLoader(
             samples,
-            batch_sampler=_Microbatches(cut, steps),
+            batch_sampler=_Microbatches(cut, steps),  # type: ignore[arg-type]  # of ranges
             num_workers=workers,
             collate_fn=partial(_collated, collate or default_collate),
             pin_memory=pin,
@@ -164,10 +184,6 @@ class BatchLoader:
         """Processes of the workers."""
         return tuple(worker.pid for worker in self._workers if worker.pid is not None)
 
-    def __iter__(self) -> Iterator[StepBatch]:
-        """Returns itself: a loader goes through its steps once."""
-        return self
-
     def __next__(self) -> StepBatch:
         """Returns the next step's batch.
 
@@ -175,7 +191,8 @@ class BatchLoader:
             MosaicError: A worker died, or more rows cannot be read than the limit allows.
         """
         step = next(self._steps)
-        parts, rejects = [], []
+        parts: list[MicroBatch] = []
+        rejects: list[Reject] = []
         for index in self.cut.own:
             data, rejected = self._load()
             rows = self.cut.rows[index]
@@ -187,6 +204,8 @@ class BatchLoader:
     def _load(self) -> tuple[Any, tuple[Reject, ...]]:
         try:
             data, rejects = next(self._loaded)
+        except MosaicError as error:  # of a worker: torch adds a page of where it was raised
+            raise MosaicError(str(error).rpartition("MosaicError: ")[2].strip()) from error
         except (RuntimeError, OSError, EOFError) as error:  # torch's own, or a connection to one that is gone
             for worker in self._workers:
                 worker.join(_DYING_S)
@@ -202,17 +221,9 @@ class BatchLoader:
 
     def close(self) -> None:
         """Ends the workers; those that are at a sample finish it."""
+        # Left to the garbage collector, after an error, each worker would be waited for in vain, for five seconds.
+        getattr(self._loaded, "_shutdown_workers", lambda: None)()
         self._loaded, self._steps = iter(()), iter(())
-
-    def __enter__(self) -> Self:
-        """Returns itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Ends the workers."""
-        self.close()
 
 
 @dataclass(frozen=True)
@@ -222,7 +233,7 @@ class _Microbatches:
     cut: BatchCut
     steps: range
 
-    def __iter__(self) -> Iterator[Sequence[int]]:
+    def __iter__(self) -> Iterator[range]:
         return (self.cut.positions(step, index) for step in self.steps for index in self.cut.own)
 
     def __len__(self) -> int:

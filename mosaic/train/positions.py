@@ -128,7 +128,8 @@ class PositionStream:
     def _counts(self, block: int) -> Counts:
         """Samples of each source in all blocks before this one."""
         cycles, rest = divmod(block, BLOCKS_IN_CYCLE)
-        return cycles * self._before[-1] + self._before[rest]
+        counts: Counts = cycles * self._before[-1] + self._before[rest]
+        return counts
 
     def _block(self, number: int) -> Draws:
         if self._last is None or self._last[0] != number:

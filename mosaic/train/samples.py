@@ -94,21 +94,21 @@ class Samples(Dataset[Any]):
         return Drawn(samples=samples, rejects=tuple(rejects))
 
     def _read(self, position: int, source: int, row: int, words: list[int], rejects: list[Reject]) -> Any:
-        name, others = self.stream.sources[source].name, None
+        name, others, cause = self.stream.sources[source].name, None, None
         for _ in range(MAX_ATTEMPTS):
             try:
                 return self._read_row(source, row, words)
             except (MemoryError, MosaicError):
                 raise
             except Exception as error:
-                kind, detail = type(error).__name__, str(error)[:_MAX_DETAIL]
+                kind, detail, cause = type(error).__name__, str(error)[:_MAX_DETAIL], error
             rejects.append(Reject(position=position, source=name, row=row, reason=kind, detail=detail))
             others = others or random.Random(words[3])
             row = others.randrange(self.stream.sources[source].rows)
         raise MosaicError(
             f"position {position} tried {MAX_ATTEMPTS} rows of {name!r} and could read none, the last of them row "
             f"{rejects[-1].row}: {kind}: {detail}. Look at that source, or take it out of the day"
-        )
+        ) from cause
 
     def _read_row(self, source: int, row: int, words: list[int]) -> Any:
         seed_sample(words, self._generators[source])

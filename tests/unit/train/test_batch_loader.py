@@ -85,6 +85,15 @@ def test_too_many_unreadable_rows_end_the_run():
 
 
 @pytest.mark.parametrize("workers", [0, 1])
+def test_errors_of_the_data_are_said_in_a_sentence(workers: int):
+    bad = {"old": {row: ValueError("torn") for row in range(90)}}
+    with BatchLoader(samples(3, bad), BatchCut(batch=12), range(9), workers=workers) as batches:
+        with pytest.raises(MosaicError, match=r"^position \d+ tried .*ValueError: torn\. Look at that source") as found:
+            list(batches)
+        assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
 def test_a_loader_takes_no_random_numbers_and_leaves_signals_alone(workers: int):
     def states() -> str:
         return str((torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()))
@@ -154,7 +163,7 @@ def test_a_killed_worker_is_an_error_that_says_how_it_ended():
 
 
 def test_workers_have_a_group_of_their_own_and_end_with_the_loader():
-    with loader(BatchCut(batch=12), range(1000), workers=2) as batches:
+    with loader(BatchCut(batch=12, micro_batches=2), range(1000), workers=2) as batches:
         next(batches)
         assert [os.getpgid(pid) for pid in batches.worker_pids] == list(batches.worker_pids)
     for pid in batches.worker_pids:
