@@ -175,7 +175,7 @@ class BatchLoader(StepLoader):
         before, handler = set(active_children()), signal.getsignal(signal.SIGCHLD)
         self._loaded: Iterator[tuple[Any, tuple[Reject, ...]]] = iter(loader)
         self._workers = tuple(set(active_children()) - before)
-        if threading.current_thread() is threading.main_thread():
+        if handler is not None and threading.current_thread() is threading.main_thread():
             # torch's own raises wherever the loop is; a dead worker is reported here, at the next batch, instead.
             signal.signal(signal.SIGCHLD, handler)
 

@@ -78,7 +78,7 @@ def test_unreadable_rows_give_way_to_others_of_their_source_and_are_named():
 
 def test_a_source_without_any_readable_row_is_an_error_that_names_it():
     bad = {"older": {row: ValueError("torn") for row in range(ROWS["older"])}}
-    with pytest.raises(MosaicError, match=rf"{MAX_ATTEMPTS} rows of 'older'.* row \d+: ValueError: torn"):
+    with pytest.raises(MosaicError, match=rf"'older' in {MAX_ATTEMPTS + 1} attempts.* row \d+: ValueError: torn"):
         samples(bad=bad).__getitems__(range(FIRST))
 
 
