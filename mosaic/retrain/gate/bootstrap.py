@@ -42,6 +42,8 @@ class Resampled:
     """Means of resampled groups with one row more that is worse, in order of size."""
     highs: NDArray[np.float64]
     """The same with one row more that is better."""
+    one_row: float
+    """What a row that is a whole value better or worse does to the mean."""
     num_clusters: int
     """Groups of rows."""
     effective_clusters: float
@@ -89,6 +91,7 @@ def resample(pair: Pair, resamples: int, seed: int) -> Resampled:
         difference=math.fsum(sums) / len(pair.old),
         lows=np.sort((total - one_row) / count),
         highs=np.sort((total + one_row) / count),
+        one_row=whole / len(pair.old),
         num_clusters=len(sizes),
         effective_clusters=float(np.sum(sizes) ** 2 / np.sum(sizes**2)),
     )

@@ -19,6 +19,8 @@ class Resolution:
 
     standard_error: float
     """Of the mean difference of two equal models."""
+    one_row: float
+    """What a row that is a whole value worse does to the mean: bounds are that much further out."""
     num_rows: int
     """Rows of the set."""
     num_clusters: int
@@ -33,11 +35,12 @@ class Resolution:
         bound = expanded(confidence, self.effective_clusters)
         if self.standard_error == 0 or math.isinf(bound):
             return float(not math.isinf(bound))
-        return NORMAL.cdf(loss / self.standard_error - bound)
+        return NORMAL.cdf((loss - self.one_row) / self.standard_error - bound)
 
     def resolved(self, power: float, confidence: float) -> float:
         """Returns the smallest loss at which an equal model passes with this chance."""
-        return self.standard_error * (expanded(confidence, self.effective_clusters) + NORMAL.inv_cdf(power))
+        bound = expanded(confidence, self.effective_clusters) + NORMAL.inv_cdf(min(max(power, 0.001), 0.999))
+        return self.one_row + self.standard_error * bound
 
 
 def resolution(scores: Scores, settings: GateSettings, *, last: Scores | None = None) -> Resolution:
@@ -61,6 +64,7 @@ def resolution(scores: Scores, settings: GateSettings, *, last: Scores | None = 
     variance = whole**2 * (settings.flip_rate * float(np.sum(sizes * (1 + (sizes - 1) * alike))) + 2 * added**2)
     return Resolution(
         standard_error=math.sqrt(variance) / len(pair.old),
+        one_row=whole / len(pair.old),
         num_rows=len(pair.old),
         num_clusters=len(sizes),
         effective_clusters=float(np.sum(sizes) ** 2 / np.sum(sizes**2)),
@@ -72,6 +76,7 @@ def resolution_of(found: Resampled, num_rows: int) -> Resolution:
     """Returns what a set of rows can tell, from two versions on it."""
     return Resolution(
         standard_error=found.standard_error,
+        one_row=found.one_row,
         num_rows=num_rows,
         num_clusters=found.num_clusters,
         effective_clusters=found.effective_clusters,
