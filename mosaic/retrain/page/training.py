@@ -23,7 +23,7 @@ def training(report: DayReport) -> Markup:
     pairs = (
         ("Window", _window(run)),
         ("Steps", f"{run.steps:,} of {run.planned_steps:,}"),
-        ("Ran on", f"{shorten(run.device)}, {count(run.num_ranks, 'process')}".replace("processs", "processes")),
+        ("Ran on", f"{shorten(run.device)}, {count(run.num_ranks, 'process')}"),
         ("Bits", _bits(run)),
         ("Restarts", _restarts(run.restarts, date_of(run.began))),
         ("Plan", element("span", shorten(run.plan.strip(), _MAX_PLAN), class_="plan") if run.plan.strip() else None),
