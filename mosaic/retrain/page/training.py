@@ -8,11 +8,11 @@ from mosaic.retrain.page.markup import MAX_SENTENCE, Markup, element, facts, fol
 from mosaic.retrain.page.wording import count, date_of, duration, figure, moment
 from mosaic.retrain.records import DayReport, Restart, RunFacts
 
-MAX_RESTARTS = 12
+MAX_RESTARTS = 8
 """The last of them are on the page."""
 MAX_OPEN_RESTARTS = 3
 """Restarts that are shown without being asked for."""
-_MAX_PLAN = 1500
+_MAX_PLAN = 1000
 
 
 def training(report: DayReport) -> Markup:
