@@ -14,8 +14,8 @@ from typing import Annotated
 
 from mosaic.artifact import Ge, Le, parse_toml
 from mosaic.errors import InvalidFileError, InvalidRecipeError
-from mosaic.retrain.data_check import DataCheckSettings
 from mosaic.retrain.gate.settings import GateSettings
+from mosaic.retrain.intake.data_check import DataCheckSettings
 
 RECIPE = "retrain.toml"
 """Name of the recipe in its folder."""

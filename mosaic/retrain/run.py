@@ -18,11 +18,11 @@ from mosaic.artifact import load, save
 from mosaic.checkpoint.disk import sha256_of
 from mosaic.errors import MosaicError
 from mosaic.retrain import hooks, versions
-from mosaic.retrain.arrivals import Arrivals, archive
-from mosaic.retrain.data_check import DataCheck
 from mosaic.retrain.folder import DayFolder, DayState, Folder, Phase, Start, utc_text
 from mosaic.retrain.frozen import ROW, frozen_rows, looked_at, renewed
 from mosaic.retrain.gate import Contest, DayScores, ModelFacts, decide, renewal, validity_findings
+from mosaic.retrain.intake.arrivals import Arrivals, archive
+from mosaic.retrain.intake.data_check import DataCheck
 from mosaic.retrain.lock import boot_id, held
 from mosaic.retrain.recipe import Recipe, read_recipe, seconds_of
 from mosaic.retrain.records import GateResult, Outcome

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from mosaic.checkpoint.ranks import Ranks
 from mosaic.ranks.meeting.world import World
-from mosaic.train.loader import BatchCut
+from mosaic.train.data.loader import BatchCut
 from mosaic.train.tree_sum import ExactStep
 
 

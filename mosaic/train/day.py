@@ -23,13 +23,13 @@ from mosaic.engine import Options
 from mosaic.errors import InvalidCheckpointError, InvalidFileError
 from mosaic.train import choice
 from mosaic.train.crew import Crew
+from mosaic.train.data.loader import BatchCut, BatchLoader
+from mosaic.train.data.samples import RejectCount, Samples
+from mosaic.train.data.seeds import seed_step
 from mosaic.train.environment import environment_here
-from mosaic.train.loader import BatchCut, BatchLoader
 from mosaic.train.loop import Loop, LoopSettings, Trainee
 from mosaic.train.program import Program
 from mosaic.train.records import NEW_WEIGHTS, DayNotes, Environment, PlanKey, StoredPlan, Trained
-from mosaic.train.samples import RejectCount, Samples
-from mosaic.train.seeds import seed_step
 from mosaic.train.signals import StopRequests
 
 _LOG = logging.getLogger(__name__)
@@ -99,6 +99,7 @@ class Day:
         self.handle = self._placed(batch)
         crew.begin(self.model, self._cut)
         self._trainee = self._made()
+        self.handle.prepare_saving(optimizer=self._trainee.optimizers, companions=self._trainee.companions)
         self._differences = "; ".join(filter(None, (within_day, self._environment())))
 
     def train(self, told: StopRequests, *, to: int | None = None) -> Trained:

@@ -22,11 +22,11 @@ from mosaic.checkpoint.methods import KeepsCheckpoints
 from mosaic.errors import MosaicError, NoRoomError
 from mosaic.lines import append_line
 from mosaic.train.crew import Crew
-from mosaic.train.loader import BatchLoader, StepBatch
+from mosaic.train.data.loader import BatchLoader, StepBatch
+from mosaic.train.data.samples import Reject
+from mosaic.train.data.seeds import generators_of, seed_step
 from mosaic.train.program import Program
 from mosaic.train.records import WINDOW_OVER, DayNotes
-from mosaic.train.samples import Reject
-from mosaic.train.seeds import generators_of, seed_step
 from mosaic.train.signals import StopRequests
 
 _LOG = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import default_collate
 
 from mosaic.errors import MosaicError
+from mosaic.train.data.seeds import drawn_under, generators_of
 from mosaic.train.program import Program
-from mosaic.train.seeds import drawn_under, generators_of
 
 VALUE = "value"
 """The column that decides."""

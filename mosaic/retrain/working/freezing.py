@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from mosaic.artifact import load, save
 from mosaic.errors import MosaicError
-from mosaic.retrain.work import Work
-from mosaic.train.positions import CYCLE, shares_of
-from mosaic.train.sources import Kind, SourceRecord, Sources, held_out_rows, planned_steps, record_of
+from mosaic.retrain.working.work import Work
+from mosaic.train.data.positions import CYCLE, shares_of
+from mosaic.train.data.sources import Kind, SourceRecord, Sources, held_out_rows, planned_steps, record_of
 
 
 def freeze(work: Work) -> None:

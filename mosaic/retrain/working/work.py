@@ -13,17 +13,17 @@ from mosaic.artifact import load
 from mosaic.checkpoint.disk import sha256_of
 from mosaic.retrain import versions
 from mosaic.retrain.folder import DayFolder, Folder
+from mosaic.retrain.intake.usual import DayFigures
 from mosaic.retrain.recipe import Recipe, seconds_of
-from mosaic.retrain.usual import DayFigures
 from mosaic.train.choice import drift_of
 from mosaic.train.crew import Crew, ExactCrew
+from mosaic.train.data.positions import CYCLE, PositionStream, Source
+from mosaic.train.data.samples import Samples
+from mosaic.train.data.sources import Sources, check_unchanged, trained_rows
 from mosaic.train.day import DaySettings, device_of
 from mosaic.train.loop import LoopSettings
-from mosaic.train.positions import CYCLE, PositionStream, Source
 from mosaic.train.program import Program
 from mosaic.train.records import StoredPlan, Trained
-from mosaic.train.samples import Samples
-from mosaic.train.sources import Sources, check_unchanged, trained_rows
 
 
 @dataclass(frozen=True)

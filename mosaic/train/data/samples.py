@@ -11,8 +11,8 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from mosaic.errors import MosaicError
-from mosaic.train.positions import PositionStream
-from mosaic.train.seeds import generators_of, put_back, sample_words, seed_sample
+from mosaic.train.data.positions import PositionStream
+from mosaic.train.data.seeds import generators_of, put_back, sample_words, seed_sample
 
 MAX_ATTEMPTS = 16
 """After a position's own row could not be read: rows of its source that are tried in its place."""

@@ -16,10 +16,10 @@ from mosaic.retrain import versions
 from mosaic.retrain.frozen import ROW, frozen_rows
 from mosaic.retrain.gate import DayScores, ModelFacts, Scores, digest_of_rows, joined
 from mosaic.retrain.gate.scores import RowSet
-from mosaic.retrain.work import Work
+from mosaic.retrain.working.work import Work
+from mosaic.train.data.seeds import seed_step
+from mosaic.train.data.sources import held_out_rows
 from mosaic.train.scoring import Unreadable, latency_ms, read_rows, score_batches
-from mosaic.train.seeds import seed_step
-from mosaic.train.sources import held_out_rows
 
 
 def model_of(work: Work, version: str | None, device: torch.device) -> nn.Module:

@@ -16,12 +16,12 @@ import torch
 from torch.utils import _pytree as pytree
 
 from mosaic.artifact import load, save
-from mosaic.retrain.data_check import check_data
 from mosaic.retrain.frozen import frozen_rows
 from mosaic.retrain.gate import Scores, joined
-from mosaic.retrain.judging import model_of
-from mosaic.retrain.usual import DayFigures, InputFigures, day_figures
-from mosaic.retrain.work import Work
+from mosaic.retrain.intake.data_check import check_data
+from mosaic.retrain.intake.usual import DayFigures, InputFigures, day_figures
+from mosaic.retrain.working.judging import model_of
+from mosaic.retrain.working.work import Work
 from mosaic.train.scoring import Unreadable, read_rows, score_batches
 
 MAX_LOOKED = 5000
