@@ -120,6 +120,10 @@ class StepLoader(Iterator[StepBatch]):
     rejects: RejectCount
     """Rows that could not be read so far."""
 
+    def state_dict(self) -> dict[str, Any] | None:
+        """Returns what going on after the steps yielded so far needs beside their number; None for nothing."""
+        return None
+
     def close(self) -> None:
         """Ends what loads the data."""
 
