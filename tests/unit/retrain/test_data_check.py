@@ -63,7 +63,7 @@ def test_a_usual_day_is_let_through():
 def test_half_of_the_labels_wrong_quarantines_the_day():
     check = checked(figures(9, right=0.9 / 2 + 0.1 / 2))
     assert check.quarantine
-    assert check.reason.startswith("The champion's mean value on today's rows is 0.5")
+    assert check.reason.startswith("The champion's mean value on today's rows is 0.4940, usually 0.9")
     assert "look at today's labels" in check.reason
 
 
@@ -92,7 +92,7 @@ def test_the_first_day_has_nothing_to_compare_with():
 
 
 def test_limits_are_wide_where_days_are_few():
-    few, many = (checked(figures(9), BEFORE[:number]).usual for number in (2, 8))
+    few, many = (checked(figures(9), BEFORE[:1] * number).usual for number in (2, 8))
     for one, other in zip(few, many, strict=True):
         if one.name.startswith("label"):
             assert one.high - one.low > other.high - other.low
