@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from mosaic import artifact
-from mosaic.retrain.data_check import DataCheck, DataCheckSettings, check_data
 from mosaic.retrain.gate import Scores
+from mosaic.retrain.intake.data_check import DataCheck, DataCheckSettings, check_data
+from mosaic.retrain.intake.usual import DayFigures, InputFigures, day_figures
 from mosaic.retrain.records import Finding
-from mosaic.retrain.usual import DayFigures, InputFigures, day_figures
 
 SETTINGS = DataCheckSettings()
 
