@@ -64,6 +64,8 @@ class DaySettings:
     """The champion's weights; None for new ones."""
     plan: Path
     """The day's ``plan.json``."""
+    profile: Path
+    """The day's ``profile.json``: what its plan was made from."""
     plan_before: Path | None
     """The one of the day before."""
     drift: str
@@ -224,7 +226,11 @@ class Day:
         if crew.size > 1:
             return choice.plain(key, why, "")  # colocate() tries plans by itself; see _placed
         seed_step(settings.loop.seed, 0, 0)
-        return choice.choose_by_trial(self._program.make_model().to(crew.device), batch, self._program.loss, key, why)
+        model = self._program.make_model().to(crew.device)
+        chosen, profile = choice.choose_by_trial(model, batch, self._program.loss, key, why)
+        if profile is not None:
+            save(profile, settings.profile)
+        return chosen
 
     def _placed(self, batch: Any) -> KeepsCheckpoints:
         """Lets the plan run the model; on several ranks a new one is chosen here, before the first step."""

@@ -121,6 +121,7 @@ class Work:
             start=start,
             weights=champion.weights if champion is not None else None,
             plan=self.day.plan,
+            profile=self.day.profile,
             plan_before=before[-1].plan if before else None,
             drift=drift_of(stored, last.step_ms if last is not None else None),
             modalities=", ".join(sorted(load(DayFigures, self.day.figures).modalities)),
