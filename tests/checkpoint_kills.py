@@ -1,6 +1,7 @@
 """Kills a process at every step of a save on the disk, one after the other, and looks at what is left.
 
-Run as ``python checkpoint_kills.py FOLDER``; prints, for each instant, the newest step and how many are complete.
+Then the same while old checkpoints go because the disk is full. Run as ``python checkpoint_kills.py FOLDER``; prints,
+for each instant of a save, the newest step and how many are complete.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,33 +21,48 @@ from torch import nn
 from mosaic.checkpoint.folder import checkpoints_in, damage_of
 from mosaic.checkpoint.loading import LoadRequest, load
 from mosaic.checkpoint.ranks import OneRank
+from mosaic.checkpoint.room import make_room
 from mosaic.checkpoint.saving import Saver, SaveRequest
 
 EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.listdir", "os.scandir", "shutil.rmtree"}
 KEEP = 2
 
 
-def save(folder: Path, step: int) -> None:
-    """Saves a model whose weights are the step."""
+def belongings() -> dict[str, Any]:
+    """All that is kept: a model, its average, an optimizer for each of its parameters, a generator."""
     model = nn.Linear(4, 3)
+    return {
+        "model": model,
+        "optimizer": {name: torch.optim.AdamW([parameter]) for name, parameter in model.named_parameters()},
+        "scaler": torch.amp.GradScaler("cpu", init_scale=1.0),
+        "companions": {"average": nn.Linear(4, 3)},
+        "generators": {"own": torch.Generator()},
+    }
+
+
+def save(folder: Path, step: int) -> None:
+    """Saves what has the step for its weights, scale and seed."""
+    kept = belongings()
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.fill_(step)
-    optimizer = torch.optim.AdamW(model.parameters())
+        for module in (kept["model"], kept["companions"]["average"]):
+            for parameter in module.parameters():
+                parameter.fill_(step)
+    kept["scaler"].load_state_dict({**kept["scaler"].state_dict(), "scale": float(step)})
+    kept["generators"]["own"].manual_seed(step)
     saver = Saver(OneRank())
-    job = SaveRequest(model=model, folder=folder, step=step, optimizer=optimizer, extra={"step": step}, keep=KEEP)
-    saver.save(job)
+    saver.save(SaveRequest(**kept, folder=folder, step=step, extra={"step": step}, keep=KEEP))
     saver.finish()
 
 
-def loaded_step(folder: Path) -> int:
+def loaded_step(folder: Path, *, fall_back: bool = False) -> int:
     """Loads the newest, and checks that it is of one piece."""
-    model = nn.Linear(4, 3)
-    optimizer = torch.optim.AdamW(model.parameters())
-    request = LoadRequest(model=model, folder=folder, optimizer=optimizer)
-    found = load(request, OneRank())
+    kept = belongings()
+    found = load(LoadRequest(**kept, folder=folder, fall_back=fall_back), OneRank())
     assert found.extra == {"step": found.step}
-    assert all(bool((parameter == found.step).all()) for parameter in model.parameters())
+    for module in (kept["model"], kept["companions"]["average"]):
+        assert all(bool((parameter == found.step).all()) for parameter in module.parameters())
+    assert kept["scaler"].get_scale() == found.step
+    assert kept["generators"]["own"].initial_seed() == found.step
     return found.step
 
 
@@ -63,8 +79,8 @@ def in_child(work: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def killed_at(instant: int, folder: Path) -> None:
-    """Saves step 3, and ends without warning before the ``instant``-th thing that it does in the folder."""
+def killed_at(instant: int, folder: Path, work: Callable[[], object]) -> None:
+    """Does it, and ends without warning before the ``instant``-th thing that it does in the folder."""
     left = instant
 
     def tick() -> None:
@@ -86,7 +102,7 @@ def killed_at(instant: int, folder: Path) -> None:
 
     os.fsync = fsync
     sys.addaudithook(watched)
-    save(folder, 3)
+    work()
 
 
 def after(folder: Path) -> None:
@@ -107,18 +123,32 @@ def main(top: Path) -> None:
         if thread is not threading.main_thread():
             thread.join(10)  # what wrote is about to end; a fork must not find it
     assert threading.active_count() == 1, threading.enumerate()
-    for instant in range(1, 200):
-        folder = top / f"killed{instant}"
-        shutil.copytree(start, folder)
-        ended = in_child(lambda folder=folder, instant=instant: killed_at(instant, folder))
+    for folder in killed_at_each(start, lambda folder: save(folder, 3)):
         complete = checkpoints_in(folder)
         for found in complete:
-            assert damage_of(found.path) == (), (instant, found)
-        assert in_child(lambda folder=folder: after(folder)) == 0, instant
+            assert damage_of(found.path) == (), found
+        assert in_child(lambda folder=folder: after(folder)) == 0, folder
+        print(complete[0].step, len(complete))
+    shutil.copytree(start / "00000002-step-2", start / "00000003-step-3")  # of a step that it does not say
+    shutil.copytree(start / "00000002-step-2", start / ".saving-00000004-killed")
+    (start / "00000003-step-3" / "state.json").write_text("{}")
+    for folder in killed_at_each(start, make_room):
+        assert loaded_step(folder, fall_back=True) == 2
+        make_room(folder)
+        assert [path.name for path in folder.iterdir()] == ["00000002-step-2"]
+
+
+def killed_at_each(start: Path, work: Callable[[Path], object]) -> Iterator[Path]:
+    """Does it in copies of a folder, killed at one instant after the other, until one is through; returns each copy."""
+    for instant in range(1, 200):
+        folder = start.parent / f"killed{instant}"
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(start, folder)
+        ended = in_child(lambda folder=folder, instant=instant: killed_at(instant, folder, lambda: work(folder)))
         if ended == 0:
             return
         assert ended == -signal.SIGKILL, (instant, ended)
-        print(complete[0].step, len(complete))
+        yield folder
     raise AssertionError("it was never through")
 
 

@@ -261,7 +261,7 @@ BY_NAME: dict[str, DayReport] = {
 def hostile(*, letter: str = "", size: int = 5000, many: int = 200) -> DayReport:
     """A report whose every text is hostile, or ``size`` times ``letter``, with ``many`` of everything."""
     name = letter * size if letter else HOSTILE
-    finding = Finding(name=name, passed=False, sentence=name)
+    findings = tuple(Finding(name=name, passed=passed, sentence=name) for passed in (False, True)) * many
     low, high = math.nan, math.inf
     return DayReport(
         title=name,
@@ -273,9 +273,9 @@ def hostile(*, letter: str = "", size: int = 5000, many: int = 200) -> DayReport
             comparison("frozen", math.nan, low=low, high=high, passed=False),
             *(comparison(f"{name}={index}", -0.5, against=name, passed=False) for index in range(many)),
             passes=False,
-            findings=(finding,) * many,
+            findings=findings,
         ),
-        data_check=(finding,) * many,
+        data_check=findings,
         data=tuple(
             SourceRows(
                 name=f"{name}{index}", rows=1, drawn=1, rejected={f"{name}{reason}": 1 for reason in range(many)}

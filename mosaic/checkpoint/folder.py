@@ -93,18 +93,28 @@ class SavingPlace:
 
 
 def drop_old(folder: Path, keep: int) -> None:
-    """Removes all but the newest checkpoints, and what killed runs have left.
+    """Removes all but the newest checkpoints, and what killed runs have left; see ``drop``."""
+    complete = checkpoints_in(folder)
+    drop(folder, complete[keep:], through=complete[0].serial)
+
+
+def drop(folder: Path, checkpoints: Sequence[Checkpoint], *, through: int | None = None) -> None:
+    """Removes checkpoints, and what was being written or removed when a run was killed.
 
     One that is being removed is renamed first, so that no half of it counts. What cannot be removed stays, and is told
     in the log: training does not depend on it.
+
+    Args:
+        folder: The run's checkpoints.
+        checkpoints: Those to remove.
+        through: The serial number of the last save of which remains go; by default all remains do.
     """
-    complete = checkpoints_in(folder)
     try:
-        for old in complete[keep:]:
+        for old in checkpoints:
             old.path.rename(folder / f".dropped-{old.serial:08d}-{secrets.token_hex(4)}")
         for path in folder.iterdir():
             match = _ASIDE.fullmatch(path.name)
-            if match is not None and int(match[1]) <= complete[0].serial:
+            if match is not None and (through is None or int(match[1]) <= through):
                 remove_folder(path)
     except OSError as error:
         _LOG.warning("cannot remove an old checkpoint in %s: %s", folder, error)

@@ -95,6 +95,17 @@ class KeepsCheckpoints(ABC):
             )
         )
 
+    def prepare_saving(
+        self, *, optimizer: OneOrSeveral[Optimizer] = None, companions: Mapping[str, nn.Module] | None = None
+    ) -> None:
+        """Makes room in memory for copies, so that the first ``save`` holds the loop up no longer than the later ones.
+
+        Called before the first step; fresh memory takes several times as long as a copy.
+        """
+        from mosaic.checkpoint.belongings import Belongings
+
+        self._the_saver().prepare(Belongings(model=self._model, optimizer=optimizer, companions=companions))
+
     def finish_saving(self) -> None:
         """Waits until the checkpoint that was begun is on the disk; does nothing if there is none.
 
@@ -214,11 +225,14 @@ class KeepsCheckpoints(ABC):
     def make_room(self, folder: str | Path) -> tuple[int, ...]:
         """Removes all checkpoints but the newest one that is whole, for a loop whose save met a full disk.
 
+        Waits for the one that is being written, if there is one, and raises its error.
+
         Returns:
             The steps of those that were removed.
         """
         from mosaic.checkpoint.room import make_room
 
+        self.finish_saving()
         ranks = self._the_ranks()
         gone = [found.step for found in make_room(Path(folder))] if ranks.rank == 0 else []
         return tuple(ranks.first_says(gone))

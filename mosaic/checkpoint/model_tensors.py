@@ -105,7 +105,7 @@ class Overlap:
             if tuple(shape) != own.shape or dtype not in ("", own.dtype):
                 described = [f"{dtype} {list(shape)}", f"{dtype and own.dtype} {list(own.shape)}"]
                 changed[name] = (described[0].strip(), described[1].strip())
-            else:
+            elif name == names[name] or names[name] not in sources:
                 sources[names[name]] = name
         there = sources.keys() | {names[name] for name in changed}
         return Overlap(

@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mosaic.checkpoint.disk import remove_folder
-from mosaic.checkpoint.folder import Checkpoint, checkpoints_in, damage_of, drop_old
+from mosaic.checkpoint.folder import Checkpoint, checkpoints_in, damage_of, drop
 from mosaic.errors import NoRoomError
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from mosaic.checkpoint.belongings import OneOrSeveral
+    from mosaic.checkpoint.belongings import Belongings, OneOrSeveral
 
 _BYTES_BESIDE = 1 << 16
 """Allowed for what is no tensor, and again for each 100 tensors: names, settings, the loop's own."""
@@ -37,9 +36,13 @@ def room_needed(
     """
     from mosaic.checkpoint.belongings import Belongings
 
-    all_kept = Belongings(model=model, optimizer=optimizer, companions=companions)
-    tensors = [tensor for module in all_kept.modules().values() for tensor in module.tensors.values()]
-    for each in all_kept.optimizers.values():
+    return bytes_of_all(Belongings(model=model, optimizer=optimizer, companions=companions))
+
+
+def bytes_of_all(belongings: Belongings) -> int:
+    """Estimates the bytes of a checkpoint; see ``room_needed``."""
+    tensors = [tensor for module in belongings.modules().values() for tensor in module.tensors.values()]
+    for each in belongings.optimizers.values():
         tensors += _state_of(getattr(each, "optimizer", each))
     return sum(tensor.nbytes for tensor in tensors) + _BYTES_BESIDE * (2 + len(tensors) // 100)
 
@@ -97,22 +100,19 @@ def check_room(folder: Path, *, checkpoint_bytes: int, count: int, more_bytes: i
 
 
 def make_room(folder: Path) -> tuple[Checkpoint, ...]:
-    """Removes what killed or failed saves have left, and all checkpoints but the newest that is whole.
+    """Removes all checkpoints but the newest that is whole, and what killed saves have left.
 
-    Called when a save met a full disk. Where none is whole, all stay.
+    Called when a save met a full disk and nothing is being written. Where none is whole, all stay.
 
     Returns:
-        What was removed.
+        Those that were removed.
     """
     complete = checkpoints_in(folder)
     whole = next((found for found in complete if not damage_of(found.path)), None)
-    if whole is None:
-        return ()
-    for damaged in complete[: complete.index(whole)]:
-        remove_folder(damaged.path)
-    drop_old(folder, 1)
+    others = [found for found in complete if whole is not None and found != whole]
+    drop(folder, others)
     left = checkpoints_in(folder)
-    return tuple(found for found in complete if found not in left)
+    return tuple(found for found in others if found not in left)
 
 
 def _size(num_bytes: int) -> str:

@@ -19,9 +19,10 @@ from mosaic.checkpoint.optimizer_state import OptimizerState, collect
 from mosaic.checkpoint.plain_data import to_plain
 from mosaic.checkpoint.random_state import random_state
 from mosaic.checkpoint.ranks import Ranks
+from mosaic.checkpoint.room import bytes_of_all
 from mosaic.checkpoint.shared_layout import RankLayout, SharedLayout
 from mosaic.checkpoint.tensor_file import TensorSpec
-from mosaic.checkpoint.writing import Contents, Writing
+from mosaic.checkpoint.writing import Contents, Copies, Writing
 from mosaic.errors import MosaicError
 
 
@@ -97,6 +98,12 @@ class Saver:
         self._ranks = ranks
         self._writing: Writing | None = None
         self._layout: tuple[list[str], SharedLayout] | None = None
+        self._copies = Copies()
+
+    def prepare(self, belongings: Belongings) -> None:
+        """Makes room in memory for the copies, so that the first save takes no longer than the later ones."""
+        pinned = any(tensor.is_cuda for tensor in belongings.model.parameters())
+        self._copies.reserve(bytes_of_all(belongings) // self._ranks.size, pinned=pinned)
 
     def save(self, job: SaveRequest) -> Path:
         """Begins a checkpoint and returns where it will be.
@@ -115,7 +122,7 @@ class Saver:
         assert share is not None
         layout = self._agreed(job, share)
         place = self._place(job)
-        tensors = {name: _copy(share.tensors[name]) for name in layout.writes[self._ranks.rank]}
+        tensors = self._copies.of({name: share.tensors[name] for name in layout.writes[self._ranks.rank]})
         tensors[f"{RANDOM}{self._ranks.rank}"] = _random_bytes(job.generators)
         contents = _contents(job, share, layout, self._ranks.size) if self._ranks.rank == 0 else None
         self._writing = Writing(tensors, place, contents, self._ranks)
@@ -188,12 +195,7 @@ def _contents(job: SaveRequest, share: _Share, layout: SharedLayout, num_ranks: 
         tensors=(),
         tied=share.tied,
     )
-    return Contents(manifest=manifest, state=json.dumps(state) + "\n", keep=job.keep)
-
-
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    """Copies to memory that training does not touch."""
-    return torch.empty_like(tensor, device="cpu").copy_(tensor)
+    return Contents(manifest=manifest, state=state, keep=job.keep)
 
 
 def _by_name(what: str, found: dict[str, Any]) -> dict[str, Any]:

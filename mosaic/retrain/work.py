@@ -16,9 +16,8 @@ from mosaic.retrain.folder import DayFolder, Folder
 from mosaic.retrain.recipe import Recipe, seconds_of
 from mosaic.retrain.usual import DayFigures
 from mosaic.train.choice import drift_of
-from mosaic.train.crew import Crew
+from mosaic.train.crew import Crew, ExactCrew
 from mosaic.train.day import DaySettings, device_of
-from mosaic.train.exact import ExactCrew
 from mosaic.train.loop import LoopSettings
 from mosaic.train.positions import CYCLE, PositionStream, Source
 from mosaic.train.program import Program

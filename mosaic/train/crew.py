@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -10,6 +11,9 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from mosaic.checkpoint.ranks import Ranks
+from mosaic.ranks.meeting.world import World
+from mosaic.train.loader import BatchCut
+from mosaic.train.tree_sum import ExactStep
 
 
 class Crew:
@@ -21,7 +25,7 @@ class Crew:
         size: How many there are.
 
     Attributes:
-        ranks: Who saves together where no handle knows; None for this process alone.
+        ranks: Who saves together where there is no handle; None for this process alone.
         scale: What losses are multiplied with, so that gradients add up to those of the mean over the global batch.
     """
 
@@ -29,29 +33,76 @@ class Crew:
         self.device = device
         self.rank = rank
         self.size = size
-        self.scale = float(size)
         self.ranks: Ranks | None = None
+        self.scale = float(size)
         self._group: Any = None
 
-    def begin(self, model: nn.Module) -> None:
+    def begin(self, model: nn.Module, cut: BatchCut) -> None:
         """Called once the model's parameters are where they will be."""
+
+    def micro_batch(self, index: int) -> AbstractContextManager[None]:
+        """Surrounds forward and backward of a micro-batch, by its index in the global batch."""
+        return nullcontext()
+
+    def finish(self) -> None:
+        """Called after the last micro-batch of a step; then all gradients are those of the global batch."""
+
+    def leave(self) -> None:
+        """Called when the training has ended."""
 
     def moved(self, batch: Any) -> Any:
         """Returns a batch with its tensors where this rank trains."""
         return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(self.device, non_blocking=True), batch)
 
-    def take_gradients(self) -> None:
-        """Called after the backward of each micro-batch."""
-
-    def share_gradients(self) -> None:
-        """Called after the backward of the last one."""
-
     def any_of(self, *flags: bool) -> tuple[bool, ...]:
         """Returns for each flag whether it is set on any rank."""
         if self.size == 1:
             return flags
+        found = torch.tensor(flags, dtype=torch.uint8)
+        dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self._small_group())
+        return tuple(bool(flag) for flag in found)
+
+    def mean_loss(self, losses: list[torch.Tensor]) -> torch.Tensor:
+        """Returns the loss over the global batch from this rank's parts of it, in one order on any number of ranks."""
+        own = torch.stack([loss.float() for loss in losses]) / self.scale
+        if self.size == 1:
+            return own.sum()
+        every = [torch.empty(len(losses)) for _ in range(self.size)]
+        dist.all_gather(every, own.cpu(), group=self._small_group())
+        return torch.cat(every).sum()
+
+    def _small_group(self) -> Any:
+        """Ranks on CPUs, whom a few numbers are told."""
         if self._group is None:
             self._group = dist.new_group(backend="gloo")
-        found = torch.tensor(flags, dtype=torch.uint8)
-        dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self._group)
-        return tuple(bool(flag) for flag in found)
+        return self._group
+
+
+class ExactCrew(Crew):
+    """Ranks that have the whole model each and add gradients in one order: their number changes no bit."""
+
+    def __init__(self, device: torch.device, rank: int = 0, size: int = 1) -> None:
+        super().__init__(device, rank, size)
+        self.scale = 1.0
+        self._world = World.join(device) if size > 1 else None
+        self.ranks = self._world
+        self._step: ExactStep | None = None
+
+    def begin(self, model: nn.Module, cut: BatchCut) -> None:
+        """Prepares the sums."""
+        self._step = ExactStep(model, cut)
+
+    def micro_batch(self, index: int) -> AbstractContextManager[None]:
+        """Takes the gradients of the block as those of one micro-batch."""
+        assert self._step is not None
+        return self._step.micro_batch(index)
+
+    def finish(self) -> None:
+        """Adds all of them up."""
+        assert self._step is not None
+        self._step.finish()
+
+    def leave(self) -> None:
+        """Tells the other ranks that this one is done."""
+        if self._world is not None:
+            self._world.close()

@@ -97,7 +97,7 @@ class Day:
         self.plan, within_day = self._plan_of_day(batch)
         torch.set_num_threads(self.plan.threads)
         self.handle = self._placed(batch)
-        crew.begin(self.model)
+        crew.begin(self.model, self._cut)
         self._trainee = self._made()
         self._differences = "; ".join(filter(None, (within_day, self._environment())))
 
@@ -131,6 +131,7 @@ class Day:
         """Gives the plain, whole model back, on every rank."""
         if isinstance(self.handle, mosaic.Handle):
             self.handle.remove()
+        self._crew.leave()
 
     def companion(self, name: str) -> nn.Module:
         """Returns what is kept beside the model under a name; see ``Program.make_companions``."""
@@ -157,22 +158,25 @@ class Day:
         with self._loader(range(1), 0, RejectCount(1.0)) as batches:
             return next(batches).micro_batches[0].data
 
-    def _loader(self, steps: range, workers: int, rejects: RejectCount) -> BatchLoader:
+    @property
+    def _cut(self) -> BatchCut:
         settings, crew = self._settings, self._crew
-        cut = BatchCut(
+        return BatchCut(
             batch=settings.batch,
             num_ranks=crew.size,
             rank=crew.rank,
             micro_batches=settings.micro_batches,
             exact=settings.exact,
         )
+
+    def _loader(self, steps: range, workers: int, rejects: RejectCount) -> BatchLoader:
         return BatchLoader(
             self._samples,
-            cut,
+            self._cut,
             steps,
             workers=workers,
             collate=self._program.collate,
-            pin=crew.device.type == "cuda",
+            pin=self._crew.device.type == "cuda",
             rejects=rejects,
         )
 
@@ -181,7 +185,8 @@ class Day:
     def _plan_of_day(self, batch: Any) -> tuple[StoredPlan, str]:
         """Returns the plan that the day runs, and why it is another one than the day began with; empty if it is not."""
         settings, crew = self._settings, self._crew
-        key = choice.key_of(self.model, batch, crew.device, crew.size, settings.modalities)
+        num_ranks = 1 if settings.exact else crew.size
+        key = choice.key_of(self.model, batch, crew.device, num_ranks, settings.modalities)
         there = _read(settings.plan)
         within_day = key.differences(there.key) if there is not None else ""
         if there is not None and not within_day:

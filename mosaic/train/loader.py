@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from multiprocessing import active_children
@@ -22,6 +22,8 @@ from mosaic.train.samples import Drawn, Reject, RejectCount, Samples
 
 _PR_SET_PDEATHSIG = 1
 """Of ``prctl``: which signal a process gets when the one that made it ends."""
+_DYING_S = 0.5
+"""How long a worker may take to end after its connections have."""
 
 Collate = Callable[[list[Any]], Any]
 
@@ -110,7 +112,27 @@ class StepBatch:
     """Rows that could not be read on the way."""
 
 
-class BatchLoader:
+class StepLoader(Iterator[StepBatch]):
+    """Goes through the steps of a run once; a context that ends what loads the data."""
+
+    rejects: RejectCount
+    """Rows that could not be read so far."""
+
+    def close(self) -> None:
+        """Ends what loads the data."""
+
+    def __enter__(self) -> Self:
+        """Returns itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Ends what loads the data."""
+        self.close()
+
+
+class BatchLoader(StepLoader):
     """Yields this rank's part of each global batch; the same whatever the number of workers.
 
     Workers are started here and not at the first batch: make the loader before random states are restored. It takes no
@@ -125,7 +147,6 @@ class BatchLoader:
         collate: Makes a batch of a list of samples; torch's own by default.
         pin: Whether to copy into pinned memory, for CUDA.
         rejects: Where unreadable rows are counted, and how many may be.
-        start_method: Of workers, such as ``spawn``; the platform's own by default.
     """
 
     def __init__(
@@ -138,31 +159,30 @@ class BatchLoader:
         collate: Collate | None = None,
         pin: bool = False,
         rejects: RejectCount | None = None,
-        start_method: str | None = None,
     ) -> None:
         self.cut = cut
         self.rejects = rejects or RejectCount()
         self._steps = iter(steps)
         loader = DataLoader(
             samples,
-            batch_sampler=_Microbatches(cut, steps),
+            batch_sampler=_Microbatches(cut, steps),  # type: ignore[arg-type]  # of ranges
             num_workers=workers,
             collate_fn=partial(_collated, collate or default_collate),
             pin_memory=pin,
-            multiprocessing_context=start_method if workers else None,
             worker_init_fn=partial(_begin_worker, threading.current_thread() is threading.main_thread()),
             generator=torch.Generator(),
         )
         before, handler = set(active_children()), signal.getsignal(signal.SIGCHLD)
         self._loaded: Iterator[tuple[Any, tuple[Reject, ...]]] = iter(loader)
-        self._workers = set(active_children()) - before
-        if threading.current_thread() is threading.main_thread():
+        self._workers = tuple(set(active_children()) - before)
+        if handler is not None and threading.current_thread() is threading.main_thread():
             # torch's own raises wherever the loop is; a dead worker is reported here, at the next batch, instead.
             signal.signal(signal.SIGCHLD, handler)
 
-    def __iter__(self) -> Iterator[StepBatch]:
-        """Returns itself: a loader goes through its steps once."""
-        return self
+    @property
+    def worker_pids(self) -> tuple[int, ...]:
+        """Processes of the workers."""
+        return tuple(worker.pid for worker in self._workers if worker.pid is not None)
 
     def __next__(self) -> StepBatch:
         """Returns the next step's batch.
@@ -171,7 +191,8 @@ class BatchLoader:
             MosaicError: A worker died, or more rows cannot be read than the limit allows.
         """
         step = next(self._steps)
-        parts, rejects = [], []
+        parts: list[MicroBatch] = []
+        rejects: list[Reject] = []
         for index in self.cut.own:
             data, rejected = self._load()
             rows = self.cut.rows[index]
@@ -183,7 +204,11 @@ class BatchLoader:
     def _load(self) -> tuple[Any, tuple[Reject, ...]]:
         try:
             data, rejects = next(self._loaded)
-        except RuntimeError as error:
+        except MosaicError as error:  # of a worker: torch adds a page of where it was raised
+            raise MosaicError(str(error).rpartition("MosaicError: ")[2].strip()) from error
+        except (RuntimeError, OSError, EOFError) as error:  # torch's own, or a connection to one that is gone
+            for worker in self._workers:
+                worker.join(_DYING_S)
             dead = [worker for worker in self._workers if worker.exitcode]
             if not dead:
                 raise
@@ -196,17 +221,9 @@ class BatchLoader:
 
     def close(self) -> None:
         """Ends the workers; those that are at a sample finish it."""
+        # Left to the garbage collector, after an error, each worker would be waited for in vain, for five seconds.
+        getattr(self._loaded, "_shutdown_workers", lambda: None)()
         self._loaded, self._steps = iter(()), iter(())
-
-    def __enter__(self) -> Self:
-        """Returns itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Ends the workers."""
-        self.close()
 
 
 @dataclass(frozen=True)
@@ -216,7 +233,7 @@ class _Microbatches:
     cut: BatchCut
     steps: range
 
-    def __iter__(self) -> Iterator[Sequence[int]]:
+    def __iter__(self) -> Iterator[range]:
         return (self.cut.positions(step, index) for step in self.steps for index in self.cut.own)
 
     def __len__(self) -> int:

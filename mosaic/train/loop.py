@@ -154,16 +154,16 @@ class Loop:
         return ended or "done"
 
     def take_step(self, batch: StepBatch) -> torch.Tensor:
-        """Takes one optimizer step; returns the mean loss of this rank's rows."""
+        """Takes one optimizer step; returns the loss over the global batch."""
         trainee, scaler, crew = self._trainee, self._trainee.scaler, self._crew
         losses = []
         for part in batch.micro_batches:
             seed_step(self._settings.seed, self.step, part.index, self._generators)
-            loss = self._program.loss(trainee.model, crew.moved(part.data)) * (part.weight * crew.scale)
-            (scaler.scale(loss) if scaler is not None else loss).backward()
-            crew.take_gradients()
+            with crew.micro_batch(part.index):
+                loss = self._program.loss(trainee.model, crew.moved(part.data)) * (part.weight * crew.scale)
+                (scaler.scale(loss) if scaler is not None else loss).backward()
             losses.append(loss.detach())
-        crew.share_gradients()
+        crew.finish()
         self._clip()
         for optimizer in trainee.optimizers:
             if scaler is not None:
@@ -179,7 +179,7 @@ class Loop:
         if self._program.update_companions is not None:
             with torch.no_grad():
                 self._program.update_companions(trainee.model, trainee.companions)
-        return torch.stack(losses).sum() / crew.scale
+        return crew.mean_loss(losses)
 
     def _clip(self) -> None:
         if self._settings.clip_norm is None:

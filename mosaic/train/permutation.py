@@ -35,8 +35,8 @@ def mixed(values: Words) -> Words:
 
 def words_at(key: int, indices: Words, count: int) -> Words:
     """Returns ``count`` random words for each index, as rows."""
-    places = indices[:, None] * np.uint64(count) + np.arange(count, dtype=np.uint64)
-    return mixed(places * _STEP + np.array(key, dtype=np.uint64))
+    places: Words = np.add.outer(indices * np.uint64(count), np.arange(count, dtype=np.uint64))
+    return mixed(np.array(key, dtype=np.uint64) + places * _STEP)
 
 
 def permuted(indices: Words, sizes: Words, keys: Words) -> Words:
@@ -67,4 +67,5 @@ def _once(indices: Words, sizes: Words, keys: Words) -> Words:
         row = (row + (mixed(column * _STEP ^ keys) >> np.uint64(1))) % height  # a bit less, so that no sum wraps
         keys = keys + _STEP
         column = (column + (mixed(row * _STEP ^ keys) >> np.uint64(1))) % width
-    return row * width + column
+    found: Words = row * width + column
+    return found

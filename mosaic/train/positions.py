@@ -109,13 +109,13 @@ class PositionStream:
         """
         if not 0 <= first < last:
             raise ValueError(f"first={first}, last={last}; positions begin at 0 and a span has one or more")
-        blocks = [self._block(number) for number in range(first // BLOCK, (last - 1) // BLOCK + 1)]
-        begin = first % BLOCK
-        found = {
-            name: np.concatenate([getattr(block, name) for block in blocks])[begin : begin + last - first]
-            for name in ("sources", "rows", "passes")
-        }
-        return Draws(**found)
+        found = []
+        for number in range(first // BLOCK, (last - 1) // BLOCK + 1):
+            block, begin = self._block(number), number * BLOCK
+            part = slice(max(first - begin, 0), last - begin)
+            found.append((block.sources[part], block.rows[part], block.passes[part]))
+        sources, rows, passes = found[0] if len(found) == 1 else map(np.concatenate, zip(*found, strict=True))
+        return Draws(sources=sources, rows=rows, passes=passes)
 
     def drawn(self, positions: int) -> tuple[int, ...]:
         """Returns how many of the first so many positions each source has."""
@@ -128,7 +128,8 @@ class PositionStream:
     def _counts(self, block: int) -> Counts:
         """Samples of each source in all blocks before this one."""
         cycles, rest = divmod(block, BLOCKS_IN_CYCLE)
-        return cycles * self._before[-1] + self._before[rest]
+        counts: Counts = cycles * self._before[-1] + self._before[rest]
+        return counts
 
     def _block(self, number: int) -> Draws:
         if self._last is None or self._last[0] != number:

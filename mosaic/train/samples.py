@@ -15,7 +15,7 @@ from mosaic.train.positions import PositionStream
 from mosaic.train.seeds import generators_of, put_back, sample_words, seed_sample
 
 MAX_ATTEMPTS = 16
-"""Rows of one source that a position tries."""
+"""After a position's own row could not be read: rows of its source that are tried in its place."""
 MIN_JUDGED = 1000
 """Samples before which the share of rejected rows is taken as if there had been so many."""
 _MAX_DETAIL = 300
@@ -90,33 +90,37 @@ class Samples(Dataset[Any]):
         rejects: list[Reject] = []
         with put_back(tuple({id(one): one for source in set(sources) for one in self._generators[source]}.values())):
             for position, source, row, own in zip(positions, sources, rows, words, strict=True):
-                samples.append(self._read(position, source, row, own, rejects))
+                try:
+                    seed_sample(own, self._generators[source])
+                    samples.append(self.datasets[source][row])
+                except Exception as error:
+                    samples.append(self._read_another(position, source, row, own, rejects, error))
         return Drawn(samples=samples, rejects=tuple(rejects))
 
-    def _read(self, position: int, source: int, row: int, words: list[int], rejects: list[Reject]) -> Any:
-        name, others = self.stream.sources[source].name, None
+    def _read_another(
+        self, position: int, source: int, row: int, words: list[int], rejects: list[Reject], error: Exception
+    ) -> Any:
+        """Reads the row again, if a disk or network failed that may answer at the second time; then other rows."""
+        name, rows = self.stream.sources[source].name, self.stream.sources[source].rows
+        others = random.Random(words[3])
+        again = isinstance(error, OSError)
         for _ in range(MAX_ATTEMPTS):
-            try:
-                return self._read_row(source, row, words)
-            except (MemoryError, MosaicError):
-                raise
-            except Exception as error:
+            if isinstance(error, MemoryError | MosaicError):
+                raise error
+            if not again:
                 kind, detail = type(error).__name__, str(error)[:_MAX_DETAIL]
-            rejects.append(Reject(position=position, source=name, row=row, reason=kind, detail=detail))
-            others = others or random.Random(words[3])
-            row = others.randrange(self.stream.sources[source].rows)
+                rejects.append(Reject(position=position, source=name, row=row, reason=kind, detail=detail))
+                row = others.randrange(rows)
+            try:
+                seed_sample(words, self._generators[source])
+                return self.datasets[source][row]
+            except Exception as next_error:
+                again = isinstance(next_error, OSError) and not again
+                error = next_error
         raise MosaicError(
-            f"position {position} tried {MAX_ATTEMPTS} rows of {name!r} and could read none, the last of them row "
-            f"{rejects[-1].row}: {kind}: {detail}. Look at that source, or take it out of the day"
-        )
-
-    def _read_row(self, source: int, row: int, words: list[int]) -> Any:
-        seed_sample(words, self._generators[source])
-        try:
-            return self.datasets[source][row]
-        except OSError:  # a disk or network that answers at the second time is no bad row
-            seed_sample(words, self._generators[source])
-            return self.datasets[source][row]
+            f"position {position} read no row of {name!r} in {MAX_ATTEMPTS + 1} attempts, the last of them row {row}: "
+            f"{type(error).__name__}: {str(error)[:_MAX_DETAIL]}. Look at that source, or take it out of the day"
+        ) from error
 
 
 class RejectCount:

@@ -21,12 +21,15 @@ class Doctor:
 
     Without a GPU it says so and exits 0. With --model it looks at a model instead: what can be placed, and what cannot,
     with the line of its code and what to do; it exits 1 if the model cannot be colocated. With --trace it compares the
-    ranks of a run, and names those that are slow.
+    ranks of a run, and names those that are slow. With --retrain it says what this machine lacks for runs of a recipe
+    that nobody watches: room, clock, locks, restarts, the health of its GPUs.
     """
 
     model: OptionalModel = None
     trace: Annotated[tuple[Path, ...], arg(metavar="FILE...")] = ()
     """What the ranks of a run left by handle.write_trace(folder): the files, or the folder."""
+    retrain: Annotated[Path | None, arg(metavar="FOLDER")] = None
+    """A recipe's folder, which mosaic retrain runs in."""
     json: Json = None
 
     def execute(self) -> None:
@@ -35,6 +38,8 @@ class Doctor:
             self._look_at_model(self.model)
         elif self.trace:
             self._compare_ranks()
+        elif self.retrain is not None:
+            self._look_at_node(self.retrain)
         else:
             self._look_at_machine()
 
@@ -55,6 +60,14 @@ class Doctor:
             render(report, Console(soft_wrap=True))
         if report.refused:
             raise UnsupportedModelError(f"{where} cannot be colocated as it is; the findings say why and what to do")
+
+    def _look_at_node(self, folder: Path) -> None:
+        from mosaic.cli.doctor.unattended import examine_node, render
+
+        report = examine_node(folder)
+        self._write(dataclasses.asdict(report))
+        if not takes_stdout(self.json):
+            render(report, Console())
 
     def _compare_ranks(self) -> None:
         from mosaic.cli.doctor.ranks import examine_traces, render

@@ -20,6 +20,7 @@ from mosaic.backends.cuda import driver as cuda
 from mosaic.backends.cuda import probe as cuda_probe
 from mosaic.cache_folder import default_cache_folder, folder_use
 from mosaic.cli.doctor import findings as findings_of
+from mosaic.cli.doctor.printing import SEVERITIES, print_findings
 from mosaic.cli.doctor.report import (
     CacheReport,
     DeviceReport,
@@ -46,7 +47,6 @@ _PACKAGES: Mapping[str, str | None] = {
     "scikit-learn": "demo",
     "espeakng-loader": "demo",
 }
-_STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 
 
 def collect_report(environ: Mapping[str, str] = os.environ) -> DoctorReport:
@@ -83,7 +83,7 @@ def collect_report(environ: Mapping[str, str] = os.environ) -> DoctorReport:
         probe=probe,
         cache=_cache(environ, found),
         works=_works(host, torch, driver, devices),
-        findings=tuple(sorted(found, key=lambda finding: list(_STYLES).index(finding.severity))),
+        findings=tuple(sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))),
     )
 
 
@@ -226,14 +226,7 @@ def render(report: DoctorReport, console: Console) -> None:
     console.print("\n[bold]What works on this machine[/bold]")
     for line in report.works:
         console.print(Padding(f"- {escape(line)}", (0, 0, 0, 2)))
-    if not report.findings:
-        console.print("\nNothing to do.")
-        return
-    console.print("\n[bold]What to know, and what to do[/bold]")
-    for finding in report.findings:
-        style = _STYLES[finding.severity]
-        console.print(Padding(f"[{style}]{finding.severity}[/{style}]: {escape(finding.what)}", (0, 0, 0, 2)))
-        console.print(Padding(f"-> {escape(finding.todo)}", (0, 0, 0, 4)))
+    print_findings(report.findings, console)
 
 
 def _overview(report: DoctorReport) -> Table:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.markup import escape
 
+from mosaic.cli.doctor.printing import print_findings
 from mosaic.cli.doctor.report import Diagnosis, Severity
 
 if TYPE_CHECKING:
@@ -62,12 +63,4 @@ def render(report: ModelReport, console: Console) -> None:
     for name, sources in report.modules.items():
         waits = f", after {', '.join(sources)}" if sources else ""
         console.print(f"  - {escape(name + waits)}")
-    if not report.findings:
-        console.print("\nNothing to do.")
-        return
-    console.print("\n[bold]What to know, and what to do[/bold]")
-    styles = {"error": "bold red", "warning": "yellow", "note": "cyan"}
-    for finding in report.findings:
-        style = styles[finding.severity]
-        console.print(f"  [{style}]{finding.severity}[/{style}]: {escape(finding.what)}")
-        console.print(f"    -> {escape(finding.todo)}")
+    print_findings(report.findings, console)

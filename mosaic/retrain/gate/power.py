@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mosaic.retrain.gate.bootstrap import NORMAL, Resampled, expanded, resample
-from mosaic.retrain.gate.scores import Pair, Scores, paired
+from mosaic.retrain.gate.bootstrap import NORMAL, Resampled, alikeness, expanded, resample
+from mosaic.retrain.gate.scores import Scores, paired
 from mosaic.retrain.gate.settings import GateSettings
 from mosaic.retrain.records import Finding
 
@@ -19,6 +19,8 @@ class Resolution:
 
     standard_error: float
     """Of the mean difference of two equal models."""
+    one_row: float
+    """What a row that is a whole value worse does to the mean: bounds are that much further out."""
     num_rows: int
     """Rows of the set."""
     num_clusters: int
@@ -33,11 +35,12 @@ class Resolution:
         bound = expanded(confidence, self.effective_clusters)
         if self.standard_error == 0 or math.isinf(bound):
             return float(not math.isinf(bound))
-        return NORMAL.cdf(loss / self.standard_error - bound)
+        return NORMAL.cdf((loss - self.one_row) / self.standard_error - bound)
 
     def resolved(self, power: float, confidence: float) -> float:
         """Returns the smallest loss at which an equal model passes with this chance."""
-        return self.standard_error * (expanded(confidence, self.effective_clusters) + NORMAL.inv_cdf(power))
+        bound = expanded(confidence, self.effective_clusters) + NORMAL.inv_cdf(min(max(power, 0.001), 0.999))
+        return self.one_row + self.standard_error * bound
 
 
 def resolution(scores: Scores, settings: GateSettings, *, last: Scores | None = None) -> Resolution:
@@ -56,10 +59,12 @@ def resolution(scores: Scores, settings: GateSettings, *, last: Scores | None = 
     sizes = np.bincount(pair.cluster).astype(np.float64)
     sizes = sizes[sizes > 0]
     whole = math.sqrt(float(np.mean(pair.old**2)))
-    alike = _alikeness(pair)
-    variance = whole**2 * (settings.flip_rate * float(np.sum(sizes * (1 + (sizes - 1) * alike))) + 2)
+    alike = alikeness(pair)
+    added = 1 + (len(pair.old) / len(sizes) - 1) * alike
+    variance = whole**2 * (settings.flip_rate * float(np.sum(sizes * (1 + (sizes - 1) * alike))) + 2 * added**2)
     return Resolution(
         standard_error=math.sqrt(variance) / len(pair.old),
+        one_row=whole / len(pair.old),
         num_rows=len(pair.old),
         num_clusters=len(sizes),
         effective_clusters=float(np.sum(sizes) ** 2 / np.sum(sizes**2)),
@@ -71,6 +76,7 @@ def resolution_of(found: Resampled, num_rows: int) -> Resolution:
     """Returns what a set of rows can tell, from two versions on it."""
     return Resolution(
         standard_error=found.standard_error,
+        one_row=found.one_row,
         num_rows=num_rows,
         num_clusters=found.num_clusters,
         effective_clusters=found.effective_clusters,
@@ -97,17 +103,3 @@ def resolution_finding(found: Resolution, settings: GateSettings) -> Finding:
 def _set(found: Resolution) -> str:
     groups = f" in {found.num_clusters:,} groups" if found.num_clusters != found.num_rows else ""
     return f"{found.num_rows:,} frozen rows{groups}"
-
-
-def _alikeness(pair: Pair) -> float:
-    """Returns how alike values within a group are: the intraclass correlation, from analysis of variance."""
-    groups, sizes = np.unique(pair.cluster, return_inverse=True)[1], np.bincount(pair.cluster)
-    sizes = sizes[sizes > 0]
-    if len(sizes) == len(pair.old) or len(sizes) < 2:
-        return 0.0 if len(sizes) > 1 or len(pair.old) == 1 else 1.0
-    means = np.bincount(groups, weights=pair.old) / sizes
-    within = float(np.sum((pair.old - means[groups]) ** 2)) / (len(pair.old) - len(sizes))
-    between = float(np.sum(sizes * (means - np.mean(pair.old)) ** 2)) / (len(sizes) - 1)
-    usual = (len(pair.old) - float(np.sum(sizes**2)) / len(pair.old)) / (len(sizes) - 1)
-    total = between + (usual - 1) * within
-    return min(1.0, max(0.0, (between - within) / total)) if total > 0 else 0.0

@@ -12,8 +12,8 @@ from mosaic.retrain.records import DayReport, SourceRows, Usual
 
 MAX_SOURCES = 8
 """Sources that are shown; those with rejects first."""
-MAX_REASONS = 4
-MAX_FIGURES = 24
+MAX_REASONS = 3
+MAX_FIGURES = 20
 MAX_OPEN_FIGURES = 8
 """Usual figures that are shown without being asked for."""
 
@@ -38,7 +38,8 @@ def _sources(sources: Sequence[SourceRows]) -> Markup | None:
         for one in shown
     ]
     if rest:
-        sums = (sum(one.rows for one in rest), sum(one.drawn for one in rest), 0)
+        rejected = sum(sum(one.rejected.values()) for one in rest)
+        sums = (sum(one.rows for one in rest), sum(one.drawn for one in rest), rejected)
         lines.append(row(element("span", f"{len(rest)} more sources"), *_counts(*sums)))
     return table("Rows by source", ("Source", "Rows", "Drawn", "Rejected"), lines, class_="counts")
 

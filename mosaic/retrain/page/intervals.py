@@ -25,6 +25,9 @@ from mosaic.retrain.records import Comparison, Finding, GateResult
 MAX_ROWS = 40
 """Slices on the page; ``report.json`` has all."""
 MAX_FINDINGS = 10
+"""Findings of a kind that are shown."""
+MAX_FINDING = 300
+"""Bytes of each one's sentence."""
 MAX_OPEN_ROWS = 6
 """Slices that passed and are shown without being asked for; more are folded."""
 _MAX_MARGINS = 12.0
@@ -87,23 +90,29 @@ def comparisons(gate: GateResult | None) -> Markup:
 
 
 def findings(found: Sequence[Finding]) -> Markup | None:
-    """What was checked besides: what failed in sentences, what passed by name."""
-    failed = [
-        element("li", element("strong", "✕ ", shorten(one.name)), ": ", shorten(one.sentence, 300), class_="bad")
-        for one in found
-        if not one.passed
-    ]
-    passed = [shorten(one.name) for one in found if one.passed]
+    """What was checked besides: what failed, and behind its names what passed."""
+    failed, passed = [one for one in found if not one.passed], [one for one in found if one.passed]
     left_out = max(0, len(failed) - MAX_FINDINGS) + max(0, len(passed) - MAX_FINDINGS)
-    fine = f"✓ As it has to be: {', '.join(passed[:MAX_FINDINGS])}." if passed else ""
-    more = f"{count(left_out, 'finding')} more in report.json." if left_out else ""
-    said = " ".join(filter(None, (fine, more)))
+    names = ", ".join(shorten(one.name) for one in passed[:MAX_FINDINGS])
     return join(
         (
-            element("ul", *failed[:MAX_FINDINGS], class_="findings") if failed else None,
-            element("p", said, class_="faint") if said else None,
+            element("ul", *(_finding(one, "✕ ") for one in failed[:MAX_FINDINGS]), class_="findings")
+            if failed
+            else None,
+            folded(
+                f"✓ As it has to be: {names}",
+                element("ul", *(_finding(one, "") for one in passed[:MAX_FINDINGS]), class_="plain"),
+            )
+            if passed
+            else None,
+            element("p", f"{count(left_out, 'finding')} more in report.json.", class_="faint") if left_out else None,
         )
     )
+
+
+def _finding(one: Finding, sign: str) -> Markup:
+    name = element("strong" if sign else "span", sign, shorten(one.name))
+    return element("li", name, ": ", shorten(one.sentence, MAX_FINDING), class_="bad" if sign else None)
 
 
 def _legend(gate: GateResult) -> Markup:
@@ -161,8 +170,8 @@ def _picture(one: Comparison, scale: Scale) -> Markup:
     """The interval in one line; the numbers beside it say the same, so readers of the page's text skip it."""
     limit, zero = scale.place(one.limit), scale.place(0.0)
     drawn: list[Markup] = [
-        element("rect", width=limit, height="100%", class_="below"),
-        element("line", x1=zero, x2=zero, y1=0, y2="100%", class_="zero"),
+        element("rect", width=limit, height="100%"),
+        element("line", x1=zero, x2=zero, y2="100%", class_="zero"),
         element("line", x1=limit, x2=limit, y1=4, y2=24, class_="limit"),
     ]
     if all(map(math.isfinite, (one.low, one.high, one.difference))):

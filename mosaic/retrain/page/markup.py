@@ -7,11 +7,12 @@ import unicodedata
 from collections.abc import Iterable
 
 QUOTE = '"'
-_VOID = frozenset(("meta", "link", "br"))
+_VOID = frozenset(("meta", "link"))
+_SHAPES = frozenset(("circle", "line", "path", "rect"))
 _TURNING = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 MAX_NAME = 64
 """Bytes of a name that are shown."""
-MAX_SENTENCE = 500
+MAX_SENTENCE = 450
 """Bytes of a sentence that are shown."""
 
 
@@ -41,6 +42,8 @@ def element(tag: str, *children: Child, **attributes: str | float | None) -> Mar
     )
     if tag in _VOID:
         return Markup(f"<{tag}{given}>")
+    if not children and tag in _SHAPES:
+        return Markup(f"<{tag}{given}/>")
     return Markup(f"<{tag}{given}>{join(children)}</{tag}>")
 
 

@@ -39,7 +39,7 @@ td:last-child,th:last-child{padding-right:0}
 .forest th:last-child,.result{padding-left:1rem}
 .forest .plot{padding-top:0;padding-bottom:0}
 .failed .result,.bad strong{color:var(--bad);font-weight:600}
-.below{fill:var(--wash)}
+.plot rect{fill:var(--wash)}
 .zero{stroke:var(--line);stroke-width:1.5}
 .limit{stroke:var(--ink);stroke-width:2}
 .range{stroke:var(--mark);stroke-width:2;fill:none}
@@ -89,7 +89,7 @@ dl div{grid-template-columns:1fr}
 body{font-size:11pt}
 section,tr{break-inside:avoid}
 details::details-content{content-visibility:visible;block-size:auto;opacity:1}
-.days li,.key b,.below,.todo{print-color-adjust:exact;-webkit-print-color-adjust:exact}
+.days li,.key b,.plot rect,.todo{print-color-adjust:exact;-webkit-print-color-adjust:exact}
 }
 """
 

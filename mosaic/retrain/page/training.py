@@ -8,11 +8,11 @@ from mosaic.retrain.page.markup import MAX_SENTENCE, Markup, element, facts, fol
 from mosaic.retrain.page.wording import count, date_of, duration, figure, moment
 from mosaic.retrain.records import DayReport, Restart, RunFacts
 
-MAX_RESTARTS = 12
+MAX_RESTARTS = 8
 """The last of them are on the page."""
 MAX_OPEN_RESTARTS = 3
 """Restarts that are shown without being asked for."""
-_MAX_PLAN = 1500
+_MAX_PLAN = 1000
 
 
 def training(report: DayReport) -> Markup:
@@ -23,7 +23,7 @@ def training(report: DayReport) -> Markup:
     pairs = (
         ("Window", _window(run)),
         ("Steps", f"{run.steps:,} of {run.planned_steps:,}"),
-        ("Ran on", f"{shorten(run.device)}, {count(run.num_ranks, 'process')}".replace("processs", "processes")),
+        ("Ran on", f"{shorten(run.device)}, {count(run.num_ranks, 'process')}"),
         ("Bits", _bits(run)),
         ("Restarts", _restarts(run.restarts, date_of(run.began))),
         ("Plan", element("span", shorten(run.plan.strip(), _MAX_PLAN), class_="plan") if run.plan.strip() else None),

@@ -16,7 +16,7 @@ from mosaic.retrain.page.markup import (
 from mosaic.retrain.page.wording import count
 from mosaic.retrain.records import HEADLINES, DayReport
 
-MAX_MESSAGES = 10
+MAX_MESSAGES = 8
 MAX_MESSAGE = 300
 """Bytes of a message that are shown."""
 MAX_DIGESTS = 16

@@ -43,8 +43,9 @@ def figure(value: float | None) -> str:
 
 
 def count(amount: int, thing: str) -> str:
-    """Returns ``1 row`` or ``2,000 rows``."""
-    return f"{amount:,} {thing}{'' if amount == 1 else 's'}"
+    """Returns ``1 row``, ``2,000 rows`` or ``2 processes``."""
+    more = "es" if thing.endswith("s") else "s"
+    return f"{amount:,} {thing}{'' if amount == 1 else more}"
 
 
 def moment(iso: str, *, day: str = "") -> str:

@@ -17,6 +17,18 @@ from mosaic.retrain.templates.quoting import for_cron, for_exec, for_unit, slug
 TemplateKind = Literal["systemd", "slurm", "kubernetes", "cron"]
 KINDS: tuple[TemplateKind, ...] = get_args(TemplateKind)
 
+_FILES: dict[TemplateKind, dict[str, str]] = {
+    "systemd": {
+        "retrain.service": "@unit@.service",
+        "retrain.timer": "@unit@.timer",
+        "failed.service": "@unit@-failed.service",
+    },
+    "slurm": {"retrain.sbatch": "retrain.sbatch"},
+    "kubernetes": {"cronjob.yaml": "cronjob.yaml"},
+    "cron": {"retrain.crontab": "crontab"},
+}
+"""Files beside this one, and what they are called in the recipe's folder; ``@name@`` is filled in in both."""
+
 _NEXT_STEPS: dict[TemplateKind, str] = {
     "systemd": """\
 Look at {place}, then as root:
@@ -72,10 +84,11 @@ def write_template(
         MosaicError: A file is there already and says something else, or cannot be written.
     """
     values = _values(folder, time, python, image)
-    written: dict[Path, str] = {}
-    for source in sorted((Path(__file__).parent / _known(kind)).iterdir()):
-        target = folder.resolve() / kind / _filled(source.name, values)
-        written[target] = _filled(source.read_text(encoding="utf-8"), values)
+    here, there = Path(__file__).parent, folder.resolve() / _known(kind)
+    written = {
+        there / _filled(target, values): _filled((here / source).read_text(encoding="utf-8"), values)
+        for source, target in _FILES[kind].items()
+    }
     for target, text in written.items():
         if target.exists() and target.read_text(encoding="utf-8") != text:
             raise MosaicError(f"{target} is there and says something else; move it away, or keep it and go on without")

@@ -151,4 +151,5 @@ def test_what_ranks_cannot_save_or_load_is_said_on_all_of_them(on_two: list[Any]
         assert "was changed: its SHA-256" in said[7]
         assert "step=1, or with fall_back=True" in said[7]
         assert "cannot write" in said[8]
+        assert said[9].startswith("NoRoomError")
         assert "step-5 could not be saved: OSError: [Errno 27] File too large (rank 1)" in said[9]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import resource
 from pathlib import Path
@@ -12,6 +13,8 @@ import torch.distributed as dist
 from torch import nn
 
 from mosaic.backends.host.backend import HostBackend
+from mosaic.checkpoint.methods import KeptModel
+from mosaic.checkpoint.model_tensors import ModelTensors
 from mosaic.engine import find_modules
 from mosaic.engine.handle import Handle
 from mosaic.engine.options import Options
@@ -71,6 +74,8 @@ class Run:
             backend=HostBackend(1),
             options=Options(trial="auto" if size > 1 else None),
         )
+        self.average = copy.deepcopy(self.model)
+        self.own = torch.Generator().manual_seed(rank)
 
     def train(self, begin: int, end: int) -> None:
         """Trains on the same global batches whatever the number of ranks."""
@@ -80,15 +85,26 @@ class Run:
             self.optimizer.step()
             self.scheduler.step()
             self.optimizer.zero_grad()
+            torch.rand(1, generator=self.own)
+            with torch.no_grad():
+                for ours, theirs in zip(self.average.parameters(), self.model.parameters(), strict=True):
+                    ours.lerp_(theirs, 0.5)
+
+    @property
+    def belongings(self) -> dict[str, Any]:
+        return {
+            "optimizer": self.optimizer,
+            "scheduler": self.scheduler,
+            "companions": {"average": self.average},
+            "generators": {"own": self.own},
+        }
 
     def save(self, folder: Path, step: int, **more: Any) -> Path:
         extra = {"seen": step, "shapes": (1, 2), "rank": self.rank}
-        return self.handle.save(
-            folder, step=step, optimizer=self.optimizer, scheduler=self.scheduler, extra=extra, **more
-        )
+        return self.handle.save(folder, step=step, **self.belongings, extra=extra, **more)
 
     def load(self, folder: Path, **more: Any) -> Any:
-        return self.handle.load(folder, optimizer=self.optimizer, scheduler=self.scheduler, **more)
+        return self.handle.load(folder, **self.belongings, **more)
 
 
 def saving(rank: int, size: int, folder: str) -> list[Any]:
@@ -117,8 +133,7 @@ def going_on(rank: int, size: int, folder: str, source: str) -> bool:
         run.handle.save(
             Path(folder) / source / f"again{seed}on{size}",
             step=STEPS,
-            optimizer=run.optimizer,
-            scheduler=run.scheduler,
+            **run.belongings,
             extra=found.extra,
         )
         run.train(STEPS, 2 * STEPS)
@@ -133,18 +148,26 @@ def resumed(rank: int, size: int, folder: str) -> bool:
     first.train(0, 2)
     first.save(Path(folder), 2)
     first.train(2, 5)
-    drawn = torch.rand(2)
-    whole = first.handle.full_state_dict()
+    drawn = torch.rand(2), torch.rand(2, generator=first.own)
+    whole, average = first.handle.full_state_dict(), first.handle.full_state_dict(first.average)
+    digest = first.handle.digest()
     first.handle.remove()
     second = Run(0, rank, size, plan_seed=5)
     assert second.load(Path(folder)).step == 2
     second.train(2, 5)
-    assert torch.equal(torch.rand(2), drawn)
+    assert torch.equal(torch.rand(2), drawn[0])
+    assert torch.equal(torch.rand(2, generator=second.own), drawn[1])
+    for name, tensor in second.handle.full_state_dict(second.average).items():
+        assert torch.equal(tensor, average[name])
     again = second.handle.full_state_dict()
     second.handle.export(Path(folder) / "weights.safetensors")
     third = Run(0, rank, size, plan_seed=6)
     third.handle.load_weights(Path(folder) / "weights.safetensors")
     loaded = third.handle.full_state_dict()
+    plain = Kept(0)
+    plain.load_state_dict(whole)
+    digests = {digest, second.handle.digest(), third.handle.digest(), KeptModel(plain).digest()}
+    assert len(digests) == 1
     for handle in (second.handle, third.handle):
         handle.remove()
     assert whole.keys() == again.keys() == loaded.keys()
@@ -180,6 +203,12 @@ def refusals(rank: int, size: int, folder: str) -> list[str]:
     before = other.handle.full_state_dict()
     attempt(lambda: other.load(place))
     assert all(torch.equal(tensor, before[name]) for name, tensor in other.handle.full_state_dict().items())
+    found = other.load(place, partial=True)
+    assert "text.seen_steps" in found.changed
+    saved, taken = run.handle.full_state_dict(), other.handle.full_state_dict()
+    for name in ModelTensors.of(other.model).tensors:
+        kept = before if name in found.new or name in found.changed else saved
+        assert torch.equal(taken[name], kept[name]), name
     path = run.save(place, 2)
     run.handle.finish_saving()
     dist.barrier()

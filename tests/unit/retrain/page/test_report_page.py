@@ -17,10 +17,11 @@ from mosaic.artifact import load, save
 from mosaic.errors import MosaicError
 from mosaic.retrain.page import page_of, write_page
 from mosaic.retrain.page.colors import HUES, variables
+from mosaic.retrain.page.data import MAX_SOURCES
 from mosaic.retrain.page.intervals import MAX_ROWS
-from mosaic.retrain.records import HEADLINES, DayReport, Usual
+from mosaic.retrain.records import HEADLINES, DayReport, SourceRows, Usual
 
-VOID = {"meta", "link", "br"}
+VOID = {"meta", "link"}
 MAX_PAGE_BYTES = 100_000
 
 
@@ -176,7 +177,7 @@ def test_a_day_without_a_fresh_score_leaves_a_gap():
 
 def test_rejected_rows_have_their_reasons_and_unusual_figures_are_not_folded():
     assert "rejected: truncated JPEG: 12; no label: 3" in text_of(PROMOTED)
-    opened = page_of(REFUSED).partition('id="data"')[2].partition("<details>")[0]
+    opened = page_of(REFUSED).partition('id="data"')[2].partition("</section>")[0].rpartition("<details>")[0]
     assert "✕ unusual" in opened
     assert "✓ as usual" not in opened
 
@@ -188,6 +189,19 @@ def test_rejected_rows_have_their_reasons_and_unusual_figures_are_not_folded():
 def test_a_figure_is_unusual_beyond_its_range(today: float, low: float | None, high: float | None, unusual: bool):
     one = Usual(name="rows", today=today, usual=1, low=low, high=high)
     assert ("✕ unusual" in text_of(replace(PROMOTED, usual=(one,)))) == unusual
+
+
+def test_sources_beyond_the_first_are_added_up():
+    sources = tuple(SourceRows(name=f"day {n}", rows=100, drawn=10, rejected={"torn": 1}) for n in range(60))
+    words = text_of(replace(PROMOTED, data=sources))
+    assert f"{60 - MAX_SOURCES} more sources {100 * (60 - MAX_SOURCES):,} {10 * (60 - MAX_SOURCES)}" in words
+    assert f" {60 - MAX_SOURCES} Figure" in words
+
+
+def test_what_passed_keeps_its_sentence_behind_its_name():
+    folded = page_of(PROMOTED).partition('id="data"')[0]
+    assert "As it has to be: finite, export, latency</summary>" in folded
+    assert "4.1 ms a batch of 1; the budget is 5 ms." in folded
 
 
 def test_a_quarantined_day_says_which_rule_its_data_broke():
