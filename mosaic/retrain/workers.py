@@ -21,7 +21,7 @@ from mosaic.errors import InvalidFileError
 from mosaic.retrain.folder import DayFolder, Folder, Phase
 from mosaic.retrain.recipe import Recipe
 from mosaic.retrain.records import Outcome
-from mosaic.train.exits import FAILED, INTERRUPTED, OUT_OF_MEMORY, QUARANTINED
+from mosaic.train.exits import FAILED, INTERRUPTED, LOADER_DIED, OUT_OF_MEMORY, QUARANTINED
 from mosaic.train.signals import STOPPING
 
 PARTS = ("look", "train", "score")
@@ -172,6 +172,8 @@ def _ended(codes: list[int], reason: str, stopped: str) -> Ended:
         return Ended(how=f"was killed ({name})", crashed=True, reason=reason)
     if OUT_OF_MEMORY in codes:
         return Ended(how="ran out of memory", crashed=True, reason=reason)
+    if LOADER_DIED in codes:
+        return Ended(how="lost a process that loads data", crashed=True, reason=reason)
     if QUARANTINED in codes:
         return Ended(how="quarantined", outcome="quarantined", reason=reason)
     if FAILED in codes or any(code not in (0, INTERRUPTED) for code in codes):
