@@ -45,7 +45,7 @@ class Loaded:
     notes: tuple[str, ...] = ()
     """A sentence for each thing beside the model that was given and is as it was, since the checkpoint has none that
     fits."""
-    random: dict[str, Any] | None = None
+    random: dict[str, Any] | None = field(default=None, repr=False)
     """This rank's random state; None if it was not there."""
 
     def restore_random(self, generators: Mapping[str, torch.Generator] | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import statistics
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -12,13 +13,13 @@ from mosaic.checkpoint.disk import sha256_of
 from mosaic.errors import MosaicError
 from mosaic.lines import steps_in
 from mosaic.retrain import versions
-from mosaic.retrain.data_check import DataCheck
 from mosaic.retrain.folder import DayFolder, DayState, Folder, utc_text
+from mosaic.retrain.intake.data_check import DataCheck
+from mosaic.retrain.intake.usual import DayFigures
 from mosaic.retrain.page import write_page
 from mosaic.retrain.records import DayReport, DaySquare, GateResult, Restart, RunFacts, SourceRows
-from mosaic.retrain.usual import DayFigures
+from mosaic.train.data.sources import Sources
 from mosaic.train.records import Environment, StoredPlan, Trained
-from mosaic.train.sources import Sources
 
 _LOG = logging.getLogger(__name__)
 DAYS_SHOWN = 30
@@ -59,6 +60,7 @@ def report_of(folder: Folder, day: DayFolder) -> DayReport:
     gate = load(GateResult, day.gate) if day.gate.is_file() else None
     check = load(DataCheck, day.data_check) if day.data_check.is_file() else None
     run = _run(day, state)
+    root = shlex.quote(str(folder.path.resolve()))
     champion = versions.linked(folder, "champion")
     outcome = state.outcome or "interrupted"
     trained = load(Trained, day.trained) if day.trained.is_file() else None
@@ -78,7 +80,7 @@ def report_of(folder: Folder, day: DayFolder) -> DayReport:
         challenger=state.version if day.trained.is_file() else None,
         anchor=versions.linked(folder, "anchor"),
         digests=dict(_digests(day)),
-        undo="mosaic retrain rollback" if outcome == "promoted" and champion == state.version else "",
+        undo=f"mosaic retrain rollback {root}" if outcome == "promoted" and champion == state.version else "",
         messages=(*state.messages, *(trained.notes.messages if trained is not None else ())),
     )
 

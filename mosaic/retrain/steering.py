@@ -9,8 +9,8 @@ from pathlib import Path
 from mosaic.artifact import load, write_text
 from mosaic.errors import InvalidFileError, MosaicError
 from mosaic.retrain import hooks, versions
-from mosaic.retrain.arrivals import Arrivals
 from mosaic.retrain.folder import Folder, utc_text
+from mosaic.retrain.intake.arrivals import Arrivals
 from mosaic.retrain.lock import Lease, held
 from mosaic.retrain.recipe import read_recipe
 from mosaic.retrain.records import HEADLINES

@@ -24,6 +24,8 @@ from mosaic.retrain.records import Outcome
 from mosaic.train.exits import FAILED, INTERRUPTED, LOADER_DIED, OUT_OF_MEMORY, QUARANTINED
 from mosaic.train.signals import STOPPING
 
+WORKER = "mosaic.retrain.working.worker"
+"""The module that is run."""
 PARTS = ("look", "train", "score")
 """What workers do, in order: look at the data, train, score versions for the gate."""
 _LEFT: dict[Phase, tuple[str, ...]] = {"prepared": PARTS, "training": PARTS[1:], "trained": PARTS[2:]}
@@ -108,7 +110,14 @@ class Workers:
     def _run(self, parts: tuple[str, ...], count: int, train_s: float | None, total_s: float | None) -> Ended:
         words = self._folder.last_words
         words.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "mosaic.retrain.worker", str(self._folder.path), self._day.path.name, *parts]
+        command = [
+            sys.executable,
+            "-m",
+            "mosaic.retrain.working.worker",
+            str(self._folder.path),
+            self._day.path.name,
+            *parts,
+        ]
         for name, seconds in (("--train-s", train_s), ("--total-s", total_s)):
             command += [] if seconds is None else [f"{name}={seconds:.3f}"]
         port = _free_port() if count > 1 else 0

@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from mosaic.checkpoint.ranks import Ranks
+from mosaic.checkpoint.ranks import Ranks, Told, tell_in
 from mosaic.ranks.meeting.world import World
-from mosaic.train.loader import BatchCut
+from mosaic.train.data.loader import BatchCut
 from mosaic.train.tree_sum import ExactStep
 
 
@@ -61,6 +61,10 @@ class Crew:
         found = torch.tensor(flags, dtype=torch.uint8)
         dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self._small_group())
         return tuple(bool(flag) for flag in found)
+
+    def gather(self, value: Told) -> list[Told]:
+        """Returns what each rank told."""
+        return tell_in(self._small_group() if self.size > 1 else None, value)
 
     def mean_loss(self, losses: list[torch.Tensor]) -> torch.Tensor:
         """Returns the loss over the global batch from this rank's parts of it, in one order on any number of ranks."""

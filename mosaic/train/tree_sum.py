@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from mosaic.train.loader import BatchCut
+from mosaic.train.data.loader import BatchCut
 
 Leaves = tuple[int, int]
 """A subtree: its first leaf, and the one after its last."""

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mosaic.train.permutation import mixed, permuted
-from mosaic.train.positions import BLOCK, BLOCKS_IN_CYCLE, CYCLE, PositionStream, Source, shares_of
+from mosaic.train.data.permutation import mixed, permuted
+from mosaic.train.data.positions import BLOCK, BLOCKS_IN_CYCLE, CYCLE, PositionStream, Source, shares_of
 
 BOUNDED = settings(max_examples=25, deadline=None, derandomize=True)
 

@@ -54,7 +54,7 @@ HOMES = {
     "torch": {
         *("backends", "checkpoint", "engine", "ranks", "profiler", "train", "models", "demo", "microbench"),
         "cost/analytic",
-        *(f"retrain/{name}.py" for name in ("worker", "looking", "judging", "checking")),  # what the launcher starts
+        "retrain/working",  # the launcher starts it
         "cli/workload.py",  # runs a user's model
         "cli/counting.py",  # counts its operators
     },
@@ -160,6 +160,10 @@ def test_looking_at_checkpoints_needs_no_torch():
 
 def test_planning_needs_no_torch():
     assert "torch" not in loaded_by("import mosaic.solver")
+
+
+def test_the_launcher_of_daily_retraining_loads_no_torch():
+    assert loaded_by("import mosaic.retrain.run, mosaic.retrain.steering, mosaic.cli.retrain") & {"torch"} == set()
 
 
 def test_the_engine_loads_torch_but_neither_solver_nor_pictures():

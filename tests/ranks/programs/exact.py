@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import nn
 
 from mosaic.train import tree_sum
-from mosaic.train.loader import BatchCut
-from mosaic.train.seeds import seed_step
+from mosaic.train.data.loader import BatchCut
+from mosaic.train.data.seeds import seed_step
 from ranks.begun import join
 
 BATCH = 24

@@ -16,8 +16,8 @@ from stream_data import samples
 
 from mosaic.errors import MosaicError
 from mosaic.ranks import RankSampler
-from mosaic.train.loader import BatchCut, BatchLoader, StepBatch
-from mosaic.train.samples import RejectCount
+from mosaic.train.data.loader import BatchCut, BatchLoader, StepBatch
+from mosaic.train.data.samples import RejectCount
 
 BAD = {"old": {row: ValueError("torn") for row in range(0, 90, 9)}}
 LENIENT = 0.5
@@ -175,7 +175,7 @@ def test_workers_have_a_group_of_their_own_and_end_with_the_loader():
 
 STUCK = """
 import os, signal, stream_data
-from mosaic.train.loader import BatchCut, BatchLoader
+from mosaic.train.data.loader import BatchCut, BatchLoader
 stream_data.Rows.__getitem__ = lambda *row: signal.pause()
 batches = BatchLoader(stream_data.samples(), BatchCut(batch=12), range(8), workers=2)
 os.write(1, " ".join(map(str, batches.worker_pids)).encode())

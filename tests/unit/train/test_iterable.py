@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from mosaic.errors import MosaicError
-from mosaic.train.iterable import IterableLoader, difference
-from mosaic.train.loader import BatchCut
+from mosaic.train.data.iterable import IterableLoader, difference
+from mosaic.train.data.loader import BatchCut
 
 
 class Plain:

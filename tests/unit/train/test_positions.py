@@ -9,7 +9,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from mosaic.train.positions import BLOCK, CYCLE, MAX_REPEATS, PositionStream, Source, shares_of
+from mosaic.train.data.positions import BLOCK, CYCLE, MAX_REPEATS, PositionStream, Source, shares_of
 
 HALVES = (
     Source(name="new", rows=40, share=Fraction(7, 10), digest="a"),
@@ -105,5 +105,5 @@ def test_shares_that_cannot_be_are_refused(new: dict[str, int], replay: dict[str
 
 
 def test_the_launcher_makes_positions_without_torch():
-    code = "import sys, mosaic.train.positions; sys.exit('torch' in sys.modules)"
+    code = "import sys, mosaic.train.data.positions; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -9,7 +9,7 @@ from stream_data import ROWS, Rows, samples, stream
 from torch.utils.data import DataLoader
 
 from mosaic.errors import MosaicError
-from mosaic.train.samples import MAX_ATTEMPTS, MIN_JUDGED, Reject, RejectCount, Samples
+from mosaic.train.data.samples import MAX_ATTEMPTS, MIN_JUDGED, Reject, RejectCount, Samples
 
 FIRST = 200
 UNREADABLE = {"new": {row: ValueError(f"no image in {row}.png") for row in range(0, 70, 3)}}

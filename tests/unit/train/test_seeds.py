@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from mosaic.train.seeds import drawn_under, generators_of, sample_words, seed_step
+from mosaic.train.data.seeds import drawn_under, generators_of, sample_words, seed_step
 
 
 def draw() -> tuple[float, ...]:

@@ -18,8 +18,10 @@ import torch
 from torch.utils.data import DataLoader, default_collate
 
 from mosaic.errors import MosaicError
-from mosaic.train.samples import Drawn, Reject, RejectCount, Samples
+from mosaic.train.data.samples import Drawn, Reject, RejectCount, Samples
 
+_CORES = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+"""Cores of this process as it began."""
 _PR_SET_PDEATHSIG = 1
 """Of ``prctl``: which signal a process gets when the one that made it ends."""
 _DYING_S = 0.5
@@ -121,6 +123,10 @@ class StepLoader(Iterator[StepBatch]):
 
     rejects: RejectCount
     """Rows that could not be read so far."""
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Returns what going on after the steps yielded so far needs beside their number; None for nothing."""
+        return None
 
     def close(self) -> None:
         """Ends what loads the data."""
@@ -251,6 +257,8 @@ def _collated(collate: Collate, drawn: Drawn) -> tuple[Any, tuple[Reject, ...]]:
 
 def _begin_worker(by_main_thread: bool, worker: int) -> None:
     os.setpgid(0, 0)
+    if _CORES:  # the loop's thread may be pinned to some of them
+        os.sched_setaffinity(0, _CORES)
     if sys.platform == "linux" and by_main_thread:
         # Sent when the thread ends that made this process, hence not where another thread did.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

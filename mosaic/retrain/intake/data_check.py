@@ -15,8 +15,8 @@ from typing import Annotated, ClassVar
 
 from mosaic.artifact import Ge, Le
 from mosaic.device import FORBID_EXTRA
+from mosaic.retrain.intake.usual import DayFigures, shares, usual_figures
 from mosaic.retrain.records import Finding, Usual
-from mosaic.retrain.usual import DayFigures, shares, usual_figures
 
 SURE = 2.0
 """Standard errors of today's own rows by which a budget has to be exceeded."""

@@ -1,7 +1,7 @@
 """The process that needs torch: looks at a day's data, trains, and scores versions for the gate.
 
-Run by the launcher as ``python -m mosaic.retrain.worker FOLDER DAY look train score``. Each part ends with files that
-are written whole, and is left out where they are there.
+Run by the launcher as ``python -m mosaic.retrain.working.worker FOLDER DAY look train score``. Each part ends with
+files that are written whole, and is left out where they are there.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from mosaic.artifact import load, save
 from mosaic.checkpoint.plain_weights import export
 from mosaic.checkpoint.ranks import OneRank
 from mosaic.errors import MosaicError
-from mosaic.retrain.checking import check
-from mosaic.retrain.data_check import DataCheck
 from mosaic.retrain.folder import Folder
-from mosaic.retrain.freezing import freeze
-from mosaic.retrain.judging import judge
-from mosaic.retrain.looking import look
+from mosaic.retrain.intake.data_check import DataCheck
 from mosaic.retrain.recipe import read_recipe
-from mosaic.retrain.verifying import verify
-from mosaic.retrain.work import Work
 from mosaic.retrain.workers import PARTS, LastWords
+from mosaic.retrain.working.checking import check
+from mosaic.retrain.working.freezing import freeze
+from mosaic.retrain.working.judging import judge
+from mosaic.retrain.working.looking import look
+from mosaic.retrain.working.verifying import verify
+from mosaic.retrain.working.work import Work
 from mosaic.train import exits
 from mosaic.train.crew import Crew
 from mosaic.train.day import Day, end_ranks

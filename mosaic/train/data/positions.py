@@ -17,7 +17,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from mosaic.train.permutation import mixed, permuted, words_at, words_of
+from mosaic.train.data.permutation import mixed, permuted, words_at, words_of
 
 BLOCK = 1024
 """Positions of a block."""

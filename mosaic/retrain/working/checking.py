@@ -20,14 +20,14 @@ from mosaic.checkpoint.ranks import OneRank
 from mosaic.checkpoint.room import check_room
 from mosaic.errors import MosaicError
 from mosaic.retrain import versions
-from mosaic.retrain.arrivals import Arrivals
-from mosaic.retrain.data_check import DataCheck
 from mosaic.retrain.folder import DayFolder, DayState
-from mosaic.retrain.freezing import freeze
 from mosaic.retrain.gate import DayScores, resolution, resolution_finding
-from mosaic.retrain.judging import frozen_scores
-from mosaic.retrain.looking import look
-from mosaic.retrain.work import Work
+from mosaic.retrain.intake.arrivals import Arrivals
+from mosaic.retrain.intake.data_check import DataCheck
+from mosaic.retrain.working.freezing import freeze
+from mosaic.retrain.working.judging import frozen_scores
+from mosaic.retrain.working.looking import look
+from mosaic.retrain.working.work import Work
 from mosaic.train.crew import Crew
 from mosaic.train.day import Day
 

@@ -16,9 +16,9 @@ import torch
 from torch.utils.data import default_collate
 
 from mosaic.errors import MosaicError
-from mosaic.train.loader import BatchCut, Collate, MicroBatch, StepBatch, StepLoader
-from mosaic.train.samples import RejectCount
-from mosaic.train.seeds import put_back, sample_words, seed_sample
+from mosaic.train.data.loader import BatchCut, Collate, MicroBatch, StepBatch, StepLoader
+from mosaic.train.data.samples import RejectCount
+from mosaic.train.data.seeds import put_back, sample_words, seed_sample
 
 CHECKED = 4
 """Samples that are drawn before, and after, a state is saved at the start."""

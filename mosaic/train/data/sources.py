@@ -16,7 +16,7 @@ import numpy as np
 
 from mosaic.checkpoint.disk import sha256_of
 from mosaic.errors import MosaicError
-from mosaic.train.positions import CYCLE
+from mosaic.train.data.positions import CYCLE
 
 Kind = Literal["new", "replay", "frozen"]
 
@@ -50,7 +50,7 @@ class SourceRecord:
     trained: int = 0
     """Rows of it that are trained on; the others are kept for the comparison on fresh rows."""
     units: int = 0
-    """Its share of the samples, in units of ``1 / CYCLE`` (``mosaic.train.positions``)."""
+    """Its share of the samples, in units of ``1 / CYCLE`` (``mosaic.train.data.positions``)."""
 
     @property
     def name(self) -> str:

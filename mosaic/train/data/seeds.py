@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from mosaic.train.permutation import Words, words_at, words_of
+from mosaic.train.data.permutation import Words, words_at, words_of
 
 WORDS = 4
 """Random words of a sample: torch's, NumPy's, Python's, and one for what else is drawn."""

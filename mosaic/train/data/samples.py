@@ -11,8 +11,8 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from mosaic.errors import MosaicError
-from mosaic.train.positions import PositionStream
-from mosaic.train.seeds import generators_of, put_back, sample_words, seed_sample
+from mosaic.train.data.positions import PositionStream
+from mosaic.train.data.seeds import generators_of, put_back, sample_words, seed_sample
 
 MAX_ATTEMPTS = 16
 """After a position's own row could not be read: rows of its source that are tried in its place."""
@@ -121,6 +121,11 @@ class Samples(Dataset[Any]):
             f"position {position} read no row of {name!r} in {MAX_ATTEMPTS + 1} attempts, the last of them row {row}: "
             f"{type(error).__name__}: {str(error)[:_MAX_DETAIL]}. Look at that source, or take it out of the day"
         ) from error
+
+
+def is_iterable(data: Any) -> bool:
+    """Whether a data set can only be gone through: it has no length, or cannot be indexed."""
+    return not (hasattr(data, "__getitem__") and isinstance(data, Sized))
 
 
 class RejectCount:

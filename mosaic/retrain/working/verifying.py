@@ -12,7 +12,7 @@ from mosaic.checkpoint.folder import checkpoints_in
 from mosaic.checkpoint.methods import KeptModel
 from mosaic.errors import MosaicError
 from mosaic.lines import steps_in
-from mosaic.retrain.work import Work
+from mosaic.retrain.working.work import Work
 from mosaic.train.crew import Crew
 from mosaic.train.day import Day
 from mosaic.train.records import Trained
