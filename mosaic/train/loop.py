@@ -156,7 +156,6 @@ class Loop:
             self.step += 1
             self._log(loss, batch)
             self._times_ms.append((time.perf_counter() - began) * 1e3)
-        self._flush_log()
         self.save(is_last=True)
         return ended or "done"
 
@@ -244,6 +243,7 @@ class Loop:
         Where the disk is full, old checkpoints are dropped and the loop goes on; twice in a row is an error.
         """
         keeper, settings = self._trainee.keeper, self._settings
+        self._flush_log()  # a run that goes on from here does not make this step again
         self._saved = time.monotonic()
         try:
             keeper.save(
