@@ -12,10 +12,10 @@ import numpy as np
 from bench.gate.days import Chain, run_days
 from bench.gate.population import Population, Rows, scores
 from bench.record import Figure, interval
-from mosaic.retrain.data_check import DataCheckSettings, check_data
 from mosaic.retrain.gate import Contest, DayScores, GateSettings, decide, resolution
+from mosaic.retrain.intake.data_check import DataCheckSettings, check_data
+from mosaic.retrain.intake.usual import DayFigures, day_figures
 from mosaic.retrain.records import Comparison, GateResult
-from mosaic.retrain.usual import DayFigures, day_figures
 
 SMALL_CHANGE = Population(kept=0.94)
 """Versions of 95 % accuracy differ on 2 % of rows from day to day."""
