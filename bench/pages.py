@@ -57,6 +57,13 @@ HIGHLIGHTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             r"(megatron|distmm|spindle): step over exact's, ofasys, \d+ GPUs, ratio",
             r"(exact|distmm|spindle): speed-up over megatron, qwen-val-\d+b, \d+ GPUs",
         ),
+        "bench_gate": (
+            r".*slices?.*: refused.*",
+            r"0\.3 points lost a day.*",
+            r"\d+ decisions on .*",
+            r".*: quarantined before training, %",
+            r".*: refused if trained.*",
+        ),
     }
 )
 """For each study the figures that its page shows, as regular expressions of whole names."""
