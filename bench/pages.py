@@ -27,6 +27,14 @@ HIGHLIGHTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             r".*: step under the sequential plan over the plain step, ratio",
             r".*: step after the trial over the plain step, ratio",
         ),
+        "bench_changing": (
+            r".*: all \d+ steps and changes over the plain loop's, ratio",
+            r"phase \d \(.*\): step with .* over the plain step, ratio",
+            r"(replan|a new start): lost at change \d, in plain steps",
+            r"(replan|a new start): lost at a change, .*, ms",
+            r".*: lost by the trials of a phase, ms",
+            r"a new process: imports, ms",
+        ),
         "bench_cost": (
             r"surface error at a held-out degree",
             r"difference of the same points measured twice",
@@ -48,6 +56,13 @@ HIGHLIGHTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             r"rows of (64|1024|16384) KiB from 2 ranks to one(, predicted)?, ms",
             r"(megatron|distmm|spindle): step over exact's, ofasys, \d+ GPUs, ratio",
             r"(exact|distmm|spindle): speed-up over megatron, qwen-val-\d+b, \d+ GPUs",
+        ),
+        "bench_gate": (
+            r".*slices?.*: refused.*",
+            r"0\.3 points lost a day.*",
+            r"\d+ decisions on .*",
+            r".*: quarantined before training, %",
+            r".*: refused if trained.*",
         ),
     }
 )

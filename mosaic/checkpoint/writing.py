@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import logging
@@ -85,7 +86,8 @@ def _aligned(num_bytes: int) -> int:
 def _give_way() -> None:
     """Lets the threads that train have the cores first: this one hashes and copies as much as a checkpoint holds."""
     if sys.platform == "linux":  # where a thread has a priority of its own
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        with contextlib.suppress(OSError):  # forbidden here: it is only slower
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 class Writing:

@@ -200,7 +200,7 @@ class Handle(KeepsCheckpoints):
         gone do it no harm, but are not saved: drop them before the next ``save``.
 
         If it fails, the model is the plain one with its weights, and the handle goes on: ``replan`` may be called
-        again. Wrong arguments and calls within a step change nothing at all.
+        again. A call that is refused, without a reason or within a step, changes nothing at all.
 
         Args:
             sample: One batch as it will be trained on from now on; by default the last one that was given.

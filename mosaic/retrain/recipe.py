@@ -58,6 +58,8 @@ class Sources:
     """Folder of the rows that champion and challenger are compared on; never trained on."""
     fresh_share: Annotated[float, Ge(0), Le(0.5)] = 0.1
     """Part of a day's rows (whole clusters) that is held out of training for the comparison on fresh rows."""
+    exact: bool = True
+    """Whether an iterable data set must be able to go on from a state; otherwise what was drawn is drawn again."""
     max_unreadable: Annotated[float, Ge(0), Le(1)] = 0.01
     """Part of the samples that may draw an unreadable row before the training fails."""
 

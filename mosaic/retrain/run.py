@@ -20,7 +20,16 @@ from mosaic.errors import MosaicError
 from mosaic.retrain import hooks, versions
 from mosaic.retrain.folder import DayFolder, DayState, Folder, Phase, Start, utc_text
 from mosaic.retrain.frozen import ROW, frozen_rows, looked_at, renewed
-from mosaic.retrain.gate import Contest, DayScores, ModelFacts, decide, renewal, validity_findings
+from mosaic.retrain.gate import (
+    Contest,
+    DayScores,
+    ModelFacts,
+    decide,
+    renewal,
+    resolution,
+    resolution_finding,
+    validity_findings,
+)
 from mosaic.retrain.intake.arrivals import Arrivals, archive
 from mosaic.retrain.intake.data_check import DataCheck
 from mosaic.retrain.lock import boot_id, held
@@ -165,6 +174,11 @@ class _Day:
     def _end(self, outcome: Outcome, reason: str) -> None:
         self._set(outcome=outcome, reason=reason)
 
+    def _remember(self, sentences: tuple[str, ...]) -> None:
+        """Keeps what the morning should know; what is said again after a kill is kept once."""
+        said = self._state.messages
+        self._set(messages=(*said, *(sentence for sentence in sentences if sentence not in said)))
+
     def _reopen(self) -> None:
         """Begins where the last run of this day ended; a new night has a new window."""
         state, now = self._state, self._clock.now()
@@ -248,6 +262,10 @@ class _Day:
         )
         result = decide(scores, contest, gate)
         save(result, self._day.gate)
+        mine, other = scores.find(state.version, "frozen"), scores.find(state.champion, "frozen")
+        if mine is not None and other is not None and result.passes:  # two good models tell what the rows can resolve
+            finding = resolution_finding(resolution(mine, gate, last=other), gate)
+            self._remember(() if finding.passed else (finding.sentence,))
         save(looked_at(frozen, state.day), self._folder.frozen)
         self._set(phase="decided")
 
@@ -265,8 +283,7 @@ class _Day:
             versions.promote(self._folder, state.version, day=state.day, by="gate")
             self._renew_frozen_rows(state.version)
             self._end("promoted", result.reason)
-            failed = hooks.run_pending(self._folder, self._recipe.promote, state.version)
-            self._set(messages=(*self._state.messages, *failed))
+            self._remember(hooks.run_pending(self._folder, self._recipe.promote, state.version))
         versions.drop_old(self._folder, self._recipe.promote.keep_versions)
 
     def _renew_frozen_rows(self, version: str) -> None:

@@ -8,9 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -20,7 +21,7 @@ from mosaic.errors import InvalidFileError
 from mosaic.retrain.folder import DayFolder, Folder, Phase
 from mosaic.retrain.recipe import Recipe
 from mosaic.retrain.records import Outcome
-from mosaic.train.exits import FAILED, INTERRUPTED, OUT_OF_MEMORY, QUARANTINED
+from mosaic.train.exits import FAILED, INTERRUPTED, LOADER_DIED, OUT_OF_MEMORY, QUARANTINED
 from mosaic.train.signals import STOPPING
 
 WORKER = "mosaic.retrain.working.worker"
@@ -121,14 +122,7 @@ class Workers:
             command += [] if seconds is None else [f"{name}={seconds:.3f}"]
         port = _free_port() if count > 1 else 0
         for rank in range(count):
-            self._children.append(
-                subprocess.Popen(
-                    command,
-                    env={**os.environ, **_rank_environment(rank, count, port)},
-                    start_new_session=True,  # a terminal's Ctrl-C is for the launcher, which passes it on once
-                    preexec_fn=_die_with_parent,  # it only makes a system call
-                )
-            )
+            self._children.append(self._start(command, _rank_environment(rank, count, port)))
         codes = [self._wait(child) for child in self._children]
         self._children.clear()
         try:
@@ -136,6 +130,15 @@ class Workers:
         except InvalidFileError:
             reason = ""
         return _ended(codes, reason, self._stopped)
+
+    def _start(self, command: list[str], more: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        """Starts a rank, with ``more`` in its environment."""
+        return subprocess.Popen(
+            command,
+            env={**os.environ, **more},
+            start_new_session=True,  # a terminal's Ctrl-C is for the launcher, which passes it on once
+            preexec_fn=partial(end_with, os.getpid()),  # it only makes system calls
+        )
 
     def _wait(self, child: subprocess.Popen[bytes]) -> int:
         """Waits for a worker; where one dies, the others find out by themselves within seconds, or are ended."""
@@ -178,6 +181,8 @@ def _ended(codes: list[int], reason: str, stopped: str) -> Ended:
         return Ended(how=f"was killed ({name})", crashed=True, reason=reason)
     if OUT_OF_MEMORY in codes:
         return Ended(how="ran out of memory", crashed=True, reason=reason)
+    if LOADER_DIED in codes:
+        return Ended(how="lost a process that loads data", crashed=True, reason=reason)
     if QUARANTINED in codes:
         return Ended(how="quarantined", outcome="quarantined", reason=reason)
     if FAILED in codes or any(code not in (0, INTERRUPTED) for code in codes):
@@ -202,9 +207,11 @@ def _free_port() -> int:
         return port
 
 
-def _die_with_parent() -> None:
-    """Lets the kernel end a worker whose launcher is killed, so that no two runs ever write the same day."""
+def end_with(launcher: int) -> None:
+    """Lets the kernel end this process when its launcher is killed, so that no two runs ever write the same day."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != launcher:  # it was killed before the kernel knew
+        os._exit(FAILED)
 
 
 def _kill(child: subprocess.Popen[bytes]) -> None:

@@ -19,6 +19,7 @@ from mosaic.artifact import fingerprint
 from mosaic.engine import Handle
 from mosaic.engine.trial.race import PLAIN
 from mosaic.errors import UnsupportedModelError
+from mosaic.profile import Profile
 from mosaic.train.records import PlanKey, StoredPlan
 
 MAX_TRIAL_STEPS = 600
@@ -54,8 +55,10 @@ def reason_to_plan(key: PlanKey, before: StoredPlan | None, drift: str) -> str:
     return key.differences(before.key) or drift
 
 
-def choose_by_trial(model: nn.Module, batch: Any, loss: Loss, key: PlanKey, why: str) -> StoredPlan:
-    """Chooses what runs on one rank.
+def choose_by_trial(
+    model: nn.Module, batch: Any, loss: Loss, key: PlanKey, why: str
+) -> tuple[StoredPlan, Profile | None]:
+    """Chooses what runs on one rank; returns it, and the profile that it was made from.
 
     Args:
         model: One to be thrown away, on the device where it will train.
@@ -74,13 +77,13 @@ def choose_by_trial(model: nn.Module, batch: Any, loss: Loss, key: PlanKey, why:
     try:
         handle = mosaic.colocate(model, sample=lambda: loss(model, batch))
     except UnsupportedModelError as error:
-        return plain(key, why, f"nothing is colocated: {error}")
+        return plain(key, why, f"nothing is colocated: {error}"), None
     try:
         for _ in range(MAX_TRIAL_STEPS):
             if not handle.is_trying:
                 break
             step()
-        return _stored(handle, key, why)
+        return _stored(handle, key, why), handle.profile
     finally:
         handle.remove()
 

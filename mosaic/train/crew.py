@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from mosaic.checkpoint.ranks import Ranks
+from mosaic.checkpoint.ranks import Ranks, Told, tell_in
 from mosaic.ranks.meeting.world import World
 from mosaic.train.data.loader import BatchCut
 from mosaic.train.tree_sum import ExactStep
@@ -72,6 +72,10 @@ class Crew:
         found = torch.tensor(flags, dtype=torch.uint8)
         dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self._small_group())
         return tuple(bool(flag) for flag in found)
+
+    def gather(self, value: Told) -> list[Told]:
+        """Returns what each rank told."""
+        return tell_in(self._small_group() if self.size > 1 else None, value)
 
     def bring(self, losses: list[torch.Tensor]) -> StepLoss:
         """Begins to bring this rank's parts of a step's loss to the host; waits for nothing."""

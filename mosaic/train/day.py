@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,7 +23,8 @@ from mosaic.engine import Options
 from mosaic.errors import InvalidCheckpointError, InvalidFileError
 from mosaic.train import choice
 from mosaic.train.crew import Crew
-from mosaic.train.data.loader import BatchCut, BatchLoader
+from mosaic.train.data.iterable import IterableLoader
+from mosaic.train.data.loader import BatchCut, BatchLoader, StepLoader
 from mosaic.train.data.samples import RejectCount, Samples
 from mosaic.train.data.seeds import seed_step
 from mosaic.train.environment import environment_here
@@ -53,6 +54,8 @@ class DaySettings:
     """Part of the samples that may draw an unreadable row."""
     exact: bool
     """Whether other numbers of ranks have to give the same bits."""
+    exact_data: bool
+    """Whether an iterable data set must be able to go on from a state."""
     colocate: bool
     """Whether Mosaic may run modules side by side."""
     start: Path | None
@@ -61,6 +64,8 @@ class DaySettings:
     """The champion's weights; None for new ones."""
     plan: Path
     """The day's ``plan.json``."""
+    profile: Path
+    """The day's ``profile.json``: what its plan was made from."""
     plan_before: Path | None
     """The one of the day before."""
     drift: str
@@ -78,7 +83,7 @@ class Day:
 
     Args:
         program: The user's functions.
-        samples: The day's data.
+        samples: The day's data; of a data set that can only be gone through, a function that opens it.
         settings: All else.
         crew: The ranks.
 
@@ -86,7 +91,9 @@ class Day:
         MosaicError: Data, plan or checkpoints are not as they have to be; says what.
     """
 
-    def __init__(self, program: Program, samples: Samples, settings: DaySettings, crew: Crew) -> None:
+    def __init__(
+        self, program: Program, samples: Samples | Callable[[], Iterable[Any]], settings: DaySettings, crew: Crew
+    ) -> None:
         self._program = program
         self._samples = samples
         self._settings = settings
@@ -109,12 +116,13 @@ class Day:
             MosaicError: The training failed, or its checkpoints cannot be read or written; says what.
         """
         settings, crew = self._settings, self._crew
-        step, notes = self._begin()
+        step, notes, state = self._begin()
         loop = Loop(self._program, self._trainee, settings.loop, crew, told, step=step, notes=notes)
         self.model.train()
         rejects = RejectCount(settings.max_unreadable)
-        rejects.load_state_dict({"samples": step * settings.batch, "rejects": notes.rejects})
-        with self._loader(range(step, settings.num_steps), settings.workers, rejects) as batches:
+        if crew.rank == 0:  # the counts of all ranks are added when they are kept
+            rejects.load_state_dict({"samples": step * settings.batch, "rejects": notes.rejects})
+        with self._loader(range(step, settings.num_steps), settings.workers, rejects, state) as batches:
             ended = loop.run(batches, min(to or settings.num_steps, settings.num_steps))
         if self.plan.step_ms is None and loop.step_ms is not None and crew.rank == 0:
             self.plan = replace(self.plan, step_ms=loop.step_ms)
@@ -170,7 +178,17 @@ class Day:
             exact=settings.exact,
         )
 
-    def _loader(self, steps: range, workers: int, rejects: RejectCount) -> BatchLoader:
+    def _loader(self, steps: range, workers: int, rejects: RejectCount, state: Any = None) -> StepLoader:
+        if not isinstance(self._samples, Samples):
+            return IterableLoader(
+                self._samples(),
+                self._cut,
+                steps,
+                seed=self._settings.loop.seed,
+                state=state,
+                exact=self._settings.exact_data,
+                collate=self._program.collate,
+            )
         return BatchLoader(
             self._samples,
             self._cut,
@@ -208,7 +226,11 @@ class Day:
         if crew.size > 1:
             return choice.plain(key, why, "")  # colocate() tries plans by itself; see _placed
         seed_step(settings.loop.seed, 0, 0)
-        return choice.choose_by_trial(self._program.make_model().to(crew.device), batch, self._program.loss, key, why)
+        model = self._program.make_model().to(crew.device)
+        chosen, profile = choice.choose_by_trial(model, batch, self._program.loss, key, why)
+        if profile is not None:
+            save(profile, settings.profile)
+        return chosen
 
     def _placed(self, batch: Any) -> KeepsCheckpoints:
         """Lets the plan run the model; on several ranks a new one is chosen here, before the first step."""
@@ -254,15 +276,16 @@ class Day:
         before = load(Environment, settings.environment)
         return "; ".join(here.differences(replace(before, num_ranks=crew.size) if settings.exact else before))
 
-    def _begin(self) -> tuple[int, DayNotes]:
-        """Loads the day's last checkpoint, or begins from the champion; returns the step and what was said of it."""
+    def _begin(self) -> tuple[int, DayNotes, Any]:
+        """Loads the day's last checkpoint, or begins from the champion; returns step, notes and the data's state."""
         settings, keeper = self._settings, self.handle
         found = self._load()
         if found is not None:
             notes = DayNotes(**found.extra["notes"])
             if self._differences and notes.differs_from_step is None:
                 notes = replace(notes, differs_from_step=found.step, differs_because=self._differences)
-            return found.step, notes
+            states = found.extra["data"]
+            return found.step, notes, states[self._crew.rank] if self._crew.rank < len(states) else None
         notes = DayNotes(loaded=self._start(), rejects={})
         if self._crew.rank == 0:
             count = settings.loop.keep + 2
@@ -273,8 +296,9 @@ class Day:
                 count=count,
                 more_bytes=2 * model_bytes,
             )
-        keeper.save(settings.loop.checkpoints, step=0, extra={"notes": asdict(notes)}, **self._trainee.belongings)
-        return 0, notes
+        extra = {"notes": asdict(notes), "data": [None] * self._crew.size}
+        keeper.save(settings.loop.checkpoints, step=0, extra=extra, **self._trainee.belongings)
+        return 0, notes, None
 
     def _load(self) -> Loaded | None:
         """Loads the newest checkpoint that is whole; where all are damaged, the day begins anew, with the same bits."""

@@ -8,5 +8,7 @@ QUARANTINED = 5
 """Today's data was not trained on."""
 OUT_OF_MEMORY = 71
 """Memory ran out; another start may find more."""
+LOADER_DIED = 72
+"""A process that loads data was killed; another start may help."""
 INTERRUPTED = 75
 """It was told to stop, or the window is over; it goes on later (``EX_TEMPFAIL``)."""

@@ -10,6 +10,7 @@ import logging
 import math
 import statistics
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from mosaic.checkpoint.methods import KeepsCheckpoints
 from mosaic.errors import MosaicError, NoRoomError
 from mosaic.lines import append_line
 from mosaic.train.crew import Crew, StepLoss
-from mosaic.train.data.loader import BatchLoader, StepBatch
+from mosaic.train.data.loader import StepBatch, StepLoader
 from mosaic.train.data.samples import Reject
 from mosaic.train.data.seeds import generators_of, seed_step
 from mosaic.train.program import Program
@@ -125,6 +126,7 @@ class Loop:
         self._not_finite = 0
         self._unlogged: tuple[int, StepLoss, float, tuple[Reject, ...]] | None = None
         self._times_ms: list[float] = []
+        self._batches: StepLoader | None = None
 
     @property
     def step_ms(self) -> float | None:
@@ -132,7 +134,7 @@ class Loop:
         times = self._times_ms[FIRST_STEPS:]
         return statistics.median(times) if times else None
 
-    def run(self, batches: BatchLoader, last: int) -> str:
+    def run(self, batches: StepLoader, last: int) -> str:
         """Takes steps up to ``last``, or until it is told to stop; then saves.
 
         Returns:
@@ -141,15 +143,19 @@ class Loop:
         Raises:
             MosaicError: The loss is no number, rows cannot be read, or checkpoints cannot be written.
         """
-        ended = ""
+        ended, self._batches = "", batches
         while self.step < last and not (ended := self._agree_to_stop()):
             began = time.perf_counter()
-            batch = next(batches)
+            try:
+                batch = next(batches)
+            except MosaicError:
+                if not self._told.received:  # whoever told us to stop may have ended the loader's workers
+                    raise
+                continue
             loss = self.take_step(batch)
             self.step += 1
-            self._log(loss, batch, batches)
+            self._log(loss, batch)
             self._times_ms.append((time.perf_counter() - began) * 1e3)
-        self._flush_log()
         self.save(is_last=True)
         return ended or "done"
 
@@ -190,12 +196,10 @@ class Loop:
                 trainee.scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(trainee.model.parameters(), self._settings.clip_norm)
 
-    def _log(self, loss: StepLoss, batch: StepBatch, batches: BatchLoader) -> None:
+    def _log(self, loss: StepLoss, batch: StepBatch) -> None:
         """Keeps a step's figures until the next one is launched, so that a GPU has work while its loss is read."""
         self._flush_log()
         self._unlogged = self.step, loss, time.time(), batch.rejects
-        if batch.rejects:
-            self.notes = replace(self.notes, rejects=batches.rejects.by_source)
 
     def _flush_log(self) -> None:
         if self._unlogged is None:
@@ -239,13 +243,14 @@ class Loop:
         Where the disk is full, old checkpoints are dropped and the loop goes on; twice in a row is an error.
         """
         keeper, settings = self._trainee.keeper, self._settings
+        self._flush_log()  # a run that goes on from here does not make this step again
         self._saved = time.monotonic()
         try:
             keeper.save(
                 settings.checkpoints,
                 step=self.step,
                 keep=settings.keep,
-                extra={"notes": asdict(self.notes)},
+                extra=self._extra(),
                 **self._trainee.belongings,
             )
             if is_last:
@@ -261,6 +266,18 @@ class Loop:
                 self.save(is_last=True)
         else:
             self._failed_saves = 0
+
+    def _extra(self) -> dict[str, Any]:
+        """Returns what is kept beside tensors: of all ranks the rows that could not be read, and where the data is."""
+        batches = self._batches
+        mine = (batches.rejects.by_source, batches.state_dict()) if batches is not None else ({}, None)
+        told = self._crew.gather(mine)
+        total: dict[str, Counter[str]] = {}
+        for counts, _ in told:
+            for source, reasons in counts.items():
+                total.setdefault(source, Counter()).update(reasons)
+        self.notes = replace(self.notes, rejects={source: dict(reasons) for source, reasons in total.items()})
+        return {"notes": asdict(self.notes), "data": [state for _, state in told]}
 
     def _remember(self, message: str) -> None:
         if message not in self.notes.messages:

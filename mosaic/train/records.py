@@ -42,7 +42,10 @@ class PlanKey:
             "num_ranks": f"there were {other.num_ranks} ranks and are {self.num_ranks}",
             "torch": f"torch was {other.torch} and is {self.torch}",
         }
-        return "; ".join(text for name, text in words.items() if getattr(self, name) != getattr(other, name))
+        differing = [name for name in words if getattr(self, name) != getattr(other, name)]
+        if "num_ranks" in differing and "batch" in differing:  # a rank's part of the batch is another one then
+            differing.remove("batch")
+        return "; ".join(words[name] for name in differing)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

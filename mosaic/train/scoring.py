@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import default_collate
 
 from mosaic.errors import MosaicError
+from mosaic.train.data.samples import is_iterable
 from mosaic.train.data.seeds import drawn_under, generators_of
 from mosaic.train.program import Program
 
@@ -31,12 +32,18 @@ class Unreadable:
 
 
 def read_rows(data: Any, rows: Iterable[int], seed: int) -> Iterator[Any]:
-    """Yields rows of a data set, or ``Unreadable``; row i is read under (seed, i), so that it is always the same."""
+    """Yields rows of a data set, or ``Unreadable``; row i is read under (seed, i), so that it is always the same.
+
+    Of one that can only be gone through, as many from its beginning as there are.
+    """
     generators = generators_of(data)
+    one_by_one = iter(data) if is_iterable(data) else None
     for row in rows:
         with drawn_under(seed, row, generators):
             try:
-                sample = data[row]
+                sample = data[row] if one_by_one is None else next(one_by_one)
+            except StopIteration:
+                return
             except MemoryError:
                 raise
             except Exception as error:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import copy
 import errno
+import hashlib
+import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from mosaic.checkpoint.folder import checkpoints_in, damage_of
+from mosaic.checkpoint.manifest import FileEntry, Manifest
 from mosaic.checkpoint.methods import KeptModel
 from mosaic.checkpoint.room import check_room, room_needed
 from mosaic.errors import InvalidCheckpointError, NoRoomError
@@ -309,3 +313,26 @@ def test_a_digest_tells_every_bit_name_and_shape():
         digests.add(KeptModel(model).digest())
     assert len(digests) == 5
     assert KeptModel(Loop("image").model).digest() in digests
+
+
+def test_a_checkpoint_of_an_earlier_version_loads(tmp_path: Path):
+    first = Loop("image")
+    optimizer = torch.optim.AdamW(first.model.parameters(), lr=0.3)
+    path = first.kept.save(tmp_path, step=1, optimizer=optimizer, extra={"epoch": 2})
+    first.kept.finish_saving()
+    state = json.loads((path / "state.json").read_text())
+    content = json.dumps({name: state[name] for name in ("optimizer", "scheduler", "extra")}).encode()
+    (path / "state.json").write_bytes(content)
+    manifest = Manifest.read(path)
+    entry = FileEntry(name="state.json", num_bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
+    files = tuple(entry if file.name == entry.name else file for file in manifest.files)
+    (path / "manifest.json").write_text(replace(manifest, files=files).sealed().to_json())
+    second = Loop("image", seed=4)
+    again = torch.optim.AdamW(second.model.parameters())
+    assert second.kept.load(tmp_path, optimizer=again).extra == {"epoch": 2}
+    assert again.param_groups[0]["lr"] == 0.3
+    assert_equal(first.model.state_dict(), second.model.state_dict())
+    for what, given in second.belongings.items():
+        if what != "optimizer":
+            with pytest.raises(InvalidCheckpointError, match=f"was saved without {what}="):
+                second.kept.load(tmp_path, **{what: given})

@@ -230,7 +230,7 @@ class RankedRuns:
         self._calls.executor.settle()
 
     def pause(self) -> None:
-        """Comes to rest; on several ranks plans are tried before the loop begins, and never change later."""
+        """Comes to rest; on several ranks plans are tried before a loop begins or is planned anew."""
         self._calls.executor.pause()
 
     def resume(self) -> None:

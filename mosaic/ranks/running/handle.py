@@ -88,8 +88,8 @@ class RankHandle(Handle):
         parameters that are given up is dropped. Gradients do not move, so there must be none: call it after
         ``optimizer.zero_grad()``. A sampler that was made before stays right; a new one knows what weighs most now.
 
-        If planning fails, the handle is done as after ``remove()``, and all ranks raise: go on from a checkpoint. Wrong
-        arguments, and calls within a step, change nothing.
+        If planning fails, the handle is done as after ``remove()``, and all ranks raise: go on from a checkpoint. What
+        is refused on any rank changes nothing on all of them.
         """
         if optimizer is None:
             raise ValueError(

@@ -90,14 +90,21 @@ def resolution_finding(found: Resolution, settings: GateSettings) -> Finding:
     needed = found.resolved(settings.min_power, settings.confidence)
     said = (
         f"An equal model passes {power:.0%} of days at margin = {settings.margin:g} on {_set(found)}, "
-        f"{found.source}; the rule is min_power = {settings.min_power:.0%}"
+        f"{found.source}, and a model that lost the margin on at most {1 - settings.confidence:.0%}; "
+        f"the rule is min_power = {settings.min_power:.0%}"
     )
     if power >= settings.min_power:
         return Finding(name="power", passed=True, sentence=f"{said}.")
     more = math.ceil(found.num_rows * (needed / settings.margin) ** 2 / 100) * 100 if math.isfinite(needed) else None
-    ways = f"set margin = {needed:.2g}, or bring" if math.isfinite(needed) else "bring"
+    ways = f"set margin = {_rounded_up(needed):.2g}, or bring" if math.isfinite(needed) else "bring"
     rows = f"about {more:,} rows in groups like these" if more is not None else "rows of more groups"
     return Finding(name="power", passed=False, sentence=f"{said}: {ways} {rows}.")
+
+
+def _rounded_up(value: float) -> float:
+    """Returns a number above 0 with two digits that is not below it."""
+    unit = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return math.ceil(value / unit) * unit
 
 
 def _set(found: Resolution) -> str:

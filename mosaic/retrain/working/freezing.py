@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
+from typing import Any
 
 from mosaic.artifact import load, save
 from mosaic.errors import MosaicError
 from mosaic.retrain.working.work import Work
 from mosaic.train.data.positions import CYCLE, shares_of
+from mosaic.train.data.samples import is_iterable
 from mosaic.train.data.sources import Kind, SourceRecord, Sources, held_out_rows, planned_steps, record_of
 
 
@@ -22,13 +25,16 @@ def freeze(work: Work) -> None:
     records = [_counted(work, day, "new", known) for day in state.new]
     records += [_counted(work, day, "replay", known) for day in state.replay]
     new, replay = ({r.name: r.trained for r in records if r.kind == kind} for kind in ("new", "replay"))
-    if not sum(new.values()):
+    if any(record.rows == 0 for record in records):
+        shares = {records[0].name: Fraction(1)}
+    elif sum(new.values()):
+        shares = shares_of(new, replay, recipe.sources.replay.share)
+    else:
         rows = sum(record.rows for record in records if record.kind == "new")
         raise MosaicError(
             f"no row of {', '.join(state.new)} is left to train on ({rows} rows, fresh_share = "
             f"{recipe.sources.fresh_share:g}); wait for more data, or lower fresh_share"
         )
-    shares = shares_of(new, replay, recipe.sources.replay.share)
     new_share = sum(share for name, share in shares.items() if name in new)
     frozen = recipe.sources.frozen
     save(
@@ -56,13 +62,28 @@ def _counted(work: Work, day: str, kind: Kind, known: dict[str, SourceRecord]) -
     path = work.folder.path / work.recipe.sources.new.path.replace("{day}", day)
     record = record_of(work.folder.path, path, kind=kind, day=day, known=known)
     data = work.program.make_dataset(path, False)
-    if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
-        raise MosaicError(
-            f"make_dataset returned a {type(data).__name__}, which has no len() or cannot be indexed; return a "
-            "map-style Dataset"
-        )
+    if is_iterable(data):
+        _check_iterable(work, data, kind)
+        return record
     out = held_out_rows(data, share=work.recipe.sources.fresh_share, seed=work.recipe.budget.seed, day=day)
     return replace(record, rows=len(data), trained=len(data) - int(out.sum()))
+
+
+def _check_iterable(work: Work, data: Any, kind: Kind) -> None:
+    """Raises MosaicError for what a data set that can only be gone through cannot do."""
+    recipe, state = work.recipe, work.day.state
+    wrong = {
+        "[budget] steps has to say how many": recipe.budget.steps is None,
+        "[sources] fresh_share has to be 0": recipe.sources.fresh_share > 0,
+        "[sources] replay has to be { share = 0 }": recipe.sources.replay.share > 0 or kind != "new",
+        "one day at a time can be trained on": len(state.new) > 1,
+    }
+    broken = [rule for rule, is_broken in wrong.items() if is_broken]
+    if broken:
+        raise MosaicError(
+            f"make_dataset returned a {type(data).__name__}, which can only be gone through: {'; '.join(broken)}; or "
+            "return a map-style Dataset, which has len() and can be indexed"
+        )
 
 
 def _known(work: Work) -> dict[str, SourceRecord]:

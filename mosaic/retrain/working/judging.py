@@ -17,6 +17,7 @@ from mosaic.retrain.frozen import ROW, frozen_rows
 from mosaic.retrain.gate import DayScores, ModelFacts, Scores, digest_of_rows, joined
 from mosaic.retrain.gate.scores import RowSet
 from mosaic.retrain.working.work import Work
+from mosaic.train.data.samples import is_iterable
 from mosaic.train.data.seeds import seed_step
 from mosaic.train.data.sources import held_out_rows
 from mosaic.train.scoring import Unreadable, latency_ms, read_rows, score_batches
@@ -81,6 +82,8 @@ def _fresh(work: Work) -> Iterator[_Row]:
     """Yields the rows that were held out of the day's new data."""
     sources = work.sources
     for record in sources.of_kind("new"):
+        if not record.rows:  # it can only be gone through, and nothing is held out
+            continue
         data = work.program.make_dataset(work.folder.path / record.path, False)
         out = held_out_rows(data, share=sources.fresh_share, seed=sources.seed, day=record.day)
         yield from _rows(work, record.path, tuple(np.flatnonzero(out).tolist()), "")
@@ -88,6 +91,8 @@ def _fresh(work: Work) -> Iterator[_Row]:
 
 def _rows(work: Work, path: str, rows: tuple[int, ...] | None, added: str) -> Iterator[_Row]:
     data = work.program.make_dataset(work.folder.path / path, False)
+    if is_iterable(data):
+        raise MosaicError(f"the rows of {path} have to be indexed; let make_dataset return a map-style Dataset for it")
     chosen = tuple(range(len(data))) if rows is None else rows
     for row, sample in zip(chosen, read_rows(data, chosen, work.recipe.budget.seed), strict=True):
         if isinstance(sample, Unreadable):

@@ -22,6 +22,7 @@ from mosaic.retrain.intake.data_check import check_data
 from mosaic.retrain.intake.usual import DayFigures, InputFigures, day_figures
 from mosaic.retrain.working.judging import model_of
 from mosaic.retrain.working.work import Work
+from mosaic.train.data.samples import is_iterable
 from mosaic.train.scoring import Unreadable, read_rows, score_batches
 
 MAX_LOOKED = 5000
@@ -59,9 +60,11 @@ class _Seen:
     def rows_of(self, work: Work, folders: list[Path]) -> Iterator[Any]:
         """Yields the rows of data folders that can be read, as they are without augmentation."""
         sets = [work.program.make_dataset(folder, False) for folder in folders]
-        every = max(1, math.ceil(sum(map(len, sets)) / MAX_LOOKED))
+        total = sum(0 if is_iterable(data) else len(data) for data in sets)
+        every = max(1, math.ceil(total / MAX_LOOKED))
         for data in sets:
-            for sample in read_rows(data, range(0, len(data), every), work.recipe.budget.seed):
+            rows = range(0, MAX_LOOKED if is_iterable(data) else len(data), every)
+            for sample in read_rows(data, rows, work.recipe.budget.seed):
                 if isinstance(sample, Unreadable):
                     self.unreadable[sample.reason] += 1
                     continue

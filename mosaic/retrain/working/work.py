@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 from mosaic.artifact import load
 from mosaic.checkpoint.disk import sha256_of
@@ -18,7 +20,7 @@ from mosaic.retrain.recipe import Recipe, seconds_of
 from mosaic.train.choice import drift_of
 from mosaic.train.crew import Crew, ExactCrew
 from mosaic.train.data.positions import CYCLE, PositionStream, Source
-from mosaic.train.data.samples import Samples
+from mosaic.train.data.samples import Samples, is_iterable
 from mosaic.train.data.sources import Sources, check_unchanged, trained_rows
 from mosaic.train.day import DaySettings, device_of
 from mosaic.train.loop import LoopSettings
@@ -66,14 +68,16 @@ class Work:
         """The day's data, frozen."""
         return load(Sources, self.day.sources)
 
-    def samples(self) -> Samples:
-        """Opens the day's data; rows that are held out are not among it."""
+    def samples(self) -> Samples | Callable[[], Iterable[Any]]:
+        """Opens the day's data, without the rows that are held out; of what can only be gone through, what opens it."""
         sources = self.sources
         check_unchanged(self.folder.path, sources)
         datasets, streamed = [], []
         for record in sources.sources:
             if record.units:
                 data = self.program.make_dataset(self.folder.path / record.path, True)
+                if is_iterable(data):
+                    return partial(self.program.make_dataset, self.folder.path / record.path, True)
                 datasets.append(trained_rows(record, data, sources))
                 share = Fraction(record.units, CYCLE)
                 streamed.append(Source(name=record.name, rows=record.trained, share=share, digest=record.digest))
@@ -112,10 +116,12 @@ class Work:
             workers=budget.workers,
             max_unreadable=self.recipe.sources.max_unreadable,
             exact=budget.ranks_exact,
+            exact_data=self.recipe.sources.exact,
             colocate=budget.colocate,
             start=start,
             weights=champion.weights if champion is not None else None,
             plan=self.day.plan,
+            profile=self.day.profile,
             plan_before=before[-1].plan if before else None,
             drift=drift_of(stored, last.step_ms if last is not None else None),
             modalities=", ".join(sorted(load(DayFigures, self.day.figures).modalities)),

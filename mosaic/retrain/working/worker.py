@@ -32,6 +32,7 @@ from mosaic.retrain.working.verifying import verify
 from mosaic.retrain.working.work import Work
 from mosaic.train import exits
 from mosaic.train.crew import Crew
+from mosaic.train.data.loader import LoaderDiedError
 from mosaic.train.day import Day, end_ranks
 from mosaic.train.environment import use_repeatable_kernels
 from mosaic.train.records import WINDOW_OVER
@@ -68,6 +69,8 @@ def main() -> None:
         code, reason = stop.code, str(stop)
     except (torch.OutOfMemoryError, MemoryError) as error:
         code, reason = exits.OUT_OF_MEMORY, str(error)
+    except LoaderDiedError as error:
+        code, reason = exits.LOADER_DIED, str(error)
     except MosaicError as error:
         code, reason = exits.FAILED, str(error)
     except Exception as error:  # of any kind, from the user's functions: the report has to say it

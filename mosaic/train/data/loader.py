@@ -114,11 +114,19 @@ class StepBatch:
     """Rows that could not be read on the way."""
 
 
+class LoaderDiedError(MosaicError):
+    """A worker that loads data was killed; another start may help."""
+
+
 class StepLoader(Iterator[StepBatch]):
     """Goes through the steps of a run once; a context that ends what loads the data."""
 
     rejects: RejectCount
     """Rows that could not be read so far."""
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Returns what going on after the steps yielded so far needs beside their number; None for nothing."""
+        return None
 
     def close(self) -> None:
         """Ends what loads the data."""
@@ -190,7 +198,8 @@ class BatchLoader(StepLoader):
         """Returns the next step's batch.
 
         Raises:
-            MosaicError: A worker died, or more rows cannot be read than the limit allows.
+            LoaderDiedError: A worker died.
+            MosaicError: More rows cannot be read than the limit allows.
         """
         step = next(self._steps)
         parts: list[MicroBatch] = []
@@ -215,7 +224,7 @@ class BatchLoader(StepLoader):
             if not dead:
                 raise
             ends = ", ".join(f"process {worker.pid}: {_how_it_ended(worker.exitcode or 0)}" for worker in dead)
-            raise MosaicError(
+            raise LoaderDiedError(
                 f"a worker that loads data ended before its time ({ends}). SIGKILL is what the kernel sends where "
                 "memory is short: take fewer workers, or none. The run goes on from its last checkpoint"
             ) from error

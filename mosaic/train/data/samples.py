@@ -123,6 +123,11 @@ class Samples(Dataset[Any]):
         ) from error
 
 
+def is_iterable(data: Any) -> bool:
+    """Whether a data set can only be gone through: it has no length, or cannot be indexed."""
+    return not (hasattr(data, "__getitem__") and isinstance(data, Sized))
+
+
 class RejectCount:
     """Rows that could not be read so far, by source and reason.
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from engine_cases import FAST, Record, assert_same, tower
+from engine_cases import FAST, SIDE_BY_SIDE, Record, TwoTowers, assert_same, pair_batch, tower
+from stream_cases import colocated as stream_colocated
 from torch import nn
-from trial_cases import profile_for
+from trial_cases import BESIDE, profile_for, running, steps, times, trying
 
 import mosaic
 from mosaic.backends.host.backend import HostBackend
@@ -48,7 +49,7 @@ def batch_of(model: Encoders, step: int = 0, rows: int = 6) -> Batch:
     return {name: torch.randn(rows, 8, generator=generator) for name in model.encoders}
 
 
-def side_by_side(model: Encoders, sample: Batch) -> Plan:
+def side_by_side(model: nn.Module, sample: Any) -> Plan:
     """Two modules at a time, a slot each."""
     graph = find_modules(model, sample).graph
     names = list(graph.topological_order())
@@ -59,7 +60,7 @@ def side_by_side(model: Encoders, sample: Batch) -> Plan:
 def colocate(model: Encoders, options: mosaic.Options | None = None) -> mosaic.Handle:
     sample = batch_of(model)
     plan = side_by_side(model, sample) if options is None else None
-    return mosaic.colocate(model, sample=sample, plan=plan, backend=HostBackend(2), options=options or mosaic.Options())
+    return mosaic.colocate(model, sample=sample, plan=plan, backend=HostBackend(2), options=options or SOLVED)
 
 
 def train(
@@ -112,6 +113,7 @@ def test_a_loop_that_is_planned_anew_computes_what_the_plain_one_does(change: Ca
 
     def run(model: Encoders, record: Record, replan: Callable[[Batch], None]) -> None:
         torch.manual_seed(1)
+        model.encoders["image"].register_forward_hook(lambda module, args, result: result * 1.5)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
         train(model, record, optimizer, range(3))
         rows = change(model, optimizer)
@@ -300,3 +302,51 @@ def test_names_that_were_given_hold_until_others_are():
     handle.replan(reason="audio may be placed", exclude=[], modules=["encoders.audio", "encoders.depth"])
     assert set(handle.graph.names) == {"encoders.audio", "encoders.depth"}
     handle.remove()
+
+
+def test_on_streams_a_loop_that_is_planned_anew_computes_what_the_plain_one_does():
+    torch.manual_seed(0)
+    model = TwoTowers()
+    twin = copy.deepcopy(model)
+    records = [Record(), Record()]
+    train_towers(model, records[0], lambda: None)
+    with stream_colocated(twin, pair_batch(), SIDE_BY_SIDE) as (handle, backend):
+
+        def replan() -> None:
+            graph = find_modules(twin, pair_batch()).graph
+            plan = plan_from_quotas([{"left": 1, "right": 1}], graph=graph, device=backend.device)
+            handle.replan(reason="right is another one", plan=plan)
+
+        train_towers(twin, records[1], replan)
+        assert backend.launches_of(handle, "right")
+        assert "planned anew: right is another one" in handle.describe()
+    assert_same(*records)
+
+
+def train_towers(model: TwoTowers, record: Record, replan: Callable[[], None]) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    for step in range(6):
+        if step == 3:
+            torch.manual_seed(3)
+            model.right = tower(8, 16, nn.LayerNorm(16))
+            optimizer.add_param_group({"params": model.right.parameters()})
+            replan()
+        model(*pair_batch(step)).square().mean().backward()
+        record.note_model(model, optimizer)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_in_the_middle_of_a_trial_a_new_one_begins():
+    model = TwoTowers()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with trying(model) as (handle, clock):
+        took = times(plain=10, beside=6, in_turn=8)
+        steps(model, handle, clock, took, 5, optimizer=optimizer)
+        assert handle.is_trying
+        handle.replan(pair_batch(rows=11), reason="more rows", plan=side_by_side(model, pair_batch(rows=11)))
+        assert handle.is_trying
+        assert handle.metrics()["trial_steps"] == 0
+        steps(model, handle, clock, took, optimizer=optimizer, rows=11)
+        assert running(handle) == BESIDE
+        assert handle.metrics()["replans"] == 1

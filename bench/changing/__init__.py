@@ -1,0 +1,1 @@
+"""Tasks that come and go in a running loop."""

@@ -1,0 +1,123 @@
+"""Laws of the gate: better is never refused where worse passed, order does not matter, more rows resolve more."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mosaic.retrain.gate import Contest, DayScores, GateSettings, Scores, decide, resolution
+from mosaic.retrain.gate.compare import holm
+
+BOUNDED = settings(max_examples=60, deadline=None, derandomize=True)
+GATE = GateSettings(resamples=1000, margin=0.05, slices=("site",), min_slice_rows=20, frozen_budget=0.05)
+CONTEST = Contest(day="2026-11-22", challenger="0042", champion="0041", anchor="0012")
+SEEDS = st.integers(0, 2**32 - 1)
+CHANCES = st.lists(st.floats(0, 1), max_size=8)
+
+
+def day(seed: int, *, worse: float = 0.05, binary: bool = True) -> DayScores:
+    """Scores of three versions on frozen and fresh rows, in groups, of two sites."""
+    draw = np.random.default_rng(seed)
+    found = []
+    for rows in ("frozen", "fresh"):
+        size = int(draw.integers(60, 200))
+        cluster = draw.integers(0, size // int(draw.integers(1, 5)), size=size)
+        base = (draw.random(size) < 0.8).astype(float) if binary else draw.normal(size=size)
+        for version in ("0041", "0012", "0042"):
+            noise = (draw.random(size) < worse) * (draw.random(size) if not binary else 1.0)
+            columns = {"value": np.where(noise > 0, base - noise * base, base), "cluster": cluster}
+            found.append(Scores.of(version, rows, f"{rows} of {seed}", {**columns, "site": cluster % 2}))
+    return DayScores(scores=tuple(found))
+
+
+def changed(scores: DayScores, values: dict[str, np.ndarray]) -> DayScores:
+    """Gives the challenger other values."""
+    return DayScores(
+        scores=tuple(
+            replace(one, value=tuple(values[one.rows])) if one.version == CONTEST.challenger else one
+            for one in scores.scores
+        )
+    )
+
+
+@BOUNDED
+@given(seed=SEEDS, binary=st.booleans(), share=st.floats(0, 0.2))
+def test_a_better_challenger_is_not_refused_where_a_worse_one_passed(seed: int, binary: bool, share: float):
+    scores = day(seed, binary=binary)
+    draw = np.random.default_rng(seed + 1)
+    values = {one.rows: one.array for one in scores.scores if one.version == CONTEST.challenger}
+    better = {
+        rows: value + (draw.random(len(value)) < share) * (np.maximum(1.0 - value, 0.0) if binary else 1.0)
+        for rows, value in values.items()
+    }
+    before = decide(scores, CONTEST, GATE)
+    after = decide(changed(scores, better), CONTEST, GATE)
+    assert after.passes >= before.passes
+    lows = {(one.name, one.against): one.low for one in before.comparisons if one.limit < 0}
+    for one in after.comparisons:
+        assert one.low >= lows.get((one.name, one.against), one.low)
+
+
+@BOUNDED
+@given(seed=SEEDS, binary=st.booleans())
+def test_the_order_of_rows_and_the_names_of_groups_do_not_matter(seed: int, binary: bool):
+    scores = day(seed, binary=binary)
+    draw = np.random.default_rng(seed + 1)
+    orders = {one.rows: draw.permutation(len(one.value)) for one in scores.scores}
+    mixed = DayScores(
+        scores=tuple(
+            replace(
+                one,
+                value=tuple(one.value[index] for index in orders[one.rows]),
+                cluster=tuple(f"group {99 - int(one.cluster[index])}" for index in orders[one.rows]),
+                columns={"site": tuple(one.columns["site"][index] for index in orders[one.rows])},
+            )
+            for one in scores.scores
+        )
+    )
+    assert decide(mixed, CONTEST, GATE) == decide(scores, CONTEST, GATE)
+
+
+@BOUNDED
+@given(seed=SEEDS, size=st.integers(1, 1200))
+def test_an_equal_challenger_passes_where_the_rows_resolve_the_margin(seed: int, size: int):
+    value = (np.random.default_rng(seed).random(size) < 0.9).astype(float)
+    value[0] = 1  # where a champion is always wrong, there is nothing to lose
+    found = tuple(Scores.of(name, "frozen", "rows", {"value": value}) for name in ("0042", "0041", "0012"))
+    settled = replace(GATE, slices=(), margin=0.01, flip_rate=0.0)
+    power = resolution(found[1], settled).power(settled.margin, settled.confidence)
+    if not 0.2 < power < 0.9:  # between these lies the bootstrap's own noise
+        assert decide(DayScores(scores=found), CONTEST, settled).passes == (power > 0.5)
+
+
+@BOUNDED
+@given(chances=CHANCES, level=st.floats(0.001, 0.5))
+def test_holm_never_rejects_more_than_each_test_alone(chances: list[float], level: float):
+    rejected = holm(chances, level)
+    assert all(chance < level for chance, is_rejected in zip(chances, rejected, strict=True) if is_rejected)
+    assert all(
+        is_rejected
+        for chance, is_rejected in zip(chances, rejected, strict=True)
+        if chance < level / max(1, len(chances))
+    )
+
+
+@BOUNDED
+@given(chances=CHANCES, level=st.floats(0.001, 0.5), place=st.integers(0, 7), more=st.floats(0, 1))
+def test_holm_rejects_no_more_when_a_chance_grows(chances: list[float], level: float, place: int, more: float):
+    grown = [min(1.0, chance + more * (index == place)) for index, chance in enumerate(chances)]
+    assert all(after <= before for after, before in zip(holm(grown, level), holm(chances, level), strict=True))
+
+
+@BOUNDED
+@given(seed=SEEDS)
+def test_low_lies_below_the_difference_and_high_above_it(seed: int):
+    for one in decide(day(seed), CONTEST, GATE).comparisons:
+        assert one.low <= one.difference <= one.high
+        assert (
+            one.difference == np.float64(one.new) - np.float64(one.old)
+            or abs(one.difference - (one.new - one.old)) < 1e-12
+        )

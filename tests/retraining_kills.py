@@ -1,0 +1,116 @@
+"""Kills of ``mosaic retrain run``: a chain at random instants, and one at every step of a promotion.
+
+Run as ``python retraining_kills.py chain|promotion FOLDER``; prints what the tests look at, a line of JSON each.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import retraining_forks
+from retraining_forks import Fork, launcher, start
+
+from bench.retrain.chain import chain
+from bench.retrain.small_folder import bits_of, write_day, write_folder
+from mosaic.lines import lines_of
+from mosaic.retrain import steering, versions
+from mosaic.retrain.folder import Folder
+
+FIRST, SECOND = "2026-11-20", "2026-11-21"
+TARGETS = ("launcher", "worker", "loader", "all", "told", "told twice")
+EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.symlink", "shutil.rmtree"}
+
+
+def tell(**found: Any) -> None:
+    print(json.dumps(found), flush=True)
+
+
+def kill_chain(top: Path) -> None:
+    """Days with workers and without end with the same bits, and so does one that is killed all the time."""
+    for name, num_workers in (("undisturbed", 0), ("killed", 2)):
+        folder = write_folder(top / name, FIRST, budget={"workers": num_workers})
+        if name == "undisturbed":
+            assert start(folder).wait() == 0
+        else:
+            for kill in chain(folder, start, seed=5, targets=TARGETS, longest_s=0.5):
+                tell(kill=asdict(kill))
+        state = folder.days()[-1].state
+        report = json.loads(folder.days()[-1].report.read_text())
+        tell(name=name, bits=bits_of(folder.days()[-1]), outcome=state.outcome, run=report["run"])
+
+
+def kill_promotion(top: Path) -> None:
+    """Kills the launcher at each thing that it does on the disk once all is scored; then goes on, and goes back."""
+    before = write_folder(top / "before", FIRST, promote={"hooks": ["echo $MOSAIC_VERSION >> told"]})
+    assert start(before).wait() == 0
+    write_day(before.path, SECOND)
+    assert Fork(lambda: _until_evaluated(before)).wait() == 0
+    assert before.days()[-1].state.phase == "evaluated"
+    for instant in range(1, 1000):
+        folder = Folder(top / "killed")
+        shutil.rmtree(folder.path, ignore_errors=True)
+        shutil.copytree(before.path, folder.path, symlinks=True)
+        ended = Fork(lambda instant=instant, folder=folder: _killed_at(instant, folder)).wait()
+        seen = versions.linked(folder, "champion")
+        again = start(folder).wait()
+        promoted = [row for row in lines_of(folder.history) if row["event"] == "promoted"]
+        tell(
+            ended=ended,
+            seen=seen,
+            again=again,
+            outcome=folder.days()[-1].state.outcome,
+            champion=versions.linked(folder, "champion"),
+            told=(folder.path / "told").read_text().split(),
+            versions=[each.name for each in versions.all_versions(folder)],
+            befores=[row["before"] for row in promoted],
+            left=[path.name for path in folder.versions.glob(".*")],
+            page=folder.days()[-1].page.is_file(),
+            back=Fork(lambda folder=folder: bool(steering.rollback(folder.path)) - 1).wait(),
+            after_back=versions.linked(folder, "champion"),
+        )
+        if ended == 0:
+            return
+
+
+def _until_evaluated(folder: Folder) -> None:
+    launcher._Day._decide = lambda day: os._exit(0)  # type: ignore[method-assign]
+    launcher.run(folder.path, print)
+
+
+def _killed_at(instant: int, folder: Folder) -> int:
+    left = instant
+
+    def tick() -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def watched(event: str, arguments: tuple[Any, ...]) -> None:
+        if event in EVENTS and str(folder.path) in str(arguments[0]):
+            tick()
+
+    flush = os.fsync
+
+    def fsync(handle: int) -> None:
+        flush(handle)
+        tick()
+
+    os.fsync = fsync
+    sys.addaudithook(watched)
+    return launcher.run(folder.path, print)
+
+
+WAYS: dict[str, Callable[[Path], None]] = {"chain": kill_chain, "promotion": kill_promotion}
+
+if __name__ == "__main__":
+    assert retraining_forks.torch.get_num_threads() == 1
+    WAYS[sys.argv[1]](Path(sys.argv[2]))

@@ -1,0 +1,209 @@
+"""Today's data before it is trained on: what is told, what quarantines the day."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mosaic import artifact
+from mosaic.retrain.gate import Scores
+from mosaic.retrain.intake.data_check import DataCheck, DataCheckSettings, check_data
+from mosaic.retrain.intake.usual import DayFigures, InputFigures, day_figures
+from mosaic.retrain.records import Finding
+
+SETTINGS = DataCheckSettings()
+
+
+def figures(seed: int, *, rows: int = 500, right: float = 0.9, **other: object) -> DayFigures:
+    """A day of ten labels, half of its rows with audio."""
+    draw = np.random.default_rng(seed)
+    scores = Scores.of(
+        "0041",
+        "fresh",
+        "rows",
+        {
+            "value": (draw.random(rows) < right).astype(float),
+            "label": draw.integers(0, 10, rows),
+            "modality": ["image+audio" if draw.random() < 0.5 else "image" for _ in range(rows)],
+        },
+    )
+    inputs = {"image": InputFigures(mean=0.13 + 0.002 * float(draw.normal()), spread=0.3)}
+    return replace(day_figures(f"2026-11-{seed:02}", scores, unreadable={}, inputs=inputs), **other)
+
+
+BEFORE = tuple(figures(seed) for seed in range(1, 9))
+
+
+def checked(
+    today: DayFigures, before: Sequence[DayFigures] = BEFORE, settings: DataCheckSettings = SETTINGS
+) -> DataCheck:
+    return check_data(today, before, settings)
+
+
+def failed(check: DataCheck) -> list[str]:
+    return [finding.name for finding in check.findings if not finding.passed]
+
+
+def finding(check: DataCheck, name: str) -> Finding:
+    return next(one for one in check.findings if one.name == name)
+
+
+def test_a_usual_day_is_let_through():
+    check = checked(figures(9))
+    assert (check.quarantine, check.reason, check.replan) == (False, "", "")
+    for one in check.usual:
+        assert one.low is not None
+        assert one.high is not None
+        assert one.low <= one.today <= one.high, one
+
+
+def test_half_of_the_labels_wrong_quarantines_the_day():
+    check = checked(figures(9, right=0.9 / 2 + 0.1 / 2))
+    assert check.quarantine
+    assert check.reason.startswith("The champion's mean value on today's rows is 0.4940, usually 0.9")
+    assert "look at today's labels" in check.reason
+
+
+def test_a_champion_that_errs_anyway_cannot_tell_wrong_labels():
+    before = [replace(one, champion=0.3) for one in BEFORE]
+    assert not checked(figures(9, right=0.3 / 2 + 0.05), before).quarantine
+
+
+def test_honest_drift_is_let_through_up_to_the_budget_and_told():
+    check = checked(figures(9, right=0.75))
+    assert not check.quarantine
+    assert "the data drifts, or some labels are wrong" in finding(check, "champion's error").sentence
+    drifted = figures(9, right=0.55)
+    assert checked(drifted).quarantine
+    assert not checked(drifted, settings=DataCheckSettings(max_drop=0.5)).quarantine
+
+
+def test_a_few_wrong_rows_prove_nothing():
+    assert not checked(figures(9, rows=4, champion=0.5, champion_error=0.29)).quarantine
+
+
+def test_the_first_day_has_nothing_to_compare_with():
+    check = checked(figures(9), before=())
+    assert not check.quarantine
+    assert all((one.usual, one.low, one.high) == (None, None, None) for one in check.usual)
+
+
+def test_limits_are_wide_where_days_are_few():
+    few, many = (checked(figures(9), BEFORE[:1] * number).usual for number in (2, 8))
+    for one, other in zip(few, many, strict=True):
+        if one.name.startswith("label"):
+            assert one.high - one.low > other.high - other.low
+
+
+def test_one_row_is_let_through_unless_more_are_asked_for():
+    one = figures(9, rows=1)
+    assert not checked(one).quarantine
+    assert failed(checked(one, settings=DataCheckSettings(min_rows=10))) == ["rows"]
+
+
+def test_no_row_is_not_trained_on():
+    none = day_figures("2026-11-09", Scores.of("0041", "fresh", "r", {"value": []}), unreadable={}, inputs={})
+    assert none.champion is None
+    assert failed(checked(none)) == ["rows"]
+
+
+def test_rows_of_one_class_only_quarantine_the_day():
+    check = checked(figures(9, labels={"3": 500}))
+    assert failed(check) == ["labels"]
+    assert check.reason.startswith("All 500 rows have the label 3, which usually 10% have")
+
+
+def test_rows_of_one_class_are_fine_where_there_is_no_other():
+    before = [replace(one, labels={"3": one.rows}) for one in BEFORE]
+    assert not checked(figures(9, labels={"3": 500}), before).quarantine
+    assert checked(figures(9, labels={"4": 500}), before).quarantine
+
+
+def test_other_labels_than_usual_are_let_through_up_to_the_budget():
+    assert not checked(figures(9, labels={str(label): 100 for label in range(5)})).quarantine
+    assert failed(checked(figures(9, labels={str(label): 100 for label in range(3)}))) == ["labels"]
+
+
+def test_labels_that_are_gone_quarantine_the_day():
+    assert failed(checked(figures(9, labels={}))) == ["labels"]
+
+
+def test_a_missing_modality_is_planned_for_and_not_quarantined():
+    today = figures(9, modalities={"image": 500})
+    check = checked(today)
+    assert not check.quarantine
+    assert check.replan == "modality audio is missing"
+    assert checked(figures(10, modalities={"image": 500}), (*BEFORE, today)).replan == ""
+    assert checked(figures(10), (*BEFORE, today)).replan == "modality audio is new"
+
+
+def test_a_required_modality_that_is_missing_quarantines_the_day_also_the_second_day():
+    settings = DataCheckSettings(required_modalities=("audio",))
+    today = figures(9, modalities={"image": 500})
+    assert failed(checked(today, settings=settings)) == ["modalities"]
+    assert failed(checked(today, (*BEFORE, today), settings)) == ["modalities"]
+
+
+def test_other_units_of_an_input_quarantine_the_day():
+    check = checked(figures(9, inputs={"image": InputFigures(mean=33.0, spread=76.0)}))
+    assert failed(check) == ["mean image"]
+    assert "other units or scales" in check.reason
+
+
+def test_an_input_that_is_not_finite_quarantines_the_day():
+    check = checked(figures(9, inputs={"image": InputFigures(mean=None, spread=None)}))
+    assert failed(check) == ["mean image"]
+
+
+def test_an_input_that_is_a_little_other_is_shown_as_remarkable():
+    check = checked(figures(9, inputs={"image": InputFigures(mean=0.4, spread=0.3)}))
+    assert not check.quarantine
+    mean = next(one for one in check.usual if one.name == "mean image")
+    assert mean.high is not None
+    assert mean.today > mean.high
+
+
+@pytest.mark.parametrize(("count", "quarantine"), [(10, False), (100, True)])
+def test_unreadable_rows_are_counted_and_limited(count: int, quarantine: bool):
+    check = checked(figures(9, unreadable={"torn file": count}))
+    assert check.quarantine == quarantine
+    assert (
+        f"{count} of {500 + count} rows could not be read: torn file ({count})" in finding(check, "unreadable").sentence
+    )
+
+
+def test_frozen_rows_among_todays_rows_quarantine_the_day():
+    check = check_data(figures(9), BEFORE, SETTINGS, today_rows={"a", "b"}, frozen_rows={"b", "c"})
+    assert check.quarantine
+    assert check.reason.startswith("1 of today's 2 rows are frozen rows")
+    assert not check_data(figures(9), BEFORE, SETTINGS, today_rows={"a"}, frozen_rows={"b"}).quarantine
+
+
+def test_only_the_last_days_say_what_is_usual():
+    old = [replace(one, champion=0.2) for one in BEFORE]
+    check = checked(figures(9), (*old, *BEFORE), DataCheckSettings(days=8))
+    assert next(one for one in check.usual if one.name == "champion's value").usual == pytest.approx(0.9, abs=0.03)
+
+
+def test_the_error_of_the_champions_value_is_by_groups():
+    values = [1.0, 0.0] * 50
+    alone = Scores.of("0041", "fresh", "r", {"value": values})
+    together = Scores.of(
+        "0041", "fresh", "r", {"value": sorted(values), "cluster": [index // 10 for index in range(100)]}
+    )
+    errors = [day_figures("d", one, unreadable={}, inputs={}).champion_error for one in (alone, together)]
+    assert errors[0] == pytest.approx(0.5 / 10, rel=0.02)
+    assert errors[1] == pytest.approx(0.5 / np.sqrt(10), rel=0.1)
+
+
+def test_figures_survive_their_file():
+    assert artifact.parse(DayFigures, artifact.to_json(BEFORE[0]), source="figures.json") == BEFORE[0]
+
+
+def test_labels_are_counted_without_a_champion():
+    scores = Scores.of("", "fresh", "r", {"value": [0.1, 0.2], "label": ["a", "b"]})
+    found = day_figures("d", scores, unreadable={}, inputs={}, is_champion=False)
+    assert (found.labels, found.champion, found.champion_error) == ({"a": 1, "b": 1}, None, None)

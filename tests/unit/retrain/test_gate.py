@@ -1,0 +1,310 @@
+"""The gate, case by case: who is promoted, who is refused, and what the sentence says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mosaic import artifact
+from mosaic.errors import MosaicError
+from mosaic.retrain.gate import Contest, DayScores, GateSettings, ModelFacts, Scores, decide, validity_findings
+from mosaic.retrain.records import Comparison, GateResult
+
+NUM_ROWS = 2000
+SETTINGS = GateSettings(resamples=1000)
+CONTEST = Contest(day="2026-11-22", challenger="0042", champion="0041", anchor="0012")
+
+
+def right(*, wrong: int = 100, first: int = 0, rows: int = NUM_ROWS) -> np.ndarray:
+    """Values of a model that is wrong on ``wrong`` rows from the ``first`` on."""
+    values = np.ones(rows)
+    values[first : first + wrong] = 0
+    return values
+
+
+def scores(version: str, value: Sequence[float], rows: str = "frozen", **columns: Sequence[str]) -> Scores:
+    return Scores.of(version, rows, f"{rows} {len(value)}", {"value": value, **columns})
+
+
+def judged(
+    *frozen: np.ndarray,
+    fresh: Sequence[np.ndarray] = (),
+    contest: Contest = CONTEST,
+    settings: GateSettings = SETTINGS,
+    **columns: Sequence[str],
+) -> GateResult:
+    """Judges by values of the challenger, the champion and the anchor."""
+    versions = ("0042", "0041", "0012")
+    found = [scores(name, value, **columns) for name, value in zip(versions, frozen, strict=False)]
+    found += [scores(name, value, "fresh") for name, value in zip(versions, fresh, strict=False)]
+    return decide(DayScores(scores=tuple(found)), contest, settings)
+
+
+def of(result: GateResult, name: str, against: str = "0041") -> Comparison:
+    return next(one for one in result.comparisons if (one.name, one.against) == (name, against))
+
+
+def test_a_tie_is_promoted_where_the_rows_can_tell():
+    result = judged(right(), right(), right())
+    assert result.passes
+    assert result.todo == ""
+    assert of(result, "frozen").difference == 0
+    assert -0.01 < of(result, "frozen").low < 0 < of(result, "frozen").high < 0.01
+    assert "0042 is as good as 0041 within 0.01" in result.reason
+
+
+def test_a_tie_is_refused_where_the_rows_cannot_tell():
+    values = right(wrong=5, rows=100)
+    result = judged(values, values, values)
+    assert not result.passes
+    assert "0042 cannot be shown to be as good as 0041 on the frozen rows" in result.reason
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_one_row_promotes_no_challenger_that_could_be_worse(value: float):
+    one = np.array([value])
+    assert judged(one, one, one).passes == (value == 0)  # below 0 there is nothing to lose
+
+
+def test_one_group_of_rows_promotes_nobody():
+    result = judged(right(), right(), right(), cluster=["kitchen"] * NUM_ROWS)
+    assert not result.passes
+    assert of(result, "frozen").num_clusters == 1
+    assert math.isfinite(of(result, "frozen").low)
+
+
+def test_a_better_challenger_is_promoted_and_called_better():
+    result = judged(right(wrong=50), right(wrong=100), right(wrong=100))
+    assert result.passes
+    assert result.reason.startswith("0042 is better than 0041: +0.0250, at least +0.0")
+
+
+def test_a_challenger_that_lost_more_than_the_margin_is_refused():
+    result = judged(right(wrong=160), right(wrong=100), right(wrong=100))
+    assert not result.passes
+    assert result.reason.startswith("0042 is worse than 0041 on the frozen rows: 0.9200 after 0.9500")
+    assert result.reason.endswith("1 more did not pass.")
+    assert result.todo == ""
+
+
+def test_the_anchor_stops_losses_that_are_small_every_day():
+    result = judged(right(wrong=150), right(wrong=148), right(wrong=100))
+    assert of(result, "frozen").passed
+    assert not of(result, "anchor", "0012").passed
+    assert "0012 (the anchor)" in result.reason
+
+
+def test_without_an_anchor_it_asks_for_one():
+    result = judged(right(), right(), contest=replace(CONTEST, anchor=None))
+    assert result.passes
+    assert "mosaic retrain promote 0042" in result.todo
+
+
+def test_the_first_version_is_promoted_without_a_champion():
+    result = judged(right(), contest=replace(CONTEST, champion=None, anchor=None))
+    assert result.passes
+    assert result.comparisons == ()
+    assert result.reason == "There was no champion yet, and 0042 passes every check."
+
+
+def test_without_a_champion_the_anchor_still_counts():
+    contest = replace(CONTEST, champion=None, anchor="0041")
+    assert judged(right(), right(), contest=contest).passes
+    assert not judged(right(wrong=300), right(), contest=contest).passes
+
+
+def test_a_first_version_below_the_floor_is_refused():
+    settings = replace(SETTINGS, min_value=0.97)
+    result = judged(right(), contest=replace(CONTEST, champion=None, anchor=None), settings=settings)
+    assert not result.passes
+    assert "min_value = 0.97" in result.reason
+
+
+def test_one_value_that_is_not_a_number_makes_the_challenger_invalid():
+    broken = right()
+    broken[7] = math.nan
+    result = judged(broken, right(), right())
+    assert not result.passes
+    assert result.comparisons == ()
+    assert "0042 has no finite value on 1 of 2,000 frozen rows" in result.reason
+
+
+def test_an_infinite_value_on_a_fresh_row_makes_the_challenger_invalid():
+    result = judged(right(), right(), right(), fresh=[np.array([1.0, math.inf]), np.ones(2)])
+    assert not result.passes
+    assert "1 of 2 fresh rows" in result.reason
+
+
+def test_rows_on_which_the_champion_has_no_value_are_left_out_and_told():
+    broken = right()
+    broken[500:520] = math.nan
+    result = judged(right(), broken, right())
+    assert result.passes
+    assert of(result, "frozen").num_rows == NUM_ROWS - 20
+    assert any("0041 has no finite value on 20 of 2,000" in finding.sentence for finding in result.findings)
+
+
+def test_a_champion_without_any_value_leaves_it_to_a_person():
+    result = judged(right(), np.full(NUM_ROWS, math.nan), right())
+    assert not result.passes
+    assert "promote another version by hand" in result.reason
+
+
+def test_without_frozen_rows_nobody_is_promoted():
+    result = decide(DayScores(scores=()), CONTEST, SETTINGS)
+    assert not result.passes
+    assert "There are no frozen rows" in result.reason
+
+
+def test_versions_scored_on_other_rows_are_not_compared():
+    found = (scores("0042", right()), replace(scores("0041", right()), row_digest="other"))
+    with pytest.raises(MosaicError, match="whose rows differ"):
+        decide(DayScores(scores=found), replace(CONTEST, anchor=None), SETTINGS)
+
+
+def test_a_champion_that_was_not_scored_is_an_error():
+    with pytest.raises(MosaicError, match="version 0041 was not scored on the frozen rows"):
+        decide(DayScores(scores=(scores("0042", right()),)), CONTEST, SETTINGS)
+
+
+SITES = ["north"] * 1500 + ["south"] * 400 + ["west"] * 100
+
+
+def test_a_spoiled_slice_refuses_a_model_that_is_better_on_the_whole():
+    settings = replace(SETTINGS, slices=("site",))
+    old = right(wrong=150)
+    new = right(wrong=50) * right(wrong=40, first=1500)
+    result = judged(new, old, old, settings=settings, site=SITES)
+    assert of(result, "frozen").low > 0
+    assert not of(result, "site=south").passed
+    assert not result.passes
+    assert "on site=south" in result.reason
+
+
+def test_a_slice_of_few_rows_is_shown_and_does_not_count():
+    settings = replace(SETTINGS, slices=("site",))
+    new = right(wrong=100) * right(wrong=8, first=1900)
+    result = judged(new, right(), right(), settings=settings, site=SITES)
+    west = of(result, "site=west")
+    assert (west.num_rows, west.counts, west.passed) == (100, False, False)
+    assert result.passes
+
+
+def test_an_empty_slice_is_not_there():
+    settings = replace(SETTINGS, slices=("site",))
+    result = judged(right(), right(), right(), settings=settings, site=["north"] * NUM_ROWS)
+    assert [one.name for one in result.comparisons] == ["frozen", "anchor", "site=north"]
+
+
+def test_a_slice_of_an_unknown_column_names_those_there_are():
+    with pytest.raises(ValueError, match=r"no column 'shop'; it returns \['site'\]"):
+        judged(right(), right(), right(), settings=replace(SETTINGS, slices=("shop",)), site=SITES)
+
+
+def test_fresh_labels_alone_never_promote():
+    fresh = [right(wrong=0, rows=500), right(wrong=400, rows=500)]
+    result = judged(right(wrong=200), right(wrong=100), right(wrong=100), fresh=fresh)
+    assert of(result, "fresh").low > 0.7
+    assert not result.passes
+
+
+def test_a_loss_on_fresh_rows_refuses():
+    fresh = [right(wrong=150, rows=500), right(wrong=50, rows=500)]
+    result = judged(right(), right(), right(), fresh=fresh)
+    assert not result.passes
+    assert "on the day's fresh rows" in result.reason
+
+
+def test_few_fresh_rows_are_shown_and_do_not_count():
+    result = judged(right(), right(), right(), fresh=[right(wrong=60, rows=100), right(wrong=5, rows=100)])
+    assert not of(result, "fresh").passed
+    assert result.passes
+
+
+BUDGET = replace(SETTINGS, frozen_budget=0.03)
+GAIN = [right(wrong=50, rows=500), right(wrong=200, rows=500), right(wrong=200, rows=500)]
+
+
+def test_a_clear_gain_on_fresh_rows_buys_the_stated_loss_on_old_frozen_rows():
+    worse = (right(wrong=140), right(wrong=100), right(wrong=100))
+    assert not judged(*worse, fresh=GAIN).passes
+    result = judged(*worse, fresh=GAIN, settings=BUDGET)
+    assert result.passes
+    assert of(result, "frozen").limit == pytest.approx(-0.04)
+    assert "loses no more against 0041 than is allowed" in result.reason
+
+
+def test_a_gain_buys_no_more_than_the_budget():
+    assert not judged(right(wrong=200), right(wrong=100), right(wrong=100), fresh=GAIN, settings=BUDGET).passes
+
+
+def test_a_gain_over_the_champion_buys_nothing_against_an_anchor_that_is_as_good_on_fresh_rows():
+    fresh = [*GAIN[:2], GAIN[0]]
+    result = judged(right(wrong=140), right(wrong=100), right(wrong=100), fresh=fresh, settings=BUDGET)
+    assert of(result, "frozen").passed
+    assert not of(result, "anchor", "0012").passed
+
+
+def test_a_gain_buys_no_loss_on_frozen_rows_that_were_added_lately():
+    worse = (right(wrong=140), right(wrong=100), right(wrong=100))
+    added = ["2026-11-10"] * 1000 + [""] * 1000
+    result = judged(*worse, fresh=GAIN, settings=BUDGET, added=added)
+    assert not of(result, "frozen, recent rows").passed
+    assert not result.passes
+    long_ago = ["2026-01-10"] * 1000 + [""] * 1000
+    assert judged(*worse, fresh=GAIN, settings=BUDGET, added=long_ago).passes
+
+
+def test_three_refusals_in_a_row_ask_for_a_person_and_change_no_verdict():
+    worse = (right(wrong=160), right(wrong=100), right(wrong=100))
+    second = judged(*worse, contest=replace(CONTEST, refused_before=1))
+    third = judged(*worse, contest=replace(CONTEST, refused_before=2))
+    assert second.todo == ""
+    assert third.todo.startswith("3 days in a row were refused")
+    assert replace(third, todo="") == second
+    assert judged(right(), right(), right(), contest=replace(CONTEST, refused_before=2)).todo == ""
+
+
+def test_worn_frozen_rows_are_told_and_do_not_refuse():
+    result = judged(right(), right(), right(), contest=replace(CONTEST, looks=60))
+    assert result.passes
+    assert "have decided 60 times" in result.todo
+
+
+def test_a_challenger_that_is_not_valid_is_refused_before_it_is_compared():
+    facts = ModelFacts(invalid_tensors=("head.weight", "head.bias"), export_difference=0.5, size_bytes=2000)
+    settings = replace(SETTINGS, max_size_bytes=1000, max_latency_ms=5.0)
+    findings = validity_findings(facts, settings)
+    assert [(one.name, one.passed) for one in findings] == [
+        ("finite", False),
+        ("export", False),
+        ("size", False),
+        ("latency", False),
+    ]
+    result = judged(right(), right(), right(), contest=replace(CONTEST, findings=findings), settings=settings)
+    assert result.reason.startswith("head.weight and 1 more has values that are not finite")
+    assert result.reason.endswith("3 more did not pass.")
+
+
+def test_a_valid_challenger_passes_its_findings():
+    facts = ModelFacts(export_difference=0.0, size_bytes=1000, latency_ms=5.0)
+    settings = replace(SETTINGS, max_size_bytes=1000, max_latency_ms=5.0)
+    assert all(one.passed for one in validity_findings(facts, settings))
+    assert [one.name for one in validity_findings(facts, SETTINGS)] == ["finite", "export"]
+
+
+def test_the_result_survives_its_file():
+    result = judged(right(), right(), right(), fresh=GAIN)
+    assert artifact.parse(GateResult, artifact.to_json(result), source="gate.json") == result
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"), [({"margin": 0.0}, "margin = 0.0 must be above 0"), ({"confidence": 1.0}, "confidence = 1.0")]
+)
+def test_settings_that_make_no_sense_are_refused(wrong: dict[str, float], said: str):
+    with pytest.raises(ValueError, match=said):
+        GateSettings(**wrong)
