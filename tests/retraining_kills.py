@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import retraining_forks
-from bench.retrain.chain import chain
-from bench.retrain.small_folder import bits_of, write_day, write_folder
 from retraining_forks import Fork, launcher, start
 
+from bench.retrain.chain import chain
+from bench.retrain.small_folder import bits_of, write_day, write_folder
 from mosaic.lines import lines_of
 from mosaic.retrain import steering, versions
 from mosaic.retrain.folder import Folder

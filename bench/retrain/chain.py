@@ -169,4 +169,6 @@ def _signs(folder: Folder) -> object:
 
 
 def _worker_files(day: DayFolder) -> list[Path]:
-    return sorted(path for path in (day.sources, day.metrics, day.checkpoints, day.trained, day.scores) if path.exists())
+    return sorted(
+        path for path in (day.sources, day.metrics, day.checkpoints, day.trained, day.scores) if path.exists()
+    )
