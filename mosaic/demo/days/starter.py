@@ -12,12 +12,16 @@ from mosaic.errors import MosaicError
 TEMPLATES = ("retrain.toml", "train.py")
 
 
-def write_starter(folder: Path, day: date | None = None) -> tuple[Path, ...]:
+def write_starter(
+    folder: Path, day: date | None = None, *, num_rows: int = 800, num_frozen: int = 1800
+) -> tuple[Path, ...]:
     """Writes recipe, model file, one ready day and the frozen set; nothing that is there is overwritten.
 
     Args:
         folder: Where to; made where it is missing.
         day: The day that is ready; yesterday in UTC where None.
+        num_rows: Of the day.
+        num_frozen: Rows of the frozen set.
 
     Returns:
         What was written: two files and two folders.
@@ -32,8 +36,8 @@ def write_starter(folder: Path, day: date | None = None) -> tuple[Path, ...]:
         if path.exists():
             raise MosaicError(f"{path} is there already and is not overwritten; move it away, or name another folder")
     with open_material() as material:  # opened first: without the extra, nothing is left half written
-        write_frozen(frozen, material)
-        write_day(first, DayKind(), material, seed=1)
+        write_frozen(frozen, material, num_rows=num_frozen)
+        write_day(first, DayKind(num_rows=num_rows), material, seed=1)
     for path in files:
         path.write_bytes(template(path.name))
     return (*files, first, frozen)

@@ -156,7 +156,7 @@ def _turns(groups: int, resamples: int, seed: int) -> Iterator[NDArray[np.float6
         yield _weights(groups, first, min(size, resamples - first), seed)
 
 
-@lru_cache(maxsize=1)  # a day compares several pairs on the same rows
+@lru_cache(maxsize=3)  # a day compares several pairs on the same rows
 def _weights(groups: int, first: int, count: int, seed: int) -> NDArray[np.float64]:
     """Returns how often each group is drawn in ``count`` resamples from the ``first`` on."""
     drawn = np.random.default_rng((seed, first)).integers(0, groups, size=(count, groups))

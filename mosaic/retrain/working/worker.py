@@ -32,9 +32,9 @@ from mosaic.retrain.working.verifying import verify
 from mosaic.retrain.working.work import Work
 from mosaic.train import exits
 from mosaic.train.crew import Crew
+from mosaic.train.data.loader import LoaderDiedError
 from mosaic.train.day import Day, end_ranks
 from mosaic.train.environment import use_repeatable_kernels
-from mosaic.train.loader import LoaderDiedError
 from mosaic.train.records import WINDOW_OVER
 from mosaic.train.signals import StopRequests
 

@@ -60,7 +60,7 @@ def side_by_side(model: nn.Module, sample: Any) -> Plan:
 def colocate(model: Encoders, options: mosaic.Options | None = None) -> mosaic.Handle:
     sample = batch_of(model)
     plan = side_by_side(model, sample) if options is None else None
-    return mosaic.colocate(model, sample=sample, plan=plan, backend=HostBackend(2), options=options or mosaic.Options())
+    return mosaic.colocate(model, sample=sample, plan=plan, backend=HostBackend(2), options=options or SOLVED)
 
 
 def train(

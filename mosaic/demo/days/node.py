@@ -1,0 +1,206 @@
+"""A retraining folder as its timer, its user and bad luck treat it: started, edited, copied, killed."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import date, timedelta
+from pathlib import Path
+from resource import RLIMIT_FSIZE, prlimit
+from time import monotonic, sleep
+
+from mosaic.errors import MosaicError
+from mosaic.lines import steps_in
+from mosaic.retrain.folder import DayFolder, Folder
+
+ASIDE = "aside"
+"""Folder of copies in the folder that they are copies of."""
+PATIENCE_S = 180.0
+"""Seconds after which what should have happened in a run is an error."""
+_LOOK_S = 0.005
+
+Say = Callable[[str], None]
+"""Tells a person."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A retraining folder."""
+
+    path: Path
+    """Where it is."""
+    say: Say
+    """Is told what its runs print."""
+
+    def day(self, name: date) -> DayFolder:
+        """Returns the files of a day."""
+        return Folder(self.path).day(name.isoformat())
+
+    def begin(self, name: date, clock: str = "01:00:00") -> Run:
+        """Starts ``mosaic retrain run`` as a timer does in the night after a day.
+
+        Args:
+            name: The day.
+            clock: UTC time of the night, such as ``01:00:00``.
+        """
+        now = f"{(name + timedelta(days=1)).isoformat()}T{clock}Z"
+        return Run(self.day(name), mosaic_retrain("run", str(self.path), "--now", now), self.say)
+
+    def run(self, name: date) -> int:
+        """Starts it and waits; returns its exit code."""
+        return self.begin(name).wait()
+
+    def order(self, *words: str) -> None:
+        """Gives a command as a person does, such as ``promote 1``."""
+        self.say(f"$ mosaic retrain {' '.join(words)}")
+        ended = subprocess.run(mosaic_retrain(*words, str(self.path)), check=False, capture_output=True, text=True)
+        for line in (ended.stdout + ended.stderr).splitlines():
+            self.say(line)
+        if ended.returncode:
+            raise MosaicError(f"mosaic retrain {' '.join(words)} ended with {ended.returncode}; see the lines above")
+
+    def copy(self, name: str) -> Node:
+        """Copies the folder as it stands into one of its own; the copy begins where this one is."""
+        to = self.path / ASIDE / name
+        shutil.copytree(self.path, to, symlinks=True, ignore=shutil.ignore_patterns(ASIDE))
+        return Node(to, self.say)
+
+    def edit(self, file: str, old: str, new: str) -> None:
+        """Replaces a piece of text that a file has once.
+
+        Raises:
+            MosaicError: It has it more often, or not at all.
+        """
+        text = (self.path / file).read_text(encoding="utf-8")
+        if text.count(old) != 1:
+            raise MosaicError(
+                f"{self.path / file} has {old!r} {text.count(old)} times, and once is needed to change it"
+            )
+        (self.path / file).write_text(text.replace(old, new), encoding="utf-8")
+
+    def set(self, **values: str) -> None:
+        """Changes settings of the recipe, each written ``table__key="value as TOML has it"``."""
+        path = Folder(self.path).recipe
+        text = path.read_text(encoding="utf-8")
+        for name, value in values.items():
+            text = with_setting(text, *name.split("__"), value)
+        path.write_text(text, encoding="utf-8")
+
+
+class Run:
+    """A start of ``mosaic retrain run`` on the way.
+
+    Args:
+        day: The day that it works on.
+        command: What is run.
+        say: Is told each line that it prints.
+
+    Attributes:
+        lines: What it has printed.
+    """
+
+    def __init__(self, day: DayFolder, command: list[str], say: Say) -> None:
+        self.lines: list[str] = []
+        self._day = day
+        self._say = say
+        self._child = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def wait(self) -> int:
+        """Waits until it has ended; returns its exit code."""
+        code = self._child.wait()
+        self._reader.join(PATIENCE_S)
+        return code
+
+    def wait_for_step(self, step: int) -> None:
+        """Waits until a step of the day is in its log.
+
+        Raises:
+            MosaicError: The run ended before, or it takes too long.
+        """
+        self._wait_for(lambda: max(steps_in(self._day.metrics), default=0) >= step, f"step {step}")
+
+    def wait_for_line(self, part: str) -> None:
+        """Waits until it has printed a line with some words; raises MosaicError as ``wait_for_step`` does."""
+        self._wait_for(lambda: any(part in line for line in self.lines), f"a line with {part!r}")
+
+    def kill_workers(self) -> None:
+        """Kills the processes that train, as the kernel does where memory is out."""
+        for pid in self.workers():
+            _kill(pid)
+
+    def kill_launcher(self) -> None:
+        """Kills the process that was started, and waits until the others have ended by themselves."""
+        _kill(self._child.pid)
+        self.wait()
+
+    def kill_all(self) -> None:
+        """Kills all of its processes at once, as a machine does that is switched off."""
+        for pid in (self._child.pid, *self.workers()):
+            _kill(pid)
+        self.wait()
+
+    def limit_files(self, num_bytes: int | None) -> None:
+        """Lets the kernel refuse to write files of its workers beyond a size, as a full disk does; None: no longer.
+
+        A write fails with EFBIG ("file too large") and not with ENOSPC; both mean that there is no room.
+        """
+        for pid in self.workers():
+            with suppress(ProcessLookupError):
+                hard = prlimit(pid, RLIMIT_FSIZE)[1]
+                prlimit(pid, RLIMIT_FSIZE, (hard if num_bytes is None else num_bytes, hard))
+
+    def workers(self) -> tuple[int, ...]:
+        """Returns the processes that it has started."""
+        children = Path(f"/proc/{self._child.pid}/task/{self._child.pid}/children")
+        try:
+            return tuple(int(pid) for pid in children.read_text(encoding="ascii").split())
+        except OSError:
+            return ()
+
+    def _read(self) -> None:
+        assert self._child.stdout is not None
+        for line in self._child.stdout:
+            self.lines.append(line.rstrip())
+            self._say(self.lines[-1])
+
+    def _wait_for(self, happened: Callable[[], bool], what: str) -> None:
+        until = monotonic() + PATIENCE_S
+        while not happened():
+            ended = self._child.poll() is not None
+            if ended or monotonic() > until:
+                came = f"ended with {self._child.returncode}" if ended else f"took more than {PATIENCE_S:.0f} s"
+                raise MosaicError(f"the run {came} before {what} came; see what it printed above")
+            sleep(_LOOK_S)
+
+
+def mosaic_retrain(*words: str) -> list[str]:
+    """Returns the command line of a ``mosaic retrain`` of this installation."""
+    return [sys.executable, "-m", "mosaic.cli", "retrain", *words]
+
+
+def with_setting(text: str, table: str, key: str, value: str) -> str:
+    """Returns a recipe's text with a setting of one of its tables changed, or added."""
+    line = f"{key} = {value}"
+    head, found, rest = text.partition(f"\n[{table}]\n")
+    if not found:
+        return f"{text.rstrip()}\n\n[{table}]\n{line}\n"
+    body, following, tail = rest.partition("\n[")
+    changed, count = re.subn(rf"^{key} *=.*$", lambda _: line, body, flags=re.MULTILINE)
+    return head + found + (changed if count else f"{line}\n{body}") + following + tail
+
+
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
