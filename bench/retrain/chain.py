@@ -93,7 +93,10 @@ def chain(
             time.sleep(0.002)
         turn = turn or draw.sample(targets, len(targets))
         target = turn.pop()
-        if process.poll() is None and (struck := _strike(process, target)):
+        struck = _strike(process, target) if process.poll() is None else ()
+        if not struck:  # there was no such process; its turn comes again
+            turn.insert(0, target)
+        else:
             day = folder.days()[-1] if folder.days() else None
             process.poll()
             left = alive(struck)
@@ -116,7 +119,7 @@ def descendants(pid: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def alive(pids: tuple[int, ...], within_s: float = 10.0) -> tuple[int, ...]:
+def alive(pids: tuple[int, ...], within_s: float = 60.0) -> tuple[int, ...]:
     """Returns which of some processes have not ended after a while."""
     until = time.monotonic() + within_s
     while (left := tuple(pid for pid in pids if _runs(pid))) and time.monotonic() < until:
