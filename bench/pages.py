@@ -58,6 +58,13 @@ HIGHLIGHTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             r"(exact|distmm|spindle): speed-up over megatron, qwen-val-\d+b, \d+ GPUs",
         ),
         "bench_retrain_kills": (r"kills, .*", r"days that .*", r"steps made again.*", r"processes left behind"),
+        "bench_gate": (
+            r".*slices?.*: refused.*",
+            r"0\.3 points lost a day.*",
+            r"\d+ decisions on .*",
+            r".*: quarantined before training, %",
+            r".*: refused if trained.*",
+        ),
     }
 )
 """For each study the figures that its page shows, as regular expressions of whole names."""

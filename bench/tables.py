@@ -14,6 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from bench import pages
+from bench.gate import tables as gate_tables
 from bench.gpu import tables as gpu_tables
 from bench.record import Study
 from bench.sweep import tables as sweep_tables
@@ -132,6 +133,7 @@ TABLES: Mapping[str, Callable[[], str]] = MappingProxyType(
         "methods": pages.methods_table,
         "choices": pages.choices_table,
         **{study: partial(pages.study_table, study, RESULTS) for study in pages.HIGHLIGHTS},
+        "gate_margins": lambda: gate_tables.margins_table(RESULTS),
         "sweep": lambda: sweep_tables.counts_table(RESULTS),
         "sweep_cases": lambda: sweep_tables.cases_table(RESULTS),
         "models": lambda: gpu_table("models", gpu_tables.models_table, "models"),

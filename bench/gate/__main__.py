@@ -31,11 +31,11 @@ QUICK = (
     StudyPart.alone("poison", 20, lambda: poison(trials=10)),
 )
 FULL = (
-    StudyPart.alone("margins", 600, lambda: margins(SHAPES, trials=300)),
+    StudyPart.alone("margins", 600, lambda: margins(SHAPES, trials=250)),
     StudyPart.alone("slices", 300, lambda: slices(trials=150)),
     StudyPart.alone("losses", 300, lambda: losses(runs=8)),
     StudyPart.alone("wear", 300, lambda: wear(runs=8)),
-    StudyPart.alone("poison", 300, lambda: poison(trials=150)),
+    StudyPart.alone("poison", 300, lambda: poison(trials=100)),
 )
 STUDY = PartedStudy(name="bench_gate", quick=lambda: QUICK, quick_seconds=60, full=lambda: FULL)
 

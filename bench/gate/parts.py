@@ -100,8 +100,8 @@ def losses(runs: int, days: int = 60) -> Iterator[Figure]:
 
 def wear(runs: int, days: int = 60) -> Iterator[Figure]:
     """What frozen rows flatter after many decisions, as they are, and with rows renewed on promoted days."""
-    base = Chain(population=LARGE_CHANGE, rows=2000, days=days, loss=0.003, settings=GateSettings())
-    for rows in (0, 100, 400):
+    base = Chain(population=SMALL_CHANGE, rows=2000, days=days, loss=0.003, settings=GateSettings())
+    for rows in (0, 200, 1000):
         chain = replace(base, settings=replace(base.settings, renew_rows=rows, max_frozen_rows=base.rows))
         ends = [run_days(chain, seed) for seed in range(runs)]
         renewed = f"{rows} renewed a promotion" if rows else "none renewed"

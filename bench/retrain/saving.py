@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -19,6 +19,8 @@ STALL = "save, weights of 100 MB with AdamW's 200 MB, holds the loop up for, ms"
 GOAL_MS = 50.0
 _LAYERS, _WIDTH = 8, 512
 """Of transformer layers: 25 million parameters in 96 tensors."""
+_NUMBERS = 75_000_000
+"""Of its parameters and AdamW's state, about."""
 
 
 class _Loop:
@@ -62,26 +64,44 @@ def saving(folder: Path | None = None, *, rounds: int = 9, steps: int = 60) -> I
         begin = time.perf_counter()
         loop.kept.prepare_saving(optimizer=loop.optimizer)
         yield median_figure("room for copies is made before the first step, ms", [1e3 * (time.perf_counter() - begin)])
-        stalls = [loop.save(0)]
+        yield median_figure("the first save holds the loop up for, ms", [loop.save(0)])
         loop.kept.finish_saving()
-        yield median_figure("the first save holds the loop up for, ms", stalls)
-        stalls.clear()
-        with_save, without = in_turn(lambda: _block(loop, steps, stalls), lambda: _block(loop, steps, None), rounds)
+        source, room = torch.randn(_NUMBERS), torch.zeros(_NUMBERS)
+        cpu_ms: list[float] = []
+        stalls, copies = in_turn(
+            lambda: _save_alone(loop, cpu_ms), lambda: 1e3 * _seconds(lambda: room.copy_(source)), rounds
+        )
         yield median_figure(STALL, stalls)
-        lost = [1e3 * (one - other) for one, other in zip(with_save, without, strict=True)]
-        yield median_figure("a save costs the loop in all, its writing beside the steps included, ms", lost)
+        ratio = [stall / copy for stall, copy in zip(stalls, copies, strict=True)]
+        yield median_figure("the same over a plain copy of as many bytes, ratio", ratio)
+        yield median_figure("a save takes of the cores, in all, CPU ms", cpu_ms)
+        with_save, without = in_turn(lambda: _block(loop, steps, save=True), lambda: _block(loop, steps), rounds)
         ratio = [one / other for one, other in zip(with_save, without, strict=True)]
         yield median_figure(f"{steps} steps with a save over {steps} without, ratio", ratio)
-        begin = time.perf_counter()
-        loop.kept.digest()
-        yield median_figure("digest of 100 MB of parameters, ms", [1e3 * (time.perf_counter() - begin)])
+        digests = [1e3 * _seconds(loop.kept.digest) for _ in range(rounds)]
+        yield median_figure("digest of 100 MB of parameters, ms", digests)
 
 
-def _block(loop: _Loop, steps: int, stalls: list[float] | None) -> float:
-    """Returns the seconds of a block of steps, with a save in front of them if its time is asked for."""
+def _seconds(work: Callable[[], object]) -> float:
     begin = time.perf_counter()
-    if stalls is not None:
-        stalls.append(loop.save(len(stalls)))
+    work()
+    return time.perf_counter() - begin
+
+
+def _save_alone(loop: _Loop, cpu_ms: list[float]) -> float:
+    """Saves with no steps beside it; returns for how long the loop was held up, in ms, and adds the cores' time."""
+    begin = time.process_time()
+    stall = loop.save(0)
+    loop.kept.finish_saving()
+    cpu_ms.append(1e3 * (time.process_time() - begin))
+    return stall
+
+
+def _block(loop: _Loop, steps: int, *, save: bool = False) -> float:
+    """Returns the seconds of a block of steps, with a save in front of them if it is asked for."""
+    begin = time.perf_counter()
+    if save:
+        loop.save(0)
     for _ in range(steps):
         loop.step()
     seconds = time.perf_counter() - begin

@@ -1,1 +1,1 @@
-"""Checkpoints of a colocated model: written by torch.distributed.checkpoint, kept whole on disk, read by any plan."""
+"""Checkpoints of a model and what stands beside it: safetensors and JSON, whole on the disk, read under any plan."""

@@ -228,9 +228,11 @@ class _Opened:
         found = {}
         for label, optimizer in given.items():
             found[label] = adapted(saved, label, optimizer, self.model, fitting, with_settings=not new_run)
-            taken = found[label]["states"]
-            bare = [name for names in found[label]["groups"] for name in names if name not in taken]
-            if partial and bare:
+            trained = [
+                name for names in found[label]["groups"] for name in names if self.model.tensors[name].requires_grad
+            ]
+            bare = [name for name in trained if name not in found[label]["states"]]
+            if partial and bare and any(each["states"] for each in saved.values()):
                 self.notes.append(f"{f'optimizer {label}'.strip()}: {some(bare)} without a state")
         return found
 

@@ -70,6 +70,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except (MosaicError, ValueError) as error:
         Console(stderr=True).print(f"mosaic: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         return next((code for kind, code in _CODES.items() if isinstance(error, kind)), 1)
+    except BrokenPipeError:  # whoever read what is printed has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:
         Console(stderr=True).print("mosaic: interrupted; files are whole or not there", style="red")
         return 130

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import tyro
 from rich.console import Console
 from tyro.conf import arg
 
@@ -42,6 +43,12 @@ Method = Annotated[
         metavar="METHOD",
         help=f"Who plans: {describe_methods()}. The plan of one that is named runs as it is.",
     ),
+]
+FolderArgument = Annotated[
+    tyro.conf.Positional[Path], arg(metavar="FOLDER", help="The folder with retrain.toml; this one by default.")
+]
+DayArgument = Annotated[
+    tyro.conf.Positional[str | None], arg(metavar="DAY", help="Such as 2026-11-22; the last one by default.")
 ]
 DEFAULT_FOREIGN_SHARE = 0.6
 

@@ -11,15 +11,8 @@ from typing import Annotated, Literal
 import tyro
 from tyro.conf import arg, subcommand
 
-from mosaic.cli.options import Json, write_json
+from mosaic.cli.options import DayArgument, FolderArgument, Json, write_json
 from mosaic.errors import MosaicError
-
-FolderArgument = Annotated[
-    tyro.conf.Positional[Path], arg(metavar="FOLDER", help="The folder with retrain.toml; this one by default.")
-]
-DayArgument = Annotated[
-    tyro.conf.Positional[str | None], arg(metavar="DAY", help="Such as 2026-11-22; the last one by default.")
-]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,8 @@ class Comparison:
     """Challenger and another version on the same rows; larger values are better."""
 
     name: str
-    """``frozen``, ``anchor``, ``fresh``, or a slice, such as ``site=north``."""
+    """``frozen``, ``anchor``, ``fresh``, or a slice, such as ``site=north``. Where a gain on fresh rows bought a loss
+    on old frozen rows, the others are ``frozen, recent rows`` and ``anchor, recent rows``."""
     against: str
     """The version compared with, such as ``0041``."""
     num_rows: int
@@ -47,7 +48,8 @@ class Comparison:
     counts: bool
     """Whether the verdict depends on it; a slice with few rows is shown and does not count."""
     passed: bool
-    """Whether the lower end is above the limit (for slices after Holm's correction)."""
+    """Whether the lower end is above the limit; a slice also passes if it is not worse beyond chance, by Holm's
+    correction over all slices that count."""
     power: float | None = None
     """Chance that an equal model passes, as the rows have it; None where it was not asked for."""
 

@@ -90,7 +90,8 @@ def resolution_finding(found: Resolution, settings: GateSettings) -> Finding:
     needed = found.resolved(settings.min_power, settings.confidence)
     said = (
         f"An equal model passes {power:.0%} of days at margin = {settings.margin:g} on {_set(found)}, "
-        f"{found.source}; the rule is min_power = {settings.min_power:.0%}"
+        f"{found.source}, and a model that lost the margin on at most {1 - settings.confidence:.0%}; "
+        f"the rule is min_power = {settings.min_power:.0%}"
     )
     if power >= settings.min_power:
         return Finding(name="power", passed=True, sentence=f"{said}.")
