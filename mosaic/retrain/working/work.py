@@ -94,8 +94,8 @@ class Work:
         """Returns what the training is told."""
         budget, state = self.recipe.budget, self.day.state
         champion = None
-        if state.champion is not None and not self._begins_fresh():
-            champion = versions.find(self.folder, state.champion)
+        if state.parent is not None and not self._begins_fresh():
+            champion = versions.find(self.folder, state.parent)
         start = self.folder.day(champion.card.day).checkpoints if champion is not None else None
         before = [day for day in self.folder.days() if day.plan.is_file() and day.path.name < state.day]
         stored = load(StoredPlan, before[-1].plan) if before else None

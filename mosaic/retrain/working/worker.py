@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -56,6 +57,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("day")
     parser.add_argument("parts", nargs="+", choices=(*PARTS, "check", "verify"))
+    parser.add_argument("--words", type=Path, required=True)
     parser.add_argument("--train-s", type=float)
     parser.add_argument("--total-s", type=float)
     parser.add_argument("--steps", type=int, default=50)
@@ -73,11 +75,14 @@ def main() -> None:
         code, reason = exits.LOADER_DIED, str(error)
     except MosaicError as error:
         code, reason = exits.FAILED, str(error)
+    except SystemExit as ended:  # so does this
+        code, reason = exits.FAILED, f"the program ended itself: sys.exit({ended.code!r})"
     except Exception as error:  # of any kind, from the user's functions: the report has to say it
         _LOG.exception("the worker failed")
         code, reason = exits.FAILED, f"{type(error).__name__}: {error}"
     if code != exits.DONE and os.environ.get("RANK", "0") == "0":
-        save(LastWords(reason=reason), folder.last_words)
+        with suppress(MosaicError):  # a full disk; the code says enough
+            save(LastWords(reason=reason), given.words)
     sys.stdout.flush()
     sys.exit(code)
 
