@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -85,13 +86,16 @@ class Workers:
             train_s: Seconds that training may take; None for as long as it likes.
             total_s: Seconds that all of it may take.
         """
+        now = time.monotonic()  # the same clock in every process of this machine
+        limits = {"--train-until": train_s, "--total-until": total_s}
+        until = [f"{name}={now + seconds:.3f}" for name, seconds in limits.items() if seconds is not None]
         parts = _LEFT[phase]
         several = self._recipe.budget.ranks
         rounds = [(parts, 1)] if several == 1 else [((part,), several if part == "train" else 1) for part in parts]
         ended = Ended(how="done")
         with self._listening():
             for names, count in rounds:
-                ended = self._run(names, count, train_s, total_s)
+                ended = self._run((*names, *until), count)
                 if ended.how != "done":
                     break
         return ended
@@ -105,28 +109,19 @@ class Workers:
         """
         count = self._recipe.budget.ranks if part == "verify" else 1
         with self._listening():
-            return self._run((part, *more), count, None, None)
+            return self._run((part, *more), count)
 
-    def _run(self, parts: tuple[str, ...], count: int, train_s: float | None, total_s: float | None) -> Ended:
-        words = self._folder.last_words
-        words.unlink(missing_ok=True)
-        command = [
-            sys.executable,
-            "-m",
-            "mosaic.retrain.working.worker",
-            str(self._folder.path),
-            self._day.path.name,
-            *parts,
-        ]
-        for name, seconds in (("--train-s", train_s), ("--total-s", total_s)):
-            command += [] if seconds is None else [f"{name}={seconds:.3f}"]
+    def _run(self, words: tuple[str, ...], count: int) -> Ended:
+        ended = self._folder.last_words
+        ended.unlink(missing_ok=True)
+        command = [sys.executable, "-m", WORKER, str(self._folder.path), self._day.path.name, *words]
         port = _free_port() if count > 1 else 0
         for rank in range(count):
             self._children.append(self._start(command, _rank_environment(rank, count, port)))
         codes = [self._wait(child) for child in self._children]
         self._children.clear()
         try:
-            reason = load(LastWords, words).reason
+            reason = load(LastWords, ended).reason
         except InvalidFileError:
             reason = ""
         return _ended(codes, reason, self._stopped)

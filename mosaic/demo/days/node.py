@@ -111,9 +111,7 @@ class Run:
         self.lines: list[str] = []
         self._day = day
         self._say = say
-        self._child = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-        )
+        self._child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -180,6 +178,7 @@ class Run:
         while not happened():
             ended = self._child.poll() is not None
             if ended or monotonic() > until:
+                self.kill_all()
                 came = f"ended with {self._child.returncode}" if ended else f"took more than {PATIENCE_S:.0f} s"
                 raise MosaicError(f"the run {came} before {what} came; see what it printed above")
             sleep(_LOOK_S)
