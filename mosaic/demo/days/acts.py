@@ -20,7 +20,7 @@ from mosaic.demo.days.node import Node
 from mosaic.errors import MosaicError
 from mosaic.lines import steps_in
 from mosaic.retrain import versions
-from mosaic.retrain.folder import DayFolder, Folder
+from mosaic.retrain.folder import DayFolder
 from mosaic.retrain.records import DayReport, Outcome, RunFacts
 from mosaic.train.exits import DONE, QUARANTINED
 from mosaic.train.records import WINDOW_OVER, Trained
@@ -88,7 +88,7 @@ class Stage:
         state = self.day.state
         expected = QUARANTINED if outcome in ("refused", "quarantined") else DONE
         met = state.outcome == outcome and code == expected
-        return Check(found=str(state.outcome), met=met, detail=state.reason if met else f"exit code {code}")
+        return Check(found=str(state.outcome), met=met, detail="" if met else f"exit code {code}: {state.reason}")
 
 
 def three_kills(stage: Stage) -> Iterator[Check]:
@@ -146,10 +146,10 @@ def new_task(stage: Stage) -> Iterator[Check]:
     yield stage.ended(node.run(stage.name), "promoted")
     node.set(budget__save='"1s"')
     old, new = _weights(node.day(date.fromisoformat(champion.day)), first=False), _weights(stage.day, first=True)
-    added = {name.split(".")[1] for name in new.keys() - old.keys()}
+    added = ", ".join({name.split(".")[1] for name in new.keys() - old.keys()})
     equal = old.keys() <= new.keys() and all((new[name] == values).all() for name, values in old.items())
     words = "equal" if equal else "NOT equal"
-    yield Check(found=f"{len(old)} old tensors {words} at step 0", met=equal and added == {"imu"}, detail=f"new: {added}")
+    yield Check(found=f"{len(old)} old tensors {words} at step 0", met=equal and added == "imu", detail=f"new: {added}")
 
 
 def wrong_labels(stage: Stage) -> Iterator[Check]:

@@ -91,7 +91,8 @@ class Node:
         path = Folder(self.path).recipe
         text = path.read_text(encoding="utf-8")
         for name, value in values.items():
-            text = with_setting(text, *name.split("__"), value)
+            table, _, key = name.partition("__")
+            text = with_setting(text, table, key, value)
         path.write_text(text, encoding="utf-8")
 
 
@@ -169,9 +170,10 @@ class Run:
 
     def _read(self) -> None:
         assert self._child.stdout is not None
-        for line in self._child.stdout:
-            self.lines.append(line.rstrip())
-            self._say(self.lines[-1])
+        with self._child.stdout as printed:
+            for line in printed:
+                self.lines.append(line.rstrip())
+                self._say(self.lines[-1])
 
     def _wait_for(self, happened: Callable[[], bool], what: str) -> None:
         until = monotonic() + PATIENCE_S
