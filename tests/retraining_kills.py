@@ -62,7 +62,7 @@ def kill_promotion(top: Path) -> None:
             "champion": versions.linked(folder, "champion"),
             "told": (folder.path / "told").read_text().split(),
             "versions": [each.name for each in versions.all_versions(folder)],
-            "befores": [row["before"] for row in promoted],
+            "earlier": [row["before"] for row in promoted],
             "left": [path.name for path in (*folder.versions.glob(".*"), *folder.path.glob(".champion*"))],
             "page": is_told(folder.days()[-1]),
         }

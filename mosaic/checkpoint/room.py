@@ -51,9 +51,15 @@ def _state_of(optimizer: Optimizer) -> list[torch.Tensor]:
     """Returns the tensors that an optimizer keeps, or will keep, of its parameters that train."""
     found = []
     for group in optimizer.param_groups:
+        alike: dict[Any, dict[str, Any]] = {}  # a large model has thousands of parameters of a dozen shapes
         for parameter in group["params"]:
             if parameter.requires_grad:
-                state = optimizer.state.get(parameter) or _state_to_be(optimizer, group, parameter)
+                state = optimizer.state.get(parameter)
+                if not state:
+                    kind = parameter.shape, parameter.dtype
+                    if kind not in alike:
+                        alike[kind] = _state_to_be(optimizer, group, parameter)
+                    state = alike[kind]
                 found += [value for value in state.values() if hasattr(value, "nbytes")]
     return found
 

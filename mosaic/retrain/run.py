@@ -87,9 +87,9 @@ def run(root: Path, say: Say, clock: Clock | None = None) -> int:
         if opens is not None:
             say(f"the window is closed until {utc_text(opens)}; nothing was begun")
             return DONE
-        for day in folder.days()[-MAX_UNTOLD:]:
-            if day.state.is_over and not is_told(day):  # it was killed between its end and its report
-                write_report(folder, day)
+        for over in folder.days()[-MAX_UNTOLD:]:
+            if over.state.is_over and not is_told(over):  # it was killed between its end and its report
+                write_report(folder, over)
         day = _day_to_go_on_with(folder, recipe, clock)
         if day is None:
             say("there is nothing new; see `mosaic retrain status`")

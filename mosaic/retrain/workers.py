@@ -96,13 +96,16 @@ class Workers:
             train_s: Seconds that training may take; None for as long as it likes.
             total_s: Seconds that all of it may take.
         """
+        now = time.monotonic()  # the same clock in every process of this machine
+        limits = {"--train-until": train_s, "--total-until": total_s}
+        until = [f"{name}={now + seconds:.3f}" for name, seconds in limits.items() if seconds is not None]
         parts = _LEFT[phase]
         several = self._recipe.budget.ranks
         rounds = [(parts, 1)] if several == 1 else [((part,), several if part == "train" else 1) for part in parts]
         ended = Ended(how="done")
         with self._listening():
             for names, count in rounds:
-                ended = self._run(names, count, train_s, total_s)
+                ended = self._run((*names, *until), count, math.inf if total_s is None else now + total_s)
                 if ended.how != "done":
                     break
         return ended
@@ -116,21 +119,19 @@ class Workers:
         """
         count = self._recipe.budget.ranks if part == "verify" else 1
         with self._listening():
-            return self._run((part, *more), count, None, None)
+            return self._run((part, *more), count, math.inf)
 
-    def _run(self, parts: tuple[str, ...], count: int, train_s: float | None, total_s: float | None) -> Ended:
+    def _run(self, arguments: tuple[str, ...], count: int, until: float) -> Ended:
         with tempfile.TemporaryDirectory(prefix="mosaic-") as aside:
             words = Path(aside) / "words.json"
-            command = [sys.executable, "-m", WORKER, str(self._folder.path), self._day.path.name, *parts]
+            command = [sys.executable, "-m", WORKER, str(self._folder.path), self._day.path.name, *arguments]
             command.append(f"--words={words}")
-            for name, seconds in (("--train-s", train_s), ("--total-s", total_s)):
-                command += [] if seconds is None else [f"{name}={seconds:.3f}"]
             port = _free_port() if count > 1 else 0
             for rank in range(count):
                 self._children.append(self._start(command, _rank_environment(rank, count, port)))
                 if self._stopped:  # it was told before there was a child to pass it on to
                     self._children[-1].terminate()
-            codes, overdue = self._wait(math.inf if total_s is None else time.monotonic() + total_s + GRACE_S)
+            codes, overdue = self._wait(until + GRACE_S)
             reason = load(LastWords, words).reason if words.is_file() else ""
         if overdue:
             return Ended(how="hung", outcome="interrupted", reason="it did not end with its window, and was killed")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,6 +15,16 @@ from mosaic.checkpoint.ranks import Ranks, Told, tell_in
 from mosaic.ranks.meeting.world import World
 from mosaic.train.data.loader import BatchCut
 from mosaic.train.tree_sum import ExactStep
+
+
+@dataclass(frozen=True, slots=True)
+class StepLoss:
+    """A rank's parts of a step's loss, on their way from the device while the next step is launched."""
+
+    parts: torch.Tensor
+    """One for each micro-batch, on the host."""
+    arrived: torch.cuda.Event | None
+    """When they are there; None where they are."""
 
 
 class Crew:
@@ -66,14 +77,24 @@ class Crew:
         """Returns what each rank told."""
         return tell_in(self._small_group() if self.size > 1 else None, value)
 
-    def mean_loss(self, losses: list[torch.Tensor]) -> torch.Tensor:
-        """Returns the loss over the global batch from this rank's parts of it, in one order on any number of ranks."""
-        own = torch.stack([loss.float() for loss in losses]) / self.scale
+    def bring(self, losses: list[torch.Tensor]) -> StepLoss:
+        """Begins to bring this rank's parts of a step's loss to the host; waits for nothing."""
+        parts = (torch.stack([loss.float() for loss in losses]) / self.scale).to("cpu", non_blocking=True)
+        arrived = None
+        if self.device.type == "cuda":
+            arrived = torch.cuda.Event()
+            arrived.record()
+        return StepLoss(parts, arrived)
+
+    def mean_loss(self, loss: StepLoss) -> float:
+        """Returns the loss over the global batch, summed in one order on any number of ranks."""
+        if loss.arrived is not None:
+            loss.arrived.synchronize()
         if self.size == 1:
-            return own.sum()
-        every = [torch.empty(len(losses)) for _ in range(self.size)]
-        dist.all_gather(every, own.cpu(), group=self._small_group())
-        return torch.cat(every).sum()
+            return float(loss.parts.sum())
+        every = [torch.empty_like(loss.parts) for _ in range(self.size)]
+        dist.all_gather(every, loss.parts, group=self._small_group())
+        return float(torch.cat(every).sum())
 
     def _small_group(self) -> Any:
         """Ranks on CPUs, whom a few numbers are told."""

@@ -153,7 +153,7 @@ class Day:
         loop = Loop(self._program, self._trainee, self._settings.loop, self._crew, told, step=0, notes=notes)
         self.model.train()
         with self._loader(range(1), 0, rejects) as batches:
-            return float(loop.take_step(next(batches)))
+            return self._crew.mean_loss(loop.take_step(next(batches)))
 
     @property
     def checkpoint_bytes(self) -> int:

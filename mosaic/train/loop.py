@@ -22,7 +22,7 @@ from torch import nn
 from mosaic.checkpoint.methods import KeepsCheckpoints
 from mosaic.errors import MosaicError, NoRoomError
 from mosaic.lines import append_line
-from mosaic.train.crew import Crew
+from mosaic.train.crew import Crew, StepLoss
 from mosaic.train.data.loader import StepBatch, StepLoader
 from mosaic.train.data.samples import Reject
 from mosaic.train.data.seeds import generators_of, seed_step
@@ -124,7 +124,7 @@ class Loop:
         self._saved = time.monotonic()
         self._failed_saves = 0
         self._not_finite = 0
-        self._unlogged: tuple[int, torch.Tensor, float, tuple[Reject, ...]] | None = None
+        self._unlogged: tuple[int, StepLoss, float, tuple[Reject, ...]] | None = None
         self._times_ms: list[float] = []
         self._batches: StepLoader | None = None
 
@@ -159,8 +159,8 @@ class Loop:
         self.save(is_last=True)
         return ended or "done"
 
-    def take_step(self, batch: StepBatch) -> torch.Tensor:
-        """Takes one optimizer step; returns the loss over the global batch."""
+    def take_step(self, batch: StepBatch) -> StepLoss:
+        """Takes one optimizer step; returns this rank's part of its loss, which need not have arrived."""
         trainee, scaler, crew = self._trainee, self._trainee.scaler, self._crew
         losses = []
         for part in batch.micro_batches:
@@ -185,7 +185,7 @@ class Loop:
         if self._program.update_companions is not None:
             with torch.no_grad():
                 self._program.update_companions(trainee.model, trainee.companions)
-        return crew.mean_loss(losses)
+        return crew.bring(losses)
 
     def _clip(self) -> None:
         if self._settings.clip_norm is None:
@@ -196,8 +196,8 @@ class Loop:
                 trainee.scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(trainee.model.parameters(), self._settings.clip_norm)
 
-    def _log(self, loss: torch.Tensor, batch: StepBatch) -> None:
-        """Keeps a step's figures until the next one is launched, so that reading its loss does not hold that up."""
+    def _log(self, loss: StepLoss, batch: StepBatch) -> None:
+        """Keeps a step's figures until the next one is launched, so that a GPU has work while its loss is read."""
         self._flush_log()
         self._unlogged = self.step, loss, time.time(), batch.rejects
 
@@ -205,7 +205,7 @@ class Loop:
         if self._unlogged is None:
             return
         (step, loss, at, rejects), self._unlogged = self._unlogged, None
-        value = float(loss)
+        value = self._crew.mean_loss(loss)
         self._not_finite = 0 if math.isfinite(value) else self._not_finite + 1
         if self._not_finite >= MAX_STEPS_NOT_FINITE:
             raise MosaicError(

@@ -58,8 +58,8 @@ def main() -> None:
     parser.add_argument("day")
     parser.add_argument("parts", nargs="+", choices=(*PARTS, "check", "verify"))
     parser.add_argument("--words", type=Path, required=True)
-    parser.add_argument("--train-s", type=float)
-    parser.add_argument("--total-s", type=float)
+    parser.add_argument("--train-until", type=float)  # as time.monotonic() counts, in every process of a machine
+    parser.add_argument("--total-until", type=float)
     parser.add_argument("--steps", type=int, default=50)
     given = parser.parse_args()
     folder = Folder(given.folder)
@@ -88,14 +88,14 @@ def main() -> None:
 
 
 def _run(work: Work, given: argparse.Namespace) -> None:
-    told, began = StopRequests(), time.monotonic()
+    told = StopRequests()
     crew = work.crew()
     use_repeatable_kernels(crew.device)
 
     def check_time() -> None:
         if told.received:
             raise _StopError(exits.INTERRUPTED, f"it was told to stop ({told.received})")
-        if given.total_s is not None and time.monotonic() - began >= given.total_s:
+        if given.total_until is not None and time.monotonic() >= given.total_until:
             raise _StopError(exits.INTERRUPTED, "the window ended before the day was judged; the next run goes on")
 
     if "check" in given.parts:
@@ -115,14 +115,13 @@ def _run(work: Work, given: argparse.Namespace) -> None:
             raise _StopError(exits.QUARANTINED, found.reason)
     model = None
     if "train" in given.parts and not work.day.trained.is_file():
-        train_s = None if given.train_s is None else given.train_s - (time.monotonic() - began)
-        model = _train(work, crew, told, train_s)
+        model = _train(work, crew, told, given.train_until)
     if "score" in given.parts and not work.day.scores.is_file():
         judge(work, crew.device, model, check_time)
 
 
-def _train(work: Work, crew: Crew, told: StopRequests, train_s: float | None) -> nn.Module:
-    day = Day(work.program, work.samples(), work.settings(crew, train_s), crew)
+def _train(work: Work, crew: Crew, told: StopRequests, until: float | None) -> nn.Module:
+    day = Day(work.program, work.samples(), work.settings(crew, until), crew)
     trained = day.train(told)
     if trained.ended not in ("done", WINDOW_OVER):
         end_ranks()

@@ -7,6 +7,7 @@ at the sizes, so that data that changed under a run is an error and not another 
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ import numpy as np
 
 from mosaic.checkpoint.disk import sha256_of
 from mosaic.errors import MosaicError
+from mosaic.train.data.permutation import words_at, words_of
 from mosaic.train.data.positions import CYCLE
 
 Kind = Literal["new", "replay", "frozen"]
@@ -148,7 +150,10 @@ def held_out_rows(data: Any, *, share: float, seed: int, day: str) -> np.ndarray
         (rows,) bool.
     """
     cluster = getattr(data, "cluster", None)
-    names = [str(cluster(index)) if cluster is not None else str(index) for index in range(len(data))]
+    if cluster is None:
+        words = words_at(words_of("held out", seed, day)[0], np.arange(len(data), dtype=np.uint64), 1)[:, 0]
+        return words < np.uint64(share * 2**64)
+    names = [str(cluster(index)) for index in range(len(data))]
     out = {name: _draw(f"{seed}/{day}/{name}") < share for name in dict.fromkeys(names)}
     return np.array([out[name] for name in names], dtype=bool)
 
@@ -166,7 +171,7 @@ def trained_rows(record: SourceRecord, data: Any, sources: Sources) -> Any:
             f"{record.path} has {len(data)} rows now and had {record.rows} when the day began; put it back as it was"
         )
     out = held_out_rows(data, share=sources.fresh_share, seed=sources.seed, day=record.day)
-    return Subset(data, np.flatnonzero(~out).tolist()) if out.any() else data
+    return Subset(data, array("q", np.flatnonzero(~out).astype(np.int64).tobytes())) if out.any() else data
 
 
 def planned_steps(new_rows: int, *, passes: float, steps: int | None, batch: int, new_share: float) -> int:

@@ -62,8 +62,8 @@ def test_a_promotion_killed_between_any_two_of_its_steps_is_made_by_the_next_run
         assert found["told"][0] == "0001", found
         assert set(found["told"]) == {"0001", "0002"}, found
         assert found["versions"] == ["0001", "0002"], found
-        assert found["befores"][0] is None, found
-        assert set(found["befores"][1:]) == {"0001"}, found
+        assert found["earlier"][0] is None, found
+        assert set(found["earlier"][1:]) == {"0001"}, found
         assert found["left"] == [], found
         assert found["page"], found
 
