@@ -29,7 +29,8 @@ class Rows(torch.utils.data.Dataset):
             left = left + 0.1 * torch.randn(4)
             right = right * float(np.random.uniform(0.9, 1.1))
             right = right.flip(0) if random.random() < 0.1 else right
-        return {"left": left, "right": right, "label": row["label"], "pause_s": row.get("pause_s", 0.0)}
+        more = {"pause_s": row.get("pause_s", 0.0), "modality": row.get("modality", "left+right")}
+        return {"left": left, "right": right, "label": row["label"], **more}
 
 
 def tower():
@@ -83,4 +84,4 @@ def loss(model, batch):
 def score(model, batch):
     """Whether each row is told right."""
     right = model(batch["left"], batch["right"]).argmax(1) == batch["label"]
-    return {"value": right.float(), "label": batch["label"], "modality": ["left+right"] * len(right)}
+    return {"value": right.float(), "label": batch["label"], "modality": batch["modality"]}

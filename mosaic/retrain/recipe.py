@@ -34,6 +34,11 @@ class NewData:
     def __post_init__(self) -> None:
         if self.path.count("{day}") != 1:
             raise ValueError(f"path={self.path!r} needs {{day}} once, where the date stands, as in 'data/{{day}}'")
+        if Path(self.path).is_absolute() or ".." in Path(self.path).parts:
+            raise ValueError(
+                f"path={self.path!r} leaves the recipe's folder; link the data into it (ln -s /where/it/is data), and "
+                "write 'data/{day}'"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +111,13 @@ class Budget:
     def __post_init__(self) -> None:
         if not self.passes > 0:
             raise ValueError(f"passes={self.passes}; draw each row more than 0 times")
+        if self.batch < max(self.micro_batches, self.ranks):
+            raise ValueError(
+                f"batch={self.batch} has less than a row for each of micro_batches={self.micro_batches} or "
+                f"ranks={self.ranks}; take a larger batch, or fewer of them"
+            )
+        if self.after is not None and self.until is None:
+            raise ValueError(f"after={self.after!r} opens a window that nothing closes; set until, such as '05:30Z'")
         for name in ("save", "judging"):
             seconds_of(getattr(self, name), name)
         for name in ("after", "until"):
@@ -182,7 +194,8 @@ class Recipe:
     """What happens to a new champion."""
 
     def __post_init__(self) -> None:
-        for name in ("model", "data", "loss", "score", "optimizer", "companions", "update_companions", "collate"):
+        functions = ("model", "data", "loss", "score", "optimizer", "companions", "update_companions", "collate")
+        for name in (*functions, "scaler"):
             value = getattr(self, name)
             if value is not None and not re.fullmatch(r"[^:]+:\w+", value):
                 raise ValueError(f"{name}={value!r} is not FILE:NAME; write it as 'train.py:{name}'")

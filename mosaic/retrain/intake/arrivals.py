@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
+from datetime import date
 
 from mosaic.retrain.folder import DayFolder, Folder
 from mosaic.retrain.recipe import Recipe
-
-_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
 class Arrivals:
@@ -29,9 +27,9 @@ class Arrivals:
         found = []
         for marked in self._folder.path.glob(f"{before}*{after}/{new.ready}"):
             path = marked.parent.relative_to(self._folder.path).as_posix()
-            date = path[len(before) : len(path) - len(after)]
-            if _DATE.fullmatch(date):
-                found.append(date)
+            day = path[len(before) : len(path) - len(after)]
+            if _is_date(day):
+                found.append(day)
         return tuple(sorted(found))
 
     def new(self) -> tuple[str, ...]:
@@ -51,6 +49,13 @@ class Arrivals:
         state = day.state
         notes = (self._folder.quarantine / f"{date}.json" for date in state.new)
         return state.outcome == "quarantined" and not any(note.exists() for note in notes)
+
+
+def _is_date(text: str) -> bool:
+    try:
+        return date.fromisoformat(text).isoformat() == text
+    except ValueError:
+        return False
 
 
 def archive(day: DayFolder) -> None:

@@ -1,0 +1,93 @@
+"""``mosaic retrain run`` in this process: the launcher's part, and the worker's where a process would be started."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import torch
+
+import mosaic.retrain.run as launcher
+from bench.retrain.small_folder import write_folder
+from mosaic.artifact import load
+from mosaic.retrain import workers
+from mosaic.retrain.folder import Folder
+from mosaic.retrain.records import DayReport
+from mosaic.retrain.working import worker
+
+FIRST = "2026-11-20"
+
+
+class Inside:
+    """What ``subprocess.Popen`` is to ``Workers``: runs the worker at once, here."""
+
+    pid = 0
+
+    def __init__(self, command: list[str]) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", command[2:])
+            with pytest.raises(SystemExit) as ended:
+                worker.main()
+        self.returncode = int(ended.value.code or 0)
+
+    def poll(self) -> int:
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        return self.returncode
+
+    def terminate(self) -> None:
+        pass
+
+
+class InsideWorkers(workers.Workers):
+    """Starts no process."""
+
+    def _start(self, command: list[str], more: Mapping[str, str]) -> Inside:  # type: ignore[override]
+        return Inside(command)
+
+
+@dataclass
+class Node:
+    """A folder, and what its runs say."""
+
+    folder: Folder
+    said: list[str] = field(default_factory=list)
+
+    def run(self, clock: launcher.Clock | None = None) -> int:
+        """Runs; returns the exit code."""
+        return launcher.run(self.folder.path, self.said.append, clock)
+
+    def change(self, before: str, after: str) -> None:
+        """Edits the user's program."""
+        path = self.folder.path / "train.py"
+        text = path.read_text()
+        assert before in text
+        path.write_text(text.replace(before, after))
+
+    @property
+    def report(self) -> DayReport:
+        """Of the last day; its page was written too."""
+        day = self.folder.days()[-1]
+        assert day.page.is_file()
+        return load(DayReport, day.report)
+
+
+@pytest.fixture
+def make_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Node]]:
+    """Makes folders as ``write_folder`` does, each with a day of data."""
+    monkeypatch.setattr(launcher, "Workers", InsideWorkers)
+    threads, exact = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    cudnn = torch.backends.cudnn.benchmark
+    torch.set_num_threads(1)
+
+    def make(*days: str, name: str = "node", **changed: object) -> Node:
+        return Node(write_folder(tmp_path / name, *(days or (FIRST,)), **changed))
+
+    yield make
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(exact)
+    torch.backends.cudnn.benchmark = cudnn

@@ -1,0 +1,182 @@
+"""Days whose data is missing, short, wrong, or changes under the run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+from conftest import Node
+
+from bench.retrain.small_folder import bits_of, write_day, write_rows
+from mosaic.retrain.working import worker
+
+FIRST, SECOND, THIRD = "2026-11-20", "2026-11-21", "2026-11-22"
+Make = Callable[..., Node]
+
+
+def test_without_data_nothing_begins(make_node: Make):
+    node = make_node()
+    (node.folder.path / "data" / FIRST / "_SUCCESS").unlink()
+    assert node.run() == 0
+    assert "nothing new" in node.said[0]
+    assert node.folder.days() == ()
+
+
+def test_a_day_without_rows_fails_and_the_next_day_takes_its_place(make_node: Make):
+    node = make_node()
+    write_day(node.folder.path, FIRST, num_rows=0)
+    assert node.run() == 1
+    assert "no row of 2026-11-20 is left to train on" in node.report.reason
+    assert node.run() == 1
+    write_day(node.folder.path, SECOND)
+    assert node.run() == 0
+    assert [day.path.name for day in node.folder.days()] == [SECOND]
+    assert node.folder.days()[0].state.new == (FIRST, SECOND)
+
+
+def test_one_row_is_enough_to_train_on(make_node: Make):
+    node = make_node(sources={"fresh_share": 0.0, "new": {"path": "data/{day}"}, "frozen": "data/frozen"})
+    write_day(node.folder.path, FIRST, num_rows=1)
+    assert node.run() == 0
+    assert node.report.data[0].rows == 1
+
+
+def test_rows_of_one_class_are_quarantined_until_a_person_releases_them(make_node: Make):
+    node = make_node()
+    assert node.run() == 0
+    write_day(node.folder.path, SECOND)
+    _edit(node, SECOND, lambda row: {**row, "label": 1})
+    assert node.run() == 5
+    assert node.report.outcome == "quarantined"
+    assert "All 120 rows have the label 1" in node.report.reason
+    assert f"quarantine/{SECOND}.json" in node.report.todo
+    assert node.run() == 0
+    assert "nothing new" in node.said[-1]
+    (node.folder.quarantine / f"{SECOND}.json").unlink()
+    assert node.run() == 5  # a person released it, and the check says the same again
+    assert node.folder.day(f"{SECOND}.1").has_begun
+
+
+def test_wrong_labels_are_quarantined_by_the_champions_error(make_node: Make):
+    node = make_node(check={"max_drop": 0.2})
+    assert node.run() == 0
+    write_day(node.folder.path, SECOND)
+    assert node.run() == 0
+    write_day(node.folder.path, THIRD)
+    _edit(node, THIRD, lambda row: {**row, "label": 1 - row["label"]})
+    assert node.run() == 5
+    assert "max_drop = 0.2" in node.report.reason
+
+
+def test_frozen_rows_among_the_days_rows_are_refused(make_node: Make):
+    node = make_node()
+    text = (node.folder.path / "data" / "frozen" / "rows.jsonl").read_text().splitlines()[0]
+    with (node.folder.path / "data" / FIRST / "rows.jsonl").open("a") as file:
+        file.write(text + "\n")
+    assert node.run() == 5
+    assert node.report.reason.startswith("1 of today's 121 rows are frozen rows")
+
+
+def test_a_missing_modality_replans_or_is_refused_where_it_is_required(make_node: Make):
+    node = make_node()
+    assert node.run() == 0
+    write_day(node.folder.path, SECOND, modality="left")
+    assert node.run() == 0
+    assert node.report.run is not None
+    assert "the new rows had left, right and have left" in node.report.run.replanned
+    other = make_node(name="required", check={"required_modalities": ["right"]})
+    write_day(other.folder.path, FIRST, modality="left")
+    assert other.run() == 5
+    assert "Modality right is missing today" in other.report.reason
+
+
+@pytest.mark.parametrize(
+    ("num_broken", "code", "said"),
+    [
+        (1, 0, "There was no champion yet"),
+        (4, 1, "samples drew a row that cannot be read, more than 0.01 of 1000"),
+        (20, 5, "20 of 120 rows could not be read: ValueError: this row is torn (20)"),
+    ],
+)
+def test_unreadable_rows_are_counted_and_too_many_end_the_day(make_node: Make, num_broken: int, code: int, said: str):
+    node = make_node(sources={"fresh_share": 0.0, "new": {"path": "data/{day}"}, "frozen": "data/frozen"})
+    broken = iter(range(120))
+    _edit(node, FIRST, lambda row: {**row, "broken": True} if next(broken) < num_broken else row)
+    assert node.run() == code
+    assert said in node.report.reason
+    if code == 0:
+        assert node.report.data[0].rejected["ValueError"] > 0
+
+
+def test_data_that_arrives_during_a_run_is_the_next_days(make_node: Make, monkeypatch: pytest.MonkeyPatch):
+    node, train = make_node(), worker._train
+
+    def arriving(*given: object) -> object:
+        write_day(node.folder.path, SECOND)
+        return train(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(worker, "_train", arriving)
+    assert node.run() == 0
+    assert node.folder.days()[-1].state.new == (FIRST,)
+    assert node.run() == 0
+    assert node.folder.days()[-1].state.new == (SECOND,)
+
+
+def test_data_that_changes_under_a_day_is_an_error_that_names_the_file_and_put_back_it_goes_on(make_node: Make):
+    node, quiet = make_node(), make_node(name="quiet")
+    assert quiet.run() == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STOP_AT", "7")
+        node.change("def loss(model, batch):\n", _STOPPING)
+        assert node.run() == 75
+    for path in (FIRST, "frozen"):
+        rows = node.folder.path / "data" / path / "rows.jsonl"
+        before = rows.read_bytes()
+        rows.write_bytes(before + b"\n")
+        assert node.run() == 1
+        assert f"data/{path} is not as it was" in node.report.reason
+        assert f"rows.jsonl had {len(before)} bytes and has {len(before) + 1}" in node.report.reason
+        rows.write_bytes(before)
+    assert node.run() == 0
+    assert bits_of(node.folder.days()[-1]) == bits_of(quiet.folder.days()[-1])
+
+
+def test_a_replayed_folder_that_is_gone_is_named(make_node: Make, monkeypatch: pytest.MonkeyPatch):
+    node = make_node()
+    assert node.run() == 0
+    write_day(node.folder.path, SECOND)
+    aside, there = node.folder.path / "aside", node.folder.path / "data" / FIRST
+
+    def gone(*given: object) -> object:
+        there.rename(aside)
+        return train(*given)  # type: ignore[arg-type]
+
+    train = worker._train
+    monkeypatch.setattr(worker, "_train", gone)
+    assert node.run() == 1
+    assert f"there is no data folder {there}" in node.report.reason
+    monkeypatch.setattr(worker, "_train", train)
+    aside.rename(there)
+    assert node.run() == 0
+
+
+def test_without_frozen_rows_nothing_is_promoted(make_node: Make):
+    node = make_node()
+    write_rows(node.folder.path / "data" / "frozen", 0, seed=1)
+    assert node.run() == 5
+    assert "There are no frozen rows to judge by" in node.report.reason
+
+
+_STOPPING = """def loss(model, batch):
+    import os, signal
+    loss.steps = getattr(loss, "steps", 0) + 1
+    if loss.steps == int(os.environ.get("STOP_AT", "0")):
+        os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+def _edit(node: Node, day: str, change: Callable[[dict[str, object]], dict[str, object]]) -> None:
+    path = node.folder.path / "data" / day / "rows.jsonl"
+    rows = [change(json.loads(line)) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -1,0 +1,91 @@
+"""Which data is new: read off the folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.retrain.small_folder import write_day, write_folder
+from mosaic.artifact import save
+from mosaic.retrain.folder import DayState, Folder
+from mosaic.retrain.intake.arrivals import Arrivals, archive
+from mosaic.retrain.recipe import read_recipe
+from mosaic.retrain.records import Outcome
+
+A, B, C = "2026-11-20", "2026-11-21", "2026-11-22"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return write_folder(tmp_path, A, B)
+
+
+def arrivals(folder: Folder) -> Arrivals:
+    return Arrivals(folder, read_recipe(folder.recipe))
+
+
+def end(folder: Folder, day: str, outcome: Outcome, *new: str) -> None:
+    state = DayState(
+        day=day,
+        phase="decided",
+        new=new or (day,),
+        replay=(),
+        parent=None,
+        champion=None,
+        anchor=None,
+        began="",
+        deadline=None,
+        outcome=outcome,
+    )
+    folder.day(day).set(state)
+
+
+def test_days_that_were_missed_are_new_together(folder: Folder):
+    assert arrivals(folder).new() == (A, B)
+    end(folder, B, "promoted", A, B)
+    assert arrivals(folder).new() == ()
+    assert arrivals(folder).replay() == (A, B)
+
+
+def test_a_folder_counts_once_it_is_marked_ready_and_is_named_as_a_date(folder: Folder):
+    (write_day(folder.path, C) / "_SUCCESS").unlink()
+    write_day(folder.path, "20261123")
+    write_day(folder.path, "2026-02-30")
+    assert arrivals(folder).new() == (A, B)
+    (folder.path / "data" / C / "_SUCCESS").touch()
+    assert arrivals(folder).new() == (A, B, C)
+
+
+def test_data_that_comes_late_for_an_earlier_day_is_new(folder: Folder):
+    end(folder, C, "promoted")
+    assert arrivals(folder).new() == (A, B)
+
+
+def test_quarantined_data_is_new_again_once_a_person_removes_its_note(folder: Folder):
+    end(folder, B, "quarantined", A, B)
+    for day in (A, B):
+        save({"day": day}, folder.quarantine / f"{day}.json")
+    assert arrivals(folder).new() == ()
+    (folder.quarantine / f"{A}.json").unlink()
+    assert arrivals(folder).new() == ()
+    (folder.quarantine / f"{B}.json").unlink()
+    assert arrivals(folder).new() == (A, B)
+
+
+def test_only_promoted_days_whose_data_is_there_are_replayed(folder: Folder):
+    write_day(folder.path, C)
+    end(folder, A, "refused")
+    end(folder, B, "promoted")
+    end(folder, C, "promoted")
+    assert arrivals(folder).replay() == (B, C)
+    (folder.path / "data" / B / "_SUCCESS").unlink()
+    assert arrivals(folder).replay() == (C,)
+
+
+def test_a_day_that_is_put_aside_keeps_its_files_and_takes_no_other_name(folder: Folder):
+    for number in (1, 2):
+        end(folder, A, "failed")
+        archive(folder.day(A))
+        assert folder.day(f"{A}.{number}").has_begun
+    assert folder.days() == ()

@@ -1,0 +1,130 @@
+"""Recipes: what is wrong is told by line, rule and way out; windows, in every night of the year."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from bench.retrain.small_folder import write_recipe
+from mosaic.cli.main import run as command_line
+from mosaic.errors import InvalidRecipeError
+from mosaic.retrain.recipe import Budget, Recipe, read_recipe
+
+TEXT = """\
+model = "train.py:Towers"
+data = "train.py:Rows"
+loss = "train.py:loss"
+score = "train.py:score"
+[sources]
+new = { path = "data/{day}" }
+frozen = "data/frozen"
+[budget]
+batch = 16
+"""
+BERLIN = ZoneInfo("Europe/Berlin")
+
+
+def read(folder: Path, text: str) -> Recipe:
+    (folder / "retrain.toml").write_text(text)
+    return read_recipe(folder / "retrain.toml")
+
+
+def test_the_least_that_a_recipe_says_is_enough(tmp_path: Path):
+    assert read(tmp_path, TEXT).budget.batch == 16
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("batch = 16", "batch = ", "not valid TOML.*line 9"),
+        ("batch = 16", "", "line 8: budget.batch: "),
+        ("batch = 16", 'batch = "16"', "line 9: budget.batch: "),
+        ("batch = 16", "batch = 0", "line 9: budget.batch: .*greater than or equal to 1"),
+        ("batch = 16", "bach = 16", "line 9: there is no key 'budget.bach'; did you mean 'batch'"),
+        ("batch = 16", "batch = 16\nbatch = 17", "not valid TOML"),
+        ("batch = 16", "batch = 3\nmicro_batches = 4", "line 8: budget: batch=3 .*take a larger batch"),
+        ("batch = 16", "batch = 16\npasses = 0.0", "line 8: budget: passes=0.0; draw each row more than 0"),
+        ("batch = 16", "batch = 16\nsave = '5 hours'", "line 8: budget: save='5 hours' .*'90s', '5min' or '2h'"),
+        ("batch = 16", "batch = 16\nuntil = '05:30'", "line 8: budget: until='05:30' .*'05:30Z'"),
+        ("batch = 16", "batch = 16\nuntil = '02:30+01:00'", "no UTC time of day"),
+        ("batch = 16", "batch = 16\nafter = '01:00Z'", "line 8: budget: after='01:00Z' .*set until"),
+        ('frozen = "data/frozen"', "", "line 5: sources.frozen: "),
+        ("data/{day}", "data", "line 6: sources.new: path='data' needs {day} once.*'data/{day}'"),
+        ("data/{day}", "/data/{day}", "line 6: sources.new: .*ln -s"),
+        ("data/{day}", "../data/{day}", "line 6: sources.new: .*ln -s"),
+        ('model = "train.py:Towers"', 'model = "Towers"', "line 1: .*model='Towers' is not FILE:NAME"),
+        ('model = "train.py:Towers"', "", "line 1: model: "),
+        ('loss = "train.py:loss"', 'loss = "train.py:loss"\nscaler = "x"', "scaler='x' is not FILE:NAME"),
+        ('loss = "train.py:loss"', 'loss = "train.py:loss"\ndevice = "gpu"', "device='gpu'; use auto, cpu or cuda"),
+        ('loss = "train.py:loss"', 'loss = "train.py:loss"\nexport = "ema"', "there is no 'companions'"),
+        ("[budget]", "[gate]\nmargin = 0.0\n[budget]", "line 8: gate: margin = 0.0 must be above 0"),
+        ("[budget]", "[gate]\nmargn = 0.1\n[budget]", "line 9: there is no key 'gate.margn'; did you mean 'margin'"),
+        ("[budget]", "[check]\nmax_drop = -1.0\n[budget]", "line 9: check.max_drop: "),
+        ("[budget]", "[promote]\nhooks = 'deploy.sh'\n[budget]", "line 9: promote.hooks: "),
+        ("[budget]", "[promote]\ntimeout = '0s'\n[budget]", "line 8: promote: timeout='0s' is no time above 0"),
+    ],
+)
+def test_a_wrong_key_is_told_by_line_rule_and_way_out_and_nothing_begins(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], before: str, after: str, said: str
+):
+    assert before in TEXT
+    with pytest.raises(InvalidRecipeError, match=said):
+        read(tmp_path, TEXT.replace(before, after))
+    assert command_line(["retrain", "run", str(tmp_path)]) == 2
+    assert "retrain.toml" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["retrain.toml"]
+
+
+def test_a_folder_without_a_recipe_says_how_to_make_one(tmp_path: Path):
+    assert command_line(["retrain", "run", str(tmp_path)]) == 2
+    with pytest.raises(InvalidRecipeError, match="mosaic retrain init"):
+        read_recipe(tmp_path / "retrain.toml")
+
+
+def test_the_small_folders_recipe_is_right(tmp_path: Path):
+    write_recipe(tmp_path, budget={"workers": 2})
+    assert read_recipe(tmp_path / "retrain.toml").budget.workers == 2
+
+
+def at(text: str) -> datetime:
+    return datetime.fromisoformat(text)
+
+
+@pytest.mark.parametrize(
+    ("now", "opens", "deadline"),
+    [
+        ("2026-11-22T00:59Z", "2026-11-22T01:00Z", "2026-11-22T05:30Z"),
+        ("2026-11-22T01:00Z", None, "2026-11-22T05:30Z"),
+        ("2026-11-22T05:29:59Z", None, "2026-11-22T05:30Z"),
+        ("2026-11-22T05:30Z", "2026-11-23T01:00Z", "2026-11-23T05:30Z"),
+        ("2026-11-22T23:00Z", "2026-11-23T01:00Z", "2026-11-23T05:30Z"),
+    ],
+)
+def test_a_window_is_open_from_after_to_until(now: str, opens: str | None, deadline: str):
+    budget = Budget(batch=1, after="01:00Z", until="05:30Z")
+    assert budget.opens(at(now)) == (None if opens is None else at(opens))
+    assert budget.deadline(at(now)) == at(deadline)
+
+
+def test_a_window_may_go_over_midnight():
+    budget = Budget(batch=1, after="22:00Z", until="04:00Z")
+    assert budget.opens(at("2026-11-22T23:00Z")) is None
+    assert budget.opens(at("2026-11-22T03:00Z")) is None
+    assert budget.opens(at("2026-11-22T12:00Z")) == at("2026-11-22T22:00Z")
+    assert budget.deadline(at("2026-11-22T23:00Z")) == at("2026-11-23T04:00Z")
+
+
+@pytest.mark.parametrize("night", ["2026-03-28", "2026-10-24"])
+def test_both_nights_in_which_clocks_are_moved_have_one_window_of_full_length(night: str):
+    budget, minutes = Budget(batch=1, after="00:30Z", until="02:30Z"), []
+    now = datetime.fromisoformat(f"{night}T20:00").replace(tzinfo=BERLIN).astimezone(UTC)
+    for _ in range(12 * 60):
+        if budget.opens(now.astimezone(BERLIN)) is None:
+            minutes.append(now)
+        now += timedelta(minutes=1)
+    assert len(minutes) == 120
+    assert minutes[-1] - minutes[0] == timedelta(minutes=119)
+    assert {budget.deadline(minute.astimezone(BERLIN)) for minute in minutes} == {minutes[-1] + timedelta(minutes=1)}
