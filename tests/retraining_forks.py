@@ -18,8 +18,9 @@ from typing import Any
 import torch
 
 import mosaic.retrain.run as launcher
-from mosaic.retrain import worker, workers
+from mosaic.retrain import workers
 from mosaic.retrain.folder import Folder
+from mosaic.retrain.working import worker
 from mosaic.train.signals import STOPPING
 
 LOADED_LATE = (
@@ -83,6 +84,9 @@ class Fork:
 
     def send_signal(self, number: int) -> None:
         os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
 
 
 class _Workers(workers.Workers):

@@ -11,21 +11,21 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import retraining_forks
 from retraining_forks import Fork, launcher, start
 
-from bench.retrain.chain import chain
-from bench.retrain.small_folder import bits_of, write_day, write_folder
+from bench.retrain.kills import killed_days
+from bench.retrain.small_folder import write_day, write_folder
+from mosaic.artifact import to_json
 from mosaic.lines import lines_of
 from mosaic.retrain import steering, versions
 from mosaic.retrain.folder import Folder
+from mosaic.retrain.reporting import is_told
 
 FIRST, SECOND = "2026-11-20", "2026-11-21"
-TARGETS = ("launcher", "worker", "loader", "all", "told", "told twice")
 EVENTS = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.symlink", "shutil.rmtree"}
 
 
@@ -34,17 +34,9 @@ def tell(**found: Any) -> None:
 
 
 def kill_chain(top: Path) -> None:
-    """Days with workers and without end with the same bits, and so does one that is killed all the time."""
-    for name, num_workers in (("undisturbed", 0), ("killed", 2)):
-        folder = write_folder(top / name, FIRST, budget={"workers": num_workers})
-        if name == "undisturbed":
-            assert start(folder).wait() == 0
-        else:
-            for kill in chain(folder, start, seed=5, targets=TARGETS, longest_s=0.5):
-                tell(kill=asdict(kill))
-        state = folder.days()[-1].state
-        report = json.loads(folder.days()[-1].report.read_text())
-        tell(name=name, bits=bits_of(folder.days()[-1]), outcome=state.outcome, run=report["run"])
+    """Kills whoever runs, at random instants, a dozen times."""
+    for day in killed_days(top, start, count=12, seed=5, longest_s=0.6, pause_s=0.01):
+        tell(**json.loads(to_json(day)))
 
 
 def kill_promotion(top: Path) -> None:
@@ -62,20 +54,23 @@ def kill_promotion(top: Path) -> None:
         seen = versions.linked(folder, "champion")
         again = start(folder).wait()
         promoted = [row for row in lines_of(folder.history) if row["event"] == "promoted"]
-        tell(
-            ended=ended,
-            seen=seen,
-            again=again,
-            outcome=folder.days()[-1].state.outcome,
-            champion=versions.linked(folder, "champion"),
-            told=(folder.path / "told").read_text().split(),
-            versions=[each.name for each in versions.all_versions(folder)],
-            befores=[row["before"] for row in promoted],
-            left=[path.name for path in folder.versions.glob(".*")],
-            page=folder.days()[-1].page.is_file(),
-            back=Fork(lambda folder=folder: bool(steering.rollback(folder.path)) - 1).wait(),
-            after_back=versions.linked(folder, "champion"),
-        )
+        found = {
+            "ended": ended,
+            "seen": seen,
+            "again": again,
+            "outcome": folder.days()[-1].state.outcome,
+            "champion": versions.linked(folder, "champion"),
+            "told": (folder.path / "told").read_text().split(),
+            "versions": [each.name for each in versions.all_versions(folder)],
+            "earlier": [row["before"] for row in promoted],
+            "left": [path.name for path in (*folder.versions.glob(".*"), *folder.path.glob(".champion*"))],
+            "page": is_told(folder.days()[-1]),
+        }
+        if instant % 5 == 0 or ended == 0:
+            assert Fork(lambda folder=folder: bool(steering.rollback(folder.path)) - 1).wait() == 0
+            assert start(folder).wait() == 0
+            found["after_back"] = versions.linked(folder, "champion")
+        tell(**found)
         if ended == 0:
             return
 
@@ -95,7 +90,8 @@ def _killed_at(instant: int, folder: Folder) -> int:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def watched(event: str, arguments: tuple[Any, ...]) -> None:
-        if event in EVENTS and str(folder.path) in str(arguments[0]):
+        reads = event == "open" and not int(arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR)
+        if event in EVENTS and not reads and str(folder.path) in str(arguments[0]):
             tick()
 
     flush = os.fsync

@@ -1,4 +1,4 @@
-"""A chain of kills: a folder is run, killed at instants drawn by a seed, and run again, until its day is over."""
+"""A chain of kills: a folder is run, killed at instants drawn by a seed, and run again, until nothing is left to do."""
 
 from __future__ import annotations
 
@@ -76,11 +76,11 @@ def chain(
         folder: What is run.
         start: Starts the launcher.
         seed: Of instants and targets.
-        targets: Drawn in turn, in an order of their own.
+        targets: Each gets its turn before one gets its second.
         longest_s: A kill falls at most so long after the worker's first sign of life.
         early: Share of the kills that do not wait for that sign.
     """
-    draw = random.Random(seed)
+    draw, turn = random.Random(seed), list[Target]()
     process = start(folder)
     while process.poll() != 0:
         if process.poll() is not None:  # it was killed, or told to stop, or had failed after a kill
@@ -91,8 +91,12 @@ def chain(
         until = time.monotonic() + draw.uniform(0.0, longest_s)
         while process.poll() is None and time.monotonic() < until:
             time.sleep(0.002)
-        target = draw.choice(targets)
-        if process.poll() is None and (struck := _strike(process, target)):
+        turn = turn or draw.sample(targets, len(targets))
+        target = turn.pop()
+        struck = _strike(process, target) if process.poll() is None else ()
+        if not struck:  # there was no such process; its turn comes again
+            turn.insert(0, target)
+        else:
             day = folder.days()[-1] if folder.days() else None
             process.poll()
             left = alive(struck)
@@ -115,7 +119,7 @@ def descendants(pid: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def alive(pids: tuple[int, ...], within_s: float = 10.0) -> tuple[int, ...]:
+def alive(pids: tuple[int, ...], within_s: float = 60.0) -> tuple[int, ...]:
     """Returns which of some processes have not ended after a while."""
     until = time.monotonic() + within_s
     while (left := tuple(pid for pid in pids if _runs(pid))) and time.monotonic() < until:

@@ -27,7 +27,7 @@ class Start:
     from_step: int
     """The step that it went on from."""
     ended: str = ""
-    """How it ended, such as ``done``, ``killed (SIGKILL)``, ``SIGTERM``, ``window over``; empty while it runs."""
+    """How it ended, such as ``done``, ``killed (SIGKILL)``, ``launcher killed``, ``SIGTERM``; empty while it runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +46,10 @@ class DayState:
     """Dates of the data that is new: those that missed runs left are taken together."""
     replay: tuple[str, ...]
     """Dates of promoted days that are trained on again."""
+    parent: str | None
+    """Version that was in force when the day began: what the challenger is trained from."""
     champion: str | None
-    """Version that was in force when the day began; the challenger starts from it, and is compared with it."""
+    """Version that it is compared with: the one in force when it was judged."""
     anchor: str | None
     """Version that a person had approved then."""
     began: str
@@ -133,7 +135,6 @@ class Folder:
     hold = _File("hold")
     pending = _File("hooks.json")
     frozen = _File("frozen.json")
-    last_words = _File("ended.json")
     versions = _File("versions")
     quarantine = _File("quarantine")
 

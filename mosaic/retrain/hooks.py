@@ -96,7 +96,7 @@ def _run(folder: Folder, hook: PendingHook, timeout_s: float) -> str | None:
     except subprocess.TimeoutExpired:
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()
-        return f"was ended after {timeout_s:.0f} s"
+        return f"was ended after {timeout_s:g} s"
     return None if code == 0 else f"ended with {code}"
 
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 from mosaic.artifact import load, save
 from mosaic.checkpoint.disk import sha256_of
-from mosaic.errors import MosaicError
+from mosaic.errors import InvalidFileError, MosaicError
 from mosaic.lines import steps_in
 from mosaic.retrain import versions
 from mosaic.retrain.folder import DayFolder, DayState, Folder, utc_text
@@ -30,10 +30,19 @@ def write_report(folder: Folder, day: DayFolder) -> None:
     """Writes ``report.json`` and ``report.html``; a full disk is told in the log, for the day itself is done."""
     try:
         report = report_of(folder, day)
-        save(report, day.report)
         write_page(report, day.page)
+        save(report, day.report)
     except MosaicError as error:
         _LOG.warning("the report of %s could not be written: %s", day.path.name, error)
+
+
+def is_told(day: DayFolder) -> bool:
+    """Whether a day's report says how it ended; ``report.json`` is written last."""
+    try:
+        report = load(DayReport, day.report)
+    except InvalidFileError:
+        return False
+    return (report.outcome, report.reason) == (day.state.outcome, day.state.reason)
 
 
 def find_day(folder: Folder, day: str | None) -> DayFolder:
@@ -107,7 +116,7 @@ def _run(day: DayFolder, state: DayState) -> RunFacts | None:
     notes = trained.notes if trained is not None else None
     last = [row["at"] for row in rows.values() if "at" in row]
     restarts = tuple(
-        Restart(at=start.at, cause=before.ended or "killed", from_step=start.from_step)
+        Restart(at=start.at, cause=before.ended, from_step=start.from_step)
         for before, start in zip(state.starts, state.starts[1:], strict=False)
     )
     return RunFacts(

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import logging
 import math
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from mosaic.artifact import load, save
+from mosaic.artifact import load, save, write_bytes
 from mosaic.checkpoint.disk import sha256_of
 from mosaic.errors import MosaicError
 from mosaic.retrain import hooks, versions
@@ -35,7 +34,7 @@ from mosaic.retrain.intake.data_check import DataCheck
 from mosaic.retrain.lock import boot_id, held
 from mosaic.retrain.recipe import Recipe, read_recipe, seconds_of
 from mosaic.retrain.records import GateResult, Outcome
-from mosaic.retrain.reporting import write_report
+from mosaic.retrain.reporting import is_told, write_report
 from mosaic.retrain.versions import Card
 from mosaic.retrain.workers import Ended, Workers
 from mosaic.train.exits import DONE, FAILED, INTERRUPTED
@@ -53,6 +52,8 @@ CODES: dict[Outcome, int] = {
 }
 """Exit codes by how the day ended."""
 
+MAX_UNTOLD = 7
+"""Days, the last ones, whose report is written if it is missing."""
 Say = Callable[[str], None]
 """Tells a person."""
 
@@ -86,6 +87,9 @@ def run(root: Path, say: Say, clock: Clock | None = None) -> int:
         if opens is not None:
             say(f"the window is closed until {utc_text(opens)}; nothing was begun")
             return DONE
+        for over in folder.days()[-MAX_UNTOLD:]:
+            if over.state.is_over and not is_told(over):  # it was killed between its end and its report
+                write_report(folder, over)
         day = _day_to_go_on_with(folder, recipe, clock)
         if day is None:
             say("there is nothing new; see `mosaic retrain status`")
@@ -96,14 +100,13 @@ def run(root: Path, say: Say, clock: Clock | None = None) -> int:
 def _day_to_go_on_with(folder: Folder, recipe: Recipe, clock: Clock) -> DayFolder | None:
     """Returns the day that is not over, or a new one if data has arrived; None for nothing to do."""
     arrivals = Arrivals(folder, recipe)
-    last = folder.days()[-1] if folder.days() else None
     new = arrivals.new()
-    if last is not None and not last.state.is_over:
-        state = last.state
-        if state.outcome != "failed" or not set(new) - set(state.new):
-            return last
-        archive(last)  # it failed, and newer data arrived: its data is taken along
-        new = arrivals.new()
+    for day in folder.days():  # not only the last: a day's data may have come late
+        if not day.state.is_over:
+            if day.state.outcome != "failed" or not new:
+                return day
+            archive(day)  # it failed, and other data arrived: its data is taken along
+    new = arrivals.new()
     if not new:
         return None
     day = folder.day(max(new))
@@ -116,8 +119,7 @@ def _prepare(
     folder: Folder, recipe: Recipe, day: DayFolder, new: tuple[str, ...], replay: tuple[str, ...], clock: Clock
 ) -> DayFolder:
     """Makes a day's folder; it counts once its state is there."""
-    day.path.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(folder.recipe, day.recipe)
+    write_bytes(folder.recipe.read_bytes(), day.recipe)
     now = clock.now()
     deadline = recipe.budget.deadline(now)
     state = DayState(
@@ -125,6 +127,7 @@ def _prepare(
         phase="prepared",
         new=new,
         replay=replay,
+        parent=versions.linked(folder, "champion"),
         champion=versions.linked(folder, "champion"),
         anchor=versions.linked(folder, "anchor"),
         version=versions.next_name(folder),
@@ -155,7 +158,7 @@ class _Day:
                 self._decide()
             if self._state.phase == "decided":
                 self._finish()
-        except MosaicError as error:
+        except (MosaicError, OSError) as error:
             self._end("failed", str(error))
         outcome = self._state.outcome
         assert outcome is not None
@@ -181,20 +184,36 @@ class _Day:
 
     def _reopen(self) -> None:
         """Begins where the last run of this day ended; a new night has a new window."""
-        state, now = self._state, self._clock.now()
+        state = self._state
         starts = state.starts
-        if starts and not starts[-1].ended:  # the launcher itself was killed
-            cause = "killed" if starts[-1].boot == boot_id() else "the machine was started anew"
+        if starts and not starts[-1].ended:
+            cause = "launcher killed" if starts[-1].boot == boot_id() else "new boot"
             starts = (*starts[:-1], replace(starts[-1], ended=cause))
-        deadline = state.deadline
-        if deadline is not None and datetime.fromisoformat(deadline) <= now:
-            fresh = self._recipe.budget.deadline(now)
-            deadline = None if fresh is None else utc_text(fresh)
-        self._set(starts=starts, deadline=deadline, outcome=None if not state.is_over else state.outcome, reason="")
+        deadline = self._recipe.budget.deadline(self._clock.now())
+        self._set(
+            starts=starts,
+            deadline=None if deadline is None else utc_text(deadline),
+            outcome=None if not state.is_over else state.outcome,
+            reason="",
+        )
+        self._follow_links()
+
+    def _follow_links(self) -> None:
+        """Where a person has changed a link since the day began, the challenger is judged against what is in force."""
+        folder, state = self._folder, self._state
+        champion, anchor = versions.linked(folder, "champion"), versions.linked(folder, "anchor")
+        if state.version == champion or (champion, anchor) == (state.champion, state.anchor):
+            return
+        if versions.is_overruled(folder, state.version):
+            return
+        for path in (self._day.scores, self._day.gate):
+            path.unlink(missing_ok=True)
+        phase: Phase = "trained" if self._day.trained.is_file() else state.phase
+        self._set(champion=champion, anchor=anchor, phase=phase)
 
     def _train_and_score(self) -> None:
         """Runs the processes that need torch until the day is evaluated, or it is clear that it will not be."""
-        tries = 0
+        tries = stuck = 0
         while (phase := self._phase()) in ("prepared", "training", "trained"):
             from_step = self._workers.step
             start = Start(at=utc_text(self._clock.now()), boot=boot_id(), from_step=from_step)
@@ -210,12 +229,17 @@ class _Day:
                     self._quarantine(ended)
                 self._end(ended.outcome, ended.reason)
                 return
+            if (self._phase(), self._workers.step) != (phase, from_step):
+                stuck = 0
+            else:
+                stuck += 1
+            tries += ended.crashed
+            if stuck > 1 or tries > self._recipe.budget.restarts:
+                where = f"at step {from_step}" if stuck > 1 else f"{tries} times"
+                self._end("failed", f"training ended early again ({ended.how}), {where}: {ended.reason}".rstrip(": "))
+                return
             if ended.crashed:
-                tries = 1 if self._workers.step > from_step else tries + 1
-                if tries > self._recipe.budget.restarts or (tries > 1 and self._workers.step == from_step):
-                    self._end("failed", f"training {ended.how} again at step {from_step}: {ended.reason}")
-                    return
-                self._say(f"training {ended.how}; it goes on from step {self._workers.step}")
+                self._say(f"training ended early ({ended.how}); it goes on from step {self._workers.step}")
 
     def _seconds_left(self) -> float | None:
         """Returns how long the device is ours from now on; None for as long as we like."""
@@ -276,7 +300,9 @@ class _Day:
         if not result.passes:
             self._folder.note("refused", day=state.day, version=state.version, reason=result.reason)
             self._end("refused", result.reason)
-        elif self._folder.hold.exists():
+        elif versions.is_overruled(self._folder, state.version):
+            self._end("held", f"{result.reason} It was promoted, and a person has changed the champion since.")
+        elif self._folder.hold.exists() and versions.linked(self._folder, "champion") != state.version:
             self._end("held", f"{result.reason} It was not promoted, for a person said hold.")
         else:
             hooks.remember(self._folder, self._recipe.promote, state.version, state.day)
@@ -306,7 +332,7 @@ class _Day:
             version=state.version,
             day=state.day,
             created=utc_text(self._clock.now()),
-            parent=state.champion if trained.notes.loaded != NEW_WEIGHTS else None,
+            parent=state.parent if trained.notes.loaded != NEW_WEIGHTS else None,
             step=trained.step,
             sha256=sha256_of(self._day.model),
             code=environment.program,

@@ -109,6 +109,8 @@ def point(folder: Folder, link: Link, version: str) -> None:
     aside.symlink_to(Path("versions") / target.name)
     aside.replace(folder.path / link)
     _flush(folder.path)
+    for left in folder.path.glob(f".{link}-????????"):  # of runs that were killed
+        left.unlink()
 
 
 def promote(folder: Folder, version: str, *, by: str, day: str | None = None) -> None:
@@ -117,6 +119,16 @@ def promote(folder: Folder, version: str, *, by: str, day: str | None = None) ->
     if before != version:
         folder.note("promoted", champion=version, before=before, by=by, day=day)
         point(folder, "champion", version)
+
+
+def is_overruled(folder: Folder, version: str | None) -> bool:
+    """Whether a person has changed the champion after a version was promoted, as the history has it."""
+    promoted = False
+    for row in lines_of(folder.history):
+        promoted |= row.get("champion") == version and row.get("by") == "gate"
+        if promoted and row.get("champion") is not None and row.get("by") == "a person":
+            return True
+    return False
 
 
 def find(folder: Folder, version: str) -> Version:

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from mosaic.artifact import load
 from mosaic.checkpoint.folder import checkpoints_in
-from mosaic.errors import InvalidFileError
 from mosaic.retrain.folder import DayFolder, Folder, Phase
 from mosaic.retrain.recipe import Recipe
 from mosaic.retrain.records import Outcome
-from mosaic.train.exits import FAILED, INTERRUPTED, LOADER_DIED, OUT_OF_MEMORY, QUARANTINED
+from mosaic.train.exits import DONE, FAILED, INTERRUPTED, LOADER_DIED, OUT_OF_MEMORY, QUARANTINED
 from mosaic.train.signals import STOPPING
 
 WORKER = "mosaic.retrain.working.worker"
@@ -29,6 +32,14 @@ WORKER = "mosaic.retrain.working.worker"
 PARTS = ("look", "train", "score")
 """What workers do, in order: look at the data, train, score versions for the gate."""
 _LEFT: dict[Phase, tuple[str, ...]] = {"prepared": PARTS, "training": PARTS[1:], "trained": PARTS[2:]}
+_CRASHES = {OUT_OF_MEMORY: "out of memory", LOADER_DIED: "a process that loads data was killed"}
+"""Codes after which another start may help."""
+GRACE_S = 60.0
+"""Seconds after the end of the window at which workers that hang are killed."""
+ALONE_S = 20.0
+"""Seconds after the failure of a rank at which the others are killed."""
+LOOK_S = 0.5
+"""Seconds between two looks at ranks."""
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -49,7 +60,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastWords:
-    """``ended.json``: what a worker says before it ends with another code than 0."""
+    """A file beside the workers: what one says before it ends with another code than 0."""
 
     reason: str
     """A sentence."""
@@ -85,13 +96,16 @@ class Workers:
             train_s: Seconds that training may take; None for as long as it likes.
             total_s: Seconds that all of it may take.
         """
+        now = time.monotonic()  # the same clock in every process of this machine
+        limits = {"--train-until": train_s, "--total-until": total_s}
+        until = [f"{name}={now + seconds:.3f}" for name, seconds in limits.items() if seconds is not None]
         parts = _LEFT[phase]
         several = self._recipe.budget.ranks
         rounds = [(parts, 1)] if several == 1 else [((part,), several if part == "train" else 1) for part in parts]
         ended = Ended(how="done")
         with self._listening():
             for names, count in rounds:
-                ended = self._run(names, count, train_s, total_s)
+                ended = self._run((*names, *until), count, math.inf if total_s is None else now + total_s)
                 if ended.how != "done":
                     break
         return ended
@@ -105,30 +119,22 @@ class Workers:
         """
         count = self._recipe.budget.ranks if part == "verify" else 1
         with self._listening():
-            return self._run((part, *more), count, None, None)
+            return self._run((part, *more), count, math.inf)
 
-    def _run(self, parts: tuple[str, ...], count: int, train_s: float | None, total_s: float | None) -> Ended:
-        words = self._folder.last_words
-        words.unlink(missing_ok=True)
-        command = [
-            sys.executable,
-            "-m",
-            "mosaic.retrain.working.worker",
-            str(self._folder.path),
-            self._day.path.name,
-            *parts,
-        ]
-        for name, seconds in (("--train-s", train_s), ("--total-s", total_s)):
-            command += [] if seconds is None else [f"{name}={seconds:.3f}"]
-        port = _free_port() if count > 1 else 0
-        for rank in range(count):
-            self._children.append(self._start(command, _rank_environment(rank, count, port)))
-        codes = [self._wait(child) for child in self._children]
-        self._children.clear()
-        try:
-            reason = load(LastWords, words).reason
-        except InvalidFileError:
-            reason = ""
+    def _run(self, arguments: tuple[str, ...], count: int, until: float) -> Ended:
+        with tempfile.TemporaryDirectory(prefix="mosaic-") as aside:
+            words = Path(aside) / "words.json"
+            command = [sys.executable, "-m", WORKER, str(self._folder.path), self._day.path.name, *arguments]
+            command.append(f"--words={words}")
+            port = _free_port() if count > 1 else 0
+            for rank in range(count):
+                self._children.append(self._start(command, _rank_environment(rank, count, port)))
+                if self._stopped:  # it was told before there was a child to pass it on to
+                    self._children[-1].terminate()
+            codes, overdue = self._wait(until + GRACE_S)
+            reason = load(LastWords, words).reason if words.is_file() else ""
+        if overdue:
+            return Ended(how="hung", outcome="interrupted", reason="it did not end with its window, and was killed")
         return _ended(codes, reason, self._stopped)
 
     def _start(self, command: list[str], more: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -140,15 +146,28 @@ class Workers:
             preexec_fn=partial(end_with, os.getpid()),  # it only makes system calls
         )
 
-    def _wait(self, child: subprocess.Popen[bytes]) -> int:
-        """Waits for a worker; where one dies, the others find out by themselves within seconds, or are ended."""
-        code = child.wait()
-        if code < 0:
-            for other in self._children:
-                with suppress(subprocess.TimeoutExpired):
-                    other.wait(20)
-                _kill(other)
-        return code
+    def _wait(self, until: float) -> tuple[list[int], bool]:
+        """Waits for all ranks; returns the codes of those that ended by themselves, and whether they were overdue.
+
+        Where one fails, the others find out by themselves within seconds, or are ended.
+        """
+        codes: list[int] = []
+        while self._children:
+            with suppress(subprocess.TimeoutExpired):
+                self._children[0].wait(LOOK_S)
+            for child in [each for each in self._children if each.poll() is not None]:
+                self._children.remove(child)
+                codes.append(child.wait())
+            failed = any(code not in (DONE, INTERRUPTED) for code in codes)
+            if failed:
+                until = min(until, time.monotonic() + ALONE_S)
+            if time.monotonic() > until:
+                for child in self._children:
+                    _kill(child)
+                    child.wait()
+                self._children.clear()
+                return codes, not failed
+        return codes, False
 
     @contextmanager
     def _listening(self) -> Iterator[None]:
@@ -177,18 +196,16 @@ def _ended(codes: list[int], reason: str, stopped: str) -> Ended:
         return Ended(how=stopped, outcome="interrupted", reason=f"it was told to stop ({stopped}), and goes on later")
     killed = next((code for code in codes if code < 0), None)
     if killed is not None:
-        name = signal.Signals(-killed).name
-        return Ended(how=f"was killed ({name})", crashed=True, reason=reason)
-    if OUT_OF_MEMORY in codes:
-        return Ended(how="ran out of memory", crashed=True, reason=reason)
-    if LOADER_DIED in codes:
-        return Ended(how="lost a process that loads data", crashed=True, reason=reason)
+        return Ended(how=f"killed ({signal.Signals(-killed).name})", crashed=True, reason=reason)
+    for code, how in _CRASHES.items():
+        if code in codes:
+            return Ended(how=how, crashed=True, reason=reason)
     if QUARANTINED in codes:
         return Ended(how="quarantined", outcome="quarantined", reason=reason)
-    if FAILED in codes or any(code not in (0, INTERRUPTED) for code in codes):
+    if any(code not in (DONE, INTERRUPTED) for code in codes):
         return Ended(how="failed", outcome="failed", reason=reason or f"workers ended with {codes}; see their output")
     if INTERRUPTED in codes:
-        return Ended(how="window over", outcome="interrupted", reason=reason)
+        return Ended(how=reason, outcome="interrupted", reason=reason)
     return Ended(how="done")
 
 

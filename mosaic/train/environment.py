@@ -48,7 +48,7 @@ def use_repeatable_kernels(device: torch.device) -> None:
     torch.backends.cudnn.benchmark = False
     torch.use_deterministic_algorithms(True, warn_only=True)
     # Else tensors that are made without values are filled first: 620 times in a step of six transformer layers.
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def _driver() -> str:

@@ -91,7 +91,8 @@ class Node:
         path = Folder(self.path).recipe
         text = path.read_text(encoding="utf-8")
         for name, value in values.items():
-            text = with_setting(text, *name.split("__"), value)
+            table, _, key = name.partition("__")
+            text = with_setting(text, table, key, value)
         path.write_text(text, encoding="utf-8")
 
 
@@ -111,9 +112,7 @@ class Run:
         self.lines: list[str] = []
         self._day = day
         self._say = say
-        self._child = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-        )
+        self._child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -171,15 +170,17 @@ class Run:
 
     def _read(self) -> None:
         assert self._child.stdout is not None
-        for line in self._child.stdout:
-            self.lines.append(line.rstrip())
-            self._say(self.lines[-1])
+        with self._child.stdout as printed:
+            for line in printed:
+                self.lines.append(line.rstrip())
+                self._say(self.lines[-1])
 
     def _wait_for(self, happened: Callable[[], bool], what: str) -> None:
         until = monotonic() + PATIENCE_S
         while not happened():
             ended = self._child.poll() is not None
             if ended or monotonic() > until:
+                self.kill_all()
                 came = f"ended with {self._child.returncode}" if ended else f"took more than {PATIENCE_S:.0f} s"
                 raise MosaicError(f"the run {came} before {what} came; see what it printed above")
             sleep(_LOOK_S)

@@ -79,7 +79,8 @@ def play(folder: Path, say: Say, *, numbers: Sequence[int] = range(1, 8), scale:
             checks = tuple(_checks(day, Stage(node, name, scale.steps)))
             played.append(Played(number=number, day=day, checks=checks, seconds=monotonic() - began))
             for check in checks:
-                say(f"  {'ok ' if check.met else 'NOT AS EXPECTED: '}{check.sentence}")
+                detail = f" ({check.detail})" if check.detail else ""
+                say(f"  {'ok' if check.met else 'NOT AS EXPECTED'}: {check.found}{detail}")
     return played
 
 
@@ -89,16 +90,14 @@ def _checks(day: StoryDay, stage: Stage) -> list[Check]:
         for check in day.act(stage):
             checks.append(check)
     except MosaicError as error:
-        checks.append(Check(sentence=str(error), met=False))
+        checks.append(Check(found="it FAILED", met=False, detail=str(error)))
     return checks
 
 
 def played_table(played: Sequence[Played]) -> Table:
     """Returns a row for each day."""
-    table = Table("day", "change", "expected", "came of it", "", "s", box=None, padding=(0, 2))
+    table = Table("day", "change", "expected", "came of it", "", box=None, padding=(0, 1))
     for one in played:
-        found = "; ".join(check.sentence for check in one.checks)
-        table.add_row(
-            str(one.number), one.day.change, one.day.expected, found, "ok" if one.met else "NO", f"{one.seconds:.0f}"
-        )
+        found = "; ".join(check.found for check in one.checks)
+        table.add_row(str(one.number), one.day.change, one.day.expected, found, "ok" if one.met else "NO")
     return table

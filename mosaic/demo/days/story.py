@@ -38,8 +38,8 @@ class StoryDay:
 
 STORY = (
     StoryDay(
-        change="nothing; 3 kills",
-        expected="promoted, with the bits of an undisturbed run",
+        change="none; 3 kills",
+        expected="promoted, bits of an undisturbed run",
         data=DayKind(),
         act=three_kills,
     ),
@@ -51,12 +51,12 @@ STORY = (
     ),
     StoryDay(
         change="no audio",
-        expected="re-planned; audio kept by replay",
+        expected="re-planned, audio kept by replay",
         data=DayKind(mix={"image": 1.0}),
         act=no_audio,
     ),
     StoryDay(
-        change="a new task: motion",
+        change="a new task, motion",
         expected="partial load, old weights equal at step 0",
         data=DayKind(mix=MIX_WITH_MOTION),
         act=new_task,
@@ -68,8 +68,8 @@ STORY = (
         act=wrong_labels,
     ),
     StoryDay(
-        change="two ranks, disk full for a time",
-        expected="the same samples in the same order",
+        change="two ranks, full disk",
+        expected="same sample order",
         data=DayKind(mix=MIX_WITH_MOTION),
         act=other_ranks,
     ),

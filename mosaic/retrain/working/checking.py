@@ -86,6 +86,7 @@ def _rehearsal(work: Work, day: DayFolder) -> Work:
             phase="prepared",
             new=dates,
             replay=replay,
+            parent=versions.linked(work.folder, "champion"),
             champion=versions.linked(work.folder, "champion"),
             anchor=versions.linked(work.folder, "anchor"),
             began="",

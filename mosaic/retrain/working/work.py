@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -90,12 +89,12 @@ class Work:
         kind = ExactCrew if self.recipe.budget.ranks_exact else Crew
         return kind(device, rank, size)
 
-    def settings(self, crew: Crew, train_s: float | None) -> DaySettings:
-        """Returns what the training is told."""
+    def settings(self, crew: Crew, until: float | None) -> DaySettings:
+        """Returns what the training is told; ``until`` is when it has to end, as ``time.monotonic()`` counts."""
         budget, state = self.recipe.budget, self.day.state
         champion = None
-        if state.champion is not None and not self._begins_fresh():
-            champion = versions.find(self.folder, state.champion)
+        if state.parent is not None and not self._begins_fresh():
+            champion = versions.find(self.folder, state.parent)
         start = self.folder.day(champion.card.day).checkpoints if champion is not None else None
         before = [day for day in self.folder.days() if day.plan.is_file() and day.path.name < state.day]
         stored = load(StoredPlan, before[-1].plan) if before else None
@@ -106,7 +105,7 @@ class Work:
                 save_s=seconds_of(budget.save, "save"),
                 keep=budget.keep,
                 clip_norm=budget.clip_norm,
-                until=None if train_s is None else time.monotonic() + train_s,
+                until=until,
                 checkpoints=self.day.checkpoints,
                 metrics=self.day.metrics if crew.rank == 0 else None,
             ),

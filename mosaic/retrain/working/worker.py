@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -56,8 +57,9 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("day")
     parser.add_argument("parts", nargs="+", choices=(*PARTS, "check", "verify"))
-    parser.add_argument("--train-s", type=float)
-    parser.add_argument("--total-s", type=float)
+    parser.add_argument("--words", type=Path, required=True)
+    parser.add_argument("--train-until", type=float)  # as time.monotonic() counts, in every process of a machine
+    parser.add_argument("--total-until", type=float)
     parser.add_argument("--steps", type=int, default=50)
     given = parser.parse_args()
     folder = Folder(given.folder)
@@ -73,24 +75,27 @@ def main() -> None:
         code, reason = exits.LOADER_DIED, str(error)
     except MosaicError as error:
         code, reason = exits.FAILED, str(error)
+    except SystemExit as ended:  # so does this
+        code, reason = exits.FAILED, f"the program ended itself: sys.exit({ended.code!r})"
     except Exception as error:  # of any kind, from the user's functions: the report has to say it
         _LOG.exception("the worker failed")
         code, reason = exits.FAILED, f"{type(error).__name__}: {error}"
     if code != exits.DONE and os.environ.get("RANK", "0") == "0":
-        save(LastWords(reason=reason), folder.last_words)
+        with suppress(MosaicError):  # a full disk; the code says enough
+            save(LastWords(reason=reason), given.words)
     sys.stdout.flush()
     sys.exit(code)
 
 
 def _run(work: Work, given: argparse.Namespace) -> None:
-    told, began = StopRequests(), time.monotonic()
+    told = StopRequests()
     crew = work.crew()
     use_repeatable_kernels(crew.device)
 
     def check_time() -> None:
         if told.received:
             raise _StopError(exits.INTERRUPTED, f"it was told to stop ({told.received})")
-        if given.total_s is not None and time.monotonic() - began >= given.total_s:
+        if given.total_until is not None and time.monotonic() >= given.total_until:
             raise _StopError(exits.INTERRUPTED, "the window ended before the day was judged; the next run goes on")
 
     if "check" in given.parts:
@@ -110,14 +115,13 @@ def _run(work: Work, given: argparse.Namespace) -> None:
             raise _StopError(exits.QUARANTINED, found.reason)
     model = None
     if "train" in given.parts and not work.day.trained.is_file():
-        train_s = None if given.train_s is None else given.train_s - (time.monotonic() - began)
-        model = _train(work, crew, told, train_s)
+        model = _train(work, crew, told, given.train_until)
     if "score" in given.parts and not work.day.scores.is_file():
         judge(work, crew.device, model, check_time)
 
 
-def _train(work: Work, crew: Crew, told: StopRequests, train_s: float | None) -> nn.Module:
-    day = Day(work.program, work.samples(), work.settings(crew, train_s), crew)
+def _train(work: Work, crew: Crew, told: StopRequests, until: float | None) -> nn.Module:
+    day = Day(work.program, work.samples(), work.settings(crew, until), crew)
     trained = day.train(told)
     if trained.ended not in ("done", WINDOW_OVER):
         end_ranks()

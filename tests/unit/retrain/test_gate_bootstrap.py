@@ -6,13 +6,12 @@ import math
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from mosaic.retrain.gate import GateSettings, Scores, bootstrap, resolution, resolution_finding
 from mosaic.retrain.gate.bootstrap import alikeness, normal_of_student, resample, student_of_normal
 from mosaic.retrain.gate.compare import holm
 from mosaic.retrain.gate.scores import Pair
-
-stats = pytest.importorskip("scipy.stats")
 
 
 def pair(old: np.ndarray, new: np.ndarray, cluster: np.ndarray | None = None) -> Pair:

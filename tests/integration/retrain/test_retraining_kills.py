@@ -1,0 +1,74 @@
+"""Days that are killed end as if nobody had disturbed them; promotions that are killed are made once."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TESTS = Path(__file__).parents[2]
+
+
+def told_by(way: str, folder: Path) -> list[dict[str, Any]]:
+    """Runs ``retraining_kills.py`` in a process of its own, which makes forks."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{TESTS}:{TESTS.parent}"}
+    command = [sys.executable, str(TESTS / "retraining_kills.py"), way, str(folder)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+@pytest.fixture(scope="module")
+def days(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return told_by("chain", tmp_path_factory.mktemp("chain"))
+
+
+@pytest.fixture(scope="module")
+def promotions(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return told_by("promotion", tmp_path_factory.mktemp("promotion"))
+
+
+def test_a_dozen_kills_of_whoever_runs_leave_the_bits_of_an_undisturbed_run(days: list[dict[str, Any]]):
+    kills = [kill for day in days for kill in day["kills"]]
+    assert len(kills) >= 12
+    assert {kill["target"] for kill in kills} == {"launcher", "worker", "loader", "all", "told", "told twice"}
+    for day in days:
+        assert not day["differs"], day
+        assert day["again_differently"] == 0
+        assert day["outcome"] == "promoted"
+
+
+def test_no_process_outlives_the_one_that_started_it(days: list[dict[str, Any]]):
+    assert [kill for day in days for kill in day["kills"] if kill["left"]] == []
+
+
+def test_the_report_names_the_causes_of_restarts_and_says_that_the_bits_are_the_same(days: list[dict[str, Any]]):
+    causes = {restart["cause"] for day in days for restart in day["report"]["run"]["restarts"]}
+    assert causes >= {"launcher killed", "killed (SIGKILL)", "SIGTERM"}
+    assert all(day["report"]["run"]["identical"] for day in days)
+
+
+def test_a_promotion_killed_between_any_two_of_its_steps_is_made_by_the_next_run(promotions: list[dict[str, Any]]):
+    assert len(promotions) > 40
+    assert promotions[-1]["ended"] == 0
+    for found in promotions:
+        assert found["seen"] in ("0001", "0002"), found
+        assert (found["again"], found["outcome"], found["champion"]) == (0, "promoted", "0002"), found
+        assert found["told"][0] == "0001", found
+        assert set(found["told"]) == {"0001", "0002"}, found
+        assert found["versions"] == ["0001", "0002"], found
+        assert found["earlier"][0] is None, found
+        assert set(found["earlier"][1:]) == {"0001"}, found
+        assert found["left"] == [], found
+        assert found["page"], found
+
+
+def test_a_rollback_after_a_killed_promotion_stands(promotions: list[dict[str, Any]]):
+    rolled_back = [found["after_back"] for found in promotions if "after_back" in found]
+    assert len(rolled_back) > 8
+    assert set(rolled_back) == {"0001"}

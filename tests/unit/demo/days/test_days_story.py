@@ -1,0 +1,95 @@
+"""The table of the seven days, and how their folder is edited and watched."""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("sklearn", reason="needs the extra demo")
+
+from mosaic.artifact import parse_toml
+from mosaic.demo.days.acts import MODALITIES, Check
+from mosaic.demo.days.node import Node, Run, with_setting
+from mosaic.demo.days.play import Played, played_table
+from mosaic.demo.days.starter import TEMPLATES, template
+from mosaic.demo.days.story import STORY
+from mosaic.errors import MosaicError
+from mosaic.retrain.folder import DayFolder
+from mosaic.retrain.recipe import Recipe
+
+
+def test_there_are_seven_days_whose_shares_of_modalities_are_whole():
+    assert len(STORY) == 7
+    assert len({day.act for day in STORY}) == 7
+    for day in STORY:
+        assert sum(day.data.mix.values()) == pytest.approx(1)
+        assert day.change
+        assert day.expected
+
+
+def test_the_days_are_those_of_the_story():
+    kinds = [day.data for day in STORY]
+    assert [number for number, kind in enumerate(kinds, 1) if kind.wrong_site] == [5]
+    assert [number for number, kind in enumerate(kinds, 1) if not any("audio" in name for name in kind.mix)] == [3]
+    assert [number for number, kind in enumerate(kinds, 1) if "imu" in kind.mix] == [4, 5, 6, 7]
+    assert [number for number, kind in enumerate(kinds, 1) if kind.new_voices is not None] == [2, 7]
+
+
+@pytest.mark.parametrize(
+    ("table", "key", "value", "read"),
+    [
+        ("budget", "steps", "7", 7),
+        ("budget", "ranks", "2", 2),
+        ("check", "max_drop", "1.0", 1.0),
+        ("promote", "hooks", '["true"]', ("true",)),
+    ],
+)
+def test_one_setting_of_a_recipe_changes_and_all_others_stay(table: str, key: str, value: str, read: object):
+    text = template("retrain.toml").decode()
+    changed = with_setting(text, table, key, value)
+    recipe = parse_toml(Recipe, changed, source="retrain.toml")
+    assert getattr(getattr(recipe, table), key) == read
+    before, after = tomllib.loads(text), tomllib.loads(changed)
+    after.get(table, {}).pop(key, None)
+    before.get(table, {}).pop(key, None)
+    assert {name: part for name, part in after.items() if part} == {name: part for name, part in before.items() if part}
+
+
+def node_with_template(path: Path) -> Node:
+    for name in TEMPLATES:
+        (path / name).write_bytes(template(name))
+    return Node(path, lambda line: None)
+
+
+def test_text_that_a_file_has_not_once_is_not_replaced(tmp_path: Path):
+    node = node_with_template(tmp_path)
+    with pytest.raises(MosaicError, match="0 times"):
+        node.edit("train.py", "MODALITIES = ()", "")
+    assert (tmp_path / "train.py").read_bytes() == template("train.py")
+
+
+def test_the_new_task_is_one_line_of_the_model_file(tmp_path: Path):
+    node_with_template(tmp_path).edit("train.py", MODALITIES, "MODALITIES = SHAPES")
+    assert "MODALITIES = SHAPES" in (tmp_path / "train.py").read_text()
+
+
+def test_a_run_that_ends_before_what_was_waited_for_is_an_error_that_says_so(tmp_path: Path):
+    said: list[str] = []
+    run = Run(DayFolder(tmp_path), [sys.executable, "-c", "print('hello'); exit(3)"], said.append)
+    with pytest.raises(MosaicError, match="ended with 3 before step 5"):
+        run.wait_for_step(5)
+    assert run.wait() == 3
+    assert said == ["hello"]
+
+
+def test_the_table_says_which_day_did_not_end_as_expected():
+    checks = [(Check(found="promoted", met=True),), (Check(found="promoted", met=True), Check(found="B", met=False))]
+    played = [
+        Played(number=number, day=STORY[number - 1], checks=of, seconds=1.0) for number, of in enumerate(checks, 1)
+    ]
+    table = played_table(played)
+    assert list(table.columns[-1].cells) == ["ok", "NO"]
+    assert list(table.columns[-2].cells) == ["promoted", "promoted; B"]

@@ -1,0 +1,101 @@
+"""One run at a time: the lock, and the lease beside it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mosaic.artifact import load, save
+from mosaic.retrain.lock import FolderInUseError, Lease, boot_id, held
+
+NOW = "2026-11-22T01:00:00+00:00"
+HOLDER = """
+import subprocess, sys, time
+from pathlib import Path
+from mosaic.retrain.lock import held
+with held(Path(sys.argv[1]), "2026-11-21T01:00:00+00:00"):
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    print(child.pid, flush=True)
+    time.sleep(60)
+"""
+ELSEWHERE = Lease(host="another-machine", boot="b", pid=17, since="2026-11-21T01:00:00+00:00", beat=3)
+
+
+def test_the_second_run_says_who_has_the_folder_and_leaves_and_a_killed_one_frees_it_at_once(tmp_path: Path):
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None
+    child = int(holder.stdout.readline())
+    try:
+        who = f"process {holder.pid} on {socket.gethostname()} since 2026-11-21T01:00:00"
+        with pytest.raises(FolderInUseError, match=who), held(tmp_path, NOW, wait_s=0.0):
+            pass
+        holder.kill()
+        holder.wait()
+        with held(tmp_path, NOW, wait_s=0.0):  # though its child lives on, and its lease lies there
+            assert load(Lease, tmp_path / "lease.json").pid == os.getpid()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        holder.kill()
+        holder.communicate()
+
+
+def test_a_lease_names_this_process_grows_and_goes(tmp_path: Path):
+    with held(tmp_path, NOW, beat_s=0.01):
+        while load(Lease, tmp_path / "lease.json").beat < 2:
+            pass
+        lease = load(Lease, tmp_path / "lease.json")
+        assert lease == Lease(host=socket.gethostname(), boot=boot_id(), pid=os.getpid(), since=NOW, beat=lease.beat)
+    assert not (tmp_path / "lease.json").exists()
+
+
+def test_a_lease_of_another_machine_counts_while_it_beats(tmp_path: Path):
+    ended = threading.Event()
+
+    def beat() -> None:
+        lease = ELSEWHERE
+        while not ended.wait(0.02):
+            lease = replace(lease, beat=lease.beat + 1)
+            save(lease, tmp_path / "lease.json")
+
+    save(ELSEWHERE, tmp_path / "lease.json")
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        with pytest.raises(FolderInUseError, match="process 17 on another-machine"), held(tmp_path, NOW, wait_s=5.0):
+            pass
+    finally:
+        ended.set()
+        thread.join()
+
+
+def test_a_lease_that_no_longer_beats_is_taken_over(tmp_path: Path):
+    save(ELSEWHERE, tmp_path / "lease.json")
+    with held(tmp_path, NOW, wait_s=0.3):
+        assert load(Lease, tmp_path / "lease.json").host == socket.gethostname()
+
+
+def test_a_torn_lease_stops_nobody(tmp_path: Path):
+    (tmp_path / "lease.json").write_text('{"host": "an')
+    with held(tmp_path, NOW, wait_s=0.0):
+        assert load(Lease, tmp_path / "lease.json").pid == os.getpid()
+
+
+def test_a_disk_that_fills_up_ends_no_run_that_holds_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    tried = threading.Event()
+
+    def full(handle: int) -> None:
+        tried.set()
+        raise OSError(28, "No space left on device")
+
+    with held(tmp_path, NOW, beat_s=0.01):
+        monkeypatch.setattr("os.fsync", full)
+        assert tried.wait(10)
+        monkeypatch.undo()

@@ -1,0 +1,99 @@
+"""Versions, the links to them, and the history that knows the way back."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+
+from mosaic.errors import MosaicError
+from mosaic.retrain import steering, versions
+from mosaic.retrain.folder import Folder
+from mosaic.retrain.versions import Card
+
+
+def card(version: str, day: str = "2026-11-20") -> Card:
+    return Card(
+        version=version, day=day, created="", parent=None, step=1, sha256="", code="", mosaic="", torch="", values={}
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    """Three versions, of which the last is in force."""
+    folder = Folder(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "retrain.toml").write_text(
+        'model = "train.py:a"\ndata = "train.py:a"\nloss = "train.py:a"\nscore = "train.py:a"\n'
+        '[sources]\nfrozen = "frozen"\nnew = { path = "data/{day}" }\n[budget]\nbatch = 1\n'
+    )
+    for name in ("0001", "0002", "0003"):
+        (tmp_path / "weights").write_text(name)
+        versions.add(folder, card(name), tmp_path / "weights", tmp_path / "train.py")
+        versions.promote(folder, name, by="gate")
+    return folder
+
+
+def test_a_reader_resolves_the_link_once_and_never_finds_none(folder: Folder):
+    ended, seen = threading.Event(), []
+
+    def read() -> None:
+        while not ended.is_set():
+            version = versions.champion(folder.path)
+            seen.append((version.name, version.weights.read_text(), version.card.version))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for turn in range(200):
+        versions.point(folder, "champion", f"000{turn % 3 + 1}")
+    ended.set()
+    reader.join()
+    assert seen
+    assert all(name == weights == of_card for name, weights, of_card in seen)
+
+
+def test_a_folder_without_a_champion_says_so(tmp_path: Path):
+    with pytest.raises(MosaicError, match="no champion yet"):
+        versions.champion(tmp_path)
+
+
+def test_rolling_back_goes_to_the_version_before_whatever_lines_are_torn(folder: Folder):
+    whole = folder.history.read_bytes()
+    folder.history.write_bytes(b'{"event": "prom' + b"\n" + whole + b'{"event": "promoted", "champion": "00')
+    steering.rollback(folder.path)
+    assert versions.linked(folder, "champion") == "0002"
+    assert whole in folder.history.read_bytes()
+
+
+def test_nobody_goes_back_to_what_is_not_known(folder: Folder):
+    folder.history.unlink()
+    with pytest.raises(MosaicError, match="no version before 0003"):
+        steering.rollback(folder.path)
+
+
+def test_a_promotion_by_a_person_sets_the_anchor_too(folder: Folder):
+    steering.promote(folder.path, "1")
+    assert (versions.linked(folder, "champion"), versions.linked(folder, "anchor")) == ("0001", "0001")
+    assert versions.is_overruled(folder, "0003")
+    assert not versions.is_overruled(folder, "0004")
+
+
+def test_old_versions_go_but_those_in_force_approved_or_before_stay(folder: Folder):
+    versions.point(folder, "anchor", "0001")
+    for name in ("0004", "0005", "0006"):
+        versions.add(folder, card(name), folder.path / "weights", folder.path / "train.py")
+    assert versions.drop_old(folder, 2) == ("0004",)
+    assert [each.name for each in versions.all_versions(folder)] == ["0001", "0002", "0003", "0005", "0006"]
+
+
+def test_a_disk_that_is_full_leaves_no_half_of_a_version(folder: Folder, monkeypatch: pytest.MonkeyPatch):
+    def full(*given: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    with pytest.raises(MosaicError, match="No space left"):
+        versions.add(folder, card("0004"), folder.path / "weights", folder.path / "train.py")
+    assert sorted(path.name for path in folder.versions.iterdir()) == ["0001", "0002", "0003"]
