@@ -22,10 +22,11 @@ def freeze(work: Work) -> None:
     """
     recipe, state = work.recipe, work.day.state
     known = _known(work)
-    records = [_counted(work, day, "new", known) for day in state.new]
-    records += [_counted(work, day, "replay", known) for day in state.replay]
+    counted = [_counted(work, day, "new", known) for day in state.new]
+    counted += [_counted(work, day, "replay", known) for day in state.replay]
+    records = [record for record, _ in counted]
     new, replay = ({r.name: r.trained for r in records if r.kind == kind} for kind in ("new", "replay"))
-    if any(record.rows == 0 for record in records):
+    if any(goes_through for _, goes_through in counted):
         shares = {records[0].name: Fraction(1)}
     elif sum(new.values()):
         shares = shares_of(new, replay, recipe.sources.replay.share)
@@ -57,16 +58,16 @@ def freeze(work: Work) -> None:
     )
 
 
-def _counted(work: Work, day: str, kind: Kind, known: dict[str, SourceRecord]) -> SourceRecord:
-    """Lists a day's data folder and counts its rows."""
+def _counted(work: Work, day: str, kind: Kind, known: dict[str, SourceRecord]) -> tuple[SourceRecord, bool]:
+    """Lists a day's data folder and counts its rows; returns, too, whether it can only be gone through."""
     path = work.folder.path / work.recipe.sources.new.path.replace("{day}", day)
     record = record_of(work.folder.path, path, kind=kind, day=day, known=known)
     data = work.program.make_dataset(path, True)
     if is_iterable(data):
         _check_iterable(work, data, kind)
-        return replace(record, rows=0, trained=0)
+        return replace(record, rows=0, trained=0), True
     out = held_out_rows(data, share=work.recipe.sources.fresh_share, seed=work.recipe.budget.seed, day=day)
-    return replace(record, rows=len(data), trained=len(data) - int(out.sum()))
+    return replace(record, rows=len(data), trained=len(data) - int(out.sum())), False
 
 
 def _check_iterable(work: Work, data: Any, kind: Kind) -> None:
