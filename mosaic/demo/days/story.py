@@ -38,7 +38,7 @@ class StoryDay:
 
 STORY = (
     StoryDay(
-        change="none; 3 kills",
+        change="none; three kills",
         expected="promoted, bits of an undisturbed run",
         data=DayKind(),
         act=three_kills,
@@ -69,7 +69,7 @@ STORY = (
     ),
     StoryDay(
         change="two ranks, full disk",
-        expected="same sample order",
+        expected="same samples, same bits",
         data=DayKind(mix=MIX_WITH_MOTION),
         act=other_ranks,
     ),
