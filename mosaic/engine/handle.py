@@ -78,6 +78,15 @@ class Handle(KeepsCheckpoints):
         return self._executor is not None and not self._executor.closed and self._attachment.enabled
 
     @property
+    def num_learned(self) -> int:
+        """How many calls were the first of their kind: they ran where they were made, on another number of threads.
+
+        Their sums come out in another order. A loop that has to give the same bits after a restart makes a step anew
+        in which this grew.
+        """
+        return self._executor.num_learned if self._executor is not None else 0
+
+    @property
     def is_trying(self) -> bool:
         """Whether plans are being tried, so that it is not decided yet what runs."""
         return self._trial is not None and self._trial.is_running

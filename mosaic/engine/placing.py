@@ -66,6 +66,10 @@ class Runs(Protocol):
         """How many backwards are known to have failed."""
 
     @property
+    def num_learned(self) -> int:
+        """How many calls were the first of their kind and ran where they were made, on another number of threads."""
+
+    @property
     def num_backwards(self) -> int:
         """How many backwards have run."""
 

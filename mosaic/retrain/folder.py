@@ -62,6 +62,8 @@ class DayState:
     """How the day ended; None before."""
     reason: str = ""
     """Why, in one sentence."""
+    ended: str | None = None
+    """When the last run of it ended, UTC; None before."""
     version: str | None = None
     """The challenger's name, once it has one."""
     messages: tuple[str, ...] = ()

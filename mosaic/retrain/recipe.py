@@ -101,6 +101,8 @@ class Budget:
     """Whether other numbers of ranks have to give the same bits; costs bandwidth, and nothing is colocated then."""
     colocate: bool = True
     """Whether Mosaic may run the modules side by side."""
+    exclude: tuple[str, ...] = ()
+    """Names or patterns of modules that are left where they are called."""
     restarts: Annotated[int, Ge(0)] = 5
     """How often training that died is started again by itself, if it came further in between."""
     fresh_start_every: Annotated[int, Ge(0)] = 0

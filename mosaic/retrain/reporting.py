@@ -6,14 +6,13 @@ import logging
 import shlex
 import statistics
 from collections.abc import Iterator
-from datetime import UTC, datetime
 
 from mosaic.artifact import load, save
 from mosaic.checkpoint.disk import sha256_of
 from mosaic.errors import InvalidFileError, MosaicError
 from mosaic.lines import steps_in
 from mosaic.retrain import versions
-from mosaic.retrain.folder import DayFolder, DayState, Folder, utc_text
+from mosaic.retrain.folder import DayFolder, DayState, Folder
 from mosaic.retrain.intake.data_check import DataCheck
 from mosaic.retrain.intake.usual import DayFigures
 from mosaic.retrain.page import write_page
@@ -114,14 +113,13 @@ def _run(day: DayFolder, state: DayState) -> RunFacts | None:
     rows = steps_in(day.metrics)
     times = [row["ms"] for row in rows.values() if "ms" in row]
     notes = trained.notes if trained is not None else None
-    last = [row["at"] for row in rows.values() if "at" in row]
     restarts = tuple(
         Restart(at=start.at, cause=before.ended, from_step=start.from_step)
         for before, start in zip(state.starts, state.starts[1:], strict=False)
     )
     return RunFacts(
         began=state.began,
-        ended=_utc_of(max(last)) if last else state.began,
+        ended=state.ended or state.began,
         until=state.deadline,
         steps=max(rows, default=0),
         planned_steps=sources.num_steps,
@@ -167,7 +165,3 @@ def _digests(day: DayFolder) -> Iterator[tuple[str, str]]:
             yield path.name, sha256_of(path)
     if day.trained.is_file():
         yield "parameters", load(Trained, day.trained).digest
-
-
-def _utc_of(seconds: float) -> str:
-    return utc_text(datetime.fromtimestamp(seconds, UTC))

@@ -175,7 +175,7 @@ class _Day:
         self._day.set(self._state, **changes)
 
     def _end(self, outcome: Outcome, reason: str) -> None:
-        self._set(outcome=outcome, reason=reason)
+        self._set(outcome=outcome, reason=reason, ended=utc_text(self._clock.now()))
 
     def _remember(self, sentences: tuple[str, ...]) -> None:
         """Keeps what the morning should know; what is said again after a kill is kept once."""

@@ -55,7 +55,7 @@ def reason_to_plan(key: PlanKey, before: StoredPlan | None, drift: str) -> str:
 
 
 def choose_by_trial(
-    model: nn.Module, batch: Any, loss: Loss, key: PlanKey, why: str
+    model: nn.Module, batch: Any, loss: Loss, key: PlanKey, why: str, exclude: tuple[str, ...] = ()
 ) -> tuple[StoredPlan, Profile | None]:
     """Chooses what runs on one rank; returns it, and the profile that it was made from.
 
@@ -65,6 +65,7 @@ def choose_by_trial(
         loss: Runs the model on a batch.
         key: What the plan is for.
         why: Why it is made.
+        exclude: Names or patterns of modules that are left where they are called.
     """
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.0)
 
@@ -74,7 +75,7 @@ def choose_by_trial(
         optimizer.zero_grad()
 
     try:
-        handle = mosaic.colocate(model, sample=lambda: loss(model, batch))
+        handle = mosaic.colocate(model, sample=lambda: loss(model, batch), exclude=exclude)
     except UnsupportedModelError as error:
         return plain(key, why, f"nothing is colocated: {error}"), None
     try:

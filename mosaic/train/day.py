@@ -20,7 +20,7 @@ from mosaic.checkpoint.loading import Loaded
 from mosaic.checkpoint.methods import KeepsCheckpoints, KeptModel
 from mosaic.checkpoint.room import check_room, room_needed
 from mosaic.engine import Options
-from mosaic.errors import InvalidCheckpointError, InvalidFileError
+from mosaic.errors import InvalidCheckpointError, InvalidFileError, UnsupportedModelError
 from mosaic.train import choice
 from mosaic.train.crew import Crew
 from mosaic.train.data.iterable import IterableLoader
@@ -58,6 +58,8 @@ class DaySettings:
     """Whether an iterable data set must be able to go on from a state."""
     colocate: bool
     """Whether Mosaic may run modules side by side."""
+    exclude: tuple[str, ...]
+    """Names or patterns of modules that are left where they are called."""
     start: Path | None
     """Checkpoints of the day that made the champion; None where there are none any more."""
     weights: Path | None
@@ -227,7 +229,7 @@ class Day:
             return choice.plain(key, why, "")  # colocate() tries plans by itself; see _placed
         seed_step(settings.loop.seed, 0, 0)
         model = self._program.make_model().to(crew.device)
-        chosen, profile = choice.choose_by_trial(model, batch, self._program.loss, key, why)
+        chosen, profile = choice.choose_by_trial(model, batch, self._program.loss, key, why, settings.exclude)
         if profile is not None:
             save(profile, settings.profile)
         return chosen
@@ -244,7 +246,12 @@ class Day:
         options = Options(trial=None) if plan.plan is not None else Options()
         if plan.plan is None and not self._settings.colocate:
             options = Options(method="megatron")
-        handle = mosaic.colocate(self.model, sample, plan=plan.plan, options=options)
+        try:
+            handle = mosaic.colocate(
+                self.model, sample, plan=plan.plan, exclude=self._settings.exclude, options=options
+            )
+        except UnsupportedModelError as error:
+            raise UnsupportedModelError(f"{error}; or set ranks_exact = true, or ranks = 1, in [budget]") from error
         if plan.plan is None:
             self.plan = choice.stored_of_ranks(handle, plan.key, plan.why)
             if crew.rank == 0:

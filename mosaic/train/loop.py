@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from mosaic.checkpoint.methods import KeepsCheckpoints
+from mosaic.engine import Handle
 from mosaic.errors import MosaicError, NoRoomError
 from mosaic.lines import append_line
 from mosaic.train.crew import Crew, StepLoss
@@ -33,6 +34,8 @@ from mosaic.train.signals import StopRequests
 _LOG = logging.getLogger(__name__)
 FIRST_STEPS = 5
 """Steps of a process that are slower than the others, and do not count for its median."""
+MAX_TRIES = 3
+"""How often a step is made anew whose modules were called in a new way."""
 MAX_STEPS_NOT_FINITE = 20
 """Steps in a row whose loss is infinite or no number, after which a day fails; a scaler skips a few."""
 
@@ -162,13 +165,7 @@ class Loop:
     def take_step(self, batch: StepBatch) -> StepLoss:
         """Takes one optimizer step; returns this rank's part of its loss, which need not have arrived."""
         trainee, scaler, crew = self._trainee, self._trainee.scaler, self._crew
-        losses = []
-        for part in batch.micro_batches:
-            seed_step(self._settings.seed, self.step, part.index, self._generators)
-            with crew.micro_batch(part.index):
-                loss = self._program.loss(trainee.model, crew.moved(part.data)) * (part.weight * crew.scale)
-                (scaler.scale(loss) if scaler is not None else loss).backward()
-            losses.append(loss.detach())
+        losses = self._gradients(batch)
         crew.finish()
         self._clip()
         for optimizer in trainee.optimizers:
@@ -186,6 +183,37 @@ class Loop:
             with torch.no_grad():
                 self._program.update_companions(trainee.model, trainee.companions)
         return crew.bring(losses)
+
+    def _gradients(self, batch: StepBatch) -> list[torch.Tensor]:
+        """Goes forward and backward; returns the losses.
+
+        A module's first call of a kind is made on other threads than all others, and a process that goes on from a
+        checkpoint makes first calls in other steps than one that was never killed: so none of them counts.
+        """
+        model, keeper = self._trainee.model, self._trainee.keeper
+        if isinstance(keeper, Handle) and self._crew.device.type == "cpu":
+            for _ in range(MAX_TRIES):
+                known, buffers = keeper.num_learned, {name: buffer.clone() for name, buffer in model.named_buffers()}
+                losses = self._try_gradients(batch)
+                if not any(self._crew.any_of(keeper.num_learned > known)):
+                    return losses
+                model.zero_grad()
+                with torch.no_grad():
+                    for name, buffer in model.named_buffers():
+                        if name in buffers:
+                            buffer.copy_(buffers[name])
+        return self._try_gradients(batch)  # of a model that is not colocated, or whose calls are never alike
+
+    def _try_gradients(self, batch: StepBatch) -> list[torch.Tensor]:
+        trainee, scaler, crew = self._trainee, self._trainee.scaler, self._crew
+        losses = []
+        for part in batch.micro_batches:
+            seed_step(self._settings.seed, self.step, part.index, self._generators)
+            with crew.micro_batch(part.index):
+                loss = self._program.loss(trainee.model, crew.moved(part.data)) * (part.weight * crew.scale)
+                (scaler.scale(loss) if scaler is not None else loss).backward()
+            losses.append(loss.detach())
+        return losses
 
     def _clip(self) -> None:
         if self._settings.clip_norm is None:

@@ -58,6 +58,7 @@ class Executor(LaneWork):
         backwards: The caller's backwards.
         gradients: Leaves whose gradients lanes compute.
         second_tries: Calls for which there was no memory beside the others.
+        num_learned: Calls that were the first of their kind, which run where they are made.
         calls_again: A call of the whole model can be made again after an ``UnforeseenError``.
         way_out: How a module is left out, with its name put in.
     """
@@ -73,6 +74,7 @@ class Executor(LaneWork):
         self.backwards = Backwards(self)
         self.gradients = self.backwards.gradients
         self.second_tries = SecondTries()
+        self.num_learned = 0
         self._operators = Operators(self, self.gradients)
         self._direct = DirectCalls(self, self.backwards)
         self._drawing: list[torch.nn.Module] = []
@@ -199,6 +201,7 @@ class Executor(LaneWork):
         """Makes the first call of a kind where it is made, and learns what the next ones will return."""
         args, kwargs = map_tensors(joined, args), map_tensors(joined, kwargs)
         self.drain()  # nothing is known of it
+        self.num_learned += 1
         arguments, parts = Arguments.take(args, kwargs), parts_of(site.module)
         before = Written(parts.modules)
         result, made, signature = learn(lambda: run(*args, **kwargs), arguments, site.module, site.parted)

@@ -230,6 +230,11 @@ class StreamExecutor:
         """None is known: errors of backward come out of autograd alone."""
         return 0
 
+    @property
+    def num_learned(self) -> int:
+        """None: first calls run on their streams as all others do."""
+        return 0
+
     def close(self) -> None:
         """Ends the lanes; results that are still about can be used as before."""
         if not self.closed:

@@ -260,6 +260,11 @@ class RankedRuns:
         return self._calls.executor.num_failed
 
     @property
+    def num_learned(self) -> int:
+        """How many calls were the first of their kind and ran where they were made, on another number of threads."""
+        return self._calls.executor.num_learned
+
+    @property
     def num_backwards(self) -> int:
         """How many backwards have run."""
         return self.progress.step

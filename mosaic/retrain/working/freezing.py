@@ -62,10 +62,10 @@ def _counted(work: Work, day: str, kind: Kind, known: dict[str, SourceRecord]) -
     """Lists a day's data folder and counts its rows; returns, too, whether it can only be gone through."""
     path = work.folder.path / work.recipe.sources.new.path.replace("{day}", day)
     record = record_of(work.folder.path, path, kind=kind, day=day, known=known)
-    data = work.program.make_dataset(path, False)
+    data = work.program.make_dataset(path, True)
     if is_iterable(data):
         _check_iterable(work, data, kind)
-        return record, True
+        return replace(record, rows=0, trained=0), True
     out = held_out_rows(data, share=work.recipe.sources.fresh_share, seed=work.recipe.budget.seed, day=day)
     return replace(record, rows=len(data), trained=len(data) - int(out.sum())), False
 

@@ -117,6 +117,7 @@ class Work:
             exact=budget.ranks_exact,
             exact_data=self.recipe.sources.exact,
             colocate=budget.colocate,
+            exclude=budget.exclude,
             start=start,
             weights=champion.weights if champion is not None else None,
             plan=self.day.plan,

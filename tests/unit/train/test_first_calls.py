@@ -1,0 +1,93 @@
+"""The first step of a process has the bits that it has in a process which began earlier."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from engine_cases import colocated, pair_batch
+from torch import nn
+
+from mosaic.train.crew import Crew
+from mosaic.train.data.loader import MicroBatch, StepBatch
+from mosaic.train.loop import Loop, LoopSettings, Trainee
+from mosaic.train.records import DayNotes
+
+STAGES = [{"left": 1, "right": 1}]
+
+
+class ByThreads(torch.autograd.Function):
+    """Tells in its gradient on how many threads it ran, as sums do in their last bits."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad * torch.get_num_threads()
+
+
+class Tower(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return ByThreads.apply(self.layers(x))
+
+
+class Pair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = Tower(), Tower()
+
+    def forward(self, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return self.left(one) + self.right(other)
+
+
+def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+    return model(*batch).square().mean()
+
+
+def step(rows: tuple[int, ...]) -> StepBatch:
+    parts = (
+        MicroBatch(index=index, rows=count, weight=count / sum(rows), data=pair_batch(index, count))
+        for index, count in enumerate(rows)
+    )
+    return StepBatch(step=0, micro_batches=tuple(parts), rejects=())
+
+
+def loop_of(model: nn.Module, handle: Any, folder: Path) -> Loop:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainee = Trainee(model=model, keeper=handle, optimizers=(optimizer,), schedulers=(), scaler=None, companions={})
+    settings = LoopSettings(seed=0, save_s=1e9, keep=1, until=None, checkpoints=folder, metrics=None)
+    program: Any = SimpleNamespace(loss=loss, update_companions=None)
+    told: Any = SimpleNamespace(received="")
+    crew = Crew(torch.device("cpu"))
+    return Loop(program, trainee, settings, crew, told, step=0, notes=DayNotes(loaded="", rejects={}))
+
+
+@pytest.mark.parametrize("rows", [(6,), (6, 4, 4)])
+def test_a_step_whose_calls_are_new_has_the_bits_of_one_whose_calls_are_known(rows: tuple[int, ...], tmp_path: Path):
+    states = []
+    for is_known in (False, True):
+        torch.manual_seed(0)
+        model = Pair()
+        first = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        with colocated(model, pair_batch(), STAGES, one_thread=True) as handle:
+            if is_known:
+                for part in step(rows).micro_batches:
+                    loss(model, part.data).backward()
+                model.zero_grad()
+                model.load_state_dict(first)
+            known = handle.num_learned
+            loop_of(model, handle, tmp_path).take_step(step(rows))
+            assert (handle.num_learned == known) is is_known
+        states.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
+    new, known_ones = states
+    assert all(torch.equal(new[name], known_ones[name]) for name in new)
+    assert not torch.equal(new["left.layers.1.running_mean"], torch.zeros(16))
