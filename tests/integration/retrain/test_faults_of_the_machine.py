@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import socket
+import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from conftest import Node
 
-from bench.retrain.small_folder import bits_of, write_day
+from bench.retrain.small_folder import bits_of, write_day, write_recipe
+from mosaic.artifact import load, save
+from mosaic.backends.host.backend import HostBackend
+from mosaic.engine import find_modules
 from mosaic.lines import steps_in
+from mosaic.plan import plan_from_quotas
 from mosaic.retrain import versions
+from mosaic.retrain.folder import DayFolder
 from mosaic.retrain.run import Clock
 from mosaic.retrain.working import worker
+from mosaic.train.records import StoredPlan
+from mosaic.user_file import import_file
 
 FIRST, SECOND = "2026-11-20", "2026-11-21"
 Make = Callable[..., Node]
@@ -244,18 +255,55 @@ def test_a_batch_that_cannot_be_halved_is_cut_into_parts_as_equal_as_can_be(make
     assert node.report.data[0].drawn == 40 * 17
 
 
-def test_a_colocated_day_goes_on_by_its_stored_plan_without_another_trial(make_node: Make):
-    node = make_node(budget={"colocate": True})
-    assert node.run(at_step=400, fault=node.stop) in (0, 75)
-    assert node.run() == 0
-    day = node.folder.days()[-1]
-    plan, bits = day.plan.read_bytes(), bits_of(day)
+def side_by_side(day: DayFolder) -> StoredPlan:
+    """The day's plan with both towers at the same time."""
+    towers = import_file(day.path.parents[1] / "train.py").Towers()
+    graph = find_modules(towers, lambda: towers(torch.ones(2, 4), torch.ones(2, 4))).graph
+    stages = [{"left": 1, "right": 1}, {"head": 1}]
+    plan = plan_from_quotas(stages, graph=graph, device=HostBackend().device)
+    stored = load(StoredPlan, day.plan)
+    return replace(stored, plan=plan, key=replace(stored.key, colocate=True))
+
+
+def begin_again(day: DayFolder) -> None:
+    """Leaves of a day what it had before its first step."""
     for path in (day.metrics, day.trained, day.model, day.facts, day.scores, day.gate):
-        path.unlink()
+        path.unlink(missing_ok=True)
     shutil.rmtree(day.checkpoints)
-    (node.folder.path / "champion").unlink()
-    shutil.rmtree(node.folder.versions)
+    root = day.path.parents[1]
+    (root / "champion").unlink()
+    shutil.rmtree(root / "versions")
     day.set(day.state, phase="training", outcome=None)
+
+
+def test_a_day_goes_on_by_its_stored_plan_with_the_bits_of_an_undisturbed_one(make_node: Make):
+    node, lanes = make_node(), list[str]()
     assert node.run() == 0
-    assert day.plan.read_bytes() == plan
-    assert bits_of(day) == bits
+    write_recipe(node.folder.path, budget={"colocate": True})
+    day = node.folder.days()[-1]
+    plain, before = bits_of(day), set(threading.enumerate())
+    save(side_by_side(day), day.plan)
+    stored = json.loads(day.plan.read_text())["plan"]
+    begin_again(day)
+
+    def stop() -> None:
+        lanes.extend(each.name for each in threading.enumerate() if each not in before)
+        node.stop()
+
+    assert node.run(at_step=12, fault=stop) == 75
+    assert node.run() == 0
+    assert len(lanes) >= 2, "the plan ran nothing side by side"
+    assert json.loads(day.plan.read_text())["plan"] == stored
+    assert bits_of(day) == plain
+
+
+def test_a_recipe_that_no_longer_asks_for_the_plain_loop_is_planned_anew(make_node: Make):
+    node = make_node()
+    assert node.run() == 0
+    write_recipe(node.folder.path, budget={"colocate": True})
+    write_day(node.folder.path, SECOND)
+    assert node.run() == 0
+    run = node.report.run
+    assert run is not None
+    assert run.replanned == "colocate was false and is true"
+    assert run.plan != "the recipe asks for the plain loop"
