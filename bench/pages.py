@@ -57,7 +57,7 @@ HIGHLIGHTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             r"(megatron|distmm|spindle): step over exact's, ofasys, \d+ GPUs, ratio",
             r"(exact|distmm|spindle): speed-up over megatron, qwen-val-\d+b, \d+ GPUs",
         ),
-        "bench_retrain_kills": (r"kills, .*", r"days that .*", r"steps made again.*", r"processes left behind"),
+        "bench_retrain_kills": (r"kills .*", r"days that .*", r"steps made again.*", r"processes left behind"),
         "bench_gate": (
             r".*slices?.*: refused.*",
             r"0\.3 points lost a day.*",

@@ -258,7 +258,7 @@ def test_a_batch_that_cannot_be_halved_is_cut_into_parts_as_equal_as_can_be(make
 def side_by_side(day: DayFolder) -> StoredPlan:
     """The day's plan with both towers at the same time."""
     towers = import_file(day.path.parents[1] / "train.py").Towers()
-    graph = find_modules(towers, lambda: towers(torch.ones(2, 4), torch.ones(2, 4))).graph
+    graph = find_modules(towers, lambda: towers(torch.ones(8, 4), torch.ones(8, 4))).graph
     stages = [{"left": 1, "right": 1}, {"head": 1}]
     plan = plan_from_quotas(stages, graph=graph, device=HostBackend().device)
     stored = load(StoredPlan, day.plan)
@@ -290,7 +290,7 @@ def test_a_day_goes_on_by_its_stored_plan_with_the_bits_of_an_undisturbed_one(ma
         lanes.extend(each.name for each in threading.enumerate() if each not in before)
         node.stop()
 
-    assert node.run(at_step=12, fault=stop) == 75
+    assert node.run(at_step=12, fault=stop) == 75, node.report.reason
     assert node.run() == 0
     assert len(lanes) >= 2, "the plan ran nothing side by side"
     assert json.loads(day.plan.read_text())["plan"] == stored
