@@ -5,10 +5,11 @@ from __future__ import annotations
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date, timedelta
 from pathlib import Path
+from types import MappingProxyType
 
 from bench.record import Figure
 from bench.retrain.chain import Kill, Running, Target, chain, program
@@ -18,7 +19,17 @@ from mosaic.lines import lines_of
 from mosaic.retrain.folder import Folder
 from mosaic.retrain.records import DayReport
 
-TARGETS: tuple[Target, ...] = ("launcher", "worker", "loader", "all", "told", "told twice")
+WORDS: Mapping[Target, str] = MappingProxyType(
+    {
+        "launcher": "kills of the launcher alone",
+        "worker": "kills of the process that trains alone",
+        "loader": "kills of a process that loads data alone",
+        "all": "kills of all processes at once",
+        "told": "kills by SIGTERM, which ends the step first",
+        "told twice": "kills by SIGTERM and again at once",
+    }
+)
+"""What figures call those that are killed."""
 WORKERS = 2
 """That load data where kills fall; the undisturbed days have none."""
 PAUSE_S = 0.02
@@ -78,7 +89,7 @@ def killed_days(
         write_day(killed.path, day, pause_s=pause_s)
         if (ended := start(quiet).wait()) != 0:
             raise RuntimeError(f"{day}, which nobody disturbed, ended with {ended}: {quiet.day(day).state}")
-        kills = tuple(chain(killed, start, seed=seed + index, targets=TARGETS, longest_s=longest_s))
+        kills = tuple(chain(killed, start, seed=seed + index, targets=tuple(WORDS), longest_s=longest_s))
         fallen += len(kills)
         yield _compared(day, quiet, killed, kills)
 
@@ -90,8 +101,8 @@ def kill_figures(left_s: float, *, count: int, seed: int = 0) -> Iterator[Figure
         days = tuple(killed_days(Path(top), program, count=count, seed=seed, until=until))
     kills = [kill for day in days for kill in day.kills]
     for name, value in (
-        ("kills, all", len(kills)),
-        *((f"kills, {target}", found) for target, found in sorted(Counter(kill.target for kill in kills).items())),
+        ("kills of a daily run", len(kills)),
+        *((WORDS[target], found) for target, found in sorted(Counter(kill.target for kill in kills).items())),
         ("days that they fell in", len(days)),
         ("days that ended with other bits than undisturbed", sum(bool(day.differs) for day in days)),
         ("days that were not promoted", sum(day.outcome != "promoted" for day in days)),

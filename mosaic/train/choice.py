@@ -28,7 +28,9 @@ MAX_TRIAL_STEPS = 600
 Loss = Callable[[nn.Module, Any], torch.Tensor]
 
 
-def key_of(model: nn.Module, batch: Any, device: torch.device, num_ranks: int, modalities: str) -> PlanKey:
+def key_of(
+    model: nn.Module, batch: Any, device: torch.device, num_ranks: int, modalities: str, *, colocate: bool
+) -> PlanKey:
     """Returns what a plan for a model, a batch and a device would be made for."""
     parameters = [[name, list(p.shape), str(p.dtype), p.requires_grad] for name, p in model.named_parameters()]
     leaves = [
@@ -43,6 +45,7 @@ def key_of(model: nn.Module, batch: Any, device: torch.device, num_ranks: int, m
         device=name,
         num_ranks=num_ranks,
         torch=torch.__version__,
+        colocate=colocate,
     )
 
 

@@ -207,7 +207,7 @@ class Day:
         """Returns the plan that the day runs, and why it is another one than the day began with; empty if it is not."""
         settings, crew = self._settings, self._crew
         num_ranks = 1 if settings.exact else crew.size
-        key = choice.key_of(self.model, batch, crew.device, num_ranks, settings.modalities)
+        key = choice.key_of(self.model, batch, crew.device, num_ranks, settings.modalities, colocate=settings.colocate)
         there = _read(settings.plan)
         within_day = key.differences(there.key) if there is not None else ""
         if there is not None and not within_day:

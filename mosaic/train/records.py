@@ -31,6 +31,8 @@ class PlanKey:
     """Processes that train."""
     torch: str
     """Version of torch."""
+    colocate: bool
+    """Whether the recipe lets modules run side by side."""
 
     def differences(self, other: PlanKey) -> str:
         """Says what is not as it was for another one; empty where nothing differs."""
@@ -41,6 +43,7 @@ class PlanKey:
             "device": f"the device was {other.device} and is {self.device}",
             "num_ranks": f"there were {other.num_ranks} ranks and are {self.num_ranks}",
             "torch": f"torch was {other.torch} and is {self.torch}",
+            "colocate": f"colocate was {str(other.colocate).lower()} and is {str(self.colocate).lower()}",
         }
         differing = [name for name in words if getattr(self, name) != getattr(other, name)]
         if "num_ranks" in differing and "batch" in differing:  # a rank's part of the batch is another one then

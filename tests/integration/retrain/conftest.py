@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -50,6 +54,10 @@ class InsideWorkers(workers.Workers):
         return Inside(command)
 
 
+LOSS = "def loss(model, batch):\n"
+FAULTS = "    import sys\n    sys.modules['node_faults'].before_loss()\n"
+
+
 @dataclass
 class Node:
     """A folder, and what its runs say."""
@@ -57,9 +65,24 @@ class Node:
     folder: Folder
     said: list[str] = field(default_factory=list)
 
-    def run(self, clock: launcher.Clock | None = None) -> int:
-        """Runs; returns the exit code."""
-        return launcher.run(self.folder.path, self.said.append, clock)
+    def run(self, clock: launcher.Clock | None = None, *, at_step: int = 0, fault: Callable[[], object] = int) -> int:
+        """Runs; returns the exit code.
+
+        Args:
+            clock: Tells the time.
+            at_step: Of this run, counted from 1, before which there is a fault.
+            fault: What happens then.
+        """
+        calls = itertools.count()
+        module = ModuleType("node_faults")
+        module.before_loss = lambda: next(calls) == 2 * (at_step - 1) and fault()  # type: ignore[attr-defined]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(sys.modules, "node_faults", module)
+            return launcher.run(self.folder.path, self.said.append, clock)
+
+    def stop(self) -> None:
+        """Tells the worker to stop; a fault."""
+        os.kill(os.getpid(), signal.SIGTERM)
 
     def change(self, before: str, after: str) -> None:
         """Edits the user's program."""
@@ -85,7 +108,9 @@ def make_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
     torch.set_num_threads(1)
 
     def make(*days: str, name: str = "node", **changed: object) -> Node:
-        return Node(write_folder(tmp_path / name, *(days or (FIRST,)), **changed))
+        node = Node(write_folder(tmp_path / name, *(days or (FIRST,)), **changed))
+        node.change(LOSS, LOSS + FAULTS)
+        return node
 
     yield make
     torch.set_num_threads(threads)

@@ -127,10 +127,7 @@ def test_data_that_arrives_during_a_run_is_the_next_days(make_node: Make, monkey
 def test_data_that_changes_under_a_day_is_an_error_that_names_the_file_and_put_back_it_goes_on(make_node: Make):
     node, quiet = make_node(), make_node(name="quiet")
     assert quiet.run() == 0
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("STOP_AT", "7")
-        node.change("def loss(model, batch):\n", _STOPPING)
-        assert node.run() == 75
+    assert node.run(at_step=7, fault=node.stop) == 75
     for path in (FIRST, "frozen"):
         rows = node.folder.path / "data" / path / "rows.jsonl"
         before = rows.read_bytes()
@@ -167,14 +164,6 @@ def test_without_frozen_rows_nothing_is_promoted(make_node: Make):
     write_rows(node.folder.path / "data" / "frozen", 0, seed=1)
     assert node.run() == 5
     assert "There are no frozen rows to judge by" in node.report.reason
-
-
-_STOPPING = """def loss(model, batch):
-    import os, signal
-    loss.steps = getattr(loss, "steps", 0) + 1
-    if loss.steps == int(os.environ.get("STOP_AT", "0")):
-        os.kill(os.getpid(), signal.SIGTERM)
-"""
 
 
 def _edit(node: Node, day: str, change: Callable[[dict[str, object]], dict[str, object]]) -> None:

@@ -1,0 +1,207 @@
+"""Days whose checkpoints, model, machine or clock are not as they were."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from conftest import Node
+
+from bench.retrain.small_folder import bits_of, write_day, write_recipe
+from mosaic.artifact import load, save
+from mosaic.checkpoint.folder import checkpoints_in
+from mosaic.errors import InvalidFileError
+from mosaic.retrain import steering, versions
+from mosaic.retrain.folder import DayFolder
+from mosaic.retrain.run import Clock
+from mosaic.train.records import Environment, StoredPlan
+
+FIRST, SECOND, THIRD = "2026-11-20", "2026-11-21", "2026-11-22"
+Make = Callable[..., Node]
+
+
+@pytest.fixture(scope="module")
+def known() -> dict[str, object]:
+    """What ``quiet`` found."""
+    return {}
+
+
+@pytest.fixture
+def quiet(make_node: Make, known: dict[str, object]) -> dict[str, object]:
+    """The bits of a day that nobody disturbed."""
+    if not known:
+        node = make_node(name="quiet")
+        assert node.run() == 0
+        known.update(bits_of(node.folder.days()[-1]))
+    return known
+
+
+def stopped(make_node: Make, **changed: object) -> Node:
+    """A node whose day was told to stop in its twelfth step."""
+    node = make_node(**changed)
+    assert node.run(at_step=12, fault=node.stop) == 75
+    assert "told to stop (SIGTERM) at step 12" in node.report.reason
+    assert len(checkpoints_in(day_of(node).checkpoints)) == 2
+    return node
+
+
+def day_of(node: Node) -> DayFolder:
+    return node.folder.days()[-1]
+
+
+def damage(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 255
+    path.write_bytes(content)
+
+
+def test_a_damaged_or_torn_checkpoint_falls_back_to_the_one_before(make_node: Make, quiet: dict[str, object]):
+    for name, spoil in (
+        ("damaged", lambda found: damage(found.path / "rank-00000.safetensors")),
+        ("torn", lambda found: (found.path / "manifest.json").write_text('{"step": 1')),
+        ("missing", lambda found: shutil.rmtree(found.path)),
+    ):
+        node = stopped(make_node, name=name)
+        spoil(checkpoints_in(day_of(node).checkpoints)[0])
+        assert node.run() == 0
+        assert bits_of(day_of(node)) == quiet
+
+
+def test_where_no_checkpoint_is_whole_the_day_begins_anew_with_the_same_bits(make_node: Make, quiet: dict[str, object]):
+    node = stopped(make_node)
+    for found in checkpoints_in(day_of(node).checkpoints):
+        damage(found.path / "rank-00000.safetensors")
+    assert node.run() == 0
+    assert bits_of(day_of(node)) == quiet
+    report = node.report
+    assert report.run is not None
+    assert report.run.identical
+
+
+def test_a_day_goes_on_with_other_loader_workers_and_the_same_bits(make_node: Make, quiet: dict[str, object]):
+    node = stopped(make_node)
+    write_recipe(node.folder.path, budget={"workers": 2})
+    assert node.run() == 0
+    assert bits_of(day_of(node)) == quiet
+
+
+def test_a_program_that_changed_within_a_day_is_told_and_another_model_is_refused(make_node: Make):
+    node = stopped(make_node)
+    node.change("weights", "weights of all")
+    assert node.run() == 0
+    run = node.report.run
+    assert run is not None
+    assert (run.identical, run.differs_from_step) == (False, 12)
+    assert "program was" in run.differs_because
+    other = stopped(make_node, name="other")
+    other.change("nn.Linear(4, 16), nn.BatchNorm1d(16)", "nn.Linear(4, 16), nn.LayerNorm(16)")
+    assert other.run() == 1
+    assert "running_mean" in other.report.reason
+    other.change("nn.LayerNorm(16)", "nn.BatchNorm1d(16)")
+    assert other.run() == 0
+
+
+def test_another_gpu_within_a_day_is_planned_anew_and_told(make_node: Make):
+    node = stopped(make_node)
+    day = day_of(node)
+    plan, environment = load(StoredPlan, day.plan), load(Environment, day.environment)
+    save(replace(plan, key=replace(plan.key, device="H100")), day.plan)
+    save(replace(environment, device="H100, CUDA 13"), day.environment)
+    assert node.run() == 0
+    run = node.report.run
+    assert run is not None
+    assert "the device was H100 and is cpu" in run.replanned
+    assert run.differs_from_step == 12
+    assert "device was H100, CUDA 13 and is cpu" in run.differs_because
+
+
+def test_a_clock_that_went_back_a_day_gives_no_longer_window(make_node: Make, quiet: dict[str, object]):
+    node = stopped(make_node, budget={"until": "05:30Z"})
+    deadline = day_of(node).state.deadline
+    assert node.run(Clock(timedelta(days=-1)), at_step=5, fault=node.stop) == 75
+    assert (day_of(node).state.deadline or "") < (deadline or "")
+    assert node.run() == 0
+    assert bits_of(day_of(node)) == quiet
+
+
+def test_a_new_boot_is_told_apart_from_a_launcher_that_was_killed(make_node: Make):
+    for boot, cause in (("another", "new boot"), ("", "launcher killed")):
+        node = stopped(make_node, name=cause)
+        state = day_of(node).state
+        last = replace(state.starts[-1], ended="", **({"boot": boot} if boot else {}))
+        day_of(node).set(state, starts=(last,))
+        assert node.run() == 0
+        run = node.report.run
+        assert run is not None
+        assert [(each.cause, each.from_step) for each in run.restarts] == [(cause, 12)]
+
+
+def test_days_whose_data_came_late_are_finished_too(make_node: Make):
+    node = make_node(SECOND)
+    assert node.run() == 0
+    write_day(node.folder.path, FIRST)
+    assert node.run(at_step=3, fault=node.stop) == 75
+    assert node.run() == 0
+    assert node.folder.day(FIRST).state.outcome == "promoted"
+
+
+def test_a_torn_history_and_torn_metrics_hinder_nothing(make_node: Make, quiet: dict[str, object]):
+    node = stopped(make_node)
+    node.folder.history.write_text('{"at": "2026-')
+    with day_of(node).metrics.open("a") as file:
+        file.write('{"step": 13, "lo')
+    assert node.run() == 0
+    assert bits_of(day_of(node)) == quiet
+
+
+def test_a_torn_state_is_named(make_node: Make):
+    node = stopped(make_node)
+    path = day_of(node).path / "state.json"
+    path.write_text(path.read_text()[:40])
+    with pytest.raises(InvalidFileError, match=r"state.json.*cut short"):
+        node.run()
+
+
+def test_a_person_who_promotes_during_a_day_is_not_overruled(make_node: Make):
+    node = make_node()
+    for day in (SECOND, THIRD):
+        assert node.run() == 0
+        write_day(node.folder.path, day)
+    assert node.run(at_step=3, fault=node.stop) == 75
+    steering.rollback(node.folder.path)
+    assert node.run() == 0
+    gate = node.report.gate
+    assert gate is not None
+    assert {one.against for one in gate.comparisons} == {"0001"}
+    card = versions.champion(node.folder.path).card
+    assert (card.version, card.parent) == ("0003", "0002")
+
+
+def test_hold_stops_promotions_until_it_is_taken_off(make_node: Make):
+    node = make_node()
+    steering.hold(node.folder.path, off=False)
+    assert node.run() == 0
+    assert node.report.outcome == "held"
+    assert "mosaic retrain promote 0001" in node.report.todo
+    assert versions.linked(node.folder, "champion") is None
+    steering.hold(node.folder.path, off=True)
+    write_day(node.folder.path, SECOND)
+    assert node.run() == 0
+    assert versions.linked(node.folder, "champion") == "0002"
+
+
+def test_three_refusals_in_a_row_call_a_person(make_node: Make):
+    node = make_node(gate={"margin": 0.9, "min_value": 1.5})
+    for number, day in enumerate((SECOND, THIRD, "2026-11-23"), start=1):
+        assert node.run() == 5
+        assert node.report.outcome == "refused"
+        assert ("3 days in a row were refused" in node.report.todo) == (number == 3)
+        write_day(node.folder.path, day)
+    assert versions.linked(node.folder, "champion") is None
+    events = [json.loads(line)["event"] for line in node.folder.history.read_text().splitlines()]
+    assert events == ["refused"] * 3

@@ -1,0 +1,309 @@
+"""Programs that fail, memory and disks that run out, windows that end, hooks that fail, networks that are not there."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import Node
+
+from bench.retrain.small_folder import bits_of, write_day, write_recipe
+from mosaic.artifact import load, save
+from mosaic.backends.host.backend import HostBackend
+from mosaic.engine import find_modules
+from mosaic.lines import steps_in
+from mosaic.plan import plan_from_quotas
+from mosaic.retrain import versions
+from mosaic.retrain.folder import DayFolder
+from mosaic.retrain.run import Clock
+from mosaic.retrain.working import worker
+from mosaic.train.records import StoredPlan
+from mosaic.user_file import import_file
+
+FIRST, SECOND = "2026-11-20", "2026-11-21"
+Make = Callable[..., Node]
+
+
+def fail() -> None:
+    raise ZeroDivisionError("of the user's")
+
+
+def run_out() -> None:
+    raise MemoryError("no memory for a tensor")
+
+
+def at(text: str) -> Clock:
+    return Clock(datetime.fromisoformat(text) - datetime.now(UTC))
+
+
+class FullDisk:
+    """Writes below a folder fail as on a full disk, for so many times."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, part: str, times: int) -> None:
+        self.left = times
+        flush, links = os.fsync, Path("/proc/self/fd")
+
+        def fsync(handle: int) -> None:
+            if self.left and part in str((links / str(handle)).readlink()):
+                self.left -= 1
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            flush(handle)
+
+        patch.setattr(os, "fsync", fsync)
+
+
+def test_an_error_of_the_users_code_fails_the_day_and_the_next_run_goes_on(make_node: Make):
+    node, quiet = make_node(), make_node(name="quiet")
+    assert quiet.run() == 0
+    assert node.run(at_step=20, fault=fail) == 1
+    assert node.report.reason == "ZeroDivisionError: of the user's"
+    assert "goes on from the last checkpoint" in node.report.todo
+    assert node.run() == 0
+    assert bits_of(node.folder.days()[-1]) == bits_of(quiet.folder.days()[-1])
+
+
+def test_a_day_that_failed_is_taken_along_by_newer_data(make_node: Make):
+    node = make_node()
+    assert node.run(at_step=3, fault=fail) == 1
+    write_day(node.folder.path, SECOND)
+    assert node.run() == 0
+    assert node.folder.days()[-1].state.new == (FIRST, SECOND)
+    assert node.folder.day(f"{FIRST}.1").state.outcome == "failed"
+
+
+def test_a_program_that_ends_itself_fails_the_day(make_node: Make):
+    node = make_node()
+
+    def end() -> None:
+        raise SystemExit(0)
+
+    assert node.run(at_step=3, fault=end) == 1
+    assert node.report.reason == "the program ended itself: sys.exit(0)"
+
+
+def test_memory_that_runs_out_once_is_another_start_and_without_end_a_failure(make_node: Make):
+    node = make_node()
+    assert node.run(at_step=20, fault=run_out) == 0
+    run = node.report.run
+    assert run is not None
+    assert [restart.cause for restart in run.restarts] == ["out of memory"]
+    other = make_node(name="other")
+    other.change("sys.modules['node_faults'].before_loss()", "raise MemoryError('never enough')")
+    assert other.run() == 1
+    assert other.report.reason == "training ended early again (out of memory), at step 0: never enough"
+    assert len(other.folder.days()[-1].state.starts) == 3
+
+
+def test_a_loss_that_is_no_number_fails_the_day_and_a_few_at_its_end_are_refused(make_node: Make):
+    scaler = "init_scale=4.0, growth_interval=3"
+    for num_steps, code, said in (
+        (40, 1, "the loss of step 20 and of the 19 before it is nan"),
+        (10, 5, "not finite"),
+    ):
+        node = make_node(name=str(num_steps), budget={"steps": num_steps})
+        node.change("nn.functional.cross_entropy(", "float('nan') * nn.functional.cross_entropy(")
+        node.change(scaler, "enabled=False")
+        assert node.run() == code
+        assert said in node.report.reason
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (('"value"', '"worth"'), "return a dict of columns with 'value' among them"),
+        (("right.float()", "right.float()[:3]"), "score returned 3 entries of 'value' for 16 rows"),
+        (("def loss(model, batch)", "def loss(model)"), "train.py:loss is called with 2 arguments"),
+        (("def loss(model, batch)", "def lost(model, batch)"), "train.py has no function 'loss'"),
+        (("import copy", "import copy, no_such_module"), "no_such_module"),
+        (("return [towers, head], [", "return [towers, 3], ["), "make_optimizer returned int"),
+    ],
+)
+def test_what_is_wrong_with_the_users_functions_is_said_on_the_page(
+    make_node: Make, change: tuple[str, str], said: str
+):
+    node = make_node()
+    node.change(*change)
+    assert node.run() == 1
+    assert said in node.report.reason
+    assert said.replace("'", "&#x27;")[:20] in node.folder.days()[-1].page.read_text()
+
+
+def test_a_disk_that_is_full_for_one_checkpoint_is_told_and_for_two_ends_the_day(make_node: Make):
+    node, quiet = make_node(), make_node(name="quiet")
+    assert quiet.run() == 0
+    with pytest.MonkeyPatch.context() as patch:
+        FullDisk(patch, "/checkpoints/", times=1)
+        assert node.run() == 0
+    assert any("the disk was full when a checkpoint was written" in said for said in node.report.messages)
+    assert bits_of(node.folder.days()[-1]) == bits_of(quiet.folder.days()[-1])
+    other = make_node(name="other")
+    with pytest.MonkeyPatch.context() as patch:
+        FullDisk(patch, "/checkpoints/", times=1000)
+        assert other.run() == 1
+    assert "No space left on device" in other.report.reason
+    assert other.run() == 0
+    assert bits_of(other.folder.days()[-1]) == bits_of(quiet.folder.days()[-1])
+
+
+@pytest.mark.parametrize(
+    "part", ["model.safetensors", "/versions/", "gate.json", "frozen.json", "hooks.json", "history.jsonl"]
+)
+def test_a_disk_that_is_full_after_training_fails_the_day_until_there_is_room(make_node: Make, part: str):
+    node = make_node(promote={"hooks": ["true"]})
+    with pytest.MonkeyPatch.context() as patch:
+        FullDisk(patch, part, times=1)
+        assert node.run() == 1
+    assert "No space left on device" in node.report.reason
+    assert node.run() == 0
+    assert versions.linked(node.folder, "champion") == "0001"
+
+
+@pytest.mark.parametrize("part", ["report.html", "report.json"])
+def test_a_disk_that_is_full_for_the_report_harms_no_promotion_and_the_next_run_writes_it(make_node: Make, part: str):
+    node = make_node()
+    with pytest.MonkeyPatch.context() as patch:
+        FullDisk(patch, part, times=1)
+        assert node.run() == 0
+    day = node.folder.days()[-1]
+    assert not (day.path / part).exists()
+    assert day.state.outcome == "promoted"
+    assert node.run() == 0
+    assert node.report.outcome == "promoted"
+
+
+def test_a_disk_without_room_for_the_days_checkpoints_begins_no_step(make_node: Make, monkeypatch: pytest.MonkeyPatch):
+    node = make_node()
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
+    assert node.run() == 1
+    assert "has 0.0 MiB free" in node.report.reason
+    assert steps_in(node.folder.days()[-1].metrics) == {}
+
+
+def test_outside_of_its_window_nothing_begins(make_node: Make):
+    node = make_node(budget={"after": "01:00Z", "until": "05:30Z"})
+    assert node.run(at("2026-11-22T00:30Z")) == 0
+    assert node.said == ["the window is closed until 2026-11-22T01:00:00+00:00; nothing was begun"]
+    assert node.folder.days() == ()
+
+
+def test_a_window_that_is_too_short_for_a_step_leaves_the_day_for_the_next(make_node: Make):
+    node = make_node(budget={"until": "05:30Z", "judging": "10min"})
+    assert node.run(at("2026-11-22T05:25Z")) == 75
+    assert "the window ended before the first step" in node.report.reason
+    assert node.run(at("2026-11-22T12:00Z")) == 0
+
+
+def test_a_window_that_ends_in_training_lets_the_day_be_judged_as_it_is(make_node: Make):
+    node = make_node(budget={"until": "05:30Z", "judging": "10min"})
+    assert node.run(at("2026-11-22T03:00Z"), at_step=9, fault=node.stop) == 75
+    assert node.run(at("2026-11-22T05:25Z")) == 0
+    run = node.report.run
+    assert run is not None
+    assert (run.steps, run.planned_steps) == (9, 40)
+    assert node.report.outcome == "promoted"
+
+
+def test_a_window_that_ends_in_the_evaluation_leaves_it_for_the_next(make_node: Make):
+    node, judge, late_s = make_node(budget={"until": "05:30Z"}), worker.judge, [0.0]
+
+    def late(*given: object) -> None:
+        late_s[0] = 3600.0
+        judge(*given)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker, "judge", late)
+        patch.setattr(worker, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + late_s[0]))
+        assert node.run(at("2026-11-22T05:00Z")) == 75
+    assert "the window ended before the day was judged" in node.report.reason
+    assert node.run(at("2026-11-23T03:00Z"), at_step=1, fault=fail) == 0  # no step is made again
+
+
+def test_a_hook_that_fails_harms_no_promotion_and_is_tried_again_by_the_next_run(make_node: Make):
+    node = make_node(promote={"hooks": ["test -e ready && touch deployed"]})
+    assert node.run() == 0
+    assert node.report.outcome == "promoted"
+    assert any("ended with 1 (try 1); it is tried again" in said for said in node.report.messages)
+    (node.folder.path / "ready").touch()
+    assert node.run() == 0
+    assert (node.folder.path / "deployed").exists()
+
+
+def test_nothing_asks_for_a_network(make_node: Make, monkeypatch: pytest.MonkeyPatch):
+    def none(*given: object) -> None:
+        raise OSError(errno.ENETUNREACH, "Network is unreachable")
+
+    monkeypatch.setattr(socket.socket, "connect", none)
+    monkeypatch.setattr(socket, "getaddrinfo", none)
+    assert make_node().run() == 0
+
+
+def test_a_batch_that_cannot_be_halved_is_cut_into_parts_as_equal_as_can_be(make_node: Make):
+    node = make_node(budget={"batch": 17, "micro_batches": 3})
+    assert node.run() == 0
+    assert node.report.data[0].drawn == 40 * 17
+
+
+def side_by_side(day: DayFolder) -> StoredPlan:
+    """The day's plan with both towers at the same time."""
+    towers = import_file(day.path.parents[1] / "train.py").Towers()
+    graph = find_modules(towers, lambda: towers(torch.ones(8, 4), torch.ones(8, 4))).graph
+    stages = [{"left": 1, "right": 1}, {"head": 1}]
+    plan = plan_from_quotas(stages, graph=graph, device=HostBackend().device)
+    stored = load(StoredPlan, day.plan)
+    return replace(stored, plan=plan, key=replace(stored.key, colocate=True))
+
+
+def begin_again(day: DayFolder) -> None:
+    """Leaves of a day what it had before its first step."""
+    for path in (day.metrics, day.trained, day.model, day.facts, day.scores, day.gate):
+        path.unlink(missing_ok=True)
+    shutil.rmtree(day.checkpoints)
+    root = day.path.parents[1]
+    (root / "champion").unlink()
+    shutil.rmtree(root / "versions")
+    day.set(day.state, phase="training", outcome=None)
+
+
+def test_a_day_goes_on_by_its_stored_plan_with_the_bits_of_an_undisturbed_one(make_node: Make):
+    node, lanes = make_node(), list[str]()
+    assert node.run() == 0
+    write_recipe(node.folder.path, budget={"colocate": True})
+    day = node.folder.days()[-1]
+    plain, before = bits_of(day), set(threading.enumerate())
+    save(side_by_side(day), day.plan)
+    stored = json.loads(day.plan.read_text())["plan"]
+    begin_again(day)
+
+    def stop() -> None:
+        lanes.extend(each.name for each in threading.enumerate() if each not in before)
+        node.stop()
+
+    assert node.run(at_step=12, fault=stop) == 75, node.report.reason
+    assert node.run() == 0
+    assert len(lanes) >= 2, "the plan ran nothing side by side"
+    assert json.loads(day.plan.read_text())["plan"] == stored
+    assert bits_of(day) == plain
+
+
+def test_a_recipe_that_no_longer_asks_for_the_plain_loop_is_planned_anew(make_node: Make):
+    node = make_node()
+    assert node.run() == 0
+    write_recipe(node.folder.path, budget={"colocate": True})
+    write_day(node.folder.path, SECOND)
+    assert node.run() == 0
+    run = node.report.run
+    assert run is not None
+    assert run.replanned == "colocate was false and is true"
+    assert run.plan != "the recipe asks for the plain loop"
