@@ -1,6 +1,6 @@
 """Kills of ``mosaic retrain run``: a chain at random instants, and one at every step of a promotion.
 
-Run as ``python retraining_kills.py chain|promotion|planning FOLDER``; prints what the tests look at, a line of JSON each.
+Run as ``python retraining_kills.py chain|promotion|planning FOLDER``; prints what the tests look at as lines of JSON.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def _figures(work: Work, seen: _Seen, columns: dict[str, list[Any]], before: tup
     inputs = {name: _input(*sums) for name, sums in sorted(seen.inputs.items())}
 
     def figures(of: dict[str, list[Any]]) -> DayFigures:
-        scores = Scores.of(champion or "none", "fresh", "", of or {"value": ()})  # where no row can be read
+        scores = Scores.of(champion or "none", "fresh", "", of or {"value": []})  # where no row can be read
         day = work.day.state.day
         return day_figures(day, scores, unreadable=seen.unreadable, inputs=inputs, is_champion=champion is not None)
 
