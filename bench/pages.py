@@ -58,6 +58,15 @@ HIGHLIGHTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             r"(exact|distmm|spindle): speed-up over megatron, qwen-val-\d+b, \d+ GPUs",
         ),
         "bench_retrain_kills": (r"kills .*", r"days that .*", r"steps made again.*", r"processes left behind"),
+        "bench_retrain_speed": (
+            r"\d workers: .*",
+            r"(first day|new day|restart after a kill|bare loop).*: start to first step, s.*",
+            r"restart over the bare loop's start, ratio",
+            r"restart, .*, s",
+            r"save, weights of 100 MB with AdamW's 200 MB, holds the loop up for, ms",
+            r"page of a day, kB.*",
+            r"(seeds of a micro-batch|a batch of .* under .*|mean loss|line of the log|2 ranks .*), us",
+        ),
         "bench_gate": (
             r".*slices?.*: refused.*",
             r"0\.3 points lost a day.*",

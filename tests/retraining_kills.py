@@ -1,6 +1,6 @@
 """Kills of ``mosaic retrain run``: a chain at random instants, and one at every step of a promotion.
 
-Run as ``python retraining_kills.py chain|promotion|planning FOLDER``; prints what the tests look at as lines of JSON.
+Run as ``python retraining_kills.py chain|promotion|planning FOLDER``; prints what tests look at, a line of JSON each.
 """
 
 from __future__ import annotations

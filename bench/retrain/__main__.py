@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
+from bench.retrain import speed
 from bench.retrain.kills import kill_figures
 from bench.study_parts import PartedStudy, StudyPart
 
@@ -30,6 +31,7 @@ STUDIES: Mapping[str, PartedStudy] = MappingProxyType(
             full=lambda: _kills(120, FULL_KILLS_S),
             full_seconds=FULL_KILLS_S,
         ),
+        "speed": speed.STUDY,
     }
 )
 """By the name that ``--only`` takes; each writes a result file of its own."""

@@ -1,4 +1,4 @@
-"""A day's worker anew, phase by phase: ``python -m bench.retrain.phases FOLDER DAY`` prints seconds as JSON."""
+"""A day's worker, phase by phase: ``python -m bench.retrain.phases FOLDER DAY`` prints seconds as JSON."""
 
 from __future__ import annotations
 

@@ -38,12 +38,8 @@ def pieces(*, calls: int = 300) -> Iterator[Figure]:
     crew, losses = Crew(_CPU), [torch.tensor(1.0)]
     row = {"step": 1000, "loss": 0.5344343, "at": 1795454644.364, "ms": 50.123}
     yield _timed("seeds of a micro-batch, us", lambda: seed_step(0, 1000, 0), calls)
-    yield _timed(
-        "a batch of 1 row under its seed, beside reading it, us", lambda: samples.__getitems__(range(1)), calls
-    )
-    yield _timed(
-        "a batch of 64 rows under their seeds, beside reading them, us", lambda: samples.__getitems__(range(64)), calls
-    )
+    yield _timed("a batch of 1 row under its seed, us", lambda: samples.__getitems__(range(1)), calls)
+    yield _timed("a batch of 64 rows under their seeds, us", lambda: samples.__getitems__(range(64)), calls)
     yield _timed("mean loss, us", lambda: crew.mean_loss(crew.bring(losses)), calls)
     with tempfile.TemporaryDirectory() as folder:
         yield _timed("line of the log, us", lambda: append_line(Path(folder) / "metrics.jsonl", row), calls)

@@ -1,4 +1,4 @@
-"""The cost of a day's training over a bare loop's: its start, its steps, its saves, and their pieces.
+"""The cost of a day's training over a bare loop's: its start, its steps, its saves, and what they consist of.
 
 On a quiet machine of two cores the full form takes under four minutes, the quick one under one and a half.
 """

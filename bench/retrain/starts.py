@@ -53,23 +53,23 @@ def starts(*, rounds: int = 3) -> Iterator[Figure]:
     """
     with tempfile.TemporaryDirectory() as place:
         folder = write_folder(Path(place) / "folder", "2026-11-20", budget={**_BUDGET, "steps": 20})
-        yield median_figure(FIRST_DAY, [_to_first_step(folder, kill=False)])
+        yield median_figure(FIRST_DAY, [seconds_to_first_step(folder, kill=False)])
         yield median_figure("page of a day, kB (goal: 100)", [folder.days()[0].page.stat().st_size / 1e3])
         write_recipe(folder.path, budget={**_BUDGET, "steps": _ENDLESS})
         write_day(folder.path, "2026-11-21")
         if not load(StoredPlan, folder.days()[0].plan).is_measured:
             yield missing_figure(NEXT_DAY, "the machine was too busy to measure a plan on the first day")
-            _to_first_step(folder)
+            seconds_to_first_step(folder)
         else:
-            yield median_figure(NEXT_DAY, [_to_first_step(folder)])
-        restarts, bare = in_turn(lambda: _to_first_step(folder), lambda: _bare(folder), rounds)
+            yield median_figure(NEXT_DAY, [seconds_to_first_step(folder)])
+        restarts, bare = in_turn(lambda: seconds_to_first_step(folder), lambda: _bare(folder), rounds)
         yield median_figure(RESTART, restarts)
         yield median_figure(BARE, bare)
         yield median_figure(RATIO, [one / other for one, other in zip(restarts, bare, strict=True)])
         yield from _phases(folder)
 
 
-def _to_first_step(folder: Folder, *, kill: bool = True) -> float:
+def seconds_to_first_step(folder: Folder, *, kill: bool = True) -> float:
     """Starts a run; returns the seconds to the end of its first step, after a kill behind its first checkpoint."""
     began = time.time()
     process = program(folder)

@@ -309,6 +309,7 @@ class _Day:
             versions.promote(self._folder, state.version, day=state.day, by="gate")
             self._renew_frozen_rows(state.version)
             self._end("promoted", result.reason)
+            write_report(self._folder, self._day)  # hooks may read it; what they say is added
             self._remember(hooks.run_pending(self._folder, self._recipe.promote, state.version))
         versions.drop_old(self._folder, self._recipe.promote.keep_versions)
 

@@ -110,6 +110,7 @@ class Run:
 
     def __init__(self, day: DayFolder, command: list[str], say: Say) -> None:
         self.lines: list[str] = []
+        self._is_killed = False
         self._day = day
         self._say = say
         self._child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -141,11 +142,13 @@ class Run:
 
     def kill_launcher(self) -> None:
         """Kills the process that was started, and waits until the others have ended by themselves."""
+        self._is_killed = True
         _kill(self._child.pid)
         self.wait()
 
     def kill_all(self) -> None:
         """Kills all of its processes at once, as a machine does that is switched off."""
+        self._is_killed = True
         for pid in (self._child.pid, *self.workers()):
             _kill(pid)
         self.wait()
@@ -173,7 +176,8 @@ class Run:
         with self._child.stdout as printed:
             for line in printed:
                 self.lines.append(line.rstrip())
-                self._say(self.lines[-1])
+                if not self._is_killed:  # what is said of that by those that are left is no news
+                    self._say(self.lines[-1])
 
     def _wait_for(self, happened: Callable[[], bool], what: str) -> None:
         until = monotonic() + PATIENCE_S

@@ -57,7 +57,7 @@ def play(folder: Path, say: Say, *, numbers: Sequence[int] = range(1, 8), scale:
     Args:
         folder: A new one.
         say: Is told what happens.
-        numbers: Which days; the first one is 1, and has to be among them.
+        numbers: Which days; 1 is the first.
         scale: How much data and how many steps.
 
     Raises:
@@ -65,7 +65,7 @@ def play(folder: Path, say: Say, *, numbers: Sequence[int] = range(1, 8), scale:
     """
     scale = scale if scale is not None else Scale()
     node = Node(folder, lambda line: say(f"    {line}"))
-    played = []
+    played: list[Played] = []
     with open_material() as material:
         for place, number in enumerate(numbers):
             day, name, began = STORY[number - 1], FIRST_DAY + timedelta(days=place), monotonic()
@@ -76,7 +76,8 @@ def play(folder: Path, say: Say, *, numbers: Sequence[int] = range(1, 8), scale:
                 node.set(budget__steps=str(scale.steps), budget__save='"1s"')
             else:
                 write_day(folder / "data" / name.isoformat(), data, material, seed=number)
-            checks = tuple(_checks(day, Stage(node, name, scale.steps)))
+            quick_s = min((one.seconds for one in played), default=0.0)
+            checks = tuple(_checks(day, Stage(node, name, scale.steps, quick_s)))
             played.append(Played(number=number, day=day, checks=checks, seconds=monotonic() - began))
             for check in checks:
                 detail = f" ({check.detail})" if check.detail else ""

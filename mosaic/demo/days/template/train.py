@@ -94,6 +94,10 @@ class Rows(Dataset[dict[str, Any]]):
     def __len__(self) -> int:
         return len(self.rows)
 
+    def cluster(self, place: int) -> str:
+        """Names what belongs together: rows of one writer or speaker are trained on, or held out, together."""
+        return self.rows[place]["cluster"]
+
     def __getitem__(self, place: int) -> dict[str, Any]:
         row = self.rows[place]
         present = [name for name in MODALITIES if name in row]

@@ -9,6 +9,7 @@ from datetime import date
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, default_collate
@@ -19,6 +20,7 @@ pytest.importorskip("espeakng_loader", reason="needs the extra demo")
 from mosaic.demo.days.making import DayKind, Material, open_material, write_day
 from mosaic.demo.days.starter import template, write_starter
 from mosaic.errors import MosaicError
+from mosaic.train.data.sources import held_out_rows
 
 DAY = date(2026, 11, 22)
 
@@ -52,10 +54,11 @@ def train(folder: Path) -> ModuleType:
 
 def test_a_new_folder_has_recipe_model_a_ready_day_and_a_frozen_set(folder: Path):
     recipe = tomllib.loads((folder / "retrain.toml").read_text())
-    assert {"model", "data", "loss", "score", "sources", "budget", "gate", "promote"} == set(recipe)
+    functions = ("model", "data", "loss", "score", "optimizer", "companions", "update_companions")
+    assert {*functions, "export", "sources", "budget", "gate", "promote"} == set(recipe)
     assert (folder / "data" / "2026-11-22" / recipe["sources"]["new"]["ready"]).exists()
     assert (folder / recipe["sources"]["frozen"]).is_dir()
-    for key in ("model", "data", "loss", "score"):
+    for key in functions:
         file, name = recipe[key].split(":")
         assert callable(getattr(opened(folder / file), name))
 
@@ -145,3 +148,12 @@ def test_a_model_without_the_third_tower_leaves_rows_out_that_have_nothing_for_i
     rows = train.make_dataset(tmp_path / "day", False)
     assert 0 < len(rows) < 40
     assert {rows[place]["modality"] for place in range(len(rows))} == {"image"}
+
+
+def test_rows_of_a_writer_or_speaker_are_held_out_together(folder: Path, train: ModuleType):
+    data = train.make_dataset(folder / "data" / "2026-11-22", False)
+    out = held_out_rows(data, share=0.1, seed=0, day="2026-11-22")
+    held, trained = ({data[place]["cluster"] for place in np.flatnonzero(part)} for part in (out, ~out))
+    assert held
+    assert trained
+    assert not held & trained
