@@ -46,8 +46,10 @@ class Fork:
         sys.stdout.flush()
         parent = os.getpid()
         self.returncode: int | None = None
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)  # until the fork no longer has its parent's handlers
         self.pid = os.fork()
         if self.pid:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
             return
         code = 1
         try:
@@ -55,6 +57,7 @@ class Fork:
             workers.end_with(parent)
             for number in STOPPING:
                 signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
             code = int(work() or 0)  # type: ignore[call-overload]
         except SystemExit as ended:
             code = int(ended.code or 0)

@@ -174,7 +174,7 @@ def test_a_disk_that_is_full_after_training_fails_the_day_until_there_is_room(ma
 def test_a_disk_that_is_full_for_the_report_harms_no_promotion_and_the_next_run_writes_it(make_node: Make, part: str):
     node = make_node()
     with pytest.MonkeyPatch.context() as patch:
-        FullDisk(patch, part, times=1)
+        FullDisk(patch, part, times=1000)
         assert node.run() == 0
     day = node.folder.days()[-1]
     assert not (day.path / part).exists()
