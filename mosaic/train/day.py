@@ -21,6 +21,7 @@ from mosaic.checkpoint.methods import KeepsCheckpoints, KeptModel
 from mosaic.checkpoint.room import check_room, room_needed
 from mosaic.engine import Options
 from mosaic.errors import InvalidCheckpointError, InvalidFileError, UnsupportedModelError
+from mosaic.ranks.running.prepare import find_for_ranks
 from mosaic.train import choice
 from mosaic.train.crew import Crew
 from mosaic.train.data.iterable import IterableLoader
@@ -157,6 +158,14 @@ class Day:
         with self._loader(range(1), 0, rejects) as batches:
             return self._crew.mean_loss(loop.take_step(next(batches)))
 
+    def check_for_ranks(self) -> None:
+        """Raises UnsupportedModelError if several ranks could not train the plain model, as ``leave`` gave it back."""
+        batch, model = self._crew.moved(self._first_micro_batch()), self.model
+        try:
+            find_for_ranks(model, lambda: self._program.loss(model, batch), None, self._settings.exclude)
+        except UnsupportedModelError as error:
+            raise _for_recipe(error) from error
+
     @property
     def checkpoint_bytes(self) -> int:
         """Room that a checkpoint takes."""
@@ -251,7 +260,7 @@ class Day:
                 self.model, sample, plan=plan.plan, exclude=self._settings.exclude, options=options
             )
         except UnsupportedModelError as error:
-            raise UnsupportedModelError(f"{error}; or set ranks_exact = true, or ranks = 1, in [budget]") from error
+            raise _for_recipe(error) from error
         if plan.plan is None:
             self.plan = choice.stored_of_ranks(handle, plan.key, plan.why)
             if crew.rank == 0:
@@ -364,6 +373,10 @@ def _read(path: Path | None) -> StoredPlan | None:
     except InvalidFileError as error:
         _LOG.warning("%s; it is planned anew", error)
         return None
+
+
+def _for_recipe(error: UnsupportedModelError) -> UnsupportedModelError:
+    return UnsupportedModelError(f"{error}; in [budget] that is exclude; or set ranks_exact = true, or ranks = 1")
 
 
 def _said(what: str, new: Iterable[str], gone: Iterable[str], changed: Iterable[str]) -> str:

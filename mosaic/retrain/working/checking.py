@@ -62,6 +62,9 @@ def check(work: Work, crew: Crew) -> Iterator[str]:
         check_room(work.day.checkpoints, checkpoint_bytes=size, count=settings.loop.keep + 2, more_bytes=size)
         yield f"disk: there is room for {settings.loop.keep + 2} checkpoints of {size / 2**20:.1f} MiB, and the export"
         day.leave()
+        if work.recipe.budget.ranks > 1 and not settings.exact:
+            day.check_for_ranks()
+            yield f"ranks: its modules can be divided over {work.recipe.budget.ranks}"
         yield _exports(work, day.model)
         yield from _gate(work, crew.device)
         yield from _hooks(work)

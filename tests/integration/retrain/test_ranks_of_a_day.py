@@ -48,3 +48,12 @@ def test_the_report_names_the_step_from_which_other_ranks_give_other_bits(tmp_pa
     assert trained.step == 40
     assert 5 <= (trained.notes.differs_from_step or 0) < 40
     assert "there were 1 ranks and are 2" in trained.notes.differs_because
+
+
+def test_check_names_what_cannot_be_divided_over_ranks(tmp_path: Path):
+    folder = write_folder(tmp_path / "folder", DAY, budget={"ranks": 2})
+    command = [sys.executable, "-m", "mosaic.cli", "retrain", "check", str(folder.path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 1
+    assert "left.1 is a BatchNorm1d" in done.stderr
+    assert "set ranks_exact = true, or ranks = 1" in done.stderr
