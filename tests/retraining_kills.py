@@ -118,8 +118,9 @@ def kill_planning(top: Path) -> None:
         process = start(killed)
         while not day.data_check.is_file() or not descendants(process.pid):
             assert process.poll() is None
+        family = descendants(process.pid)
         os.kill(process.pid, number)
-        tell(planned=day.plan.is_file(), ended=process.wait(), left=alive(descendants(process.pid)))
+        tell(planned=day.plan.is_file(), ended=process.wait(), left=alive(family))
     assert start(killed).wait() == 0
     tell(equal=bits_of(day) == bits_of(plain.day(FIRST)), plan=load(StoredPlan, day.plan).said)
 
