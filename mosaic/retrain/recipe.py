@@ -104,7 +104,7 @@ class Budget:
     exclude: tuple[str, ...] = ()
     """Names or patterns of modules that are left where they are called."""
     restarts: Annotated[int, Ge(0)] = 5
-    """How often training that died is started again by itself, if it came further in between."""
+    """How often a run starts training that died again by itself; two starts in a row that come no further end it."""
     fresh_start_every: Annotated[int, Ge(0)] = 0
     """Begin from new weights after so many promoted days; 0: always from the champion's."""
     seed: Annotated[int, Ge(0)] = 0
