@@ -58,7 +58,8 @@ def steps(*, workers: int, rounds: int, block: int = BLOCK, rows: int | None = N
         turns = _in_turn(Path(folder), workers=workers, rounds=rounds, block=block, rows=rows)
     yield median_figure(f"{workers} workers: step of the bare loop, ms", [1e3 * s / block for s in turns.bare_s])
     pairs = tuple(zip(turns.ours_s, turns.bare_s, turns.saves, strict=True))
-    yield median_figure(RATIO.format(workers=workers), [ours / bare for ours, bare, saves in pairs if not saves])
+    if ratios := [ours / bare for ours, bare, saves in pairs if not saves]:
+        yield median_figure(RATIO.format(workers=workers), ratios)
     if lost := [1e3 * (ours - bare) / saves for ours, bare, saves in pairs if saves]:
         yield median_figure(LOST.format(workers=workers), lost)
         yield median_figure(f"{workers} workers: of which the loop waits for, ms", turns.stalls_ms)

@@ -16,9 +16,10 @@ from bench.study_parts import StudyPart
 
 
 def test_steps_of_both_loops_are_compared_with_saves_and_without():
-    part = StudyPart.alone("steps", 60, lambda: steps(workers=0, rounds=5, block=2, rows=1))
-    found = {figure.name: figure for figure in part.make(60)}
-    assert len(found[RATIO.format(workers=0)].samples) + len(found[LOST.format(workers=0)].samples) == 4
+    part = StudyPart.alone("steps", 250, lambda: steps(workers=0, rounds=5, block=2, rows=1))
+    found = {figure.name: figure for figure in part.make(250)}
+    counted = [found[name.format(workers=0)].samples for name in (RATIO, LOST) if name.format(workers=0) in found]
+    assert sum(map(len, counted)) == 4  # which blocks have a checkpoint, the clock decides
     assert all(figure.value is not None and figure.value > 0 for figure in found.values() if "ratio" in figure.name)
 
 
