@@ -28,7 +28,7 @@ STUDIES: Mapping[str, PartedStudy] = MappingProxyType(
             name="bench_retrain_kills",
             quick=lambda: _kills(12, QUICK_KILLS_S),
             quick_seconds=QUICK_KILLS_S,
-            full=lambda: _kills(120, FULL_KILLS_S),
+            full=lambda: _kills(100, FULL_KILLS_S),
             full_seconds=FULL_KILLS_S,
         ),
         "speed": speed.STUDY,
