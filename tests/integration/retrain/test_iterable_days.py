@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench.retrain.small_folder import bits_of, write_folder
-from mosaic.lines import steps_in
-from mosaic.retrain.folder import Folder
+from bench.retrain.small_folder import bits_of
 
-DAY = "2026-11-22"
 ADDED = """
+
+import os
+import signal
+from pathlib import Path
+
+STOP = Path(__file__).with_name("stop")
+
 
 class Passing(torch.utils.data.IterableDataset):
     '''Rows one after the other, in an order that it draws by itself.'''
@@ -28,6 +28,9 @@ class Passing(torch.utils.data.IterableDataset):
     def __iter__(self):
         while True:
             self.place += 1
+            if self.place > 200 and STOP.exists():
+                STOP.unlink()
+                os.kill(os.getpid(), signal.SIGTERM)
             yield self.rows[(self.place * 7) % len(self.rows)]
 
 
@@ -47,38 +50,25 @@ def passing(folder, train):
 
 def forgetful(folder, train):
     return Passing(Rows(folder, train)) if train else Rows(folder, train)
-
-
-def slow_loss(model, batch):
-    time.sleep(0.01)
-    return loss(model, batch)
 """
 SOURCES = {"fresh_share": 0.0, "replay": {"share": 0.0}}
 
 
-def run(folder: Folder, *, stop_at: int | None = None) -> int:
-    """Runs a folder as a timer would, and tells it to stop once a step is logged."""
-    child = subprocess.Popen([sys.executable, "-m", "mosaic.cli", "retrain", "run", str(folder.path)])
-    while child.poll() is None:
-        if stop_at is not None and max(steps_in(folder.day(DAY).metrics), default=0) >= stop_at:
-            child.send_signal(signal.SIGTERM)
-            stop_at = None
-        time.sleep(0.02)
-    return child.returncode
+def node_with(make_node: Callable[..., Any], name: str, data: str, **sources: object) -> Any:
+    node = make_node(name=name, data=f"train.py:{data}", sources={**SOURCES, **sources})
+    program: Path = node.folder.path / "train.py"
+    program.write_text(program.read_text() + ADDED)
+    return node
 
 
-def folder_of(path: Path, data: str, **sources: object) -> Folder:
-    folder = write_folder(path, DAY, data=f"train.py:{data}", loss="train.py:slow_loss", sources={**SOURCES, **sources})
-    (path / "train.py").write_text((path / "train.py").read_text() + ADDED)
-    return folder
-
-
-def test_a_day_goes_on_from_the_state_of_its_data_with_the_same_bits(tmp_path: Path):
-    undisturbed, stopped = (folder_of(tmp_path / name, "passing") for name in ("undisturbed", "stopped"))
-    assert run(undisturbed) == 0
-    assert run(stopped, stop_at=12) == 75
-    assert run(stopped) == 0
-    assert bits_of(stopped.day(DAY)) == bits_of(undisturbed.day(DAY))
+@pytest.mark.parametrize(("data", "exact"), [("passing", True), ("forgetful", False)])
+def test_a_day_that_was_told_to_stop_goes_on_with_the_same_bits(make_node: Callable[..., Any], data: str, exact: bool):
+    undisturbed, stopped = (node_with(make_node, name, data, exact=exact) for name in ("undisturbed", "stopped"))
+    assert undisturbed.run() == 0
+    (stopped.folder.path / "stop").touch()
+    assert stopped.run() == 75
+    assert stopped.run() == 0
+    assert bits_of(stopped.folder.days()[0]) == bits_of(undisturbed.folder.days()[0])
 
 
 @pytest.mark.parametrize(
@@ -90,10 +80,8 @@ def test_a_day_goes_on_from_the_state_of_its_data_with_the_same_bits(tmp_path: P
     ],
 )
 def test_what_such_data_cannot_do_is_refused_with_the_rule(
-    make_node: Callable[..., Any], data: str, sources: dict, said: str
+    make_node: Callable[..., Any], data: str, sources: dict[str, object], said: str
 ):
-    node = make_node(data=f"train.py:{data}", loss="train.py:slow_loss", sources={**SOURCES, **sources})
-    program = node.folder.path / "train.py"
-    program.write_text(program.read_text() + ADDED)
+    node = node_with(make_node, "node", data, **sources)
     assert node.run() == 1
     assert said in node.report.reason
