@@ -45,10 +45,13 @@ def test_exact_ranks_give_the_bits_of_one_rank_whatever_their_number_at_each_sta
         node.change(FAULTS, "")
     assert one.run() == 0
     assert run_on_two_ranks(several, stop_at=5, ranks_exact=True) == 75
+    stopped = max(steps_in(several.folder.day(DAY).metrics))
     write_recipe(several.folder.path, budget=exact)
     assert several.run() == 0
     assert bits_of(several.folder.day(DAY)) == bits_of(one.folder.day(DAY))
     assert load(Trained, several.folder.day(DAY).trained).notes.differs_from_step is None
+    (restart,) = several.report.run.restarts
+    assert (restart.cause, restart.from_step) == ("SIGTERM", stopped)
 
 
 def test_the_report_names_the_step_from_which_other_ranks_give_other_bits(make_node: Callable[..., Any]):

@@ -6,17 +6,10 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from bench.retrain.chain import program
-from bench.retrain.small_folder import NUM_STEPS, write_day, write_folder
-from mosaic.artifact import load
-from mosaic.lines import steps_in
-from mosaic.retrain.records import DayReport
 
 TESTS = Path(__file__).parents[2]
 
@@ -80,22 +73,6 @@ def test_a_day_killed_while_it_looks_for_a_plan_ends_with_the_same_bits(tmp_path
     assert (killed["planned"], killed["ended"], killed["left"]) == (False, -9, [])
     assert told["ended"] in (75, -15)
     assert found["equal"]
-
-
-def test_the_command_ends_with_75_when_it_is_told_to_stop_and_the_next_one_goes_on(tmp_path: Path):
-    folder = write_folder(tmp_path)
-    day = folder.day(write_day(tmp_path, "2026-11-20", pause_s=0.05).name)
-    process = program(folder)
-    while not day.metrics.is_file():
-        assert process.poll() is None
-        time.sleep(0.01)
-    process.terminate()
-    assert process.wait(120) == 75
-    stopped = max(steps_in(day.metrics))
-    assert program(folder).wait(120) == 0
-    (restart,) = load(DayReport, day.report).run.restarts  # type: ignore[union-attr]
-    assert (restart.cause, restart.from_step) == ("SIGTERM", stopped)
-    assert len(day.metrics.read_text().splitlines()) == NUM_STEPS  # no step was made twice
 
 
 def test_a_rollback_after_a_killed_promotion_stands(promotions: list[dict[str, Any]]):
