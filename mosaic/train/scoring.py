@@ -46,7 +46,7 @@ def read_rows(data: Any, rows: Iterable[int], seed: int) -> Iterator[Any]:
                 return
             except MemoryError:
                 raise
-            except Exception as error:
+            except Exception as error:  # of any kind, from the user's data set: the caller counts it, or raises
                 sample = Unreadable(f"{type(error).__name__}: {error}")
         yield sample
 

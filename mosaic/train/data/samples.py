@@ -93,7 +93,7 @@ class Samples(Dataset[Any]):
                 try:
                     seed_sample(own, self._generators[source])
                     samples.append(self.datasets[source][row])
-                except Exception as error:
+                except Exception as error:  # of any kind, from the user's data set: another row takes its place
                     samples.append(self._read_another(position, source, row, own, rejects, error))
         return Drawn(samples=samples, rejects=tuple(rejects))
 
@@ -114,7 +114,7 @@ class Samples(Dataset[Any]):
             try:
                 seed_sample(words, self._generators[source])
                 return self.datasets[source][row]
-            except Exception as next_error:
+            except Exception as next_error:  # the same; each is counted, and too many are an error
                 again = isinstance(next_error, OSError) and not again
                 error = next_error
         raise MosaicError(
