@@ -48,8 +48,8 @@ def pieces(*, calls: int = 300) -> Iterator[Figure]:
 def told(rank: int, size: int, *, calls: int = 300) -> Iterator[Figure]:
     """Measures on each rank of a group what is told in each step."""
     crew, losses = Crew(_CPU, rank, size), [torch.tensor(1.0)]
-    yield _timed(f"{size} ranks agree on whether to stop, us", lambda: crew.any_of(False, False, False), calls)
-    yield _timed(f"{size} ranks add up a loss, us", lambda: crew.mean_loss(crew.bring(losses)), calls)
+    name = f"{size} ranks agree on whether to stop and add up a loss, us"
+    yield _timed(name, lambda: crew.agree((False, False, False), crew.bring(losses)), calls)
 
 
 def _timed(name: str, call: Callable[[], object], calls: int) -> Figure:

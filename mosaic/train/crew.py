@@ -67,11 +67,25 @@ class Crew:
 
     def any_of(self, *flags: bool) -> tuple[bool, ...]:
         """Returns for each flag whether it is set on any rank."""
-        if self.size == 1:
-            return flags
-        found = torch.tensor(flags, dtype=torch.uint8)
-        dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self._small_group())
-        return tuple(bool(flag) for flag in found)
+        return self.agree(flags, None)[0]
+
+    def agree(self, flags: tuple[bool, ...], loss: StepLoss | None) -> tuple[tuple[bool, ...], float | None]:
+        """Returns for each flag whether it is set on any rank, and a step's loss over the global batch.
+
+        Both in one message between ranks. A loss is summed in one order on any number of ranks.
+        """
+        parts = torch.empty(0)
+        if loss is not None:
+            if loss.arrived is not None:
+                loss.arrived.synchronize()
+            parts = loss.parts
+        every = [torch.cat((torch.tensor(flags, dtype=parts.dtype), parts))]
+        if self.size > 1:
+            mine, every = every[0], [torch.empty_like(every[0]) for _ in range(self.size)]
+            dist.all_gather(every, mine, group=self._small_group())
+        told = torch.stack(every)
+        mean = None if loss is None else float(told[:, len(flags) :].reshape(-1).sum())
+        return tuple(told[:, : len(flags)].any(0).tolist()), mean
 
     def gather(self, value: Told) -> list[Told]:
         """Returns what each rank told."""
@@ -87,14 +101,10 @@ class Crew:
         return StepLoss(parts, arrived)
 
     def mean_loss(self, loss: StepLoss) -> float:
-        """Returns the loss over the global batch, summed in one order on any number of ranks."""
-        if loss.arrived is not None:
-            loss.arrived.synchronize()
-        if self.size == 1:
-            return float(loss.parts.sum())
-        every = [torch.empty_like(loss.parts) for _ in range(self.size)]
-        dist.all_gather(every, loss.parts, group=self._small_group())
-        return float(torch.cat(every).sum())
+        """Returns a step's loss over the global batch."""
+        mean = self.agree((), loss)[1]
+        assert mean is not None
+        return mean
 
     def _small_group(self) -> Any:
         """Ranks on CPUs, whom a few numbers are told."""

@@ -10,7 +10,7 @@ import logging
 import math
 import statistics
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -88,6 +88,17 @@ class Trainee:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class _Unlogged:
+    """A step that is done, but not in the log."""
+
+    step: int
+    loss: StepLoss
+    at: float
+    ms: float
+    rejects: tuple[Reject, ...]
+
+
 class Loop:
     """Trains.
 
@@ -127,7 +138,7 @@ class Loop:
         self._saved = time.monotonic()
         self._failed_saves = 0
         self._not_finite = 0
-        self._unlogged: tuple[int, StepLoss, float, tuple[Reject, ...]] | None = None
+        self._unlogged: deque[_Unlogged] = deque()
         self._times_ms: list[float] = []
         self._batches: StepLoader | None = None
 
@@ -157,8 +168,8 @@ class Loop:
                 continue
             loss = self.take_step(batch)
             self.step += 1
-            self._log(loss, batch)
             self._times_ms.append((time.perf_counter() - began) * 1e3)
+            self._unlogged.append(_Unlogged(self.step, loss, time.time(), self._times_ms[-1], batch.rejects))
         self.save(is_last=True)
         return ended or "done"
 
@@ -224,16 +235,14 @@ class Loop:
                 trainee.scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(trainee.model.parameters(), self._settings.clip_norm)
 
-    def _log(self, loss: StepLoss, batch: StepBatch) -> None:
-        """Keeps a step's figures until the next one is launched, so that a GPU has work while its loss is read."""
-        self._flush_log()
-        self._unlogged = self.step, loss, time.time(), batch.rejects
-
     def _flush_log(self) -> None:
-        if self._unlogged is None:
-            return
-        (step, loss, at, rejects), self._unlogged = self._unlogged, None
-        value = self._crew.mean_loss(loss)
+        """Writes the figures of all steps that are done; a run that goes on from here makes none of them again."""
+        for unlogged in self._unlogged:
+            self._write(unlogged, self._crew.mean_loss(unlogged.loss))
+        self._unlogged.clear()
+
+    def _write(self, done: _Unlogged, value: float) -> None:
+        step, rejects = done.step, done.rejects
         self._not_finite = 0 if math.isfinite(value) else self._not_finite + 1
         if self._not_finite >= MAX_STEPS_NOT_FINITE:
             raise MosaicError(
@@ -242,9 +251,7 @@ class Loop:
             )
         if self._settings.metrics is None:
             return
-        row: dict[str, Any] = {"step": step, "loss": value, "at": round(at, 3)}
-        if self._times_ms:
-            row["ms"] = round(self._times_ms[-1], 3)
+        row: dict[str, Any] = {"step": step, "loss": value, "at": round(done.at, 3), "ms": round(done.ms, 3)}
         if rejects:
             row["rejects"] = [f"{each.source} row {each.row}: {each.reason}: {each.detail}" for each in rejects]
         try:
@@ -256,7 +263,12 @@ class Loop:
         """Returns why all ranks stop here, or nothing; saves if it is time to."""
         now, settings = time.monotonic(), self._settings
         over = settings.until is not None and now >= settings.until
-        told, over, due = self._crew.any_of(bool(self._told.received), over, now - self._saved >= settings.save_s)
+        flags = bool(self._told.received), over, now - self._saved >= settings.save_s
+        # the loss of the step before the last, whose own may be on its way: so a GPU has work while it is read
+        before = self._unlogged.popleft() if len(self._unlogged) > 1 else None
+        (told, over, due), loss = self._crew.agree(flags, before.loss if before else None)
+        if before is not None and loss is not None:
+            self._write(before, loss)
         if told:
             return self._told.received or "told by another rank"
         if over:
@@ -271,7 +283,7 @@ class Loop:
         Where the disk is full, old checkpoints are dropped and the loop goes on; twice in a row is an error.
         """
         keeper, settings = self._trainee.keeper, self._settings
-        self._flush_log()  # a run that goes on from here does not make this step again
+        self._flush_log()
         self._saved = time.monotonic()
         try:
             keeper.save(

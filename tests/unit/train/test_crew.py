@@ -24,6 +24,8 @@ def test_the_loss_of_a_step_is_the_sum_over_its_micro_batches():
     crew = Crew(CPU)
     losses = [torch.tensor(0.25), torch.tensor(0.5, dtype=torch.bfloat16)]
     assert crew.mean_loss(crew.bring(losses)) == 0.75
+    assert crew.agree((True, False), crew.bring(losses)) == ((True, False), 0.75)
+    assert crew.agree((True, False), None) == ((True, False), None)
 
 
 @pytest.mark.usefixtures("plain_kernels")
