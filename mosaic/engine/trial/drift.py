@@ -49,6 +49,11 @@ class DriftWatch:
             return None
         return f"{self._slow} steps in a row were slower than in the trial: {median:.2f} ms, above {self._limit_ms:.2f}"
 
+    @property
+    def has_other_shapes(self) -> bool:
+        """Whether a window of batches in a row had one same other shape, so that the trial says nothing of them."""
+        return self._others >= _WINDOW
+
     def note_shapes(self, shapes: Hashable) -> str | None:
         """Takes the shapes of a step's batch; returns what has changed, or None."""
         if shapes == self.shapes:

@@ -25,6 +25,7 @@ _LOG = logging.getLogger("mosaic")
 _MAX_BUSY = 5
 _MAX_ERRORS = 2
 _TENANT_STEPS = 2000
+_ASIDE = "batches have other shapes than the trial's: the plain loop runs until these return, or plans are tried again"
 
 
 @dataclass(slots=True)
@@ -70,6 +71,7 @@ class Trial:
         self._why = "the loop begins"
         self._steps_since = 0
         self._failed_before = 0
+        self._is_aside = False
 
     # What the handle tells.
 
@@ -154,6 +156,7 @@ class Trial:
             which = f"trial {self.num_trials}" if self.num_trials > 1 else "trial"
             taken = f"{race.num_steps} steps, {race.lost_ms:.1f} ms lost"
             head = f"{which} ({self._why}): {self.decision.reason} ({taken})"
+            head += f"; {_ASIDE}" if self._is_aside else ""
         return TrialReport.of(
             head, standings, num_trials=self.num_trials, num_steps=race.num_steps, lost_ms=race.lost_ms
         )
@@ -245,6 +248,7 @@ class Trial:
         self.standings = self._race.standings(decision)
         self._winner = self._lineup.plan_of(decision.winner)
         self._phase = "watching"
+        self._is_aside = False
         self._turn = None
         self._steps_since = 0
         self._setup.turn.give(self)
@@ -266,6 +270,7 @@ class Trial:
         self._steps_since += 1
         self._marks.append((clock.mark(), key))
         changed = watch.note_shapes(key) if key is not None else None
+        self._follow_shapes(watch)
         while len(self._marks) > 1 and clock.is_past(self._marks[1][0]):
             earlier, _ = self._marks.popleft()
             later, seen = self._marks[0]
@@ -275,6 +280,14 @@ class Trial:
             changed = watch.note_tenants(self._setup.tenants()) or changed
         if changed is not None and self._steps_since >= self._setup.settings.retrial_steps << (self.num_trials - 1):
             self._try_again(changed)
+
+    def _follow_shapes(self, watch: DriftWatch) -> None:
+        """Runs the plain loop while batches keep other shapes than the trial's: no plan was found faster for them."""
+        if self._winner is None or watch.has_other_shapes == self._is_aside or self._is_busy():
+            return
+        self._is_aside = watch.has_other_shapes
+        self._runner.switch_to(None if self._is_aside else self._winner.placed)
+        _LOG.info(_ASIDE if self._is_aside else "batches have the trial's shapes again: its plan runs")
 
     def _try_again(self, why: str) -> None:
         """Begins a new trial at the next boundary at which it is this model's turn and nothing is in flight."""

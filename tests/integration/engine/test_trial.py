@@ -304,6 +304,18 @@ def test_other_shapes_that_stay_are_tried_and_run_on_lanes_then(towers: TwoTower
         assert len(handle.timeline().spans) > spans
 
 
+def test_the_plain_loop_runs_while_batches_have_shapes_that_no_plan_was_tried_with(towers: TwoTowers):
+    with trying(towers) as (handle, clock):
+        steps(towers, handle, clock, times(plain=10, beside=6))
+        ran = steps(towers, handle, clock, times(plain=5, beside=6), 30, rows=3, until_decided=False)
+        assert ran == [BESIDE] * 20 + [PLAIN] * 10
+        assert "the plain loop runs until these return" in handle.describe()
+        ran = steps(towers, handle, clock, times(plain=10, beside=6), 5, until_decided=False)
+        assert ran == [PLAIN] + [BESIDE] * 4
+        assert "the plain loop runs until these return" not in handle.describe()
+        assert handle.metrics()["trials"] == 1
+
+
 def test_two_models_of_a_step_are_tried_one_after_the_other(towers: TwoTowers):
     other = TwoTowers(Trap(), Trap())
     with trying(towers) as (first, clock), trying(other) as (second, other_clock):
