@@ -13,7 +13,7 @@ from types import MappingProxyType
 from bench.ranks.layer_tables import ModelTable, load_table
 from bench.record import Figure, missing_figure
 from mosaic.artifact import fingerprint
-from mosaic.cost.communication import RankedCost, links_of
+from mosaic.cost.communication import RankedCost
 from mosaic.cost.interference import Interference, Neighbours, NoInterference
 from mosaic.errors import MosaicError
 from mosaic.hardware import find_cluster
@@ -23,6 +23,7 @@ from mosaic.simulate.step import simulate
 from mosaic.solver import SearchOptions
 from mosaic.solver.exact.search import SearchLimits
 from mosaic.solver.methods import compared_methods
+from mosaic.solver.options import MAX_MS
 from mosaic.solver.runnable import plan_to_run
 
 METHODS = compared_methods()
@@ -69,8 +70,10 @@ class ModelCost:
         self._modules = {module.module: module for module in table.modules}
 
     def degrees(self, module: str) -> tuple[int, ...]:
-        """Returns the table's degrees."""
-        return tuple(self._degrees)
+        """Returns the table's degrees, but for those at which a slot takes longer than planners accept."""
+        own = self._modules[module]
+        slowest = zip(self._degrees, own.forward_ms, own.backward_ms, strict=True)
+        return tuple(degree for degree, forward, backward in slowest if max(*forward, *backward) <= MAX_MS)
 
     def quotas(self, module: str, degree: int = 1) -> tuple[int, ...]:
         """Returns every number of slots."""
@@ -116,7 +119,7 @@ def simulated_steps(
     table = load_table(name)
     cluster = find_cluster(table.device, num_devices)
     traffic = {module.module: module.traffic for module in table.modules}
-    cost = RankedCost(ModelCost(table), traffic, links_of(cluster), num_devices)
+    cost = RankedCost(ModelCost(table), traffic, cluster, num_devices)
     device = cluster.hardware.device()
     if not with_memory:
         device = replace(device, memory_bytes=0)

@@ -71,7 +71,7 @@ def _over(plan: Plan, best: Plan) -> float:
 def _moving(instance: Instance, plan: Plan) -> float:
     graph = replace(instance.graph, edges=tuple(replace(edge, num_bytes=EDGE_BYTES) for edge in instance.graph.edges))
     still = simulate(plan, graph)
-    moved = simulate(plan, graph, StepModel(link=Link(gb_per_s=300.0, latency_us=5.0)))
+    moved = simulate(plan, graph, StepModel(network=Link(gb_per_s=300.0, latency_us=5.0)))
     return moved.makespan_ms / still.makespan_ms - 1
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from mosaic.cost import Cost
 from mosaic.graph import ModuleGraph, Part
-from mosaic.hardware import Link
+from mosaic.hardware import Cluster, Link
 from mosaic.plan import Placement, Plan
 from mosaic.profile import Phase
 from mosaic.schedule import Schedule
@@ -83,8 +83,8 @@ class StepModel:
 
     cost: Cost | None = None
     """Asked for each module's time beside those that really run beside it; None keeps the times of the plan."""
-    link: Link | None = None
-    """Between any two devices, for the bytes of the graph's edges; None moves data in no time."""
+    network: Cluster | Link | None = None
+    """Between devices, for the bytes of the graph's edges; None moves data in no time."""
 
 
 def simulate(
@@ -106,7 +106,7 @@ def simulate(
     model = model or StepModel()
     order = staged_order(plan) if schedule is None else check_schedule(schedule, plan, graph)
     placed = {placement.part: placement for placement in plan.placements}
-    lags = _lags(order, placed, graph, plan, model.link, 1 if schedule is None else schedule.num_microbatches)
+    lags = _lags(order, placed, graph, plan, model.network, 1 if schedule is None else schedule.num_microbatches)
     spans = _run(lags, _lengths(placed, model.cost))
     return SimulatedStep(
         spans=spans,
@@ -120,7 +120,7 @@ def _lags(
     placed: Mapping[Part, Placement],
     graph: ModuleGraph,
     plan: Plan,
-    link: Link | None,
+    network: Cluster | Link | None,
     num_microbatches: int,
 ) -> _Lags:
     """What each work waits for, by slots and by need, in the given order."""
@@ -135,8 +135,8 @@ def _lags(
             holders[cell] = work
         for other, edge in waits[work].items():
             lag = 0.0
-            if link is not None and edge is not None and edge.num_bytes:
-                lag = reshard_ms(placed[other.part], placed[work.part], edge.num_bytes, link)
+            if network is not None and edge is not None and edge.num_bytes:
+                lag = reshard_ms(placed[other.part], placed[work.part], edge.num_bytes, network)
             lags[other] = max(lag, lags.get(other, 0.0))
     return found
 

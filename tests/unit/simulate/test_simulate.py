@@ -101,7 +101,7 @@ def test_data_moves_between_modules_on_different_devices() -> None:
     assert reshard_ms(both, other, megabyte, link) == pytest.approx(0.5 + 0.5)
     plan, graph = plan_of((one,), (other,), edges=(("a", "b"),), num_devices=2)
     graph = replace(graph, edges=(Edge(source="a", target="b", num_bytes=megabyte),))
-    step = simulate(plan, graph, StepModel(link=link))
+    step = simulate(plan, graph, StepModel(network=link))
     assert step.makespan_ms == pytest.approx(4 + 2 * 1.5)
 
 
