@@ -25,8 +25,7 @@ PUBLISHED = {
         find_cluster("h100-80g", 16),
         ((2**20, 88.0), (10 * 2**20, 162.0), (100 * 2**20, 639.0), (1000 * 2**20, 4510.0)),
     ),
-    # Azure NDm A100 v4: jingchaozhang.github.io, "NCCL test on AKS NDmV4 VM"
-    "2 nodes of 8 A100": (
+    "2 nodes of 8 A100 (Azure NDm A100 v4), jingchaozhang.github.io, post of 2023-09-11": (
         A100_2,
         ((8, 37.3), (2**18, 68.25), (2**20, 96.39), (2**22, 148.1), (2**25, 615.6), (2**28, 3013.5), (2**33, 85129.0)),
     ),
