@@ -48,7 +48,7 @@ class Cluster:
         """Returns what one of ``degree`` devices has of the slowest link between them, in 10^9 bytes a second."""
         if degree <= self.gpus_per_node:
             return self.intra_node.gb_per_s
-        return self.inter_node.gb_per_s * min(1.0, self._nics / self.gpus_per_node)
+        return self.inter_node.gb_per_s * self._nics / self.gpus_per_node
 
     def all_reduce_ms(self, num_bytes: float, degree: int) -> float:
         """Returns the time of an all-reduce of ``num_bytes`` on each of ``degree`` devices, in milliseconds.

@@ -74,7 +74,7 @@ def find_cluster(where: str, gpus: int | None = None) -> Cluster:
         if count > 1:
             raise MosaicError(
                 f"{where} describes one device and no links; describe the cluster: hardware, nodes, gpus_per_node, "
-                "intra_node and inter_node"
+                "nics_per_node, intra_node and inter_node"
             )
         most, nics, intra, inter = 1, 1, Link(gb_per_s=1.0), Link(gb_per_s=1.0)  # one device sends nothing
     else:

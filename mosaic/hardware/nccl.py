@@ -45,7 +45,7 @@ class Protocol:
 
 
 PROTOCOLS = (
-    # llMaxBws of tuning.cc: 88 GB/s in a node of A100s, which reach 240; 19 to 45 between nodes
+    # llMaxBws of tuning.cc: 88 GB/s in a node of A100s, which reach 240; 19 to 39 between nodes
     Protocol(latency="ll_us", base_us=6.8, share=0.37, node_gb_per_s=20.0),
     Protocol(latency="ll128_us", base_us=14.0, share=0.92),
     Protocol(latency="latency_us", base_us=8.4, share=1.0),

@@ -38,6 +38,8 @@ class Communication:
 class RankedCost(RetimedCost):
     """A cost model for several ranks: another one's times with the communication of the engine beside them.
 
+    Each module has the network to itself: modules that sum gradients at the same time do not slow each other down.
+
     Args:
         base: Times of compute, and of whatever else its backward has: ``included_ms``.
         traffic: What each module takes and makes.
