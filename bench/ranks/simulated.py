@@ -1,8 +1,10 @@
 """Many GPUs, simulated from analytic profiles: every planner's plan of one model under one cost model, links included.
 
 A step is simulated event by event (``mosaic.simulate.step``): no barrier ends a stage, and a module starts when its
-inputs are there and its slots are free. Its time has the rows that travel to its ranks and back and the sum of its
-gradients (``RankedCost``). Papers' numbers stand in a label of their own; they are of other hardware and details.
+inputs are there and its slots are free. Its time has the rows that travel to its ranks and back (``RankedCost``);
+gradients are summed meanwhile on a network that all modules of a device share (``mosaic.simulate.sums``), though
+planners know nothing of that sharing. Papers' numbers stand in a label of their own; they are of other hardware and
+details.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from mosaic.errors import MosaicError
 from mosaic.hardware import find_cluster
 from mosaic.plan import Plan
 from mosaic.profile import Phase
-from mosaic.simulate.step import simulate
+from mosaic.simulate.step import StepModel, simulate
 from mosaic.solver import SearchOptions
 from mosaic.solver.exact.search import SearchLimits
 from mosaic.solver.methods import compared_methods
@@ -128,7 +130,8 @@ def simulated_steps(
     for method in methods:
         try:
             plan = plan_to_run(method, table.graph, cost, device, num_devices=num_devices, search=search)
-            found[method] = plan, simulate(plan, table.graph).makespan_ms
+            step = simulate(plan, table.graph, StepModel(sums=cost.summed))
+            found[method] = plan, step.makespan_ms
         except (MosaicError, ValueError) as error:
             found[method] = str(error)
     return found

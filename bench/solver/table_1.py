@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mosaic.cost.communication.traffic import reduce_ms
+from mosaic.cost.communication.traffic import gradient_sum
 from mosaic.hardware import find_cluster
 from mosaic.solver.instances.instance import Disturbance, InstanceOption
 
@@ -158,7 +158,7 @@ def _parameters(module: DrawnModule) -> float:
 
 def _reduce_ms(module: DrawnModule, degree: int) -> float:
     """Half of the sum of bf16 gradients; the other half hides behind backward."""
-    return reduce_ms(round(2 * _parameters(module)), degree, POD) / 2
+    return gradient_sum(round(2 * _parameters(module)), degree, POD).time_ms / 2
 
 
 def _state_bytes(module: DrawnModule, degree: int) -> float:

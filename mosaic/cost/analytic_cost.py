@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
-from mosaic.cost.communication.traffic import reduce_ms
+from mosaic.cost.communication.traffic import gradient_sum
 from mosaic.cost.counts import ModuleCounts
 from mosaic.cost.degrees import between_ms, degrees_between, neighbours
 from mosaic.cost.interference.protocol import Interference, NoInterference
@@ -89,7 +89,7 @@ class AnalyticCost(TimedBeside):
 
     def communication_ms(self, module: str, degree: int) -> float:
         """Returns the part of the backward in which gradients are reduced over ``degree`` devices, in milliseconds."""
-        return reduce_ms(self._at(module, degree).memory.gradient_bytes, degree, self.cluster)
+        return gradient_sum(self._at(module, degree).memory.gradient_bytes, degree, self.cluster).time_ms
 
     def memory_bytes(self, module: str, degree: int) -> int:
         """Returns the bytes that a module needs on each of its devices, its lane's library workspaces included."""

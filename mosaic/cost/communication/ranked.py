@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from mosaic.cost.communication.collectives import CollectiveInterference, CollectiveSms
-from mosaic.cost.communication.traffic import ModuleTraffic, exposed_ms, num_buckets, reduce_ms, route_ms
+from mosaic.cost.communication.traffic import GradientSum, ModuleTraffic, exposed_ms, gradient_sum, route_ms
 from mosaic.cost.protocol import Cost
 from mosaic.cost.retimed import RetimedCost
 from mosaic.hardware import Cluster, Link
@@ -39,6 +39,7 @@ class RankedCost(RetimedCost):
     """A cost model for several ranks: another one's times with the communication of the engine beside them.
 
     Each module has the network to itself: modules that sum gradients at the same time do not slow each other down.
+    ``mosaic.simulate`` can take that into account.
 
     Args:
         base: Times of compute, and of whatever else its backward has: ``included_ms``.
@@ -110,15 +111,22 @@ class RankedCost(RetimedCost):
         taken = found.hidden_ms * self._lost if phase is Phase.BACKWARD else 0.0
         return self.compute_ms(module, phase, degree, quota) + found.of(phase) + taken
 
+    def summed(self, module: str, degree: int) -> GradientSum:
+        """Returns what summing a module's gradients takes, hidden or not."""
+        num_bytes = self._traffic.get(module, ModuleTraffic()).parameter_gradients
+        if not self._with_reduction or degree <= 1 or num_bytes <= 0:
+            return GradientSum()
+        return gradient_sum(num_bytes, degree, self._network)
+
     def _communication(self, module: str, degree: int, quota: int) -> Communication:
         own = self._traffic.get(module, ModuleTraffic())
         exposed = hidden = 0.0
         forward_ms, backward_ms = self._routed_ms(module, own, degree)
-        if self._with_reduction and degree > 1 and own.parameter_gradients > 0:
-            total_ms = reduce_ms(own.parameter_gradients, degree, self._network)
+        whole = self.summed(module, degree)
+        if whole.time_ms > 0:
             compute_ms = self.compute_ms(module, Phase.BACKWARD, degree, quota)
-            exposed = exposed_ms(total_ms, compute_ms, num_buckets(own.parameter_gradients))
-            hidden = total_ms - exposed
+            exposed = exposed_ms(whole.time_ms, compute_ms, whole.buckets)
+            hidden = whole.time_ms - exposed
         return Communication(
             route_forward_ms=forward_ms, route_backward_ms=backward_ms, reduce_ms=exposed, hidden_ms=hidden
         )

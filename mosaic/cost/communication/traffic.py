@@ -73,15 +73,20 @@ def routed(num_ranks: int, degree: int) -> tuple[tuple[int, int, float], ...]:
     return tuple(messages)
 
 
-def num_buckets(num_bytes: int) -> int:
-    """Returns how many buckets gradients fill."""
-    return max(1, -(-num_bytes // BUCKET_BYTES))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientSum:
+    """What summing a module's gradients takes."""
+
+    time_ms: float = 0.0
+    """All buckets one after the other, hidden by nothing, in milliseconds."""
+    buckets: int = 1
+    """How many; all of one size."""
 
 
-def reduce_ms(num_bytes: int, degree: int, network: Cluster | Link) -> float:
-    """Returns the time of summing gradients over ``degree`` devices, one bucket after the other, hidden by nothing."""
-    count = num_buckets(num_bytes)
-    return count * network.all_reduce_ms(num_bytes / count, degree)
+def gradient_sum(num_bytes: int, degree: int, network: Cluster | Link) -> GradientSum:
+    """Returns what summing ``num_bytes`` of gradients over ``degree`` devices takes."""
+    buckets = max(1, -(-num_bytes // BUCKET_BYTES))
+    return GradientSum(time_ms=buckets * network.all_reduce_ms(num_bytes / buckets, degree), buckets=buckets)
 
 
 def exposed_ms(total_ms: float, backward_ms: float, buckets: int) -> float:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from planning_cases import device_of, flat, linear, profile_of
 
 from mosaic.cost import CostModel
-from mosaic.cost.communication import CollectiveSms, ModuleTraffic, RankedCost, exposed_ms, reduce_ms, route_ms
+from mosaic.cost.communication import CollectiveSms, ModuleTraffic, RankedCost, exposed_ms, gradient_sum, route_ms
 from mosaic.cost.communication.traffic import BUCKET_BYTES, routed
 from mosaic.hardware import Link, find_cluster
 from mosaic.profile import Phase
@@ -61,9 +61,10 @@ def test_rows_from_another_node_take_the_nics_of_its_devices_and_not_one():
 
 
 def test_gradients_are_summed_in_buckets():
-    assert reduce_ms(BUCKET_BYTES, 2, LINK) == LINK.all_reduce_ms(BUCKET_BYTES, 2)
-    assert reduce_ms(4 * BUCKET_BYTES, 2, LINK) == pytest.approx(4 * LINK.all_reduce_ms(BUCKET_BYTES, 2))
-    assert reduce_ms(0, 2, LINK) == 0.0
+    one, four = (gradient_sum(count * BUCKET_BYTES, 2, LINK) for count in (1, 4))
+    assert (one.time_ms, one.buckets) == (LINK.all_reduce_ms(BUCKET_BYTES, 2), 1)
+    assert (four.time_ms, four.buckets) == (pytest.approx(4 * one.time_ms), 4)
+    assert gradient_sum(0, 2, LINK).time_ms == 0.0
 
 
 @given(st.floats(0, 50), st.floats(0, 50), st.integers(1, 9))
