@@ -1,8 +1,10 @@
 """Many GPUs, simulated from analytic profiles: every planner's plan of one model under one cost model, links included.
 
 A step is simulated event by event (``mosaic.simulate.step``): no barrier ends a stage, and a module starts when its
-inputs are there and its slots are free. Its time has the rows that travel to its ranks and back and the sum of its
-gradients (``RankedCost``). Papers' numbers stand in a label of their own; they are of other hardware and details.
+inputs are there and its slots are free. Its time has the rows that travel to its ranks and back (``RankedCost``);
+gradients are summed meanwhile on a network that all modules of a device share (``mosaic.simulate.sums``), though
+planners know nothing of that sharing. Papers' numbers stand in a label of their own; they are of other hardware and
+details.
 """
 
 from __future__ import annotations
@@ -13,16 +15,17 @@ from types import MappingProxyType
 from bench.ranks.layer_tables import ModelTable, load_table
 from bench.record import Figure, missing_figure
 from mosaic.artifact import fingerprint
-from mosaic.cost.communication import RankedCost, links_of
+from mosaic.cost.communication import RankedCost
 from mosaic.cost.interference import Interference, Neighbours, NoInterference
 from mosaic.errors import MosaicError
 from mosaic.hardware import find_cluster
 from mosaic.plan import Plan
 from mosaic.profile import Phase
-from mosaic.simulate.step import simulate
+from mosaic.simulate.step import StepModel, simulate
 from mosaic.solver import SearchOptions
 from mosaic.solver.exact.search import SearchLimits
 from mosaic.solver.methods import compared_methods
+from mosaic.solver.options import MAX_MS
 from mosaic.solver.runnable import plan_to_run
 
 METHODS = compared_methods()
@@ -69,8 +72,10 @@ class ModelCost:
         self._modules = {module.module: module for module in table.modules}
 
     def degrees(self, module: str) -> tuple[int, ...]:
-        """Returns the table's degrees."""
-        return tuple(self._degrees)
+        """Returns the table's degrees, but for those at which a slot takes longer than planners accept."""
+        own = self._modules[module]
+        slowest = zip(self._degrees, own.forward_ms, own.backward_ms, strict=True)
+        return tuple(degree for degree, forward, backward in slowest if max(*forward, *backward) <= MAX_MS)
 
     def quotas(self, module: str, degree: int = 1) -> tuple[int, ...]:
         """Returns every number of slots."""
@@ -116,7 +121,7 @@ def simulated_steps(
     table = load_table(name)
     cluster = find_cluster(table.device, num_devices)
     traffic = {module.module: module.traffic for module in table.modules}
-    cost = RankedCost(ModelCost(table), traffic, links_of(cluster), num_devices)
+    cost = RankedCost(ModelCost(table), traffic, cluster, num_devices)
     device = cluster.hardware.device()
     if not with_memory:
         device = replace(device, memory_bytes=0)
@@ -125,7 +130,8 @@ def simulated_steps(
     for method in methods:
         try:
             plan = plan_to_run(method, table.graph, cost, device, num_devices=num_devices, search=search)
-            found[method] = plan, simulate(plan, table.graph).makespan_ms
+            step = simulate(plan, table.graph, StepModel(sums=cost.summed))
+            found[method] = plan, step.makespan_ms
         except (MosaicError, ValueError) as error:
             found[method] = str(error)
     return found

@@ -11,8 +11,8 @@ from statistics import fmean as mean
 from bench.record import Figure
 from bench.solver.generate import Recipe, Shape, generate
 from bench.solver.runs import figure
+from bench.solver.table_1 import POD
 from mosaic.cost import Cost
-from mosaic.hardware import Link
 from mosaic.plan import Plan
 from mosaic.simulate.step import StepModel, simulate
 from mosaic.solver import QuotaGrid, SearchOptions, solve
@@ -71,7 +71,7 @@ def _over(plan: Plan, best: Plan) -> float:
 def _moving(instance: Instance, plan: Plan) -> float:
     graph = replace(instance.graph, edges=tuple(replace(edge, num_bytes=EDGE_BYTES) for edge in instance.graph.edges))
     still = simulate(plan, graph)
-    moved = simulate(plan, graph, StepModel(link=Link(gb_per_s=300.0, latency_us=5.0)))
+    moved = simulate(plan, graph, StepModel(network=POD))
     return moved.makespan_ms / still.makespan_ms - 1
 
 

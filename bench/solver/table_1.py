@@ -7,6 +7,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mosaic.cost.communication.traffic import gradient_sum
+from mosaic.hardware import find_cluster
 from mosaic.solver.instances.instance import Disturbance, InstanceOption
 
 
@@ -62,9 +64,8 @@ KEPT_SHARE = 0.75
 """Of a module's activations, what stays from forward to backward; the rest is workspace."""
 LAUNCH_MS = 0.06
 """Least time of a layer, however small."""
-FAST_LINK_BYTES_PER_MS = 300e6
-SLOW_LINK_BYTES_PER_MS = 40e6
-"""Within a node of eight, and beyond."""
+POD = find_cluster("h100-80g", 32)
+"""Where gradients are summed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,11 +157,8 @@ def _parameters(module: DrawnModule) -> float:
 
 
 def _reduce_ms(module: DrawnModule, degree: int) -> float:
-    """Half of a ring's all-reduce of bf16 gradients; the other half hides behind backward."""
-    if degree == 1:
-        return 0.0
-    link = FAST_LINK_BYTES_PER_MS if degree <= 8 else SLOW_LINK_BYTES_PER_MS
-    return 2.0 * _parameters(module) * (degree - 1) / degree / link
+    """Half of the sum of bf16 gradients; the other half hides behind backward."""
+    return gradient_sum(round(2 * _parameters(module)), degree, POD).time_ms / 2
 
 
 def _state_bytes(module: DrawnModule, degree: int) -> float:

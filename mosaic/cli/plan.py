@@ -279,14 +279,11 @@ def _with_ranks(
     """Puts what GPUs tell each other into the times, in place of a sum of gradients that nothing hides."""
     from mosaic.cost.communication.collectives import CollectiveSms
     from mosaic.cost.communication.ranked import RankedCost
-    from mosaic.cost.communication.traffic import links_of
     from mosaic.solver.reserve import Reserved
 
     reserved = Reserved.of(basis.device, given.communication_slots)
     sms = CollectiveSms(ctas=reserved.sms, num_sms=cost.hardware.num_sms, reserved_sms=reserved.sms)
-    ranked = RankedCost(
-        cost, traffic, links_of(cost.cluster), basis.num_devices, included_ms=cost.communication_ms, sms=sms
-    )
+    ranked = RankedCost(cost, traffic, cost.cluster, basis.num_devices, included_ms=cost.communication_ms, sms=sms)
     notes = basis.notes
     if unknown:
         notes += (f"no routing is predicted for {', '.join(unknown)}: no leading dimension is the batch",)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
+from mosaic.cost.communication.traffic import gradient_sum
 from mosaic.cost.counts import ModuleCounts
 from mosaic.cost.degrees import between_ms, degrees_between, neighbours
 from mosaic.cost.interference.protocol import Interference, NoInterference
@@ -18,8 +19,8 @@ from mosaic.profile import Phase
 class AnalyticCost(TimedBeside):
     """Predicted time and memory of the modules of one graph; takes the place of a measured ``CostModel``.
 
-    A module of degree d > 1 adds a ring all-reduce of its gradients to its backward, as if nothing of it were hidden
-    behind the arithmetic: an upper bound.
+    A module of degree d > 1 adds the sum of its gradients to its backward, bucket after bucket, as if arithmetic hid
+    nothing of it: an upper bound.
 
     Args:
         counts: For each module its counts by data-parallel degree (``count_degrees``).
@@ -88,7 +89,7 @@ class AnalyticCost(TimedBeside):
 
     def communication_ms(self, module: str, degree: int) -> float:
         """Returns the part of the backward in which gradients are reduced over ``degree`` devices, in milliseconds."""
-        return self.cluster.all_reduce_ms(self._at(module, degree).memory.gradient_bytes, degree)
+        return gradient_sum(self._at(module, degree).memory.gradient_bytes, degree, self.cluster).time_ms
 
     def memory_bytes(self, module: str, degree: int) -> int:
         """Returns the bytes that a module needs on each of its devices, its lane's library workspaces included."""
@@ -122,7 +123,7 @@ class AnalyticCost(TimedBeside):
         return quota * self.hardware.sms_per_slot
 
     def _network(self, degree: int) -> float:
-        return self.cluster.link(degree).gb_per_s
+        return self.cluster.gb_per_s(degree)
 
     def _of(self, module: str) -> dict[int, ModuleCounts]:
         if module not in self._counts:

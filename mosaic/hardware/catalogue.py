@@ -15,8 +15,8 @@ import os
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from mosaic.hardware.cluster import Link
 from mosaic.hardware.description import Efficiency, Hardware
+from mosaic.hardware.link import Link
 
 _GB = 10**9
 _CUBLAS_BYTES = 2 * 32 * 2**20
@@ -129,37 +129,47 @@ class KnownDevice:
     """Describes one."""
     per_node: int
     """Devices in a node."""
+    nics: int
+    """NICs in a node."""
     intra_node: Link
-    """Between devices of one node; of one device in one direction, with a latency that is assumed."""
+    """Of a device, to others of its node."""
     inter_node: Link
-    """Between devices of different nodes."""
+    """Of a NIC."""
 
 
-_FAST_NODE = Link(gb_per_s=450.0)
-_RDMA_400, _RDMA_200 = (Link(gb_per_s=speed, latency_us=10.0) for speed in (50.0, 25.0))
+# Latencies: NCCL 2.30.7, src/graph/tuning.cc, hwLat, the ring's over NVLink and PCI, the tree's over the network.
+_NVLINK_900, _NVLINK_600, _NVLINK_400 = (
+    Link(gb_per_s=speed, latency_us=3.4, ll128_us=1.9, ll_us=0.6) for speed in (450.0, 300.0, 200.0)
+)
+_PCIE_4 = Link(gb_per_s=32.0, latency_us=5.7, ll_us=1.0)  # no LL128: NCCL uses it over NVLink
+_RDMA_400, _RDMA_200 = (Link(gb_per_s=speed, latency_us=14.0, ll128_us=8.5, ll_us=5.0) for speed in (50.0, 25.0))
 
 DEVICES: Mapping[str, KnownDevice] = MappingProxyType(
     {
         # DGX A100: NVLink 600, 8 x HDR 200
         "a100-80g": KnownDevice(
-            describe=lambda: _A100, per_node=8, intra_node=Link(gb_per_s=300.0), inter_node=_RDMA_200
+            describe=lambda: _A100, per_node=8, nics=8, intra_node=_NVLINK_600, inter_node=_RDMA_200
         ),
         # Mosaic 5.1: NVLink 900, 8 x NDR 400
-        "h100-80g": KnownDevice(describe=lambda: _H100, per_node=8, intra_node=_FAST_NODE, inter_node=_RDMA_400),
-        "h200": KnownDevice(describe=lambda: _H200, per_node=8, intra_node=_FAST_NODE, inter_node=_RDMA_400),
+        "h100-80g": KnownDevice(
+            describe=lambda: _H100, per_node=8, nics=8, intra_node=_NVLINK_900, inter_node=_RDMA_400
+        ),
+        "h200": KnownDevice(describe=lambda: _H200, per_node=8, nics=8, intra_node=_NVLINK_900, inter_node=_RDMA_400),
         # PipeWeaver: NVLink 200, 8 x RoCE 200
-        "h800": KnownDevice(describe=lambda: _H800, per_node=8, intra_node=Link(gb_per_s=200.0), inter_node=_RDMA_200),
+        "h800": KnownDevice(describe=lambda: _H800, per_node=8, nics=8, intra_node=_NVLINK_400, inter_node=_RDMA_200),
         # Cornstarch: PCIe 4, one 200 Gb/s a node
         "a40": KnownDevice(
             describe=lambda: _A40,
             per_node=4,
-            intra_node=Link(gb_per_s=32.0),
-            inter_node=Link(gb_per_s=6.25, latency_us=10.0),
+            nics=1,
+            intra_node=_PCIE_4,
+            inter_node=_RDMA_200,
         ),
-        # gloo over 10 Gb/s
+        # gloo over 10 Gb/s; latency assumed
         "host": KnownDevice(
             describe=describe_host,
             per_node=1,
+            nics=1,
             intra_node=Link(gb_per_s=10.0),
             inter_node=Link(gb_per_s=1.25, latency_us=50.0),
         ),

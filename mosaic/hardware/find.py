@@ -11,8 +11,9 @@ from mosaic.artifact import Ge, load
 from mosaic.device import FORBID_EXTRA
 from mosaic.errors import MosaicError
 from mosaic.hardware.catalogue import DEVICES
-from mosaic.hardware.cluster import Cluster, Link
+from mosaic.hardware.cluster import Cluster
 from mosaic.hardware.description import Hardware
+from mosaic.hardware.link import Link
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,7 @@ class _ClusterFile:
     hardware: str | Hardware
     nodes: Annotated[int, Ge(1)]
     gpus_per_node: Annotated[int, Ge(1)]
+    nics_per_node: Annotated[int, Ge(1)] | None = None
     intra_node: Link
     inter_node: Link
 
@@ -72,12 +74,12 @@ def find_cluster(where: str, gpus: int | None = None) -> Cluster:
         if count > 1:
             raise MosaicError(
                 f"{where} describes one device and no links; describe the cluster: hardware, nodes, gpus_per_node, "
-                "intra_node and inter_node"
+                "nics_per_node, intra_node and inter_node"
             )
-        most, intra, inter = 1, Link(gb_per_s=1.0), Link(gb_per_s=1.0)  # one device sends nothing
+        most, nics, intra, inter = 1, 1, Link(gb_per_s=1.0), Link(gb_per_s=1.0)  # one device sends nothing
     else:
         known = DEVICES[hardware.name]
-        most, intra, inter = known.per_node, known.intra_node, known.inter_node
+        most, nics, intra, inter = known.per_node, known.nics, known.intra_node, known.inter_node
     per_node = min(count, most)
     if count % per_node:
         raise MosaicError(
@@ -85,7 +87,12 @@ def find_cluster(where: str, gpus: int | None = None) -> Cluster:
             "cluster in a file"
         )
     return Cluster(
-        hardware=hardware, nodes=count // per_node, gpus_per_node=per_node, intra_node=intra, inter_node=inter
+        hardware=hardware,
+        nodes=count // per_node,
+        gpus_per_node=per_node,
+        nics_per_node=nics,
+        intra_node=intra,
+        inter_node=inter,
     )
 
 
@@ -111,6 +118,7 @@ def load_cluster(path: Path) -> Cluster:
         hardware=find_hardware(read.hardware) if isinstance(read.hardware, str) else read.hardware,
         nodes=read.nodes,
         gpus_per_node=read.gpus_per_node,
+        nics_per_node=read.nics_per_node,
         intra_node=read.intra_node,
         inter_node=read.inter_node,
     )

@@ -15,16 +15,18 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mosaic.cost import Cost
+from mosaic.cost.communication import GradientSum
 from mosaic.graph import ModuleGraph, Part
-from mosaic.hardware import Link
+from mosaic.hardware import Cluster, Link
 from mosaic.plan import Placement, Plan
 from mosaic.profile import Phase
 from mosaic.schedule import Schedule
 from mosaic.simulate.order import Work, check_schedule, staged_order, waits_of
 from mosaic.simulate.reshard import reshard_ms
+from mosaic.simulate.sums import Summed, last_sum_ms
 
 _Lags = Mapping[Work, Mapping[Work, float]]
 """For each work those that it waits for, each with the milliseconds between its end and the earliest start."""
@@ -63,7 +65,7 @@ class SimulatedStep:
     forward_ms: float
     """When all forwards had ended."""
     makespan_ms: float
-    """When everything had."""
+    """When everything had, the sums of gradients included where they are apart."""
 
     @property
     def critical(self) -> tuple[SimulatedSpan, ...]:
@@ -83,8 +85,15 @@ class StepModel:
 
     cost: Cost | None = None
     """Asked for each module's time beside those that really run beside it; None keeps the times of the plan."""
-    link: Link | None = None
-    """Between any two devices, for the bytes of the graph's edges; None moves data in no time."""
+    network: Cluster | Link | None = None
+    """Between devices, for the bytes of the graph's edges; None moves data in no time."""
+    sums: Callable[[str, int], GradientSum] | None = None
+    """Of a module at a degree: its gradients are summed on the network that all share, and what the plan's times have
+    of it is left out; None keeps the times of the plan. Goes with a plan's own times."""
+
+    def __post_init__(self) -> None:
+        if self.cost is not None and self.sums is not None:
+            raise ValueError("cost and sums: a cost model's times have sums in them; give one of both")
 
 
 def simulate(
@@ -105,14 +114,33 @@ def simulate(
     plan.check_covers(graph)
     model = model or StepModel()
     order = staged_order(plan) if schedule is None else check_schedule(schedule, plan, graph)
-    placed = {placement.part: placement for placement in plan.placements}
-    lags = _lags(order, placed, graph, plan, model.link, 1 if schedule is None else schedule.num_microbatches)
+    placed = {placement.part: placement if model.sums is None else _bare(placement) for placement in plan.placements}
+    lags = _lags(order, placed, graph, plan, model.network, 1 if schedule is None else schedule.num_microbatches)
     spans = _run(lags, _lengths(placed, model.cost))
     return SimulatedStep(
         spans=spans,
         forward_ms=max((span.end_ms for span in spans if span.phase is Phase.FORWARD), default=0.0),
-        makespan_ms=max((span.end_ms for span in spans), default=0.0),
+        makespan_ms=max([*(span.end_ms for span in spans), _summed_ms(spans, placed, model)], default=0.0),
     )
+
+
+def _bare(placement: Placement) -> Placement:
+    """A placement whose backward has no sum of gradients."""
+    return replace(placement, backward_ms=max(0.0, placement.backward_ms - placement.reduce_ms), reduce_ms=0.0)
+
+
+def _summed_ms(spans: Sequence[SimulatedSpan], placed: Mapping[Part, Placement], model: StepModel) -> float:
+    """When the last sum has ended; of several microbatches' backwards, the last one sums."""
+    if model.sums is None:
+        return 0.0
+    last = {span.work.part: span for span in spans if span.phase is Phase.BACKWARD}
+    parts = []
+    for part, span in last.items():
+        devices = placed[part].devices
+        whole = model.sums(part.module, len(devices))
+        own = replace(whole, time_ms=part.share * whole.time_ms)
+        parts.append(Summed(start_ms=span.start_ms, end_ms=span.end_ms, devices=devices, own=own))
+    return last_sum_ms(parts)
 
 
 def _lags(
@@ -120,7 +148,7 @@ def _lags(
     placed: Mapping[Part, Placement],
     graph: ModuleGraph,
     plan: Plan,
-    link: Link | None,
+    network: Cluster | Link | None,
     num_microbatches: int,
 ) -> _Lags:
     """What each work waits for, by slots and by need, in the given order."""
@@ -135,8 +163,8 @@ def _lags(
             holders[cell] = work
         for other, edge in waits[work].items():
             lag = 0.0
-            if link is not None and edge is not None and edge.num_bytes:
-                lag = reshard_ms(placed[other.part], placed[work.part], edge.num_bytes, link)
+            if network is not None and edge is not None and edge.num_bytes:
+                lag = reshard_ms(placed[other.part], placed[work.part], edge.num_bytes, network)
             lags[other] = max(lag, lags.get(other, 0.0))
     return found
 

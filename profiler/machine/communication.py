@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from mosaic.errors import BackendUnavailableError
+from mosaic.hardware import Link
 
 _SIZES = tuple(4**power for power in range(5, 12))  # 1 KiB to 4 MiB
 _REPEATS = 7
@@ -45,10 +46,7 @@ class Ring:
 
     def all_reduce_ms(self, num_bytes: float, degree: int) -> float:
         """Returns the time of a ring all-reduce, in milliseconds."""
-        if degree <= 1 or num_bytes <= 0:
-            return 0.0
-        steps, sent = _ring(num_bytes, degree)
-        return steps * self.latency_us / 1e3 + sent / self.gb_per_s / 1e6
+        return Link(latency_us=self.latency_us, gb_per_s=self.gb_per_s).all_reduce_ms(num_bytes, degree)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

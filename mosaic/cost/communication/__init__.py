@@ -2,6 +2,6 @@
 
 from mosaic.cost.communication.collectives import CollectiveSms
 from mosaic.cost.communication.ranked import RankedCost
-from mosaic.cost.communication.traffic import ModuleTraffic, busiest_share, exposed_ms, links_of, route_ms
+from mosaic.cost.communication.traffic import GradientSum, ModuleTraffic, exposed_ms, gradient_sum, route_ms
 
-__all__ = ["CollectiveSms", "ModuleTraffic", "RankedCost", "busiest_share", "exposed_ms", "links_of", "route_ms"]
+__all__ = ["CollectiveSms", "GradientSum", "ModuleTraffic", "RankedCost", "exposed_ms", "gradient_sum", "route_ms"]

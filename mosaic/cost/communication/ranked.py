@@ -6,14 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from mosaic.cost.communication.collectives import CollectiveInterference, CollectiveSms
-from mosaic.cost.communication.traffic import ModuleTraffic, exposed_ms, route_ms
+from mosaic.cost.communication.traffic import GradientSum, ModuleTraffic, exposed_ms, gradient_sum, route_ms
 from mosaic.cost.protocol import Cost
 from mosaic.cost.retimed import RetimedCost
-from mosaic.hardware import Link
+from mosaic.hardware import Cluster, Link
 from mosaic.profile import Phase
-
-BUCKET_BYTES = 25 * 2**20
-"""Bytes of gradients that are summed together, as in the engine and in DDP."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,10 +38,13 @@ class Communication:
 class RankedCost(RetimedCost):
     """A cost model for several ranks: another one's times with the communication of the engine beside them.
 
+    Each module has the network to itself: modules that sum gradients at the same time do not slow each other down.
+    ``mosaic.simulate`` can take that into account.
+
     Args:
         base: Times of compute, and of whatever else its backward has: ``included_ms``.
         traffic: What each module takes and makes.
-        link: The link between the given number of devices, as fast as it really is.
+        network: Between the ranks; a link alone is a plain ring, as gloo's or as one that was measured.
         num_ranks: Ranks that hold the batch.
         included_ms: What the base's backward already has for summing gradients, of a module at a degree.
         with_reduction: Whether summing gradients takes time; where not, the base's is taken out.
@@ -58,7 +58,7 @@ class RankedCost(RetimedCost):
         self,
         base: Cost,
         traffic: Mapping[str, ModuleTraffic],
-        link: Callable[[int], Link],
+        network: Cluster | Link,
         num_ranks: int,
         *,
         included_ms: Callable[[str, int], float] = lambda module, degree: 0.0,
@@ -70,11 +70,12 @@ class RankedCost(RetimedCost):
         super().__init__(base)
         self.num_ranks = num_ranks
         self._traffic = dict(traffic)
-        self._link = link
+        self._network = network
         self._included_ms = included_ms
         self._with_reduction = with_reduction
         self._lost = sms.lost if sms is not None else 0.0
         self._known: dict[tuple[str, int, int], Communication] = {}
+        self._routes: dict[tuple[str, int], tuple[float, float]] = {}
         self._longest: dict[tuple[str, Phase], float] = {}
         if self._lost > 0 and num_ranks > 1:
             self.interference = CollectiveInterference(base.interference, self._lost, self.longest_ms)
@@ -110,30 +111,32 @@ class RankedCost(RetimedCost):
         taken = found.hidden_ms * self._lost if phase is Phase.BACKWARD else 0.0
         return self.compute_ms(module, phase, degree, quota) + found.of(phase) + taken
 
+    def summed(self, module: str, degree: int) -> GradientSum:
+        """Returns what summing a module's gradients takes, hidden or not."""
+        num_bytes = self._traffic.get(module, ModuleTraffic()).parameter_gradients
+        if not self._with_reduction or degree <= 1 or num_bytes <= 0:
+            return GradientSum()
+        return gradient_sum(num_bytes, degree, self._network)
+
     def _communication(self, module: str, degree: int, quota: int) -> Communication:
         own = self._traffic.get(module, ModuleTraffic())
         exposed = hidden = 0.0
-        link = self._link(self.num_ranks)
-        forward_ms, backward_ms = (
-            sum(route_ms(num_bytes, self.num_ranks, degree, link) for num_bytes in ways)
-            for ways in ((own.arguments, own.results), (own.result_gradients, own.argument_gradients))
-        )
-        if self._with_reduction and degree > 1 and own.parameter_gradients > 0:
-            total_ms = self._reduce_ms(own.parameter_gradients, degree)
+        forward_ms, backward_ms = self._routed_ms(module, own, degree)
+        whole = self.summed(module, degree)
+        if whole.time_ms > 0:
             compute_ms = self.compute_ms(module, Phase.BACKWARD, degree, quota)
-            exposed = exposed_ms(total_ms, compute_ms, _num_buckets(own.parameter_gradients))
-            hidden = total_ms - exposed
+            exposed = exposed_ms(whole.time_ms, compute_ms, whole.buckets)
+            hidden = whole.time_ms - exposed
         return Communication(
             route_forward_ms=forward_ms, route_backward_ms=backward_ms, reduce_ms=exposed, hidden_ms=hidden
         )
 
-    def _reduce_ms(self, num_bytes: int, degree: int) -> float:
-        """A ring for each bucket: 2 (d-1) steps in which each device sends 1/d of the bytes."""
-        link = self._link(degree)
-        sent = 2 * (degree - 1) / degree * num_bytes
-        steps = _num_buckets(num_bytes) * 2 * (degree - 1)
-        return steps * link.latency_us / 1e3 + sent / link.gb_per_s / 1e6
-
-
-def _num_buckets(num_bytes: int) -> int:
-    return max(1, -(-num_bytes // BUCKET_BYTES))
+    def _routed_ms(self, module: str, own: ModuleTraffic, degree: int) -> tuple[float, float]:
+        """Of forward and backward."""
+        if (module, degree) not in self._routes:
+            there, back, given, taken = (
+                route_ms(num_bytes, self.num_ranks, degree, self._network)
+                for num_bytes in (own.arguments, own.results, own.result_gradients, own.argument_gradients)
+            )
+            self._routes[module, degree] = there + back, given + taken
+        return self._routes[module, degree]

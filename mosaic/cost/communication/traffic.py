@@ -1,27 +1,29 @@
 """The messages of a step, as time: rows to the ranks that run a module and back, and gradients summed.
 
 Each of W ranks holds 1/W of a batch's rows. A module on d of them runs on 1/d on each; a member keeps what it holds and
-is short of 1/d - 1/W, and a rank that runs nothing of it sends all that it holds. So the busiest link carries
-max(1/d - 1/W, 1/W) of what travels, nothing where d = W (``mosaic.ranks.RowRouting`` with equal slices). There
-are four ways: arguments to the members and results home, then the gradients of results and those of arguments. Nothing
-is taken to hide what travels: an upper bound.
+is short of 1/d - 1/W, and a rank that runs nothing of it sends all that it holds: nothing travels where d = W
+(``mosaic.ranks.RowRouting`` with equal slices and the first d ranks as members). There are four ways: arguments to the
+members and results home, then the gradients of results and those of arguments. Nothing is taken to hide what travels:
+an upper bound.
 
 Gradients are summed in B buckets, each as soon as it is there, while the backward goes on::
 
     backward  |  1  |  2  |  3  |                b = its time, ready in equal parts
-    ring            |--1--|--2--|--3--|          r = the time of all buckets one after the other
+    network         |--1--|--2--|--3--|          r = the time of all buckets one after the other
                                 |exposed|        max(r / B, r - b (B - 1) / B)
 
-None of this was measured on GPUs.
+How long a message or a bucket takes is the network's matter: ``mosaic.hardware.Cluster``, or one ``Link`` for all.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
-from mosaic.hardware import Cluster, Link
+from mosaic.hardware import Cluster, Link, Message
+
+BUCKET_BYTES = 25 * 2**20
+"""Bytes of gradients that are summed together, as in the engine and in DDP."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,43 +46,57 @@ class ModuleTraffic:
             raise ValueError(f"{self}: bytes are 0 or more")
 
 
-def busiest_share(num_ranks: int, degree: int) -> float:
-    """Returns the share of all rows that the busiest rank sends or receives, one way; 0 where all ranks run it."""
-    if degree >= num_ranks:
-        return 0.0
-    return max(1 / degree - 1 / num_ranks, 1 / num_ranks)
+def route_ms(num_bytes: float, num_ranks: int, degree: int, network: Cluster | Link) -> float:
+    """Returns the time of one way between all ranks and ``degree`` of them, for ``num_bytes`` of all rows."""
+    return network.exchange_ms(
+        [
+            Message(source=source, target=target, num_bytes=share * num_bytes)
+            for source, target, share in routed(num_ranks, degree)
+            if num_bytes > 0
+        ]
+    )
 
 
-def route_ms(num_bytes: float, num_ranks: int, degree: int, link: Link) -> float:
-    """Returns the time of one way between all ranks and ``degree`` of them, for ``num_bytes`` of all rows.
+@lru_cache(maxsize=1024)
+def routed(num_ranks: int, degree: int) -> tuple[tuple[int, int, float], ...]:
+    """Returns which rank sends which member what share of all rows: ranks in their order fill members in theirs."""
+    messages: list[tuple[int, int, float]] = []
+    member, short = 0, num_ranks - degree  # in units of 1 / (ranks x degree): a rank holds ``degree`` of them
+    for source in range(degree, num_ranks):
+        left = degree
+        while left:
+            given = min(left, short)
+            messages.append((source, member, given / (num_ranks * degree)))
+            left, short = left - given, short - given
+            if not short:
+                member, short = member + 1, num_ranks - degree
+    return tuple(messages)
 
-    The busiest rank talks to as many others as its rows come from, one after the other.
-    """
-    share = busiest_share(num_ranks, degree)
-    if share <= 0 or num_bytes <= 0:
-        return 0.0
-    others = math.ceil(share * num_ranks)
-    return others * link.latency_us / 1e3 + share * num_bytes / link.gb_per_s / 1e6
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientSum:
+    """What summing a module's gradients takes."""
+
+    time_ms: float = 0.0
+    """All buckets one after the other, hidden by nothing, in milliseconds."""
+    buckets: int = 1
+    """How many; all of one size."""
 
 
-def exposed_ms(total_ms: float, backward_ms: float, num_buckets: int) -> float:
+def gradient_sum(num_bytes: int, degree: int, network: Cluster | Link) -> GradientSum:
+    """Returns what summing ``num_bytes`` of gradients over ``degree`` devices takes."""
+    buckets = max(1, -(-num_bytes // BUCKET_BYTES))
+    return GradientSum(time_ms=buckets * network.all_reduce_ms(num_bytes / buckets, degree), buckets=buckets)
+
+
+def exposed_ms(total_ms: float, backward_ms: float, buckets: int) -> float:
     """Returns what is left of summing gradients when the backward has ended; see the head of this file.
 
     Args:
         total_ms: All buckets one after the other.
         backward_ms: The backward in which they become ready, in equal parts.
-        num_buckets: How many.
+        buckets: How many.
     """
-    if num_buckets < 1:
+    if buckets < 1:
         return 0.0
-    return max(total_ms / num_buckets, total_ms - backward_ms * (num_buckets - 1) / num_buckets)
-
-
-def links_of(cluster: Cluster) -> Callable[[int], Link]:
-    """Returns what ranks reach of a cluster's links, by the number of devices that take part."""
-
-    def reached(degree: int) -> Link:
-        link = cluster.link(degree)
-        return Link(gb_per_s=link.gb_per_s * cluster.hardware.efficiency.network, latency_us=link.latency_us)
-
-    return reached
+    return max(total_ms / buckets, total_ms - backward_ms * (buckets - 1) / buckets)

@@ -89,7 +89,6 @@ def cost_of_ranks(
     """
     with preserved(model, alone=finding.subjects):
         traffic = {s.name: traffic_of(repeat_batch(s, num_ranks)) for s in finding.subjects}
-    link = link_of(ring)
 
     def included_ms(module: str, degree: int) -> float:
         return ring.all_reduce_ms(traffic[module].parameter_gradients, degree) if sums_over_ring else 0.0
@@ -97,7 +96,7 @@ def cost_of_ranks(
     return RankedCost(
         CostModel.from_profile(profile),
         traffic,
-        lambda degree: link,
+        link_of(ring),
         num_ranks,
         included_ms=included_ms,
         with_reduction=sums_over_ring,

@@ -17,7 +17,7 @@ from bench.ranks import layer_tables as ranks_tables
 from bench.ranks import pictures as ranks_pictures
 from bench.ranks.launch import on_ranks
 from bench.ranks.measured import moved, one, peak
-from bench.ranks.simulated import ModelCost, large_cluster, scaling
+from bench.ranks.simulated import ModelCost, large_cluster, scaling, simulated_steps
 from bench.ranks.tape import Tape
 from bench.record import Figure, Study
 from bench.study_parts import StudyPart
@@ -130,6 +130,18 @@ def test_simulated_figures_are_labelled_and_have_the_papers_numbers_beside():
     assert found["exact: step over exact's, ofasys, 8 GPUs, ratio"].value == 1.0
     large = {f.name: f for f in large_cluster(name="qwen-val-30b", num_devices=8, seconds=2)}
     assert large["spindle: speed-up over megatron, qwen-val-30b, 8 GPUs"].labels["paper"] == "1.34"
+
+
+def test_more_gpus_make_the_largest_models_faster():
+    def step_ms(name: str, num_devices: int, method: str) -> float:
+        found = simulated_steps(name, num_devices, seconds=0.5, methods=[method], with_memory=False)[method]
+        assert not isinstance(found, str), found
+        return found[1]
+
+    for method in ("exact", "megatron"):
+        times = [step_ms("qwen3-vl", num_devices, method) for num_devices in (8, 16, 32)]
+        assert times[0] > 1.5 * times[1] > 2 * times[2], (method, times)
+    assert step_ms("qwen-val-70b", 256, "exact") > 0  # a plan, though one slot would take hours
 
 
 @pytest.mark.usefixtures("made_up_table")

@@ -10,7 +10,7 @@ import pytest
 
 from mosaic.artifact import save, to_json
 from mosaic.errors import InvalidFileError, MosaicError
-from mosaic.hardware import HARDWARE_NAMES, Cluster, Hardware, Link, find_cluster, find_hardware, load_hardware
+from mosaic.hardware import HARDWARE_NAMES, Hardware, Message, find_cluster, find_hardware, load_hardware
 
 H100 = find_hardware("h100-80g")
 
@@ -136,8 +136,9 @@ def cluster_text(**changes) -> str:
         "hardware": "a40",
         "nodes": 6,
         "gpus_per_node": 4,
+        "nics_per_node": 1,
         "intra_node": {"gb_per_s": 32},
-        "inter_node": {"gb_per_s": 6.25, "latency_us": 10},
+        "inter_node": {"gb_per_s": 25, "latency_us": 14, "ll_us": 5},
     }
     return json.dumps(raw | changes)
 
@@ -146,7 +147,8 @@ def test_a_cluster_comes_from_a_file(tmp_path):
     path = tmp_path / "cluster.json"
     path.write_text(cluster_text())
     cluster = find_cluster(str(path))
-    assert (cluster.num_devices, cluster.hardware.name, cluster.inter_node.gb_per_s) == (24, "a40", 6.25)
+    assert (cluster.num_devices, cluster.hardware.name, cluster.inter_node.gb_per_s) == (24, "a40", 25)
+    assert (cluster.gb_per_s(4), cluster.gb_per_s(8)) == (32, 6.25)  # four devices share a NIC
     assert find_cluster(str(path), 24) == cluster
     with pytest.raises(MosaicError, match="describes 24 devices, not 8"):
         find_cluster(str(path), 8)
@@ -172,7 +174,9 @@ def test_a_device_file_without_links_is_no_cluster(tmp_path):
         ({"intra_node": {"gb_per_s": 0}}, "gb_per_s=0"),
         ({"intra_node": {"gb_per_s": math.nan}}, "gb_per_s=nan"),
         ({"intra_node": {"gb_per_s": 1, "latency_us": -1}}, "latency_us=-1"),
+        ({"intra_node": {"gb_per_s": 1, "ll_us": -1}}, "ll_us=-1"),
         ({"nodes": 0}, "nodes"),
+        ({"nics_per_node": 0}, "nics_per_node"),
         ({"switches": 2}, "switches"),
         ({"hardware": {"name": "x"}}, "hardware"),
     ],
@@ -184,19 +188,22 @@ def test_a_broken_cluster_file_is_refused(tmp_path, changes, words: str):
         find_cluster(str(path))
 
 
-def test_a_ring_sends_nothing_alone_and_more_steps_with_more_devices():
-    link = Link(gb_per_s=10.0, latency_us=5.0)
-    cluster = Cluster(hardware=H100, nodes=2, gpus_per_node=2, intra_node=link, inter_node=Link(gb_per_s=1.0))
-    assert cluster.all_reduce_ms(1e9, 1) == 0
-    # 2 (d-1)/d = 1 times 1 GB over 0.8 x 10 GB/s, and 2 steps of 5 us
-    assert cluster.all_reduce_ms(1e9, 2) == pytest.approx(125 + 0.01)
-    assert cluster.link(4) is cluster.inter_node
-    assert cluster.all_reduce_ms(1e9, 4) > cluster.all_reduce_ms(1e9, 2)
+def test_hosts_have_a_plain_ring():
+    pair = find_cluster("host", 2)
+    assert pair.all_reduce_ms(1e9, 1) == 0
+    # 2 (d-1)/d = 1 times 1 GB over 0.8 x 1.25 GB/s, and 2 steps of 50 us
+    assert pair.all_reduce_ms(1e9, 2) == pytest.approx(1000 + 0.1)
+    many = find_cluster("host", 64)
+    assert many.all_reduce_ms(8, 64) == pytest.approx(126 * 0.05, rel=1e-3)
+    messages = [Message(source=rank, target=0, num_bytes=1e6) for rank in (1, 2)]
+    assert many.exchange_ms(messages) == pytest.approx(2 * (1 + 0.05))
 
 
-def test_a_cluster_has_nodes():
+def test_a_cluster_has_nodes_and_nics():
     with pytest.raises(ValueError, match="nodes=0"):
         dataclasses.replace(find_cluster("h200", 8), nodes=0)
+    with pytest.raises(ValueError, match="nics_per_node=0"):
+        dataclasses.replace(find_cluster("h200", 8), nics_per_node=0)
 
 
 def test_the_host_has_the_cores_of_this_machine():

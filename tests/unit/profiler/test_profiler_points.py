@@ -270,7 +270,7 @@ def test_composing_adds_communication_to_the_backward_alone():
     assert {forward.source, backward.source} == {"composed"}
     link = Link(gb_per_s=1.0, latency_us=10.0)
     hardware = dataclasses.replace(
-        find_hardware("h200"), efficiency=dataclasses.replace(find_hardware("h200").efficiency, network=1.0)
+        find_hardware("host"), efficiency=dataclasses.replace(find_hardware("host").efficiency, network=1.0)
     )
     cluster = Cluster(hardware=hardware, gpus_per_node=4, intra_node=link, inter_node=link)
     assert compose(of[Phase.BACKWARD], cluster, 1_000_000).times_ms == pytest.approx(backward.times_ms)

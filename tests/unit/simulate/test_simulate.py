@@ -8,6 +8,7 @@ import pytest
 from planning_cases import device_of, flat, graph_of, pair, profile_of
 
 from mosaic.cost import CostModel
+from mosaic.cost.communication import GradientSum
 from mosaic.errors import InvalidPlanError
 from mosaic.graph import Edge, Part
 from mosaic.hardware import Link
@@ -101,8 +102,23 @@ def test_data_moves_between_modules_on_different_devices() -> None:
     assert reshard_ms(both, other, megabyte, link) == pytest.approx(0.5 + 0.5)
     plan, graph = plan_of((one,), (other,), edges=(("a", "b"),), num_devices=2)
     graph = replace(graph, edges=(Edge(source="a", target="b", num_bytes=megabyte),))
-    step = simulate(plan, graph, StepModel(link=link))
+    step = simulate(plan, graph, StepModel(network=link))
     assert step.makespan_ms == pytest.approx(4 + 2 * 1.5)
+
+
+def test_sums_of_gradients_share_the_network_of_their_devices() -> None:
+    own = [placed(name, range(at, at + 1), 4, devices=(0, 1), backward_ms=5) for at, name in enumerate("ab")]
+    plan, graph = plan_of(tuple(replace(one, reduce_ms=1.0) for one in own), num_devices=2)
+    sums = {("a", 2): GradientSum(time_ms=4, buckets=4), ("b", 2): GradientSum(time_ms=4, buckets=4)}
+    step = simulate(plan, graph, StepModel(sums=lambda module, degree: sums[module, degree]))
+    # Forwards end at 4, backwards without sums at 8; both modules' first buckets are ready at 5.
+    assert step.makespan_ms == pytest.approx(5 + 8)
+    assert simulate(plan, graph).makespan_ms == pytest.approx(4 + 5)
+    with pytest.raises(ValueError, match="cost and sums"):
+        StepModel(
+            sums=lambda module, degree: GradientSum(),
+            cost=CostModel.from_profile(profile_of({"a": flat(1)}, num_slots=1)),
+        )
 
 
 def test_a_plan_of_another_graph_is_refused() -> None:

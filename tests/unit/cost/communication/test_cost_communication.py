@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from planning_cases import device_of, flat, linear, profile_of
 
 from mosaic.cost import CostModel
-from mosaic.cost.communication import CollectiveSms, ModuleTraffic, RankedCost, busiest_share, exposed_ms, route_ms
-from mosaic.cost.communication.ranked import BUCKET_BYTES
-from mosaic.hardware import Link
+from mosaic.cost.communication import CollectiveSms, ModuleTraffic, RankedCost, exposed_ms, gradient_sum, route_ms
+from mosaic.cost.communication.traffic import BUCKET_BYTES, routed
+from mosaic.hardware import Link, find_cluster
 from mosaic.profile import Phase
 from mosaic.ranks.rows.routing import RowRouting
 from mosaic.solver.methods import METHODS
@@ -24,19 +24,23 @@ MB = 10**6
 
 def ranked(times, traffic, num_ranks=2, link=LINK, num_slots=1, **options) -> RankedCost:
     profile = profile_of(times, num_slots=num_slots, degrees=tuple(range(1, num_ranks + 1)))
-    return RankedCost(CostModel.from_profile(profile), traffic, lambda degree: link, num_ranks, **options)
+    return RankedCost(CostModel.from_profile(profile), traffic, link, num_ranks, **options)
 
 
 @given(st.integers(1, 8), st.data())
-def test_the_busiest_rank_moves_the_share_that_the_routing_of_rows_moves(num_ranks: int, data: st.DataObject):
-    members = tuple(sorted(data.draw(st.sets(st.integers(0, num_ranks - 1), min_size=1))))
+def test_predicted_rows_travel_between_the_ranks_between_which_the_routing_of_rows_moves_them(
+    num_ranks: int, data: st.DataObject
+):
+    degree = data.draw(st.integers(1, num_ranks))
     each = math.lcm(*range(1, num_ranks + 1))
-    routing = RowRouting(held=(each,) * num_ranks, members=members)
-    moves = routing.moves
-    sent = [sum(moves[rank]) - moves[rank][rank] for rank in range(num_ranks)]
-    received = [sum(row[rank] for row in moves) - moves[rank][rank] for rank in range(num_ranks)]
-    moved = max(*sent, *received)
-    assert busiest_share(num_ranks, len(members)) * each * num_ranks == pytest.approx(moved)
+    moves = RowRouting(held=(each,) * num_ranks, members=tuple(range(degree))).moves
+    moved = {
+        (source, target): count / (each * num_ranks)
+        for source, row in enumerate(moves)
+        for target, count in enumerate(row)
+        if source != target and count
+    }
+    assert {(source, target): share for source, target, share in routed(num_ranks, degree)} == pytest.approx(moved)
 
 
 def test_a_way_takes_the_latency_of_each_partner_and_the_bytes_of_the_busiest():
@@ -44,6 +48,23 @@ def test_a_way_takes_the_latency_of_each_partner_and_the_bytes_of_the_busiest():
     assert route_ms(4 * MB, 4, 1, LINK) == pytest.approx(3 * 0.1 + 3.0)
     assert route_ms(4 * MB, 4, 4, LINK) == 0.0
     assert route_ms(0, 4, 1, LINK) == 0.0
+
+
+def test_rows_from_another_node_take_the_nics_of_its_devices_and_not_one():
+    pod = find_cluster("h100-80g", 16)
+    num_bytes, reached = 8 * 10**9, 0.8
+    # Each rank of the second node sends 1/16 of the rows to one of the first, over its own NIC.
+    whole = route_ms(num_bytes, 16, 8, pod)
+    assert whole == pytest.approx(1000 * num_bytes / 16 / (50e9 * reached), rel=1e-2)
+    # One member gets 15/16 of them, 8/16 from the other node: all over its own NIC.
+    assert route_ms(num_bytes, 16, 1, pod) == pytest.approx(8 * whole, rel=1e-2)
+
+
+def test_gradients_are_summed_in_buckets():
+    one, four = (gradient_sum(count * BUCKET_BYTES, 2, LINK) for count in (1, 4))
+    assert (one.time_ms, one.buckets) == (LINK.all_reduce_ms(BUCKET_BYTES, 2), 1)
+    assert (four.time_ms, four.buckets) == (pytest.approx(4 * one.time_ms), 4)
+    assert gradient_sum(0, 2, LINK).time_ms == 0.0
 
 
 @given(st.floats(0, 50), st.floats(0, 50), st.integers(1, 9))
