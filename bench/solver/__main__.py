@@ -10,6 +10,9 @@ Without it: about 15 minutes, and never more than the parts' times together, whi
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
+from bench.record import Figure
 from bench.solver.gains import gains
 from bench.solver.goals import table, with_missing
 from bench.solver.models import gains_of_models
@@ -17,7 +20,16 @@ from bench.solver.paper import figure_13, figure_14a, figure_14b
 from bench.solver.parts import held_memory, replanning, worth_of_parts
 from bench.solver.pictures import draw
 from bench.solver.proofs import ten_modules, twenty_modules
+from bench.solver.zoo_ratios import ROWS, table_1_beside_the_zoo
 from bench.study_parts import PartedStudy, StudyPart
+
+
+def _gains_of_models(*, num_devices: Sequence[int], seconds: float) -> Iterator[Figure]:
+    """As published on the paper's inputs, and with the ratios of its Table 1 where it has them."""
+    yield from gains_of_models(size="paper", batch=32, num_devices=num_devices, seconds=seconds)
+    of_table = tuple(ROWS)
+    yield from gains_of_models(size="table1", batch=32, num_devices=num_devices, seconds=seconds, models=of_table)
+
 
 QUICK_SECONDS = 54.0
 """After this a quick study ends whatever runs and starts nothing: the rest of its minute is for loading and writing."""
@@ -33,6 +45,7 @@ QUICK: tuple[StudyPart, ...] = (
     StudyPart.alone("re-planning", 10, lambda: replanning(problems=((14, 8),), seeds=1, seconds=1, is_whole=False)),
     StudyPart.alone("gains", 25, lambda: gains(seeds=1, num_modules=5, seconds=1)),
     StudyPart.alone("the six models", 30, lambda: gains_of_models(size="tiny", batch=8, num_devices=(2,), seconds=1)),
+    StudyPart.alone("Table 1", 20, lambda: table_1_beside_the_zoo(sizes=("table1",), zoo=("imagebind",))),
 )
 FULL: tuple[StudyPart, ...] = (
     StudyPart.alone("10 modules", 120, lambda: ten_modules(seeds=20, seconds=10, disturbed=False)),
@@ -45,9 +58,8 @@ FULL: tuple[StudyPart, ...] = (
     StudyPart.alone("memory across stages", 120, lambda: held_memory(seeds=3, num_modules=10, seconds=5)),
     StudyPart.alone("re-planning", 150, lambda: replanning(problems=((14, 8), (20, 8)), seeds=1, seconds=5)),
     StudyPart.alone("gains", 240, lambda: gains(seeds=8, num_modules=10, seconds=5)),
-    StudyPart.alone(
-        "the six models", 300, lambda: gains_of_models(size="paper", batch=32, num_devices=(2, 4, 8), seconds=5)
-    ),
+    StudyPart.alone("the six models", 600, lambda: _gains_of_models(num_devices=(2, 4, 8), seconds=5)),
+    StudyPart.alone("Table 1", 120, lambda: table_1_beside_the_zoo(sizes=("public", "paper", "table1"))),
 )
 
 

@@ -1,4 +1,7 @@
-"""Modules of the paper's Table 1, and a made-up H100 that says what they take at each degree and quota."""
+"""Modules of the paper's Table 1, and a made-up H100 that says what they take at each degree and quota.
+
+What the table's operations are of, and what the zoo's models do beside them: ``zoo_ratios.py``.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ class Kind:
     width: int
     """Hidden dimension."""
     tera_flops: float
-    """Operations of one sample's forward, in 10^12."""
+    """The column of that name, in 10^12; the made-up H100 takes it for one sample's forward."""
     intensity: float
     """Operations for each byte moved."""
 

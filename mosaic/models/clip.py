@@ -119,5 +119,6 @@ MODEL = ZooModel(
     sample=make_batch,
     sizes=SIZES,
     source="Radford et al. 2021",
+    encoders=("visual", "text"),
     workload="mosaic",
 )

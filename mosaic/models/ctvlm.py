@@ -166,5 +166,7 @@ MODEL = ZooModel(
     sizes=SIZES,
     source="Lu et al., ACM MM 2024; a stand-in",
     workload="mosaic",
+    encoders=("small.visual", "large.visual"),
+    backbone=("small.language_model", "large.language_model"),
     modules=MODULES,
 )

@@ -1,8 +1,10 @@
 """Multitask-CLIP: ten contrastive tasks over ImageBind's six modalities (Spindle, section 5 and appendix C).
 
-It has ImageBind's structure. Each task is a pair of modalities with a batch of its own; which ten of the fifteen pairs
-Spindle took is not told, so ``TASKS`` is our choice: images with all others, text with the other four, audio with
-depth. A step runs each encoder once, over the rows of all tasks that have its modality.
+It has ImageBind's structure: ``public`` has the 1,200.8 M parameters that Spindle states as 1.20 B. Each task is a pair
+of modalities with a batch of its own; which ten of the fifteen pairs Spindle took is not told, so ``TASKS`` is our
+choice: images with all others, text with the other four, audio with depth. A step has any of them
+(``make_batch(..., tasks=list(TASKS)[:3])``) and runs each encoder once, over the rows of all its tasks that have its
+modality.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from mosaic.models.imagebind import FIXED_SCALES, MODALITIES, SIZES, ImageBind, ImageBindConfig
+from mosaic.models.imagebind import ENCODERS, FIXED_SCALES, MODALITIES, SIZES, ImageBind, ImageBindConfig
 from mosaic.models.imagebind import make_batch as make_samples
 from mosaic.models.inputs import Draw
 from mosaic.models.layers.targets import contrastive_loss
@@ -84,7 +86,10 @@ MODEL = ZooModel(
     name="multitask-clip",
     make=MultitaskClip,
     sample=make_batch,
-    sizes=SIZES,
+    sizes={size: SIZES[size] for size in ("tiny", "public", "paper")},
     source="Spindle, section 5 and appendix C",
     workload="spindle",
+    encoders=ENCODERS,
+    modules=ENCODERS,
+    tasks=tuple(TASKS),
 )

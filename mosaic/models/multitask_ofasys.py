@@ -1,5 +1,9 @@
 """OFASys on seven tasks at once (Spindle, section 5 and appendix C).
 
+Spindle states 0.66 B parameters and a ViT for images and no dimensions. ``spindle`` is what fits of OFASys's published
+parts: the architecture ``large`` (12 + 12 layers, 1024 wide) with the adaptor ``image_vit`` of 18 x 1024 over patches
+of 14 x 14; counted here: 0.68 B.
+
 Spindle names five of its seven: summarization, captioning, visual grounding, speech recognition and text-to-SQL; the
 captioning of videos and motion from text are our choice. A step runs each adaptor once over the rows of all tasks that
 have its modality, and encoder and decoder once over all rows, padded to the longest and masked.
@@ -8,7 +12,7 @@ have its modality, and encoder and decoder once over all rows, padded to the lon
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import torch
@@ -17,7 +21,17 @@ from torch import Tensor
 
 from mosaic.models.inputs import Draw
 from mosaic.models.layers.targets import shifted, token_loss
-from mosaic.models.ofasys import MODALITIES, SIZES, WORDS, WRITTEN_WORDS, Ofasys, OfasysConfig
+from mosaic.models.ofasys import (
+    BACKBONE,
+    ENCODERS,
+    HUGE,
+    MODALITIES,
+    SIZES,
+    WORDS,
+    WRITTEN_WORDS,
+    Ofasys,
+    OfasysConfig,
+)
 from mosaic.models.ofasys import make_batch as make_samples
 from mosaic.models.zoo_model import ZooModel
 
@@ -42,6 +56,17 @@ TASKS: Mapping[str, OfasysTask] = MappingProxyType(
         "video_captioning": OfasysTask(reads=("text", "video"), writes="text"),
         "text_to_motion": OfasysTask(reads=("text",), writes="motion"),
     }
+)
+_LARGE = replace(HUGE.encoder, layers=12, width=1024)
+_SPINDLE = replace(
+    HUGE,
+    encoder=_LARGE,
+    decoder=_LARGE,
+    inputs=replace(HUGE.inputs, image_px=224, video_px=224),
+    own_layers=(("image", 18),),
+    residual=None,
+    image_patch=14,
+    patch=(2, 32, 32),
 )
 Rows = dict[str, Tensor]
 """Something of each task."""
@@ -150,7 +175,10 @@ MODEL = ZooModel(
     name="multitask-ofasys",
     make=MultitaskOfasys,
     sample=make_batch,
-    sizes=SIZES,
+    sizes={size: SIZES[size] for size in ("tiny", "public", "paper")} | {"spindle": _SPINDLE},
     source="Spindle, section 5 and appendix C",
     workload="spindle",
+    encoders=ENCODERS,
+    backbone=BACKBONE,
+    tasks=tuple(TASKS),
 )

@@ -180,4 +180,7 @@ MODEL = ZooModel(
     sizes=SIZES,
     source="Spindle, appendix C",
     workload="spindle",
+    encoders=("visual", "audio"),
+    backbone=("language_model",),
+    tasks=tuple(TASKS),
 )

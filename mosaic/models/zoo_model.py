@@ -42,5 +42,11 @@ class ZooModel:
     """Returns the loss of its forward's output."""
     frozen: tuple[str, ...] = ()
     """Modules that its original training leaves as they were."""
+    encoders: tuple[str, ...] = ()
+    """Modules that read samples; those of the paper's Table 1 first."""
+    backbone: tuple[str, ...] = ()
+    """Modules that read what the encoders make; none where there are only encoders."""
+    tasks: tuple[str, ...] = ()
+    """Tasks that a batch may be made of, for models of several: any of them as ``make_batch(..., tasks=[...])``."""
     modules: tuple[str, ...] | None = None
     """Modules to place where size alone tells the wrong ones; None where it tells the right ones."""

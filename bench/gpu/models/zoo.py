@@ -4,7 +4,8 @@
 
 Inputs are those of Table 2, widths those of Table 1. Where a model does not fit, all its stacks of blocks lose the same
 part of their layers and its vocabularies the same part of their words, so that what cannot overlap (a language model
-after its encoders, a head) keeps its share of the step.
+after its encoders, a head) keeps its share of the step. A part is taken only where, counted, the ratio of the
+backbone's operations to the encoders' stays within ``MAX_TILT``: rounding 11 and 24 layers may not make another model.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from bench.gpu.models.zoo_memory import Forward, count_forward, needed_bytes, shift_of, usable_bytes
+from bench.gpu.models.zoo_memory import Forward, count_forward, needed_bytes, shift_of, tilt_of, usable_bytes
 from mosaic import models
 from mosaic.errors import MosaicError
 from mosaic.models.layers.block import Shape
@@ -42,10 +43,13 @@ MAX_BATCH = 8
 """Samples of a step where memory holds them."""
 RATIOS = tuple(Fraction(*ratio) for ratio in ((1, 1), (3, 4), (2, 3), (1, 2), (1, 3), (1, 4), (1, 6), (1, 8), (1, 12)))
 """Parts of a model that may be kept, falling."""
-ENOUGH = Fraction(1, 6)
+ENOUGH = Fraction(1, 8)
 """Part of a model below which a smaller batch is better than fewer layers."""
 MAX_SHIFT = 0.05
-"""Most of a step's operations by which any set of stacks may gain or lose share where layers are cut."""
+"""Most of a step's operations by which any set of modules may gain or lose share where layers are cut."""
+MAX_TILT = 0.25
+"""Most by which the ratio of a backbone's operations to its encoders' may change, or of two encoders without one: stems
+and mergers are not cut, so that encoders of few layers weigh more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +89,7 @@ def fit(name: str, *, memory_bytes: int, batch: int = MAX_BATCH) -> Fit:
     choices += [(ratio, samples) for ratio in RATIOS if ratio < ENOUGH for samples in batches]
     chosen = next((choice for choice in choices if _fits(name, *choice, memory_bytes)), None)
     if chosen is None:
-        smallest = next(ratio for ratio in reversed(RATIOS) if shift(name, ratio) <= MAX_SHIFT)
+        smallest = next(ratio for ratio in reversed(RATIOS) if _is_itself(name, ratio))
         least = needed_bytes(counted(name, smallest), batch=1)
         raise MosaicError(
             f"{name} needs {least / 2**30:.0f} GiB with {smallest} of its layers and one sample; this device has "
@@ -147,8 +151,9 @@ def cut(config: Any, ratio: Fraction) -> Any:
             changes[field.name] = tuple(_words(words, ratio) for words in value)
         elif field.name == "own_layers":
             changes[field.name] = tuple((modality, _layers(layers, ratio)) for modality, layers in value)
-        elif field.name == "deepstack":  # after the same part of the blocks
-            changes[field.name] = tuple(sorted({_layers(index + 1, ratio) - 1 for index in value}))
+        elif field.name == "deepstack":  # the same part of them, after the same part of the blocks
+            fewer = value[-_layers(len(value), ratio) :]
+            changes[field.name] = tuple(sorted({_layers(index + 1, ratio) - 1 for index in fewer}))
         elif is_dataclass(value):
             changes[field.name] = cut(value, ratio)
     made = replace(config, **changes)
@@ -159,16 +164,26 @@ def cut(config: Any, ratio: Fraction) -> Any:
 
 
 def shift(name: str, ratio: Fraction) -> float:
-    """Returns the most by which a set of a model's stacks gains or loses share of the operations where it is cut."""
+    """Returns the most by which a set of a model's modules gains or loses share of the operations where it is cut."""
     return shift_of(counted(name, RATIOS[0]), counted(name, ratio))
+
+
+def tilt(name: str, ratio: Fraction) -> float:
+    """Returns the most by which backbone over encoders changes where a model is cut, or one encoder over another."""
+    model = models.find_model(name)
+    groups = [model.backbone, model.encoders] if model.backbone else [[encoder] for encoder in model.encoders]
+    return tilt_of(counted(name, RATIOS[0]), counted(name, ratio), groups)
 
 
 def _fits(name: str, ratio: Fraction, batch: int, memory_bytes: int) -> bool:
     usable = usable_bytes(memory_bytes)
     if ratio * needed_bytes(counted(name, RATIOS[0]), batch=batch) > 1.2 * usable:  # far too much: not worth counting
         return False
-    needed = needed_bytes(counted(name, ratio), batch=batch)
-    return needed <= usable and shift(name, ratio) <= MAX_SHIFT
+    return needed_bytes(counted(name, ratio), batch=batch) <= usable and _is_itself(name, ratio)
+
+
+def _is_itself(name: str, ratio: Fraction) -> bool:
+    return shift(name, ratio) <= MAX_SHIFT and tilt(name, ratio) <= MAX_TILT
 
 
 @cache
@@ -177,7 +192,8 @@ def counted(name: str, ratio: Fraction) -> Forward:
     meta, config = torch.device("meta"), cut(config_of(name, "paper"), ratio)
     model = build(name, config=config, device=meta)
     sample = make_batch(name, config=config, batch=1, device=meta)
-    return count_forward(model, lambda: model(**sample))
+    entry = models.find_model(name)
+    return count_forward(model, lambda: model(**sample), (*entry.backbone, *entry.encoders))
 
 
 def _layers(layers: int, ratio: Fraction) -> int:
@@ -195,8 +211,9 @@ def _note(name: str, config: Any, ratio: Fraction) -> str:
     whole = dict(_depths(config_of(name, "paper")))
     kept = ", ".join(f"{path} {layers} of {whole[path]}" for path, layers in _depths(config))
     return (
-        f"cut to {ratio} of its layers and words ({kept} layers), by which no set of its stacks gains or loses more "
-        f"than {shift(name, ratio):.1%} of the step's operations"
+        f"cut to {ratio} of its layers and words ({kept} layers), by which no set of its modules gains or loses "
+        f"more than {shift(name, ratio):.1%} of the step's operations, and no ratio of backbone and encoders more than "
+        f"{tilt(name, ratio):.1%}"
     )
 
 

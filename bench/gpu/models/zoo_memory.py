@@ -6,8 +6,8 @@ on the meta device, which knows neither.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,6 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from mosaic.cost.analytic.gpu_kernels import GpuKernels
-from mosaic.models.layers.block import Block
 
 PARAMETER_BYTES = 20
 """A parameter's value, gradient, AdamW's two moments, and the copy that measurements begin again from; 4 bytes each."""
@@ -52,17 +51,20 @@ class Forward:
     largest_bytes: int
     """The largest of these."""
     flops: Mapping[str, float]
-    """Operations of products and attention by stack of blocks; under an empty name those outside of stacks."""
+    """Operations of products and attention by module; under an empty name those outside of all."""
 
     @property
     def shares(self) -> dict[str, float]:
-        """Each stack's share of the operations, which is that of a step's, too: a backward has twice as many."""
+        """Each module's share of the operations, which is that of a step's, too: a backward has twice as many."""
         whole = sum(self.flops.values())
         return {name: flops / whole for name, flops in self.flops.items()}
 
 
-def count_forward(model: nn.Module, run: Callable[[], object]) -> Forward:
-    """Counts a forward of a model on the meta device with one sample, under autocast as on CUDA."""
+def count_forward(model: nn.Module, run: Callable[[], object], modules: Sequence[str] = ()) -> Forward:
+    """Counts a forward of a model on the meta device with one sample, under autocast as on CUDA.
+
+    ``modules``: paths of those whose operations are told apart; none of them is inside another.
+    """
     own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
     kept: dict[int, torch.UntypedStorage] = {}
 
@@ -74,9 +76,8 @@ def count_forward(model: nn.Module, run: Callable[[], object]) -> Forward:
 
     cuda = _CudaAutocast()
     with ExitStack() as stack:
-        for path, module in model.named_modules():
-            if isinstance(module, Block):
-                cuda.follow(module, path.rpartition(".blocks.")[0], stack)
+        for path in modules:
+            cuda.follow(model.get_submodule(path), path, stack)
         stack.enter_context(torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor))
         stack.enter_context(GpuKernels())
         stack.enter_context(cuda)
@@ -105,9 +106,19 @@ def usable_bytes(memory_bytes: int) -> int:
 
 
 def shift_of(whole: Forward, part: Forward) -> float:
-    """Returns the most by which any set of stacks gains or loses share: half the sum of all differences."""
+    """Returns the most by which any set of modules gains or loses share: half the sum of all differences."""
     names = {*whole.shares, *part.shares}
     return sum(abs(whole.shares.get(name, 0.0) - part.shares.get(name, 0.0)) for name in names) / 2
+
+
+def tilt_of(whole: Forward, part: Forward, groups: Sequence[Sequence[str]]) -> float:
+    """Returns the most by which the ratio of two groups' operations grows where a model is cut."""
+
+    def kept(group: Sequence[str]) -> float:
+        return sum(part.flops.get(name, 0.0) for name in group) / sum(whole.flops[name] for name in group)
+
+    shares = [kept(group) for group in groups]
+    return max(shares) / min(shares) - 1
 
 
 class _CudaAutocast(TorchFunctionMode):
@@ -115,7 +126,7 @@ class _CudaAutocast(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.flops: Counter[str] = Counter()
+        self.flops: defaultdict[str, float] = defaultdict(float)
         self._casts: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._inside = ""
 
@@ -124,8 +135,8 @@ class _CudaAutocast(TorchFunctionMode):
         """Storages of the casts of parameters."""
         return {cast.untyped_storage()._cdata for _, cast in self._casts.values()}
 
-    def follow(self, block: nn.Module, name: str, stack: ExitStack) -> None:
-        """Counts what runs in a block under a name."""
+    def follow(self, module: nn.Module, name: str, stack: ExitStack) -> None:
+        """Counts what runs in a module under a name."""
 
         def enter(*_: object) -> None:
             self._inside = name
@@ -133,8 +144,8 @@ class _CudaAutocast(TorchFunctionMode):
         def leave(*_: object) -> None:
             self._inside = ""
 
-        stack.callback(block.register_forward_pre_hook(enter).remove)
-        stack.callback(block.register_forward_hook(leave).remove)
+        stack.callback(module.register_forward_pre_hook(enter).remove)
+        stack.callback(module.register_forward_hook(leave).remove)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Casts and counts."""
@@ -151,7 +162,8 @@ class _CudaAutocast(TorchFunctionMode):
         if name in _LOW:
             self.flops[self._inside] += 2 * result.numel() * _summed(name, args)
         if name == _ATTENTION:
-            self.flops[self._inside] += 4 * args[0].numel() * args[1].shape[-2]
+            seen = 0.5 if kwargs.get("is_causal") else 1.0
+            self.flops[self._inside] += 4 * seen * args[0].numel() * args[1].shape[-2]
         return result
 
     def _cast(self, value: Any, dtype: torch.dtype) -> Any:

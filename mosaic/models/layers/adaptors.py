@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mosaic.models.layers.block import Shape, Stack
 from mosaic.models.layers.resnet import OUT_CHANNELS, ResNet
-from mosaic.models.layers.towers import Patches, cut_patches
+from mosaic.models.layers.towers import Patches, cut_patches, merge_neighbours
 
 
 class Adaptor(nn.Module):
@@ -20,20 +20,21 @@ class Adaptor(nn.Module):
         stem: Turns samples into (batch, tokens, width); ``nn.Identity()`` for what is embedded already.
         num_tokens: Tokens of a sample.
         shape: Of its blocks; 0 layers for none, as published.
+        merged: Neighbouring tokens whose mean is one of the result; 1 as published.
     """
 
-    def __init__(self, stem: nn.Module, num_tokens: int, shape: Shape) -> None:
+    def __init__(self, stem: nn.Module, num_tokens: int, shape: Shape, merged: int = 1) -> None:
         super().__init__()
+        self.merged = merged
         self.stem = stem
         self.norm = shape.make_norm()
         self.positions = nn.Parameter(0.02 * torch.randn(num_tokens, shape.width))
         self.stack = Stack(shape, last_norm=shape.layers > 0)
 
     def forward(self, samples: Tensor) -> Tensor:
-        """Takes a batch of samples; returns (batch, tokens, width)."""
+        """Takes a batch of samples; returns (batch, tokens / merged, width)."""
         tokens = self.norm(self.stem(samples))
-        found: Tensor = self.stack(tokens + self.positions[: tokens.shape[1]])
-        return found
+        return merge_neighbours(self.stack(tokens + self.positions[: tokens.shape[1]]), self.merged)
 
 
 class PatchStem(nn.Module):

@@ -162,6 +162,11 @@ class TokenTower(nn.Module):
         return found
 
 
+def merge_neighbours(tokens: Tensor, count: int) -> Tensor:
+    """Makes one token of so many, their mean; takes (batch, tokens, width), a multiple of ``count`` tokens."""
+    return tokens if count == 1 else tokens.unflatten(1, (-1, count)).mean(dim=2)
+
+
 def embedding(vocabulary: int, width: int) -> nn.Embedding:
     """Returns an embedding that starts small, as language models' do."""
     made = nn.Embedding(vocabulary, width)

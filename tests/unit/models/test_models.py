@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mosaic import models
+from mosaic.engine import find_modules
 from mosaic.models import imagebind, multitask_clip, multitask_ofasys, qwen_val
 from mosaic.models.layers.attention import Rotary
 from mosaic.models.layers.language_model import merge
@@ -19,6 +21,7 @@ from mosaic.models.qwen3_vl import positions_of
 
 UNUSED = ("adaptors.motion", "adaptors.box", "adaptors.phone", "adaptors.category", "readers.audio", "writers.audio")
 """What none of Spindle's seven tasks of OFASys uses."""
+TABLE_1_PATCHES = {"patch": 11, "audio_stride": (5, 6)}
 
 
 def loss_of(name: str, model: nn.Module, **changes: object) -> torch.Tensor:
@@ -113,6 +116,29 @@ def test_spindles_workloads_have_its_numbers_of_tasks_and_run_any_of_them():
     assert torch.isfinite(models.build("qwen-val")(**batch)["loss"])
     assert [len(workload.TASKS) for workload in (multitask_clip, multitask_ofasys, qwen_val)] == [10, 7, 3]
     assert {name for pair in multitask_clip.TASKS.values() for name in pair} == set(imagebind.MODALITIES)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [("unified-io-2", {"merged": 2}), ("ofasys", {"merged": 2, "written_tokens": 4}), ("imagebind", TABLE_1_PATCHES)],
+)
+def test_what_only_table_1s_sizes_have_trains(name: str, changes: dict[str, Any]):
+    config = dataclasses.replace(models.config_of(name, "tiny"), **changes)
+    model = models.build(name, config=config)
+    models.loss_of(model(**models.make_batch(name, batch=2, config=config))).backward()
+    assert [key for key, parameter in model.named_parameters() if parameter.grad is None] == []
+
+
+def test_three_to_ten_tasks_of_multitask_clip_place_the_encoders_that_they_call():
+    entry, model = models.find_model("multitask-clip"), models.build("multitask-clip", device="meta")
+    for count in range(3, 11):
+        batch = models.make_batch("multitask-clip", device="meta", tasks=entry.tasks[:count])
+        assert tuple(batch) == entry.tasks[:count]
+        assert "loss" in model(**batch)
+    three = models.make_batch("multitask-clip", device="meta", tasks=entry.tasks[:3])
+    found = find_modules(model, three, may_share=True, include=entry.modules).graph.names
+    assert set(found) == {f"encoders.{name}" for name in ("image", "text", "audio", "depth")}
+    assert set(entry.modules) == set(entry.encoders)
 
 
 @pytest.mark.parametrize("task", ["captioning", "text_to_motion"])
