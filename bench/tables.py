@@ -18,6 +18,7 @@ from bench.figures.page import kept_studies, paper_table
 from bench.figures.papers.read import PAPERS, read_paper
 from bench.gate import tables as gate_tables
 from bench.gpu import tables as gpu_tables
+from bench.never_slower.tables import never_slower_table
 from bench.record import Study
 from bench.sweep import tables as sweep_tables
 from mosaic.artifact import load, save, write_text
@@ -142,6 +143,7 @@ TABLES: Mapping[str, Callable[[], str]] = MappingProxyType(
         "choices": pages.choices_table,
         **{study: partial(pages.study_table, study, RESULTS) for study in pages.HIGHLIGHTS},
         **{f"figures_{paper}": partial(figures_table, paper) for paper in PAPERS},
+        "never_slower": lambda: never_slower_table(RESULTS),
         "gate_margins": lambda: gate_tables.margins_table(RESULTS),
         "sweep": lambda: sweep_tables.counts_table(RESULTS),
         "sweep_cases": lambda: sweep_tables.cases_table(RESULTS),

@@ -6,12 +6,12 @@ import copy
 import itertools
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import mosaic
 from bench.colocate.calls import ALONE, GOAL_US
@@ -110,6 +110,15 @@ def _verdict(figure: Figure, goal: float) -> str:
     return f"{verdict} ({figure.value:.3f} {interval}, goal {goal:g}): {figure.name}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """A model, one batch, and the loss of what it returns."""
+
+    model: nn.Module
+    batch: dict[str, Any]
+    loss: Callable[[Any], Tensor] = loss_of
+
+
 @dataclass(frozen=True, slots=True)
 class Loop:
     """A model with its optimizer and one batch."""
@@ -117,16 +126,17 @@ class Loop:
     model: nn.Module
     optimizer: torch.optim.Optimizer
     batch: dict[str, Any]
+    loss: Callable[[Any], Tensor] = loss_of
 
     @staticmethod
-    def of(model: nn.Module, batch: dict[str, Any]) -> Loop:
+    def of(model: nn.Module, batch: dict[str, Any], loss: Callable[[Any], Tensor] = loss_of) -> Loop:
         """Makes the loop that everything here is measured with."""
-        return Loop(model, torch.optim.AdamW(model.parameters(), 1e-4), batch)
+        return Loop(model, torch.optim.AdamW(model.parameters(), 1e-4), batch, loss)
 
     def step_ms(self) -> float:
         """Takes one training step."""
         start = time.perf_counter_ns()
-        loss_of(self.model(**self.batch)).backward()
+        self.loss(self.model(**self.batch)).backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
         return (time.perf_counter_ns() - start) / 1e6
