@@ -1,7 +1,7 @@
 """One model's loop with the default line, from its first step on, against the plain loop of a copy of it.
 
-The plain loop takes its steps before the trial, right after it, and then in turn with ours: not within it, since a trial
-times the loop from step to step.
+The plain loop takes its steps before the trial, right after it, and then in turn with ours: not within it, since a
+trial times the loop from step to step.
 """
 
 from __future__ import annotations
