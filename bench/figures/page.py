@@ -58,7 +58,7 @@ def _lines(row: PaperRow, kept: Newest) -> Iterator[tuple[str, ...]]:
         if cell.lacks:
             lacking.setdefault((cell.how, cell.lacks), []).append(cell.ours)
     for (how, why), of in lacking.items():
-        what = "; ".join(filter(None, of))
+        what = "; ".join(dict.fromkeys(filter(None, of)))
         found.append((f"not yet: {what + ': ' if what else ''}{why}", how, "", ""))
     head: tuple[str, ...] = (f"{row.at} ({row.where})", row.shows, _joined(row.theirs.items()))
     for line in found:
@@ -104,7 +104,12 @@ def _shown(answer: Answer, found: Iterable[tuple[Figure, str]], source: Source) 
     ranges: dict[str, list[float]] = {}
     for of, value in values:
         ranges.setdefault(of.partition(", ")[0], []).append(value)
-    return _joined((of, f"{number(min(some))} to {number(max(some))} ({len(some)})") for of, some in ranges.items())
+    return _joined((of, _range(some)) for of, some in ranges.items())
+
+
+def _range(values: Sequence[float]) -> str:
+    least, most = number(min(values)), number(max(values))
+    return least if len(values) == 1 else f"{least} to {most} ({len(values)})"
 
 
 def _joined(values: Iterable[tuple[str, str]]) -> str:
