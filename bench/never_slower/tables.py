@@ -5,11 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 from bench.gpu.tables import number
-from bench.never_slower.turns import LOST_MS, LOST_STEPS, PLAIN_MS, RATIO, REPAID
+from bench.never_slower.turns import AGAIN, LOST_MS, LOST_STEPS, PLAIN_MS, RATIO, REPAID
 from bench.pages import NOT_YET, newest_study, source_of, table
 from bench.record import Figure, Study
 
-HEADS = ("plain step, ms", "plain step over ours", "what ran after the trial", "lost by the trial, ms")
+HEADS = (
+    "plain step, ms",
+    "plain step over ours",
+    "two plain loops, likewise",
+    "what ran after the trial",
+    "lost by the trial, ms",
+)
 MORE_HEADS = ("in plain steps", "repaid after, steps", "CPU taken by others")
 
 
@@ -24,8 +30,15 @@ def never_slower_table(results: Path) -> str:
 
 def _row(made: Study, ratio: Figure) -> tuple[str, ...]:
     model = ratio.labels["model"]
-    own = {figure.name.removeprefix(f"{model}: "): figure.value for figure in made.figures}
-    interval = "-" if ratio.value is None else f"{ratio.value:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
+    found = {figure.name.removeprefix(f"{model}: "): figure for figure in made.figures}
+    own = {name: figure.value for name, figure in found.items()}
     numbers = [number(own.get(name)) for name in (LOST_MS, LOST_STEPS, REPAID)]
     share = ratio.labels["foreign CPU share"]
-    return (model, number(own.get(PLAIN_MS)), interval, ratio.labels["runs"], *numbers, share)
+    intervals = (_interval(ratio), _interval(found.get(AGAIN)))
+    return (model, number(own.get(PLAIN_MS)), *intervals, ratio.labels["runs"], *numbers, share)
+
+
+def _interval(ratio: Figure | None) -> str:
+    if ratio is None or ratio.value is None:
+        return "-"
+    return f"{ratio.value:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"

@@ -1,7 +1,7 @@
-"""One model's loop with the default line, from its first step on, against the plain loop of a copy of it.
+"""One model's loop with the default line, from its first step on, against the plain loops of two copies of it.
 
 The plain loop takes its steps before the trial, right after it, and then in turn with ours: not within it, since a
-trial times the loop from step to step.
+trial times the loop from step to step. The second plain loop shows how far two equal loops are apart here.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+from torch import nn
+
 import mosaic
-from bench.colocate.models import Loop, Workload, in_rounds
+from bench.colocate.models import Loop, Workload
 from bench.record import Figure, median_figure, missing_figure, one_line
 from mosaic.engine import Handle
 from mosaic.engine.trial.settings import TrialSettings
@@ -23,6 +26,10 @@ from mosaic.microbench import Budget
 from mosaic.plan import Plan
 from mosaic.profiler import ForeignLoad
 
+AGAIN = "plain step over another plain loop's, ratio"
+BLOCK_MS = 150.0
+"""How long each loop runs before it is another's turn."""
+MIN_ROUNDS = 3
 RATIO = "plain step over the step with Mosaic, after its trial, ratio"
 PLAIN_MS = "plain step, ms"
 LOST_MS = "lost by the trial, ms"
@@ -46,23 +53,21 @@ def measure(
         options: Other options than the default line has, for machines that are too busy for it.
     """
     load, budget, work = ForeignLoad(), Budget(seconds), make()
-    plain = Loop.of(copy.deepcopy(work.model), work.batch, work.loss)
-    ours = Loop.of(work.model, work.batch, work.loss)
-    plain.step_ms()
+    plain, again, ours = (Loop.of(model, work.batch, work.loss) for model in (*_copies(work.model, 2), work.model))
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = folder  # nothing is known from earlier runs
-        before = [plain.step_ms() for _ in range(PLAIN_STEPS)]
+        before = [plain.step_ms() for _ in range(PLAIN_STEPS + 1)][1:]
         began = time.perf_counter()
         more = {} if options is None else {"options": options}
         handle = mosaic.colocate(work.model, sample=work.batch, **more)
         ready_ms = 1e3 * (time.perf_counter() - began)
         trial = [ours.step_ms() for _ in _while_trying(handle)]
         around = before + [plain.step_ms() for _ in range(PLAIN_STEPS)]
-        plain_ms, ratios = in_rounds(plain, ours, rounds, budget)
+        medians = in_turn((plain, again, ours), rounds, budget)
         labels = {"model": name, "runs": _running(handle), "decided": decided(handle)}
         handle.remove()
     labels["foreign CPU share"] = "unknown" if load.share is None else f"{load.share:.2f}"
-    for figure in _figures(plain_ms, ratios, ready_ms=ready_ms, trial=trial, around=around):
+    for figure in _figures(medians, ready_ms=ready_ms, trial=trial, around=around):
         yield replace(figure, name=f"{name}: {figure.name}", labels=labels)
 
 
@@ -73,10 +78,33 @@ def _while_trying(handle: Handle) -> Iterator[int]:
         yield step
 
 
+def in_turn(loops: Sequence[Loop], rounds: int, budget: Budget) -> list[list[float]]:
+    """Lets loops take blocks of steps in turn, each round in another order; returns the median step of each block.
+
+    There are fewer rounds where the budget ends first, but three at least.
+    """
+    steps = max(3, round(BLOCK_MS / min(loop.step_ms() for loop in loops)))
+    medians: list[list[float]] = [[] for _ in loops]
+    for number in range(rounds):
+        if number >= MIN_ROUNDS and budget.left_s <= 0:
+            break
+        order = deque(range(len(loops)))
+        order.rotate(number)
+        for place in order if number % 2 else reversed(order):
+            medians[place].append(statistics.median(loops[place].step_ms() for _ in range(steps)))
+    return medians
+
+
+def _copies(model: nn.Module, count: int) -> list[nn.Module]:
+    return [copy.deepcopy(model) for _ in range(count)]
+
+
 def _figures(
-    plain_ms: list[float], ratios: list[float], *, ready_ms: float, trial: list[float], around: list[float]
+    medians: Sequence[Sequence[float]], *, ready_ms: float, trial: list[float], around: list[float]
 ) -> Iterator[Figure]:
-    gain = median_figure(RATIO, [1 / ratio for ratio in ratios])
+    plain_ms, again_ms, ours_ms = medians
+    gain = median_figure(RATIO, [plain / ours for plain, ours in zip(plain_ms, ours_ms, strict=True)])
+    same = median_figure(AGAIN, [plain / again for plain, again in zip(plain_ms, again_ms, strict=True)])
     step_ms = statistics.median(around)
     lost_ms = sum(trial) - len(trial) * step_ms
     measured = {
@@ -85,12 +113,11 @@ def _figures(
         LOST_MS: lost_ms,
         LOST_STEPS: lost_ms / step_ms,
     }
-    yield gain
-    yield median_figure(PLAIN_MS, plain_ms)
+    yield from (gain, same, median_figure(PLAIN_MS, plain_ms))
     yield from (Figure(name=name, source="measured", value=value) for name, value in measured.items())
-    saved_ms = statistics.median(plain_ms) * (1 - statistics.median(ratios))
+    saved_ms = statistics.median(plain_ms) - statistics.median(ours_ms)
     for name, spent_ms in ((REPAID, lost_ms), (ALL_REPAID, ready_ms + lost_ms)):
-        if gain.low is not None and gain.low > 1:
+        if gain.low is not None and gain.low > 1 and saved_ms > 0:
             yield Figure(name=name, source="measured", value=max(0.0, spent_ms) / saved_ms)
         else:
             yield missing_figure(name, "the step is not surely shorter, so nothing repays them")

@@ -11,7 +11,7 @@ from bench.colocate.models import Workload
 from bench.never_slower import tables
 from bench.never_slower.__main__ import with_counts
 from bench.never_slower.models import MODELS, RECURRENT
-from bench.never_slower.turns import ALL_REPAID, LOST_MS, LOST_STEPS, PLAIN_MS, RATIO, REPAID, measure
+from bench.never_slower.turns import AGAIN, ALL_REPAID, LOST_MS, LOST_STEPS, PLAIN_MS, RATIO, REPAID, measure
 from bench.record import Figure, Study
 from mosaic.artifact import save
 from mosaic.profiler import ProfileSettings
@@ -39,7 +39,9 @@ def test_a_model_has_all_its_figures_with_what_ran_and_why(monkeypatch: pytest.M
     work = Workload(model=Sides(), batch={"x": torch.randn(4, 8)}, loss=lambda made: made.square().mean())
     options = mosaic.Options(profiling=settings)
     found = {figure.name: figure for figure in measure("sides", lambda: work, rounds=3, seconds=0.0, options=options)}
-    assert {f"sides: {name}" for name in (RATIO, PLAIN_MS, LOST_MS, LOST_STEPS, REPAID, ALL_REPAID)} <= set(found)
+    assert {f"sides: {name}" for name in (RATIO, AGAIN, PLAIN_MS, LOST_MS, LOST_STEPS, REPAID, ALL_REPAID)} <= set(
+        found
+    )
     labels = found[f"sides: {RATIO}"].labels
     assert labels["runs"] == "the plain loop" or "left" in labels["runs"]
     assert labels["decided"]
@@ -68,7 +70,7 @@ def test_the_table_has_a_row_for_each_model(tmp_path):
     (tmp_path / "host").mkdir()
     save(made_of(figures), tmp_path / "host" / "x-bench_never_slower.json")
     row = tables.never_slower_table(tmp_path).splitlines()[2]
-    assert row == "| a | - | 1.100 (1.010 to 1.200) | left:1+right:1 | 12 | - | - | 0.00 |"
+    assert row == "| a | - | 1.100 (1.010 to 1.200) | - | left:1+right:1 | 12 | - | - | 0.00 |"
     assert tables.never_slower_table(tmp_path / "host") == "not measured yet\n"
 
 
