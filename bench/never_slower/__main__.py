@@ -16,7 +16,7 @@ from pathlib import Path
 
 from bench.harness import published
 from bench.never_slower.models import MODELS, RECURRENT
-from bench.never_slower.turns import RATIO, measure
+from bench.never_slower.turns import AGAIN, RATIO, measure
 from bench.record import Figure, Study
 from bench.study_parts import PartedStudy, StudyPart
 from mosaic.artifact import save
@@ -35,14 +35,24 @@ def parts(names: Sequence[str], *, rounds: int) -> tuple[StudyPart, ...]:
 
 
 def with_counts(figures: Sequence[Figure]) -> list[Figure]:
-    """Adds how many models run slower, how many faster, and how many can be told from the plain loop in neither way."""
-    ratios = [figure for figure in figures if figure.name.endswith(RATIO) and figure.value is not None]
-    slower = sum(figure.high is not None and figure.high < 1 for figure in ratios)
-    faster = sum(figure.low is not None and figure.low > 1 for figure in ratios)
-    counts = {"slower": slower, "faster": faster, "neither": len(ratios) - slower - faster}
-    of = f"of {len(ratios)} models, by their intervals"
-    made = [Figure(name=f"{how}: {of}", source="measured", value=float(count)) for how, count in counts.items()]
-    return [*made, *figures]
+    """Adds how many models run slower or faster by their intervals, and in how many two plain loops seem to differ."""
+    slower, faster, count = _told_apart(figures, RATIO)
+    below, above, pairs = _told_apart(figures, AGAIN)
+    counts = {
+        f"slower: of {count} models, by their intervals": slower,
+        f"faster: of {count} models, by their intervals": faster,
+        f"neither: of {count} models, by their intervals": count - slower - faster,
+        f"of {pairs} models, those whose two plain loops differ by their intervals": below + above,
+    }
+    return [*(Figure(name=name, source="measured", value=float(value)) for name, value in counts.items()), *figures]
+
+
+def _told_apart(figures: Sequence[Figure], name: str) -> tuple[int, int, int]:
+    """Returns how many ratios of a name are below 1 and above 1 by their whole interval, and how many there are."""
+    ratios = [figure for figure in figures if figure.name.endswith(name) and figure.value is not None]
+    below = sum(figure.high is not None and figure.high < 1 for figure in ratios)
+    above = sum(figure.low is not None and figure.low > 1 for figure in ratios)
+    return below, above, len(ratios)
 
 
 STUDY = PartedStudy(
