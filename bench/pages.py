@@ -25,7 +25,6 @@ HIGHLIGHTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             r"placed call of an empty module on a lane, .*",
             r"operation between modules on a lane, us",
             r".*: step under the sequential plan over the plain step, ratio",
-            r".*: step after the trial over the plain step, ratio",
         ),
         "bench_changing": (
             r".*: all \d+ steps and changes over the plain loop's, ratio",

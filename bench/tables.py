@@ -14,8 +14,11 @@ from pathlib import Path
 from types import MappingProxyType
 
 from bench import pages
+from bench.figures.page import kept_studies, paper_table
+from bench.figures.papers.read import PAPERS, read_paper
 from bench.gate import tables as gate_tables
 from bench.gpu import tables as gpu_tables
+from bench.never_slower.tables import never_slower_table
 from bench.record import Study
 from bench.sweep import tables as sweep_tables
 from mosaic.artifact import load, save, write_text
@@ -122,6 +125,12 @@ def demo_table() -> str:
     return f"{lines}\nPredicted: {PREDICTED}. Measured: {MEASURED}.\n" + _picture(path.with_suffix(".png"), "timeline")
 
 
+def figures_table(paper: str) -> str:
+    """Returns the figures of a paper with those of the newest kept results beside them."""
+    files = [path for path in sorted(RESULTS.glob("*/*.json")) if not path.name.endswith("-demo.json")]
+    return paper_table(read_paper(paper), kept_studies(load(Study, path) for path in files))
+
+
 def _picture(drawn: Path, says: str) -> str:
     """Returns a picture that lies beside a result, on a line of its own; nothing where there is none."""
     return f"\n![{says}]({drawn.relative_to(RESULTS.parent.parent).as_posix()})\n" if drawn.exists() else ""
@@ -133,6 +142,8 @@ TABLES: Mapping[str, Callable[[], str]] = MappingProxyType(
         "methods": pages.methods_table,
         "choices": pages.choices_table,
         **{study: partial(pages.study_table, study, RESULTS) for study in pages.HIGHLIGHTS},
+        **{f"figures_{paper}": partial(figures_table, paper) for paper in PAPERS},
+        "never_slower": lambda: never_slower_table(RESULTS),
         "gate_margins": lambda: gate_tables.margins_table(RESULTS),
         "sweep": lambda: sweep_tables.counts_table(RESULTS),
         "sweep_cases": lambda: sweep_tables.cases_table(RESULTS),

@@ -1,9 +1,9 @@
-"""Mosaic's own cost, and whether a loop is ever slower with it.
+"""Mosaic's own cost: of calls, and of steps.
 
 ``python -m bench.colocate [--quick] [--json FILE]``
 
 Calls of empty modules; steps of the zoo's models under the sequential plan, which can gain nothing, against the plain
-loop; and what the trial in the first steps makes of each, which must not be slower either.
+loop. What the trial in the first steps makes of a loop is ``bench.never_slower``.
 """
 
 from __future__ import annotations

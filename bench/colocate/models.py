@@ -1,4 +1,4 @@
-"""Steps of the zoo's models: under the sequential plan, and after the trial, against the plain loop."""
+"""Steps of the zoo's models under the sequential plan, against the plain loop."""
 
 from __future__ import annotations
 
@@ -6,23 +6,21 @@ import copy
 import itertools
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import mosaic
 from bench.colocate.calls import ALONE, GOAL_US
 from bench.record import Figure, median_figure, missing_figure
 from mosaic.backends.host.backend import HostBackend
 from mosaic.engine import find_modules
-from mosaic.engine.trial.settings import TrialSettings
 from mosaic.microbench import Budget
 from mosaic.models import PAPER_MODELS, build, loss_of, make_batch
 from mosaic.plan import plan_from_quotas
-from mosaic.profiler import ProfileSettings
 
 GOAL_RATIO = 1.01
 """Of a step under the sequential plan over a plain one, where a step is longer than LONG_MS."""
@@ -31,7 +29,6 @@ WIDEST = 0.01
 """Share of a goal by which an interval may reach beyond it, for the goal to count as met."""
 _ROUND_MS = 150.0
 _MIN_ROUNDS = 3
-_SAMPLE_S = 0.1
 _LARGE = ("public", "paper")
 _NO_TIME = "the quick form had no time left; run without --quick"
 
@@ -39,16 +36,6 @@ _NO_TIME = "the quick form had no time left; run without --quick"
 def sequential_name(model: str, size: str) -> str:
     """Returns the name of the figure that has a goal for one model."""
     return f"{model}, {size}: step under the sequential plan over the plain step, ratio"
-
-
-def tried_name(model: str, size: str) -> str:
-    """Returns the name of the figure that says whether the trial left a loop slower."""
-    return f"{model}, {size}: step after the trial over the plain step, ratio"
-
-
-def lost_name(model: str, size: str) -> str:
-    """Returns the name of the figure that says what the trial cost."""
-    return f"{model}, {size}: time lost by the trial, in plain steps"
 
 
 def plain_name(model: str, size: str) -> str:
@@ -61,20 +48,12 @@ def measure_models(rounds: int, budget: Budget) -> list[Figure]:
     figures = []
     for index, name in enumerate(PAPER_MODELS):
         if budget.left_s > 0:
-            figures += _sequential(name, rounds, Budget(budget.left_s / (2 * len(PAPER_MODELS) - index)))
+            figures += _sequential(name, rounds, Budget(budget.left_s / (len(PAPER_MODELS) - index)))
         else:
             figures += [missing_figure(name_of(name, "tiny"), _NO_TIME) for name_of in (plain_name, sequential_name)]
-    for index, name in enumerate(PAPER_MODELS):
-        if budget.left_s > 0:
-            figures += _tried(name, rounds, Budget(budget.left_s / (len(PAPER_MODELS) - index)))
-        else:
-            figures += [missing_figure(name_of(name, "tiny"), _NO_TIME) for name_of in (tried_name, lost_name)]
     for name in PAPER_MODELS:
         for size in _LARGE:
-            figures += [
-                missing_figure(name_of(name, size), "needs a GPU: a step takes minutes on a CPU")
-                for name_of in (sequential_name, tried_name, lost_name)
-            ]
+            figures.append(missing_figure(sequential_name(name, size), "needs a GPU: a step takes minutes on a CPU"))
     return figures
 
 
@@ -83,17 +62,11 @@ def goals(figures: Sequence[Figure]) -> list[str]:
     by_name = {figure.name: figure for figure in figures}
     lines = [_verdict(by_name[ALONE], GOAL_US)]
     for name, size in itertools.product(PAPER_MODELS, ("tiny", *_LARGE)):
-        lost = by_name[lost_name(name, size)]
-        lines.append(_verdict(lost, TrialSettings().max_lost_steps))
-        for name_of in (sequential_name, tried_name):
-            plain = by_name.get(plain_name(name, size))
-            found = by_name[name_of(name, size)]
-            if plain is not None and plain.value is not None and plain.value <= LONG_MS:
-                lines.append(
-                    f"no goal: {found.name}: a step takes {plain.value:.1f} ms, which is not above {LONG_MS:g}"
-                )
-            else:
-                lines.append(_verdict(found, GOAL_RATIO))
+        plain, found = by_name.get(plain_name(name, size)), by_name[sequential_name(name, size)]
+        if plain is not None and plain.value is not None and plain.value <= LONG_MS:
+            lines.append(f"no goal: {found.name}: a step takes {plain.value:.1f} ms, which is not above {LONG_MS:g}")
+        else:
+            lines.append(_verdict(found, GOAL_RATIO))
     return lines
 
 
@@ -110,6 +83,15 @@ def _verdict(figure: Figure, goal: float) -> str:
     return f"{verdict} ({figure.value:.3f} {interval}, goal {goal:g}): {figure.name}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """A model, one batch, and the loss of what it returns."""
+
+    model: nn.Module
+    batch: dict[str, Any]
+    loss: Callable[[Any], Tensor] = loss_of
+
+
 @dataclass(frozen=True, slots=True)
 class Loop:
     """A model with its optimizer and one batch."""
@@ -117,16 +99,17 @@ class Loop:
     model: nn.Module
     optimizer: torch.optim.Optimizer
     batch: dict[str, Any]
+    loss: Callable[[Any], Tensor] = loss_of
 
     @staticmethod
-    def of(model: nn.Module, batch: dict[str, Any]) -> Loop:
+    def of(model: nn.Module, batch: dict[str, Any], loss: Callable[[Any], Tensor] = loss_of) -> Loop:
         """Makes the loop that everything here is measured with."""
-        return Loop(model, torch.optim.AdamW(model.parameters(), 1e-4), batch)
+        return Loop(model, torch.optim.AdamW(model.parameters(), 1e-4), batch, loss)
 
     def step_ms(self) -> float:
         """Takes one training step."""
         start = time.perf_counter_ns()
-        loss_of(self.model(**self.batch)).backward()
+        self.loss(self.model(**self.batch)).backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
         return (time.perf_counter_ns() - start) / 1e6
@@ -148,28 +131,6 @@ def _sequential(name: str, rounds: int, budget: Budget) -> list[Figure]:
     return [
         median_figure(plain_name(name, "tiny"), plain_ms),
         median_figure(sequential_name(name, "tiny"), ratios),
-    ]
-
-
-def _tried(name: str, rounds: int, budget: Budget) -> list[Figure]:
-    """Lets the trial in a loop's first steps decide, and measures what it decided on."""
-    model, batch = build(name, "tiny"), make_batch(name, "tiny")
-    plain, tried = Loop.of(copy.deepcopy(model), batch), Loop.of(model, batch)
-    settings = ProfileSettings(sample_seconds=_SAMPLE_S, refuse_share=2.0, foreign_share=2.0)
-    handle = mosaic.colocate(model, sample=batch, options=mosaic.Options(cache=None, profiling=settings))
-    try:
-        plain_ms = statistics.median(plain.step_ms() for _ in range(5))
-        for _ in range(TrialSettings().max_steps + 1):
-            tried.step_ms()
-            if not handle.is_trying:
-                break
-        lost_ms = handle.metrics().get("trial_lost_ms", 0.0)
-        _, ratios = in_rounds(plain, tried, rounds, budget)
-    finally:
-        handle.remove()
-    return [
-        median_figure(tried_name(name, "tiny"), ratios),
-        median_figure(lost_name(name, "tiny"), [lost_ms / plain_ms]),
     ]
 
 

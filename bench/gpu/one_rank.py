@@ -28,7 +28,7 @@ def measure_one_rank(bench: Bench, *, name: str = "clip", batch: int = 8) -> Ite
     work = Workload(name, batch, bench)
     work.step()
     finding = find_modules(work.model, work.loss, include=work.modules)
-    plan = even_plan(finding.graph, bench)
+    plan = even_plan(finding.graph, bench.device)
     del finding
     rounds = 3 if bench.dry_run else 8
     plain, ranked = [], []

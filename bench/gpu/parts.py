@@ -110,13 +110,14 @@ _IN_ORDER = (
         3,
     ),
     _unknown("counters", "can GPM be read, and by whom?", "bench.gpu.counters:measure_counters", 4),
+    _unknown("warps", "how many warps are in flight as CLIP trains?", "bench.gpu.warps:measure_warps", 8),
     *_models(2, 9),
     *(
         _unknown(
             f"connections-{count}",
             f"do two modules overlap with {count} hardware queues?",
             "measure_connections",
-            6,
+            5,
             CUDA_DEVICE_MAX_CONNECTIONS=str(count),
         )
         for count in (8, 32)
@@ -130,7 +131,7 @@ _IN_ORDER = (
         seconds=6,
     ),
     _unknown("small-collective", "does NCCL work in 8 SMs?", "measure_small_collective", 5),
-    *_models(4, 12),
+    *_models(4, 11),
     Measurement(
         name="cost",
         asks="how well are held-out plans of 2 to 8 modules predicted, and what do the plans cost?",

@@ -10,8 +10,8 @@ details.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
 
+from bench.figures.papers.read import printed
 from bench.ranks.layer_tables import ModelTable, load_table
 from bench.record import Figure, missing_figure
 from mosaic.artifact import fingerprint
@@ -29,37 +29,12 @@ from mosaic.solver.options import MAX_MS
 from mosaic.solver.runnable import plan_to_run
 
 METHODS = compared_methods()
-FIGURE_14A: Mapping[tuple[str, int], str] = MappingProxyType(
-    {
-        ("megatron", 8): "1.68",
-        ("megatron", 16): "1.48",
-        ("megatron", 32): "1.31",
-        ("spindle", 8): "1.30",
-        ("spindle", 16): "1.20",
-        ("spindle", 32): "1.12",
-        ("distmm", 8): "1.52",
-        ("distmm", 16): "1.36",
-        ("distmm", 32): "1.22",
-    }
-)
-"""Mosaic's throughput over others' with four modules of OFASys (Mosaic, section 5.4)."""
-FIGURE_9: Mapping[str, str] = MappingProxyType(
-    {"megatron": "1.17 to 1.48", "distmm": "1.10 to 1.42", "spindle": "1.07 to 1.31"}
-)
-"""The same over the six models."""
-TABLE_2: Mapping[tuple[str, str], str] = MappingProxyType(
-    {
-        ("spindle", "qwen-val-30b"): "1.34",
-        ("spindle", "qwen-val-70b"): "1.36",
-        ("spindle-optimus", "qwen-val-30b"): "1.05",
-        ("spindle-optimus", "qwen-val-70b"): "1.09",
-        ("distmm", "qwen-val-30b"): "1.04",
-        ("distmm", "qwen-val-70b"): "1.04",
-        ("megatron", "qwen-val-30b"): "1 (DeepSpeed)",
-        ("megatron", "qwen-val-70b"): "1 (DeepSpeed)",
-    }
-)
-"""Speed-ups over DeepSpeed on 256 GPUs (Spindle, appendix E), there simulated, too."""
+FIGURE_14A = printed("mosaic", "Fig. 14a")
+"""Mosaic's throughput over others' with four modules of OFASys, by planner and number of GPUs."""
+FIGURE_9 = printed("mosaic", "Fig. 9")
+"""The same over the six models, by planner."""
+TABLE_2 = printed("spindle", "Table 2")
+"""Speed-ups over DeepSpeed on 256 GPUs, there simulated, too, by planner and size of QWen-VAL."""
 
 
 class ModelCost:
@@ -167,12 +142,12 @@ def large_cluster(*, name: str, num_devices: int, seconds: float) -> Iterator[Fi
     """Spindle's Table 2: speed-ups over every module on all GPUs in turn."""
     of = f"{name}, {num_devices} GPUs"
     steps = simulated_steps(name, num_devices, seconds=seconds, with_memory=False)
-    papers = {method: TABLE_2.get((method, name), "") for method in steps}
+    papers = {method: TABLE_2.get(f"{method}, {name.removeprefix('qwen-val-')}", "") for method in steps}
     yield from _figures(steps, of, papers, over="megatron", faster=True)
 
 
 def _paper(paper: str, method: str, count: int) -> str:
-    return FIGURE_14A.get((method, count), "") if paper == "14a" else FIGURE_9.get(method, "")
+    return FIGURE_14A.get(f"{method}, {count}", "") if paper == "14a" else FIGURE_9.get(method, "")
 
 
 def _figures(

@@ -19,6 +19,7 @@ from bench.gpu.tables import number
 from bench.record import Figure, missing_figure
 from bench.roofline import count_step
 from mosaic.cost import CostModel
+from mosaic.device import Device
 from mosaic.engine import find_modules
 from mosaic.engine.finding.find import Finding
 from mosaic.graph import ModuleGraph
@@ -80,7 +81,7 @@ def _measure(work: Workload, bench: Bench) -> Iterator[Figure]:
     except Exception as error:
         yield from _none_of((*EVEN_VARIANTS, "mosaic", "mosaic, graphs", IN_TURN), error)
         return
-    even = even_plan(finding.graph, bench)
+    even = even_plan(finding.graph, bench.device)
     if even.is_colocated:
         yield from _by_hand(even, rounds)
         yield from _rule(even, finding, rounds)
@@ -230,9 +231,9 @@ def _in_turn(graph: ModuleGraph, bench: Bench) -> Plan:
     return plan_from_quotas(stages, graph=graph, device=bench.device)
 
 
-def even_plan(graph: ModuleGraph, bench: Bench) -> Plan:
+def even_plan(graph: ModuleGraph, device: Device) -> Plan:
     """Returns stages by depth in the graph, each with the slots in equal parts."""
-    slots = bench.device.num_slots
+    slots = device.num_slots
     depth: dict[str, int] = {}
     for name in graph.topological_order():
         depth[name] = max((depth[source] + 1 for source in graph.predecessors(name)), default=0)
@@ -242,7 +243,7 @@ def even_plan(graph: ModuleGraph, bench: Bench) -> Plan:
         for first in range(0, len(names), slots):
             group = names[first : first + slots]
             stages.append({name: slots // len(group) for name in group})
-    return plan_from_quotas(stages, graph=graph, device=bench.device)
+    return plan_from_quotas(stages, graph=graph, device=device)
 
 
 def _plan_text(plan: Plan) -> str:
