@@ -45,15 +45,23 @@ std::vector<PairShares> shares_of(const std::vector<ShareRows>& given) {
     return shares;
 }
 
-// Python notes a signal, and raises what follows from it when it is asked: KeyboardInterrupt, for Ctrl-C.
-bool is_signalled() {
+// Python notes a signal, and raises what follows from it when it is asked: KeyboardInterrupt, for Ctrl-C, unless a
+// handler makes a stop of it.
+Wish ask_python(const py::object& should_stop) {
     const py::gil_scoped_acquire gil;
-    return PyErr_CheckSignals() != 0;
+    if (PyErr_CheckSignals() != 0) return Wish::interrupt;
+    try {
+        return !should_stop.is_none() && should_stop().cast<bool>() ? Wish::stop : Wish::go_on;
+    } catch (py::error_already_set& error) {
+        error.restore();
+        return Wish::interrupt;
+    }
 }
 
-Plan plan_until_signalled(const Problem& problem, const Limits& limits, const Hint& hint) {
+Plan plan_until_signalled(const Problem& problem, const Limits& limits, const Hint& hint,
+                          const py::object& should_stop) {
     try {
-        const Watch watch(&is_signalled);
+        const Watch watch([&] { return ask_python(should_stop); });
         return plan(problem, limits, hint);
     } catch (const Interrupted&) {
         const py::gil_scoped_acquire gil;
@@ -200,12 +208,13 @@ PYBIND11_MODULE(_search, module) {
         "plan",
         [](const Problem& problem, double seconds, std::int64_t max_nodes, std::uint64_t seed, bool exact,
            const std::vector<Mask>& start, const std::vector<Mask>& forbidden, const std::shared_ptr<Known>& known,
-           const std::vector<int>& places) {
-            return plan_until_signalled(problem, {seconds, max_nodes, seed, exact}, {start, forbidden, known, places});
+           const std::vector<int>& places, const py::object& should_stop) {
+            return plan_until_signalled(problem, {seconds, max_nodes, seed, exact}, {start, forbidden, known, places},
+                                        should_stop);
         },
         py::arg("problem"), py::kw_only(), py::arg("seconds") = 10.0, py::arg("max_nodes") = Limits{}.max_nodes,
         py::arg("seed") = 0, py::arg("exact") = true, py::arg("start") = std::vector<Mask>{},
         py::arg("forbidden") = std::vector<Mask>{}, py::arg("known") = std::shared_ptr<Known>{},
-        py::arg("places") = std::vector<int>{}, py::call_guard<py::gil_scoped_release>(),
-        "Searches for the best plan.");
+        py::arg("places") = std::vector<int>{}, py::arg("should_stop") = py::none(),
+        py::call_guard<py::gil_scoped_release>(), "Searches for the best plan.");
 }

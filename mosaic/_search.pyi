@@ -4,7 +4,7 @@ Plain C++, no CUDA, the GIL released; the same input and seed give the same answ
 search. Times are nanoseconds. ``ValueError`` for what no search can work on.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 class Option:
     """One way to deploy a module; times in nanoseconds."""
@@ -131,8 +131,9 @@ def plan(
     forbidden: Sequence[int] = (),
     known: Known | None = None,
     places: Sequence[int] = (),
+    should_stop: Callable[[], bool] | None = None,
 ) -> Plan:
-    """Searches for the best plan.
+    """Searches for the best plan; as at the end of its time where ``should_stop``, asked now and then, says so.
 
     Sets of modules are bitmasks. The search starts from the partition ``start`` where it is given and fits, uses no set
     of ``forbidden`` as a stage, and takes from ``known`` what holds here too: ``places`` has the index that each

@@ -165,7 +165,7 @@ class _HeldSearch:
                 return
 
     def _left(self) -> float:
-        return max(0.0, self._ends - time.perf_counter())
+        return 0.0 if self.limits.is_stopped else max(0.0, self._ends - time.perf_counter())
 
     def _forbidden(self) -> list[frozenset[str]]:
         return [frozenset(names) for names in self.hint.forbidden]
