@@ -139,3 +139,18 @@ def plan(
     of ``forbidden`` as a stage, and takes from ``known`` what holds here too: ``places`` has the index that each
     module had there, or -1.
     """
+
+def hold(
+    items: Sequence[tuple[int, Sequence[tuple[int, int, int, int]]]],
+    *,
+    num_devices: int,
+    num_slots: int,
+    memory_bytes: int,
+    num_stages: int,
+    max_nodes: int,
+    seconds: float,
+) -> tuple[str, list[tuple[int, list[int]]]]:
+    """Looks for devices that hold all modules, each with its stage and (degree, quota, kept, working) of its options.
+
+    Returns 'yes', 'no' (there are none) or 'open', and for 'yes' the option and the devices of each.
+    """

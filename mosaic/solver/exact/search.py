@@ -124,7 +124,7 @@ def search_exactly(
         InfeasibleError: What is forbidden leaves no plan.
         BackendUnavailableError: The extension is not built.
     """
-    search = _load()
+    search = load_search()
     limits = limits or SearchLimits()
     hint = hint or SearchHint()
     names = graph.topological_order()
@@ -169,7 +169,7 @@ def why_not_exact(graph: ModuleGraph, cost: Cost) -> str | None:
     if not cost.interference.is_zero and (reason := _why_not_searched(graph, cost)) is not None:
         return reason
     try:
-        _load()
+        load_search()
     except BackendUnavailableError as error:
         return str(error)
     return None
@@ -195,7 +195,12 @@ def _why_not_searched(graph: ModuleGraph, cost: Cost) -> str | None:
     return None
 
 
-def _load() -> Any:  # a module, which is no type
+def load_search() -> Any:  # a module, which is no type
+    """Returns the extension.
+
+    Raises:
+        BackendUnavailableError: It is not built.
+    """
     try:
         from mosaic import _search
     except ImportError as error:

@@ -13,10 +13,10 @@ from mosaic.solver.stage import Machine, StageResult
 
 Options = Mapping[str, Sequence[DeploymentOption]]
 
-ALONE_NODES = 200_000
+ALONE_NODES = 500_000
 """Places that are tried before it stays open whether there is any plan."""
 
-STEP_NODES = 300
+STEP_NODES = 20_000
 """Places that are tried for one choice of degrees before the next is."""
 
 
