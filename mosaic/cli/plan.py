@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from mosaic.solver.instances.instance import Instance
 
 MAX_FILE_BYTES = 2**26
-"""Of a profile or an instance: twenty times as much memory is needed to read it."""
+"""Of a profile or an instance: up to thirty times as much memory is needed to read it."""
 INTERRUPTED = 130
 """Exit code."""
 
@@ -244,10 +244,23 @@ def _check_size(path: Path) -> None:
 
 
 def _is_instance(path: Path) -> bool:
-    """Whether a file looks like an instance; whoever reads it says what is wrong with it."""
+    """Whether a file looks like an instance; whoever reads it says what is wrong with it.
+
+    Raises:
+        MosaicError: It has so many options that reading them would take gigabytes.
+    """
+    from mosaic.solver.instances.instance import MAX_OPTIONS
+
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        text = path.read_text(encoding="utf-8")
+        num_options = text.count('"quota"')
+        if '"num_devices"' in text and num_options > MAX_OPTIONS:
+            raise MosaicError(
+                f"{path} has {num_options:,} options, more than the {MAX_OPTIONS:,} that an instance may have; list "
+                "quotas in larger steps, or fewer degrees"
+            )
+        raw = json.loads(text)
+    except (OSError, ValueError, RecursionError):
         return False
     return isinstance(raw, dict) and "num_devices" in raw and "modules" in raw
 

@@ -162,7 +162,7 @@ class _HeldSearch:
                 self._divide_by_stages(again.part, again.relaxed, MORE_NODES * again.num_nodes)
             else:
                 break
-        still_open = [one.bound_ms for one in (*self._heap, *self._unsettled)]
+        still_open = [*(one.bound_ms for one in self._heap), *(one.bound_ms for one in self._unsettled)]
         return max(root_ms, min([*still_open, self.best_ms]))
 
     def _look_at(self, part: _Part) -> None:
@@ -225,8 +225,8 @@ class _HeldSearch:
         tried.add(key)
         before_ms = self.best_ms
         try:
-            chosen = {name: tuple(o for o in own if o.degree == degrees[name]) for name, own in options.items()}
-            chosen = without_hopeless(chosen, self.machine)
+            these = {name: tuple(o for o in own if o.degree == degrees[name]) for name, own in options.items()}
+            chosen = without_hopeless(these, self.machine)
             if self._has_place(chosen):
                 found = self._relax(
                     chosen, frozenset(self._forbidden()), replace(self.limits, seconds=self._left() / 4)

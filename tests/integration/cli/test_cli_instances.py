@@ -17,6 +17,7 @@ from mosaic import artifact
 from mosaic.cli import plan as plan_command
 from mosaic.cli.main import run
 from mosaic.plan import Plan
+from mosaic.solver.instances import instance as instances
 
 MADE = generate(Recipe(shape="layered", num_modules=6, num_devices=4, seed=1))
 PAGE = Path(__file__).parents[3] / "docs" / "planning.md"
@@ -90,6 +91,7 @@ def test_a_file_that_is_no_json_is_named_with_what_is_wrong_with_it(file, capsys
     for changed_text, says in (
         ("\ufeff" + text, "byte-order mark"),
         (text + "[]", "something follows"),
+        ("[" * 100_000, "lists in lists without end"),
         (text.replace('"num_devices": 4', '"num_devices": 4' + "0" * 5000), "5,001 digits"),
     ):
         file.write_text(changed_text, encoding="utf-8")
@@ -100,6 +102,11 @@ def test_a_file_that_is_no_json_is_named_with_what_is_wrong_with_it(file, capsys
 
 
 def test_what_is_too_large_to_plan_is_refused_before_it_takes_memory(file, capsys, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(instances, "MAX_OPTIONS", 10)
+        patch.setattr(json, "loads", lambda *_: pytest.fail("it was read"))
+        assert run(["plan", str(file)]) == 1
+    assert re.search(r"has \d+ options, more than the 10", " ".join(capsys.readouterr().err.split()))
     monkeypatch.setattr(plan_command, "MAX_FILE_BYTES", 1000)
     assert run(["plan", str(file)]) == 1
     assert "is read up to 1,000" in " ".join(capsys.readouterr().err.split())
