@@ -43,11 +43,13 @@ HIGHLIGHTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             r"simulated \(\w+\): prediction error of held-out plans, 8 modules, (interference-unaware|full|ours)",
         ),
         "bench_solver": (
+            r"gain of exact over [\w-]+, .* modules, .*, median",
+            r"gain of exact over [\w-]+, \d+ modules .*, median",
             r"10 modules, 8 GPUs, 10 %.*",
             r"20 modules, \d+ GPUs.*: proven gap within 5 s, (median|worst), %",
-            r"one of \d+ modules comes or goes, \d+ GPUs: re-plan over cold solve, median",
+            r"\d+ modules, 8 GPUs, memory held across stages .*: (proven|step over) .*",
+            r"one of \d+ modules comes or goes, \d+ GPUs, .*",
             r"lost with .*, mean, %",
-            r"gain of exact over \w+, (Qwen3-VL|Unified-IO 2|ImageBind|OFASys), \d+ GPUs, median",
         ),
         "bench_ranks": (
             r"(exact|megatron): step over DDP's on the same ranks, .*",

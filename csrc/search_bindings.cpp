@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include "search/plans/plan_search.h"
+#include "search/stages/held_packer.h"
 #include "search/stages/interference.h"
 
 namespace py = pybind11;
@@ -45,20 +46,50 @@ std::vector<PairShares> shares_of(const std::vector<ShareRows>& given) {
     return shares;
 }
 
-// Python notes a signal, and raises what follows from it when it is asked: KeyboardInterrupt, for Ctrl-C.
-bool is_signalled() {
+// Python notes a signal, and raises what follows from it when it is asked: KeyboardInterrupt, for Ctrl-C, unless a
+// handler makes a stop of it.
+Wish ask_python(const py::object* should_stop) {
     const py::gil_scoped_acquire gil;
-    return PyErr_CheckSignals() != 0;
+    if (PyErr_CheckSignals() != 0) return Wish::interrupt;
+    try {
+        const bool is_asked = should_stop != nullptr && !should_stop->is_none();
+        return is_asked && (*should_stop)().cast<bool>() ? Wish::stop : Wish::go_on;
+    } catch (py::error_already_set& error) {
+        error.restore();
+        return Wish::interrupt;
+    }
 }
 
-Plan plan_until_signalled(const Problem& problem, const Limits& limits, const Hint& hint) {
+template <typename Work>
+auto until_signalled(const py::object* should_stop, Work work) {
     try {
-        const Watch watch(&is_signalled);
-        return plan(problem, limits, hint);
+        const Watch watch([&] { return ask_python(should_stop); });
+        return work();
     } catch (const Interrupted&) {
         const py::gil_scoped_acquire gil;
         throw py::error_already_set();
     }
+}
+
+using HeldRow = std::tuple<int, int, std::int64_t, std::int64_t>;
+using HeldRows = std::vector<std::pair<int, std::vector<HeldRow>>>;
+using HeldPlaces = std::vector<std::pair<int, std::vector<int>>>;
+
+std::pair<std::string, HeldPlaces> hold(const HeldRows& rows, const Machine& machine, int num_stages,
+                                        std::int64_t max_nodes, double seconds) {
+    std::vector<HeldItem> items;
+    for (const auto& [stage, options] : rows) {
+        items.push_back({stage, {}});
+        for (const auto& [degree, quota, kept, working] : options) {
+            items.back().options.push_back({degree, quota, kept, working});
+        }
+    }
+    const Clock clock(seconds);
+    std::vector<HeldChoice> chosen;
+    const Answer answer = HeldPacker(std::move(items), machine, num_stages).pack({max_nodes, &clock}, chosen);
+    HeldPlaces places;
+    for (const HeldChoice& choice : chosen) places.emplace_back(choice.option, choice.devices);
+    return {answer == Answer::yes ? "yes" : answer == Answer::no ? "no" : "open", places};
 }
 
 Objective objective_of(const std::string& name) {
@@ -200,12 +231,24 @@ PYBIND11_MODULE(_search, module) {
         "plan",
         [](const Problem& problem, double seconds, std::int64_t max_nodes, std::uint64_t seed, bool exact,
            const std::vector<Mask>& start, const std::vector<Mask>& forbidden, const std::shared_ptr<Known>& known,
-           const std::vector<int>& places) {
-            return plan_until_signalled(problem, {seconds, max_nodes, seed, exact}, {start, forbidden, known, places});
+           const std::vector<int>& places, const py::object& should_stop) {
+            return until_signalled(&should_stop, [&] {
+                return plan(problem, {seconds, max_nodes, seed, exact}, {start, forbidden, known, places});
+            });
         },
         py::arg("problem"), py::kw_only(), py::arg("seconds") = 10.0, py::arg("max_nodes") = Limits{}.max_nodes,
         py::arg("seed") = 0, py::arg("exact") = true, py::arg("start") = std::vector<Mask>{},
         py::arg("forbidden") = std::vector<Mask>{}, py::arg("known") = std::shared_ptr<Known>{},
-        py::arg("places") = std::vector<int>{}, py::call_guard<py::gil_scoped_release>(),
-        "Searches for the best plan.");
+        py::arg("places") = std::vector<int>{}, py::arg("should_stop") = py::none(),
+        py::call_guard<py::gil_scoped_release>(), "Searches for the best plan.");
+    module.def(
+        "hold",
+        [](const HeldRows& items, int num_devices, int num_slots, std::int64_t memory, int num_stages,
+           std::int64_t max_nodes, double seconds) {
+            return until_signalled(
+                nullptr, [&] { return hold(items, {num_devices, num_slots, memory}, num_stages, max_nodes, seconds); });
+        },
+        py::arg("items"), py::kw_only(), py::arg("num_devices"), py::arg("num_slots"), py::arg("memory_bytes"),
+        py::arg("num_stages"), py::arg("max_nodes"), py::arg("seconds"), py::call_guard<py::gil_scoped_release>(),
+        "Looks for devices that hold all modules.");
 }

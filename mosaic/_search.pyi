@@ -4,7 +4,7 @@ Plain C++, no CUDA, the GIL released; the same input and seed give the same answ
 search. Times are nanoseconds. ``ValueError`` for what no search can work on.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 class Option:
     """One way to deploy a module; times in nanoseconds."""
@@ -131,10 +131,26 @@ def plan(
     forbidden: Sequence[int] = (),
     known: Known | None = None,
     places: Sequence[int] = (),
+    should_stop: Callable[[], bool] | None = None,
 ) -> Plan:
-    """Searches for the best plan.
+    """Searches for the best plan; as at the end of its time where ``should_stop``, asked now and then, says so.
 
     Sets of modules are bitmasks. The search starts from the partition ``start`` where it is given and fits, uses no set
     of ``forbidden`` as a stage, and takes from ``known`` what holds here too: ``places`` has the index that each
     module had there, or -1.
+    """
+
+def hold(
+    items: Sequence[tuple[int, Sequence[tuple[int, int, int, int]]]],
+    *,
+    num_devices: int,
+    num_slots: int,
+    memory_bytes: int,
+    num_stages: int,
+    max_nodes: int,
+    seconds: float,
+) -> tuple[str, list[tuple[int, list[int]]]]:
+    """Looks for devices that hold all modules, each with its stage and (degree, quota, kept, working) of its options.
+
+    Returns 'yes', 'no' (there are none) or 'open', and for 'yes' the option and the devices of each.
     """

@@ -13,6 +13,7 @@ import json
 import math
 import os
 import re
+import sys
 import tempfile
 import tomllib
 from collections import Counter
@@ -137,7 +138,7 @@ def load(kind: type[T], path: Path) -> T:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        reason = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
         raise InvalidFileError(f"cannot read {path}: {reason}") from error
     return parse(kind, text, source=str(path))
 
@@ -148,16 +149,7 @@ def parse(kind: type[T], text: str, *, source: str) -> T:
 
     if not text.strip():
         raise InvalidFileError(f"{source} is empty; {_a(kind)} in JSON was expected")
-    try:
-        raw = json.loads(text, object_pairs_hook=_each_once)
-    except RecursionError as error:
-        raise InvalidFileError(f"{source}: lists in lists without end; this is not {_a(kind)}") from error
-    except _GivenTwiceError as error:
-        raise InvalidFileError(f"{source}: {error}; give each field once") from error
-    except json.JSONDecodeError as error:
-        raise InvalidFileError(
-            f"{source}, line {error.lineno}: not valid JSON ({error.msg}); the file may have been cut short"
-        ) from error
+    raw = _read_json(kind, text, source)
     _check_schema(kind, raw, source)
     try:
         erased: Any = kind
@@ -173,6 +165,34 @@ def parse(kind: type[T], text: str, *, source: str) -> T:
     except MosaicError as error:  # a rule of the dataclass itself
         raise type(error)(f"{source}: {error}") from error
     return value
+
+
+def _read_json(kind: Any, text: str, source: str) -> Any:
+    if text.startswith("\ufeff"):
+        raise InvalidFileError(f"{source} begins with a byte-order mark; save it as UTF-8 without one")
+    try:
+        return json.loads(text, object_pairs_hook=_each_once)
+    except RecursionError as error:
+        raise InvalidFileError(f"{source}: lists in lists without end; this is not {_a(kind)}") from error
+    except _GivenTwiceError as error:
+        raise InvalidFileError(f"{source}: {error}; give each field once") from error
+    except json.JSONDecodeError as error:
+        at = f"{source}, line {error.lineno}"
+        if error.msg == "Extra data":
+            raise InvalidFileError(
+                f"{at}: something follows the end of {_a(kind)}; keep one JSON value in the file"
+            ) from error
+        is_at_end = error.msg.startswith("Unterminated string") or re.fullmatch(r"\s*[\w.+-]*\s*", text[error.pos :])
+        cause = "the file may have been cut short" if is_at_end else f"column {error.colno} is where reading stopped"
+        raise InvalidFileError(f"{at}: not valid JSON ({error.msg}); {cause}") from error
+    except ValueError as error:  # Python reads no number of thousands of digits
+        found = re.search(rf"-?\d{{{sys.get_int_max_str_digits() + 1},}}", text)
+        if found is None:
+            raise InvalidFileError(f"{source}: {error}") from error
+        line = text.count("\n", 0, found.start()) + 1
+        raise InvalidFileError(
+            f"{source}, line {line}: a number of {len(found[0].lstrip('-')):,} digits; no field takes more than 20"
+        ) from error
 
 
 def parse_toml(kind: type[T], text: str, *, source: str) -> T:

@@ -113,8 +113,8 @@ class ModuleGraph(_WorkedOut):
     """A directed acyclic graph of modules, in the order in which the model calls them.
 
     Raises:
-        InvalidGraphError: No module, a duplicated module, an edge to a module that is not there, or a cycle
-            (all of its modules are named).
+        InvalidGraphError: No module, a duplicated module, a name with control characters, an edge to a module that is
+            not there, or a cycle (all of its modules are named).
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID_EXTRA
@@ -131,6 +131,11 @@ class ModuleGraph(_WorkedOut):
         twice = [name for name, count in counts.items() if count > 1]
         if twice:
             raise InvalidGraphError(f"modules named twice: {', '.join(twice)}; give each module one name")
+        if unseen := [name for name in counts if not name.isprintable()]:
+            raise InvalidGraphError(
+                f"the module name {unseen[0]!r} has characters that a terminal does not show as they are; leave out "
+                "control characters, tabs and line ends"
+            )
         for edge in self.edges:
             for end in (edge.source, edge.target):
                 if end not in counts:

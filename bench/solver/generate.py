@@ -77,16 +77,24 @@ def generate(recipe: Recipe) -> Instance:
     return build(recipe, kinds, waits, draw)
 
 
-def ofasys(num_modules: int, *, num_devices: int, num_slots: int = 10, disturbed: bool = True) -> Instance:
+def ofasys(
+    num_modules: int, *, num_devices: int, num_slots: int = 10, disturbed: bool = True, seed: int = 0
+) -> Instance:
     """Returns the paper's OFASys with as many modules: encoders of Table 1 in turn, then its backbone."""
     recipe = Recipe(
-        shape="star", num_modules=num_modules, num_devices=num_devices, num_slots=num_slots, disturbed=disturbed
+        shape="star",
+        num_modules=num_modules,
+        num_devices=num_devices,
+        num_slots=num_slots,
+        disturbed=disturbed,
+        seed=seed,
     )
     own = [kind for kind in ENCODERS if kind.name.startswith("ofasys")]
     kinds = [own[index % len(own)] for index in range(num_modules - 1)]
     backbone = next(kind for kind in BACKBONES if kind.name.startswith("ofasys"))
-    draw = random.Random(f"ofasys {num_modules}")
-    return build(recipe, [*kinds, backbone], _star(num_modules, draw), draw, name=f"ofasys-{num_modules}x{num_devices}")
+    draw = random.Random(f"ofasys {num_modules} {seed}")
+    name = f"ofasys-{num_modules}x{num_devices}-{seed}"
+    return build(recipe, [*kinds, backbone], _star(num_modules, draw), draw, name=name)
 
 
 def build(

@@ -45,11 +45,6 @@ GOALS = (
     Goal(figure=re.escape(f"{TEN}: search time, median, s"), most=0.001, name=f"{TEN}: search time, median, s"),
     Goal(figure=re.escape(f"{TEN}: search time, worst, s"), most=0.5, name=f"{TEN}: search time, worst, s"),
     *(_twenty(num_devices) for num_devices in (8, 32)),
-    Goal(
-        figure=r"one of \d+ modules comes or goes, \d+ GPUs: re-plan over cold solve, median",
-        most=0.1,
-        name="one module comes or goes: re-plan over cold solve, median",
-    ),
 )
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from statistics import fmean as mean
@@ -24,8 +22,8 @@ from mosaic.solver.replan.replanner import Replanner
 SHAPES: tuple[Shape, ...] = ("star", "layered", "multi", "align")
 EDGE_BYTES = 32 * 512 * 4096 * 2
 """Of a batch between two modules: 32 samples of 512 tokens of 4096 bf16 numbers."""
-LONG_MS = 100.0
-"""A cold solve that takes longer is worth avoiding."""
+FIRST_SECONDS = 2.0
+"""For the plan before a change."""
 TENTHS = QuotaGrid(percents=tuple(range(10, 101, 10)))
 
 
@@ -51,9 +49,9 @@ def _of_shape(shape: str, made: Sequence[Instance]) -> Iterator[Figure]:
     plans = [plan_of(one) for one in made]
     pairs = list(zip(made, plans, strict=True))
 
-    def each(name: str, share: Callable[[Instance, Plan], float], paper: str = "") -> Figure:
+    def each(name: str, share: Callable[[Instance, Plan], float]) -> Figure:
         samples = [100 * share(one, plan) for one, plan in pairs]
-        return figure(f"{name}, {shape}, mean, %", samples, "simulated", statistic=mean, paper=paper)
+        return figure(f"{name}, {shape}, mean, %", samples, "simulated", statistic=mean)
 
     yield each("lost with tenths of a device in place of slots", lambda i, p: _over(plan_of(i, grid=TENTHS), p))
     yield each("lost with the paper's sum in place of phases", lambda i, p: _over(plan_of(i, objective="sum"), p))
@@ -75,45 +73,50 @@ def _moving(instance: Instance, plan: Plan) -> float:
     return moved.makespan_ms / still.makespan_ms - 1
 
 
-def held_memory(*, seeds: int, num_modules: int, seconds: float) -> Iterator[Figure]:
-    """Memory that modules keep across stages, where it is tight: how often it rules a plan out, and what it costs."""
-    proven, bound, lost = [], [], []
-    for shape in SHAPES:
-        for seed in range(seeds):
-            one = generate(Recipe(shape=shape, num_modules=num_modules, tight_memory=True, held_memory=True, seed=seed))
-            free, held = plan_of(one, seconds=seconds, hold_memory=False), plan_of(one, seconds=seconds)
-            proven.append(float(held.search.status == "optimal"))
-            lost.append(100 * _over(held, free))
-            bound.append(float(lost[-1] > 1e-4))
-    of = f"{num_modules} modules, 8 GPUs, memory held across stages and tight"
-    yield figure(f"{of}: proven optimal, share of instances", proven, "measured", statistic=mean)
-    yield figure(f"{of}: it rules out the best plan, share of instances", bound, "simulated", statistic=mean)
-    yield figure(f"{of}: what it costs, mean, %", lost, "simulated", statistic=mean)
+def held_memory(*, seeds: int, sizes: Sequence[int], seconds: float) -> Iterator[Figure]:
+    """Memory that modules keep across stages, where it is tight: how sure plans are, and what it costs."""
+    for num_modules in sizes:
+        proven, gaps, bound, lost = [], [], [], []
+        for shape in SHAPES:
+            for seed in range(seeds):
+                recipe = Recipe(shape=shape, num_modules=num_modules, tight_memory=True, held_memory=True, seed=seed)
+                one = generate(recipe)
+                free, held = plan_of(one, seconds=seconds, hold_memory=False), plan_of(one, seconds=seconds)
+                proven.append(float(held.search.status == "optimal"))
+                gaps.append(_gap(held))
+                lost.append(100 * _over(held, free))
+                bound.append(float(lost[-1] > 1e-4))
+        of = f"{num_modules} modules, 8 GPUs, memory held across stages and tight, {seconds:g} s"
+        yield figure(f"{of}: proven optimal, share of instances", proven, "measured", statistic=mean)
+        yield figure(f"{of}: step over its bound, mean, %", gaps, "simulated", statistic=mean)
+        yield figure(f"{of}: step over its bound, worst, %", gaps, "simulated", statistic=max)
+        yield figure(f"{of}: it rules out the best plan, share of instances", bound, "simulated", statistic=mean)
+        yield figure(f"{of}: what it costs, mean, %", lost, "simulated", statistic=mean)
+
+
+def _gap(plan: Plan) -> float:
+    return 100 * (plan.predicted_ms / plan.search.bound_ms - 1)
 
 
 def replanning(
     *,
     problems: Iterable[tuple[int, int]],
     seeds: int,
-    seconds: float,
-    repeats: int = 2,
+    seconds: Sequence[float],
     shapes: Sequence[Shape] = SHAPES,
     is_whole: bool = True,
 ) -> Iterator[Figure]:
-    """One module comes or goes: CPU time of a re-plan and of a cold solve, and what is lost by the shorter search.
+    """One module comes or goes: a re-plan and a first plan of the same problem in the same time, and how sure each is.
 
-    Of each the least of some repeats, in one process, with cost model and graph made beforehand and Python's garbage
-    collector at rest.
+    How long a re-plan takes is no figure: ``Replanner`` gives it a share of the first search's time.
 
     Args:
         problems: Numbers of modules and of GPUs.
         seeds: Instances of each shape.
-        seconds: What a cold solve may take.
-        repeats: Of each time.
+        seconds: What each of both may take.
         shapes: Of the graphs.
         is_whole: Whether the first, a middle and the last module come and go, or a middle one only.
     """
-    gc.collect()
     for size, num_devices in problems:
         made = [
             generate(Recipe(shape=shape, num_modules=size, num_devices=num_devices, num_slots=16, seed=seed))
@@ -122,34 +125,25 @@ def replanning(
         ]
         places = (0, size // 2, size - 1) if is_whole else (size // 2,)
         changes = [(whole, without(whole, whole.modules[at].name)) for whole in made for at in places]
-        of = f"one of {size} modules comes or goes, {num_devices} GPUs"
-        yield from _of_changes(of, [*changes, *((after, before) for before, after in changes)], seconds, repeats)
+        changes += [(after, before) for before, after in changes]
+        for limit in seconds:
+            of = f"one of {size} modules comes or goes, {num_devices} GPUs, {limit:g} s"
+            yield from _of_changes(of, changes, limit)
 
 
-def _of_changes(
-    of: str, changes: Iterable[tuple[Instance, Instance]], seconds: float, repeats: int
-) -> Iterator[Figure]:
-    colds, warms, lost, proven, gaps = [], [], [], [], []
+def _of_changes(of: str, changes: Iterable[tuple[Instance, Instance]], seconds: float) -> Iterator[Figure]:
+    over: list[float] = []
+    plans: dict[str, list[Plan]] = {"re-plan": [], "first plan": []}
     for before, after in changes:
-        cold, cold_s = min((_timed(after, seconds) for _ in range(repeats)), key=lambda one: one[1])
-        warm, warm_s = min((_replanned(before, after, seconds) for _ in range(repeats)), key=lambda one: one[1])
-        colds.append(1000 * cold_s)
-        warms.append(1000 * warm_s)
-        lost.append(100 * _over(warm, cold))
-        gaps.append(100 * (warm.predicted_ms / warm.search.bound_ms - 1))
-        proven.append(float(warm.search.status == "optimal"))
-    ratios = [warm / cold for warm, cold in zip(warms, colds, strict=True)]
-    yield figure(f"{of}: re-plan over cold solve, median", ratios, "measured", paper="goal 0.1")
-    if long := [ratio for ratio, cold in zip(ratios, colds, strict=True) if cold > LONG_MS]:
-        name = f"{of}, where a cold solve takes over {LONG_MS:g} ms: re-plan over cold solve, median"
-        yield figure(name, long, "measured")
-    yield figure(f"{of}: cold solve, median, ms of CPU", colds, "measured")
-    yield figure(f"{of}: re-plan, median, ms of CPU", warms, "measured")
-    yield figure(f"{of}: re-plan, worst, ms of CPU", warms, "measured", statistic=max)
-    yield figure(f"{of}: re-plans proven optimal, share", proven, "measured", statistic=mean)
-    yield figure(f"{of}: re-plan's step over its bound, median, %", gaps, "simulated")
-    yield figure(f"{of}: re-plan's step over the cold plan's, mean, %", lost, "simulated", statistic=mean)
-    yield figure(f"{of}: re-plan's step over the cold plan's, worst, %", lost, "simulated", statistic=max)
+        plans["first plan"].append(plan_of(after, seconds=seconds))
+        plans["re-plan"].append(_replanned(before, after, seconds))
+        over.append(100 * _over(plans["re-plan"][-1], plans["first plan"][-1]))
+    yield figure(f"{of}: re-plan's step over the first plan's, mean, %", over, "simulated", statistic=mean)
+    yield figure(f"{of}: re-plan's step over the first plan's, worst, %", over, "simulated", statistic=max)
+    for kind, found in plans.items():
+        proven = [float(one.search.status == "optimal") for one in found]
+        yield figure(f"{of}: {kind}s proven optimal, share", proven, "measured", statistic=mean)
+        yield figure(f"{of}: {kind}'s step over its bound, median, %", [_gap(one) for one in found], "simulated")
 
 
 def without(instance: Instance, name: str) -> Instance:
@@ -167,24 +161,7 @@ def without(instance: Instance, name: str) -> Instance:
     return replace(instance, modules=tuple(modules), disturbances=kept)
 
 
-def _timed(instance: Instance, seconds: float) -> tuple[Plan, float]:
-    cost, _ = TableCost(instance), instance.graph
-    return _cpu(lambda: plan_of(instance, cost, seconds=seconds))
-
-
-def _replanned(before: Instance, after: Instance, seconds: float) -> tuple[Plan, float]:
-    search = SearchOptions(limits=SearchLimits(seconds=seconds))
-    planner = Replanner(device=before.device, num_devices=before.num_devices, search=search)
-    planner.update(before.graph, TableCost(before))
-    cost, graph = TableCost(after), after.graph
-    return _cpu(lambda: planner.update(graph, cost))
-
-
-def _cpu(work: Callable[[], Plan]) -> tuple[Plan, float]:
-    gc.disable()
-    try:
-        began = time.process_time()
-        plan = work()
-        return plan, time.process_time() - began
-    finally:
-        gc.enable()
+def _replanned(before: Instance, after: Instance, seconds: float) -> Plan:
+    planner = Replanner(device=before.device, num_devices=before.num_devices)
+    planner.update(before.graph, TableCost(before), limits=SearchLimits(seconds=FIRST_SECONDS))
+    return planner.update(after.graph, TableCost(after), limits=SearchLimits(seconds=seconds))

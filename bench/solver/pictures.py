@@ -52,7 +52,7 @@ def _plot(axes: Any, lines: dict[str, list[Point]], x: str, y: str, title: str) 
 
 
 def _search_time(axes: Any, figures: Sequence[Figure]) -> None:
-    lines = _lines(figures, r"Fig\. 13a: (?P<line>.+), (?P<x>\d+) modules, s")
+    lines = _lines(figures, r"Fig\. 13a: (?P<line>.+), (?P<x>\d+) modules, median, s")
     few = _lines(figures, r"Fig\. 13a: (?P<line>brute force), (?P<x>\d+) modules on 2 GPUs, s")
     lines |= {f"{name} (2 GPUs only)": points for name, points in few.items()}
     _plot(axes, lines, "modules of OFASys", "search time, s (measured)", "Fig. 13a: search time")
@@ -60,7 +60,7 @@ def _search_time(axes: Any, figures: Sequence[Figure]) -> None:
 
 
 def _optimality(axes: Any, figures: Sequence[Figure]) -> None:
-    lines = _lines(figures, r"Fig\. 13b: (?P<line>.+), (?P<x>\d+) modules, %")
+    lines = _lines(figures, r"Fig\. 13b: (?P<line>.+), (?P<x>\d+) modules, median, %")
     _plot(axes, lines, "modules of OFASys", "% (simulated)", "Fig. 13b: quality of Algorithm 1")
 
 
@@ -70,7 +70,7 @@ def _scale(axes: Any, figures: Sequence[Figure]) -> None:
 
 
 def _granularity(axes: Any, figures: Sequence[Figure]) -> None:
-    lines = _lines(figures, r"Fig\. 14b: (?P<line>\w+), .*steps of (?P<x>\d+) %: best known over plan, %")
+    lines = _lines(figures, r"Fig\. 14b: (?P<line>\w+), .*steps of (?P<x>\d+) %: best known over plan, median, %")
     _plot(axes, lines, "steps of quotas, %", "best known over plan, % (simulated)", "Fig. 14b: granularity")
 
 

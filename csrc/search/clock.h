@@ -3,50 +3,59 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
+#include <utility>
 
 namespace mosaic::search {
 
-// Thrown out of a search that somebody wants to end.
+// Thrown out of a search that somebody wants to end without an answer.
 struct Interrupted {};
 
-// As long as one lives, every look at a clock on its thread asks now and then whether the search is to end.
+// What somebody wants of a search that runs: to stop is to come back with the best so far.
+enum class Wish { go_on, stop, interrupt };
+
+// As long as one lives, every look at a clock on its thread asks now and then what is wanted of the search.
 class Watch {
   public:
     using Time = std::chrono::steady_clock::time_point;
 
-    explicit Watch(bool (*is_to_end)()) : is_to_end_(is_to_end), before_(current_) { current_ = this; }
+    explicit Watch(std::function<Wish()> wish) : wish_(std::move(wish)), before_(current_) { current_ = this; }
     ~Watch() { current_ = before_; }
     Watch(const Watch&) = delete;
     Watch& operator=(const Watch&) = delete;
 
-    static void look(Time now) {
-        if (current_ != nullptr && now >= current_->next_) current_->ask(now);
+    // Whether the search on this thread is to stop. Throws Interrupted.
+    static bool is_stopped(Time now) {
+        if (current_ == nullptr) return false;
+        if (now >= current_->next_) current_->ask(now);
+        return current_->is_stopped_;
     }
 
   private:
     void ask(Time now) {
         next_ = now + std::chrono::milliseconds(50);  // seldom enough to cost nothing, and at once for a person
-        if (is_to_end_()) throw Interrupted();
+        const Wish wish = wish_();
+        if (wish == Wish::interrupt) throw Interrupted();
+        is_stopped_ = is_stopped_ || wish == Wish::stop;
     }
 
     inline static thread_local Watch* current_ = nullptr;
-    bool (*is_to_end_)();
+    std::function<Wish()> wish_;
     Watch* before_;
+    bool is_stopped_ = false;
     Time next_ = std::chrono::steady_clock::now() + std::chrono::milliseconds(50);
 };
 
 class Clock {
   public:
     explicit Clock(double seconds) : end_(std::chrono::steady_clock::now() + to_ticks(seconds)) {}
-    // Throws Interrupted where a watch says so.
-    bool is_over() const {
-        const auto now = std::chrono::steady_clock::now();
-        Watch::look(now);
-        return now >= end_;
-    }
-    // Never negative.
+    // Also where a watch says so. Throws Interrupted.
+    bool is_over() const { return seconds_left() <= 0; }
+    // Never negative; none where a watch says so.
     double seconds_left() const {
-        return std::max(0.0, std::chrono::duration<double>(end_ - std::chrono::steady_clock::now()).count());
+        const auto now = std::chrono::steady_clock::now();
+        if (Watch::is_stopped(now)) return 0;
+        return std::max(0.0, std::chrono::duration<double>(end_ - now).count());
     }
 
   private:

@@ -7,6 +7,10 @@
 namespace mosaic::search {
 namespace {
 
+// Of the options before it, with how many one is compared: as many slots as a device may have, over two degrees. A
+// table of 100,000 options would take many seconds otherwise; one that stays although another beats it costs time only.
+constexpr std::ptrdiff_t kMaxCompared = 2048;
+
 bool beats(const Option& first, const Option& second) {
     return first.degree <= second.degree && first.quota <= second.quota && first.forward <= second.forward &&
            first.backward <= second.backward && first.memory <= second.memory;
@@ -21,7 +25,8 @@ std::vector<int> find_worthwhile(const std::vector<Option>& options) {
     });
     std::vector<int> kept;
     for (const int i : sorted) {
-        if (std::none_of(kept.begin(), kept.end(), [&](int other) { return beats(at(other), at(i)); })) {
+        const auto first = kept.end() - std::min<std::ptrdiff_t>(kept.end() - kept.begin(), kMaxCompared);
+        if (std::none_of(first, kept.end(), [&](int other) { return beats(at(other), at(i)); })) {
             kept.push_back(i);
         }
     }

@@ -48,7 +48,7 @@ class Options {
     bool is_shared_with(const Options& other) const { return table_ == other.table_; }
 
     // Indices of those that no other one beats in everything, by rising degree, then quota: without neighbours'
-    // disturbance no other is ever needed, however much memory there is.
+    // disturbance no other is ever needed, however much memory there is. Of thousands, some that are beaten too.
     const std::vector<int>& worthwhile() const { return table_->worthwhile; }
 
   private:

@@ -68,7 +68,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     try:
         code: int | None = command.execute()
     except (MosaicError, ValueError) as error:
-        Console(stderr=True).print(f"mosaic: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        said = f"mosaic: {printable(str(error))}"
+        Console(stderr=True).print(said, style="red", markup=False, highlight=False, soft_wrap=True)
         return next((code for kind, code in _CODES.items() if isinstance(error, kind)), 1)
     except BrokenPipeError:  # whoever read what is printed has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -77,3 +78,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         Console(stderr=True).print("mosaic: interrupted; files are whole or not there", style="red")
         return 130
     return code or 0
+
+
+def printable(text: str) -> str:
+    """Returns text with what a terminal would act on in the letters of its escape: files may hold anything."""
+    return "".join(one if one.isprintable() or one == "\n" else ascii(one)[1:-1] for one in text)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
+from rich.console import Console
 from tyro.conf import arg
 
 from mosaic.artifact import load, save
@@ -21,6 +24,7 @@ from mosaic.cli.options import (
     console_beside,
     write_json,
 )
+from mosaic.cli.stopping import first_interrupt
 from mosaic.cost import Cost, CostModel
 from mosaic.device import Device
 from mosaic.errors import InvalidPlanError, MosaicError
@@ -29,14 +33,18 @@ from mosaic.plan import Plan
 from mosaic.profile import Profile
 from mosaic.report.plan_picture import draw_plan
 from mosaic.report.table import plan_bars, plan_table
+from mosaic.solver.methods import method_of
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from mosaic.cost.analytic_cost import AnalyticCost
     from mosaic.cost.communication.traffic import ModuleTraffic
     from mosaic.solver import SearchOptions
     from mosaic.solver.instances.instance import Instance
+
+MAX_FILE_BYTES = 2**26
+"""Of a profile or an instance: up to thirty times as much memory is needed to read it."""
+INTERRUPTED = 130
+"""Exit code."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +69,8 @@ class PlanCommand:
     max_foreign_share: MaxForeignShare = DEFAULT_FOREIGN_SHARE
     method: Method = "auto"
     time_limit: float = 10.0
-    """Seconds after which the best plan so far is taken, with a bound on what is possible."""
+    """Seconds after which exact and auto take the best plan so far, with a bound on what is possible; from when FILE is
+    read. At the first Ctrl-C they do so at once, with exit code 130."""
     communication_slots: Literal["remainder"] | int = 0
     """Slots of each GPU that no module gets, so that collectives do not take theirs; remainder: the SMs that the split
     into slots leaves over (4 of 132)."""
@@ -79,24 +88,31 @@ class PlanCommand:
     """Also draw the plan, as .png or .svg."""
     json: Json = None
 
-    def execute(self) -> None:
-        """Plans or checks, writes the plan and prints it."""
+    def execute(self) -> int:
+        """Plans or checks, writes the plan and prints it; returns the exit code."""
         basis = find_basis(self)
         if self.check is not None:
             check(load(Plan, self.check), basis, source=str(self.check))
             console_beside(self.json).print(f"{self.check}: the plan keeps every rule", highlight=False)
-            return
+            return 0
         self._check_targets()
-        write_json(self._plan(basis), self.json)
+        with first_interrupt() if method_of(self.method).can_be_stopped else nullcontext() as stop:
+            plan, search = self._solve(basis, stop.is_set if stop is not None else None)
+            if basis.instance is not None:
+                check(plan, basis, source="the solver's plan")
+            save(plan, self.output)
+        is_stopped = search.limits.is_stopped
+        self._show(plan, basis, search, is_stopped=is_stopped)
+        write_json(plan, self.json)
+        return INTERRUPTED if is_stopped else 0
 
-    def _plan(self, basis: Basis) -> Plan:
+    def _solve(self, basis: Basis, should_stop: Callable[[], bool] | None) -> tuple[Plan, SearchOptions]:
         from mosaic.solver import SearchOptions
         from mosaic.solver.exact.search import SearchHint, SearchLimits
         from mosaic.solver.replan.replanner import start_from
-        from mosaic.solver.reserve import Reserved
         from mosaic.solver.runnable import plan_to_run
 
-        search = SearchOptions(limits=SearchLimits(seconds=self.time_limit))
+        search = SearchOptions(limits=SearchLimits(seconds=self.time_limit, should_stop=should_stop))
         hint = None
         if self.earlier is not None:
             hint = SearchHint(start=start_from(load(Plan, self.earlier), basis.graph))
@@ -110,14 +126,19 @@ class PlanCommand:
             communication_slots=self.communication_slots,
             hint=hint,
         )
-        if basis.instance is not None:
-            check(plan, basis, source="the solver's plan")
-        save(plan, self.output)
+        return plan, search
+
+    def _show(self, plan: Plan, basis: Basis, search: SearchOptions, *, is_stopped: bool) -> None:
+        from mosaic.solver.reserve import Reserved
+
         console = console_beside(self.json)
         console.print(plan_table(plan, basis.graph))
         console.print(plan_bars(plan, console.width))
         for note in (proof_of(plan), *basis.notes):
             console.print(note, highlight=False, markup=False)
+        if is_stopped:
+            Console(stderr=True).print(f"mosaic: stopped; {self.output} has the best plan so far", style="red")
+            return
         if self.compare or self.explain:  # for what is left beside what is reserved
             left = Reserved.of(basis.device, self.communication_slots).left_of(basis.device)
             basis = replace(basis, device=left)
@@ -129,7 +150,6 @@ class PlanCommand:
         if self.picture is not None:
             draw_plan(plan, self.picture)
         console.print(f"wrote {self.output}")
-        return plan
 
     def _check_targets(self) -> None:
         """Before a search that may take long."""
@@ -178,6 +198,8 @@ def find_basis(given: PlanCommand) -> Basis:
             f"--device {given.device} describes a device for a model whose operators are counted, and {given.file} has "
             "its device in it: give --model instead of the file, or leave --device out"
         )
+    if given.file is not None:
+        _check_size(given.file)
     if given.file is not None and _is_instance(given.file):
         return _of_instance(given.file, given.gpus)
     measured = load(Profile, given.file) if given.file is not None else _measured(given)
@@ -213,11 +235,32 @@ def proof_of(plan: Plan) -> str:
     return f"found by {found.method} in {found.seconds:.3f} s, without a proof"
 
 
+def _check_size(path: Path) -> None:
+    if path.is_file() and (size := path.stat().st_size) > MAX_FILE_BYTES:
+        raise MosaicError(
+            f"{path} has {size:,} bytes; a profile or an instance is read up to {MAX_FILE_BYTES:,}: list quotas in "
+            "larger steps, or fewer degrees"
+        )
+
+
 def _is_instance(path: Path) -> bool:
-    """Whether a file looks like an instance; whoever reads it says what is wrong with it."""
+    """Whether a file looks like an instance; whoever reads it says what is wrong with it.
+
+    Raises:
+        MosaicError: It has so many options that reading them would take gigabytes.
+    """
+    from mosaic.solver.instances.instance import MAX_OPTIONS
+
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        text = path.read_text(encoding="utf-8")
+        num_options = text.count('"quota"')
+        if '"num_devices"' in text and num_options > MAX_OPTIONS:
+            raise MosaicError(
+                f"{path} has {num_options:,} options, more than the {MAX_OPTIONS:,} that an instance may have; list "
+                "quotas in larger steps, or fewer degrees"
+            )
+        raw = json.loads(text)
+    except (OSError, ValueError, RecursionError):
         return False
     return isinstance(raw, dict) and "num_devices" in raw and "modules" in raw
 

@@ -37,6 +37,8 @@ class Method:
     """Whether it says what no plan can be below."""
     slices: bool = False
     """Whether it cuts modules between layers, where it is told how many they have."""
+    can_be_stopped: bool = False
+    """Whether it has a plan at any time, and gives the best so far where somebody stops it."""
     starts_from_plan: bool = False
     """Whether it can start from the stages of an earlier plan."""
     is_compared: bool = True
@@ -53,6 +55,7 @@ _ALL = (
         phrase="exact where that can search the problem, otherwise gahc",
         find=find_automatically,
         gives_bound=True,
+        can_be_stopped=True,
         starts_from_plan=True,
         is_compared=False,
     ),
@@ -62,12 +65,13 @@ _ALL = (
     _planner("distmm-waves", distmm.draw_best, "the same, with every way tried to make waves of a level; ours"),
     _planner("spindle", spindle.draw, "modules sliced over waves", slices=True),
     _planner("spindle-optimus", optimus.draw, "devices to the largest marginal gain"),
-    Method(name="gahc", phrase="the paper's Algorithm 1", find=find_by_clustering),
+    Method(name="gahc", phrase="the paper's Algorithm 1", find=find_by_clustering, can_be_stopped=True),
     Method(
         name="exact",
         phrase="proves its plan best, or gives a bound",
         find=find_exactly,
         gives_bound=True,
+        can_be_stopped=True,
         starts_from_plan=True,
     ),
     Method(

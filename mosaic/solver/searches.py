@@ -59,7 +59,9 @@ def find_by_clustering(task: Task) -> Found:
     evaluator = StageEvaluator(
         task.options, cost=task.cost, machine=task.machine, deterministic_limit=search.deterministic_limit
     )
-    result = cluster(task.graph, evaluator, prune=search.prune, cache=search.cache)
+    result = cluster(
+        task.graph, evaluator, prune=search.prune, cache=search.cache, should_stop=search.limits.should_stop
+    )
     if evaluator.num_unresolved:
         _log.warning(
             "CP-SAT gave up %d questions at deterministic_limit=%g; a higher limit may find a better plan",

@@ -93,6 +93,8 @@ def find_solution(
     in_turn = memo.in_turn(graph.topological_order())
     if is_held:
         in_turn = swap_labels(in_turn, machine) or alone_within_memory(graph, options, machine)
+    left = max(0.0, search.limits.seconds - (time.perf_counter() - began))  # options may be a hundred thousand
+    search = replace(search, limits=replace(search.limits, seconds=left))
     found = chosen.find(
         Task(
             method=method,

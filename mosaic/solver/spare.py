@@ -30,8 +30,12 @@ def spend_spare_slots(
     """
     choices: Mapping[str, Choice] = result.choices
     value = _value(choices, times)
+    same = {
+        name: sorted((o for o in options[name] if o.degree == option.degree), key=lambda o: o.quota)
+        for name, (option, _) in choices.items()
+    }
     while True:
-        steps = [(_value(wider, times), wider) for wider in _widened(choices, options, machine)]
+        steps = [(_value(wider, times), wider) for wider in _widened(choices, same, machine)]
         best_value, best = min(steps, key=lambda step: step[0], default=(value, choices))
         if best_value >= value:
             break
@@ -42,9 +46,12 @@ def spend_spare_slots(
 
 
 def _widened(
-    choices: Mapping[str, Choice], options: Mapping[str, Sequence[DeploymentOption]], machine: Machine
+    choices: Mapping[str, Choice], same: Mapping[str, Sequence[DeploymentOption]], machine: Machine
 ) -> Iterator[Mapping[str, Choice]]:
-    """Yields the choices with one module at its next larger quota, for each module for which there is room."""
+    """Yields the choices with one module at its next larger quota, for each module for which there is room.
+
+    ``same`` has each module's options of its degree, by rising quota.
+    """
     used = [0] * machine.num_devices
     for option, devices in choices.values():
         for device in devices:
@@ -54,9 +61,9 @@ def _widened(
         if spare == 0:
             continue
         most = option.quota + spare
-        larger = [o for o in options[name] if option.quota < o.quota <= most and o.degree == option.degree]
-        if larger:
-            yield {**choices, name: (min(larger, key=lambda o: o.quota), devices)}
+        wider = next((o for o in same[name] if o.quota > option.quota), None)
+        if wider is not None and wider.quota <= most:
+            yield {**choices, name: (wider, devices)}
 
 
 def _value(choices: Mapping[str, Choice], times: PlacedTimes) -> _Value:

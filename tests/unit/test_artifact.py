@@ -52,6 +52,19 @@ def test_a_truncated_file_is_refused_with_the_line(share):
     refused(cut, f"line {cut.count(chr(10)) + 1}", "cut short")
 
 
+def test_what_is_wrong_with_a_whole_file_is_not_called_cut_short():
+    for text, *says in (
+        ("\ufeff" + TEXT, "byte-order mark"),
+        (TEXT + "{}", f"line {TEXT.count(chr(10)) + 1}", "something follows"),
+        (TEXT.replace(": 1", ": 1" + "0" * 5000, 1), "5,001 digits"),
+        (TEXT.replace(",", ";", 1), "line 2", "reading stopped"),
+    ):
+        refused(text, *says)
+        with pytest.raises(InvalidFileError) as raised:
+            artifact.parse(Plan, text, source="plan.json")
+        assert "cut short" not in str(raised.value)
+
+
 def test_a_wrong_type_is_refused_with_line_and_place():
     lines = TEXT.splitlines()
     index = next(i for i, line in enumerate(lines) if '"num_devices"' in line)

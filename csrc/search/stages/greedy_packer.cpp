@@ -8,13 +8,16 @@ namespace mosaic::search {
 namespace {
 
 constexpr int kAttempts = 24;
+constexpr std::size_t kOptionsALook =
+    64;  // at the clock: with thousands of devices each takes a tenth of a millisecond
 
 }  // namespace
 
-bool GreedyPacker::pack(Mask set, const Target& target, std::vector<Placed>& placed) {
+bool GreedyPacker::pack(Mask set, const Target& target, const Clock* clock, std::vector<Placed>& placed) {
+    clock_ = clock;
     if (!list(set, target)) return false;
     std::mt19937 draw(1);
-    for (int i = 0; i < kAttempts; ++i) {
+    for (int i = 0; i < kAttempts && !is_over(); ++i) {
         // By area at first, then by area times something between 1/2 and 2.
         for (Item& item : items_) {
             const double noise = i == 0 ? 1.0 : 0.5 + 1.5 * static_cast<double>(draw() % 1024) / 1024;
@@ -82,7 +85,9 @@ bool GreedyPacker::attempt(std::vector<Placed>& placed) {
 // others.
 bool GreedyPacker::fit(const Item& item, std::int64_t spare, int least_quota, Placed& placed) {
     std::int64_t best = INT64_MAX;
-    for (const int index : item.options) {
+    for (std::size_t i = 0; i < item.options.size(); ++i) {
+        if (i % kOptionsALook == kOptionsALook - 1 && is_over()) return false;
+        const int index = item.options[i];
         const Option& option =
             problem_.modules[static_cast<std::size_t>(item.module)].options[static_cast<std::size_t>(index)];
         const std::int64_t more = option.area() - item.least_area;

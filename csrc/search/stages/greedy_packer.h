@@ -13,8 +13,8 @@ class GreedyPacker {
   public:
     explicit GreedyPacker(const Problem& problem) : problem_(problem) {}
 
-    // Whether a placement in which every module meets the target alone was found; then `placed` holds it.
-    bool pack(Mask set, const Target& target, std::vector<Placed>& placed);
+    // Whether a placement in which every module meets the target alone was found in time; then `placed` holds it.
+    bool pack(Mask set, const Target& target, const Clock* clock, std::vector<Placed>& placed);
 
   private:
     struct Item {
@@ -27,10 +27,12 @@ class GreedyPacker {
 
     bool list(Mask set, const Target& target);
     bool attempt(std::vector<Placed>& placed);
+    bool is_over() const { return clock_ != nullptr && clock_->is_over(); }
     bool fit(const Item& item, std::int64_t spare, int least_quota, Placed& placed);
     std::int64_t choose(const Option& option, int least_quota);
 
     const Problem& problem_;
+    const Clock* clock_ = nullptr;  // may be null
     std::vector<Item> items_;
     std::vector<int> free_;             // slots by device
     std::vector<std::int64_t> memory_;  // bytes by device

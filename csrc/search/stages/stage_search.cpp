@@ -207,7 +207,7 @@ Answer StageSearch::pack_calmly(Mask set, const Target& target, Effort& effort, 
     const Answer answer = rooms_.pack(set, target, quick, placed);
     effort.nodes_left -= before - quick.nodes_left;
     if (answer != Answer::open || is_over(effort)) return answer;
-    if (--greedy_left_ >= 0 && greedy_.pack(set, target, placed)) return Answer::yes;
+    if (--greedy_left_ >= 0 && greedy_.pack(set, target, effort.clock, placed)) return Answer::yes;
     return rooms_.pack(set, target, effort, placed);
 }
 

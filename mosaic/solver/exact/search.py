@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -43,12 +43,19 @@ class SearchLimits:
     """Seed of what is drawn at random: the windows of a plan that are planned anew."""
     exact: bool = True
     """Whether to prove the plan best; otherwise a good plan is returned soon."""
+    should_stop: Callable[[], bool] | None = None
+    """Asked several times a second; once it says so, the search ends as at the end of its time."""
 
     def __post_init__(self) -> None:
         if not (self.seconds >= 0 and 0 <= self.seed <= _MAX_SEED):
             raise ValueError(
                 f"seconds={self.seconds}, seed={self.seed}; use values of 0 or more, and at most seed {_MAX_SEED}"
             )
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether somebody wants the best plan so far now."""
+        return self.should_stop is not None and self.should_stop()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +124,7 @@ def search_exactly(
         InfeasibleError: What is forbidden leaves no plan.
         BackendUnavailableError: The extension is not built.
     """
-    search = _load()
+    search = load_search()
     limits = limits or SearchLimits()
     hint = hint or SearchHint()
     names = graph.topological_order()
@@ -133,6 +140,7 @@ def search_exactly(
         forbidden=_masks(hint.forbidden, place),
         known=hint.known.values if hint.known else None,
         places=[earlier.get(name, -1) for name in names] if hint.known else (),
+        should_stop=limits.should_stop,
     )
     if not found.stages:
         sets = "; ".join(", ".join(sorted(members)) for members in hint.forbidden)
@@ -161,7 +169,7 @@ def why_not_exact(graph: ModuleGraph, cost: Cost) -> str | None:
     if not cost.interference.is_zero and (reason := _why_not_searched(graph, cost)) is not None:
         return reason
     try:
-        _load()
+        load_search()
     except BackendUnavailableError as error:
         return str(error)
     return None
@@ -187,7 +195,12 @@ def _why_not_searched(graph: ModuleGraph, cost: Cost) -> str | None:
     return None
 
 
-def _load() -> Any:  # a module, which is no type
+def load_search() -> Any:  # a module, which is no type
+    """Returns the extension.
+
+    Raises:
+        BackendUnavailableError: It is not built.
+    """
     try:
         from mosaic import _search
     except ImportError as error:

@@ -6,7 +6,7 @@ that comes first, so pruning and caching change how much is computed and never w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
@@ -29,7 +29,14 @@ class GahcResult:
     """Merges dropped by EarlyPrune."""
 
 
-def cluster(graph: ModuleGraph, evaluator: StageEvaluator, *, prune: bool = True, cache: bool = True) -> GahcResult:
+def cluster(
+    graph: ModuleGraph,
+    evaluator: StageEvaluator,
+    *,
+    prune: bool = True,
+    cache: bool = True,
+    should_stop: Callable[[], bool] | None = None,
+) -> GahcResult:
     """Runs Algorithm 1.
 
     Args:
@@ -37,8 +44,9 @@ def cluster(graph: ModuleGraph, evaluator: StageEvaluator, *, prune: bool = True
         evaluator: Line 13's StageEval.
         prune: Whether line 11 drops merges that cannot beat the best so far.
         cache: Whether a set of modules is evaluated only once.
+        should_stop: Asked before each pair; once it says so, the stages so far are the result.
     """
-    return _Search(graph=graph, evaluator=evaluator, prune=prune, cache=cache).run()
+    return _Search(graph=graph, evaluator=evaluator, prune=prune, cache=cache, should_stop=should_stop).run()
 
 
 @dataclass
@@ -47,6 +55,7 @@ class _Search:
     evaluator: StageEvaluator
     prune: bool
     cache: bool
+    should_stop: Callable[[], bool] | None = None
     num_evaluations: int = 0
     num_cache_hits: int = 0
     num_pruned: int = 0
@@ -85,6 +94,8 @@ class _Search:
         best: tuple[int, int, StageResult] | None = None
         reach = reachable(stages, self.feeds())
         for x, y in combinations(range(len(stages)), 2):  # line 8
+            if self.should_stop is not None and self.should_stop():
+                return None
             if reach[x] >> y & 1 or reach[y] >> x & 1:  # line 9
                 continue
             first, second = stages[x], stages[y]

@@ -21,6 +21,10 @@ MAX_SLOTS = 1024
 """Slots of a device: more than any GPU has SMs."""
 MAX_BYTES = 2**53
 """Bytes of a device or module: 9 PB. All modules' bytes are added up in 64 bits."""
+MAX_OPTIONS = 200_000
+"""Of all modules together: minutes of search, and some hundred megabytes to read."""
+MAX_DISTURBED = 30_000_000
+"""Options times modules times slots, where modules disturb each other: a search holds 32 bytes for each."""
 MAX_SHARE = 1000.0
 """What one neighbour may cost, as a share of the time alone."""
 
@@ -106,8 +110,9 @@ class Instance:
     """A machine of equal devices, and the modules to plan.
 
     Raises:
-        ValueError: No device, no slot, no module, a name that is empty, used twice or unknown, an option table that is
-            empty, contradicts itself or has a number out of range.
+        ValueError: No device, no slot, no module, a name that is empty, used twice, unknown or has control characters,
+            an option table that is empty, contradicts itself or has a number out of range, or more options than can be
+            searched.
         InvalidGraphError: Modules wait for each other in a cycle.
     """
 
@@ -138,6 +143,9 @@ class Instance:
         twice = [name for name, count in Counter(module.name for module in self.modules).items() if count > 1]
         if twice or not all(module.name for module in self.modules):
             raise ValueError(f"modules have the names {twice or ['']} twice or empty; name each module once")
+        if not self.name.isprintable():
+            raise ValueError(f"name={self.name!r} has control characters; leave them out")
+        self._check_size()
         for module in self.modules:
             _check_options(module)
         self._check_disturbances()
@@ -151,6 +159,21 @@ class Instance:
             raise ValueError(
                 f"{found}; an instance has at most {MAX_DEVICES:,} devices of {MAX_SLOTS:,} slots and "
                 f"{MAX_BYTES:,} bytes: take several slots as one, and 0 bytes for no limit"
+            )
+
+    def _check_size(self) -> None:
+        num_options = sum(len(module.options) for module in self.modules)
+        if num_options > MAX_OPTIONS:
+            raise ValueError(
+                f"{num_options:,} options are more than the {MAX_OPTIONS:,} that an instance may have; list quotas in "
+                "larger steps, or fewer degrees"
+            )
+        cells = num_options * len(self.modules) * (self.num_slots + 1)
+        if self.disturbances and cells > MAX_DISTURBED:
+            raise ValueError(
+                f"{num_options:,} options beside {len(self.modules)} modules on {self.num_slots} slots make "
+                f"{cells:,} disturbances to look up, more than {MAX_DISTURBED:,}; take several slots as one, list "
+                "quotas in larger steps, or leave disturbances out"
             )
 
     def _check_disturbances(self) -> None:

@@ -15,19 +15,20 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
+from mosaic.solver.exact.search import load_search
 from mosaic.solver.options import DeploymentOption
-from mosaic.solver.slots import lay_out
+from mosaic.solver.slots import Choice, lay_out
 from mosaic.solver.stage import Machine, StageResult
 
-MAX_NODES = 4000
+MAX_NODES = 20_000
 """Places of modules that are tried before devices are given up."""
 _MAX_SWAPS = 200
 
 Stages = tuple[StageResult, ...]
-_State = tuple[int, tuple[int, ...], tuple[int, ...]]
+_LONG = 1e6
 
 
 def keeps_anything(options: Mapping[str, Sequence[DeploymentOption]], machine: Machine) -> bool:
@@ -139,95 +140,50 @@ def place_anew(stages: Stages, machine: Machine, *, ends: float = math.inf) -> S
     Neighbours change, and with them what they cost each other. None: nothing was found, by ``ends`` on
     ``time.perf_counter``'s clock or within ``MAX_NODES``.
     """
-    search = _Placing(machine=machine, num_stages=len(stages), nodes_left=MAX_NODES, ends=ends)
     items = [(index, name, option) for index, one in enumerate(stages) for name, (option, _) in one.choices.items()]
     items.sort(key=lambda item: (-(item[2].kept_bytes + item[2].working_bytes), -item[2].area, item[1]))
-    if not search.place([(index, name, (option,)) for index, name, option in items]):
+    single = [(index, name, (option,)) for index, name, option in items]
+    chosen, _ = _hold(single, machine, num_stages=len(stages), max_nodes=MAX_NODES, ends=ends)
+    if chosen is None:
         return None
     placed = []
     for stage in stages:
-        choices = {name: search.chosen[name] for name in stage.choices}
+        choices = {name: chosen[name] for name in stage.choices}
         placed.append(replace(stage, choices=choices, starts=lay_out(choices, machine.num_slots)))
     return tuple(placed)
 
 
-@dataclass
-class _Placing:
-    """Depth-first: modules in turn on the emptiest devices first; devices that look alike are one choice.
+def _hold(
+    items: Sequence[tuple[int, str, Sequence[DeploymentOption]]],
+    machine: Machine,
+    *,
+    num_stages: int,
+    max_nodes: int,
+    ends: float,
+) -> tuple[dict[str, Choice] | None, bool]:
+    """Places modules, each (stage, name, options of which one is to be used), in this order.
 
-    Attributes:
-        chosen: Option and devices of each module, once ``place`` has returned True.
-        is_complete: Whether everything was tried before ``place`` returned False.
+    Returns:
+        The choices, or None; and whether None means that there are none.
     """
-
-    machine: Machine
-    num_stages: int
-    nodes_left: int
-    ends: float = math.inf
-    is_alone: bool = False
-    """Whether every module has a stage to itself; what matters of a device is then less."""
-    chosen: dict[str, tuple[DeploymentOption, tuple[int, ...]]] = field(default_factory=dict)
-    is_complete: bool = True
-
-    def __post_init__(self) -> None:
-        devices = range(self.machine.num_devices)
-        self._kept = [0 for _ in devices]
-        self._slots = [[0] * self.num_stages for _ in devices]
-        self._working = [[0] * self.num_stages for _ in devices]
-        self._least: list[int] = []
-
-    def place(self, items: Sequence[tuple[int, str, Sequence[DeploymentOption]]], at: int = 0) -> bool:
-        """Places modules, each (stage, name, options of which one is to be used)."""
-        if at == len(items):
-            return True
-        if at == 0:
-            least = [min(o.degree * o.kept_bytes for o in own) for _, _, own in items]
-            self._least = [sum(least[index:]) for index in range(len(items))]
-        stage, name, options = items[at]
-        if self._least[at] > self._room():
-            return False
-        for option in options:
-            for devices in self._sets(option, stage):
-                self.nodes_left -= 1
-                if self.nodes_left < 0 or time.perf_counter() > self.ends:
-                    self.is_complete = False
-                    return False
-                self._add(option, devices, stage, 1)
-                self.chosen[name] = (option, devices)
-                if self.place(items, at + 1):
-                    return True
-                self._add(option, devices, stage, -1)
-        return False
-
-    def _room(self) -> int:
-        limit = self.machine.memory_bytes
-        return sum(limit - kept - max(works) for kept, works in zip(self._kept, self._working, strict=True))
-
-    def _add(self, option: DeploymentOption, devices: Sequence[int], stage: int, sign: int) -> None:
-        for device in devices:
-            self._kept[device] += sign * option.kept_bytes
-            self._slots[device][stage] += sign * option.quota
-            self._working[device][stage] += sign * option.working_bytes
-
-    def _state(self, device: int) -> _State:
-        works = self._working[device]
-        if self.is_alone:
-            return self._kept[device], (max(works),), ()
-        return self._kept[device], tuple(self._slots[device]), tuple(works)
-
-    def _takes(self, option: DeploymentOption, device: int, stage: int) -> bool:
-        works = self._working[device]
-        most = max(max(works), works[stage] + option.working_bytes)
-        return (
-            self._slots[device][stage] + option.quota <= self.machine.num_slots
-            and self._kept[device] + option.kept_bytes + most <= self.machine.memory_bytes
-        )
-
-    def _sets(self, option: DeploymentOption, stage: int) -> Iterator[tuple[int, ...]]:
-        """Sets of devices that take an option, the emptiest devices first."""
-        takes = [self._takes(option, device, stage) for device in range(self.machine.num_devices)]
-        states = [self._state(device) if taken else None for device, taken in enumerate(takes)]
-        yield from state_sets(states, option.degree)
+    rows = [
+        (stage, [(o.degree, o.quota, o.kept_bytes, o.working_bytes) for o in options]) for stage, _, options in items
+    ]
+    answer, places = load_search().hold(
+        rows,
+        num_devices=machine.num_devices,
+        num_slots=machine.num_slots,
+        memory_bytes=machine.memory_bytes,
+        num_stages=num_stages,
+        max_nodes=max_nodes,
+        seconds=max(0.0, min(_LONG, ends - time.perf_counter())),
+    )
+    if answer != "yes":
+        return None, answer == "no"
+    return {
+        name: (options[option], tuple(devices))
+        for (_, name, options), (option, devices) in zip(items, places, strict=True)
+    }, True
 
 
 def state_sets(states: Sequence[Any], degree: int) -> Iterator[tuple[int, ...]]:
@@ -274,7 +230,7 @@ def _shares_of(total: int, sizes: Sequence[int]) -> Iterator[list[int]]:
 
 def assign_alone(
     options: Mapping[str, Sequence[DeploymentOption]], machine: Machine, *, max_nodes: int
-) -> tuple[dict[str, tuple[DeploymentOption, tuple[int, ...]]] | None, bool]:
+) -> tuple[dict[str, Choice] | None, bool]:
     """Chooses an option and devices for every module, each in a stage of its own, so that all fit.
 
     Modules that have a stage to themselves hold the least that any plan can: where this is impossible, no plan is.
@@ -288,6 +244,5 @@ def assign_alone(
         The choices, or None; and whether None means that there are none.
     """
     names = sorted(options, key=lambda name: (-min(o.kept_bytes + o.working_bytes for o in options[name]), name))
-    search = _Placing(machine=machine, num_stages=len(names), nodes_left=max_nodes, is_alone=True)
-    found = search.place([(index, name, options[name]) for index, name in enumerate(names)])
-    return (search.chosen if found else None), search.is_complete
+    items = [(index, name, options[name]) for index, name in enumerate(names)]
+    return _hold(items, machine, num_stages=len(names), max_nodes=max_nodes, ends=math.inf)

@@ -13,10 +13,10 @@ from mosaic.solver.stage import Machine, StageResult
 
 Options = Mapping[str, Sequence[DeploymentOption]]
 
-ALONE_NODES = 200_000
+ALONE_NODES = 500_000
 """Places that are tried before it stays open whether there is any plan."""
 
-STEP_NODES = 300
+STEP_NODES = 20_000
 """Places that are tried for one choice of degrees before the next is."""
 
 
@@ -93,39 +93,50 @@ def _refusal(options: Options, machine: Machine, *, is_proven: bool) -> Infeasib
 def without_hopeless(options: Options, machine: Machine) -> Options:
     """Drops options that do not fit even where every other module keeps the least that it can.
 
-    Two modules whose degrees together are more than there are devices share one, and must fit there together.
+    Two modules whose degrees together are more than there are devices share one, and must fit there together. Of
+    options that differ in quota and times alone one is looked at: there may be a thousand for each.
 
     Raises:
         InfeasibleError: A module has none left.
     """
+    kinds = {name: {_memory_of(option): option for option in own} for name, own in options.items()}
     while True:
-        least = {name: min(on_all_devices(o) for o in own) for name, own in options.items()}
+        least = {name: min(map(on_all_devices, own.values())) for name, own in kinds.items()}
         room = machine.num_devices * machine.memory_bytes - sum(least.values())
         kept = {
-            name: tuple(
-                o
-                for o in own
-                if o.degree * o.memory_bytes - least[name] <= room and _has_partners(name, o, options, machine)
-            )
-            for name, own in options.items()
+            name: {
+                memory: o
+                for memory, o in own.items()
+                if o.degree * o.memory_bytes - least[name] <= room and _has_partners(name, o, kinds, machine)
+            }
+            for name, own in kinds.items()
         }
         if not all(kept.values()):
             raise _refusal(options, machine, is_proven=True)
-        if all(len(kept[name]) == len(options[name]) for name in options):
-            return kept
-        options = kept
+        if kept == kinds:
+            return {name: tuple(o for o in own if _memory_of(o) in kept[name]) for name, own in options.items()}
+        kinds = kept
 
 
-def _has_partners(name: str, option: DeploymentOption, options: Options, machine: Machine) -> bool:
+_Memory = tuple[int, int, int]
+
+
+def _memory_of(option: DeploymentOption) -> _Memory:
+    return option.degree, option.kept_bytes, option.memory_bytes
+
+
+def _has_partners(
+    name: str, option: DeploymentOption, kinds: Mapping[str, Mapping[_Memory, DeploymentOption]], machine: Machine
+) -> bool:
     """Whether every other module has an option that is either apart from this one or fits beside it."""
     return all(
         any(
             option.degree + other.degree <= machine.num_devices
             or option.kept_bytes + other.kept_bytes + max(option.working_bytes, other.working_bytes)
             <= machine.memory_bytes
-            for other in own
+            for other in own.values()
         )
-        for beside, own in options.items()
+        for beside, own in kinds.items()
         if beside != name
     )
 

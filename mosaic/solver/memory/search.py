@@ -2,12 +2,15 @@
 
 The search in C++ knows memory stage by stage; without the rest its plan is a relaxation, and its bound is a bound.
 Where devices can be found so that everything fits (``swap_labels``, ``place_anew``), the relaxed plan is the plan.
-Otherwise the problem is divided, and each part is relaxed and searched again, the least bound first:
+Otherwise its stages made slower may be a plan (``slower.py``); others are looked for at degrees close to those of the
+best plan; and the problem is divided, and each part is relaxed and searched again, the least bound first:
 
 * by a module's degree: the relaxed plan's, and the others, the module that keeps most first; options that no longer
   fit beside what all others keep at the least fall away in each part;
-* where every module has one degree left: all placements of the relaxed plan's own stages (``held_partition.py``), and
+* where every module has one degree left: all placements of the relaxed plan's own stages (``partition.py``), and
   one part for each of its stages in which that set of modules is no stage. Any other partition lacks one of them.
+
+What that does not settle within its nodes is looked at again with more, once nothing else is open.
 
 So what is proven is proven, given time; where time ends first, the best plan so far and the least bound that is open.
 """
@@ -15,6 +18,7 @@ So what is proven is proven, given time; where time ends first, the best plan so
 from __future__ import annotations
 
 import heapq
+import itertools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,6 +31,7 @@ from mosaic.solver.exact.search import ExactResult, Knowledge, Objective, Search
 from mosaic.solver.memory.holding import Stages, assign_alone, fits, place_anew, swap_labels
 from mosaic.solver.memory.options import alone_within_memory, fastest_by_degree, on_all_devices, without_hopeless
 from mosaic.solver.memory.partition import PartitionSearch, stage_ms
+from mosaic.solver.memory.slower import place_slower
 from mosaic.solver.options import DeploymentOption
 from mosaic.solver.stage import Machine
 
@@ -34,10 +39,14 @@ Options = Mapping[str, Sequence[DeploymentOption]]
 
 ROOT_SHARE = 0.6
 """Of the time, for the first relaxation."""
-PLACE_NODES = 300
+CLIMB_SHARE = 0.3
+"""Of the time left, for a better plan before the proof."""
+PLACE_NODES = 20_000
 """Places that are tried before a part counts as one that may have a plan."""
-PARTITION_NODES = 20_000
-"""Places and quotas of one partition."""
+PARTITION_NODES = 2_000
+"""Places and quotas of one partition, when it is first looked at."""
+MORE_NODES = 8
+"""As many times more, each time that it is looked at again: when nothing else is open."""
 HEURISTIC_PARTS = 8
 """Parts that a search without a proof looks at."""
 _CLOSE_MS = 1e-6
@@ -49,6 +58,16 @@ class _Part:
     number: int
     options: Options = field(compare=False)
     forbidden: frozenset[frozenset[str]] = field(compare=False)
+
+
+@dataclass(order=True)
+class _Unsettled:
+    """Stages and degrees of which it is not known yet what they take at best."""
+
+    bound_ms: float
+    num_nodes: int
+    part: _Part = field(compare=False)
+    relaxed: ExactResult = field(compare=False)
 
 
 def search_within_memory(
@@ -70,18 +89,20 @@ def search_within_memory(
     """
     search = _HeldSearch(
         graph=graph,
+        options=without_hopeless(options, machine),
         cost=cost,
         machine=machine,
         objective=objective,
         limits=limits or SearchLimits(),
         hint=hint or SearchHint(),
     )
-    return search.run(without_hopeless(options, machine))
+    return search.run()
 
 
 @dataclass
 class _HeldSearch:
     graph: ModuleGraph
+    options: Options
     cost: Cost
     machine: Machine
     objective: Objective
@@ -89,14 +110,15 @@ class _HeldSearch:
     hint: SearchHint
     best_ms: float = field(default=float("inf"), init=False)
     best: Stages = field(default=(), init=False)
-    least_open_ms: float = field(default=float("inf"), init=False)
     num_evaluations: int = field(default=0, init=False)
     known: Knowledge | None = field(default=None, init=False)
     _heap: list[_Part] = field(default_factory=list, init=False)
+    _unsettled: list[_Unsettled] = field(default_factory=list, init=False)
     _seen: set[object] = field(default_factory=set, init=False)
     _count: int = field(default=0, init=False)
 
-    def run(self, options: Options) -> ExactResult:
+    def run(self) -> ExactResult:
+        options = self.options
         self._ends = time.perf_counter() + self.limits.seconds
         self.known = self.hint.known
         first = replace(self.limits, seconds=self.limits.seconds * ROOT_SHARE if self.limits.exact else self._left())
@@ -128,23 +150,30 @@ class _HeldSearch:
         if self._left() <= 0:
             return root_ms
         self._dive(options, relaxed)
+        self._climb(options)
         self._divide(_Part(root_ms, 0, options, frozenset(self._forbidden())), relaxed)
         num_parts = 0
-        while self._heap and self._left() > 0 and (self.limits.exact or num_parts < HEURISTIC_PARTS):
-            if self._heap[0].bound_ms >= self.best_ms - _CLOSE_MS:
-                break
-            part = heapq.heappop(self._heap)
+        while self._left() > 0 and (self.limits.exact or num_parts < HEURISTIC_PARTS):
             num_parts += 1
-            try:
-                found = self._relax(part.options, part.forbidden, replace(self.limits, seconds=self._left()))
-            except InfeasibleError:
-                continue
-            bound_ms = max(part.bound_ms, found.record.bound_ms)
-            is_settled = self._take(found.stages) and found.record.status == "optimal"
-            if bound_ms < self.best_ms - _CLOSE_MS and not is_settled:
-                self._divide(replace(part, bound_ms=bound_ms), found)
-        open_ms = min((part.bound_ms for part in self._heap), default=float("inf"))
-        return max(root_ms, min(open_ms, self.least_open_ms, self.best_ms))
+            if self._heap and self._heap[0].bound_ms < self.best_ms - _CLOSE_MS:
+                self._look_at(heapq.heappop(self._heap))
+            elif self._unsettled and self._unsettled[0].bound_ms < self.best_ms - _CLOSE_MS:
+                again = heapq.heappop(self._unsettled)
+                self._divide_by_stages(again.part, again.relaxed, MORE_NODES * again.num_nodes)
+            else:
+                break
+        still_open = [*(one.bound_ms for one in self._heap), *(one.bound_ms for one in self._unsettled)]
+        return max(root_ms, min([*still_open, self.best_ms]))
+
+    def _look_at(self, part: _Part) -> None:
+        try:
+            found = self._relax(part.options, part.forbidden, replace(self.limits, seconds=self._left()))
+        except InfeasibleError:
+            return
+        bound_ms = max(part.bound_ms, found.record.bound_ms)
+        is_settled = self._take(found.stages) and found.record.status == "optimal"
+        if bound_ms < self.best_ms - _CLOSE_MS and not is_settled:
+            self._divide(replace(part, bound_ms=bound_ms), found)
 
     def _dive(self, options: Options, relaxed: ExactResult) -> None:
         """Takes away what holds most, one module's degrees at a time, until a quick plan fits: a plan to start from."""
@@ -164,8 +193,52 @@ class _HeldSearch:
             if self._take(relaxed.stages):
                 return
 
+    def _climb(self, options: Options) -> None:
+        """Plans at the best plan's degrees, and then with one or two modules at another, while that is better."""
+        ends = time.perf_counter() + CLIMB_SHARE * self._left()
+        tried: set[frozenset[tuple[str, int]]] = set()
+        self._try_degrees(options, self._degrees(), tried)
+        is_better = bool(self.best)
+        while is_better:
+            is_better = False
+            now = self._degrees()
+            moves = [(name, o.degree) for name, own in options.items() for o in fastest_by_degree(own)]
+            moves = [(name, degree) for name, degree in moves if now[name] != degree]
+            pairs = [dict(pair) for pair in itertools.combinations(moves, 2) if pair[0][0] != pair[1][0]]
+            for changed in (*(dict([move]) for move in moves), *pairs):
+                if time.perf_counter() > ends or self._left() <= 0:
+                    return
+                if self._try_degrees(options, {**now, **changed}, tried):
+                    is_better = True
+                    break
+
+    def _degrees(self) -> dict[str, int]:
+        return {name: option.degree for stage in self.best for name, (option, _) in stage.choices.items()}
+
+    def _try_degrees(
+        self, options: Options, degrees: Mapping[str, int], tried: set[frozenset[tuple[str, int]]]
+    ) -> bool:
+        """Whether the best plan of these degrees is better than the best so far and fits."""
+        key = frozenset(degrees.items())
+        if key in tried or not degrees:
+            return False
+        tried.add(key)
+        before_ms = self.best_ms
+        try:
+            these = {name: tuple(o for o in own if o.degree == degrees[name]) for name, own in options.items()}
+            chosen = without_hopeless(these, self.machine)
+            if self._has_place(chosen):
+                found = self._relax(
+                    chosen, frozenset(self._forbidden()), replace(self.limits, seconds=self._left() / 4)
+                )
+                if found.cost_ms < before_ms:
+                    self._take(found.stages)
+        except InfeasibleError:
+            return False
+        return self.best_ms < before_ms - _CLOSE_MS
+
     def _left(self) -> float:
-        return max(0.0, self._ends - time.perf_counter())
+        return 0.0 if self.limits.is_stopped else max(0.0, self._ends - time.perf_counter())
 
     def _forbidden(self) -> list[frozenset[str]]:
         return [frozenset(names) for names in self.hint.forbidden]
@@ -194,12 +267,17 @@ class _HeldSearch:
             self._offer(same_times)
             return True
         elsewhere = None if self.cost.interference.is_zero else place_anew(stages, self.machine, ends=self._ends)
+        if elsewhere is None and self._total_ms(stages) < self.best_ms:
+            elsewhere = place_slower(stages, self.options, self.machine, ends=self._ends)
         if elsewhere is not None:
             self._offer(elsewhere)
         return False
 
+    def _total_ms(self, stages: Stages) -> float:
+        return sum(stage_ms(stage, self.cost, self.objective == "sum") for stage in stages)
+
     def _offer(self, stages: Stages) -> None:
-        total_ms = sum(stage_ms(stage, self.cost, self.objective == "sum") for stage in stages)
+        total_ms = self._total_ms(stages)
         allowed = not any(frozenset(stage.choices) in self._forbidden() for stage in stages)
         if total_ms < self.best_ms and allowed:
             self.best_ms, self.best = total_ms, stages
@@ -226,14 +304,14 @@ class _HeldSearch:
         chosen, is_complete = assign_alone(lightest, self.machine, max_nodes=PLACE_NODES)
         return chosen is not None or not is_complete
 
-    def _divide_by_stages(self, part: _Part, relaxed: ExactResult) -> None:
+    def _divide_by_stages(self, part: _Part, relaxed: ExactResult, num_nodes: int = PARTITION_NODES) -> None:
         search = PartitionSearch(
             options=part.options,
             cost=self.cost,
             machine=self.machine,
             by_sum=self.objective == "sum",
             cost_ms=self.best_ms,
-            nodes_left=PARTITION_NODES,
+            nodes_left=num_nodes,
             ends=self._ends,
         )
         by_sum = self.objective == "sum"
@@ -244,7 +322,9 @@ class _HeldSearch:
         if search.stages is not None:
             self._offer(search.stages)
         if not search.is_complete:
-            self.least_open_ms = min(self.least_open_ms, part.bound_ms)
+            heapq.heappush(self._unsettled, _Unsettled(part.bound_ms, num_nodes, part, relaxed))
+        if num_nodes > PARTITION_NODES:
+            return  # the other parts are there since the first time
         for names in partition:
             self._push(part.bound_ms, part.options, part.forbidden | {frozenset(names)})
 

@@ -32,7 +32,7 @@ FEW_MODULES = 20
 
 
 def warm_limits(cold_seconds: float, *, num_modules: int, seed: int) -> SearchLimits:
-    """Limits within a tenth of what the longest search took: the rest is for what is not search."""
+    """Limits of ``WARM_SHARE`` of what the longest search took: a choice, so how long a re-plan takes is no result."""
     least = MIN_SECONDS if num_modules <= FEW_MODULES else MIN_SECONDS_A_MODULE * num_modules
     return SearchLimits(seconds=max(least, WARM_SHARE * cold_seconds), seed=seed)
 
@@ -93,7 +93,8 @@ class Replanner:
             cost: Its costs; may differ from the ones before, but is not changed in place.
             device: What one of the devices is from now on; as before where None.
             num_devices: How many of them there are from now on; as many as before where None.
-            limits: What ends this search; by default those of ``search`` the first time, then a tenth of its time.
+            limits: What ends this search; by default those of ``search`` the first time, then ``WARM_SHARE`` of its
+                time.
 
         Raises:
             ValueError, InfeasibleError, UndecidedError, BackendUnavailableError: As ``solve``. The plan stays as it

@@ -14,8 +14,10 @@ import pytest
 
 from bench.solver.generate import Recipe, generate
 from mosaic import artifact
+from mosaic.cli import plan as plan_command
 from mosaic.cli.main import run
 from mosaic.plan import Plan
+from mosaic.solver.instances import instance as instances
 
 MADE = generate(Recipe(shape="layered", num_modules=6, num_devices=4, seed=1))
 PAGE = Path(__file__).parents[3] / "docs" / "planning.md"
@@ -74,11 +76,40 @@ def test_no_plan_is_exit_code_3_with_the_reasons_and_no_file(file, capsys):
         (lambda raw: [m.update(after=[raw["modules"][i - 1]["name"]]) for i, m in enumerate(raw["modules"])], "cycle"),
         (lambda raw: raw.update(schema_version=9), "newer"),
         (lambda raw: raw.update(modules=[]), "at least one module"),
+        (lambda raw: raw["modules"][0].update(name="a\x1b[2J"), r"'a\\x1b\[2J' has characters"),
+        (lambda raw: raw.update(name="a\nb"), r"'a\\nb' has control characters"),
+        (lambda raw: raw["modules"][0].update(after=["\x1b]0;x"]), r"\\x1b\]0;x"),
     ],
 )
 def test_a_bad_file_is_exit_code_1_and_says_why(file, capsys, change, says):
     assert run(["plan", changed(file, change)]) == 1
     assert re.search(says, capsys.readouterr().err)
+
+
+def test_a_file_that_is_no_json_is_named_with_what_is_wrong_with_it(file, capsys):
+    text = file.read_text()
+    for changed_text, says in (
+        ("\ufeff" + text, "byte-order mark"),
+        (text + "[]", "something follows"),
+        ("[" * 100_000, "lists in lists without end"),
+        (text.replace('"num_devices": 4', '"num_devices": 4' + "0" * 5000), "5,001 digits"),
+    ):
+        file.write_text(changed_text, encoding="utf-8")
+        assert run(["plan", str(file)]) == 1
+        said = " ".join(capsys.readouterr().err.split())
+        assert says in said
+        assert file.name in said
+
+
+def test_what_is_too_large_to_plan_is_refused_before_it_takes_memory(file, capsys, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(instances, "MAX_OPTIONS", 10)
+        patch.setattr(json, "loads", lambda *_: pytest.fail("it was read"))
+        assert run(["plan", str(file)]) == 1
+    assert re.search(r"has \d+ options, more than the 10", " ".join(capsys.readouterr().err.split()))
+    monkeypatch.setattr(plan_command, "MAX_FILE_BYTES", 1000)
+    assert run(["plan", str(file)]) == 1
+    assert "is read up to 1,000" in " ".join(capsys.readouterr().err.split())
 
 
 def test_planning_an_instance_loads_neither_torch_nor_ortools(file):
@@ -148,19 +179,24 @@ def test_what_the_page_about_planning_shows_can_be_run_as_it_is(tmp_path, monkey
             Path("plan.json").rename("before.json")
 
 
-def test_an_interrupted_search_ends_at_once_and_leaves_nothing_behind(tmp_path):
+def test_an_interrupted_search_ends_at_once_and_leaves_the_best_plan_so_far(tmp_path):
     path, plan = tmp_path / "large.json", tmp_path / "out" / "plan.json"
     artifact.save(generate(Recipe(shape="align", num_modules=40, num_devices=32)), path)
     arguments = ["plan", str(path), "--time-limit", "3600", "--output", str(plan)]
-    code = (  # as Ctrl-C does, a second from now
-        "import signal, sys; from mosaic.cli.main import run; "
-        "signal.signal(signal.SIGALRM, signal.default_int_handler); signal.setitimer(signal.ITIMER_REAL, 1.0); "
+    code = (  # Ctrl-C as soon as the search runs: in the middle of one of its questions
+        "import os, signal, sys; from mosaic.cli.main import run; "
+        "from mosaic.solver.replan.remembered import Remembered; "
+        "begin = Remembered.begin; interrupt = lambda *_: os.kill(os.getpid(), signal.SIGINT); "
+        "signal.signal(signal.SIGALRM, interrupt); "
+        "Remembered.begin = lambda *a, **k: (signal.setitimer(signal.ITIMER_REAL, 0.5), begin(*a, **k))[1]; "
         f"sys.exit(run({arguments!r}))"
     )
     done = subprocess.run([sys.executable, "-c", code], timeout=60, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (130, "")
-    assert "interrupted" in done.stderr
-    assert [one.name for one in tmp_path.rglob("*") if one.is_file()] == ["large.json"]
+    assert done.returncode == 130, done.stderr
+    assert "stopped" in done.stderr
+    assert "has the best plan so far" in " ".join(done.stderr.split())
+    assert [one.name for one in plan.parent.iterdir()] == ["plan.json"]
+    assert run(["plan", str(path), "--check", str(plan)]) == 0
 
 
 def test_more_modules_than_bits_is_exit_code_1_and_says_how_many(file, capsys):

@@ -12,6 +12,16 @@ from mosaic.solver.options import all_options
 from mosaic.solver.stage import Machine
 
 
+def test_algorithm_1_that_is_stopped_keeps_the_merges_so_far() -> None:
+    profile = profile_of(dict.fromkeys("abcd", flat(5)), num_slots=4)
+    cost = CostModel.from_profile(profile)
+    options = all_options(profile.graph, cost=cost, device=profile.device, num_devices=1)
+    evaluator = StageEvaluator(options, cost=cost, machine=Machine(num_devices=1, num_slots=4, memory_bytes=0))
+    answers = iter([False] * 6)  # one for each pair of four
+    found = cluster(profile.graph, evaluator, should_stop=lambda: next(answers, True))
+    assert [set(stage.choices) for stage in found.stages] == [{"a", "b"}, {"c"}, {"d"}]
+
+
 @pytest.mark.parametrize(
     ("times", "num_slots", "edges", "stages"),
     [

@@ -111,6 +111,15 @@ def test_an_undecided_question_is_not_called_infeasible(monkeypatch):
         planned(made)
 
 
+def test_what_memory_rules_out_is_asked_for_each_degree_and_not_for_each_quota(monkeypatch):
+    asked = []
+    has_partners = held_options._has_partners
+    monkeypatch.setattr(held_options, "_has_partners", lambda *given: asked.append(1) or has_partners(*given))
+    made = instance(*(module(name, *(kept(1, 1, 6, quota=quota) for quota in (1, 2, 3, 4))) for name in "abc"))
+    assert planned(replace(made, num_devices=3, memory_bytes=6)).search.status == "optimal"
+    assert len(asked) == 3
+
+
 def test_the_checker_names_a_device_that_holds_too_much():
     made = instance(module("a", kept(1, 1, 6)), module("b", kept(1, 1, 6), after=("a",)), memory_bytes=10)
     stages = tuple(

@@ -10,6 +10,7 @@ from instance_cases import solve_instance
 from bench.solver.generate import SHAPES, Recipe, generate
 from mosaic.artifact import parse, to_json
 from mosaic.errors import InfeasibleError, InvalidFileError, InvalidGraphError
+from mosaic.solver.instances import instance as instances
 from mosaic.solver.instances.instance import Disturbance, Instance, InstanceModule, InstanceOption, Pin
 from mosaic.solver.instances.instance_cost import TableCost
 
@@ -62,6 +63,7 @@ SIZES = r"at most 4,096 devices of 1,024 slots and 9,007,199,254,740,992 bytes"
         ([module("a")], {"num_slots": 10**12}, SIZES),
         ([module("a")], {"memory_bytes": 10**30}, SIZES),
         ([], {}, "at least one module"),
+        ([module("a")], {"name": "\x1b[31m"}, "control characters"),
         ([module("a"), module("a")], {}, "twice"),
         ([InstanceModule(name="a", options=())], {}, "'a' has no options"),
         *(([module("a", bad)], {}, "module 'a'") for bad in OUT_OF_RANGE),
@@ -85,6 +87,24 @@ def test_an_instance_that_makes_no_sense_is_refused_with_the_rule(modules, field
 def test_a_cycle_and_an_unknown_module_are_refused_by_name(modules, named):
     with pytest.raises(InvalidGraphError, match=named):
         instance(*modules)
+
+
+def test_a_name_that_would_steer_a_terminal_is_refused():
+    for name in ("a\tb", "a\x1b[2J", "\u202etxet", ""):
+        with pytest.raises((InvalidGraphError, ValueError), match=r"a terminal does not show|empty"):
+            instance(module(name))
+
+
+def test_more_options_than_can_be_searched_are_refused_with_the_number(monkeypatch):
+    options = tuple(option(quota=quota) for quota in (1, 2, 3))
+    beside = Disturbance(module="a", beside="b", forward=0.1)
+    monkeypatch.setattr(instances, "MAX_DISTURBED", 6 * 2 * 5 - 1)
+    assert instance(module("a", *options), module("b", *options))
+    with pytest.raises(ValueError, match="make 60 disturbances to look up, more than 59"):
+        instance(module("a", *options), module("b", *options), disturbances=(beside,))
+    monkeypatch.setattr(instances, "MAX_OPTIONS", 5)
+    with pytest.raises(ValueError, match="6 options are more than the 5"):
+        instance(module("a", *options), module("b", *options))
 
 
 def test_the_largest_numbers_that_are_allowed_do_not_overflow():

@@ -9,6 +9,10 @@ import pytest
 from bench.solver.generate import Recipe, generate
 from bench.solver.runs import search
 from mosaic import _search
+from mosaic.solver import SearchOptions, solve
+from mosaic.solver.exact.search import SearchLimits
+from mosaic.solver.instances.checker import check_plan
+from mosaic.solver.instances.instance_cost import TableCost
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -34,6 +38,36 @@ def test_a_star_takes_as_long_as_its_encoders_without_it_and_then_its_backbone(s
 def test_a_search_that_is_cut_off_keeps_its_time_and_has_a_plan_and_a_bound(recipe):
     found = search(generate(recipe), seconds=0.5)
     assert 0 < found.bound_ms <= found.cost_ms
+
+
+def test_a_search_that_is_told_to_stop_comes_back_with_its_best_plan_and_a_bound():
+    one = generate(Recipe(shape="align", num_modules=40, num_devices=32, tight_memory=True))
+    answers = iter((False, False, True))
+    limits = SearchLimits(seconds=1e9, should_stop=lambda: next(answers, True))
+    plan = solve(
+        one.graph, TableCost(one), one.device, num_devices=32, method="exact", search=SearchOptions(limits=limits)
+    )
+    assert next(answers, None) is None
+    assert 0 < plan.search.bound_ms < plan.predicted_ms <= plan.sequential_ms
+    assert check_plan(one, plan).is_valid
+
+
+def test_an_error_in_what_tells_a_search_to_stop_ends_it():
+    one = generate(Recipe(shape="align", num_modules=40, num_devices=32))
+    limits = SearchLimits(seconds=1e9, should_stop=lambda: 1 // 0 > 0)
+    search = SearchOptions(limits=limits)
+    with pytest.raises(ZeroDivisionError):
+        solve(one.graph, TableCost(one), one.device, num_devices=32, method="exact", search=search)
+
+
+def test_of_a_table_of_thousands_the_best_option_is_found():
+    """Options are compared with those just before them only; that one far behind is beaten changes nothing."""
+    rows = [(degree, quota, 10**9 // (degree * quota), 0, 0) for degree in range(1, 61) for quota in range(1, 101)]
+    assert len(rows) > 2 * 2048
+    late = [(60, 100, rows[0][2], 0, 0)]  # as slow as the first
+    problem = _search.Problem([_search.Module.of(rows + late, [])] * 2, num_devices=60, num_slots=100)
+    plan = _search.plan(problem)
+    assert (plan.status, plan.cost_ns) == ("optimal", 2 * (10**9 // 6000))
 
 
 def drawing(*options: tuple[int, float, float, float]) -> _search.Problem:

@@ -18,6 +18,10 @@ from mosaic.errors import InfeasibleError, InvalidProfileError
 from mosaic.plan import Plan
 from mosaic.profile import ModuleMemory, Phase, Profile
 from mosaic.solver import METHODS, QuotaGrid, SearchOptions, solve
+from mosaic.solver.exact.search import SearchLimits
+from mosaic.solver.methods import Method
+from mosaic.solver.searches import find_in_turn
+from mosaic.solver.task import Found, Task
 
 
 def plan_of(
@@ -182,6 +186,22 @@ def test_a_graph_with_a_module_that_was_not_profiled_is_refused() -> None:
     cost = CostModel.from_profile(profile_of({"a": flat(1)}, num_slots=1))
     with pytest.raises(InvalidProfileError, match="no module 'b'"):
         solve(graph, cost, device_of(1))
+
+
+def test_the_time_limit_counts_from_before_options_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter(range(0, 100, 6))
+    solver = sys.modules["mosaic.solver.solve"]  # the package's attribute of that name is the function
+    monkeypatch.setattr(solver, "time", SimpleNamespace(perf_counter=lambda: float(next(now))))
+    left = []
+
+    def find(task: Task) -> Found:
+        left.append(task.search.limits.seconds)
+        return find_in_turn(task)
+
+    monkeypatch.setattr(solver, "method_of", lambda name: Method(name=name, phrase="", find=find))
+    for seconds in (10.0, 5.0):
+        plan_of(profile_of({"a": flat(1)}, num_slots=2), search=SearchOptions(limits=SearchLimits(seconds=seconds)))
+    assert left == [4.0, 0.0]
 
 
 def test_an_interrupt_still_reaches_python_after_the_search() -> None:
