@@ -1,87 +1,151 @@
-"""The same questions of two to eight modules, asked of a simulator: never in one figure with what was measured."""
+"""Modules on the simulated chip: their times alone, and the groups that they run in."""
 
 from __future__ import annotations
 
+import os
 import random
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
 
-from bench.cost.figures import COUNTS, FORM_WORDS, RULES, absent, error_name, mean_figure, step_name
-from bench.cost.fitting.fitted import InterferenceFit
-from bench.cost.ground import Fits, Scale
-from bench.cost.groups import fit_forms, measured_ms, predict_ms, split_runs
-from bench.cost.plans import SEARCH_LIMITS
-from bench.cost.simulator import DEVICE, Work, draw_works, measure_run, profile_of, run_plan_ms
-from bench.record import Figure
+from bench.cost.chip.machine import Ran, run
+from bench.cost.chip.spec import Chip, Work
+from bench.cost.chip.work import draw_work
+from bench.cost.truth import OTHER, SAME, Group, Member, Placed, Truth, draw_groups
 from mosaic.cost import Bandwidths
-from mosaic.microbench import Budget
-from mosaic.solver import solve
-from mosaic.solver.options import QuotaGrid
-from mosaic.solver.task import SearchOptions
+from mosaic.profile import PairSample, Phase, Sample
 
-_NOISE = 0.01
-_NUM_FIT = 24
-_NUM_HELD = 10
+HEAD = "simulated chip: "
+GROUP_QUOTAS = (2, 3, 4, 6, 8, 10, 12)
+Job = tuple[tuple[tuple[Work, int], ...], int]
+"""Modules with their SMs, and a seed."""
 
-Errors = dict[tuple[int, str], list[float]]
-"""Prediction errors at held-out groups by number of modules and form."""
+_MIN_JOBS = 16  # fewer are not worth other processes
 
 
-def simulated_names() -> tuple[str, ...]:
-    """Returns the names of the simulated figures of held-out plans and of plans that ran."""
-    named = (error_name, step_name)
-    return tuple(name(n, form, rule=rule) for rule in RULES for name in named for n in COUNTS for form in FORM_WORDS)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChipScale:
+    """How much to simulate."""
+
+    num_modules: int
+    """Modules of each set."""
+    sizes: tuple[int, ...]
+    """Modules side by side."""
+    num_fit: int
+    """Groups to fit, of each size."""
+    num_choose: int
+    """Groups to choose a form by, of each size."""
+    num_judge: int
+    """Groups that judge, of each size and set."""
+    degrees: tuple[int, ...]
+    """Data-parallel degrees of surfaces; the middle one is held out."""
+    num_chips: int
+    """Chips that judge surfaces, in the order of ``bench.cost.simulated_curves``."""
 
 
-def simulate_all(scale: Scale, budget: Budget) -> Iterator[Figure]:
-    """Yields all figures of the simulator, all rules of sharing."""
-    for rule in RULES:
-        if not budget.allows(f"bandwidth shared {rule}"):
-            continue
-        found = [simulate(rule, seed) for seed in range(scale.seeds)]
-        for count in COUNTS:
-            for form in FORM_WORDS:
-                errors = [error for _, _, of in found for error in of[count, form]]
-                yield mean_figure(error_name(count, form, rule=rule), errors, source="simulated")
-        for count in COUNTS:
-            names = [step_name(count, form, rule=rule) for form in FORM_WORDS]
-            if not budget.allows(f"simulated plans of {count} modules"):
-                yield from absent(names, "no time was left", source="simulated")
-                continue
-            times = [
-                {form: _plan_ms(works[:count], fits[form], rule, scale) for form in FORM_WORDS}
-                for works, fits, _ in found
-            ]
-            for name, form in zip(names, FORM_WORDS, strict=True):
-                ratios = [of[form] / of["none"] for of in times]
-                yield mean_figure(name, ratios, source="simulated")
+def run_all(chip: Chip, jobs: Sequence[Job]) -> list[tuple[Ran, ...]]:
+    """Runs jobs on the chip, on all cores where there are many."""
+    cores = len(os.sched_getaffinity(0))
+    if len(jobs) < _MIN_JOBS or cores == 1:
+        return [_run(chip, job) for job in jobs]
+    with ProcessPoolExecutor(cores, mp_context=get_context("spawn")) as pool:
+        return list(pool.map(_run, [chip] * len(jobs), jobs, chunksize=4))
 
 
-@cache
-def simulate(rule: str, seed: int) -> tuple[tuple[Work, ...], Fits, Errors]:
-    """Fits every form to designed groups of two to eight modules, with noise, and judges others of two to eight."""
-    dice = random.Random(seed)
-    works = draw_works(max(COUNTS), dice)
-    profile = profile_of(works)
-    bandwidths = Bandwidths(profile.samples)
-    fit_runs, held = split_runs(
-        profile.graph.names, bandwidths, DEVICE, num_fit=_NUM_FIT, num_held=_NUM_HELD, counts=COUNTS, seed=seed
+def _run(chip: Chip, job: Job) -> tuple[Ran, ...]:
+    placed, seed = job
+    return run(chip, placed, seed=seed)
+
+
+def simulate_alone(chip: Chip, works: Sequence[Work], quotas: Sequence[int], degree: int = 1) -> tuple[Sample, ...]:
+    """Returns what a profiler would see of modules alone, with their share of the chip's bandwidth."""
+    asked = [(work, quota) for work in works for quota in quotas]
+    ran = run_all(chip, [(((work.on_share(degree), quota),), 1000 * degree + quota) for work, quota in asked])
+    return tuple(
+        Sample(
+            module=work.name,
+            phase=Phase.FORWARD,
+            degree=degree,
+            quota=quota,
+            times_ms=(one.time_ns / 1e6,),
+            bandwidth_utilisation=min(1.0, one.bytes_per_ns / chip.dram_bytes_per_ns),
+        )
+        for (work, quota), (one,) in zip(asked, ran, strict=True)
     )
-    fits = fit_forms([measure_run(works, run, rule, dice, _NOISE) for run in fit_runs], bandwidths)
-    errors: Errors = {}
-    for form, fit in fits.items():
-        assert not isinstance(fit, str), fit
-        cost = fit.cost(profile)
-        for count, runs in held.items():
-            groups = [measure_run(works, run, rule, dice, 0.0) for run in runs]
-            errors[count, form] = [abs(predict_ms(cost, group) / measured_ms(group) - 1) for group in groups]
-    return works, fits, errors
 
 
-def _plan_ms(works: tuple[Work, ...], fit: InterferenceFit | str, rule: str, scale: Scale) -> float:
-    """Time of a form's plan in the simulator, where who ends early leaves its bandwidth to the rest."""
-    assert not isinstance(fit, str)
-    profile = profile_of(works)
-    cost = fit.cost(profile)
-    search = SearchOptions(grid=QuotaGrid(step_slots=scale.step_slots), limits=SEARCH_LIMITS)
-    return run_plan_ms(solve(profile.graph, cost, DEVICE, method="exact", search=search), works, rule)
+def simulate_truth(scale: ChipScale, *, chip: Chip | None = None, seed: int = 0) -> Truth:
+    """Runs three sets of modules alone and in groups; only the first is fitted, and the second chooses."""
+    chip, dice = chip or Chip(), random.Random(seed)
+    count = scale.num_modules
+    works = [draw_work(1000 * seed + number) for number in range(3 * count)]
+    fitted, chosen, other = (works[start : start + count] for start in (0, count, 2 * count))
+    samples = simulate_alone(chip, works, GROUP_QUOTAS)
+    alone_ms = {(sample.module, sample.quota): sample.median_ms for sample in samples}
+    by_name = {work.name: work for work in works}
+    taken: set[frozenset[tuple[str, int]]] = set()
+
+    def draw(of: Sequence[Work], num: int) -> tuple[Placed, ...]:
+        names = [work.name for work in of]
+        given = {"quotas": GROUP_QUOTAS, "num_slots": chip.num_sms, "dice": dice, "taken": taken}
+        return draw_groups(names, sizes=scale.sizes, count=num, **given)
+
+    halves = tuple(
+        ((one.name, chip.num_sms // 2), (two.name, chip.num_sms // 2))
+        for index, one in enumerate(fitted)
+        for two in fitted[index + 1 :]
+    )
+    taken.update(frozenset(pair) for pair in halves)
+    drawn = {
+        "pairs": halves,
+        "fit": draw(fitted, scale.num_fit),
+        "choose": draw(chosen, scale.num_choose),
+        SAME: draw(fitted, scale.num_judge),
+        OTHER: draw(other, scale.num_judge),
+    }
+    every = [(name, placed) for name, groups in drawn.items() for placed in groups]
+    every += [("again", placed) for placed in drawn[SAME]]
+    jobs = [
+        (tuple((by_name[name], quota) for name, quota in placed), number) for number, (_, placed) in enumerate(every)
+    ]
+    ran: dict[str, list[Group]] = {name: [] for name in (*drawn, "again")}
+    for (name, placed), found in zip(every, run_all(chip, jobs), strict=True):
+        ran[name].append(
+            tuple(
+                Member(
+                    module=module,
+                    phase=Phase.FORWARD,
+                    quota=quota,
+                    alone_ms=alone_ms[module, quota],
+                    beside_ms=one.time_ns / 1e6,
+                )
+                for (module, quota), one in zip(placed, found, strict=True)
+            )
+        )
+    return Truth(
+        source="simulated",
+        head=HEAD,
+        num_slots=chip.num_sms,
+        bandwidths=Bandwidths(samples),
+        pairs=tuple(sample for group in ran["pairs"] for sample in _pair_samples(group)),
+        fit=tuple(ran["fit"]),
+        choose=tuple(ran["choose"]),
+        judge={name: tuple(ran[name]) for name in (SAME, OTHER)},
+        again=tuple(ran["again"]),
+    )
+
+
+def _pair_samples(group: Group) -> tuple[PairSample, ...]:
+    return tuple(
+        PairSample(
+            module=one.module,
+            beside=two.module,
+            phase=one.phase,
+            quota=one.quota,
+            beside_quota=two.quota,
+            times_ms=(one.beside_ms,),
+            alone_ms=(one.alone_ms,),
+        )
+        for one, two in (group, group[::-1])
+    )

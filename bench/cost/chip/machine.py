@@ -211,7 +211,7 @@ def run(chip: Chip, placed: Sequence[tuple[Work, int]], *, seed: int) -> tuple[R
     asked = sum(num_sms for _, num_sms in placed)
     if asked > chip.num_sms or any(num_sms < 1 for _, num_sms in placed):
         raise ValueError(
-            f"{asked} SMs are asked for and the chip has {chip.num_sms}; give each module one or more, and no more in all"
+            f"{asked} SMs are asked for, the chip has {chip.num_sms}; give each module one or more and no more in all"
         )
     events = Events()
     l2 = L2(chip, events)

@@ -67,6 +67,10 @@ class Kernel:
     """Steps of one tile."""
     compute_ns: float
     """Arithmetic of one step on one H100 SM."""
+    kind: str = "memory"
+    """Matmul, attention or memory, as counting would call it."""
+    flops: int = 0
+    """Operations of one step, as counting would see them; the chip goes by ``compute_ns`` alone."""
     streamed: int = 0
     """Requests a step for data that only this tile reads."""
     shared: int = 0

@@ -13,6 +13,8 @@ from bench.cost.chip.spec import Kernel, Work
 
 def _matmul(draw: random.Random) -> Kernel:
     return Kernel(
+        kind="matmul",
+        flops=2 * 128 * 256 * 32,
         tiles=draw.randint(24, 72),
         steps=draw.randint(4, 8),
         compute_ns=draw.uniform(300, 450),
@@ -27,6 +29,8 @@ def _matmul(draw: random.Random) -> Kernel:
 
 def _attention(draw: random.Random) -> Kernel:
     return Kernel(
+        kind="attention",
+        flops=4 * 128 * 64 * 32,
         tiles=draw.randint(32, 96),
         steps=draw.randint(4, 8),
         compute_ns=draw.uniform(150, 300),

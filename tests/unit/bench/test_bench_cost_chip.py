@@ -11,7 +11,8 @@ from bench.cost.chip.machine import run
 from bench.cost.chip.spec import REQUEST_BYTES, Chip, Kernel, Work
 from bench.cost.chip.work import draw_work
 
-CHIP = Chip()
+CHIP = Chip(num_sms=4, num_channels=2, dram_bytes_per_ns=83.75, l2_bytes_per_ns=140.0, l2_bytes=Chip().l2_bytes // 5)
+"""A fifth of the chip, to be quick."""
 
 
 def work_of(**given: float) -> Work:
@@ -19,9 +20,9 @@ def work_of(**given: float) -> Work:
     return Work(name="one", kernels=(Kernel(**given),))  # type: ignore[arg-type]
 
 
-STREAM = work_of(tiles=96, steps=4, compute_ns=20, streamed=16, depth=4)
-ARITHMETIC = work_of(tiles=64, steps=4, compute_ns=400)
-HELD = work_of(tiles=64, steps=4, compute_ns=100, scattered=12, table=3000)
+STREAM = work_of(tiles=24, steps=4, compute_ns=20, streamed=16, depth=4)
+ARITHMETIC = work_of(tiles=16, steps=4, compute_ns=400)
+HELD = work_of(tiles=32, steps=4, compute_ns=100, scattered=12, table=1200)
 CHAIN = work_of(tiles=1, steps=32, compute_ns=0.001, streamed=1, depth=1)
 
 
@@ -73,11 +74,11 @@ def test_dram_reads_what_l2_lacks_once_however_many_wait_for_it_and_writes_back_
 
 
 def test_a_kernel_that_streams_is_bound_by_the_channels_and_one_that_computes_by_its_sms() -> None:
-    (streams,) = run(CHIP, [(STREAM, 16)], seed=0)
+    (streams,) = run(CHIP, [(STREAM, 4)], seed=0)
     assert 0.6 * CHIP.dram_bytes_per_ns < streams.bytes_per_ns < CHIP.dram_bytes_per_ns
-    (whole,), (quarter,) = run(CHIP, [(ARITHMETIC, 16)], seed=0), run(CHIP, [(ARITHMETIC, 4)], seed=0)
-    assert whole.time_ns == pytest.approx(64 * 4 * 400 / 16 + CHIP.launch_ns, rel=0.1)
-    assert quarter.time_ns == pytest.approx(64 * 4 * 400 / 4 + CHIP.launch_ns, rel=0.1)
+    (whole,), (quarter,) = run(CHIP, [(ARITHMETIC, 4)], seed=0), run(CHIP, [(ARITHMETIC, 1)], seed=0)
+    assert whole.time_ns == pytest.approx(16 * 4 * 400 / 4 + CHIP.launch_ns, rel=0.1)
+    assert quarter.time_ns == pytest.approx(16 * 4 * 400 + CHIP.launch_ns, rel=0.1)
 
 
 def test_a_chain_of_loads_takes_the_latency_of_dram_each() -> None:
@@ -96,27 +97,27 @@ def test_what_one_tile_more_than_a_wave_takes_is_a_wave() -> None:
 
 def test_neighbours_cost_time_in_the_mean_and_two_that_stream_share_what_the_channels_give() -> None:
     works = [Work(name="mixed", kernels=(*STREAM.kernels, *ARITHMETIC.kernels)), STREAM, HELD]
-    alone = [run(CHIP, [(work, 5)], seed=0)[0].time_ns for work in works]
-    beside = [ran.time_ns for ran in run(CHIP, [(work, 5) for work in works], seed=0)]
+    alone = [run(CHIP, [(work, 1)], seed=0)[0].time_ns for work in works]
+    beside = [ran.time_ns for ran in run(CHIP, [(work, 1) for work in works], seed=0)]
     assert statistics.fmean(after / before for before, after in zip(alone, beside, strict=True)) > 1.1
-    both = run(CHIP, [(STREAM, 8), (STREAM, 8)], seed=0)
+    both = run(CHIP, [(STREAM, 2), (STREAM, 2)], seed=0)
     assert sum(ran.bytes_per_ns for ran in both) < CHIP.dram_bytes_per_ns
     assert both[0].time_ns == pytest.approx(both[1].time_ns, rel=0.15)
 
 
 def test_a_neighbour_that_fills_l2_pushes_out_what_a_module_would_find_there() -> None:
-    (alone,) = run(CHIP, [(HELD, 8)], seed=0)
-    beside, _ = run(CHIP, [(HELD, 8), (STREAM, 8)], seed=0)
+    (alone,) = run(CHIP, [(HELD, 2)], seed=0)
+    beside, _ = run(CHIP, [(HELD, 2), (STREAM, 2)], seed=0)
     assert beside.from_dram > 2 * alone.from_dram
 
 
 def test_the_same_seed_gives_the_same_times_and_too_many_sms_are_refused() -> None:
-    placed = [(HELD, 3), (STREAM, 5)]
+    placed = [(HELD, 1), (STREAM, 3)]
     assert run(CHIP, placed, seed=3) == run(CHIP, placed, seed=3)
-    with pytest.raises(ValueError, match="17 SMs are asked for"):
-        run(CHIP, [(STREAM, 9), (ARITHMETIC, 8)], seed=0)
+    with pytest.raises(ValueError, match="5 SMs are asked for"):
+        run(CHIP, [(STREAM, 3), (ARITHMETIC, 2)], seed=0)
 
 
 def test_modules_are_drawn_by_their_seed_and_a_replica_has_its_part_of_the_tiles() -> None:
     assert draw_work(4) == draw_work(4) != draw_work(5)
-    assert [kernel.tiles for kernel in STREAM.on_share(8).kernels] == [12]
+    assert [kernel.tiles for kernel in STREAM.on_share(8).kernels] == [3]
