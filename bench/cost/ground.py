@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from bench.cost.interference.truth import Truth
 from bench.cost.models import NAMES, Branches, Size, make_inputs
-from bench.cost.simulated import ChipScale
-from bench.cost.truth import Truth
+from bench.cost.simulate import ChipScale
 from bench.gpu.bench import Bench
 from mosaic.cost import Bandwidths
 from mosaic.cost.analytic import count_module

@@ -7,18 +7,10 @@ import random
 import pytest
 
 from bench.cost import __main__ as bench_cost
-from bench.cost import simulated
 from bench.cost import study as cost_study
-from bench.cost.chip.machine import Ran
-from bench.cost.chip.spec import Chip
-from bench.cost.chip.work import draw_work
-from bench.cost.ground import TINY, Ground
-from bench.cost.groups import draw_sets
-from bench.cost.sampling import curves_of
-from bench.cost.simulated import HEAD, ChipScale, simulate_alone, simulate_truth
-from bench.cost.simulated_curves import FEW_QUOTAS, count_work, described
-from bench.cost.study import CostStudy
-from bench.cost.surface import (
+from bench.cost.alone.chip_curves import FEW_QUOTAS, count_work, described
+from bench.cost.alone.sampling import curves_of
+from bench.cost.alone.surface import (
     AT_DEGREES,
     AT_QUOTAS,
     CHOSEN,
@@ -28,7 +20,16 @@ from bench.cost.surface import (
     surface_errors,
     surface_names,
 )
-from bench.cost.truth import OTHER, SAME
+from bench.cost.chip.machine import Ran
+from bench.cost.chip.spec import Chip
+from bench.cost.chip.work import draw_work
+from bench.cost.ground import TINY, Ground
+from bench.cost.interference import chip_groups
+from bench.cost.interference.chip_groups import HEAD, simulate_truth
+from bench.cost.interference.groups import draw_sets
+from bench.cost.interference.truth import OTHER, SAME
+from bench.cost.simulate import ChipScale, simulate_alone
+from bench.cost.study import CostStudy
 from bench.gpu.bench import Bench
 from bench.record import Study
 from mosaic import artifact
@@ -100,7 +101,7 @@ def test_no_measured_group_is_in_two_sets(num_slots, num_modules):
 
 def test_modules_of_the_set_that_judges_are_neither_fitted_nor_chosen_by(monkeypatch):
     ran = Ran(time_ns=1e4, bytes_per_ns=100.0, from_dram=0.5)
-    monkeypatch.setattr(simulated, "run_all", lambda chip, jobs: [(ran,) * len(placed) for placed, _ in jobs])
+    monkeypatch.setattr(chip_groups, "run_all", lambda chip, jobs: [(ran,) * len(placed) for placed, _ in jobs])
     truth = simulate_truth(SMALL)
     fitted, chosen, judging = (
         {member.module for group in of for member in group} for of in (truth.fit, truth.choose, truth.judge[OTHER])

@@ -6,7 +6,14 @@ import dataclasses
 
 import pytest
 
-from bench.cost.calibration import FREEDOMS, CountedTime, calibrate, calibration_figures, calibration_names, errors
+from bench.cost.alone.calibration import (
+    FREEDOMS,
+    CountedTime,
+    calibrate,
+    calibration_figures,
+    calibration_names,
+    errors,
+)
 from mosaic.cost.counts import ModuleCounts
 from mosaic.cost.roofline import phase_ms
 from mosaic.hardware import Hardware, find_hardware

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 
 from bench.cost.figures import absent
 from bench.cost.ground import Ground
-from bench.cost.judging import group_names, judge_forms, slowdown_name
-from bench.cost.truth import SAME, Group, Member, Placed, Truth, draw_groups
+from bench.cost.interference.judging import group_names, judge_forms, slowdown_name
+from bench.cost.interference.truth import SAME, Group, Member, Placed, Truth, draw_groups
 from bench.record import Figure
 from mosaic.profile import Phase
 from mosaic.profiler.measuring.beside import measure_beside

@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from bench.cost.figures import absent, mean_figure
-from bench.cost.forms import STUDIED, Fitted, StudiedForm, fit_form
-from bench.cost.truth import Group, Truth
+from bench.cost.interference.forms import STUDIED, Fitted, StudiedForm, fit_form
+from bench.cost.interference.truth import Group, Truth
 from bench.record import Figure
 
 CHOSEN = "the form chosen by groups of its own"

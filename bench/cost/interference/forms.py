@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bench.cost.interference.truth import Group, Truth
 from bench.cost.least_squares import Vector, damped
-from bench.cost.truth import Group, Truth
 from mosaic.cost import Eq8, Leveling, Sharing
 from mosaic.cost.interference.forms import FORMS, Coefficients
 from mosaic.cost.interference.protocol import HasBandwidth, Interference, Neighbours

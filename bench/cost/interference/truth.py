@@ -1,7 +1,7 @@
 """Groups of modules that ran side by side, in three sets of groups: to fit, to choose a form by, to judge.
 
 Where they ran decides the source of all figures: on the chip of ``bench.cost.chip`` they are simulated, on a backend
-measured (``bench.cost.groups``).
+measured (``bench.cost.interference.groups``).
 """
 
 from __future__ import annotations

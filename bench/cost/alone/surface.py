@@ -10,9 +10,9 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from bench.cost.alone.sampling import sampling_figures, sampling_names
 from bench.cost.figures import mean_figure
 from bench.cost.ground import HELD_DEGREE, Ground
-from bench.cost.sampling import sampling_figures, sampling_names
 from bench.record import Figure, Source
 from mosaic.cost import ShapedSurface
 from mosaic.errors import InvalidProfileError

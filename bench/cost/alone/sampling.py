@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 
 from bench.cost.figures import absent, mean_figure
 from bench.record import Figure, Source
@@ -16,7 +17,8 @@ _NAMES = (
     "error of the paper's grid",
     "samples of the paper's grid",
     "samples of adaptive sampling, chosen on other modules for the grid's accuracy",
-    "error of adaptive sampling with as many samples",
+    "error of adaptive sampling with as many samples, shaped by counted operators",
+    "error of adaptive sampling with as many samples, interpolated (no prior)",
 )
 TRIED_COUNTS = (2, 3, 4, 5, 6, 8, 10)
 """Numbers of samples that adaptive sampling is stopped at."""
@@ -66,23 +68,28 @@ def sampling_figures(
         yield from absent(names, "the grid has every quota of this device: there is nothing to choose", source=source)
         return
     paper = {module: _errors(curves, module, grid, None) for module in (*choose, *judge)}
-    orders = {module: adaptive_order(curves, module, shapes.get(module)) for module in (*choose, *judge)}
     yield mean_figure(names[0], _all(paper[module] for module in judge), source=source)
     counts = [float(len([q for q in grid if all(q in of for of in curves.values())]))]
     yield mean_figure(names[1], counts, source=source, labels={"of": "one module at one degree"})
 
-    def adaptive(module: str, count: int) -> list[float]:
-        return _errors(curves, module, orders[module][:count], shapes.get(module))
+    @cache
+    def order(module: str, shape: ModuleShape | None) -> list[int]:
+        return adaptive_order(curves, module, shape)
+
+    def adaptive(modules: Sequence[str], count: int, shapes: Mapping[str, ModuleShape]) -> list[float]:
+        asked = ((module, shapes.get(module)) for module in modules)
+        return _all(_errors(curves, module, order(module, shape)[:count], shape) for module, shape in asked)
 
     least = statistics.fmean(_all(paper[module] for module in choose) or [0.0])
-    errors = {count: _all(adaptive(module, count) for module in choose) for count in TRIED_COUNTS}
+    errors = {count: adaptive(choose, count, shapes) for count in TRIED_COUNTS}
     good = [count for count, found in errors.items() if found and statistics.fmean(found) <= least]
     if not good:
         yield from absent(names[2:], f"no number of samples up to {TRIED_COUNTS[-1]} gave it", source=source)
         return
     labels = {"tried": ", ".join(map(str, TRIED_COUNTS))}
     yield mean_figure(names[2], [float(good[0])], source=source, labels=labels)
-    yield mean_figure(names[3], _all(adaptive(module, good[0]) for module in judge), source=source)
+    for name, of in zip(names[3:], (shapes, {}), strict=True):
+        yield mean_figure(name, adaptive(judge, good[0], of), source=source)
 
 
 def adaptive_order(curves: Curves, module: str, shape: ModuleShape | None) -> list[int]:
