@@ -37,7 +37,7 @@ HIGHLIGHTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         ),
         "bench_cost": (
             r"simulated chip: (error|slowdown) [io]n .*, all sizes.*",
-            r"simulated chip: difference of the same groups run twice",
+            r"simulated chip: (difference of the same groups run twice|step of .*)",
             r"simulated chip (as described|unlike its description): .*",
             r"(error|slowdown) [io]n other groups of the fitted modules, all sizes.*",
             r"difference of the same (groups run|points measured) twice",

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from bench.cost.interference.truth import Truth
+from bench.cost.interference.forms import Fitted
 from bench.cost.models import NAMES, Branches, Size, make_inputs
 from bench.cost.simulate import ChipScale
 from bench.gpu.bench import Bench
@@ -62,7 +62,7 @@ TINY = Scale(
     settings=_settings(2, 0.02, 2.0),
     num_groups=1,
     rounds=2,
-    chip=ChipScale(num_modules=1, sizes=(2,), num_fit=1, num_choose=1, num_judge=1, degrees=(1, 2, 4), num_chips=0),
+    chip=ChipScale(num_modules=1, sizes=(2,), num_fit=1, num_choose=1, num_judge=1, num_plans=1, num_chips=0),
 )
 QUICK = Scale(
     size="host",
@@ -70,7 +70,7 @@ QUICK = Scale(
     settings=_settings(3, 0.1, 2.0),
     num_groups=5,
     rounds=3,
-    chip=ChipScale(num_modules=3, sizes=(2, 3), num_fit=6, num_choose=4, num_judge=4, degrees=(1, 2, 4), num_chips=1),
+    chip=ChipScale(num_modules=3, sizes=(2, 3), num_fit=6, num_choose=4, num_judge=4, num_plans=2, num_chips=1),
 )
 FULL = Scale(
     size="host",
@@ -79,7 +79,13 @@ FULL = Scale(
     num_groups=10,
     rounds=12,
     chip=ChipScale(
-        num_modules=8, sizes=(2, 3, 4, 6), num_fit=12, num_choose=8, num_judge=12, degrees=(1, 2, 4), num_chips=2
+        num_modules=8,
+        sizes=(2, 3, 4, 6),
+        num_fit=12,
+        num_choose=8,
+        num_judge=12,
+        num_plans=6,
+        num_chips=2,
     ),
 )
 GPU = Scale(size="gpu", num_modules=8, settings=_settings(5, 0.1, 2.0), num_groups=4, rounds=5, chip=FULL.chip)
@@ -97,14 +103,14 @@ class Ground:
     """The modules on one backend; each profile is measured when it is first asked for.
 
     Attributes:
-        truth: Groups that ran side by side, once there are any.
+        fits: Forms fitted to groups that ran side by side, by their words, once there are any.
     """
 
     def __init__(self, bench: Bench, scale: Scale) -> None:
         """Makes the model of all modules and finds them in it."""
         self.bench = bench
         self.scale = scale
-        self.truth: Truth | None = None
+        self.fits: dict[str, Fitted] = {}
         self._model, inputs = self.model_of(NAMES[: scale.num_modules])
         self.finding = find_modules(self._model, inputs, include=["branches.*"])
 

@@ -32,8 +32,8 @@ class ChipScale:
     """Groups to choose a form by, of each size."""
     num_judge: int
     """Groups that judge, of each size and set."""
-    degrees: tuple[int, ...]
-    """Data-parallel degrees of surfaces; the middle one is held out."""
+    num_plans: int
+    """Models that every form plans for."""
     num_chips: int
     """Chips that judge surfaces, in the order of ``bench.cost.alone.chip_curves``."""
 

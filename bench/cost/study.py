@@ -13,8 +13,9 @@ from bench.cost.alone.surface import REPEATED, measure_surface, surface_names
 from bench.cost.figures import absent
 from bench.cost.ground import GPU, TINY, Ground, Scale
 from bench.cost.interference.chip_groups import HEAD, simulate_truth
+from bench.cost.interference.chip_plans import chip_plan_names, simulate_plans
 from bench.cost.interference.groups import measure_groups, measured_names
-from bench.cost.interference.judging import group_names, judge_forms
+from bench.cost.interference.judging import fit_forms, group_names, judge_forms
 from bench.cost.interference.plans import measure_plans, plan_names
 from bench.cost.interference.truth import OTHER, SAME
 from bench.gpu.bench import Bench
@@ -57,7 +58,7 @@ class CostStudy:
                 "interference, simulated",
                 "simulated",
                 0.5,
-                group_names(HEAD, (SAME, OTHER), chip.sizes),
+                (*group_names(HEAD, (SAME, OTHER), chip.sizes), *chip_plan_names()),
                 lambda: self._simulate_groups(),
             ),
             StudyPart(
@@ -81,7 +82,10 @@ class CostStudy:
 
     def _simulate_groups(self) -> Iterator[Figure]:
         if self.bench.budget.allows("modules on the simulated chip"):
-            yield from judge_forms(simulate_truth(self.scale.chip), self.scale.chip.sizes)
+            truth = simulate_truth(self.scale.chip)
+            fits = fit_forms(truth)
+            yield from judge_forms(truth, fits, self.scale.chip.sizes)
+            yield from simulate_plans(truth, fits[0], self.scale.chip)
 
     def _run(self, part: StudyPart) -> Iterator[Figure]:
         """Runs one part with a share of the time that is left, and fills in what it did not give."""

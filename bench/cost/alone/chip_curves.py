@@ -31,6 +31,9 @@ CHIPS = {
 }
 """By the head of their figures; the description is of the first."""
 
+DEGREES = (1, 2, 4)
+"""Data-parallel degrees of surfaces; the middle one is held out."""
+
 FEW_QUOTAS = (2, 4, 8, 12)
 """At which descriptions are fitted and judged, and surfaces at the held-out degree."""
 
@@ -62,7 +65,7 @@ def curves_truth(
     fitted, chosen, judging = (works[start : start + count] for start in (0, count, 2 * count))
     quotas = tuple(range(1, chip.num_sms + 1))
     grid = tuple(sorted({max(1, round(tenth / 10 * chip.num_sms)) for tenth in range(1, 11)}))
-    first, held_degree, last = scale.degrees
+    first, held_degree, last = DEGREES
     alone = simulate_alone(chip, (*chosen, *judging), quotas, first)
     far = simulate_alone(chip, (*chosen, *judging), grid, last)
     held = simulate_alone(chip, (*chosen, *judging), FEW_QUOTAS, held_degree)
@@ -75,7 +78,7 @@ def curves_truth(
             AT_QUOTAS: tuple(one for one in alone if one.quota > grid[0] and one.quota not in grid),
             AT_DEGREES: held,
         },
-        shapes=_shapes((*chosen, *judging), scale.degrees, hardware, quotas),
+        shapes=_shapes((*chosen, *judging), DEGREES, hardware, quotas),
         choose=tuple(work.name for work in chosen),
         judge=tuple(work.name for work in judging),
         grid=grid,

@@ -14,15 +14,21 @@ from mosaic.profile import PairSample, Phase
 
 HEAD = "simulated chip: "
 GROUP_QUOTAS = (2, 3, 4, 6, 8, 10, 12)
+ALONE_QUOTAS = (*GROUP_QUOTAS, 16)
+
+
+def drawn_works(scale: ChipScale, seed: int = 0) -> list[Work]:
+    """Returns the modules of all three sets."""
+    return [draw_work(1000 * seed + number) for number in range(3 * scale.num_modules)]
 
 
 def simulate_truth(scale: ChipScale, *, chip: Chip | None = None, seed: int = 0) -> Truth:
     """Runs three sets of modules alone and in groups; only the first is fitted, and the second chooses."""
     chip, dice = chip or Chip(), random.Random(seed)
     count = scale.num_modules
-    works = [draw_work(1000 * seed + number) for number in range(3 * count)]
+    works = drawn_works(scale, seed)
     fitted, chosen, other = (works[start : start + count] for start in (0, count, 2 * count))
-    samples = simulate_alone(chip, works, GROUP_QUOTAS)
+    samples = simulate_alone(chip, works, ALONE_QUOTAS)
     alone_ms = {(sample.module, sample.quota): sample.median_ms for sample in samples}
     by_name = {work.name: work for work in works}
     taken: set[frozenset[tuple[str, int]]] = set()
@@ -69,6 +75,7 @@ def simulate_truth(scale: ChipScale, *, chip: Chip | None = None, seed: int = 0)
         head=HEAD,
         num_slots=chip.num_sms,
         bandwidths=Bandwidths(samples),
+        alone=samples,
         pairs=tuple(sample for group in ran["pairs"] for sample in _pair_samples(group)),
         fit=tuple(ran["fit"]),
         choose=tuple(ran["choose"]),

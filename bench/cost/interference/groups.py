@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from bench.cost.figures import absent
 from bench.cost.ground import Ground
-from bench.cost.interference.judging import group_names, judge_forms, slowdown_name
+from bench.cost.interference.judging import fit_forms, group_names, judge_forms, slowdown_name
 from bench.cost.interference.truth import SAME, Group, Member, Placed, Truth, draw_groups
 from bench.record import Figure
 from mosaic.profile import Phase
@@ -31,14 +31,16 @@ def measured_names(ground: Ground) -> tuple[str, ...]:
 
 
 def measure_groups(ground: Ground) -> Iterator[Figure]:
-    """Runs three sets of groups, and judges every form; leaves what ran in ``ground``."""
+    """Runs three sets of groups, fits and judges every form; leaves the fits in ``ground``."""
     sizes = sizes_on(ground)
     why = f"{ground.num_slots} {ground.unit} and {len(ground.names)} modules in this study"
     yield from absent([slowdown_name("", SAME, size) for size in SIZES if size not in sizes], why)
     if not sizes:
         return
-    ground.truth = measure_truth(ground, sizes)
-    yield from judge_forms(ground.truth, sizes)
+    truth = measure_truth(ground, sizes)
+    fits = fit_forms(truth)
+    ground.fits = fits[0]
+    yield from judge_forms(truth, fits, sizes)
 
 
 def measure_truth(ground: Ground, sizes: Sequence[int]) -> Truth:

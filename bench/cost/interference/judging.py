@@ -43,7 +43,11 @@ def group_names(head: str, sets: Sequence[str], sizes: Sequence[int]) -> tuple[s
     return tuple(found)
 
 
-def fit_forms(truth: Truth) -> tuple[dict[str, Fitted], dict[str, str]]:
+Fits = tuple[dict[str, Fitted], dict[str, str]]
+"""Forms that could be fitted, by their words, and why others have none."""
+
+
+def fit_forms(truth: Truth) -> Fits:
     """Fits every form; returns the fits by their words, and why others have none."""
     fits: dict[str, Fitted] = {}
     reasons: dict[str, str] = {}
@@ -60,9 +64,9 @@ def choose_form(fits: dict[str, Fitted], truth: Truth) -> str:
     return min(fits, key=lambda words: statistics.fmean(fits[words].errors(truth, truth.choose)))
 
 
-def judge_forms(truth: Truth, sizes: Sequence[int]) -> Iterator[Figure]:
-    """Fits, chooses and judges; every error with the number of coefficients behind it."""
-    fits, reasons = fit_forms(truth)
+def judge_forms(truth: Truth, fitted: Fits, sizes: Sequence[int]) -> Iterator[Figure]:
+    """Chooses and judges; every error with the number of coefficients behind it."""
+    fits, reasons = fitted
     chosen = choose_form(fits, truth) if truth.choose else ""
     for of, groups in truth.judge.items():
         for size in (*sizes, ALL_SIZES):

@@ -16,7 +16,6 @@ from bench.cost.figures import absent
 from bench.cost.ground import Ground
 from bench.cost.interference.forms import Fitted
 from bench.cost.interference.groups import SIZES
-from bench.cost.interference.judging import fit_forms
 from bench.cost.models import NAMES
 from bench.record import Figure, median_figure
 from mosaic.cost import CostModel
@@ -59,8 +58,7 @@ def plan_names() -> tuple[str, ...]:
 
 def measure_plans(ground: Ground) -> Iterator[Figure]:
     """Plans models of 2 to 8 modules with every form, and trains them by these plans in turn."""
-    fits = {} if ground.truth is None else fit_forms(ground.truth)[0]
-    by_form = {one.studied.form: one for one in fits.values() if not one.studied.draws}
+    by_form = planned_with(ground.fits)
     modules = len(ground.names)
     for count in (*SIZES, ALL):
         if isinstance(count, int) and count > min(ground.num_slots, modules):
@@ -102,6 +100,11 @@ def _measure(ground: Ground, name: int | str, by_form: Mapping[str, Fitted]) -> 
         mine = shape_of(plans[words])
         ratios = [ours / theirs for ours, theirs in zip(times[mine], times[unaware], strict=True)]
         yield replace(median_figure(step_name(name, form), ratios), labels={"same plan": str(mine == unaware)})
+
+
+def planned_with(fits: Mapping[str, Fitted]) -> dict[str, Fitted]:
+    """Returns the fits that plans are made with, by form."""
+    return {one.studied.form: one for one in fits.values() if one.studied.form in FORM_WORDS and not one.studied.draws}
 
 
 def plan_with_all(ground: Ground, count: int, by_form: Mapping[str, Fitted]) -> dict[str, Plan]:

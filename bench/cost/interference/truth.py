@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from bench.record import Source
 from mosaic.cost import HasBandwidth
-from mosaic.profile import PairSample, Phase
+from mosaic.profile import PairSample, Phase, Sample
 
 SAME, OTHER = "other groups of the fitted modules", "groups of other modules"
 """Sets that judge."""
@@ -51,6 +51,8 @@ class Truth:
     """Of the device."""
     bandwidths: HasBandwidth
     """What every module uses alone."""
+    alone: tuple[Sample, ...] = ()
+    """Modules alone, where plans are made of them."""
     pairs: tuple[PairSample, ...] = ()
     """Fitted modules two by two."""
     fit: tuple[Group, ...]

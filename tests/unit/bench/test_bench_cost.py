@@ -7,6 +7,7 @@ import random
 import pytest
 
 from bench.cost import __main__ as bench_cost
+from bench.cost import simulate
 from bench.cost import study as cost_study
 from bench.cost.alone.chip_curves import FEW_QUOTAS, count_work, described
 from bench.cost.alone.sampling import curves_of
@@ -24,8 +25,9 @@ from bench.cost.chip.machine import Ran
 from bench.cost.chip.spec import Chip
 from bench.cost.chip.work import draw_work
 from bench.cost.ground import TINY, Ground
-from bench.cost.interference import chip_groups
+from bench.cost.interference import chip_groups, chip_plans
 from bench.cost.interference.chip_groups import HEAD, simulate_truth
+from bench.cost.interference.forms import STUDIED, Fitted
 from bench.cost.interference.groups import draw_sets
 from bench.cost.interference.truth import OTHER, SAME
 from bench.cost.simulate import ChipScale, simulate_alone
@@ -37,7 +39,7 @@ from mosaic.backends.host.backend import HostBackend
 from mosaic.microbench import Budget
 from mosaic.profile import Phase, Sample
 
-SMALL = ChipScale(num_modules=2, sizes=(2,), num_fit=1, num_choose=1, num_judge=1, degrees=(1, 2, 4), num_chips=1)
+SMALL = ChipScale(num_modules=2, sizes=(2,), num_fit=1, num_choose=1, num_judge=1, num_plans=1, num_chips=1)
 
 
 def bench_of(num_slots=2, seconds=60.0):
@@ -99,10 +101,36 @@ def test_no_measured_group_is_in_two_sets(num_slots, num_modules):
     assert all(sets)
 
 
-def test_modules_of_the_set_that_judges_are_neither_fitted_nor_chosen_by(monkeypatch):
-    ran = Ran(time_ns=1e4, bytes_per_ns=100.0, from_dram=0.5)
-    monkeypatch.setattr(chip_groups, "run_all", lambda chip, jobs: [(ran,) * len(placed) for placed, _ in jobs])
-    truth = simulate_truth(SMALL)
+def quick_run(chip, jobs):
+    """Stands for the chip: work over slots, and a tenth more for each neighbour."""
+    return [
+        tuple(
+            Ran(time_ns=1e5 / sms * (1 + 0.1 * (len(placed) - 1)), bytes_per_ns=9.0 * sms, from_dram=0.5)
+            for _, sms in placed
+        )
+        for placed, _ in jobs
+    ]
+
+
+@pytest.fixture(scope="module")
+def truth():
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (chip_groups, simulate):
+            patch.setattr(module, "run_all", quick_run)
+        return simulate_truth(SMALL)
+
+
+def test_every_form_that_was_fitted_plans_for_modules_of_the_set_that_judges(truth, monkeypatch):
+    monkeypatch.setattr(chip_plans, "run_all", quick_run)
+    fits = {"unaware": Fitted(studied=STUDIED[0], coefficients={}, num_free=0)}
+    figures = {figure.name: figure for figure in chip_plans.simulate_plans(truth, fits, SMALL)}
+    assert set(figures) == set(chip_plans.chip_plan_names())
+    *forms, in_turn = figures.values()
+    assert {figure.reason for figure in forms} == {"too few groups to fit it"}
+    assert in_turn.value >= 1
+
+
+def test_modules_of_the_set_that_judges_are_neither_fitted_nor_chosen_by(truth):
     fitted, chosen, judging = (
         {member.module for group in of for member in group} for of in (truth.fit, truth.choose, truth.judge[OTHER])
     )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bench.cost.interference.forms import AS_WRITTEN, STUDIED, fit_form
-from bench.cost.interference.judging import ALL_SIZES, CHOSEN, error_name, group_names, judge_forms
+from bench.cost.interference.judging import ALL_SIZES, CHOSEN, error_name, fit_forms, group_names, judge_forms
 from bench.cost.interference.truth import OTHER, SAME, Group, Member, Truth, draw_groups
 from bench.cost.least_squares import damped
 from mosaic.cost import Eq8, FullInterference, Interference, LeveledBandwidth, Leveling, SharedBandwidth, Sharing
@@ -102,7 +102,8 @@ def test_no_group_is_in_two_sets_and_each_has_its_size_and_slots():
 def test_figures_are_named_before_they_are_made_and_tell_the_form_and_its_coefficients():
     truth = truth_of(SharedBandwidth({F: Sharing(pressure=0.3, product=0.7)}, Known()))
     pair = PairSample(module="a", beside="b", phase=F, quota=8, beside_quota=8, times_ms=(1.4,), alone_ms=(1.0,))
-    figures = {figure.name: figure for figure in judge_forms(replace(truth, pairs=(pair,)), (2, 3))}
+    paired = replace(truth, pairs=(pair,))
+    figures = {figure.name: figure for figure in judge_forms(paired, fit_forms(paired), (2, 3))}
     assert set(figures) == set(group_names("made up: ", (SAME, OTHER), (2, 3)))
     chosen = figures[error_name("made up: ", OTHER, ALL_SIZES, CHOSEN)]
     assert chosen.labels["form"].startswith("pairwise")
