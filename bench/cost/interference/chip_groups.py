@@ -15,14 +15,16 @@ from mosaic.profile import PairSample, Phase
 HEAD = "simulated chip: "
 GROUP_QUOTAS = (2, 3, 4, 6, 8, 10, 12)
 ALONE_QUOTAS = (*GROUP_QUOTAS, 16)
+SEED = 18
+"""Of modules and groups; assumed coefficients of ``bench.cost.interference.forms`` were looked at on other seeds."""
 
 
-def drawn_works(scale: ChipScale, seed: int = 0) -> list[Work]:
+def drawn_works(scale: ChipScale, seed: int = SEED) -> list[Work]:
     """Returns the modules of all three sets."""
     return [draw_work(1000 * seed + number) for number in range(3 * scale.num_modules)]
 
 
-def simulate_truth(scale: ChipScale, *, chip: Chip | None = None, seed: int = 0) -> Truth:
+def simulate_truth(scale: ChipScale, *, chip: Chip | None = None, seed: int = SEED) -> Truth:
     """Runs three sets of modules alone and in groups; only the first is fitted, and the second chooses."""
     chip, dice = chip or Chip(), random.Random(seed)
     count = scale.num_modules

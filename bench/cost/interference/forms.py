@@ -39,7 +39,9 @@ class StudiedForm:
     draws: bool = False
     """Whether each fitted module has one more coefficient."""
     made: Made | None = None
-    """Makes coefficients of numbers (and of the names of fitted modules); None where there are none."""
+    """Makes coefficients of numbers (and of the names of fitted modules); None where there are none to fit."""
+    assumed: Callable[[int], Coefficients] | None = None
+    """Coefficients for a device of so many slots where nothing is measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +96,11 @@ def _leveling(values: Vector, modules: Sequence[str]) -> Leveling:
     )
 
 
+def _typical(num_slots: int) -> Leveling:
+    """A third of the slots draw the whole bandwidth."""
+    return Leveling(draw=min(1.0, 3.0 / num_slots))
+
+
 def _eq8(values: Vector, _: Sequence[str]) -> Eq8:
     return Eq8(**dict(zip(("e1", "e2", "e3"), values.tolist(), strict=False)))
 
@@ -107,7 +114,12 @@ _FAR = 1e3
 
 STUDIED = (
     StudiedForm(form="none", words="unaware of neighbours (0 coefficients)"),
-    StudiedForm(form="assumed", words="ours with assumed coefficients (0)"),
+    StudiedForm(form="ours", words="ours with assumed coefficients (0)", assumed=_typical),
+    StudiedForm(
+        form="pairwise",
+        words="pairwise with assumed coefficients (0)",
+        assumed=lambda _: Sharing(pressure=0.5, product=0.5),
+    ),
     StudiedForm(form="measured", words="measured pairs (one a pair)"),
     StudiedForm(
         form="additive",
@@ -146,7 +158,7 @@ STUDIED = (
         form="ours", words="ours with a draw a module (5 + one a module)", draws=True, made=_leveling, **_LEVELED
     ),
 )
-"""Every form of the package's table, and three variants."""
+"""Every form of the package's table, and variants; assumed figures are round ones, seen on other draws of modules."""
 
 
 def fit_form(studied: StudiedForm, truth: Truth) -> Fitted:
@@ -156,10 +168,9 @@ def fit_form(studied: StudiedForm, truth: Truth) -> Fitted:
         ValueError: There are no more members than coefficients; says how many there are.
     """
     phases = tuple(dict.fromkeys(member.phase for group in truth.fit for member in group))
-    if studied.form == "assumed":
-        slot = Leveling(draw=min(1.0, 3.0 / truth.num_slots))
-        ours = StudiedForm(form="ours", words=studied.words)
-        return Fitted(studied=ours, coefficients=dict.fromkeys(Phase, slot), num_free=0)
+    if studied.assumed is not None:
+        assumed = studied.assumed(truth.num_slots)
+        return Fitted(studied=studied, coefficients=dict.fromkeys(Phase, assumed), num_free=0)
     if studied.made is None:
         count = len(truth.pairs) if studied.form == "measured" else 0
         if studied.form == "measured" and not count:

@@ -104,7 +104,11 @@ def _measure(ground: Ground, name: int | str, by_form: Mapping[str, Fitted]) -> 
 
 def planned_with(fits: Mapping[str, Fitted]) -> dict[str, Fitted]:
     """Returns the fits that plans are made with, by form."""
-    return {one.studied.form: one for one in fits.values() if one.studied.form in FORM_WORDS and not one.studied.draws}
+    return {
+        one.studied.form: one
+        for one in fits.values()
+        if one.studied.form in FORM_WORDS and not one.studied.draws and one.studied.assumed is None
+    }
 
 
 def plan_with_all(ground: Ground, count: int, by_form: Mapping[str, Fitted]) -> dict[str, Plan]:
