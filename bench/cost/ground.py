@@ -70,7 +70,7 @@ QUICK = Scale(
     settings=_settings(3, 0.1, 2.0),
     num_groups=5,
     rounds=3,
-    chip=ChipScale(num_modules=3, sizes=(2, 3), num_fit=6, num_choose=4, num_judge=4, num_plans=2, num_chips=1),
+    chip=ChipScale(num_modules=3, sizes=(2, 3), num_fit=6, num_choose=4, num_judge=4, num_plans=1, num_chips=1),
 )
 FULL = Scale(
     size="host",

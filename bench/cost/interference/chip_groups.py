@@ -36,9 +36,15 @@ def simulate_truth(scale: ChipScale, *, chip: Chip | None = None, seed: int = SE
     taken: set[frozenset[tuple[str, int]]] = set()
 
     def draw(of: Sequence[Work], num: int) -> tuple[Placed, ...]:
-        names = [work.name for work in of]
-        given = {"quotas": GROUP_QUOTAS, "num_slots": chip.num_sms, "dice": dice, "taken": taken}
-        return draw_groups(names, sizes=scale.sizes, count=num, **given)
+        return draw_groups(
+            [work.name for work in of],
+            sizes=scale.sizes,
+            count=num,
+            quotas=GROUP_QUOTAS,
+            num_slots=chip.num_sms,
+            dice=dice,
+            taken=taken,
+        )
 
     halves = tuple(
         ((one.name, chip.num_sms // 2), (two.name, chip.num_sms // 2))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -105,11 +105,14 @@ def _eq8(values: Vector, _: Sequence[str]) -> Eq8:
     return Eq8(**dict(zip(("e1", "e2", "e3"), values.tolist(), strict=False)))
 
 
-_LEVELED = {
-    "low": (math.log(1e-3), 0.2, 0.0, 0.0, 0.0),
-    "high": (0.0, 1.5, 1.0, 2.0, 1.0),
-    "starts": tuple((math.log(draw), 0.95, fair, 0.1, 0.8) for draw in (0.08, 0.25) for fair in (0.15, 0.85)),
-}
+_OURS = StudiedForm(
+    form="ours",
+    words="ours (5)",
+    low=(math.log(1e-3), 0.2, 0.0, 0.0, 0.0),
+    high=(0.0, 1.5, 1.0, 2.0, 1.0),
+    starts=tuple((math.log(draw), 0.95, fair, 0.1, 0.8) for draw in (0.08, 0.25) for fair in (0.15, 0.85)),
+    made=_leveling,
+)
 _FAR = 1e3
 
 STUDIED = (
@@ -153,10 +156,8 @@ STUDIED = (
         starts=((0.1, 0.1),),
         made=lambda values, _: Sharing(pressure=float(values[0]), product=float(values[1])),
     ),
-    StudiedForm(form="ours", words="ours (5)", made=_leveling, **_LEVELED),
-    StudiedForm(
-        form="ours", words="ours with a draw a module (5 + one a module)", draws=True, made=_leveling, **_LEVELED
-    ),
+    _OURS,
+    replace(_OURS, words="ours with a draw a module (5 + one a module)", draws=True),
 )
 """Every form of the package's table, and variants; assumed figures are round ones, seen on other draws of modules."""
 
