@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
-from bench.cost.calibration import calibrate, measurements_of
-from bench.cost.counted import CountedBandwidths
-from bench.cost.fitting.fitted import InterferenceFit
+from bench.cost.interference.forms import Fitted
 from bench.cost.models import NAMES, Branches, Size, make_inputs
+from bench.cost.simulate import ChipScale
 from bench.gpu.bench import Bench
 from mosaic.cost import Bandwidths
 from mosaic.cost.analytic import count_module
+from mosaic.cost.counts import ModuleCounts
 from mosaic.engine import find_modules
 from mosaic.hardware import Hardware
 from mosaic.microbench.kernels import half_type
-from mosaic.profile import Profile
+from mosaic.profile import Profile, Sample
 from mosaic.profiler import ProfileSettings, open_counters, profile_modules
 from mosaic.profiler.counting import hardware_of
 from mosaic.profiler.quotas import default_quotas
@@ -35,16 +35,12 @@ class Scale:
     """Modules in all."""
     settings: ProfileSettings
     """How carefully to profile."""
-    num_fit: int
-    """Most groups to fit."""
-    num_held: int
-    """Most groups to judge by, of each number of modules."""
+    num_groups: int
+    """Most groups to measure of each number of modules in each of three sets."""
     rounds: int
     """Rounds in which plans take turns."""
-    seeds: int
-    """Simulated models."""
-    step_slots: int
-    """Quotas that simulated plans may choose are multiples of this."""
+    chip: ChipScale
+    """How much to simulate."""
 
 
 def _settings(repeats: int, seconds: float, foreign_share: float) -> ProfileSettings:
@@ -61,28 +57,38 @@ def _settings(repeats: int, seconds: float, foreign_share: float) -> ProfileSett
 
 
 TINY = Scale(
-    size="tiny", num_modules=3, settings=_settings(2, 0.02, 2.0), num_fit=4, num_held=2, rounds=2, seeds=1, step_slots=8
+    size="tiny",
+    num_modules=3,
+    settings=_settings(2, 0.02, 2.0),
+    num_groups=1,
+    rounds=2,
+    chip=ChipScale(num_modules=1, sizes=(2,), num_fit=1, num_choose=1, num_judge=1, num_plans=1, num_chips=0),
 )
 QUICK = Scale(
-    size="host", num_modules=5, settings=_settings(3, 0.1, 2.0), num_fit=6, num_held=4, rounds=3, seeds=1, step_slots=4
+    size="host",
+    num_modules=6,
+    settings=_settings(3, 0.1, 2.0),
+    num_groups=5,
+    rounds=3,
+    chip=ChipScale(num_modules=3, sizes=(2, 3), num_fit=6, num_choose=4, num_judge=4, num_plans=1, num_chips=1),
 )
 FULL = Scale(
     size="host",
     num_modules=8,
     settings=_settings(9, 0.6, 0.3),
-    num_fit=18,
-    num_held=10,
+    num_groups=10,
     rounds=12,
-    seeds=4,
-    step_slots=2,
+    chip=ChipScale(
+        num_modules=8,
+        sizes=(2, 3, 4, 6),
+        num_fit=12,
+        num_choose=8,
+        num_judge=12,
+        num_plans=6,
+        num_chips=2,
+    ),
 )
-GPU = Scale(
-    size="gpu", num_modules=8, settings=_settings(5, 0.1, 2.0), num_fit=24, num_held=8, rounds=5, seeds=1, step_slots=2
-)
-
-
-Fits = dict[str, InterferenceFit | str]
-"""By form: its coefficients, or why there are none."""
+GPU = Scale(size="gpu", num_modules=8, settings=_settings(5, 0.1, 2.0), num_groups=4, rounds=5, chip=FULL.chip)
 
 
 class NoNetwork:
@@ -97,14 +103,14 @@ class Ground:
     """The modules on one backend; each profile is measured when it is first asked for.
 
     Attributes:
-        fits: Forms fitted to groups, once there are any.
+        fits: Forms fitted to groups that ran side by side, by their words, once there are any.
     """
 
     def __init__(self, bench: Bench, scale: Scale) -> None:
         """Makes the model of all modules and finds them in it."""
         self.bench = bench
         self.scale = scale
-        self.fits: Fits = {}
+        self.fits: dict[str, Fitted] = {}
         self._model, inputs = self.model_of(NAMES[: scale.num_modules])
         self.finding = find_modules(self._model, inputs, include=["branches.*"])
 
@@ -158,24 +164,19 @@ class Ground:
         return self._measure({*self.held_quotas, self.fit_quotas[0], self.fit_quotas[-1]}, (1, HELD_DEGREE))
 
     @cached_property
-    def counts(self) -> CountedBandwidths:
-        """Counted operators, on the device's description calibrated on the fitted profile."""
+    def counts(self) -> dict[str, ModuleCounts]:
+        """Counted operators of every module."""
         kind = self.bench.device.kind
-        counts = {s.name: count_module(s.module, s.args, s.kwargs, target=kind) for s in self.finding.subjects}
-        hardware = self.hardware
-        if hardware is not None:
-            found = measurements_of(self.profile, counts)
-            hardware = calibrate(hardware, found).hardware
-        return CountedBandwidths(counts, self.bench.device, hardware)
+        return {s.name: count_module(s.module, s.args, s.kwargs, target=kind) for s in self.finding.subjects}
 
     @cached_property
     def bandwidths(self) -> Bandwidths:
-        """What modules use alone: read from counters where there are any, else counted."""
+        """What modules use alone: read from counters where there are any, else counted bytes over measured time."""
         counters = open_counters(self.bench.backend)
         if counters is None or counters.missing:
             why = "the host has none" if counters is None else counters.missing
-            self.bench.notes.append(f"bandwidths are counted, not measured: {why}")
-            return Bandwidths([], estimate=self.counts)
+            self.bench.notes.append(f"bandwidths are counted bytes over measured times, not measured: {why}")
+            return Bandwidths(self._counted_samples())
         middle = self.fit_quotas[len(self.fit_quotas) // 2]
         with counters:
             seen = profile_modules(
@@ -187,7 +188,17 @@ class Ground:
                 counters=counters,
                 settings=self.scale.settings,
             )
-        return Bandwidths(seen.samples, estimate=self.counts)
+        return Bandwidths(seen.samples)
+
+    def _counted_samples(self) -> list[Sample]:
+        """Samples with counted bytes over time, as a share of the peak or, without a description, of the fastest."""
+        ran = [s for s in self.profile.samples if s.degree == 1 and s.times_ms and s.median_ms > 0]
+        rates = [self.counts[s.module].phase(s.phase).moved_bytes / s.median_ms / 1e6 for s in ran]
+        peak = self.hardware.memory_gb_per_s if self.hardware is not None else max(rates, default=1.0)
+        return [
+            replace(sample, bandwidth_utilisation=min(1.0, rate / peak))
+            for sample, rate in zip(ran, rates, strict=True)
+        ]
 
     def _measure(self, quotas: Iterable[int], degrees: tuple[int, ...]) -> Profile:
         return profile_modules(

@@ -5,14 +5,10 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
-import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning_cases import sample
 
-from bench.cost.fitting.crowd import Crowds, guesses_of
-from bench.cost.fitting.least_squares import nonnegative
-from bench.cost.fitting.observation import Observation
 from mosaic.cost import (
     Bandwidths,
     Eq8,
@@ -23,7 +19,6 @@ from mosaic.cost import (
     SharedBandwidth,
     Sharing,
 )
-from mosaic.cost.interference.leveling import Demand
 from mosaic.profile import Phase
 
 BOUNDED = settings(max_examples=150, deadline=None, derandomize=True)
@@ -136,46 +131,3 @@ def test_a_form_that_says_it_is_zero_is(data: st.DataObject, shares: list[float]
     form = data.draw(forms(shares))
     if form.is_zero:
         assert extra_ms(form, NAMES[1:]) == 0
-
-
-@given(
-    st.integers(1, 5).flatmap(
-        lambda size: st.lists(
-            st.tuples(*[st.floats(-3, 3, width=32)] * size, st.floats(-3, 3, width=32)), min_size=size, max_size=12
-        )
-    )
-)
-@BOUNDED
-def test_non_negative_least_squares_meets_its_optimality_conditions(rows: list[tuple[float, ...]]) -> None:
-    matrix, values = np.array([row[:-1] for row in rows]), np.array([row[-1] for row in rows])
-    found = nonnegative(matrix, values)
-    gradient = matrix.T @ (values - matrix @ found)
-    scale = np.linalg.norm(matrix, axis=0).clip(1e-9) * max(1.0, np.linalg.norm(values))
-    assert (found >= 0).all()
-    # No coefficient could grow, and those above zero are stationary.
-    assert (gradient / scale <= 1e-6).all()
-    assert (np.abs(gradient / scale)[found > 1e-6] <= 1e-5).all()
-
-
-@given(st.lists(levelings(), min_size=1, max_size=3), SHARES, st.lists(st.integers(1, 4), min_size=8, max_size=8))
-@BOUNDED
-def test_groups_on_arrays_lose_what_they_lose_one_by_one(
-    laws: list[Leveling], shares: list[float], quotas: list[int]
-) -> None:
-    demands = [
-        Demand(module=name, quota=quota, share=share, fixed=0.5)
-        for name, quota, share in zip(NAMES, quotas, shares, strict=True)
-    ]
-    seen = [
-        Observation(group=size, phase=F, demand=demands[0], beside=tuple(demands[1:size]), alone_ms=1.0, extra_ms=0.0)
-        for size in (1, 2, 5, 8)
-    ]
-    guess = guesses_of(
-        {n: np.array([getattr(law, n) for law in laws]) for n in ("capacity", "fairness", "cache", "idle")}
-    )
-    draws = np.array([[*(law.draws.get(name, law.draw) for name in NAMES), law.draw] for law in laws])
-    found = Crowds.of(seen, NAMES).extra_shares(guess, draws)
-    for law, row in zip(laws, found, strict=True):
-        takers = [law.taker(demand) for demand in demands]
-        expected = [law.extra_share(takers[0], takers[1:size]) for size in (1, 2, 5, 8)]
-        np.testing.assert_allclose(row, expected, rtol=1e-3, atol=1e-3)

@@ -1,4 +1,4 @@
-"""Calibration: factors behind made-up times are found, and nothing changes where none tells of other modules."""
+"""Calibration: factors behind made-up times are found on some modules, chosen on others and judged by the rest."""
 
 from __future__ import annotations
 
@@ -6,13 +6,19 @@ import dataclasses
 
 import pytest
 
-from bench.cost.calibration import NOTHING, CountedTime, calibrate, measurements_of
+from bench.cost.alone.calibration import (
+    FREEDOMS,
+    CountedTime,
+    calibrate,
+    calibration_figures,
+    calibration_names,
+    errors,
+)
 from mosaic.cost.counts import ModuleCounts
 from mosaic.cost.roofline import phase_ms
 from mosaic.hardware import Hardware, find_hardware
 from mosaic.profile import Phase
 from tests.analytic_cases import pod_counts
-from tests.planning_cases import profile_of
 
 H100 = find_hardware("h100-80g")
 TRUE = dataclasses.replace(
@@ -21,6 +27,7 @@ TRUE = dataclasses.replace(
     sm_gb_per_s=40.0,
     efficiency=dataclasses.replace(H100.efficiency, matmul=0.55, attention=0.3, memory=0.9),
 )
+DESCRIBED, ONE_SPEED, EVERY = FREEDOMS
 
 
 @pytest.fixture(scope="module")
@@ -28,67 +35,37 @@ def counts() -> dict[str, dict[int, ModuleCounts]]:
     return pod_counts()
 
 
-def made_measurements(counts, hardware: Hardware, noise: float = 0.0, *, whole: bool = False) -> list[CountedTime]:
-    """Times of all modules, degrees and phases; each phase and degree is a module unless they are ``whole``."""
-    found: list[CountedTime] = []
-    for name, by_degree in counts.items():
-        for degree, counted in by_degree.items():
+def times_of(counts, hardware: Hardware, quotas=(1, 4, 16), factor: float = 1.0) -> list[CountedTime]:
+    found = []
+    for by_degree in counts.values():
+        for counted in by_degree.values():
             for phase in Phase:
-                for quota in (1, 4, 16):
-                    operators = counted.phase(phase)
-                    if not operators.operators:
-                        continue
-                    sign = 1 if len(found) % 2 else -1
-                    ms = phase_ms(operators, hardware, quota * hardware.sms_per_slot) * (1 + sign * noise)
-                    module = name if whole else f"{name} {phase} {degree}"
-                    found.append(CountedTime(module=module, counts=operators, quota=quota, measured_ms=ms))
+                operators = counted.phase(phase)
+                for quota in quotas if operators.operators else ():
+                    num_sms = quota * hardware.sms_per_slot
+                    ms = factor * phase_ms(operators, hardware, num_sms)
+                    found.append(CountedTime(counts=operators, num_sms=num_sms, measured_ms=ms))
     return found
 
 
-def test_calibration_finds_the_factors_behind_times_and_leaves_the_others(counts):
-    found = calibrate(H100, made_measurements(counts, TRUE))
-    assert found.error_before > 0.2
-    assert found.error_held_out < 0.01
-    assert found.hardware.efficiency.matmul == pytest.approx(0.55, rel=0.05)
-    assert found.hardware.efficiency.attention == pytest.approx(0.3, rel=0.05)
-    assert found.hardware.launch_us == pytest.approx(2.5, rel=0.05)
-    assert found.hardware.sm_gb_per_s == pytest.approx(40.0, rel=0.05)
-    assert found.hardware.efficiency.conv == H100.efficiency.conv
-    assert found.hardware.efficiency.network == H100.efficiency.network
-    assert "calibrated on" in found.hardware.source
+def test_calibration_finds_the_factors_behind_times_at_other_quotas(counts):
+    found = calibrate(H100, times_of(counts, TRUE), EVERY)
+    assert found.efficiency.matmul == pytest.approx(0.55, rel=0.05)
+    assert found.efficiency.network == H100.efficiency.network
+    assert max(errors(found, times_of(counts, TRUE, quotas=(2, 8)))) < 0.02
+    assert calibrate(H100, times_of(counts, TRUE), DESCRIBED) == H100
 
 
-def test_calibration_stands_noise_and_an_outlier(counts):
-    measurements = made_measurements(counts, TRUE, noise=0.03)
-    measurements[5] = dataclasses.replace(measurements[5], measured_ms=50 * measurements[5].measured_ms)
-    found = calibrate(H100, measurements)
-    assert found.hardware.efficiency.matmul == pytest.approx(0.55, rel=0.15)
-    assert found.error_held_out < found.error_before
+def test_one_speed_moves_everything_alike(counts):
+    found = calibrate(H100, times_of(counts, H100, factor=1.25), ONE_SPEED)
+    assert found.launch_us == pytest.approx(1.25 * H100.launch_us, rel=0.01)
+    assert max(errors(found, times_of(counts, H100, factor=1.25))) < 0.01
 
 
-def test_modules_that_contradict_each_other_or_fit_already_change_nothing(counts):
-    """One module is four times as fast as described, the next four times as slow: no factor tells of a third."""
-    assert calibrate(H100, made_measurements(counts, H100)).error_before == pytest.approx(0.0, abs=1e-9)
-    operators = counts["fusion"][1].forward
-    measurements = [
-        CountedTime(
-            module=module,
-            counts=operators,
-            quota=quota,
-            measured_ms=factor * phase_ms(operators, H100, quota * H100.sms_per_slot),
-        )
-        for module, factor in zip("abcdef", (4.0, 0.25) * 3, strict=True)
-        for quota in (1, 2, 4, 8, 16)
-    ]
-    found = calibrate(H100, measurements)
-    assert (found.freedom, found.hardware) == (NOTHING, H100)
-    assert found.error_held_out == found.error_before
-
-
-def test_a_profile_calibrates_the_modules_that_were_counted_and_too_few_measurements_are_refused(counts):
-    profile = profile_of({"image": lambda degree, quota: 10.0 / quota}, num_slots=16)
-    measurements = measurements_of(profile, {name: of[1] for name, of in counts.items()})
-    assert {(one.module, one.quota) for one in measurements} == {("image", quota) for quota in range(1, 17)}
-    assert calibrate(H100, measurements).error_held_out < 1
-    with pytest.raises(ValueError, match="needs at least 6 measurements, there are 5"):
-        calibrate(H100, measurements[:5])
+def test_the_set_to_choose_by_decides_and_the_last_set_judges(counts):
+    fit, judge = times_of(counts, TRUE), times_of(counts, TRUE, quotas=(2,))
+    *_, chosen = calibration_figures(H100, (fit, times_of(counts, H100, quotas=(8,)), judge), source="simulated")
+    assert chosen.name == calibration_names()[-1]
+    assert chosen.labels["freedom"] == DESCRIBED
+    *_, freest, chosen = calibration_figures(H100, (fit, fit, judge), source="simulated")
+    assert (chosen.labels["freedom"], chosen.value) == (EVERY, freest.value)

@@ -7,21 +7,32 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from types import MappingProxyType
 
 import torch
 
 import mosaic
-from bench.cost.figures import ALL, COUNTS, FORM_WORDS, absent, step_name
+from bench.cost.figures import absent
 from bench.cost.ground import Ground
-from bench.cost.groups import missing_counts
+from bench.cost.interference.forms import Fitted
+from bench.cost.interference.groups import SIZES
 from bench.cost.models import NAMES
 from bench.record import Figure, median_figure
+from mosaic.cost import CostModel
 from mosaic.engine import find_modules
 from mosaic.plan import Plan
 from mosaic.solver import solve
 from mosaic.solver.exact.search import SearchLimits
 from mosaic.solver.options import QuotaGrid
 from mosaic.solver.task import SearchOptions
+
+ALL = "all"
+"""Stands for a model of all modules of the study where they do not fit on the device at once."""
+
+FORM_WORDS: Mapping[str, str] = MappingProxyType(
+    {"none": "interference-unaware", "full": "Eq. 8", "pairwise": "pairwise", "ours": "ours"}
+)
+"""Forms that plans are made with, and what figures call them."""
 
 IN_TURN = "one after the other"
 SEARCH_LIMITS = SearchLimits(seconds=2.0)
@@ -35,35 +46,41 @@ def ms_name(count: int | str, of: str) -> str:
     return f"step of the plan, ms, {count} modules, {of}"
 
 
+def step_name(count: int | str, form: str) -> str:
+    """Names what a form's plan takes, as a multiple of what the unaware plan takes; ``count`` may be ``ALL``."""
+    return f"step of the plan over the unaware one's, {count} modules, {FORM_WORDS[form]}"
+
+
 def plan_names() -> tuple[str, ...]:
     """Returns the names of figures of plans that ran."""
-    return tuple(name for count in (*COUNTS, ALL) for name in _names(count))
+    return tuple(name for count in (*SIZES, ALL) for name in _names(count))
 
 
 def measure_plans(ground: Ground) -> Iterator[Figure]:
     """Plans models of 2 to 8 modules with every form, and trains them by these plans in turn."""
-    missing = missing_counts(ground)
-    for count in (*COUNTS, ALL):
-        if count in missing:
-            yield from absent(_names(count), missing[count])
-        elif count == ALL and len(ground.names) not in missing:
-            yield from absent(_names(count), f"that is the figure of {len(ground.names)} modules: they fit at once")
-        elif not ground.fits:
+    by_form = planned_with(ground.fits)
+    modules = len(ground.names)
+    for count in (*SIZES, ALL):
+        if isinstance(count, int) and count > min(ground.num_slots, modules):
+            yield from absent(_names(count), f"{ground.num_slots} {ground.unit}, {modules} modules in this study")
+        elif count == ALL and modules in SIZES and modules <= ground.num_slots:
+            yield from absent(_names(count), f"that is the figure of {modules} modules: they fit at once")
+        elif not by_form:
             yield from absent(_names(count), "no interference was fitted")
         elif not ground.bench.budget.allows(f"plans of {count} modules"):
             yield from absent(_names(count), "no time was left")
         else:
-            yield from _measure(ground, count)
+            yield from _measure(ground, count, by_form)
 
 
 def _names(count: int | str) -> list[str]:
-    steps = [step_name(count, form) for form in FORM_WORDS]
+    steps = [step_name(count, form) for form in FORM_WORDS if form != "none"]
     return [*steps, *(ms_name(count, of) for of in (*FORM_WORDS.values(), IN_TURN))]
 
 
-def _measure(ground: Ground, name: int | str) -> Iterator[Figure]:
+def _measure(ground: Ground, name: int | str, by_form: Mapping[str, Fitted]) -> Iterator[Figure]:
     count = len(ground.names) if isinstance(name, str) else name
-    plans, reasons = plan_with_all(ground, count)
+    plans = plan_with_all(ground, count, by_form)
     times = _run_in_turn(ground, count, {shape_of(plan): plan for plan in plans.values()})
     unaware = shape_of(plans[FORM_WORDS["none"]])
     for of, plan in plans.items():
@@ -76,15 +93,26 @@ def _measure(ground: Ground, name: int | str) -> Iterator[Figure]:
         yield replace(median_figure(ms_name(name, of), times[shape_of(plan)]), labels=labels)
     for form, words in FORM_WORDS.items():
         if words not in plans:
-            yield from absent([step_name(name, form), ms_name(name, words)], reasons[words])
+            yield from absent([step_name(name, form), ms_name(name, words)], "too few groups to fit it")
+            continue
+        if form == "none":
             continue
         mine = shape_of(plans[words])
         ratios = [ours / theirs for ours, theirs in zip(times[mine], times[unaware], strict=True)]
         yield replace(median_figure(step_name(name, form), ratios), labels={"same plan": str(mine == unaware)})
 
 
-def plan_with_all(ground: Ground, count: int) -> tuple[dict[str, Plan], dict[str, str]]:
-    """Returns the plan of every form and the sequential one by name, and why forms have none."""
+def planned_with(fits: Mapping[str, Fitted]) -> dict[str, Fitted]:
+    """Returns the fits that plans are made with, by form."""
+    return {
+        one.studied.form: one
+        for one in fits.values()
+        if one.studied.form in FORM_WORDS and not one.studied.draws and one.studied.assumed is None
+    }
+
+
+def plan_with_all(ground: Ground, count: int, by_form: Mapping[str, Fitted]) -> dict[str, Plan]:
+    """Returns the plan of every form that was fitted and the sequential one, by name."""
     model, inputs = ground.model_of(NAMES[:count])
     graph = find_modules(model, inputs, include=["branches.*"]).graph
     profile = ground.profile
@@ -99,16 +127,16 @@ def plan_with_all(ground: Ground, count: int) -> tuple[dict[str, Plan], dict[str
     )
     search = SearchOptions(limits=SEARCH_LIMITS, grid=QuotaGrid(step_slots=max(1, ground.num_slots // 8)))
     plans: dict[str, Plan] = {}
-    reasons: dict[str, str] = {}
-    for form, fit in ground.fits.items():
-        if isinstance(fit, str):
-            reasons[FORM_WORDS[form]] = fit
+    for form, words in FORM_WORDS.items():
+        if form not in by_form:
             continue
-        cost = fit.cost(profile, ground.bandwidths)
-        plans[FORM_WORDS[form]] = solve(graph, cost, ground.bench.device, search=search)
+        cost = CostModel.from_profile(
+            profile, interference=form, coefficients=by_form[form].coefficients, estimate=ground.bandwidths
+        )
+        plans[words] = solve(graph, cost, ground.bench.device, search=search)
         if form == "none":
             plans[IN_TURN] = solve(graph, cost, ground.bench.device, method="sequential")
-    return plans, reasons
+    return plans
 
 
 def shape_of(plan: Plan) -> str:
