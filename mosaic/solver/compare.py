@@ -25,6 +25,10 @@ from mosaic.solver.task import SearchOptions
 COMPARED_LAYERS = 12
 """Layers that a module is taken to have where the planners' settings do not say."""
 
+Outcome = Literal["optimal", "feasible", "infeasible", "not found", "refused"]
+"""How it ended: a plan that is proven best of whole modules, or one that is not; proven to have no plan; no plan found,
+which proves nothing; or a problem that the method does not take."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
@@ -36,6 +40,8 @@ class Comparison:
     """What it answers; None where it could not."""
     predicted_ms: float | None = None
     """Predicted time of a step's modules, in milliseconds, by the method's own rule; None where it could not."""
+    status: Outcome
+    """How it ended."""
     reason: str = ""
     """Why it could not; empty where it could."""
     ratio: float | None = None
@@ -58,11 +64,6 @@ class Comparison:
     def is_runnable(self) -> bool:
         """Whether its plan can be run: it keeps modules whole."""
         return self.plan is not None and not self.sliced
-
-    @property
-    def status(self) -> Literal["optimal", "feasible"]:
-        """Whether it was proven that no plan of whole modules on these quotas is predicted faster."""
-        return "feasible" if self.plan is None else self.plan.search.status
 
     @property
     def bound_ms(self) -> float:
@@ -117,9 +118,22 @@ def _attempt(method: str, plan: Callable[[str], Solution]) -> Comparison:
     try:
         found = plan(method)
     except (BackendUnavailableError, InfeasibleError, UndecidedError, ValueError) as error:
-        return Comparison(method=method, reason=str(error), seconds=time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        return Comparison(method=method, status=_outcome_of(error), reason=str(error), seconds=seconds)
     seconds = time.perf_counter() - began
-    return Comparison(method=method, plan=found.plan, predicted_ms=found.predicted_ms, seconds=seconds)
+    return Comparison(
+        method=method,
+        plan=found.plan,
+        status=found.plan.search.status,
+        predicted_ms=found.predicted_ms,
+        seconds=seconds,
+    )
+
+
+def _outcome_of(error: Exception) -> Outcome:
+    if isinstance(error, InfeasibleError):
+        return "infeasible"
+    return "not found" if isinstance(error, UndecidedError) else "refused"
 
 
 def _with_ratios(found: Sequence[Comparison]) -> tuple[Comparison, ...]:
