@@ -17,6 +17,7 @@ from bench import pages
 from bench.gate import tables as gate_tables
 from bench.gpu import tables as gpu_tables
 from bench.record import Study
+from bench.spindle import tables as spindle_tables
 from bench.sweep import tables as sweep_tables
 from mosaic.artifact import load, save, write_text
 from mosaic.demo.record import RunRecord
@@ -133,6 +134,7 @@ TABLES: Mapping[str, Callable[[], str]] = MappingProxyType(
         "methods": pages.methods_table,
         "choices": pages.choices_table,
         **{study: partial(pages.study_table, study, RESULTS) for study in pages.HIGHLIGHTS},
+        "bench_spindle": lambda: spindle_tables.spindle_table(RESULTS),
         "gate_margins": lambda: gate_tables.margins_table(RESULTS),
         "sweep": lambda: sweep_tables.counts_table(RESULTS),
         "sweep_cases": lambda: sweep_tables.cases_table(RESULTS),

@@ -21,8 +21,10 @@ from mosaic.plan import Plan
 from mosaic.profile import Phase
 from mosaic.simulate.step import simulate
 from mosaic.solver import SearchOptions
+from mosaic.solver.compare import COMPARED_LAYERS
 from mosaic.solver.exact.search import SearchLimits
 from mosaic.solver.methods import compared_methods
+from mosaic.solver.planners.draft import PlannerSettings
 from mosaic.solver.runnable import plan_to_run
 
 METHODS = compared_methods()
@@ -120,7 +122,8 @@ def simulated_steps(
     device = cluster.hardware.device()
     if not with_memory:
         device = replace(device, memory_bytes=0)
-    search = SearchOptions(limits=SearchLimits(seconds=seconds), hold_memory=False)
+    planners = PlannerSettings(default_layers=COMPARED_LAYERS)  # Spindle slices between these
+    search = SearchOptions(limits=SearchLimits(seconds=seconds), hold_memory=False, planners=planners)
     found: dict[str, tuple[Plan, float] | str] = {}
     for method in methods:
         try:

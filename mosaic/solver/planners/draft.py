@@ -29,6 +29,9 @@ class PlannerSettings:
     tasks: tuple[tuple[str, ...], ...] = ()
     """Modules of each task, where a model has several; each module is in one. Planners that plan task by task take a
     model without tasks for one, and those that share devices among tasks take each of its modules for one."""
+    layer_bytes: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of a whole batch between two layers of modules, where known; by these, placement keeps slices near those
+    before them."""
     parameters: Mapping[str, str] = field(default_factory=dict)
     """For modules that share their parameters with others, the name of these; placement brings them together."""
     slice_overhead_ms: float = 0.0

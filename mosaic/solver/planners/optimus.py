@@ -3,8 +3,8 @@
 As the Spindle paper (arXiv 2409.03365, section 5.1) describes it, after Optimus (EuroSys 2018): each task starts with
 the fewest devices that it can have, and the next valid increment goes to the largest marginal gain
 (T(n) - T(n')) / (n' - n). A task runs its modules in turn on its devices, each at its best degree there. *Ours*: tasks
-that do not fit side by side are spread over waves, and where no tasks are given (``PlannerSettings.tasks``) each module
-is one, level by level.
+are spread over as many waves as is fastest, and where no tasks are given (``PlannerSettings.tasks``) each module is
+one, level by level.
 """
 
 from __future__ import annotations
@@ -67,17 +67,13 @@ def _ways_of(task: Sequence[str], sheet: Sheet) -> list[Way]:
 
 
 def waves_of_level(tasks: Tasks, num_devices: int) -> list[DraftWave]:
-    """Returns one wave where the tasks fit side by side, else the faster of two ways to make several (ours).
-
-    *Filled*: longest task first, each into the first wave with room, so that long ones share a wave. *Balanced*: as
-    many waves, each task into the one with least work so far.
-    """
-    if sum(ways[0].degree for ways in tasks.values()) <= num_devices:
-        return [by_marginal_gain(tasks, num_devices)]
-    filled = _spread(tasks, num_devices, 0)
+    """Returns the fastest of the ways to put tasks into one wave, into two, and so on to a wave for each (ours)."""
     candidates = [
-        [by_marginal_gain({task: tasks[task] for task in wave}, num_devices) for wave in waves]
-        for waves in (filled, _spread(tasks, num_devices, len(filled)))
+        [
+            by_marginal_gain({task: tasks[task] for task in wave}, num_devices)
+            for wave in _spread(tasks, num_devices, count)
+        ]
+        for count in range(1, len(tasks) + 1)
     ]
     return min(candidates, key=lambda waves: sum(map(_wave_ns, waves)))
 
@@ -110,8 +106,7 @@ def by_marginal_gain(tasks: Tasks, num_devices: int) -> DraftWave:
 
 
 def _spread(tasks: Tasks, num_devices: int, num_waves: int) -> list[list[tuple[str, ...]]]:
-    """Puts each task into the wave with least work that has room; into the first one, where waves are not given."""
-    is_balanced = num_waves > 0
+    """Puts each task, the longest first, into the wave with least work that has room; makes more where none has."""
     waves: list[list[tuple[str, ...]]] = [[] for _ in range(num_waves)]
     for task in sorted(tasks, key=lambda one: -tasks[one][0].latency_ns):
         needs = tasks[task][0].degree
@@ -119,9 +114,7 @@ def _spread(tasks: Tasks, num_devices: int, num_waves: int) -> list[list[tuple[s
         if not room:
             room = [[]]
             waves.append(room[0])
-        if is_balanced:
-            room.sort(key=lambda wave: sum(tasks[o][0].latency_ns * tasks[o][0].degree for o in wave))
-        room[0].append(task)
+        min(room, key=lambda wave: sum(tasks[o][0].latency_ns * tasks[o][0].degree for o in wave)).append(task)
     return [wave for wave in waves if wave]
 
 

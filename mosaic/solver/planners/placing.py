@@ -5,8 +5,9 @@ takes devices of one island (a node) where it can, best those that hold most of 
 producers, each weighed by its bytes; then those that hold parameters it shares; then those with least memory taken.
 Where devices do not hold everything, a job takes the emptiest ones instead, and where that does not help, jobs before
 it are placed anew (backtracking, ``MAX_RETURNS`` times at most). *Ours*: bytes that a graph does not know count as one
-each, all alike; what slices of a module hand on counts as what the module reads or makes, whichever is more; and where
-all that finds nothing, every choice of devices is looked at, within the nodes of ``holding.py``.
+each, all alike; what slices of a module hand on counts, where it is not told, as what the module reads or makes,
+whichever is more; and where all that finds nothing, every choice of devices is looked at, within the nodes of
+``holding.py``.
 
 The cost model has no price for where a module is, so placement changes no predicted time.
 
@@ -109,7 +110,8 @@ class _Placing:
         for edge in graph.edges:
             self._reads[edge.target][edge.source] = edge.num_bytes or 1
             makes[edge.source] = max(makes[edge.source], edge.num_bytes or 1)
-        self._hands_on = {name: max(makes[name], sum(self._reads[name].values())) for name in graph.names}
+        like_its_ends = {name: max(makes[name], sum(self._reads[name].values())) for name in graph.names}
+        self._hands_on = like_its_ends | dict(sheet.settings.layer_bytes)
 
     def place(self, waves: Sequence[DraftWave]) -> Homes | None:
         """Returns devices for all jobs; None where none were found."""

@@ -12,8 +12,9 @@ from mosaic.errors import InvalidPlanError
 from mosaic.profile import ModuleMemory, Profile
 from mosaic.simulate.step import simulate
 from mosaic.solver.exact.search import SearchLimits
-from mosaic.solver.options import all_options
+from mosaic.solver.options import DeploymentOption, all_options
 from mosaic.solver.planners.draft import PlannerSettings, whole_device_widths
+from mosaic.solver.planners.optimus import Way, by_marginal_gain
 from mosaic.solver.planners.spindle import contract
 from mosaic.solver.solve import Solution, find_solution
 from mosaic.solver.task import SearchOptions
@@ -132,16 +133,6 @@ GAINS = {"slow": by_degree(10, 9.9, 9.8), "gains": linear(8)}
         ),
         pytest.param("spindle-optimus", GAINS, 4, {}, [{"slow": 1, "gains": 3}], 2 * 10, id="to the largest gain"),
         pytest.param("distmm", GAINS, 4, {}, [{"slow": 3, "gains": 1}], 2 * 9.8, id="to the slowest"),
-        # 6 ms for three devices more, or 3 ms for one.
-        pytest.param(
-            "spindle-optimus",
-            {"a": lambda d, q: {1: 10.0, 4: 4.0}.get(d, 10.0), "b": by_degree(6, 3, 2.9, 2.8)},
-            5,
-            {},
-            [{"a": 1, "b": 4}],
-            2 * 10,
-            id="gain is counted by device",
-        ),
     ],
 )
 def test_stages_and_degrees_are_those_worked_out_by_hand(
@@ -185,6 +176,20 @@ def test_distmm_says_where_its_plan_is_not_proven_best_of_its_kind(caplog: pytes
     found = find_solution(profile.graph, cost, profile.device, num_devices=3, method="distmm", search=search)
     assert found.plan.search.status == "feasible"
     assert "is not proven best within 0 s" in caplog.text
+
+
+def test_the_largest_gain_of_spindle_optimus_is_that_for_each_device() -> None:
+    def ways(*times_ns: int) -> list[Way]:
+        options = [
+            DeploymentOption(degree=degree, quota=1, forward_ns=time_ns, backward_ns=0)
+            for degree, time_ns in enumerate(times_ns, start=1)
+        ]
+        return [Way(degree=option.degree, options=(option,)) for option in options]
+
+    first, _, _, last = ways(10, 9, 9, 4)  # 6 for three devices more; b has 3 for one
+    wave = by_marginal_gain({("a",): [first, last], ("b",): ways(6, 3)}, 5)
+    assert {job.names: job.degree for job in wave} == {("a",): 1, ("b",): 2}
+    assert {job.degree for job in by_marginal_gain({("a",): [first, last], ("b",): ways(6, 5)}, 5)} == {4, 1}
 
 
 def test_spindle_optimus_gives_tasks_devices_and_runs_their_modules_in_turn() -> None:
