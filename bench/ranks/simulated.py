@@ -21,10 +21,9 @@ from mosaic.plan import Plan
 from mosaic.profile import Phase
 from mosaic.simulate.step import simulate
 from mosaic.solver import SearchOptions
-from mosaic.solver.compare import COMPARED_LAYERS
+from mosaic.solver.compare import COMPARED_PLANNERS
 from mosaic.solver.exact.search import SearchLimits
 from mosaic.solver.methods import compared_methods
-from mosaic.solver.planners.draft import PlannerSettings
 from mosaic.solver.runnable import plan_to_run
 
 METHODS = compared_methods()
@@ -122,8 +121,7 @@ def simulated_steps(
     device = cluster.hardware.device()
     if not with_memory:
         device = replace(device, memory_bytes=0)
-    planners = PlannerSettings(default_layers=COMPARED_LAYERS)  # Spindle slices between these
-    search = SearchOptions(limits=SearchLimits(seconds=seconds), hold_memory=False, planners=planners)
+    search = SearchOptions(limits=SearchLimits(seconds=seconds), hold_memory=False, planners=COMPARED_PLANNERS)
     found: dict[str, tuple[Plan, float] | str] = {}
     for method in methods:
         try:

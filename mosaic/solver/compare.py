@@ -22,8 +22,8 @@ from mosaic.solver.planners.draft import PlannerSettings
 from mosaic.solver.solve import Solution, find_solution
 from mosaic.solver.task import SearchOptions
 
-COMPARED_LAYERS = 12
-"""Layers that a module is taken to have where the planners' settings do not say."""
+COMPARED_PLANNERS = PlannerSettings(default_layers=12)
+"""Where nobody sets the planners: Spindle slices every module between 12 layers."""
 
 Outcome = Literal["optimal", "feasible", "infeasible", "not found", "refused"]
 """How it ended: a plan that is proven best of whole modules, or one that is not; proven to have no plan; no plan found,
@@ -88,7 +88,7 @@ def compare(
         device: What one of the devices is.
         num_devices: How many of them.
         methods: Names from ``METHODS``, each once; by default those that the table says are compared.
-        search: Granularity and limits; modules count as ``COMPARED_LAYERS`` layers where it says nothing of planners.
+        search: Granularity and limits; ``COMPARED_PLANNERS`` where it says nothing of planners.
 
     Returns:
         One entry for each method, in their order.
@@ -104,7 +104,7 @@ def compare(
         raise ValueError(f"methods={tuple(methods)}; name each once, at least one of {', '.join(METHODS)}")
     search = search or SearchOptions()
     if search.planners == PlannerSettings():
-        search = replace(search, planners=PlannerSettings(default_layers=COMPARED_LAYERS))
+        search = replace(search, planners=COMPARED_PLANNERS)
     all_options(graph, cost=cost, device=device, num_devices=num_devices, grid=search.grid)  # what none could do
 
     def plan(method: str) -> Solution:
