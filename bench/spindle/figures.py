@@ -21,9 +21,8 @@ from bench.spindle.steps import (
     steps_of,
     theoretical_ms,
 )
-from bench.spindle.workload import TASKS, Scale, workload
+from bench.spindle.workload import TASKS, Scale, cluster_of, workload
 from mosaic.cost.analytic_cost import AnalyticCost
-from mosaic.hardware import find_cluster
 from mosaic.profile import Phase
 from mosaic.solver.compare import Comparison
 from mosaic.solver.planners.estimator import PiecewiseAlphaBeta, looked_at
@@ -215,7 +214,7 @@ def estimates(scale: Scale) -> Iterator[Figure]:
     Truth is the cost model's time of what was counted there, no fit and no line between degrees: predicted, too.
     """
     made = workload("multitask-clip", ("image_text", "audio_depth"), scale)
-    cost = AnalyticCost(made.counts, find_cluster("a100-80g", max(scale.degrees)))
+    cost = AnalyticCost(made.counts, cluster_of(max(scale.degrees)))
     known = looked_at(scale.degrees)
     errors = []
     for name in made.graph.names:

@@ -34,7 +34,11 @@ from mosaic.models.qwen_val import TASKS as QWEN_TASKS
 from mosaic.solver.planners.draft import PlannerSettings
 
 DEVICE = "a100-80g"
-"""Spindle measured on A800s: A100s with NVLink at 400 GB/s in place of 600."""
+"""Spindle measured on A800s (section 5.1): A100s but for their links."""
+NVLINK_GB_PER_S = 200.0
+"""Of an A800 in one direction; 400 both ways in its data sheet."""
+NODE_GB_PER_S = 50.0
+"""Between nodes: "400 Gbps InfiniBand", which we read as what a node has in all."""
 TASKS: Mapping[str, tuple[str, ...]] = {
     "multitask-clip": tuple(CLIP_TASKS),
     "multitask-ofasys": tuple(OFASYS_TASKS),
@@ -88,8 +92,18 @@ class Workload:
         The device has no limit on memory: the cost model has no tensor parallelism, no sharded optimizer and no
         recomputation, without which QWen-VAL fits on no device.
         """
-        cluster = find_cluster(DEVICE, num_devices)
+        cluster = cluster_of(num_devices)
         return AnalyticCost(self.counts, cluster), replace(cluster.hardware.device(), memory_bytes=0), cluster
+
+
+def cluster_of(num_devices: int) -> Cluster:
+    """Returns nodes like those that Spindle measured on."""
+    found = find_cluster(DEVICE, num_devices)
+    return replace(
+        found,
+        intra_node=replace(found.intra_node, gb_per_s=NVLINK_GB_PER_S),
+        inter_node=replace(found.inter_node, gb_per_s=NODE_GB_PER_S),
+    )
 
 
 def workload(model: str, tasks: Sequence[str], scale: Scale) -> Workload:
