@@ -115,7 +115,7 @@ def _from_zoo(where: str, device: torch.device) -> Workload:
         count = int(batch)
     try:
         model = models.build(name, size, device=device)
-        choice = {"tasks": tasks.split(",")} if tasks else {}
+        choice: dict[str, Any] = {"tasks": tasks.split(",")} if tasks else {}
         sample = models.make_batch(name, size, batch=count, device=device, **choice)
     except ValueError as error:
         raise MosaicError(f"{where!r} is not zoo:NAME-SIZE: {error}") from error
