@@ -23,6 +23,7 @@ from mosaic.plan import Plan
 from mosaic.profile import Phase
 from mosaic.simulate.step import StepModel, simulate
 from mosaic.solver import SearchOptions
+from mosaic.solver.compare import COMPARED_PLANNERS
 from mosaic.solver.exact.search import SearchLimits
 from mosaic.solver.methods import compared_methods
 from mosaic.solver.options import MAX_MS
@@ -100,7 +101,7 @@ def simulated_steps(
     device = cluster.hardware.device()
     if not with_memory:
         device = replace(device, memory_bytes=0)
-    search = SearchOptions(limits=SearchLimits(seconds=seconds), hold_memory=False)
+    search = SearchOptions(limits=SearchLimits(seconds=seconds), hold_memory=False, planners=COMPARED_PLANNERS)
     found: dict[str, tuple[Plan, float] | str] = {}
     for method in methods:
         try:

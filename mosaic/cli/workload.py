@@ -1,4 +1,4 @@
-"""Loading a user's model from ``FILE:FACTORY``, or one of the zoo's from ``zoo:NAME-SIZE``."""
+"""Loading a user's model from ``FILE:FACTORY``, or one of the zoo's from ``zoo:NAME-SIZE[:BATCH[:TASK,TASK]]``."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ def load_workload(where: str, *, device: torch.device | None = None) -> Workload
     """Imports FILE, calls FACTORY and checks what it returns; or builds a model of the zoo.
 
     Args:
-        where: ``FILE:FACTORY``, ``zoo:NAME-SIZE`` or ``zoo:NAME-SIZE:BATCH``, such as ``zoo:qwen3-vl-paper:8``.
+        where: ``FILE:FACTORY``, ``zoo:NAME-SIZE`` or ``zoo:NAME-SIZE:BATCH``, such as ``zoo:qwen3-vl-paper:8``; for a
+            model of several tasks also ``zoo:NAME-SIZE:BATCH:TASK,TASK``, with as many samples of each.
         device: Where a model of the zoo is made, the CPU by default; a factory's is left where it was made.
 
     Raises:
@@ -99,7 +100,8 @@ def load_workload(where: str, *, device: torch.device | None = None) -> Workload
 def _from_zoo(where: str, device: torch.device) -> Workload:
     from mosaic import models
 
-    spec, _, batch = where.removeprefix("zoo:").partition(":")
+    spec, _, rest = where.removeprefix("zoo:").partition(":")
+    batch, _, tasks = rest.partition(":")
     name, _, size = spec.rpartition("-")
     if spec in models.MODELS:
         sizes = ", ".join(models.MODELS[spec].sizes)
@@ -113,9 +115,12 @@ def _from_zoo(where: str, device: torch.device) -> Workload:
         count = int(batch)
     try:
         model = models.build(name, size, device=device)
-        sample = models.make_batch(name, size, batch=count, device=device)
+        choice: dict[str, Any] = {"tasks": tasks.split(",")} if tasks else {}
+        sample = models.make_batch(name, size, batch=count, device=device, **choice)
     except ValueError as error:
         raise MosaicError(f"{where!r} is not zoo:NAME-SIZE: {error}") from error
+    except (KeyError, TypeError) as error:
+        raise MosaicError(f"{where!r}: {name} does not have the tasks {tasks!r} ({error})") from error
     return Workload(model, sample, models.find_model(name).loss)
 
 

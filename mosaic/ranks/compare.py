@@ -22,7 +22,7 @@ from mosaic.backends.base import Backend
 from mosaic.backends.host.backend import HostBackend
 from mosaic.cost import Cost
 from mosaic.engine.finding.find import Finding
-from mosaic.errors import InfeasibleError
+from mosaic.errors import InfeasibleError, UndecidedError
 from mosaic.plan import Plan
 from mosaic.profiler import ProfileSettings, measure_ring
 from mosaic.ranks.choosing.planning import cost_of_ranks, profile_of_all
@@ -183,7 +183,7 @@ def _planned(
     for method in methods:
         try:
             found[method] = plan_to_run(method, finding.graph, cost, backend.device, num_devices=num_ranks)
-        except (InfeasibleError, ValueError) as reason:  # the others may have one
+        except (InfeasibleError, UndecidedError, ValueError) as reason:  # the others may have one
             found[method] = str(reason)
     return found
 

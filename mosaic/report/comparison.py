@@ -36,7 +36,7 @@ def comparison_table(compared: Sequence[Comparison]) -> Table:
 
 def _cells(one: Comparison) -> list[str]:
     if one.predicted_ms is None:
-        return [one.method, "-", "-", "-", "-", f"{one.seconds:.2f}", one.reason]
+        return [one.method, "-", "-", "-", "-", f"{one.seconds:.2f}", f"{one.status}: {one.reason}"]
     return [
         one.method,
         f"{one.predicted_ms:.2f}",
@@ -59,7 +59,7 @@ def _note(one: Comparison) -> str:
 def _caption(compared: Sequence[Comparison]) -> str:
     lines = ["nothing here was measured; modules only, without optimizer and loss"]
     if any(one.method.startswith("distmm") for one in compared):
-        lines.append("distmm is a reconstruction: no code or text of its planner was at hand")
+        lines.append("distmm is a reconstruction: the best plan of whole devices, by our own search")
     if any(one.sliced for one in compared):
         lines.append("slices are cut between equal operators; their number is assumed where not given")
     return "\n".join(lines)

@@ -22,8 +22,12 @@ from mosaic.solver.planners.draft import PlannerSettings
 from mosaic.solver.solve import Solution, find_solution
 from mosaic.solver.task import SearchOptions
 
-COMPARED_LAYERS = 12
-"""Layers that a module is taken to have where the planners' settings do not say."""
+COMPARED_PLANNERS = PlannerSettings(default_layers=12)
+"""Where nobody sets the planners: Spindle slices every module between 12 layers."""
+
+Outcome = Literal["optimal", "feasible", "infeasible", "not found", "refused"]
+"""How it ended: a plan that is proven best of whole modules, or one that is not; proven to have no plan; no plan found,
+which proves nothing; or a problem that the method does not take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +40,8 @@ class Comparison:
     """What it answers; None where it could not."""
     predicted_ms: float | None = None
     """Predicted time of a step's modules, in milliseconds, by the method's own rule; None where it could not."""
+    status: Outcome
+    """How it ended."""
     reason: str = ""
     """Why it could not; empty where it could."""
     ratio: float | None = None
@@ -60,11 +66,6 @@ class Comparison:
         return self.plan is not None and not self.sliced
 
     @property
-    def status(self) -> Literal["optimal", "feasible"]:
-        """Whether it was proven that no plan of whole modules on these quotas is predicted faster."""
-        return "feasible" if self.plan is None else self.plan.search.status
-
-    @property
     def bound_ms(self) -> float:
         """No plan of whole modules is predicted to take less, in milliseconds; 0 where it gives no bound."""
         return 0.0 if self.plan is None else self.plan.search.bound_ms
@@ -87,7 +88,7 @@ def compare(
         device: What one of the devices is.
         num_devices: How many of them.
         methods: Names from ``METHODS``, each once; by default those that the table says are compared.
-        search: Granularity and limits; modules count as ``COMPARED_LAYERS`` layers where it says nothing of planners.
+        search: Granularity and limits; ``COMPARED_PLANNERS`` where it says nothing of planners.
 
     Returns:
         One entry for each method, in their order.
@@ -103,7 +104,7 @@ def compare(
         raise ValueError(f"methods={tuple(methods)}; name each once, at least one of {', '.join(METHODS)}")
     search = search or SearchOptions()
     if search.planners == PlannerSettings():
-        search = replace(search, planners=PlannerSettings(default_layers=COMPARED_LAYERS))
+        search = replace(search, planners=COMPARED_PLANNERS)
     all_options(graph, cost=cost, device=device, num_devices=num_devices, grid=search.grid)  # what none could do
 
     def plan(method: str) -> Solution:
@@ -117,9 +118,22 @@ def _attempt(method: str, plan: Callable[[str], Solution]) -> Comparison:
     try:
         found = plan(method)
     except (BackendUnavailableError, InfeasibleError, UndecidedError, ValueError) as error:
-        return Comparison(method=method, reason=str(error), seconds=time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        return Comparison(method=method, status=_outcome_of(error), reason=str(error), seconds=seconds)
     seconds = time.perf_counter() - began
-    return Comparison(method=method, plan=found.plan, predicted_ms=found.predicted_ms, seconds=seconds)
+    return Comparison(
+        method=method,
+        plan=found.plan,
+        status=found.plan.search.status,
+        predicted_ms=found.predicted_ms,
+        seconds=seconds,
+    )
+
+
+def _outcome_of(error: Exception) -> Outcome:
+    if isinstance(error, InfeasibleError):
+        return "infeasible"
+    return "not found" if isinstance(error, UndecidedError) else "refused"
 
 
 def _with_ratios(found: Sequence[Comparison]) -> tuple[Comparison, ...]:

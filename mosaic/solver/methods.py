@@ -1,7 +1,7 @@
 """The methods of planning, one line each: what the command line, files, comparisons and benchmarks offer.
 
 To add one, write a function from a ``Task`` to what was ``Found`` in a file of its own, or, for a planner that draws
-waves of jobs on whole devices, one from a ``Sheet`` to waves; then name it here.
+waves of jobs on whole devices, one from a ``Sheet`` to drafts of waves; then name it here.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ class Method:
     """Whether it is compared with the others where nobody names methods."""
 
 
-def _planner(name: str, draw: Draw, phrase: str, *, slices: bool = False) -> Method:
-    return Method(name=name, phrase=phrase, find=partial(plan_waves, draw=draw), slices=slices)
+def _planner(name: str, draw: Draw, phrase: str, *, slices: bool = False, is_compared: bool = True) -> Method:
+    find = partial(plan_waves, draw=draw)
+    return Method(name=name, phrase=phrase, find=find, slices=slices, is_compared=is_compared)
 
 
 _ALL = (
@@ -60,11 +61,20 @@ _ALL = (
         is_compared=False,
     ),
     Method(name="sequential", phrase="every module in turn, at its own best degree and quota", find=find_in_turn),
-    _planner("megatron", megatron.draw, "every module in turn, on all devices"),
-    _planner("distmm", distmm.draw, "parallel modules on disjoint whole devices, balanced; a reconstruction"),
-    _planner("distmm-waves", distmm.draw_best, "the same, with every way tried to make waves of a level; ours"),
+    Method(
+        name="megatron",
+        phrase="every module in turn, all at the best one data-parallel degree",
+        find=partial(plan_waves, draw=megatron.draw, draws_all=True),
+    ),
+    Method(
+        name="distmm",
+        phrase="parallel modules on disjoint whole devices, the best such plan that exact finds; a reconstruction",
+        find=distmm.find,
+    ),
+    _planner("distmm-mt", distmm.draw_by_task, "distmm for each task by itself", is_compared=False),
     _planner("spindle", spindle.draw, "modules sliced over waves", slices=True),
-    _planner("spindle-optimus", optimus.draw, "devices to the largest marginal gain"),
+    _planner("spindle-seq", megatron.draw_on_all, "tasks in turn, every module on all devices", is_compared=False),
+    _planner("spindle-optimus", optimus.draw, "devices to the task with the largest marginal gain"),
     Method(name="gahc", phrase="the paper's Algorithm 1", find=find_by_clustering, can_be_stopped=True),
     Method(
         name="exact",

@@ -1,6 +1,7 @@
 """A plan for the engine: by any method, with slots left to communication, and told what its communication takes.
 
-Every method keeps modules whole here. Where a model's layers are placed as modules
+Every method keeps modules whole here, unless the settings of planners say how many layers they have; such a plan can be
+simulated and not run. Where a model's layers are placed as modules
 (``modules=["vision.layers.*", ...]``), chains of equal ones are what Spindle contracts and slices.
 """
 
@@ -68,12 +69,12 @@ def with_communication(plan: Plan, cost: RankedCost) -> Plan:
     """Returns a plan that says which part of its times is communication; the times have it already."""
 
     def told(placed: Placement) -> Placement:
-        found = cost.communication(placed.module, placed.degree, placed.quota)
+        found, share = cost.communication(placed.module, placed.degree, placed.quota), placed.part.share
         return replace(
             placed,
-            route_forward_ms=found.route_forward_ms,
-            route_backward_ms=found.route_backward_ms,
-            reduce_ms=found.reduce_ms,
+            route_forward_ms=share * found.route_forward_ms,
+            route_backward_ms=share * found.route_backward_ms,
+            reduce_ms=share * found.reduce_ms,
         )
 
     stages = tuple(Stage(placements=tuple(map(told, stage.placements))) for stage in plan.stages)

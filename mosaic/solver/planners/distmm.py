@@ -1,83 +1,147 @@
-"""DistMM: parallel modules on disjoint whole devices, so many each that all end at about the same time.
+"""DistMM: parallel modules on disjoint whole devices, each with a number of its own, so that they end together.
 
-DistMM (NSDI 2024) has no public code, and its text was not at hand. From second-hand notes and from Mosaic's
-section 2.2 (Fig. 3b): each module of a set that may run in parallel gets a whole number of devices of its own, chosen
-to balance their times; dependent modules take turns. *Our reconstruction*: the exact integer balance below, levels by
-longest path, what to do with devices left over, several waves where modules do not fit side by side, and
-``distmm-waves``. DistMM-Pipe and its communication-aware placement have no counterpart under this cost model.
+DistMM (Huang et al., NSDI 2024, https://www.usenix.org/conference/nsdi24/presentation/huang) has no public code, and
+its text was not at hand: only the abstract, public notes on its four parts, and Mosaic's section 2.2 (Fig. 3b). So its
+own balancer is not known. It gets the best plan of its stated space, whoever would find it:
+
+* modules that run at the same time have disjoint sets of whole devices, one set each;
+* each has a data-parallel degree of its own, any whole number that the cost model offers (*data load balancer*);
+* modules that depend on each other are in stages after each other; independent ones may share a stage whatever their
+  depth, and take several stages where they are more than the devices or where that is faster;
+* a stage ends when its slowest forward, and in the backward its slowest backward, has ended: the *batch-sync* between
+  the towers and a loss over the whole batch.
+
+That is the space of our exact search with one option a degree, the whole device, so it finds the plan and proves it
+best of its kind where the limits on time allow. Devices that a stage leaves over go to modules that gain from them.
+
+Not here, since the cost model knows data parallelism alone: tensor parallelism of a heavy tower, and DistMM-Pipe, which
+pipelines micro-batches through the layers of a tower on both sides of a batch-sync. ``distmm-mt`` is the extension to
+several tasks that the Spindle paper compares with (its section 5.1): each task by itself, one after the other.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
+import logging
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from dataclasses import replace
 
-from mosaic.solver.options import DeploymentOption
-from mosaic.solver.planners.draft import (
-    Balance,
-    DraftWave,
-    Sheet,
-    Widths,
-    draw_levels,
-    wave_ns,
-    whole_job,
-)
+from mosaic.cost import Cost, NoInterference
+from mosaic.cost.retimed import RetimedCost
+from mosaic.errors import UndecidedError
+from mosaic.graph import ModuleGraph
+from mosaic.profile import Phase
+from mosaic.solver.exact.search import ExactResult, search_exactly
+from mosaic.solver.memory.search import search_within_memory
+from mosaic.solver.planners.draft import DraftWave, Job, Sheet, Widths, whole_job
+from mosaic.solver.planners.waves import as_found, plan_waves, sheet_of
+from mosaic.solver.task import Found, Task
 
-
-def draw(sheet: Sheet) -> list[DraftWave]:
-    """Draws DistMM's waves."""
-    balance_wave = partial(balance, widths=sheet.widths, num_devices=sheet.num_devices)
-    return draw_levels(sheet.graph, lambda level: waves_of_level(level, sheet.widths, sheet.num_devices, balance_wave))
+_log = logging.getLogger(__name__)
 
 
-def draw_best(sheet: Sheet) -> list[DraftWave]:
-    """Draws the waves of ``distmm-waves``: of each level the best, where it is narrow enough to try all (ours)."""
-    balance_wave = partial(balance, widths=sheet.widths, num_devices=sheet.num_devices)
+class _Apart(RetimedCost):
+    """A cost model's times on whole devices, where no module has a neighbour."""
 
-    def waves_of(level: Sequence[str]) -> list[DraftWave]:
-        make = best_waves if len(level) <= sheet.settings.max_partitioned else waves_of_level
-        return make(level, sheet.widths, sheet.num_devices, balance_wave)
+    def __init__(self, base: Cost, widths: Mapping[str, Widths]) -> None:
+        super().__init__(base)
+        self.interference = NoInterference()
+        self._quotas = {(name, option.degree): option.quota for name, own in widths.items() for option in own}
 
-    return draw_levels(sheet.graph, waves_of)
-
-
-def least_that_meets(widths: Widths, target_ns: int) -> DeploymentOption | None:
-    """Returns the option of the lowest degree that takes at most ``target_ns``, or None."""
-    return next((option for option in widths if option.latency_ns <= target_ns), None)
+    def time_ms(self, module: str, phase: Phase, degree: int, quota: int) -> float:
+        """Returns the time at the most slots that the module may have of a device."""
+        return self.base.time_ms(module, phase, degree, self._quotas[module, degree])
 
 
-def balance(names: Sequence[str], widths: Mapping[str, Widths], num_devices: int) -> DraftWave:
-    """Splits the devices among modules so that the slowest is as fast as whole devices allow.
+def find(task: Task) -> Found:
+    """Plans all modules together.
 
-    Exact: the optimum is one of the options' latencies, and one is met if the least degrees that meet it fit. Devices
-    left over go to the slowest module that gains from them without getting slower in a phase; the rest stay idle.
-
-    Args:
-        names: Modules whose lowest degrees fit side by side.
-        widths: Their options.
-        num_devices: Devices to split.
+    Raises:
+        InfeasibleError: No plan of whole devices fits into memory, which is proven.
+        UndecidedError: None was found, and it is not proven that there is none.
     """
-    targets = sorted({option.latency_ns for name in names for option in widths[name]})
+    try:
+        return plan_waves(task, draw)
+    except UndecidedError:  # devices do not hold the fastest: search among those that they hold
+        sheet = sheet_of(task)
+        found = search_within_memory(
+            task.graph,
+            _options(sheet, task.graph),
+            cost=_Apart(sheet.cost, sheet.widths),
+            machine=sheet.machine,
+            limits=sheet.limits,
+        )
+        _warn_unproven(found, sheet)
+        homes = [[devices for _, devices in stage.choices.values()] for stage in found.stages]
+        return as_found(task, _waves(found, sheet), homes)
 
-    def fits(target_ns: int) -> bool:
-        chosen = [least_that_meets(widths[name], target_ns) for name in names]
-        return None not in chosen and sum(option.degree for option in chosen if option) <= num_devices
 
-    first = bisect_left(targets, True, key=fits)
-    assert first < len(targets), "their lowest degrees fit side by side"
-    chosen = {name: option for name in names if (option := least_that_meets(widths[name], targets[first])) is not None}
-    _hand_out_rest(chosen, widths, num_devices)
-    return tuple(whole_job(name, chosen[name]) for name in names)
+def draw(sheet: Sheet) -> Iterator[Sequence[DraftWave]]:
+    """Draws the fastest waves of all modules."""
+    return _drafts([best(sheet, sheet.graph)], sheet)
 
 
-def _hand_out_rest(chosen: dict[str, DeploymentOption], widths: Mapping[str, Widths], num_devices: int) -> None:
+def draw_by_task(sheet: Sheet) -> Iterator[Sequence[DraftWave]]:
+    """Draws ``distmm-mt``: the fastest waves of each task, one task after the other."""
+    tasks = sheet.settings.tasks or (sheet.graph.names,)
+    return _drafts([best(sheet, _of_task(task, sheet.graph)) for task in tasks], sheet)
+
+
+def best(sheet: Sheet, graph: ModuleGraph) -> ExactResult:
+    """Finds the fastest waves of a graph; its record says whether they are proven best of all on whole devices."""
+    machine = replace(sheet.machine, memory_bytes=0)  # each option fits alone, and shares no device
+    cost = _Apart(sheet.cost, sheet.widths)
+    found = search_exactly(graph, _options(sheet, graph), cost=cost, machine=machine, limits=sheet.limits)
+    _warn_unproven(found, sheet)
+    return found
+
+
+def _warn_unproven(found: ExactResult, sheet: Sheet) -> None:
+    """Says by how much DistMM may be better than the plan that it is given."""
+    if found.record.status != "optimal":
+        bound_ms = found.record.bound_ms
+        _log.warning(
+            "DistMM's plan of %d modules is not proven best within %g s: its best may take %.1f %% less",
+            sum(len(stage.choices) for stage in found.stages),
+            sheet.limits.seconds,
+            100 * (1 - bound_ms / found.cost_ms) if found.cost_ms > 0 else 0.0,
+        )
+
+
+def _options(sheet: Sheet, graph: ModuleGraph) -> dict[str, Widths]:
+    """The whole-device options of a graph's modules, each holding all slots."""
+    slots = sheet.machine.num_slots
+    return {name: tuple(replace(option, quota=slots) for option in sheet.widths[name]) for name in graph.names}
+
+
+def _of_task(names: Sequence[str], graph: ModuleGraph) -> ModuleGraph:
+    return ModuleGraph(
+        modules=tuple(module for module in graph.modules if module.name in names),
+        edges=tuple(edge for edge in graph.edges if edge.source in names and edge.target in names),
+    )
+
+
+def _drafts(found: Sequence[ExactResult], sheet: Sheet) -> Iterator[Sequence[DraftWave]]:
+    waves = [wave for one in found for wave in _waves(one, sheet)]
+    yield [_with_rest(wave, sheet) for wave in waves]
+    yield waves
+
+
+def _waves(found: ExactResult, sheet: Sheet) -> list[DraftWave]:
+    def job(name: str, degree: int) -> Job:
+        return whole_job(name, next(option for option in sheet.widths[name] if option.degree == degree))
+
+    return [tuple(job(name, option.degree) for name, (option, _) in one.choices.items()) for one in found.stages]
+
+
+def _with_rest(wave: DraftWave, sheet: Sheet) -> DraftWave:
+    """Gives devices left over to the slowest module that gains from them without getting slower in a phase."""
+    chosen = {job.names[0]: job.options[0] for job in wave}
     while True:
-        idle = num_devices - sum(option.degree for option in chosen.values())
+        idle = sheet.num_devices - sum(option.degree for option in chosen.values())
         for name, now in sorted(chosen.items(), key=lambda item: -item[1].latency_ns):
             better = [
                 option
-                for option in widths[name]
+                for option in sheet.widths[name]
                 if now.degree < option.degree <= now.degree + idle
                 and option.latency_ns < now.latency_ns
                 and option.forward_ns <= now.forward_ns
@@ -87,74 +151,4 @@ def _hand_out_rest(chosen: dict[str, DeploymentOption], widths: Mapping[str, Wid
                 chosen[name] = better[0]
                 break
         else:
-            return
-
-
-def waves_of_level(
-    names: Sequence[str], widths: Mapping[str, Widths], num_devices: int, balance_wave: Balance
-) -> list[DraftWave]:
-    """Returns one wave where the modules fit side by side, else the faster of two ways to make several (ours).
-
-    *Filled*: longest module first, each into the first wave with room, so that long ones share a wave. *Balanced*: as
-    many waves, each module into the one with least work so far.
-    """
-    least = {name: widths[name][0].degree for name in names}
-    if sum(least.values()) <= num_devices:
-        return [balance_wave(names)]
-    longest_first = sorted(names, key=lambda name: -widths[name][0].latency_ns)
-    filled = _spread(longest_first, least, num_devices, {}, 0)
-    work = {name: widths[name][0].latency_ns * least[name] for name in names}
-    balanced = _spread(longest_first, least, num_devices, work, len(filled))
-    candidates = [[balance_wave(wave) for wave in waves] for waves in (filled, balanced)]
-    return min(candidates, key=lambda waves: sum(map(wave_ns, waves)))
-
-
-def _spread(
-    order: Sequence[str], least: Mapping[str, int], num_devices: int, work: Mapping[str, int], num_waves: int
-) -> list[list[str]]:
-    """Puts each module into the wave with least work that has room (the first, where no work is given)."""
-    waves: list[list[str]] = [[] for _ in range(num_waves)]
-    for name in order:
-        room = [wave for wave in waves if sum(least[other] for other in wave) + least[name] <= num_devices]
-        if not room:
-            room = [[]]
-            waves.append(room[0])
-        min(room, key=lambda wave: sum(work.get(other, 0) for other in wave)).append(name)
-    return [wave for wave in waves if wave]
-
-
-def best_waves(
-    names: Sequence[str], widths: Mapping[str, Widths], num_devices: int, balance_wave: Balance
-) -> list[DraftWave]:
-    """Returns the waves of a level with the least predicted time over every way to partition it.
-
-    Dynamic programming over sets of modules (3^n steps): the first module left joins any set that fits side by side.
-    """
-    everything = (1 << len(names)) - 1
-    wave_of: dict[int, DraftWave] = {}
-    for members in range(1, everything + 1):
-        inside = [name for index, name in enumerate(names) if members >> index & 1]
-        if sum(widths[name][0].degree for name in inside) <= num_devices:
-            wave_of[members] = balance_wave(inside)
-    best: dict[int, tuple[int, int]] = {0: (0, 0)}  # modules left -> least time, first wave
-    for left in range(1, everything + 1):
-        best[left] = min(
-            (wave_ns(wave_of[wave]) + best[left ^ wave][0], wave) for wave in _with_the_first(left) if wave in wave_of
-        )
-    waves: list[DraftWave] = []
-    left = everything
-    while left:
-        waves.append(wave_of[best[left][1]])
-        left ^= best[left][1]
-    return waves
-
-
-def _with_the_first(members: int) -> Iterator[int]:
-    """Yields every subset of a bitmask that holds its lowest bit."""
-    lowest = members & -members
-    rest = others = members ^ lowest
-    while True:
-        yield lowest | others
-        if not others:
-            return
-        others = (others - 1) & rest
+            return tuple(whole_job(name, option) for name, option in chosen.items())

@@ -3,16 +3,19 @@
 Spindle (ASPLOS 2025, arXiv 2409.03365), sections 3.1 to 3.4 and appendix B: contraction of chains to MetaOps, levels of
 MetaOps, the continuous optimum of each level, two whole numbers of devices for each MetaOp, wavefront scheduling.
 Placement (section 3.5) is in ``placing``. *Ours*: a module counts as one chain of equal operators, its layers, whose
-number the graph does not know (``PlannerSettings``); degrees that do not pay are dropped; levels are by longest path.
+number the graph does not know (``PlannerSettings``); degrees that do not pay are dropped, since the theorem of section
+3.3 needs times that fall and the paper does not say how it gets there; levels are by longest path.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from mosaic.graph import ModuleGraph, Part
-from mosaic.solver.planners.draft import DraftWave, Job, PlannerSettings, Sheet, Widths, falling, levels
+from mosaic.solver.options import NS_PER_MS
+from mosaic.solver.planners.draft import DraftWave, Job, PlannerSettings, Sheet, Widths, levels
+from mosaic.solver.planners.estimator import PiecewiseAlphaBeta, looked_at
 from mosaic.solver.planners.malleable import MetaOp, continuous_optimum, rounded, two_points
 from mosaic.solver.planners.wavefront import schedule_level
 
@@ -26,13 +29,22 @@ class Chain:
     operators_each: int
     """Operators of each of them."""
     widths: Widths
-    """Options of each of them, by rising degree and falling time."""
+    """Options of each of them, by rising degree."""
 
-    def metaop(self) -> MetaOp:
+    def metaop(self, settings: PlannerSettings) -> MetaOp:
         """Returns how one operator scales: a module's forward and backward over its operators, in nanoseconds."""
+        times = {option.degree: option.latency_ns / self.operators_each for option in self.widths}
+        if settings.estimator == "alpha-beta":
+            known = looked_at(tuple(times))
+            estimate = PiecewiseAlphaBeta(degrees=known, times=tuple(times[degree] for degree in known))
+            times = {degree: estimate.time(degree) for degree in times}
+        falling: dict[int, float] = {}
+        for degree, time in times.items():
+            if not falling or time < min(falling.values()):
+                falling[degree] = time
         return MetaOp(
-            degrees=tuple(option.degree for option in self.widths),
-            times=tuple(option.latency_ns / self.operators_each for option in self.widths),
+            degrees=tuple(falling),
+            times=tuple(falling.values()),
             num_operators=self.operators_each * len(self.modules),
         )
 
@@ -74,20 +86,35 @@ def contract(graph: ModuleGraph, widths: Mapping[str, Widths], settings: Planner
         return Chain(
             modules=tuple(members[first]),
             operators_each=settings.layers(first),
-            widths=falling(widths[first]),
+            widths=widths[first],
         )
 
     return [[chain(first) for first in level] for level in levels(members, waits_for)]
 
 
-def draw(sheet: Sheet) -> list[DraftWave]:
+def draw(sheet: Sheet) -> Iterator[Sequence[DraftWave]]:
     """Draws the waves of every level in turn; the backward pass takes them in reverse."""
     levels_of_chains = contract(sheet.graph, sheet.widths, sheet.settings)
-    return [wave for level in levels_of_chains for wave in _waves_of_level(level, sheet.num_devices, sheet.settings)]
+    yield [wave for level in levels_of_chains for wave in _waves_of_level(level, sheet.num_devices, sheet.settings)]
+
+
+def least_ms(sheet: Sheet) -> float:
+    """Returns the sum of all levels' C*, in milliseconds: what Fig. 11 holds plans against.
+
+    By Theorem 1 no way to share real numbers of devices among real numbers of operators ends a level sooner, at times
+    between degrees as they are interpolated here.
+    """
+    ends_ns = [
+        continuous_optimum(
+            [chain.metaop(sheet.settings) for chain in level], sheet.num_devices, sheet.settings.interpolation
+        )[0]
+        for level in contract(sheet.graph, sheet.widths, sheet.settings)
+    ]
+    return sum(ends_ns) / NS_PER_MS
 
 
 def _waves_of_level(level: Sequence[Chain], num_devices: int, settings: PlannerSettings) -> list[DraftWave]:
-    metaops = [chain.metaop() for chain in level]
+    metaops = [chain.metaop(settings) for chain in level]
     end, devices = continuous_optimum(metaops, num_devices, settings.interpolation)
     tuples = [
         rounded(two_points(metaop, share, end), metaop.num_operators)
@@ -100,7 +127,8 @@ def _waves_of_level(level: Sequence[Chain], num_devices: int, settings: PlannerS
         for piece in wave:
             chain = level[piece.metaop]
             option = next(option for option in chain.widths if option.degree == piece.degree)
-            jobs.append(Job(parts=chain.parts(done[piece.metaop], piece.count), option=option))
+            parts = chain.parts(done[piece.metaop], piece.count)
+            jobs.append(Job(parts=parts, options=(option,) * len(parts)))
             done[piece.metaop] += piece.count
         waves.append(tuple(jobs))
     return waves

@@ -121,7 +121,7 @@ def test_planning_an_instance_loads_neither_torch_nor_ortools(file):
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-@pytest.mark.parametrize("method", ["megatron", "distmm", "distmm-waves", "spindle", "spindle-optimus"])
+@pytest.mark.parametrize("method", ["megatron", "distmm", "distmm-mt", "spindle", "spindle-seq", "spindle-optimus"])
 def test_a_planner_to_compare_with_answers_with_a_plan_that_the_checker_accepts(file, method):
     found = planned(file, "--method", method).search
     assert (found.status, found.bound_ms) == ("feasible", 0.0)

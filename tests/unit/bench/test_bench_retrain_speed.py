@@ -29,7 +29,7 @@ def test_steps_of_both_loops_are_compared_with_saves_and_without():
 
 def test_pieces_of_a_step_are_told_one_by_one():
     figures = [*pieces(calls=1), *on_ranks(lambda rank, size: told(rank, size, calls=1), 2, 60)]
-    assert len({figure.name for figure in figures}) == len(figures) == 7
+    assert len({figure.name for figure in figures}) == len(figures) == 6
     assert all(figure.name.endswith(", us") and figure.value for figure in figures)
 
 

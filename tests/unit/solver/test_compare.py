@@ -78,6 +78,7 @@ def test_a_method_that_cannot_is_listed_with_its_reason_and_the_others_go_on() -
     rows = compared(profile, methods=("megatron", "brute_force"))
     assert rows[0].ratio == 1.0
     assert rows[1].plan is None
+    assert rows[1].status == "refused"
     assert rows[1].predicted_ms is rows[1].ratio is None
     assert (rows[1].num_stages, rows[1].sliced, rows[1].is_runnable, rows[1].bound_ms) == (0, (), False, 0.0)
     assert "brute force takes at most 6" in rows[1].reason
@@ -118,4 +119,6 @@ def test_the_table_says_what_is_proven_and_that_nothing_was_measured() -> None:
 def test_a_plan_with_a_bound_says_how_far_from_the_best_it_can_be() -> None:
     (row,) = compared(small(), methods=("exact",))
     search = replace(row.plan.search, status="feasible", bound_ms=row.predicted_ms / 1.25)
-    assert "at most 25.0% above the best" in printed((replace(row, plan=replace(row.plan, search=search)),), 120)
+    assert "at most 25.0% above the best" in printed(
+        (replace(row, plan=replace(row.plan, search=search), status="feasible"),), 120
+    )

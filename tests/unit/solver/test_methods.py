@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,9 +38,9 @@ def mine(task: Task) -> Found:
     return replace(find_in_turn(task), record=SearchRecord(method=task.method))
 
 
-def narrow(sheet: Sheet) -> list[DraftWave]:
+def narrow(sheet: Sheet) -> Iterator[list[DraftWave]]:
     """What a file with a planner of one's own holds: every module in turn, on as few devices as it can have."""
-    return [(whole_job(name, sheet.widths[name][0]),) for name in sheet.graph.topological_order()]
+    yield [(whole_job(name, sheet.widths[name][0]),) for name in sheet.graph.topological_order()]
 
 
 @pytest.fixture

@@ -1,0 +1,133 @@
+"""What every planner makes of a workload, and what is told from its plan: ratios, use of devices, memory."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from bench.record import Figure, missing_figure, one_line
+from bench.spindle.workload import Workload
+from mosaic.cost.analytic_cost import AnalyticCost
+from mosaic.plan import Placement, Plan
+from mosaic.solver import SearchOptions
+from mosaic.solver.compare import Comparison, compare
+from mosaic.solver.exact.search import SearchLimits
+from mosaic.solver.options import all_options
+from mosaic.solver.planners.draft import PlannerSettings, Sheet, whole_device_widths
+from mosaic.solver.planners.spindle import least_ms
+from mosaic.solver.stage import Machine
+
+METHODS = ("megatron", "distmm-mt", "distmm", "spindle-optimus", "spindle-seq", "spindle", "exact")
+"""Spindle's paper has no ``distmm`` over all tasks and no ``exact``, which is Mosaic."""
+BASE = "megatron"
+"""With which others are compared, as DeepSpeed in the paper, which runs task after task on all devices, too."""
+
+
+def steps_of(
+    workload: Workload,
+    num_devices: int,
+    seconds: float,
+    *,
+    methods: Sequence[str] = METHODS,
+    settings: PlannerSettings | None = None,
+) -> dict[str, Comparison]:
+    """Returns what each method plans; memory limits nobody (see ``Workload.on``).
+
+    Args:
+        workload: What is trained.
+        num_devices: GPUs.
+        seconds: When a search ends.
+        methods: Who plans.
+        settings: For planners, in place of the workload's.
+    """
+    cost, device, _ = workload.on(num_devices)
+    search = SearchOptions(
+        limits=SearchLimits(seconds=seconds), hold_memory=False, planners=settings or workload.settings
+    )
+    found = compare(workload.graph, cost, device, num_devices=num_devices, methods=methods, search=search)
+    return {one.method: one for one in found}
+
+
+def ratio_figure(
+    name: str,
+    over: Comparison,
+    under: Comparison,
+    *,
+    paper: str = "",
+    labels: Mapping[str, str] | None = None,
+) -> Figure:
+    """Returns the quotient of two predicted steps; without a number where there is none of them."""
+    told = dict(labels or {}) | ({"paper": paper} if paper else {})
+    if over.predicted_ms is None or under.predicted_ms is None:
+        return missing_figure(name, one_line(over.reason or under.reason), told, source="predicted")
+    told["status"] = under.status
+    return Figure(name=name, source="predicted", value=over.predicted_ms / under.predicted_ms, labels=told)
+
+
+def theoretical_ms(workload: Workload, num_devices: int) -> float:
+    """Returns Spindle's C*, the sum of its levels' continuous optima, in milliseconds."""
+    cost, device, _ = workload.on(num_devices)
+    options = all_options(workload.graph, cost=cost, device=device, num_devices=num_devices)
+    sheet = Sheet(
+        graph=workload.graph,
+        widths={name: whole_device_widths(own) for name, own in options.items()},
+        cost=cost,
+        machine=Machine(num_devices=num_devices, num_slots=device.num_slots, memory_bytes=0),
+        settings=workload.settings,
+    )
+    return least_ms(sheet)
+
+
+def share_in_use(found: Comparison) -> float:
+    """Returns the share of all devices' time, and of their slots, in which a module has them."""
+    assert found.plan is not None
+    assert found.predicted_ms
+    used = sum(
+        (placed.forward_ms + placed.backward_ms) * placed.degree * placed.quota for placed in found.plan.placements
+    )
+    return used / (found.predicted_ms * found.plan.num_devices * found.plan.device.num_slots)
+
+
+def share_of_sums(found: Comparison, cost: AnalyticCost) -> float:
+    """Returns the share of a step in which nothing but gradients' sums is waited for."""
+    assert found.plan is not None
+    without_ms = sum(
+        stage.forward_ms
+        + max(
+            placed.backward_ms - placed.part.share * cost.communication_ms(placed.module, placed.degree)
+            for placed in stage.placements
+        )
+        for stage in found.plan.stages
+    )
+    return 1 - without_ms / found.plan.predicted_ms
+
+
+def held_gb(plan: Plan, workload: Workload) -> list[float]:
+    """Returns what each device keeps, in 10^9 bytes: each layer's parameters once, and activations of all its tasks."""
+    parameters: list[set[tuple[str, int, int]]] = [set() for _ in range(plan.num_devices)]
+    activations = [0.0] * plan.num_devices
+    resident: dict[str, float] = defaultdict(float)
+    for name, own in workload.counts.items():  # of each of the modules that share them an equal part
+        resident[workload.settings.parameters[name]] += next(iter(own.values())).memory.resident_bytes
+    for placed in plan.placements:
+        shared = workload.settings.parameters[placed.module]
+        layers = {(shared, at, placed.part.total) for at in range(placed.part.first, placed.part.end)}
+        for device in placed.devices:
+            parameters[device] |= layers
+            activations[device] += placed.part.share * _activation_bytes(workload, placed)
+    return [
+        (sum(resident[name] / total for name, _, total in own) + kept) / 1e9
+        for own, kept in zip(parameters, activations, strict=True)
+    ]
+
+
+def _activation_bytes(workload: Workload, placed: Placement) -> float:
+    by_degree = workload.counts[placed.module]
+    counted = max(degree for degree in by_degree if degree <= placed.degree)
+    return by_degree[counted].memory.activation_bytes * counted / placed.degree
+
+
+def in_a_row(settings: PlannerSettings) -> PlannerSettings:
+    """Returns settings under which jobs are placed on consecutive devices: what Spindle's ablation compares with."""
+    return replace(settings, placement="sequential")
