@@ -1,11 +1,15 @@
 """Setting a description's efficiencies from measured times, as PipeWeaver does for SEMU (sections 4.1 and 6.4).
 
-The share of each peak that kernels reach, the fixed time of a kernel and what one SM draws of the memory are chosen so
-that predicted and measured times differ least: the logarithm of their ratio, squared where it is small and as it is
-where it is large, every module with one weight however often it was measured.
+The share of each peak that kernels reach, the host's time for a launch, the GPU's to begin a kernel and what one SM
+draws of the memory are chosen so that predicted and measured times differ least: the logarithm of their ratio, squared
+where it is small and as it is where it is large, every module with one weight however often it was measured.
 
-Six factors fit a few modules and may then be wrong about all others. So how far they may move is chosen by leaving one
-module after the other out, from nothing at all, through one speed for everything, to each kind of operator by
+A launch shows in times only where the host is slower than the GPU, and beginning a kernel only where it is not. Without
+measurements of one kind, such as of small modules on all SMs or of large ones on few, that factor cannot be told: it
+stays as described, and ``Calibrated.untold`` names it.
+
+Seven factors fit a few modules and may then be wrong about all others. So how far they may move is chosen by leaving
+one module after the other out, from nothing at all, through one speed for everything, to each kind of operator by
 itself, held to the description's values less and less. A freer fit has to be better by more than the standard error of
 its gain; where none is, nothing changes.
 
@@ -30,16 +34,18 @@ from mosaic.hardware import Hardware
 from mosaic.profile import Profile
 
 MIN_MEASUREMENTS = 6
-"""With fewer, six factors fit anything and predict nothing."""
+"""With fewer, so many factors fit anything and predict nothing."""
 
-_FACTORS = ("matmul", "attention", "conv", "memory", "launch_us", "sm_gb_per_s")
-_BOUNDS = ((0.005, 2.0), (0.005, 2.0), (0.005, 2.0), (0.005, 2.0), (0.01, 1000.0), (0.1, 10_000.0))
+_FACTORS = ("matmul", "attention", "conv", "memory", "launch_us", "kernel_us", "sm_gb_per_s")
+_BOUNDS = ((0.005, 2.0),) * 4 + ((0.01, 1000.0),) * 2 + ((0.1, 10_000.0),)
 _KINDS = {OperatorKind.MATMUL: 0, OperatorKind.ATTENTION: 1, OperatorKind.CONV: 2}
-_MEMORY, _LAUNCH, _DRAWN = 3, 4, 5
+_MEMORY, _LAUNCH, _KERNEL, _DRAWN = 3, 4, 5, 6
+_MIN_SLOPE = np.array([1e-6, 1e-6, 1e-6, 1e-6, 0.05, 0.05, 1e-6])
+"""How far some time has to follow a factor so that it is told: of both clocks, every time has a little."""
 _OUTLIER = 0.1
 _MAX_FOLDS = 8
 
-_LEVEL = np.array([-1.0, -1.0, -1.0, -1.0, 1.0, 0.0])
+_LEVEL = np.array([-1.0, -1.0, -1.0, -1.0, 1.0, 1.0, 0.0])
 """How factors move together where everything is slower."""
 _LEVEL_SIGMA, _MISFIT = 2.0, 0.2
 """Prior standard deviation of that, and how far a module is off whatever the factors; of logarithms."""
@@ -82,12 +88,15 @@ class Calibrated:
     """Error on modules that a fit of the same freedom did not see; that from before where nothing changed."""
     freedom: str
     """What was allowed to change: ``nothing``, ``one speed for everything``, ``each kind``, ..."""
+    untold: tuple[str, ...] = ()
+    """Factors that no measurement tells anything about; they stay as described."""
 
 
 def calibrate(hardware: Hardware, measurements: Sequence[CountedTime]) -> Calibrated:
-    """Fits efficiencies, launch time and bandwidth of an SM to measured times; peaks are not touched.
+    """Fits efficiencies, both times of a kernel and bandwidth of an SM to measured times; peaks are not touched.
 
-    Launch time and bandwidth of an SM are told apart from the efficiencies only by small kernels and small quotas.
+    Times of a kernel and bandwidth of an SM are told apart from the efficiencies only by small kernels and small
+    quotas, and the host's from the GPU's only by times that either of them paces.
 
     Raises:
         ValueError: There are fewer than six measurements.
@@ -110,6 +119,7 @@ def calibrate(hardware: Hardware, measurements: Sequence[CountedTime]) -> Calibr
         error_before=before,
         error_held_out=held_out,
         freedom=freedom,
+        untold=tuple(name for name, told in zip(_FACTORS, work.told(start), strict=True) if not told),
     )
 
 
@@ -142,6 +152,7 @@ class _Work:
     def __init__(self, hardware: Hardware, measurements: Sequence[CountedTime]) -> None:
         self._measured = np.array([measurement.measured_ms for measurement in measurements])
         self._peak = hardware.memory_gb_per_s
+        self._on_host = hardware.kind == "host"
         self.groups = _groups(measurements)
         sizes = np.bincount(self.groups)
         self._weights = 1.0 / sizes[self.groups]
@@ -159,14 +170,22 @@ class _Work:
         self._owner, self._kind = np.array(owner), np.array(kind)
         self._compute, self._moved = np.array(compute), np.array(moved)
         self._sms, self._calls, self._kernels = np.array(sms), np.array(calls), np.array(kernels)
+        self._each = np.maximum(1.0, 1e3 * self._sum(self._kernels))
+
+    def _sum(self, values: Vector) -> Vector:
+        found: Vector = np.bincount(self._owner, weights=values, minlength=len(self._measured))
+        return found
 
     def ratios(self, factors: Vector) -> Vector:
         """Returns log(predicted / measured) of every measurement; ``factors`` are logarithms."""
         value = np.exp(factors)
         drawn = np.minimum(self._peak, self._sms * value[_DRAWN]) * value[_MEMORY]
         slowest = np.maximum(self._compute / value[self._kind], self._moved / drawn)
-        times = self._calls * slowest + self._kernels * value[_LAUNCH]
-        predicted = np.bincount(self._owner, weights=times, minlength=len(self._measured))
+        device = self._sum(self._calls * slowest + (0.0 if self._on_host else self._kernels * value[_KERNEL]))
+        launch = self._sum(self._kernels * value[_LAUNCH])
+        # As ``roofline.clocks_of``.
+        line = np.maximum(launch + device / self._each, launch / self._each + device)
+        predicted = launch + device if self._on_host else line
         ratios: Vector = np.log(np.maximum(predicted, 1e-9) / self._measured)
         return ratios
 
@@ -181,6 +200,11 @@ class _Work:
         slopes: Vector = np.stack(rows, axis=1)
         return slopes
 
+    def told(self, factors: Vector) -> NDArray[np.bool_]:
+        """Returns which factors some measurement tells of."""
+        enough: NDArray[np.bool_] = np.abs(self.slopes(factors)).max(axis=0) > _MIN_SLOPE
+        return enough
+
     def fit(self, start: Vector, chosen: NDArray[np.intp], sigma: float) -> Vector:
         """Returns the factors that suit the chosen measurements best (Levenberg-Marquardt, reweighted).
 
@@ -190,7 +214,7 @@ class _Work:
             sigma: Prior standard deviation of each factor by itself.
         """
         low, high = np.log(np.array(_BOUNDS)).T
-        moving = np.abs(self.slopes(start)[chosen]).max(axis=0) > 1e-6
+        moving = np.abs(self.slopes(start)[chosen]).max(axis=0) > _MIN_SLOPE
         own = np.where(moving, sigma**2, 0.0)
         spread = np.diag(own) + _LEVEL_SIGMA**2 * np.outer(_LEVEL * moving, _LEVEL * moving)
         pull: Vector = (_MISFIT**2 * np.linalg.pinv(spread, hermitian=True)).astype(np.float64)
@@ -250,17 +274,19 @@ def _choose_freedom(work: _Work, start: Vector) -> tuple[str, float | None, floa
 def _factors(hardware: Hardware) -> Vector:
     reached = hardware.efficiency
     values = (reached.matmul, reached.attention, reached.conv, reached.memory)
-    factors: Vector = np.log(np.array([*values, max(hardware.launch_us, _BOUNDS[_LAUNCH][0]), hardware.sm_gb_per_s]))
+    times = [max(time, _BOUNDS[_LAUNCH][0]) for time in (hardware.launch_us, hardware.kernel_us)]
+    factors: Vector = np.log(np.array([*values, *times, hardware.sm_gb_per_s]))
     return factors
 
 
 def _with_factors(hardware: Hardware, factors: Vector, count: int) -> Hardware:
     low, high = np.array(_BOUNDS).T
-    matmul, attention, conv, memory, launch_us, sm_gb_per_s = map(float, np.clip(np.exp(factors), low, high))
+    matmul, attention, conv, memory, launch_us, kernel_us, sm_gb_per_s = map(float, np.clip(np.exp(factors), low, high))
     return dataclasses.replace(
         hardware,
         source=f"{hardware.source}; efficiencies calibrated on {count} measurements",
         launch_us=launch_us,
+        kernel_us=hardware.kernel_us if hardware.kind == "host" else kernel_us,
         sm_gb_per_s=sm_gb_per_s,
         efficiency=dataclasses.replace(
             hardware.efficiency, matmul=matmul, attention=attention, conv=conv, memory=memory

@@ -15,6 +15,8 @@ from torch.utils import _pytree as pytree
 from mosaic.errors import MosaicError
 from mosaic.user_file import import_file
 
+ZOO = "zoo:"
+"""How the name of a model of the zoo begins."""
 TINY_BATCH = 4
 BATCH = 16
 """Samples of a batch of the zoo's other sizes: the paper's for a single node (section 5.1)."""
@@ -73,7 +75,7 @@ def load_workload(where: str, *, device: torch.device | None = None) -> Workload
         MosaicError: The text is neither, the file, the function or the model is not there, the function fails, or
             it returns something else than (model, sample) or (model, sample, loss).
     """
-    if where.startswith("zoo:"):
+    if where.startswith(ZOO):
         return _from_zoo(where, device or torch.device("cpu"))
     path, colon, name = where.rpartition(":")
     if not colon or not path or not name:
@@ -99,7 +101,7 @@ def load_workload(where: str, *, device: torch.device | None = None) -> Workload
 def _from_zoo(where: str, device: torch.device) -> Workload:
     from mosaic import models
 
-    spec, _, batch = where.removeprefix("zoo:").partition(":")
+    spec, _, batch = where.removeprefix(ZOO).partition(":")
     name, _, size = spec.rpartition("-")
     if spec in models.MODELS:
         sizes = ", ".join(models.MODELS[spec].sizes)

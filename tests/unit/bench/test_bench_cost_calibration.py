@@ -17,7 +17,8 @@ from tests.planning_cases import profile_of
 H100 = find_hardware("h100-80g")
 TRUE = dataclasses.replace(
     H100,
-    launch_us=2.5,
+    launch_us=8.0,
+    kernel_us=3.5,
     sm_gb_per_s=40.0,
     efficiency=dataclasses.replace(H100.efficiency, matmul=0.55, attention=0.3, memory=0.9),
 )
@@ -51,11 +52,35 @@ def test_calibration_finds_the_factors_behind_times_and_leaves_the_others(counts
     assert found.error_held_out < 0.01
     assert found.hardware.efficiency.matmul == pytest.approx(0.55, rel=0.05)
     assert found.hardware.efficiency.attention == pytest.approx(0.3, rel=0.05)
-    assert found.hardware.launch_us == pytest.approx(2.5, rel=0.05)
+    assert found.hardware.launch_us == pytest.approx(8.0, rel=0.05)
+    assert found.hardware.kernel_us == pytest.approx(3.5, rel=0.05)
+    assert found.untold == ("conv",)
     assert found.hardware.sm_gb_per_s == pytest.approx(40.0, rel=0.05)
     assert found.hardware.efficiency.conv == H100.efficiency.conv
     assert found.hardware.efficiency.network == H100.efficiency.network
     assert "calibrated on" in found.hardware.source
+
+
+@pytest.mark.parametrize(
+    ("degree", "quota", "untold"), [(32, 16, "kernel_us"), (1, 1, "launch_us")], ids=["host-bound", "gpu-bound"]
+)
+def test_of_two_clocks_the_one_that_never_paces_is_named_and_stays_as_described(counts, degree, quota, untold):
+    measurements = [
+        CountedTime(
+            module=name,
+            counts=(operators := counts[name][degree].phase(phase)),
+            quota=quota,
+            measured_ms=phase_ms(operators, TRUE, quota * H100.sms_per_slot),
+        )
+        for name in ("image", "audio")
+        for phase in Phase
+        for _ in range(2)
+    ]
+    found = calibrate(H100, measurements)
+    assert untold in found.untold
+    assert getattr(found.hardware, untold) == pytest.approx(getattr(H100, untold))
+    if untold == "kernel_us":
+        assert found.hardware.launch_us == pytest.approx(TRUE.launch_us, rel=0.05)
 
 
 def test_calibration_stands_noise_and_an_outlier(counts):
