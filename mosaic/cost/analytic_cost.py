@@ -17,7 +17,7 @@ from mosaic.profile import Phase
 
 ASSUMED_CONTENTION = (
     "assumed: modules side by side share the memory's bandwidth in proportion to what each draws by its counts, evenly "
-    "over its time; shared caches and one thread that launches for all of them are not predicted"
+    "over its time, and one thread launches for all of them, so that none ends before the last launch"
 )
 """What is taken for neighbours where nothing was measured."""
 
@@ -26,7 +26,8 @@ def assumed_contention(bandwidths: HasBandwidth, hardware: Hardware) -> LeveledB
     """Returns our form without a free coefficient: all of them follow from the description.
 
     What modules get together is the bandwidth that kernels reach alone, a slot draws what its SMs can, everyone is cut
-    in proportion, and nobody's traffic grows.
+    in proportion, and nobody's traffic grows. One thread launches for all of a device, unless they are CUDA graphs
+    (``Hardware.replaying``).
     """
     own = hardware.bandwidth_gb_per_s(hardware.sms_per_slot) / hardware.memory_gb_per_s
     reached = min(1.0, hardware.efficiency.memory)
@@ -132,6 +133,15 @@ class AnalyticCost(TimedBeside):
         counts = known[min(known)].phase(phase)
         traffic_ms = counts.moved_bytes / self.hardware.memory_gb_per_s / 1e6
         return counts.kernels * self.hardware.kernel_us / 1e3 / traffic_ms if traffic_ms > 0 else 0.0
+
+    def launch_ms(self, module: str, phase: Phase) -> float:
+        """Returns the time of one thread to launch a phase's kernels, in milliseconds; hardly any less at a degree.
+
+        0 on the host, whose lanes have threads of their own.
+        """
+        known = self._of(module)
+        kernels = known[min(known)].phase(phase).kernels
+        return kernels * self.hardware.launch_us / 1e3 if self.hardware.kind == "cuda" else 0.0
 
     def clocks(self, module: str, phase: Phase, degree: int, quota: int) -> Clocks:
         """Returns the two clocks of a phase, at a degree that was counted or at the next lower one."""
