@@ -16,8 +16,9 @@ from mosaic.hardware import Cluster, Hardware, Link
 from mosaic.profile import Phase
 
 ASSUMED_CONTENTION = (
-    "assumed: modules side by side share the memory's bandwidth in proportion to what each draws by its counts, evenly "
-    "over its time, and one thread launches for all of them, so that none ends before the last launch"
+    "assumed: modules side by side share the memory's bandwidth in proportion to what each draws by its counts on "
+    "average (bursts that meet are not predicted), and one thread launches for all, so that none ends before the last "
+    "launch"
 )
 """What is taken for neighbours where nothing was measured."""
 
@@ -26,8 +27,9 @@ def assumed_contention(bandwidths: HasBandwidth, hardware: Hardware) -> LeveledB
     """Returns our form without a free coefficient: all of them follow from the description.
 
     What modules get together is the bandwidth that kernels reach alone, a slot draws what its SMs can, everyone is cut
-    in proportion, and nobody's traffic grows. One thread launches for all of a device, unless they are CUDA graphs
-    (``Hardware.replaying``).
+    in proportion, and nobody's traffic grows. Each draws evenly over its time: two modules whose kernels ask for all of
+    the bandwidth for a third of their time each do not disturb each other here, so this is a lower bound. One thread
+    launches for all of a device, unless they are CUDA graphs (``Hardware.replaying``).
     """
     own = hardware.bandwidth_gb_per_s(hardware.sms_per_slot) / hardware.memory_gb_per_s
     reached = min(1.0, hardware.efficiency.memory)
