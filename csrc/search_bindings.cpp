@@ -102,7 +102,7 @@ void bind_problem(py::module_& module) {
     py::class_<Option>(module, "Option", "One way to deploy a module; times in nanoseconds.")
         .def(py::init([](int degree, int quota, Ns forward, Ns backward, std::int64_t memory, double forward_bandwidth,
                          double backward_bandwidth, const std::array<double, 2>& idle,
-                         const std::array<double, 2>& cap) {
+                         const std::array<double, 2>& cap, const std::array<Ns, 2>& launch) {
                  return Option{degree,
                                quota,
                                forward,
@@ -111,11 +111,13 @@ void bind_problem(py::module_& module) {
                                forward_bandwidth,
                                backward_bandwidth,
                                {idle[0], idle[1]},
-                               {cap[0], cap[1]}};
+                               {cap[0], cap[1]},
+                               {launch[0], launch[1]}};
              }),
              py::kw_only(), py::arg("degree"), py::arg("quota"), py::arg("forward_ns"), py::arg("backward_ns"),
              py::arg("memory_bytes") = 0, py::arg("forward_bandwidth") = 0.0, py::arg("backward_bandwidth") = 0.0,
-             py::arg("idle") = std::array<double, 2>{0, 0}, py::arg("cap") = std::array<double, 2>{0, 0});
+             py::arg("idle") = std::array<double, 2>{0, 0}, py::arg("cap") = std::array<double, 2>{0, 0},
+             py::arg("launch_ns") = std::array<Ns, 2>{0, 0});
     py::class_<Module>(module, "Module", "A module's options, and the modules that must be in an earlier stage.")
         .def(py::init([](const std::vector<Option>& options, const std::vector<int>& before) {
                  return make_module(options, before);

@@ -21,6 +21,7 @@ class Option:
         backward_bandwidth: float = 0.0,
         idle: tuple[float, float] = (0.0, 0.0),
         cap: tuple[float, float] = (0.0, 0.0),
+        launch_ns: tuple[int, int] = (0, 0),
     ) -> None: ...
 
 class Module:

@@ -1,7 +1,8 @@
 """Gains of the exact plan on the six models themselves: operators counted on tensors without data, times predicted.
 
 Unlike Table 1's rows (``solver_gains.py``), nothing here is drawn: a model has as many samples as numbers of GPUs.
-Memory is checked stage by stage for all alike, since the other planners know no more.
+Memory is checked stage by stage for all alike, since the other planners know no more. Counted in bfloat16, as GPUs
+train; modules side by side share the memory's bandwidth as ``AnalyticCost`` assumes.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from bench.solver.runs import figure
 from mosaic.cli.counting import count_workload
 from mosaic.cost.analytic_cost import AnalyticCost
 from mosaic.cost.degrees import degrees_to_look_at
+from mosaic.cost.precision import Dtype
 from mosaic.errors import InfeasibleError
 from mosaic.hardware import find_cluster
 from mosaic.models.catalogue import PAPER_MODELS
@@ -22,6 +24,7 @@ from mosaic.solver.compare import compare
 from mosaic.solver.exact.search import SearchLimits
 
 DEVICE = "h100-80g"
+DTYPE: Dtype = "bfloat16"
 
 
 def gains_of_models(
@@ -32,13 +35,13 @@ def gains_of_models(
     for model in models:
         samples: dict[str, list[float]] = {rival: [] for rival in RIVALS}
         reason = ""
-        graph, counts = count_workload(f"zoo:{model}-{size}:{batch}", degrees, kind="cuda")
+        counted = count_workload(f"zoo:{model}-{size}:{batch}", degrees, kind="cuda", dtype=DTYPE)
         for count in num_devices:
             cluster = find_cluster(DEVICE, count)
             try:
                 found = compare(
-                    graph,
-                    AnalyticCost(counts, cluster),
+                    counted.graph,
+                    AnalyticCost(counted.counts, cluster),
                     cluster.hardware.device(),
                     num_devices=count,
                     methods=(*RIVALS, "exact"),
@@ -51,7 +54,7 @@ def gains_of_models(
             for rival in RIVALS:
                 if rival in times and "exact" in times:
                     samples[rival].append(times[rival] / times["exact"])
-        of = f"{model} ({size}, batch {batch}, {len(graph.names)} modules, {DEVICE})"
+        of = f"{model} ({size}, batch {batch}, {counted.dtype}, {len(counted.graph.names)} modules, {DEVICE})"
         for rival in RIVALS:
             yield figure(
                 f"gain of exact over {rival}, {of}, {_these(num_devices)} GPUs, median",

@@ -101,6 +101,7 @@ def cluster_of(num_devices: int) -> Cluster:
     found = find_cluster(DEVICE, num_devices)
     return replace(
         found,
+        nics_per_node=1,
         intra_node=replace(found.intra_node, gb_per_s=NVLINK_GB_PER_S),
         inter_node=replace(found.inter_node, gb_per_s=NODE_GB_PER_S),
     )
@@ -141,8 +142,8 @@ def workload(model: str, tasks: Sequence[str], scale: Scale) -> Workload:
 @cache
 def _counted(model: str, size: str, task: str, scale: Scale) -> tuple[ModuleGraph, Mapping[str, Counts]]:
     """A task by itself."""
-    graph, counts = count_workload(f"zoo:{model}-{size}:{scale.batch}:{task}", scale.degrees, kind="cuda")
-    return graph, counts
+    counted = count_workload(f"zoo:{model}-{size}:{scale.batch}:{task}", scale.degrees, kind="cuda")
+    return counted.graph, counted.counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

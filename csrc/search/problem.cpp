@@ -111,6 +111,7 @@ void check_drawn(const Problem& problem, int phase) {
             if (form == Form::leveled && !is_possible) {
                 refuse(name + " has an option that draws more than its slots can, or nothing all the time");
             }
+            if (option.launch[phase] < 0) refuse(name + " is launched in less than no time");
             drawn.push_back(one);
         }
         std::stable_sort(drawn.begin(), drawn.end(), [](const Drawn& a, const Drawn& b) { return a.quota < b.quota; });

@@ -29,6 +29,8 @@ struct Option {
     // Form::leveled only, by phase: part of its time in which it draws nothing, and the rate that its slots can draw.
     double idle[2] = {0, 0};
     double cap[2] = {0, 0};
+    // Form::leveled only, by phase: what one thread takes to launch its kernels; the same for all options of a module.
+    Ns launch[2] = {0, 0};
 
     Ns latency() const { return forward + backward; }
     int area() const { return degree * quota; }

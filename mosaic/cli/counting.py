@@ -2,62 +2,128 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
-from mosaic.cli.workload import load_workload, moved
-from mosaic.cost.analytic import count_degrees
+from mosaic.cli.workload import ZOO, load_workload, moved
+from mosaic.cost.analytic import CudaAutocast, count_degrees
 from mosaic.cost.communication.traffic import ModuleTraffic
+from mosaic.cost.counts import ModuleCounts, main_dtype
+from mosaic.cost.precision import PRECISIONS, Dtype, usual_dtype
 from mosaic.engine import find_modules
+from mosaic.engine.finding.find import runner_of
 from mosaic.errors import UnsupportedModelError
 from mosaic.graph import ModuleGraph
 from mosaic.profiler import traffic_of
 
+_LOW = torch.bfloat16
+"""What mixed precision casts to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """What the modules of a workload do at each degree."""
+
+    graph: ModuleGraph
+    """The modules."""
+    counts: Mapping[str, Mapping[int, ModuleCounts]]
+    """By module and data-parallel degree."""
+    traffic: Mapping[str, ModuleTraffic]
+    """What each module takes and makes."""
+    unknown: tuple[str, ...]
+    """Modules of which that is not known: their arguments share no leading dimension."""
+    dtype: str
+    """Number format of most of the arithmetic, such as ``bfloat16``."""
+    says: str
+    """Which numbers have it, and who chose it."""
+
 
 def count_workload(
-    model: str, degrees: Sequence[int], *, kind: Literal["cuda", "host"]
-) -> tuple[ModuleGraph, dict[str, Any]]:
-    """Counts as ``count_with_traffic`` does; returns the graph and the counts."""
-    return count_with_traffic(model, degrees, kind=kind)[:2]
-
-
-def count_with_traffic(
-    model: str, degrees: Sequence[int], *, kind: Literal["cuda", "host"]
-) -> tuple[ModuleGraph, dict[str, Any], dict[str, ModuleTraffic], tuple[str, ...]]:
-    """Returns the modules of ``FILE:FACTORY`` and what each does at each degree, as counted on the meta device.
+    model: str, degrees: Sequence[int], *, kind: Literal["cuda", "host"], dtype: Dtype | None = None
+) -> Counted:
+    """Counts the modules of ``FILE:FACTORY`` or of a model of the zoo on the meta device.
 
     Args:
         model: The factory; its model and sample are moved to the meta device, where only shapes are left. A model of
             the zoo is made there.
         degrees: Data-parallel degrees; the batch is divided by each.
         kind: Which kind of device the work is for.
-
-    Returns:
-        The graph; counts by module; what each module takes and makes; and modules of which that is not known, since
-        their arguments share no leading dimension.
+        dtype: Name in ``PRECISIONS``; by default that in which a factory made its model, or for one of the zoo what is
+            usual on the device.
     """
     meta = torch.device("meta")
     workload = load_workload(model, device=meta)
+    if dtype is None and model.startswith(ZOO):
+        dtype = usual_dtype(kind)
+    model_there, sample = _on_meta(workload.model), moved(workload.sample, meta)
+    if dtype is not None:
+        model_there, sample = model_there.float(), _in_float32(sample)
+    low = _LOW if dtype is not None and PRECISIONS[dtype].is_mixed else None
     # Over several ranks, what modules share with others is no obstacle.
-    several = max(degrees) > 1
-    finding = find_modules(_on_meta(workload.model), moved(workload.sample, meta), may_share=several)
-    counts = {
-        subject.name: count_degrees(
-            subject.module, subject.args, subject.kwargs, degrees=tuple(degrees), target=kind, settings=subject.settings
-        )
-        for subject in finding.subjects
-    }
-    traffic, unknown = {}, []
+    run, may_share = _run(model_there, sample, low), max(degrees) > 1
+    finding = find_modules(model_there, run, include=workload.modules, may_share=may_share)
+    counts, traffic, unknown = {}, {}, []
     for subject in finding.subjects:
+        counts[subject.name] = count_degrees(
+            subject.module,
+            subject.args,
+            subject.kwargs,
+            degrees=tuple(degrees),
+            target=kind,
+            settings=subject.settings,
+            autocast=low,
+        )
         try:
-            traffic[subject.name] = traffic_of(subject)
+            traffic[subject.name] = traffic_of(dataclasses.replace(subject, settings=_casting(subject.settings, low)))
         except UnsupportedModelError:
             traffic[subject.name] = ModuleTraffic(parameter_gradients=subject.gradient_bytes)
             unknown.append(subject.name)
-    return finding.graph, counts, traffic, tuple(unknown)
+    most = main_dtype(by_degree[min(by_degree)] for by_degree in counts.values())
+    return Counted(
+        graph=finding.graph,
+        counts=counts,
+        traffic=traffic,
+        unknown=tuple(unknown),
+        dtype=most,
+        says=PRECISIONS[dtype].says if dtype is not None else f"the model's own: {most} in most of its arithmetic",
+    )
+
+
+def _run(model: nn.Module, sample: Any, low: torch.dtype | None) -> Any:
+    """What ``find_modules`` takes: a batch, or a function that runs the model on it under autocast."""
+    if low is None:
+        return sample
+    call = runner_of(model, sample)
+
+    def run() -> Any:
+        with CudaAutocast(low):
+            return call()
+
+    return run
+
+
+def _casting(settings: Callable[[], Any] | None, low: torch.dtype | None) -> Callable[[], Any] | None:
+    """Adds autocast to the settings of a call."""
+    if low is None:
+        return settings
+
+    @contextmanager
+    def both() -> Iterator[None]:
+        with settings() if settings is not None else nullcontext(), CudaAutocast(low):
+            yield
+
+    return both
+
+
+def _in_float32(sample: Any) -> Any:
+    return pytree.tree_map_only(torch.Tensor, lambda t: t.float() if t.is_floating_point() else t, sample)
 
 
 def _on_meta(model: nn.Module) -> nn.Module:

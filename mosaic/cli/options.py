@@ -11,6 +11,7 @@ from rich.console import Console
 from tyro.conf import arg
 
 from mosaic.artifact import to_json, write_text
+from mosaic.cost.precision import PRECISIONS, Dtype
 from mosaic.errors import MosaicError
 from mosaic.solver.methods import describe_methods
 
@@ -42,6 +43,15 @@ Method = Annotated[
     arg(
         metavar="METHOD",
         help=f"Who plans: {describe_methods()}. The plan of one that is named runs as it is.",
+    ),
+]
+DtypeName = Annotated[
+    Dtype | None,
+    arg(
+        help="With --device: the number format to count in; "
+        + "; ".join(f"{one.name}: {one.says}" for one in PRECISIONS.values())
+        + ". By default a factory's model as it was made, and one of the zoo's in bfloat16 for a GPU, in float32 for "
+        "the host."
     ),
 ]
 FolderArgument = Annotated[

@@ -17,6 +17,7 @@ from mosaic.artifact import load, save
 from mosaic.cli.options import (
     DEFAULT_FOREIGN_SHARE,
     BackendName,
+    DtypeName,
     Json,
     MaxForeignShare,
     Method,
@@ -36,8 +37,10 @@ from mosaic.report.table import plan_bars, plan_table
 from mosaic.solver.methods import method_of
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
+    from mosaic.cli.counting import Counted
     from mosaic.cost.analytic_cost import AnalyticCost
-    from mosaic.cost.communication.traffic import ModuleTraffic
     from mosaic.solver import SearchOptions
     from mosaic.solver.instances.instance import Instance
 
@@ -65,6 +68,10 @@ class PlanCommand:
     gpus: int | None = None
     """Devices to plan for: 1 by default, or what the instance says. A profile plans for several where it was taken at
     those degrees."""
+    dtype: DtypeName = None
+    contention: Literal["assumed", "none"] = "assumed"
+    """With --device: whether modules side by side share the memory's bandwidth, in proportion to what each draws by its
+    counts (assumed, not measured), or none disturbs another."""
     backend: BackendName = None
     max_foreign_share: MaxForeignShare = DEFAULT_FOREIGN_SHARE
     method: Method = "auto"
@@ -132,7 +139,7 @@ class PlanCommand:
         from mosaic.solver.reserve import Reserved
 
         console = console_beside(self.json)
-        console.print(plan_table(plan, basis.graph))
+        console.print(basis.titled(plan_table(plan, basis.graph)))
         console.print(plan_bars(plan, console.width))
         for note in (proof_of(plan), *basis.notes):
             console.print(note, highlight=False, markup=False)
@@ -176,8 +183,16 @@ class Basis:
     """How many of them."""
     notes: tuple[str, ...] = ()
     """Remarks about the times, one sentence each."""
+    dtype: str = ""
+    """Number format that was counted in; empty where nothing was counted."""
     instance: Instance | None = None
     """The instance, where it was one."""
+
+    def titled(self, table: Table) -> Table:
+        """Adds the number format to the title of a table of predicted times."""
+        if self.dtype:
+            table.title = f"{table.title}, in {self.dtype}"
+        return table
 
 
 def find_basis(given: PlanCommand) -> Basis:
@@ -193,6 +208,8 @@ def find_basis(given: PlanCommand) -> Basis:
         raise ValueError(f"gpus={given.gpus}; a plan needs at least one device")
     if given.model is not None and given.device is not None:
         return _counted(given.model, given.device, given)
+    if given.dtype is not None and given.device is None:
+        raise MosaicError(f"--dtype {given.dtype} says how operators are counted: give --model and --device, too")
     if given.device is not None:
         raise MosaicError(
             f"--device {given.device} describes a device for a model whose operators are counted, and {given.file} has "
@@ -292,31 +309,39 @@ def _measured(given: PlanCommand) -> Profile:
 
 def _counted(model: str, device: str, given: PlanCommand) -> Basis:
     """Counts a model's operators on tensors without data and predicts their times on a described device."""
-    from mosaic.cli.counting import count_with_traffic
-    from mosaic.cost.analytic_cost import AnalyticCost
+    from mosaic.cli.counting import count_workload
+    from mosaic.cost.analytic_cost import ASSUMED_CONTENTION, AnalyticCost
     from mosaic.cost.degrees import degrees_to_look_at
+    from mosaic.cost.interference.protocol import NoInterference
     from mosaic.hardware import find_cluster
 
     cluster = find_cluster(device, given.gpus)
-    gpus = cluster.num_devices
-    degrees = degrees_to_look_at(gpus)
-    graph, counts, traffic, unknown = count_with_traffic(model, degrees, kind=cluster.hardware.kind)
-    cost = AnalyticCost(counts, cluster)
-    described = cluster.hardware
-    notes = [f"predicted from counted operators for {described.name} ({described.source}); nothing was measured"]
+    described, gpus = cluster.hardware, cluster.num_devices
+    counted = count_workload(model, degrees_to_look_at(gpus), kind=described.kind, dtype=given.dtype)
+    is_free = given.contention == "none"
+    cost = AnalyticCost(counted.counts, cluster, interference=NoInterference() if is_free else None)
+    notes = [
+        f"predicted from counted operators for {described.name} ({described.source}); nothing was measured",
+        f"counted in {counted.dtype}: {counted.says}",
+        "modules side by side are predicted not to disturb each other" if is_free else ASSUMED_CONTENTION,
+    ]
     if cost.uncounted:
         notes.append(f"operators without a known count of work: {', '.join(sorted(cost.uncounted))}")
     basis = Basis(
-        graph=graph, cost=cost, device=cluster.hardware.device(), num_devices=cluster.num_devices, notes=tuple(notes)
+        graph=counted.graph,
+        cost=cost,
+        device=described.device(),
+        num_devices=gpus,
+        notes=tuple(notes),
+        dtype=counted.dtype,
     )
-    return _with_ranks(basis, cost, traffic, unknown, given) if gpus > 1 else basis
+    return _with_ranks(basis, cost, counted, given) if gpus > 1 else basis
 
 
 def _with_ranks(
     basis: Basis,
     cost: AnalyticCost,
-    traffic: dict[str, ModuleTraffic],
-    unknown: tuple[str, ...],
+    counted: Counted,
     given: PlanCommand,
 ) -> Basis:
     """Puts what GPUs tell each other into the times, in place of a sum of gradients that nothing hides."""
@@ -326,10 +351,12 @@ def _with_ranks(
 
     reserved = Reserved.of(basis.device, given.communication_slots)
     sms = CollectiveSms(ctas=reserved.sms, num_sms=cost.hardware.num_sms, reserved_sms=reserved.sms)
-    ranked = RankedCost(cost, traffic, cost.cluster, basis.num_devices, included_ms=cost.communication_ms, sms=sms)
+    ranked = RankedCost(
+        cost, counted.traffic, cost.cluster, basis.num_devices, included_ms=cost.communication_ms, sms=sms
+    )
     notes = basis.notes
-    if unknown:
-        notes += (f"no routing is predicted for {', '.join(unknown)}: no leading dimension is the batch",)
+    if counted.unknown:
+        notes += (f"no routing is predicted for {', '.join(counted.unknown)}: no leading dimension is the batch",)
     return replace(basis, cost=ranked, notes=notes)
 
 
@@ -338,11 +365,11 @@ def _compare(basis: Basis, search: SearchOptions, console: Console) -> None:
     from mosaic.solver.compare import compare
 
     rows = compare(basis.graph, basis.cost, basis.device, num_devices=basis.num_devices, search=search)
-    console.print(comparison_table(rows))
+    console.print(basis.titled(comparison_table(rows)))
 
 
 def _explain(plan: Plan, basis: Basis, search: SearchOptions, console: Console) -> None:
     from mosaic.report.explanation import explanation_table
     from mosaic.solver.explain import explain
 
-    console.print(explanation_table(explain(plan, basis.graph, basis.cost, search=search)))
+    console.print(basis.titled(explanation_table(explain(plan, basis.graph, basis.cost, search=search))))

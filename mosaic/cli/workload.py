@@ -15,6 +15,8 @@ from torch.utils import _pytree as pytree
 from mosaic.errors import MosaicError
 from mosaic.user_file import import_file
 
+ZOO = "zoo:"
+"""How the name of a model of the zoo begins."""
 TINY_BATCH = 4
 BATCH = 16
 """Samples of a batch of the zoo's other sizes: the paper's for a single node (section 5.1)."""
@@ -30,6 +32,8 @@ class Workload:
     """One batch: keywords, positions or a tensor."""
     loss: Callable[[Any], torch.Tensor]
     """From the model's output to a scalar."""
+    modules: tuple[str, ...] | None = None
+    """Names or patterns of the modules to place; None: the finder chooses."""
 
     def call(self) -> Any:
         """Runs the model on the sample."""
@@ -74,7 +78,7 @@ def load_workload(where: str, *, device: torch.device | None = None) -> Workload
         MosaicError: The text is neither, the file, the function or the model is not there, the function fails, or
             it returns something else than (model, sample) or (model, sample, loss).
     """
-    if where.startswith("zoo:"):
+    if where.startswith(ZOO):
         return _from_zoo(where, device or torch.device("cpu"))
     path, colon, name = where.rpartition(":")
     if not colon or not path or not name:
@@ -100,7 +104,7 @@ def load_workload(where: str, *, device: torch.device | None = None) -> Workload
 def _from_zoo(where: str, device: torch.device) -> Workload:
     from mosaic import models
 
-    spec, _, rest = where.removeprefix("zoo:").partition(":")
+    spec, _, rest = where.removeprefix(ZOO).partition(":")
     batch, _, tasks = rest.partition(":")
     name, _, size = spec.rpartition("-")
     if spec in models.MODELS:
@@ -121,7 +125,8 @@ def _from_zoo(where: str, device: torch.device) -> Workload:
         raise MosaicError(f"{where!r} is not zoo:NAME-SIZE: {error}") from error
     except (KeyError, TypeError) as error:
         raise MosaicError(f"{where!r}: {name} does not have the tasks {tasks!r} ({error})") from error
-    return Workload(model, sample, models.find_model(name).loss)
+    found = models.find_model(name)
+    return Workload(model, sample, found.loss, found.modules)
 
 
 def moved(sample: Any, device: torch.device) -> Any:

@@ -8,12 +8,34 @@ from functools import cache
 from mosaic.cost.communication.traffic import gradient_sum
 from mosaic.cost.counts import ModuleCounts
 from mosaic.cost.degrees import between_ms, degrees_between, neighbours
-from mosaic.cost.interference.protocol import Interference, NoInterference
+from mosaic.cost.interference.leveling import LeveledBandwidth, Leveling
+from mosaic.cost.interference.protocol import HasBandwidth, Interference
 from mosaic.cost.protocol import TimedBeside
-from mosaic.cost.roofline import phase_bandwidth, phase_ms
+from mosaic.cost.roofline import Clocks, clocks_of, phase_bandwidth, phase_ms
 from mosaic.errors import InvalidProfileError
 from mosaic.hardware import Cluster, Hardware, Link
 from mosaic.profile import Phase
+
+ASSUMED_CONTENTION = (
+    "assumed: modules side by side share the memory's bandwidth in proportion to what each draws by its counts on "
+    "average (bursts that meet are not predicted), and one thread launches for all, so that none ends before the last "
+    "launch"
+)
+"""What is taken for neighbours where nothing was measured."""
+
+
+def assumed_contention(bandwidths: HasBandwidth, hardware: Hardware) -> LeveledBandwidth:
+    """Returns our form without a free coefficient: all of them follow from the description.
+
+    What modules get together is the bandwidth that kernels reach alone, a slot draws what its SMs can, everyone is cut
+    in proportion, and nobody's traffic grows. Each draws evenly over its time: two modules whose kernels ask for all of
+    the bandwidth for a third of their time each do not disturb each other here, so this is a lower bound. One thread
+    launches for all of a device, unless they are CUDA graphs (``Hardware.replaying``).
+    """
+    own = hardware.bandwidth_gb_per_s(hardware.sms_per_slot) / hardware.memory_gb_per_s
+    reached = min(1.0, hardware.efficiency.memory)
+    level = Leveling(draw=own * reached, capacity=reached, fairness=0.0, cache=0.0)
+    return LeveledBandwidth(dict.fromkeys(Phase, level), bandwidths)
 
 
 class AnalyticCost(TimedBeside):
@@ -25,7 +47,7 @@ class AnalyticCost(TimedBeside):
     Args:
         counts: For each module its counts by data-parallel degree (``count_degrees``).
         cluster: The devices and their links; or one device alone, for degree 1.
-        interference: How neighbours slow each other down; not at all by default.
+        interference: How neighbours slow each other down; by default ``assumed_contention``.
 
     Raises:
         ValueError: A module has no counts, or there is one device and counts of higher degrees.
@@ -50,7 +72,7 @@ class AnalyticCost(TimedBeside):
             cluster = Cluster(hardware=cluster, intra_node=nowhere, inter_node=nowhere)
         self.cluster = cluster
         self.hardware = cluster.hardware
-        self.interference: Interference = interference or NoInterference()
+        self.interference: Interference = interference or assumed_contention(self, self.hardware)
         self._cached_ms = cache(self._phase_ms)
 
     @property
@@ -101,9 +123,33 @@ class AnalyticCost(TimedBeside):
         return memory.resident_bytes + memory.activation_bytes + self.hardware.lane_bytes
 
     def bandwidth(self, module: str, phase: Phase, degree: int, quota: int) -> float:
-        """Returns the share of the memory's bandwidth that a phase draws, 0 to 1: the paper's B(m, a) of Eq. 8."""
-        counts = self._at(module, degree).phase(phase)
+        """Returns the share of the memory's bandwidth that a phase draws, 0 to 1: the paper's B(m, a) of Eq. 8.
+
+        Below the least degree that was counted it is taken from there.
+        """
+        counts = self._at(module, max(degree, min(self._of(module)))).phase(phase)
         return phase_bandwidth(counts, self.hardware, self._sms(quota), network_gb_per_s=self._network(degree))
+
+    def fixed(self, module: str, phase: Phase) -> float:
+        """Returns the time in which kernels begin, as a multiple of what the traffic takes at full bandwidth."""
+        known = self._of(module)
+        counts = known[min(known)].phase(phase)
+        traffic_ms = counts.moved_bytes / self.hardware.memory_gb_per_s / 1e6
+        return counts.kernels * self.hardware.kernel_us / 1e3 / traffic_ms if traffic_ms > 0 else 0.0
+
+    def launch_ms(self, module: str, phase: Phase) -> float:
+        """Returns the time of one thread to launch a phase's kernels, in milliseconds; hardly any less at a degree.
+
+        0 on the host, whose lanes have threads of their own.
+        """
+        known = self._of(module)
+        kernels = known[min(known)].phase(phase).kernels
+        return kernels * self.hardware.launch_us / 1e3 if self.hardware.kind == "cuda" else 0.0
+
+    def clocks(self, module: str, phase: Phase, degree: int, quota: int) -> Clocks:
+        """Returns the two clocks of a phase, at a degree that was counted or at the next lower one."""
+        counts = self._at(module, degree).phase(phase)
+        return clocks_of(counts, self.hardware, self._sms(quota), network_gb_per_s=self._network(degree))
 
     def _phase_ms(self, module: str, phase: Phase, degree: int, quota: int) -> float:
         known = self._of(module)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -166,6 +167,16 @@ class ModuleCounts:
     def phase(self, phase: Phase) -> PhaseCounts:
         """Returns one phase."""
         return self.forward if phase is Phase.FORWARD else self.backward
+
+
+def main_dtype(counts: Iterable[ModuleCounts]) -> str:
+    """Returns the dtype of most of the operations of products and attention; ``none`` where there are none."""
+    flops: Counter[str] = Counter()
+    for one in counts:
+        for operator in (*one.forward.operators, *one.backward.operators):
+            if operator.kind in (OperatorKind.MATMUL, OperatorKind.ATTENTION, OperatorKind.CONV):
+                flops[operator.dtype] += operator.flops * operator.calls
+    return max(flops, key=lambda dtype: flops[dtype], default="none")
 
 
 def merge_equal(operators: Iterable[Operator]) -> tuple[Operator, ...]:

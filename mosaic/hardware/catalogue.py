@@ -1,8 +1,24 @@
 """The one table of devices known by name, each with the source of its figures.
 
 Peaks are the vendor's dense figures (half of those "with sparsity"), bandwidths its memory figures, memory its
-nominal size. Not the vendor's but ours, and what calibration is for: ``launch_us``, ``sm_gb_per_s`` (twice an SM's even
-share, so that half of the SMs draw all of the bandwidth) and the efficiencies.
+nominal size. Not the vendor's, and what calibration is for:
+
+* ``launch_us``: 5, since an eager PyTorch launch takes 4 to 6 us of one core ("From Launch Overhead to CUDA Graph",
+  susun-blog.com/blog/pegainfer-3-cuda-graph: 4 to 6 us for the driver's part alone; 5 to 25 us with Python, dispatcher
+  and autograd at jiahuanglin.xyz/all_lessons/gpu_kernel_serving/18_pytorch_to_kernel.html). Backward is launched from
+  C++, with less around it.
+* ``kernel_us`` and ``graph_kernel_us``: 2.1 and 1.3 us between dependent kernels of an H100, on a stream and in a graph
+  (Hazy Research, "Look Ma, No Bubbles!", hazyresearch.stanford.edu/blog/2025-05-27-no-bubbles); taken for the others.
+* ``graph_launch_us``: a graph's launch takes about 1 ns a node from Ampere on (NVIDIA, "Constant Time Launch for
+  Straight-Line CUDA Graphs", developer.nvidia.com/blog/constant-time-launch-for-straight-line-cuda-graphs-and-other-
+  performance-enhancements); the 2.5 us of a graph itself are left out.
+* ``matmul`` and ``ramp_k`` of Hopper: products of 8192 x 8192 x k in float16 on an H800 (tilelang, benchmark/matmul/
+  README.md): 386, 520, 628, 705, 736, 758, 766 TF at k = 256, 512, ..., 16384. 0.79 k / (k + 270) of 989 TF is within
+  3 % of each. Others get the same time, and so a ``ramp_k`` in proportion to an SM's peak.
+* ``attention``: PyTorch's is FlashAttention-2, with 35 % of an H100's peak (Shah et al. 2024, arXiv 2407.08608,
+  abstract) and 50 to 73 % of an A100's (Dao 2023, arXiv 2307.08691, abstract).
+* ``memory``: 0.8; norms and gates reach 2.6 and 2.8 of 3.35 TB/s on an H100 (pyptx, release 0.1.0).
+* ``sm_gb_per_s``: ours, twice an SM's even share, so that half of the SMs draw all of the bandwidth.
 
 Slots are the driver's: 8 SMs on compute capability 9.0, and 4 on 8.x, the least partition up to CUDA 13.0 (CUDA driver
 API, "cuDevSmResourceSplitByCount"); a newer driver also splits into pairs.
@@ -24,6 +40,10 @@ _CUBLAS_BYTES = 2 * 32 * 2**20
 thread each. Older devices keep 8 MiB."""
 
 
+_HOPPER = Efficiency(matmul=0.79, attention=0.35)
+_AMPERE = Efficiency(attention=0.6)
+
+
 def _even_share(bandwidth: float, num_sms: int) -> float:
     return round(2 * bandwidth / num_sms, 1)
 
@@ -40,8 +60,13 @@ _H100 = Hardware(
     memory_bytes=80 * _GB,
     memory_gb_per_s=3350.0,
     sm_gb_per_s=_even_share(3350.0, 132),
-    launch_us=4.0,
+    launch_us=5.0,
+    kernel_us=2.1,
+    ramp_k=270.0,
+    graph_launch_us=0.001,
+    graph_kernel_us=1.3,
     lane_bytes=_CUBLAS_BYTES,
+    efficiency=_HOPPER,
 )
 _A100 = Hardware(
     name="a100-80g",
@@ -55,8 +80,13 @@ _A100 = Hardware(
     memory_bytes=80 * _GB,
     memory_gb_per_s=2039.0,
     sm_gb_per_s=_even_share(2039.0, 108),
-    launch_us=4.0,
+    launch_us=5.0,
+    kernel_us=2.1,
+    ramp_k=104.0,
+    graph_launch_us=0.001,
+    graph_kernel_us=1.3,
     lane_bytes=2 * 8 * 2**20,
+    efficiency=_AMPERE,
 )
 _H200 = dataclasses.replace(
     _H100,
@@ -84,8 +114,13 @@ _A40 = Hardware(
     memory_bytes=48 * _GB,
     memory_gb_per_s=696.0,
     sm_gb_per_s=_even_share(696.0, 84),
-    launch_us=4.0,
+    launch_us=5.0,
+    kernel_us=2.1,
+    ramp_k=64.0,
+    graph_launch_us=0.001,
+    graph_kernel_us=1.3,
     lane_bytes=2 * 8 * 2**20,
+    efficiency=_AMPERE,
 )
 
 

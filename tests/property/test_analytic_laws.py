@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +14,7 @@ from torch import nn
 from mosaic.cost.analytic import count_module
 from mosaic.cost.analytic_cost import AnalyticCost
 from mosaic.cost.counts import Gemm, MemoryCounts, ModuleCounts, Operator, OperatorKind, PhaseCounts
-from mosaic.cost.roofline import operator_ms, phase_bandwidth, phase_ms, wave_factor
+from mosaic.cost.roofline import clocks_of, line_ms, operator_ms, phase_bandwidth, phase_ms, wave_factor
 from mosaic.hardware import Hardware, find_cluster, find_hardware
 from mosaic.profile import Phase
 
@@ -53,7 +55,9 @@ def test_more_sms_never_take_longer(operator: Operator, hardware: Hardware, data
 @given(operators(), HARDWARE)
 def test_no_time_is_below_its_launches_or_below_the_peaks(operator: Operator, hardware: Hardware):
     time_ms = operator_ms(operator, hardware, hardware.num_sms)
-    assert time_ms >= operator.kernels * hardware.launch_us / 1e3
+    assert time_ms >= operator.kernels * hardware.kernel_us / 1e3
+    phase = PhaseCounts(operators=(operator,))
+    assert phase_ms(phase, hardware, hardware.num_sms) >= operator.calls * operator.kernels * hardware.launch_us / 1e3
     assert time_ms * (1 + 1e-9) >= operator.moved_bytes / (hardware.memory_gb_per_s * hardware.efficiency.memory) / 1e6
 
 
@@ -69,10 +73,38 @@ def test_bandwidth_is_between_zero_and_one(phase: PhaseCounts, hardware: Hardwar
 
 
 @given(PHASES, PHASES, HARDWARE)
-def test_times_add_up(first: PhaseCounts, second: PhaseCounts, hardware: Hardware):
+def test_two_phases_take_no_longer_together_than_one_after_the_other(
+    first: PhaseCounts, second: PhaseCounts, hardware: Hardware
+):
     both = PhaseCounts(operators=first.operators + second.operators)
-    parts = phase_ms(first, hardware, 1) + phase_ms(second, hardware, 1)
-    assert abs(phase_ms(both, hardware, 1) - parts) <= 1e-9 * parts + 1e-12
+    parts = [phase_ms(phase, hardware, 1) for phase in (first, second)]
+    together = phase_ms(both, hardware, 1)
+    assert max(parts) * (1 - 1e-9) <= together <= sum(parts) * (1 + 1e-9)
+    if hardware.kind == "host":
+        assert together == pytest.approx(sum(parts))
+
+
+@given(PHASES, HARDWARE, st.randoms())
+def test_the_end_of_a_line_lies_between_the_slower_clock_and_both_and_is_that_of_a_simulated_one(
+    phase: PhaseCounts, hardware: Hardware, dice: random.Random
+):
+    clocks = clocks_of(phase, hardware, hardware.num_sms)
+    slower, both = max(clocks.launch_ms, clocks.device_ms), clocks.launch_ms + clocks.device_ms
+    assert slower <= clocks.total_ms * (1 + 1e-9)
+    assert clocks.total_ms <= both * (1 + 1e-9)
+    kernels = [
+        operator_ms(operator, hardware, hardware.num_sms) / operator.kernels
+        for operator in phase.operators
+        for _ in range(operator.calls * operator.kernels)
+    ]
+    if hardware.kind == "host" or not kernels:
+        return
+    dice.shuffle(kernels)
+    end_ms = 0.0
+    for place, kernel_ms in enumerate(kernels, 1):
+        end_ms = max(end_ms, place * hardware.launch_us / 1e3) + kernel_ms
+    least = line_ms(clocks.launch_ms, sum(kernels), len(kernels))
+    assert abs(end_ms - least) <= min(clocks.launch_ms, sum(kernels)) * (1 + 1e-9) + max(kernels)
 
 
 BYTES = st.integers(0, 10**12)

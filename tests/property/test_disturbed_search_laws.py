@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
@@ -23,16 +23,20 @@ from mosaic.solver.stage import Machine
 
 @dataclass(frozen=True)
 class Drawn:
-    """Bandwidths by module, phase and quota, and how much of a module's time is fixed."""
+    """Bandwidths by module, phase and quota, how much of a module's time is fixed, and what launching it takes."""
 
     shares: dict[tuple[str, Phase], Sequence[float]]
     times: dict[tuple[str, Phase], float]
+    launches_ms: dict[tuple[str, Phase], float]
 
     def bandwidth(self, module: str, phase: Phase, degree: int, quota: int) -> float:
         return self.shares[module, phase][quota - 1]
 
     def fixed(self, module: str, phase: Phase) -> float:
         return self.times[module, phase]
+
+    def launch_ms(self, module: str, phase: Phase) -> float:
+        return self.launches_ms[module, phase]
 
 
 @st.composite
@@ -42,7 +46,8 @@ def bandwidths(draw: st.DrawFn, instance: Instance) -> Drawn:
     share = st.one_of(st.just(0.0), st.floats(0, 1))
     keys = [(module.name, phase) for module in instance.modules for phase in Phase]
     shares = {key: sorted(draw(st.lists(share, min_size=count, max_size=count))) for key in keys}
-    return Drawn(shares, {key: draw(st.floats(0, 3)) for key in keys})
+    launches = st.one_of(st.just(0.0), st.floats(0, 10))
+    return Drawn(shares, {key: draw(st.floats(0, 3)) for key in keys}, {key: draw(launches) for key in keys})
 
 
 @st.composite
@@ -197,7 +202,7 @@ def test_a_search_is_only_asked_where_no_module_draws_less_with_more_slots(made,
     name = data.draw(st.sampled_from([module.name for module in wide]))
     quotas = [1.0 - 0.1 * slot for slot in range(instance.num_slots)]
     old = data.draw(bandwidths(instance))
-    cost.interference = LeveledBandwidth(form.coefficients, Drawn({**old.shares, (name, phase): quotas}, old.times))
+    cost.interference = LeveledBandwidth(form.coefficients, replace(old, shares={**old.shares, (name, phase): quotas}))
     assert f"{name!r} draws less bandwidth at a larger quota" in str(why_not_exact(instance.graph, cost))
     with pytest.raises(ValueError, match="cannot prune by"):
         solve(instance.graph, cost, instance.device, num_devices=instance.num_devices, method="exact")

@@ -1,8 +1,8 @@
 """How far counted operators and a device's description are off, as described and with factors fitted to measured times.
 
-Factors of the description (efficiencies, launch time, what an SM draws) are fitted to some modules; others choose how
-many factors may move; the rest judges. PipeWeaver reports 10 % before calibration and 2.4 % after it (section 6.4), of
-whole steps on 64 GPUs.
+Factors of the description (efficiencies, what the host and the device take for each kernel, what an SM draws) are fitted
+to some modules; others choose how many factors may move; the rest judges. PipeWeaver reports 10 % before calibration
+and 2.4 % after it (section 6.4), of whole steps on 64 GPUs.
 
 An *error* here is the factor by which a prediction is off, less one: exp(|log(predicted / measured)|) - 1. Where errors
 are small it is the relative error; unlike that, it does not favour predictions that are too short.
@@ -27,8 +27,8 @@ from mosaic.cost.roofline import phase_ms
 from mosaic.hardware import Hardware
 from mosaic.profile import Profile
 
-_FACTORS = ("matmul", "attention", "conv", "memory", "launch_us", "sm_gb_per_s")
-_SPEED = np.array([-1.0, -1.0, -1.0, -1.0, 1.0, 0.0])
+_FACTORS = ("matmul", "attention", "conv", "memory", "launch_us", "kernel_us", "sm_gb_per_s")
+_SPEED = np.array([-1.0, -1.0, -1.0, -1.0, 1.0, 1.0, 0.0])
 """How all factors move where everything is slower."""
 _FAR = math.log(100.0)
 _MAX_EFFICIENCY = 2.0
@@ -58,6 +58,7 @@ def _scaled(hardware: Hardware, logs: Vector) -> Hardware:
         hardware,
         efficiency=efficiency,
         launch_us=hardware.launch_us * by["launch_us"],
+        kernel_us=hardware.kernel_us * by["kernel_us"],
         sm_gb_per_s=hardware.sm_gb_per_s * by["sm_gb_per_s"],
     )
 
@@ -70,7 +71,7 @@ FREEDOMS: Mapping[str, tuple[int, Callable[[Vector], Vector]]] = MappingProxyTyp
     {
         "as described (0 coefficients)": (0, _no_move),
         "one speed for everything (1)": (1, lambda moved: moved[0] * _SPEED),
-        "every factor (6)": (len(_FACTORS), lambda moved: moved),
+        "every factor (7)": (len(_FACTORS), lambda moved: moved),
     }
 )
 """What may move: how many numbers, and the logarithms of the factors that they come to."""

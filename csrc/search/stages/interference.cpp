@@ -96,8 +96,18 @@ double level_of(const Drawing* drawing, int count, double capacity, double fairn
     return level;
 }
 
-// Our form; the same steps as in mosaic/cost/leveling.py, which says what is assumed. More neighbours, or one that
-// draws more, never make it less.
+Ns alone(const Option& option, int phase) { return phase == 0 ? option.forward : option.backward; }
+
+// What a module takes longer where one thread launches for all on its device: until the last launch.
+Ns waiting(const Problem& problem, int phase, const Resident& own, const Resident* others, int num_others) {
+    const Option& option = option_of(problem, own);
+    Ns launched = option.launch[phase];
+    for (int i = 0; i < num_others; ++i) launched += option_of(problem, others[i]).launch[phase];
+    return num_others == 0 ? 0 : std::max<Ns>(0, launched - alone(option, phase));
+}
+
+// Our form; the same steps as in mosaic/cost/interference/leveling.py, which says what is assumed. More neighbours, or
+// one that draws more, never make it less.
 Ns leveled(const Problem& problem, int phase, const Resident& own, const Resident* others, int num_others) {
     constexpr double kLeastShare = 1e-9;
     const Interference& form = problem.interference;
@@ -122,8 +132,7 @@ Ns leveled(const Problem& problem, int phase, const Resident& own, const Residen
     const double level = level_of(drawing.data(), count, form.capacity[phase], fairness);
     const double slowdown = drawing[0].slowdown(drawing[0].rate(level, fairness));
     const double longer = std::max(0.0, slowdown / std::max(1.0, share / form.capacity[phase]) - 1);
-    const Option& option = option_of(problem, own);
-    return static_cast<Ns>(std::llround(longer * static_cast<double>(phase == 0 ? option.forward : option.backward)));
+    return static_cast<Ns>(std::llround(longer * static_cast<double>(alone(option_of(problem, own), phase))));
 }
 
 std::vector<int> quotas_of(const Module& module) {
@@ -194,7 +203,8 @@ Ns extra(const Problem& problem, int phase, const Resident& own, const Resident*
         case Form::eq8:
             return composite(problem, phase, own, others, num_others);
         case Form::leveled:
-            return leveled(problem, phase, own, others, num_others);
+            return std::max(leveled(problem, phase, own, others, num_others),
+                            waiting(problem, phase, own, others, num_others));
         case Form::none:
             break;
     }

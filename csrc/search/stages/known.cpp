@@ -13,7 +13,8 @@ bool is_same(const Option& first, const Option& second) {
            first.backward == second.backward && first.memory == second.memory &&
            first.forward_bandwidth == second.forward_bandwidth &&
            first.backward_bandwidth == second.backward_bandwidth &&
-           std::equal(first.idle, first.idle + 2, second.idle) && std::equal(first.cap, first.cap + 2, second.cap);
+           std::equal(first.idle, first.idle + 2, second.idle) && std::equal(first.cap, first.cap + 2, second.cap) &&
+           std::equal(first.launch, first.launch + 2, second.launch);
 }
 
 bool is_same(const Module& first, const Module& second) {

@@ -13,6 +13,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
+from mosaic.cost.analytic.autocast import CudaAutocast
 from mosaic.cost.analytic.fake import Resize, fake_copy, leading_sizes
 from mosaic.cost.analytic.gpu_kernels import GpuKernels
 from mosaic.cost.analytic.trace import LiveMemory, OperatorTrace
@@ -34,6 +35,7 @@ def count_module(
     *,
     target: KernelsOf = "cuda",
     settings: Settings | None = None,
+    autocast: torch.dtype | None = None,
     batch: int | None = None,
     rows: int | None = None,
 ) -> ModuleCounts:
@@ -49,7 +51,8 @@ def count_module(
         kwargs: Keyword arguments.
         target: Whose choice of kernels to follow where torch has several: fused attention and cuDNN's recurrent
             layers on ``cuda``.
-        settings: Context of the forward; on these tensors autocast is the CPU's.
+        settings: Context of the forward; on these tensors torch's own autocast is the CPU's.
+        autocast: Cast to this as CUDA's autocast does; not at all by default.
         batch: Samples to count instead of those in the arguments: every tensor with ``rows`` rows gets so many.
         rows: Samples in the arguments; by default the most frequent first dimension of arguments, of those that results
             have too.
@@ -64,7 +67,7 @@ def count_module(
     resize = _resizing(likely, batch) if batch is not None and likely else None
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     fake, (fake_args, fake_kwargs) = fake_copy(module, mode), fake_copy(given, mode, resize)
-    run = _Run(fake, fake_args, fake_kwargs, on_gpu=target == "cuda", settings=settings)
+    run = _Run(fake, fake_args, fake_kwargs, on_gpu=target == "cuda", settings=settings, autocast=autocast)
     try:
         with mode:
             forward, backward, memory, uncounted = run.count()
@@ -91,6 +94,7 @@ def count_degrees(
     degrees: Sequence[int] = (1, 2, 4, 8, 16, 32),
     target: KernelsOf = "cuda",
     settings: Settings | None = None,
+    autocast: torch.dtype | None = None,
 ) -> dict[int, ModuleCounts]:
     """Counts a module at several data-parallel degrees: a device of degree d has ceil(B/d) of the B samples.
 
@@ -104,11 +108,12 @@ def count_degrees(
         degrees: Degrees to count; the whole batch (degree 1) always is.
         target: See ``count_module``.
         settings: See ``count_module``.
+        autocast: See ``count_module``.
 
     Raises:
         UnsupportedModelError: See ``count_module``.
     """
-    whole = count_module(module, args, kwargs, target=target, settings=settings)
+    whole = count_module(module, args, kwargs, target=target, settings=settings, autocast=autocast)
     counted = {1: whole}
     for degree in sorted(set(degrees) - {1}):
         if not 1 <= degree <= whole.batch:
@@ -116,7 +121,14 @@ def count_degrees(
         try:
             batch = -(-whole.batch // degree)
             counted[degree] = count_module(
-                module, args, kwargs, target=target, settings=settings, batch=batch, rows=whole.batch
+                module,
+                args,
+                kwargs,
+                target=target,
+                settings=settings,
+                autocast=autocast,
+                batch=batch,
+                rows=whole.batch,
             )
         except UnsupportedModelError as error:
             _log.warning("degree %d is left out: %s", degree, error)
@@ -138,10 +150,12 @@ class _Run:
         *,
         on_gpu: bool,
         settings: Settings | None,
+        autocast: torch.dtype | None,
     ) -> None:
         self._module, self._args, self._kwargs = module, args, kwargs
         self._settings: Settings = settings or nullcontext
-        self._gpu = GpuKernels() if on_gpu else None
+        self._autocast = CudaAutocast(autocast) if autocast is not None else None
+        self._gpu = GpuKernels(self._autocast) if on_gpu else None
         self._memory = LiveMemory((*module.parameters(), *module.buffers()))
         self._saved: dict[int, int] = {}
         self._resident = {id(t.untyped_storage()) for t in (*module.parameters(), *module.buffers())}
@@ -153,7 +167,7 @@ class _Run:
         if self._gpu is not None:
             forward_trace.fused_region = backward_trace.fused_region = self._gpu.in_recurrent_call
         hooks = torch.autograd.graph.saved_tensors_hooks(self._keep, lambda tensor: tensor)
-        seen = self._gpu or nullcontext()
+        seen = self._gpu or self._autocast or nullcontext()
         with seen, torch.enable_grad(), forward_trace, hooks, self._settings():
             outputs = self._module(*self._args, **self._kwargs)
         forward_peak = self._memory.peak_bytes

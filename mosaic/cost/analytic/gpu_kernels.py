@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
+from mosaic.cost.analytic.autocast import CudaAutocast
+
 _RECURRENT = frozenset(("gru", "lstm", "rnn_tanh", "rnn_relu"))
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -20,10 +22,14 @@ class GpuKernels(TorchFunctionMode):
     Attention takes the flash kernel in 16 bits without a mask and the memory-efficient one otherwise; a CPU would
     write the whole matrix of scores wherever there is dropout. Dropout is one kernel. A recurrent layer is one call
     into cuDNN, whose element-wise work rides on its matrix products: of that, only the arithmetic is counted.
+
+    Args:
+        autocast: Casts arguments first; here and not as a mode of its own, so that it sees what functions call inside.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, autocast: CudaAutocast | None = None) -> None:
         super().__init__()
+        self._autocast = autocast
         self._inside = False
         self._sequences: list[tuple[int, int]] = []
 
@@ -40,6 +46,8 @@ class GpuKernels(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Replaces attention, and notes where recurrent layers begin and end."""
         kwargs = kwargs or {}
+        if self._autocast is not None:
+            args, kwargs = self._autocast.cast(func, args, kwargs)
         if func is F.scaled_dot_product_attention:
             return _attention(*args, **kwargs)
         name = getattr(func, "__name__", "")

@@ -4,7 +4,7 @@ The roofline of ``mosaic.cost.roofline`` is evaluated many times over, each time
 different from the described ones, as real ones are:
 
 * efficiencies of each kind of operator, those of a phase, and those of each operator, are off by factors;
-* so are launch time and what one SM draws of the memory;
+* so are the host's time for a launch, a GPU's to begin a kernel, and what one SM draws of the memory;
 * libraries have other tiles: some of the sizes are missing, and each reaches another share of the rate;
 * arithmetic and memory traffic overlap well or badly (max(a, b) becomes (a^p + b^p)^(1/p)).
 
@@ -108,6 +108,8 @@ class _Drawn:
         drawn = hardware.sm_gb_per_s * self._factors(_DRAWN)
         self._gb_per_s = np.minimum(hardware.memory_gb_per_s, np.outer(drawn, self._sms))
         self._launch_ms = hardware.launch_us / 1e3 * self._factors(_LAUNCH)[:, None]
+        begins = dice.spawn(1)[0].normal(0, _LAUNCH, DRAWS)
+        self._kernel_ms = hardware.kernel_us / 1e3 * np.exp(begins)[:, None]
         self._overlap = np.exp(dice.uniform(math.log(_OVERLAP[0]), math.log(_OVERLAP[1]), DRAWS))[:, None]
         self._kinds = {kind: self._factors(_KIND) for kind in OperatorKind}
         missing = dice.random((DRAWS, len(_TILES))) < _MISSING
@@ -131,7 +133,13 @@ class _Drawn:
         for operator in counts.operators:
             own = np.exp(dice.normal(0, _OPERATOR, (2, DRAWS)))
             total += operator.calls * self._operator_ms(operator, of_phase, own)
-        return total
+        kernels = counts.kernels
+        launch_ms = kernels * self._launch_ms
+        if self._hardware.kind == "host" or kernels == 0:
+            return total + launch_ms
+        # A line of two stages, as in ``roofline.line_ms``.
+        line: Matrix = np.maximum(launch_ms + total / kernels, launch_ms / kernels + total)
+        return line
 
     def _operator_ms(self, operator: Operator, of_phase: Mapping[OperatorKind, Matrix], own: Matrix) -> Matrix:
         hardware = self._hardware
@@ -139,15 +147,15 @@ class _Drawn:
         compute = np.outer(whole / (efficiency_of(operator.kind, hardware) * of_phase[operator.kind] * own[0]), 1.0)
         compute = compute * (hardware.num_sms / self._sms)
         if operator.gemm is not None and hardware.kind == "cuda" and operator.flops:
-            compute = compute * self._waves(operator.gemm)
+            compute = compute * self._waves(operator.gemm, hardware.ramp_of(operator.dtype))
         reached = hardware.efficiency.memory * of_phase[OperatorKind.MEMORY] * own[1]
         memory = operator.moved_bytes / 1e6 / self._gb_per_s / reached[:, None]
         longer, shorter = np.maximum(compute, memory), np.minimum(compute, memory)
         ratio = np.divide(shorter, longer, out=np.zeros_like(longer), where=longer > 0)
         result: Matrix = longer * (1 + ratio**self._overlap) ** (1 / self._overlap)
-        return result + operator.kernels * self._launch_ms
+        return result + operator.kernels * self._kernel_ms
 
-    def _waves(self, gemm: Gemm) -> Matrix:
+    def _waves(self, gemm: Gemm, ramp_k: float) -> Matrix:
         """How much longer whole waves of the best tiles take than the same arithmetic spread evenly."""
         found, tile_of = [], []
         for index, (rows, columns, _) in enumerate(_TILES):
@@ -157,7 +165,8 @@ class _Drawn:
                 if parts > 1 and gemm.k < parts * _MIN_SPLIT:
                     break
                 tiles = max(1, gemm.batch * grid * parts)
-                found.append(padding * -(-tiles // self._sms) * self._sms / tiles)
+                ramp = 1 + ramp_k * parts / gemm.k if gemm.k else 1.0
+                found.append(padding * ramp * -(-tiles // self._sms) * self._sms / tiles)
                 tile_of.append(index)
         waves: Matrix = (np.array(found)[None] / self._rates[:, tile_of, None]).min(axis=1)
         return waves.clip(1.0)

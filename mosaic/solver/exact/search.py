@@ -304,6 +304,7 @@ def _drawing_option(search: Any, cost: Cost, name: str, option: DeploymentOption
         backward_bandwidth=backward.share,
         idle=(forward.idle, backward.idle),
         cap=(forward.cap, backward.cap),
+        launch_ns=(round(forward.launch_ms * NS_PER_MS), round(backward.launch_ms * NS_PER_MS)),
     )
 
 

@@ -80,6 +80,8 @@ def test_a_model_is_planned_for_gpus_that_nobody_has(tmp_path, capsys):
     assert plan.device.num_slots == 16
     said = " ".join(capsys.readouterr().out.split())
     assert "nothing was measured" in said
+    assert "counted in float32: the model's own" in said
+    assert "predicted by one cost model, in float32" in said
     assert all(name in said for name in ("megatron", "distmm", "spindle", "gahc", "exact", "why not more"))
     assert "Planners compared, predicted" in said
 
@@ -90,6 +92,7 @@ def test_a_model_is_planned_for_gpus_that_nobody_has(tmp_path, capsys):
         (["--device", "h99"], "no device is named 'h99'"),
         (["--device", "h100-80g", "--gpus", "0"], "gpus=0"),
         (["--time-limit", "-1", "--device", "h100-80g"], "seconds=-1"),
+        (["--dtype", "bfloat16"], "give --model and --device, too"),
     ],
 )
 def test_a_device_or_number_that_cannot_be_is_refused(tmp_path, capsys, arguments, message):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from mosaic import artifact
+from mosaic.cli.counting import count_workload
 from mosaic.cli.main import run
 from mosaic.cli.workload import BATCH, TINY_BATCH, Loop, load_workload
 from mosaic.plan import Plan
@@ -26,7 +27,9 @@ def test_the_batch_is_small_for_tiny_models_and_the_papers_for_others():
     assert len(load_workload("zoo:clip-paper", device=torch.device("meta")).sample["text"]) == BATCH
 
 
-def test_a_model_of_the_papers_size_is_planned_for_a_described_gpu_without_its_weights(tmp_path: Path):
+def test_a_model_of_the_papers_size_is_planned_for_a_described_gpu_without_its_weights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     output = tmp_path / "plan.json"
     command = [
         "plan",
@@ -41,6 +44,50 @@ def test_a_model_of_the_papers_size_is_planned_for_a_described_gpu_without_its_w
     ]
     assert run(command) == 0
     assert {placement.module for placement in artifact.load(Plan, output).placements} == {"visual", "text"}
+    said = " ".join(capsys.readouterr().out.split())
+    assert "16 slots, in bfloat16" in said
+    assert "counted in bfloat16: matrix products and attention in bfloat16 (autocast); weights" in said
+    assert "assumed: modules side by side share the memory's bandwidth" in said
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked", "counted"),
+    [("cuda", None, "bfloat16"), ("host", None, "float32"), ("cuda", "float32", "float32")],
+)
+def test_the_zoo_is_counted_in_what_a_device_trains_in_or_what_was_asked(kind, asked, counted):
+    found = count_workload("zoo:clip-tiny", (1,), kind=kind, dtype=asked)
+    assert found.dtype == counted
+    for node in found.graph.modules:
+        # Value, gradient and two moments, all in 32 bits.
+        assert found.counts[node.name][1].memory.resident_bytes >= 16 * node.num_parameters
+
+
+_PURE = """
+import torch
+from torch import nn
+
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x):
+        return self.left(x) + self.right(x)
+
+def make():
+    return Pair().bfloat16(), {"x": torch.zeros(8, 64, dtype=torch.bfloat16)}
+"""
+
+
+def test_a_users_model_keeps_its_own_number_format_unless_told_otherwise(tmp_path: Path):
+    file = tmp_path / "pure.py"
+    file.write_text(_PURE)
+    own, mixed = (count_workload(f"{file}:make", (1,), kind="cuda", dtype=dtype) for dtype in (None, "bfloat16"))
+    assert own.dtype == mixed.dtype == "bfloat16"
+    assert "the model's own" in own.says
+    assert "autocast" in mixed.says
+    bytes_each = [one.counts["left"][1].memory.resident_bytes / (64 * 64 + 64) for one in (own, mixed)]
+    assert bytes_each == [2 + 2 + 4, 4 + 4 + 8]
 
 
 _TIED = """
@@ -64,12 +111,10 @@ def make():
 
 
 def test_a_plan_for_several_gpus_has_the_modules_that_ranks_place(tmp_path: Path):
-    from mosaic.cli.counting import count_workload
-
     file = tmp_path / "tied.py"
     file.write_text(_TIED)
-    alone, _ = count_workload(f"{file}:make", (1,), kind="cuda")
-    several, _ = count_workload(f"{file}:make", (1, 2), kind="cuda")
+    alone = count_workload(f"{file}:make", (1,), kind="cuda").graph
+    several = count_workload(f"{file}:make", (1, 2), kind="cuda").graph
     assert {module.name for module in alone.modules} == {"seer"}
     assert {module.name for module in several.modules} == {"reader", "seer", "writer"}
 

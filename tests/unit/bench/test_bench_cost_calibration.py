@@ -23,7 +23,8 @@ from tests.analytic_cases import pod_counts
 H100 = find_hardware("h100-80g")
 TRUE = dataclasses.replace(
     H100,
-    launch_us=2.5,
+    launch_us=8.0,
+    kernel_us=3.5,
     sm_gb_per_s=40.0,
     efficiency=dataclasses.replace(H100.efficiency, matmul=0.55, attention=0.3, memory=0.9),
 )
@@ -51,6 +52,8 @@ def times_of(counts, hardware: Hardware, quotas=(1, 4, 16), factor: float = 1.0)
 def test_calibration_finds_the_factors_behind_times_at_other_quotas(counts):
     found = calibrate(H100, times_of(counts, TRUE), EVERY)
     assert found.efficiency.matmul == pytest.approx(0.55, rel=0.05)
+    assert found.launch_us == pytest.approx(8.0, rel=0.05)
+    assert found.kernel_us == pytest.approx(3.5, rel=0.05)
     assert found.efficiency.network == H100.efficiency.network
     assert max(errors(found, times_of(counts, TRUE, quotas=(2, 8)))) < 0.02
     assert calibrate(H100, times_of(counts, TRUE), DESCRIBED) == H100

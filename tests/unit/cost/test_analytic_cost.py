@@ -14,12 +14,14 @@ from mosaic.cost.analytic_cost import AnalyticCost
 from mosaic.cost.communication import gradient_sum
 from mosaic.cost.counts import ModuleCounts
 from mosaic.cost.interference.measured import MeasuredInterference
+from mosaic.cost.interference.protocol import NoInterference
 from mosaic.cost.roofline import phase_ms
 from mosaic.engine import find_modules
 from mosaic.errors import InfeasibleError, InvalidProfileError
 from mosaic.hardware import find_cluster, find_hardware
 from mosaic.profile import Phase
 from mosaic.solver import solve
+from mosaic.solver.exact.search import why_not_exact
 from tests.analytic_cases import pod_counts
 from tests.planning_cases import graph_of, pair
 
@@ -57,7 +59,7 @@ def test_one_device_is_planned_at_degree_one(counts):
 
 def test_degrees_above_the_cluster_are_not_offered(counts):
     assert AnalyticCost(counts, find_cluster("h100-80g", 8)).degrees("image") == tuple(range(1, 9))
-    assert AnalyticCost(counts, POD).degrees("image") == (*range(1, 9), 12, 16, 24, 32)
+    assert AnalyticCost(counts, POD).degrees("image") == (*range(1, 17), 20, 24, 28, 32)
 
 
 def test_a_degree_between_two_that_were_counted_is_between_their_times(cost):
@@ -95,6 +97,33 @@ def test_a_frozen_module_has_no_backward(cost):
 def test_memory_includes_the_lane(cost, counts):
     assert cost.memory_bytes("image", 2) == counts["image"][2].memory.total_bytes + H100.lane_bytes
     assert cost.memory_bytes("image", 8) < cost.memory_bytes("image", 1)
+
+
+def test_contention_for_memory_is_assumed_unless_it_is_switched_off(counts):
+    hungry = dataclasses.replace(H100, memory_gb_per_s=300.0, sm_gb_per_s=4.0, launch_us=0.0)
+    alone = AnalyticCost(counts, hungry, interference=NoInterference())
+    assumed = AnalyticCost(counts, hungry)
+    shares = {name: assumed.bandwidth(name, Phase.FORWARD, 1, 8) for name in ("image", "audio")}
+    assert sum(shares.values()) > 0.8 > max(shares.values()) - 1e-9
+    time_ms = alone.time_ms("image", Phase.FORWARD, 1, 8)
+    beside = [("audio", 8)]
+    assert alone.placed_ms("image", Phase.FORWARD, 1, 8, beside=beside) == time_ms
+    slower = assumed.placed_ms("image", Phase.FORWARD, 1, 8, beside=beside) / time_ms
+    # What both ask for, over what they get; beginning kernels takes no bandwidth and no longer.
+    assert 1 < slower <= sum(shares.values()) / 0.8 * 1.01
+    assert why_not_exact(GRAPH, assumed) is None
+
+
+def test_one_thread_launches_for_all_on_a_device_but_not_on_the_host(counts):
+    cost = AnalyticCost(counts, POD)
+    launched = {name: cost.launch_ms(name, Phase.FORWARD) for name in ("image", "audio", "text")}
+    assert launched["image"] == pytest.approx(counts["image"][1].forward.kernels * 5e-3)
+    ends = cost.placed_ms("audio", Phase.FORWARD, 32, 4, beside=[("image", 6), ("text", 6)])
+    assert ends >= sum(launched.values()) > cost.time_ms("audio", Phase.FORWARD, 32, 4)
+    replaying = dataclasses.replace(POD, hardware=H100.replaying())
+    assert AnalyticCost(counts, replaying).launch_ms("image", Phase.FORWARD) < 1e-3
+    on_host = AnalyticCost({"image": {1: counts["image"][1]}}, find_hardware("host"))
+    assert on_host.launch_ms("image", Phase.FORWARD) == 0
 
 
 def test_neighbours_are_the_interference_models_matter(counts):

@@ -17,10 +17,11 @@ def test_powers_of_two_and_the_number_of_devices_are_looked_at(num_devices: int,
     assert degrees_to_look_at(num_devices) == looked_at
 
 
-def test_every_degree_is_offered_up_to_eight_and_two_in_each_doubling_beyond() -> None:
+def test_every_degree_is_offered_up_to_sixteen_and_four_in_each_doubling_beyond() -> None:
     assert degrees_between((1, 8)) == tuple(range(1, 9))
-    assert degrees_between((6, 16)) == (6, 7, 8, 12, 16)
-    assert len(degrees_between(degrees_to_look_at(256))) == 8 + 5 * 2
+    assert degrees_between((6, 16)) == tuple(range(6, 17))
+    assert degrees_between((16, 48)) == (16, 20, 24, 28, 32, 40, 48)
+    assert len(degrees_between(degrees_to_look_at(256))) == 16 + 4 * 4
     assert degrees_between((3,)) == (3,)
     assert degrees_between((2, 5)) == (2, 3, 4, 5)
 

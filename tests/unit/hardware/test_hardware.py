@@ -59,11 +59,20 @@ def test_a_figure_that_cannot_be_is_refused_by_name(field: str, value: float):
         dataclasses.replace(H100, **{field: value})
 
 
-def test_launches_may_be_free_but_not_negative_or_nan():
-    assert dataclasses.replace(H100, launch_us=0.0).launch_us == 0
-    for value in (-1.0, math.nan):
-        with pytest.raises(ValueError, match=f"launch_us={value}"):
-            dataclasses.replace(H100, launch_us=value)
+@pytest.mark.parametrize("field", ["launch_us", "kernel_us", "ramp_k", "graph_launch_us", "graph_kernel_us"])
+def test_launches_may_be_free_but_not_negative_or_nan(field: str):
+    assert getattr(dataclasses.replace(H100, **{field: 0.0}), field) == 0
+    for value in (-1.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match=f"{field}={value}; use a finite number, 0 or more"):
+            dataclasses.replace(H100, **{field: value})
+
+
+def test_a_file_from_before_has_no_times_of_kernels_and_is_read(tmp_path):
+    raw = json.loads(to_json(H100))
+    for field in ("kernel_us", "ramp_k", "graph_launch_us", "graph_kernel_us"):
+        del raw[field]
+    (tmp_path / "old.json").write_text(json.dumps(raw))
+    assert load_hardware(tmp_path / "old.json").kernel_us == 0
 
 
 def test_an_efficiency_is_above_zero_and_at_most_two():
