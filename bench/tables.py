@@ -14,6 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from bench import pages
+from bench.ddp import tables as ddp_tables
 from bench.gate import tables as gate_tables
 from bench.gpu import tables as gpu_tables
 from bench.record import Study
@@ -133,6 +134,7 @@ TABLES: Mapping[str, Callable[[], str]] = MappingProxyType(
         "methods": pages.methods_table,
         "choices": pages.choices_table,
         **{study: partial(pages.study_table, study, RESULTS) for study in pages.HIGHLIGHTS},
+        "ddp": lambda: ddp_tables.ddp_table(RESULTS),
         "gate_margins": lambda: gate_tables.margins_table(RESULTS),
         "sweep": lambda: sweep_tables.counts_table(RESULTS),
         "sweep_cases": lambda: sweep_tables.cases_table(RESULTS),
