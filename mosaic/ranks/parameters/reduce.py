@@ -131,8 +131,9 @@ class GradientReducer:
         self._place.follow()
         index = self._bucket_of[id(parameter)]
         self._missing[index].discard(id(parameter))
-        with self._place.entered():
-            self._buckets[index].take(parameter)
+        if parameter.grad is not None:  # autograd calls hooks for a gradient that is undefined, too
+            with self._place.entered():
+                self._buckets[index].take(parameter)
         while self._next < len(self._buckets) and not self._missing[self._next]:
             self._start_next()
 
