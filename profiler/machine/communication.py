@@ -173,7 +173,7 @@ def _slowest_ms(work: Callable[[], object], device: torch.device, group: dist.Pr
     """Returns the median of the slowest rank's times; a collective ends with that rank."""
     times = torch.tensor([_time_ms(work, device) for _ in range(_REPEATS)][1:], device=device)
     dist.all_reduce(times, dist.ReduceOp.MAX, group=group)
-    return statistics.median(times.tolist())
+    return float(statistics.median(times.tolist()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

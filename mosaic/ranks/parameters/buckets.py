@@ -22,10 +22,11 @@ M_MMAP_THRESHOLD) gets each such piece from the system anew, so that a copy save
 class Bucket(Protocol):
     """Gradients that are summed together."""
 
-    parameters: Sequence[nn.Parameter]
-    """Whose."""
+    @property
+    def parameters(self) -> Sequence[nn.Parameter]:
+        """Whose."""
 
-    def take(self, parameter: nn.Parameter) -> None:
+    def take(self, parameter: torch.Tensor) -> None:
         """Takes a gradient that has just been made."""
 
     def gather(self) -> torch.Tensor:
@@ -68,7 +69,7 @@ class Together:
         """Bytes of the gradients."""
         return sum(parameter.nbytes for parameter in self.parameters)
 
-    def take(self, parameter: nn.Parameter) -> None:
+    def take(self, parameter: torch.Tensor) -> None:
         """Copies a gradient to its place, and makes it a view of that unless others have it too."""
         grad = parameter.grad
         assert grad is not None
@@ -121,7 +122,7 @@ class Together:
         start = self._flat.data_ptr() + self._starts[id(parameter)] * self._flat.element_size()
         return parameter.grad is not None and parameter.grad.data_ptr() == start
 
-    def _place(self, parameter: nn.Parameter) -> torch.Tensor:
+    def _place(self, parameter: torch.Tensor) -> torch.Tensor:
         assert self._flat is not None
         start = self._starts[id(parameter)]
         return self._flat[start : start + parameter.numel()].view(parameter.shape)
@@ -136,10 +137,10 @@ class InPlace:
     """
 
     def __init__(self, parameter: nn.Parameter, num_ranks: int) -> None:
-        self.parameters = (parameter,)
+        self.parameters: Sequence[nn.Parameter] = (parameter,)
         self._num_ranks = num_ranks
 
-    def take(self, parameter: nn.Parameter) -> None:
+    def take(self, parameter: torch.Tensor) -> None:
         """Leaves it where it is."""
 
     def gather(self) -> torch.Tensor:
@@ -174,10 +175,10 @@ class Sparse:
     """
 
     def __init__(self, parameter: nn.Parameter, num_ranks: int) -> None:
-        self.parameters = (parameter,)
+        self.parameters: Sequence[nn.Parameter] = (parameter,)
         self._num_ranks = num_ranks
 
-    def take(self, parameter: nn.Parameter) -> None:
+    def take(self, parameter: torch.Tensor) -> None:
         """Leaves it where it is."""
 
     def gather(self) -> torch.Tensor:
