@@ -74,7 +74,7 @@ def figures_of(name: str, found: dict[str, list[Figure]]) -> Iterator[Figure]:
     if found["claimed"]:
         yield pooled("gain of forward and backward that the trial says, ratio", "claimed")
     yield _worst(f"{name}: largest relative difference of a loss", found["loss"])
-    yield _worst(f"{name}: largest difference of a parameter", found["parameter"])
+    yield _worst(f"{name}: length of the difference of all parameters over theirs, ratio", found["parameters"])
 
 
 def _distinct(names: Iterator[str]) -> str:

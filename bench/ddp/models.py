@@ -37,7 +37,7 @@ class TwoTowers(nn.Module):
 
     def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         """Returns how well each row's two inputs fit."""
-        return (self.left(a) * self.right(b)).sum(-1)
+        return (self.left(a) * self.right(b)).mean(-1)
 
 
 class Contrasted(nn.Module):
@@ -63,7 +63,10 @@ def _transformer(width: int, layers: int) -> nn.Module:
 
 def _linear_towers(batch: torch.Generator, *, width: int = 1600, layers: int = 10, rows: int = 8) -> Workload:
     def tower() -> nn.Module:
-        return nn.Sequential(*(part for _ in range(layers) for part in (nn.Linear(width, width), nn.ReLU())))
+        linears = [nn.Linear(width, width) for _ in range(layers)]
+        for linear in linears:  # so that gradients do not vanish, of which AdamW would make steps of any sign
+            nn.init.kaiming_normal_(linear.weight, nonlinearity="relu")
+        return nn.Sequential(*(part for linear in linears for part in (linear, nn.ReLU())))
 
     inputs = tuple(torch.randn(rows, width, generator=batch) for _ in range(2))
     return Workload(TwoTowers(tower(), tower()), inputs, _square)

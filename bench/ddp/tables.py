@@ -18,7 +18,7 @@ HEADS = (
     "forward and backward alone",
     "which the trial said to be",
     "Mosaic's data-parallel step over DistributedDataParallel's",
-    "largest difference of a parameter",
+    "difference of all parameters over their length",
 )
 
 
@@ -52,7 +52,7 @@ def _row(study: Study, name: str) -> tuple[str, ...] | None:
         _shown(found["the same of forward and backward, ratio"]),
         number(claimed.value) if claimed is not None else "",
         _shown(found["data-parallel step of Mosaic over DistributedDataParallel's at its best, ratio"]),
-        _difference(found["largest difference of a parameter"]),
+        _difference(found["length of the difference of all parameters over theirs, ratio"]),
     )
 
 

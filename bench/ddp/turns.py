@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import re
 import statistics
 import time
@@ -159,8 +160,10 @@ def _differences(ours: Loop, theirs: Loop, handle: RankHandle, wrapped: Distribu
     losses = zip(ours.losses, theirs.losses, strict=True)
     yield _figure("loss", [max(abs(a - b) / max(abs(b), 1e-12) for a, b in losses)])
     state = copy.copy(handle.full_state_dict())
-    pairs = [(state[name], tensor) for name, tensor in wrapped.module.state_dict().items()]
-    yield _figure("parameter", [max(float((a - b).abs().max()) for a, b in pairs)])
+    pairs = [(state[name].double(), tensor.double()) for name, tensor in wrapped.module.state_dict().items()]
+    apart = math.fsum(float((a - b).square().sum()) for a, b in pairs)
+    length = math.fsum(float(b.square().sum()) for _, b in pairs)
+    yield _figure("parameters", [math.sqrt(apart / length)])
 
 
 def _ratio(name: str, over: list[float], under: list[float]) -> Figure:

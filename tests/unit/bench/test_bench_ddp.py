@@ -38,7 +38,9 @@ def test_both_ways_end_with_equal_parameters_and_stand_in_one_row(tmp_path: Path
     gain = by_name["small: step of DistributedDataParallel at its best over mosaic.colocate's, ratio"]
     assert len(gain.samples) == 2
     assert by_name["small: largest relative difference of a loss"].value == pytest.approx(0, abs=1e-5)
-    assert by_name["small: largest difference of a parameter"].value == pytest.approx(0, abs=1e-5)
+    assert by_name["small: length of the difference of all parameters over theirs, ratio"].value == pytest.approx(
+        0, abs=1e-5
+    )
     assert all(len(one.samples) == int(one.labels["samples"]) for one in figures)
     (tmp_path / "host").mkdir()
     save(study_of("bench_ddp", figures, load), tmp_path / "host" / "2026-01-01-0-bench_ddp.json")
