@@ -28,7 +28,7 @@ from bench.record import Figure, median_figure
 from bench.study_parts import PartedStudy, StudyPart
 
 RANKS = 2
-LAUNCHES = 4
+LAUNCHES = 3
 QUICK = Scale(rounds=2, steps=2, settings=2)
 
 

@@ -33,7 +33,6 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "gradient_as_bucket_view": _VIEW,
         "gradient_as_bucket_view, static_graph": _VIEW | {"static_graph": True},
         "gradient_as_bucket_view, buckets of 100 MiB": _VIEW | {"bucket_cap_mb": 100},
-        "gradient_as_bucket_view, buckets of 5 MiB": _VIEW | {"bucket_cap_mb": 5},
     }
 )
 """Ways to make a DistributedDataParallel, of which the fastest is compared with."""
@@ -43,7 +42,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 class Scale:
     """How much is measured in a launch."""
 
-    rounds: int = 4
+    rounds: int = 3
     """Rounds in which all take turns."""
     steps: int = 3
     """Steps of each in a turn."""
