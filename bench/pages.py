@@ -55,6 +55,7 @@ HIGHLIGHTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "bench_ranks": (
             r"(exact|megatron): step over DDP's on the same ranks, .*",
             r"exact: parameters, gradients and optimizer state of the fullest rank over DDP's, .*",
+            r"pairs of plans of which the faster one is predicted to be, .*",
             r"rows of (64|1024|16384) KiB from 2 ranks to one(, predicted)?, ms",
             r"(megatron|distmm|spindle): step over exact's, ofasys, \d+ GPUs, ratio",
             r"(exact|distmm|spindle): speed-up over megatron, qwen-val-\d+b, \d+ GPUs",

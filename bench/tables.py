@@ -14,6 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from bench import pages
+from bench.ddp import tables as ddp_tables
 from bench.figures.page import kept_studies, paper_table
 from bench.figures.papers.read import PAPERS, read_paper
 from bench.gate import tables as gate_tables
@@ -145,6 +146,7 @@ TABLES: Mapping[str, Callable[[], str]] = MappingProxyType(
         **{study: partial(pages.study_table, study, RESULTS) for study in pages.HIGHLIGHTS},
         **{f"figures_{paper}": partial(figures_table, paper) for paper in PAPERS},
         "never_slower": lambda: never_slower_table(RESULTS),
+        "ddp": lambda: ddp_tables.ddp_table(RESULTS),
         "gate_margins": lambda: gate_tables.margins_table(RESULTS),
         "sweep": lambda: sweep_tables.counts_table(RESULTS),
         "sweep_cases": lambda: sweep_tables.cases_table(RESULTS),

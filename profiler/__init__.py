@@ -9,9 +9,11 @@ from mosaic.profiler.machine.communication import (
     Launched,
     Network,
     Ring,
+    Route,
     fit_ring,
     measure_launched,
     measure_ring,
+    measure_route,
 )
 from mosaic.profiler.machine.counters import Counters, Utilisation
 from mosaic.profiler.machine.noise import ForeignLoad
@@ -36,6 +38,7 @@ __all__ = [
     "ProfileSettings",
     "QuotaChoice",
     "Ring",
+    "Route",
     "SessionCache",
     "Subject",
     "Utilisation",
@@ -45,6 +48,7 @@ __all__ = [
     "key_of",
     "measure_launched",
     "measure_ring",
+    "measure_route",
     "open_cache",
     "open_counters",
     "preserved",

@@ -18,7 +18,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 from functools import partial
 
 from bench.ranks.launch import Work, on_ranks
-from bench.ranks.measured import moved, peak, planners
+from bench.ranks.measured import links, moved, peak, planners
 from bench.ranks.pictures import draw
 from bench.ranks.simulated import METHODS, large_cluster, scaling
 from bench.record import missing_figure
@@ -28,7 +28,7 @@ from mosaic.ranks.compare import Rounds
 QUICK_SECONDS = 56.0
 """After this a quick study ends whatever runs: the rest of its minute is for loading and writing."""
 ONE_GPU = "needs a GPU: python -m bench.gpu --only ranks/one"
-FULL_SECONDS = 870.0
+FULL_SECONDS = 900.0
 """The same for the full study: a quarter of an hour."""
 TOO_LARGE = ("qwen3-vl", "unified-io-2", "ctvlm")
 """Models of Fig. 9 that no device of 80 GB holds at the tables' batch on 8 GPUs; compared without that limit."""
@@ -55,6 +55,7 @@ def quick() -> tuple[StudyPart, ...]:
     )
     return (
         _ranks("what travels, clip", 20, 2, partial(moved, model="clip", batch=4, steps=6)),
+        _ranks("links", 10, 2, links),
         _ranks("planners, clip", 30, 2, partial(planners, model="clip", batch=4, rounds=Rounds(rounds=3, steps=3))),
         _ranks("memory, DDP", 15, 2, partial(peak, model="clip", batch=4, with_mosaic=False)),
         _ranks("memory, Mosaic", 15, 2, partial(peak, model="clip", batch=4, with_mosaic=True)),
@@ -82,13 +83,19 @@ def full() -> tuple[StudyPart, ...]:
         part
         for model in ("clip", "imagebind", "ofasys", "qwen3-vl")
         for part in (
-            _ranks(f"what travels, {model}", 40, 2, partial(moved, model=model, batch=8, steps=10)),
+            _ranks(f"what travels, {model}", 60, 2, partial(moved, model=model, batch=8, steps=10)),
             _ranks(f"planners, {model}", 75, 2, partial(planners, model=model, batch=8, rounds=rounds)),
             _ranks(f"memory, DDP, {model}", 15, 2, partial(peak, model=model, batch=8, with_mosaic=False)),
             _ranks(f"memory, Mosaic, {model}", 15, 2, partial(peak, model=model, batch=8, with_mosaic=True)),
         )
     ]
-    return (StudyPart.alone("Fig. 14a", 60, partial(scale, name="ofasys", paper="14a")), *many, *large, *two)
+    return (
+        StudyPart.alone("Fig. 14a", 60, partial(scale, name="ofasys", paper="14a")),
+        *many,
+        *large,
+        _ranks("links", 20, 2, links),
+        *two,
+    )
 
 
 STUDY = PartedStudy(

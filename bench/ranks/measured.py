@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -20,10 +21,10 @@ from bench.record import Figure, Source, median_figure, missing_figure
 from mosaic.backends.host.backend import HostBackend
 from mosaic.cost.communication.ranked import ModuleTraffic, route_ms
 from mosaic.graph import ModuleGraph, Part
-from mosaic.hardware import Link
 from mosaic.models import build, loss_of, make_batch
 from mosaic.plan import Grid, Placement, Plan, SearchRecord, Stage
-from mosaic.profiler import ProfileSettings, measure_ring, repeat_batch, traffic_of
+from mosaic.profiler import ProfileSettings, measure_ring, measure_route, repeat_batch, traffic_of
+from mosaic.ranks.choosing.planning import link_of
 from mosaic.ranks.colocate import colocate_ranks
 from mosaic.ranks.compare import COMPARED, MeasuredMethod, Rounds, Steps, compare_plans
 from mosaic.ranks.rows.routing import RowRouting
@@ -66,6 +67,21 @@ def planners(
     of = f"{model}-tiny, {size} ranks"
     for measured in found:
         yield from _of_method(measured, of)
+    yield _order(found, of)
+
+
+def _order(found: Sequence[MeasuredMethod], of: str) -> Figure:
+    """Of each two plans that differ, whether the one that is predicted faster is."""
+    name = f"pairs of plans of which the faster one is predicted to be, {of}, share"
+    plans = [one for one in found if one.plan is not None and not one.same_as]
+    pairs = [
+        (a.predicted_ms - b.predicted_ms) * (statistics.median(a.ratios) - statistics.median(b.ratios)) > 0
+        for a, b in combinations(plans, 2)
+        if a.predicted_ms is not None and b.predicted_ms is not None
+    ]
+    if not pairs:
+        return missing_figure(name, "all methods have one plan")
+    return one(name, sum(pairs) / len(pairs), samples=tuple(map(float, pairs)))
 
 
 def _of_method(measured: MeasuredMethod, of: str) -> Iterator[Figure]:
@@ -109,7 +125,7 @@ def apart_plan(graph: ModuleGraph, size: int) -> Plan:
 
 
 def moved(rank: int, size: int, *, model: str, batch: int, steps: int) -> Iterator[Figure]:
-    """Start-up, bytes, overlap and predicted communication of a plan in which everything travels."""
+    """Start-up, bytes and overlap of a plan in which everything travels."""
     of = f"{model}-tiny, {size} ranks"
     finding = find_for_ranks(Zoo.make(model, batch).model, Zoo.make(model, batch).sample)
     plan = apart_plan(finding.graph, size)
@@ -126,7 +142,6 @@ def moved(rank: int, size: int, *, model: str, batch: int, steps: int) -> Iterat
     traffic = {s.name: traffic_of(repeat_batch(s, size)) for s in finding.subjects}
     yield from _bytes(handle, loop, plan, traffic, batch, of)
     yield from _overlap(loop, steps, of)
-    yield from _predicted_routes(size)
     handle.remove()
 
 
@@ -206,13 +221,14 @@ def _overlap(loop: Steps, steps: int, of: str) -> Iterator[Figure]:
     )
 
 
-def _predicted_routes(size: int) -> Iterator[Figure]:
-    """Rows from all ranks to the first one: predicted from a ring that is fitted to other collectives, and measured."""
-    ring = measure_ring(torch.device("cpu"))
-    link = Link(gb_per_s=ring.gb_per_s, latency_us=ring.latency_us)
-    yield one(f"link between {size} ranks: latency, us", ring.latency_us)
-    yield one(f"link between {size} ranks: bandwidth, GB/s", ring.gb_per_s)
-    rank = dist.get_rank()
+def links(rank: int, size: int) -> Iterator[Figure]:
+    """Rows from all ranks to the first one: predicted from what ``colocate`` measures at other sizes, and measured."""
+    ring, route = measure_ring(torch.device("cpu")), measure_route(torch.device("cpu"), group=dist.group.WORLD)
+    link = link_of(route)
+    for what, found in (("ring of", ring), ("way of rows between", route)):
+        yield one(f"{what} {size} ranks: latency, us", found.latency_us)
+        yield one(f"{what} {size} ranks: bandwidth, GB/s", found.gb_per_s)
+    yield one(f"agreement of {size} ranks, ms", route.agreement_ms)
     for num_bytes in (2**16, 2**20, 2**24):
         rows = 64
         routing = RowRouting(held=(rows,) * size, members=(0,))
@@ -227,8 +243,10 @@ def _predicted_routes(size: int) -> Iterator[Figure]:
         times = torch.tensor(samples[1:], dtype=torch.float64)
         dist.all_reduce(times, dist.ReduceOp.MAX)
         of = f"rows of {num_bytes // 1024} KiB from {size} ranks to one"
+        measured, predicted = statistics.median(times.tolist()), route_ms(num_bytes, size, 1, link)
         yield median_figure(f"{of}, ms", times.tolist(), labels={"samples": str(len(times))})
-        yield one(f"{of}, predicted, ms", route_ms(num_bytes, size, 1, link), "predicted")
+        yield one(f"{of}, predicted, ms", predicted, "predicted")
+        yield one(f"{of}: predicted over measured - 1, %", 100 * (predicted / measured - 1))
 
 
 def peak(rank: int, size: int, *, model: str, batch: int, with_mosaic: bool) -> Iterator[Figure]:

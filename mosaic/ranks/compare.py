@@ -24,7 +24,7 @@ from mosaic.cost import Cost
 from mosaic.engine.finding.find import Finding
 from mosaic.errors import InfeasibleError, UndecidedError
 from mosaic.plan import Plan
-from mosaic.profiler import ProfileSettings, measure_ring
+from mosaic.profiler import ProfileSettings, measure_ring, measure_route
 from mosaic.ranks.choosing.planning import cost_of_ranks, profile_of_all
 from mosaic.ranks.colocate import colocate_ranks
 from mosaic.ranks.meeting.world import World
@@ -159,12 +159,14 @@ def _plans(
     world: World, trained: Trained, methods: Sequence[str], backend: Backend, settings: ProfileSettings | None
 ) -> dict[str, Plan | str]:
     """Has rank 0 plan by each method; a plan, or why there is none."""
-    ring = measure_ring(backend.torch_device, group=world.everyone)
+    device = backend.torch_device
+    ring = measure_ring(device, group=world.everyone)
+    route = measure_route(device, group=world.everyone) if device.type == "cpu" else None
     on = prepare(world, trained.model, trained.sample, backend)
 
     def planned() -> dict[str, Plan | str]:
         profile = profile_of_all(on, ring, settings)
-        cost = cost_of_ranks(trained.model, on.finding, profile, ring, world.size)
+        cost = cost_of_ranks(trained.model, on.finding, profile, ring, world.size, route=route)
         return _planned(methods, on.finding, cost, backend, world.size)
 
     found = world.together(lambda: planned() if world.rank == 0 else {})

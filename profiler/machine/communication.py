@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -16,7 +17,10 @@ import torch.distributed as dist
 from mosaic.errors import BackendUnavailableError
 from mosaic.hardware import Link
 
+T = TypeVar("T")
+
 _SIZES = tuple(4**power for power in range(5, 12))  # 1 KiB to 4 MiB
+_ROUTE_SIZES = tuple(8**power for power in range(4, 8))  # 4 KiB to 2 MiB
 _REPEATS = 7
 _TURNS = 4
 """Most times that all sizes are measured."""
@@ -50,6 +54,18 @@ class Ring:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """The way of rows from all ranks to fewer: nothing is added up, and bytes go one way, unlike in a ring."""
+
+    latency_us: float
+    """Time of a message whatever its size, in microseconds."""
+    gb_per_s: float
+    """What the busiest rank receives, in 10^9 bytes a second."""
+    agreement_ms: float
+    """What telling all ranks a few numbers takes, in milliseconds; it comes before rows move."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AllReduce:
     """One measured all-reduce."""
 
@@ -72,6 +88,16 @@ def fit_ring(measured: Sequence[AllReduce]) -> Ring:
         raise ValueError(
             f"{len(points)} all-reduces over several devices; two different sizes tell latency and bandwidth"
         )
+    latency_us, gb_per_s = _fit(points)
+    return Ring(latency_us=latency_us, gb_per_s=gb_per_s)
+
+
+def _fit(points: Sequence[tuple[int, float, float]]) -> tuple[float, float]:
+    """Returns latency in microseconds and 10^9 bytes a second from messages, bytes and milliseconds.
+
+    Raises:
+        ValueError: They tell of no bandwidth.
+    """
     rows = [(steps / ms, sent / ms) for steps, sent, ms in points]
     aa, ab, bb = (math.fsum(row[i] * row[j] for row in rows) for i, j in ((0, 0), (0, 1), (1, 1)))
     a, b = (math.fsum(row[i] for row in rows) for i in (0, 1))
@@ -81,8 +107,8 @@ def fit_ring(measured: Sequence[AllReduce]) -> Ring:
         step_ms = 0.0
     byte_ms = (b - ab * step_ms) / bb
     if byte_ms <= 0:
-        raise ValueError("larger all-reduces took no longer; measure larger ones to see the bandwidth")
-    return Ring(latency_us=step_ms * 1e3, gb_per_s=1 / byte_ms / 1e6)
+        raise ValueError("larger messages took no longer; measure larger ones to see the bandwidth")
+    return step_ms * 1e3, 1 / byte_ms / 1e6
 
 
 def measure_ring(device: torch.device, *, group: dist.ProcessGroup | None = None) -> Ring:
@@ -97,20 +123,55 @@ def measure_ring(device: torch.device, *, group: dist.ProcessGroup | None = None
         raise BackendUnavailableError(
             "communication cannot be measured", found=f"{degree} rank", needed="a torch.distributed group of 2 or more"
         )
-    for _ in range(_TURNS - 1):  # on a busy machine a turn may tell of no bandwidth; all ranks see the same times
-        with suppress(ValueError):
-            return fit_ring(_measure_sizes(device, degree, group))
-    return fit_ring(_measure_sizes(device, degree, group))
+    return _tried_again(lambda: fit_ring(_measure_sizes(device, degree, group)))
 
 
 def _measure_sizes(device: torch.device, degree: int, group: dist.ProcessGroup | None) -> list[AllReduce]:
     measured = []
     for size in _SIZES:
         data = torch.zeros(size // 4, device=device)
-        times = torch.tensor([_time_ms(data, group) for _ in range(_REPEATS)][1:], device=device)
-        dist.all_reduce(times, dist.ReduceOp.MAX, group=group)  # a collective ends with its slowest rank
-        measured.append(AllReduce(num_bytes=size, degree=degree, time_ms=statistics.median(times.tolist())))
+        time_ms = _slowest_ms(partial(dist.all_reduce, data, group=group), device, group)
+        measured.append(AllReduce(num_bytes=size, degree=degree, time_ms=time_ms))
     return measured
+
+
+def measure_route(device: torch.device, *, group: dist.ProcessGroup) -> Route:
+    """Times rows from all ranks of a group to its first one; every rank calls it, and all get the same.
+
+    Raises:
+        ValueError: Larger messages took no longer.
+    """
+    size, rank = dist.get_world_size(group), dist.get_rank(group)
+    told = [torch.zeros(8, dtype=torch.int64, device=device) for _ in range(size)]
+    agreement_ms = _slowest_ms(lambda: dist.all_gather(told, told[0].clone(), group=group), device, group)
+
+    def routed_ms(num_bytes: int) -> float:
+        given = torch.zeros(num_bytes // 4, device=device)
+        receives = [len(given)] * size if rank == 0 else [0] * size
+        sends = [len(given), *[0] * (size - 1)]
+        made = given.new_empty(sum(receives))
+        return _slowest_ms(lambda: dist.all_to_all_single(made, given, receives, sends, group=group), device, group)
+
+    def fitted() -> tuple[float, float]:
+        return _fit([(size - 1, (size - 1) * num_bytes, routed_ms(num_bytes)) for num_bytes in _ROUTE_SIZES])
+
+    latency_us, gb_per_s = _tried_again(fitted)
+    return Route(latency_us=latency_us, gb_per_s=gb_per_s, agreement_ms=agreement_ms)
+
+
+def _tried_again(fitted: Callable[[], T]) -> T:
+    """Measures anew where a turn tells of no bandwidth, as it may on a busy machine; all ranks see the same times."""
+    for _ in range(_TURNS - 1):
+        with suppress(ValueError):
+            return fitted()
+    return fitted()
+
+
+def _slowest_ms(work: Callable[[], object], device: torch.device, group: dist.ProcessGroup | None) -> float:
+    """Returns the median of the slowest rank's times; a collective ends with that rank."""
+    times = torch.tensor([_time_ms(work, device) for _ in range(_REPEATS)][1:], device=device)
+    dist.all_reduce(times, dist.ReduceOp.MAX, group=group)
+    return float(statistics.median(times.tolist()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,11 +208,11 @@ def measure_launched(environ: Mapping[str, str], *, on_gpu: bool) -> Launched | 
         dist.destroy_process_group()
 
 
-def _time_ms(data: torch.Tensor, group: dist.ProcessGroup | None) -> float:
+def _time_ms(work: Callable[[], object], device: torch.device) -> float:
     start = time.perf_counter()
-    dist.all_reduce(data, group=group)
-    if data.is_cuda:
-        torch.cuda.synchronize(data.device)
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
     return (time.perf_counter() - start) * 1e3
 
 

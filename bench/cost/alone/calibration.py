@@ -1,8 +1,8 @@
 """How far counted operators and a device's description are off, as described and with factors fitted to measured times.
 
-Factors of the description (efficiencies, what the host and the device take for each kernel, what an SM draws) are fitted
-to some modules; others choose how many factors may move; the rest judges. PipeWeaver reports 10 % before calibration
-and 2.4 % after it (section 6.4), of whole steps on 64 GPUs.
+Factors of the description (efficiencies, what host and device take for each kernel, what an SM draws) are fitted to
+some modules; others choose how many factors may move; the rest judges. PipeWeaver reports 10 % before calibration and
+2.4 % after it (section 6.4), of whole steps on 64 GPUs.
 
 An *error* here is the factor by which a prediction is off, less one: exp(|log(predicted / measured)|) - 1. Where errors
 are small it is the relative error; unlike that, it does not favour predictions that are too short.

@@ -49,6 +49,8 @@ class RankedCost(RetimedCost):
         included_ms: What the base's backward already has for summing gradients, of a module at a degree.
         with_reduction: Whether summing gradients takes time; where not, the base's is taken out.
         sms: What collectives take from modules; nothing by default.
+        routes: The link for rows that travel, where it is another one, as on the host: sums go both ways at a time.
+        agreement_ms: What ranks take to agree on a call of a module that is not on all of them, in milliseconds.
 
     Raises:
         ValueError: There are no ranks.
@@ -64,6 +66,8 @@ class RankedCost(RetimedCost):
         included_ms: Callable[[str, int], float] = lambda module, degree: 0.0,
         with_reduction: bool = True,
         sms: CollectiveSms | None = None,
+        routes: Link | None = None,
+        agreement_ms: float = 0.0,
     ) -> None:
         if num_ranks < 1:
             raise ValueError(f"num_ranks={num_ranks}; there is at least one rank")
@@ -71,6 +75,8 @@ class RankedCost(RetimedCost):
         self.num_ranks = num_ranks
         self._traffic = dict(traffic)
         self._network = network
+        self._route_network = routes or network
+        self._agreement_ms = agreement_ms
         self._included_ms = included_ms
         self._with_reduction = with_reduction
         self._lost = sms.lost if sms is not None else 0.0
@@ -127,6 +133,8 @@ class RankedCost(RetimedCost):
             compute_ms = self.compute_ms(module, Phase.BACKWARD, degree, quota)
             exposed = exposed_ms(whole.time_ms, compute_ms, whole.buckets)
             hidden = whole.time_ms - exposed
+        if degree < self.num_ranks:
+            forward_ms += self._agreement_ms
         return Communication(
             route_forward_ms=forward_ms, route_backward_ms=backward_ms, reduce_ms=exposed, hidden_ms=hidden
         )
@@ -135,7 +143,7 @@ class RankedCost(RetimedCost):
         """Of forward and backward."""
         if (module, degree) not in self._routes:
             there, back, given, taken = (
-                route_ms(num_bytes, self.num_ranks, degree, self._network)
+                route_ms(num_bytes, self.num_ranks, degree, self._route_network)
                 for num_bytes in (own.arguments, own.results, own.result_gradients, own.argument_gradients)
             )
             self._routes[module, degree] = there + back, given + taken

@@ -99,7 +99,7 @@ def rank_plans_to_try(
     if _shape_of(plain) == _shape_of(best):
         return Candidates(plans=(best,), sentences=(f"nothing is tried: the plan is {DATA_PARALLEL} training",))
     is_known = cost is not None and best.predicted_ms > 0 and plain.predicted_ms > 0
-    predicted = f"predicted for modules and what they send: {_predicted(plain)}, {_predicted(best)}"
+    predicted = _predicted(plain, best)
     gain = plain.predicted_ms / best.predicted_ms if is_known else None
     if gain is not None and gain < settings.smallest_gain:
         why = f"nothing is tried: below {settings.smallest_gain:g} times as fast, {DATA_PARALLEL} training runs"
@@ -109,7 +109,7 @@ def rank_plans_to_try(
     third = _third(best, plain, graph, cost, settings, communication_slots)
     if third is None:
         return Candidates(plans=(plain, best), sentences=(predicted, _layout(best)))
-    sentences = (f"{predicted}, {_predicted(third)}", _layout(best), _layout(third))
+    sentences = (_predicted(plain, best, third), _layout(best), _layout(third))
     return Candidates(plans=(plain, best, third), sentences=sentences)
 
 
@@ -161,8 +161,9 @@ def _shape_of(plan: Plan) -> Hashable:
     )
 
 
-def _predicted(plan: Plan) -> str:
-    return f"{plan.search.method} {plan.predicted_ms:.2f} ms"
+def _predicted(*plans: Plan) -> str:
+    times = ", ".join(f"{plan.search.method} {plan.predicted_ms:.2f} ms" for plan in plans)
+    return f"predicted for modules and what they send: {times}; what Python takes to hand calls over is not in it"
 
 
 def _layout(plan: Plan) -> str:

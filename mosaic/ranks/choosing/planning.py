@@ -16,7 +16,17 @@ from mosaic.errors import UnstableMeasurementError
 from mosaic.hardware import Link
 from mosaic.plan import Plan
 from mosaic.profile import Profile
-from mosaic.profiler import ProfileSettings, Ring, measure_ring, preserved, profile_modules, repeat_batch, traffic_of
+from mosaic.profiler import (
+    ProfileSettings,
+    Ring,
+    Route,
+    measure_ring,
+    measure_route,
+    preserved,
+    profile_modules,
+    repeat_batch,
+    traffic_of,
+)
 from mosaic.profiler.cache import KeepsMeasurements
 from mosaic.profiler.sweep import ProgressCallback
 from mosaic.ranks.choosing.candidates import Candidates, data_parallel_plan, rank_plans_to_try
@@ -39,9 +49,11 @@ def plans_of_first(
         kept: What rank 0 has measured before.
     """
     world = on.world
-    ring = measure_ring(on.backend.torch_device, group=world.everyone)
+    device = on.backend.torch_device
+    ring = measure_ring(device, group=world.everyone)
+    route = measure_route(device, group=world.everyone) if device.type == "cpu" else None
     found = world.together(
-        lambda: _planned_or_not(on, ring, options, trial, kept) if world.rank == 0 else Candidates(plans=())
+        lambda: _planned_or_not(on, ring, route, options, trial, kept) if world.rank == 0 else Candidates(plans=())
     )
     texts, sentences = world.first_says(([to_json(plan) for plan in found.plans], found.sentences))
     plans = tuple(parse(Plan, text, source="rank 0") for text in texts)
@@ -49,7 +61,12 @@ def plans_of_first(
 
 
 def _planned_or_not(
-    on: Prepared, ring: Ring, options: Options, trial: TrialSettings | None, kept: KeepsMeasurements | None
+    on: Prepared,
+    ring: Ring,
+    route: Route | None,
+    options: Options,
+    trial: TrialSettings | None,
+    kept: KeepsMeasurements | None,
 ) -> Candidates:
     """Profiles and solves; where the machine is too busy, returns data-parallel training alone, and says why."""
     model, finding, backend, world = on.model, on.finding, on.backend, on.world
@@ -65,7 +82,7 @@ def _planned_or_not(
         what_runs = "each module runs on all ranks, as in data-parallel training,"
         note = warn_of_busy(f"{world.me} did not profile", what_runs, error)
         return Candidates(plans=(plan,), sentences=(note,))
-    cost = cost_of_ranks(model, finding, profile, ring, size, sums_over_ring=options.profile is None)
+    cost = cost_of_ranks(model, finding, profile, ring, size, sums_over_ring=options.profile is None, route=route)
     plan = plan_to_run(options.method, finding.graph, cost, backend.device, num_devices=size, communication_slots=slots)
     if trial is None:
         return Candidates(plans=(plan,), sentences=("no plan is tried: the one that was planned runs",))
@@ -73,7 +90,14 @@ def _planned_or_not(
 
 
 def cost_of_ranks(
-    model: nn.Module, finding: Finding, profile: Profile, ring: Ring, num_ranks: int, *, sums_over_ring: bool = True
+    model: nn.Module,
+    finding: Finding,
+    profile: Profile,
+    ring: Ring,
+    num_ranks: int,
+    *,
+    sums_over_ring: bool = True,
+    route: Route | None = None,
 ) -> RankedCost:
     """Returns the cost model of a profile with what ranks tell each other.
 
@@ -86,6 +110,7 @@ def cost_of_ranks(
         sums_over_ring: Whether the profile's backwards have the sum of the gradients over ``ring``, so that the part
             of it that a backward hides can be taken out. A profile that is given has it over links of which nobody
             knows; its times stay as they are, and rows that travel are added.
+        route: The way of rows that travel; None: that of ``ring``.
     """
     with preserved(model, alone=finding.subjects):
         traffic = {s.name: traffic_of(repeat_batch(s, num_ranks)) for s in finding.subjects}
@@ -100,12 +125,14 @@ def cost_of_ranks(
         num_ranks,
         included_ms=included_ms,
         with_reduction=sums_over_ring,
+        routes=link_of(route) if route is not None else None,
+        agreement_ms=route.agreement_ms if route is not None else 0.0,
     )
 
 
-def link_of(ring: Ring) -> Link:
-    """Returns one of a ring's links."""
-    return Link(gb_per_s=ring.gb_per_s, latency_us=ring.latency_us)
+def link_of(measured: Ring | Route) -> Link:
+    """Returns a link as it was measured."""
+    return Link(gb_per_s=measured.gb_per_s, latency_us=measured.latency_us)
 
 
 def profile_of_all(

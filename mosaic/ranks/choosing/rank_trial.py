@@ -153,7 +153,8 @@ def _said(told: Sequence[str | None]) -> str | None:
 
 def _report(race: Race, decision: Decision) -> TrialReport:
     found = TrialReport.of(
-        f"trial: {decision.reason} ({race.num_steps} steps of the sample before the loop, {race.took_ms:.1f} ms)",
+        f"trial: {decision.reason} ({race.num_steps} steps of the sample before the loop, {race.took_ms:.1f} ms; "
+        "forward and backward, without an optimizer)",
         race.standings(decision),
         num_trials=1,
         num_steps=race.num_steps,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import nn
 
 from mosaic.cost.communication.traffic import BUCKET_BYTES
 from mosaic.ranks.meeting.progress import Waiting
+from mosaic.ranks.parameters.buckets import Bucket, buckets_of
 
 
 class SumPlace:
@@ -32,7 +33,8 @@ class GradientReducer:
     """Makes the gradients of some parameters the mean over a group's ranks.
 
     A bucket starts as soon as the gradients of all its parameters are there, behind the buckets before it, so that all
-    ranks start them in one order. What was in ``grad`` before is the same on all ranks, and so is its mean.
+    ranks start them in one order. The last bucket, which starts last, also says which gradients are there. What was in
+    ``grad`` before is the same on all ranks, and so is its mean.
 
     Args:
         parameters: Those that train, in the order of the module; reduced in the reverse order.
@@ -43,11 +45,14 @@ class GradientReducer:
         waiting: Notes that a thread waits for other ranks.
         place: Where sums are made; on streams, whose they are.
         sparse: Ids of parameters whose gradients are sparse (``sparse_in``); each is a bucket of its own.
+
+    Attributes:
+        parameters: Those that train.
     """
 
     def __init__(
         self,
-        parameters: Iterable[torch.nn.Parameter],
+        parameters: Iterable[nn.Parameter],
         group: dist.ProcessGroup,
         *,
         bucket_bytes: int = BUCKET_BYTES,
@@ -57,28 +62,23 @@ class GradientReducer:
         sparse: frozenset[int] = frozenset(),
     ) -> None:
         self._group = group
-        self._sparse = sparse
         self._place = place or SumPlace()
         self._waiting = waiting
         self._size = dist.get_world_size(group)
-        self._buckets = _buckets(list(parameters), bucket_bytes, sparse)
-        self._bucket_of = {id(p): index for index, bucket in enumerate(self._buckets) for p in bucket}
+        self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        self._buckets = buckets_of(self.parameters, bucket_bytes, sparse, self._size) if self._size > 1 else []
+        self._bucket_of = {id(p): index for index, bucket in enumerate(self._buckets) for p in bucket.parameters}
         self._missing: list[set[int]] = []
         self._next = 0
-        self._running: list[tuple[int, torch.Tensor, Any]] = []
+        self._running: list[tuple[Bucket, torch.Tensor, Any]] = []
         self._begin()
-        hooked = [p for bucket in self._buckets for p in bucket] if overlaps else []
-        self._hooks = [p.register_post_accumulate_grad_hook(self._arrived) for p in hooked]
+        hooked = self.parameters if overlaps and self._buckets else []
+        self._hooks = [parameter.register_post_accumulate_grad_hook(self._arrived) for parameter in hooked]
 
     @property
     def num_bytes(self) -> int:
         """Bytes of gradients that one reduction takes; 0 where there is nobody to reduce with."""
-        return sum(p.nbytes for bucket in self._buckets for p in bucket) if self._size > 1 else 0
-
-    @property
-    def parameters(self) -> list[torch.nn.Parameter]:
-        """What it reduces."""
-        return [parameter for bucket in self._buckets for parameter in bucket]
+        return sum(parameter.nbytes for parameter in self.parameters) if self._size > 1 else 0
 
     @property
     def is_running(self) -> bool:
@@ -90,7 +90,7 @@ class GradientReducer:
         if self._next < len(self._buckets):
             self._place.follow()
         while self._next < len(self._buckets):
-            self._start(self._next)
+            self._start_next()
 
     def finish(self) -> None:
         """Reduces what is left, and waits; to be called once on every rank of the group after each backward.
@@ -99,11 +99,22 @@ class GradientReducer:
         had one.
         """
         self.start_rest()
-        for index, flat, work in self._running:
+        late = []
+        for bucket, total, work in self._running:
             with self._place.entered():
                 with self._waiting("reduce"):
                     work.wait()
-                self._hand_out(index, flat)
+                if any(parameter.grad is None for parameter in bucket.parameters):
+                    late.append((bucket, total))  # whether to give it one is said at the end
+                else:
+                    bucket.hand_out(total, self._bucket_of)
+        if late:  # looked at only where something is missing: on a GPU it makes the host wait
+            flags = self._running[-1][1][-len(self.parameters) :].tolist()
+            there = {id(parameter) for parameter, flag in zip(self.parameters, flags, strict=True) if flag}
+            with self._place.entered():
+                for bucket, total in late:
+                    for grad in bucket.hand_out(total, there):
+                        self._place.gave(grad)
         self._begin()
 
     def close(self) -> None:
@@ -112,85 +123,34 @@ class GradientReducer:
             hook.remove()
 
     def _begin(self) -> None:
-        self._missing = [{id(p) for p in bucket} for bucket in self._buckets]
+        self._missing = [{id(p) for p in bucket.parameters} for bucket in self._buckets]
         self._next = 0
         self._running = []
 
-    def _arrived(self, parameter: torch.nn.Parameter) -> None:
+    def _arrived(self, parameter: torch.Tensor) -> None:
         self._place.follow()
-        self._missing[self._bucket_of[id(parameter)]].discard(id(parameter))
+        index = self._bucket_of[id(parameter)]
+        self._missing[index].discard(id(parameter))
+        if parameter.grad is not None:  # autograd calls hooks for a gradient that is undefined, too
+            with self._place.entered():
+                self._buckets[index].take(parameter)
         while self._next < len(self._buckets) and not self._missing[self._next]:
-            self._start(self._next)
+            self._start_next()
 
-    def _start(self, index: int) -> None:
+    def _start_next(self) -> None:
+        bucket = self._buckets[self._next]
         with self._place.entered():
-            self._start_here(index)
-
-    def _start_here(self, index: int) -> None:
-        bucket = self._buckets[index]
-        if id(bucket[0]) in self._sparse:
-            flat = _sparse_gradient(bucket[0])
-            self._begun(index, flat)
-            return
-        # The last numbers say which gradients are there at all.
-        there = bucket[0].new_ones(len(bucket))
-        for place, parameter in enumerate(bucket):
-            if parameter.grad is None:
-                there[place] = 0
-        grads = [p.grad.reshape(-1) if p.grad is not None else p.new_zeros(p.numel()) for p in bucket]
-        self._begun(index, torch.cat([*grads, there]))
-
-    def _begun(self, index: int, flat: torch.Tensor) -> None:
-        self._running.append((index, flat, dist.all_reduce(flat, group=self._group, async_op=True)))
-        self._next = index + 1
-
-    def _hand_out(self, index: int, flat: torch.Tensor) -> None:
-        bucket = self._buckets[index]
-        if flat.is_sparse:
-            bucket[0].grad = flat.div_(self._size) if flat._nnz() or bucket[0].grad is not None else None
-            return
-        # Looked at only where something is missing: on a GPU it makes the host wait.
-        is_whole = all(parameter.grad is not None for parameter in bucket)
-        there = [1.0] * len(bucket) if is_whole else flat[-len(bucket) :].tolist()
-        start = 0
-        for parameter, count in zip(bucket, there, strict=True):
-            mean = flat[start : start + parameter.numel()].view_as(parameter).div_(self._size)
-            start += parameter.numel()
-            if parameter.grad is not None:
-                parameter.grad.copy_(mean)
-            elif count:
-                parameter.grad = mean.clone()
-                self._place.gave(parameter.grad)
+            total = bucket.gather()
+            if self._next == len(self._buckets) - 1:
+                flags = total[-len(self.parameters) :].fill_(1)
+                for place, parameter in enumerate(self.parameters):
+                    if parameter.grad is None:
+                        flags[place] = 0
+            self._running.append((bucket, total, dist.all_reduce(total, group=self._group, async_op=True)))
+        self._next += 1
 
 
 def sparse_in(model: nn.Module) -> frozenset[int]:
     """Returns the ids of the parameters that get sparse gradients: tables that are looked up with ``sparse=True``."""
     tables = (part for part in model.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag))
     return frozenset(id(table.weight) for table in tables if table.sparse)
-
-
-def _sparse_gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
-    """Returns a parameter's gradient, or one without elements."""
-    if parameter.grad is not None:
-        return parameter.grad.coalesce().clone()
-    return torch.zeros_like(parameter, layout=torch.sparse_coo, requires_grad=False).coalesce()
-
-
-def _buckets(
-    parameters: Sequence[torch.nn.Parameter], bucket_bytes: int, sparse: frozenset[int]
-) -> list[list[torch.nn.Parameter]]:
-    """Groups parameters of one dtype, the last ones first, since their gradients come first."""
-    buckets: list[list[torch.nn.Parameter]] = []
-    for parameter in reversed(parameters):
-        if not parameter.requires_grad:
-            continue
-        last = buckets[-1] if buckets else None
-        if (
-            last is None
-            or last[0].dtype != parameter.dtype
-            or not sparse.isdisjoint((id(last[0]), id(parameter)))
-            or sum(p.nbytes for p in last) + parameter.nbytes > bucket_bytes
-        ):
-            buckets.append([])
-        buckets[-1].append(parameter)
-    return buckets

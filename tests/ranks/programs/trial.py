@@ -18,7 +18,7 @@ from mosaic.backends.host.backend import HostBackend
 from mosaic.engine.options import Options, RankSettings
 from mosaic.errors import MosaicError, UnstableMeasurementError
 from mosaic.profile import Profile
-from mosaic.profiler import Ring
+from mosaic.profiler import Ring, Route
 from mosaic.profiler.measuring import measure as measuring
 from mosaic.ranks import RankHandle
 from mosaic.ranks.choosing import planning
@@ -97,8 +97,14 @@ def links(*_: Any, **__: Any) -> Ring:
     return Ring(latency_us=50.0, gb_per_s=1.0)
 
 
+def ways(*_: Any, **__: Any) -> Route:
+    """Says what ways rows have."""
+    return Route(latency_us=50.0, gb_per_s=1.0, agreement_ms=0.1)
+
+
 def tried(model: nn.Module, *turns: float) -> RankHandle:
     planning.measure_ring = links
+    planning.measure_route = ways
     return colocate_ranks(
         model,
         sample=torch.ones(ROWS, WIDTH),

@@ -16,7 +16,7 @@ from bench.ranks import __main__ as bench_ranks
 from bench.ranks import layer_tables as ranks_tables
 from bench.ranks import pictures as ranks_pictures
 from bench.ranks.launch import on_ranks
-from bench.ranks.measured import moved, one, peak
+from bench.ranks.measured import links, moved, one, peak
 from bench.ranks.simulated import ModelCost, large_cluster, scaling, simulated_steps
 from bench.ranks.tape import Tape
 from bench.record import Figure, Study
@@ -89,6 +89,9 @@ def test_what_is_measured_on_two_ranks_has_a_name_and_samples():
     for figure in found:
         assert figure.value is None or len(figure.samples) == int(figure.labels["samples"])
     assert any(figure.name.startswith("overlap") for figure in found)
+    sources = {figure.name: figure.source for figure in on_ranks(links, 2, 120)}
+    assert sources["rows of 64 KiB from 2 ranks to one, ms"] == "measured"
+    assert sources["rows of 64 KiB from 2 ranks to one, predicted, ms"] == "predicted"
     (grown,) = on_ranks(partial(peak, model="clip", batch=2, with_mosaic=False), 2, 120)
     assert grown.value == max(grown.samples) > 0
 

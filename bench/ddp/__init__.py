@@ -1,0 +1,1 @@
+"""Several ranks by the default line, against DistributedDataParallel at its best."""

@@ -1,0 +1,114 @@
+"""Several ranks by the default line, against torch's DistributedDataParallel at its best.
+
+``python -m bench.ddp [--quick] [--json FILE]``
+
+Two processes as torchrun starts them, gloo between them, a core and a thread each: for each model some launches. In
+each the fastest of a few settings of DistributedDataParallel is found first. It, ``mosaic.colocate(model,
+sample=batch)`` with nothing else said, and Mosaic's own data-parallel step then take turns at the same steps of the
+same model. Each launch profiles, plans and tries anew. A step has forward, backward, AdamW and ``zero_grad``; its time
+is that of the slower rank.
+"""
+
+from __future__ import annotations
+
+import os
+
+# OpenMP reads this once, when torch is loaded; a rank has one thread, and idle ones that spin would take its core.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from bench.ddp.models import MODELS
+from bench.ddp.turns import Scale, launch
+from bench.ranks.launch import on_ranks
+from bench.record import Figure, median_figure
+from bench.study_parts import PartedStudy, StudyPart
+
+RANKS = 2
+LAUNCHES = 3
+QUICK = Scale(rounds=2, steps=2, settings=2)
+
+
+def of_model(seconds: float, *, name: str, scale: Scale, launches: int) -> Iterator[Figure]:
+    """Yields a model's figures over all launches, which end after ``seconds``."""
+    ends = time.monotonic() + seconds
+    found: defaultdict[str, list[Figure]] = defaultdict(list)
+    for _ in range(launches):
+        for figure in on_ranks(partial(launch, name=name, scale=scale), RANKS, ends - time.monotonic()):
+            found[figure.name].append(figure)
+    yield from figures_of(name, found)
+
+
+def figures_of(name: str, found: dict[str, list[Figure]]) -> Iterator[Figure]:
+    """Yields the figures of a model from those of its launches."""
+
+    def pooled(what: str, key: str, **labels: str) -> Figure:
+        samples = [sample for figure in found[key] for sample in figure.samples]
+        return median_figure(f"{name}: {what}", samples, labels={"samples": str(len(samples)), **labels})
+
+    best = _distinct(figure.labels["setting"] for figure in found["ddp"])
+    yield pooled("gradients, MB", "MB")
+    for setting in dict.fromkeys(figure.labels["setting"] for figure in found["setting"]):
+        ms = [figure.samples[0] for figure in found["setting"] if figure.labels["setting"] == setting]
+        yield median_figure(
+            f"{name}: step of DistributedDataParallel, {setting}, ms", ms, labels={"samples": str(len(ms))}
+        )
+    yield pooled("step of DistributedDataParallel at its best, ms", "ddp", setting=best)
+    yield pooled("step of mosaic.colocate, ms", "ours")
+    yield pooled("step of DistributedDataParallel at its best over mosaic.colocate's, ratio", "gain")
+    yield pooled("the same of forward and backward, ratio", "gain of passes")
+    yield pooled("data-parallel step of Mosaic over DistributedDataParallel's at its best, ratio", "alike over ddp")
+    yield pooled("forward and backward of that over DistributedDataParallel's, ratio", "passes of alike over ddp")
+    plans = _distinct(figure.labels["plan"] for figure in found["picked"])
+    picked = [figure.samples[0] for figure in found["picked"]]
+    yield Figure(
+        name=f"{name}: launches in which the trial picked a plan",
+        source="measured",
+        value=sum(picked),
+        samples=tuple(picked),
+        labels={"samples": str(len(picked)), "plan": plans},
+    )
+    if found["claimed"]:
+        yield pooled("gain of forward and backward that the trial says, ratio", "claimed")
+    yield _worst(f"{name}: largest relative difference of a loss", found["loss"])
+    yield _worst(f"{name}: length of the difference of all parameters over theirs, ratio", found["parameters"])
+
+
+def _distinct(names: Iterator[str]) -> str:
+    return "; ".join(sorted(set(names)))
+
+
+def _worst(name: str, figures: Sequence[Figure]) -> Figure:
+    samples = tuple(figure.samples[0] for figure in figures)
+    labels = {"samples": str(len(samples))}
+    return Figure(name=name, source="measured", value=max(samples), samples=samples, labels=labels)
+
+
+def _parts(scale: Scale, launches: int, seconds: float) -> tuple[StudyPart, ...]:
+    return tuple(
+        StudyPart(
+            name=name, make=partial(of_model, name=name, scale=scale, launches=launches), seconds=launches * seconds
+        )
+        for name in MODELS
+    )
+
+
+STUDY = PartedStudy(
+    name="bench_ddp",
+    quick=lambda: _parts(QUICK, 1, 60.0),
+    quick_seconds=150.0,
+    full=lambda: _parts(Scale(), LAUNCHES, 60.0),
+    full_seconds=900.0,
+)
+
+
+def main() -> None:
+    """Runs the study."""
+    STUDY.main(__doc__, "one launch of each model, few steps, two settings", lambda study, folder: None)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""The table of the default line on several ranks against DistributedDataParallel: a row for each model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bench import pages
+from bench.ddp.models import MODELS
+from bench.gpu.tables import number
+from bench.record import Figure, Study
+
+STUDY = "bench_ddp"
+HEADS = (
+    "DistributedDataParallel at its best, ms a step",
+    "`mosaic.colocate`, ms a step",
+    "DistributedDataParallel's over ours",
+    "the trial picked a plan",
+    "forward and backward alone",
+    "which the trial said to be",
+    "Mosaic's data-parallel step over DistributedDataParallel's",
+    "difference of all parameters over their length",
+)
+
+
+def ddp_table(results: Path) -> str:
+    """Returns the newest study's rows, all measured."""
+    newest = pages.newest_study(STUDY, results)
+    if newest is None:
+        return pages.NOT_YET
+    rows = [row for name in MODELS if (row := _row(newest, name)) is not None]
+    settings = sorted({figure.labels["setting"] for figure in newest.figures if "setting" in figure.labels})
+    note = f"\nBest of several settings in each launch; best were: {'; '.join(settings)}.\n" if settings else ""
+    return pages.table((f"{pages.source_of(newest)}, measured", *HEADS), rows) + note
+
+
+def _row(study: Study, name: str) -> tuple[str, ...] | None:
+    found = {
+        figure.name.removeprefix(f"{name}: "): figure for figure in study.figures if figure.name.startswith(f"{name}: ")
+    }
+    picked = found.get("launches in which the trial picked a plan")
+    if picked is None:
+        missing = next((figure.reason for figure in found.values() if figure.reason), None)
+        return None if missing is None else (name, f"not measured: {missing}", *[""] * (len(HEADS) - 1))
+    megabytes = found["gradients, MB"].value
+    claimed = found.get("gain of forward and backward that the trial says, ratio")
+    return (
+        f"{name}, {number(megabytes)} MB of gradients",
+        _shown(found["step of DistributedDataParallel at its best, ms"]),
+        _shown(found["step of mosaic.colocate, ms"]),
+        _shown(found["step of DistributedDataParallel at its best over mosaic.colocate's, ratio"]),
+        f"{number(picked.value)} of {len(picked.samples)} times",
+        _shown(found["the same of forward and backward, ratio"]),
+        number(claimed.value) if claimed is not None else "",
+        _shown(found["data-parallel step of Mosaic over DistributedDataParallel's at its best, ratio"]),
+        _difference(found["length of the difference of all parameters over theirs, ratio"]),
+    )
+
+
+def _shown(figure: Figure) -> str:
+    return f"{number(figure.value)} ({number(figure.low)} to {number(figure.high)})"
+
+
+def _difference(figure: Figure) -> str:
+    return "equal bit for bit" if figure.value == 0 else f"{figure.value:.1e}"

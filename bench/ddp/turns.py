@@ -1,0 +1,174 @@
+"""One launch on gloo ranks: DistributedDataParallel and ``mosaic.colocate`` take turns at steps of one model."""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+import statistics
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import mosaic
+from bench.ddp.models import Workload, make
+from bench.record import Figure
+from mosaic.engine.options import DEFAULT_OPTIONS, Options
+from mosaic.ranks import RankHandle
+from mosaic.ranks.choosing.candidates import data_parallel_plan
+from mosaic.ranks.compare import called, slowest
+from mosaic.ranks.meeting.world import World
+
+_VIEW = {"gradient_as_bucket_view": True}
+SETTINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "as it comes": {},
+        "gradient_as_bucket_view": _VIEW,
+        "gradient_as_bucket_view, static_graph": _VIEW | {"static_graph": True},
+        "gradient_as_bucket_view, buckets of 100 MiB": _VIEW | {"bucket_cap_mb": 100},
+    }
+)
+"""Ways to make a DistributedDataParallel, of which the fastest is compared with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """How much is measured in a launch."""
+
+    rounds: int = 3
+    """Rounds in which all take turns."""
+    steps: int = 3
+    """Steps of each in a turn."""
+    warm_steps: int = 2
+    """Steps of each before anything counts; one more before each turn."""
+    settings: int = len(SETTINGS)
+    """How many of the settings of DistributedDataParallel are tried."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """Times of the slowest rank, in milliseconds."""
+
+    steps_ms: list[float]
+    """Of whole steps."""
+    passes_ms: list[float]
+    """Of their forward and backward, which is what a trial times."""
+
+
+class Loop:
+    """A training loop of this rank, as users write it.
+
+    Args:
+        model: What is called: the model, or a wrapper around it.
+        work: The model with its batch.
+
+    Attributes:
+        losses: Of all steps taken.
+    """
+
+    def __init__(self, model: nn.Module, work: Workload) -> None:
+        self.losses: list[float] = []
+        self._model = model
+        self._work = work
+        self._optimizer = torch.optim.AdamW(work.model.parameters(), 1e-4)
+
+    def take(self, world: World, steps: int, *, warm: int) -> Taken:
+        """Takes steps after all ranks have come; returns the times of those that count."""
+        dist.barrier()
+        whole, passes = [], []
+        for _ in range(warm + steps):
+            start = time.perf_counter()
+            loss = self._work.loss(called(self._model, self._work.sample))
+            loss.backward()
+            passes.append((time.perf_counter() - start) * 1e3)
+            self._optimizer.step()
+            self._optimizer.zero_grad()
+            whole.append((time.perf_counter() - start) * 1e3)
+            self.losses.append(loss.item())
+        return Taken(steps_ms=slowest(world, whole)[warm:], passes_ms=slowest(world, passes)[warm:])
+
+
+def launch(rank: int, size: int, *, name: str, scale: Scale, options: Options = DEFAULT_OPTIONS) -> Iterator[Figure]:
+    """Yields what this launch measured, each figure with its samples.
+
+    Args:
+        rank: This rank.
+        size: Ranks.
+        name: A model.
+        scale: How much to measure.
+        options: Of the colocated loop; those of the default line.
+    """
+    world = World.join(torch.device("cpu"))
+    tried = {setting: _tried(world, name, rank, setting, scale) for setting in list(SETTINGS)[: scale.settings]}
+    best = min(tried, key=lambda setting: tried[setting])
+    for setting, step_ms in tried.items():
+        yield _figure("setting", [step_ms], setting=setting)
+    theirs, ours, alike = (make(name, rank) for _ in range(3))
+    wrapped = DistributedDataParallel(theirs.model, **SETTINGS[best])
+    handle = mosaic.colocate(ours.model, sample=ours.sample, options=options)
+    assert isinstance(handle, RankHandle)
+    plan = data_parallel_plan(handle.graph, handle.plan.device, size)
+    plain = mosaic.colocate(alike.model, sample=alike.sample, plan=plan)
+    loops = {"ddp": Loop(wrapped, theirs), "ours": Loop(ours.model, ours), "alike": Loop(alike.model, alike)}
+    for loop in loops.values():
+        loop.take(world, 0, warm=scale.warm_steps)
+    turns: dict[str, list[Taken]] = {way: [] for way in loops}
+    for turn in range(scale.rounds):
+        for way in list(loops) if turn % 2 else reversed(list(loops)):
+            turns[way].append(loops[way].take(world, scale.steps, warm=1))
+    for way, taken in turns.items():
+        yield _figure(way, [ms for one in taken for ms in one.steps_ms], setting=best)
+    steps = {way: [statistics.median(one.steps_ms) for one in taken] for way, taken in turns.items()}
+    passes = {way: [statistics.median(one.passes_ms) for one in taken] for way, taken in turns.items()}
+    yield _ratio("gain", steps["ddp"], steps["ours"])
+    yield _ratio("gain of passes", passes["ddp"], passes["ours"])
+    yield _ratio("alike over ddp", steps["alike"], steps["ddp"])
+    yield _ratio("passes of alike over ddp", passes["alike"], passes["ddp"])
+    yield _figure("MB", [theirs.gradient_bytes / 1e6])
+    yield from _picked(handle)
+    yield from _differences(loops["ours"], loops["ddp"], handle, wrapped)
+    plain.remove()
+    handle.remove()
+
+
+def _tried(world: World, name: str, rank: int, setting: str, scale: Scale) -> float:
+    work = make(name, rank)
+    loop = Loop(DistributedDataParallel(work.model, **SETTINGS[setting]), work)
+    return statistics.median(loop.take(world, scale.steps, warm=scale.warm_steps).steps_ms)
+
+
+def _picked(handle: RankHandle) -> Iterator[Figure]:
+    """What the trial picked, and how much faster than data-parallel training it says that is."""
+    said = handle.describe()
+    places = " | ".join(f"{p.module}: ranks {', '.join(map(str, p.devices))}" for p in handle.plan.placements)
+    claim = re.search(r"is measured (\S+) times as fast as data-parallel", said)
+    yield _figure("picked", [float(claim is not None)], plan=f"{handle.plan.search.method}: {places}")
+    if claim is not None:
+        yield _figure("claimed", [float(claim[1])])
+
+
+def _differences(ours: Loop, theirs: Loop, handle: RankHandle, wrapped: DistributedDataParallel) -> Iterator[Figure]:
+    """How far losses of this rank and all parameters are from each other after the same steps."""
+    losses = zip(ours.losses, theirs.losses, strict=True)
+    yield _figure("loss", [max(abs(a - b) / max(abs(b), 1e-12) for a, b in losses)])
+    state = copy.copy(handle.full_state_dict())
+    pairs = [(state[name].double(), tensor.double()) for name, tensor in wrapped.module.state_dict().items()]
+    apart = math.fsum(float((a - b).square().sum()) for a, b in pairs)
+    length = math.fsum(float(b.square().sum()) for _, b in pairs)
+    yield _figure("parameters", [math.sqrt(apart / length)])
+
+
+def _ratio(name: str, over: list[float], under: list[float]) -> Figure:
+    """Returns the ratio of two ways' medians in each round."""
+    return _figure(name, [a / b for a, b in zip(over, under, strict=True)])
+
+
+def _figure(name: str, samples: list[float], **labels: str) -> Figure:
+    return Figure(name=name, source="measured", value=statistics.median(samples), samples=tuple(samples), labels=labels)
