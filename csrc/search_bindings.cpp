@@ -101,8 +101,8 @@ Objective objective_of(const std::string& name) {
 void bind_problem(py::module_& module) {
     py::class_<Option>(module, "Option", "One way to deploy a module; times in nanoseconds.")
         .def(py::init([](int degree, int quota, Ns forward, Ns backward, std::int64_t memory, double forward_bandwidth,
-                         double backward_bandwidth, const std::array<double, 2>& idle,
-                         const std::array<double, 2>& cap, const std::array<Ns, 2>& launch) {
+                         double backward_bandwidth, const std::array<double, 2>& idle, const std::array<double, 2>& cap,
+                         const std::array<Ns, 2>& launch) {
                  return Option{degree,
                                quota,
                                forward,

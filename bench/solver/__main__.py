@@ -51,7 +51,6 @@ QUICK: tuple[StudyPart, ...] = (
 )
 FULL: tuple[StudyPart, ...] = (
     StudyPart.alone("the six models", 600, lambda: _gains_of_models(num_devices=(2, 4, 8), seconds=5)),
-    StudyPart.alone("Table 1", 120, lambda: table_1_beside_the_zoo(sizes=("public", "paper", "table1"))),
     StudyPart.alone("gains", 240, lambda: gains(seeds=8, num_modules=10, seconds=5)),
     StudyPart.alone("10 modules", 120, lambda: ten_modules(seeds=20, seconds=10, disturbed=False)),
     StudyPart.alone("10 modules with interference", 120, lambda: ten_modules(seeds=4, seconds=2, disturbed=True)),
@@ -64,6 +63,7 @@ FULL: tuple[StudyPart, ...] = (
     StudyPart.alone("Fig. 14a", 60, lambda: figure_14a(seeds=10, seconds=10)),
     StudyPart.alone("Fig. 14b", 600, lambda: figure_14b(num_modules=10, seeds=5, seconds=5)),
     StudyPart.alone("worth of parts", 150, lambda: worth_of_parts(seeds=5, num_modules=9)),
+    StudyPart.alone("Table 1", 120, lambda: table_1_beside_the_zoo(sizes=("public", "paper", "table1"))),
 )
 
 

@@ -19,7 +19,7 @@ from mosaic.solver.instances.instance_cost import TableCost
 
 PAPER = MappingProxyType({"spindle": "1.07 to 1.31", "distmm": "1.10 to 1.42", "megatron": "1.17 to 1.48"})
 """Section 5.2: over all of its models, as they trained on GPUs."""
-RIVALS = ("gahc", "megatron", "distmm", "distmm-waves", "spindle")
+RIVALS = ("gahc", "megatron", "distmm", "spindle")
 
 MODELS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {

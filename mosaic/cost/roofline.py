@@ -157,11 +157,15 @@ def phase_ms(counts: PhaseCounts, hardware: Hardware, num_sms: int, *, network_g
 
 
 def phase_bandwidth(counts: PhaseCounts, hardware: Hardware, num_sms: int, *, network_gb_per_s: float = 0.0) -> float:
-    """Returns the share of the device's memory bandwidth that a phase draws on average, between 0 and 1."""
+    """Returns the share of the device's memory bandwidth that a phase draws on average, between 0 and 1.
+
+    To nine digits, so that it does not fall from one quota to the next by the rounding of equal times: the exact search
+    needs a share that never does.
+    """
     time_ms = phase_ms(counts, hardware, num_sms, network_gb_per_s=network_gb_per_s)
     if time_ms <= 0:
         return 0.0
-    return min(1.0, counts.moved_bytes / time_ms / 1e6 / hardware.memory_gb_per_s)
+    return round(min(1.0, counts.moved_bytes / time_ms / 1e6 / hardware.memory_gb_per_s), 9)
 
 
 def efficiency_of(kind: OperatorKind, hardware: Hardware) -> float:

@@ -78,16 +78,16 @@ def test_a_module_of_several_tasks_has_a_part_of_its_parameters_in_each() -> Non
 
 def test_every_method_plans_every_task() -> None:
     made = clip()
-    found = steps_of(made, 4, 0.2)
+    found = steps_of(made, 4, 5)
     assert tuple(found) == METHODS
-    assert all(one.plan is not None for one in found.values())
+    assert [(name, one.status, one.reason) for name, one in found.items() if one.plan is None] == []
     assert found["spindle"].sliced
     assert found["distmm"].predicted_ms <= min(found[name].predicted_ms for name in ("distmm-mt", BASE)) * (1 + 1e-9)
     assert found["exact"].predicted_ms <= found["distmm"].predicted_ms * (1 + 1e-9)
 
 
 def test_a_model_has_its_figures_8_11_12_and_16(tmp_path) -> None:
-    found = checked(figures.figure_8("multitask-clip", (2,), (16, 32), SMALL, 0.2))
+    found = checked(figures.figure_8("multitask-clip", (2,), (16, 32), SMALL, 5))
     assert all(one.value is not None for one in found)
     assert {one.source for one in found if one.name.startswith("Fig. 12")} == {"measured"}
     assert {one.source for one in found if not one.name.startswith("Fig. 12")} == {"predicted"}
@@ -102,12 +102,12 @@ def test_a_model_has_its_figures_8_11_12_and_16(tmp_path) -> None:
 def test_the_other_figures_of_a_model_have_numbers_or_reasons() -> None:
     found = checked(
         itertools.chain(
-            figures.case_study(SMALL, 4, 0.2),
-            figures.figure_10("multitask-clip", 3, 16, SMALL, 0.2),
-            figures.figure_10("qwen-val", 1, 4, SMALL, 0.2),
+            figures.case_study(SMALL, 4, 5),
+            figures.figure_10("multitask-clip", 3, 16, SMALL, 5),
+            figures.figure_10("qwen-val", 1, 4, SMALL, 5),
             figures.figure_13(SMALL, 4, 0.2, phases=(("image_text",), ("image_text", "image_audio"))),
-            figures.figure_14(SMALL, (4,), 0.2),
-            figures.large_plans("multitask-clip", 16, SMALL, 0.2),
+            figures.figure_14(SMALL, (4,), 5),
+            figures.large_plans("multitask-clip", 16, SMALL, 5),
         )
     )
     assert {one.name.split(":")[0] for one in found if one.value is not None} >= {
@@ -156,7 +156,7 @@ def test_estimates_are_held_against_counts_at_degrees_that_were_not_looked_at() 
 
 
 def test_the_table_has_the_papers_values_in_a_column_of_their_own(tmp_path) -> None:
-    found = checked(figures.figure_14(SMALL, (4,), 0.2))
+    found = checked(figures.figure_14(SMALL, (4,), 5))
     (tmp_path / "host").mkdir()
     save(study_of("bench_spindle", found, ForeignLoad()), tmp_path / "host" / "a-bench_spindle.json")
     rows = tables.spindle_table(tmp_path).splitlines()
