@@ -25,6 +25,8 @@ DEVICE = "h100-80g"
 BATCH = 32
 QWEN_BATCH = 256
 """Of each of QWen-VAL's three tasks."""
+QWEN_MODULES = ("embed_tokens", "visual", "audio", "language_model", "lm_head")
+"""Named, since with few layers the finder chooses others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,30 +82,44 @@ def load_table(name: str) -> ModelTable:
     return load(ModelTable, path_of(name))
 
 
-def count(name: str, config: Any, batch: int, degrees: Sequence[int], described: str = "") -> ModelTable:
-    """Counts a model of the zoo at a configuration, in bfloat16: weights, activations and gradients."""
+def count(
+    name: str,
+    config: Any,
+    batch: int,
+    degrees: Sequence[int],
+    *,
+    described: str = "",
+    modules: tuple[str, ...] | None = None,
+) -> ModelTable:
+    """Counts a model of the zoo at a configuration, in bfloat16 by autocast, as ``mosaic plan`` does.
+
+    Args:
+        name: In the zoo.
+        config: Of the model.
+        batch: Samples.
+        degrees: Data-parallel degrees.
+        described: What the table calls it; by default its name.
+        modules: Those to place; by default the zoo's, or those that the finder chooses.
+    """
     import torch
 
     from mosaic import models
-    from mosaic.cost.analytic import count_degrees
+    from mosaic.cli.counting import count_modules
+    from mosaic.cli.workload import Workload
     from mosaic.cost.analytic_cost import AnalyticCost
-    from mosaic.engine import find_modules
     from mosaic.hardware import find_cluster
 
-    meta = torch.device("meta")
-    model = models.build(name, config=config, device=meta).bfloat16()
-    sample = {
-        key: value.bfloat16() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
-        for key, value in models.make_batch(name, config=config, batch=batch, device=meta).items()
-    }
-    finding = find_modules(model, sample, include=models.find_model(name).modules)
-    counts = {
-        s.name: count_degrees(s.module, s.args, s.kwargs, degrees=tuple(degrees), target="cuda", settings=s.settings)
-        for s in finding.subjects
-    }
-    cost = AnalyticCost(counts, find_cluster(DEVICE, max(degrees)))
+    meta, found = torch.device("meta"), models.find_model(name)
+    workload = Workload(
+        model=models.build(name, config=config, device=meta),
+        sample=models.make_batch(name, config=config, batch=batch, device=meta),
+        loss=found.loss,
+        modules=modules or found.modules,
+        batch=batch,
+    )
+    counted = count_modules(workload, degrees, kind="cuda", dtype="bfloat16")
+    cost = AnalyticCost(counted.counts, find_cluster(DEVICE, max(degrees)))
     quotas = range(1, cost.hardware.num_slots + 1)
-    subjects = {s.name: s for s in finding.subjects}
 
     def times(module: str, phase: Phase) -> tuple[tuple[float, ...], ...]:
         def own(degree: int) -> float:
@@ -119,7 +135,7 @@ def count(name: str, config: Any, batch: int, degrees: Sequence[int], described:
         batch=batch,
         device=DEVICE,
         degrees=tuple(degrees),
-        graph=finding.graph,
+        graph=counted.graph,
         modules=tuple(
             ModuleTable(
                 module=module,
@@ -127,21 +143,11 @@ def count(name: str, config: Any, batch: int, degrees: Sequence[int], described:
                 backward_ms=times(module, Phase.BACKWARD),
                 memory_bytes=tuple(cost.memory_bytes(module, degree) for degree in degrees),
                 kept_bytes=tuple(cost.kept_bytes(module, degree) for degree in degrees),
-                traffic=_traffic(subjects[module], batch),
+                traffic=counted.traffic[module],
             )
-            for module in finding.graph.names
+            for module in counted.graph.names
         ),
     )
-
-
-def _traffic(subject: Any, batch: int) -> ModuleTraffic:
-    from mosaic.errors import UnsupportedModelError
-    from mosaic.profiler import traffic_of
-
-    try:
-        return traffic_of(subject)
-    except UnsupportedModelError:  # a mask for all samples is wider than the batch
-        return traffic_of(subject, batch=batch)
 
 
 def with_layers(one: ModelTable, two: ModelTable, layers: Mapping[str, int], described: str) -> ModelTable:
@@ -170,11 +176,12 @@ def with_layers(one: ModelTable, two: ModelTable, layers: Mapping[str, int], des
     return replace(one, modules=tuple(made), model=described)
 
 
-def _zoo(name: str) -> Callable[[], ModelTable]:
+def _zoo(name: str, size: str) -> Callable[[], ModelTable]:
     def make() -> ModelTable:
         from mosaic import models
 
-        return count(name, models.config_of(name, "paper"), BATCH, (1, 2, 4, 8, 16, 32), f"{name}-paper")
+        described = f"{name}-{size}"
+        return count(name, models.config_of(name, size), BATCH, degrees_to_look_at(32), described=described)
 
     return make
 
@@ -187,7 +194,7 @@ def _qwen(described: str, layers: int, width: int, heads: int, mlp: int) -> Call
 
         published = models.config_of("qwen-val", "paper")
         tables = []
-        for few in (2, 3):  # a model of one layer is found in other modules
+        for few in (1, 2):
             language = replace(published.language.shape, layers=few, width=width, heads=heads, mlp=mlp)
             config = replace(
                 published,
@@ -196,13 +203,8 @@ def _qwen(described: str, layers: int, width: int, heads: int, mlp: int) -> Call
                 adapter=replace(published.adapter, width=width, heads=heads),
                 language=replace(published.language, shape=language),
             )
-            tables.append(count("qwen-val", config, QWEN_BATCH, degrees_to_look_at(256)))
-        # Two layers stand for the first one: what is above them is counted from there.
-        numbers = {
-            "visual": published.vision.layers - 1,
-            "audio": published.audio.layers - 1,
-            "language_model": layers - 1,
-        }
+            tables.append(count("qwen-val", config, QWEN_BATCH, degrees_to_look_at(256), modules=QWEN_MODULES))
+        numbers = {"visual": published.vision.layers, "audio": published.audio.layers, "language_model": layers}
         return with_layers(tables[0], tables[1], numbers, described)
 
     return make
@@ -212,7 +214,8 @@ TABLES: Mapping[str, Callable[[], ModelTable]] = MappingProxyType(
     {
         "qwen-val-30b": _qwen("qwen-val, language model of 60 x 6656 as LLaMA 30B's", 60, 6656, 52, 17_920),
         "qwen-val-70b": _qwen("qwen-val, language model of 80 x 8192 as LLaMA 70B's", 80, 8192, 64, 28_672),
-        **{name: _zoo(name) for name in ("ofasys", "clip", "imagebind", "qwen3-vl", "unified-io-2", "ctvlm")},
+        **{name: _zoo(name, "paper") for name in ("ofasys", "clip", "imagebind", "qwen3-vl", "unified-io-2", "ctvlm")},
+        **{f"{name}-table1": _zoo(name, "table1") for name in ("ofasys", "imagebind", "qwen3-vl", "unified-io-2")},
     }
 )
 """By name of the file."""

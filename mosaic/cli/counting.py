@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from mosaic.cli.workload import ZOO, load_workload, moved
+from mosaic.cli.workload import ZOO, Workload, load_workload, moved
 from mosaic.cost.analytic import CudaAutocast, count_degrees
 from mosaic.cost.communication.traffic import ModuleTraffic
 from mosaic.cost.counts import ModuleCounts, main_dtype
@@ -21,7 +21,7 @@ from mosaic.engine import find_modules
 from mosaic.engine.finding.find import runner_of
 from mosaic.errors import UnsupportedModelError
 from mosaic.graph import ModuleGraph
-from mosaic.profiler import traffic_of
+from mosaic.profiler import Subject, traffic_of
 
 _LOW = torch.bfloat16
 """What mixed precision casts to."""
@@ -58,10 +58,16 @@ def count_workload(
         dtype: Name in ``PRECISIONS``; by default that in which a factory made its model, or for one of the zoo what is
             usual on the device.
     """
-    meta = torch.device("meta")
-    workload = load_workload(model, device=meta)
     if dtype is None and model.startswith(ZOO):
         dtype = usual_dtype(kind)
+    return count_modules(load_workload(model, device=torch.device("meta")), degrees, kind=kind, dtype=dtype)
+
+
+def count_modules(
+    workload: Workload, degrees: Sequence[int], *, kind: Literal["cuda", "host"], dtype: Dtype | None
+) -> Counted:
+    """Counts the modules of a workload, as ``count_workload`` does; moves its model to the meta device."""
+    meta = torch.device("meta")
     model_there, sample = _on_meta(workload.model), moved(workload.sample, meta)
     if dtype is not None:
         model_there, sample = model_there.float(), _in_float32(sample)
@@ -80,8 +86,9 @@ def count_workload(
             settings=subject.settings,
             autocast=low,
         )
+        cast = dataclasses.replace(subject, settings=_casting(subject.settings, low))
         try:
-            traffic[subject.name] = traffic_of(dataclasses.replace(subject, settings=_casting(subject.settings, low)))
+            traffic[subject.name] = _traffic_of(cast, workload.batch)
         except UnsupportedModelError:
             traffic[subject.name] = ModuleTraffic(parameter_gradients=subject.gradient_bytes)
             unknown.append(subject.name)
@@ -94,6 +101,15 @@ def count_workload(
         dtype=most,
         says=PRECISIONS[dtype].says if dtype is not None else f"the model's own: {most} in most of its arithmetic",
     )
+
+
+def _traffic_of(subject: Subject, batch: int | None) -> ModuleTraffic:
+    try:
+        return traffic_of(subject)
+    except UnsupportedModelError:  # a mask for all samples, say, is wider than the batch
+        if batch is None:
+            raise
+        return traffic_of(subject, batch=batch)
 
 
 def _run(model: nn.Module, sample: Any, low: torch.dtype | None) -> Any:

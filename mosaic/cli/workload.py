@@ -34,6 +34,8 @@ class Workload:
     """From the model's output to a scalar."""
     modules: tuple[str, ...] | None = None
     """Names or patterns of the modules to place; None: the finder chooses."""
+    batch: int | None = None
+    """Samples of the batch; None where only its tensors tell."""
 
     def call(self) -> Any:
         """Runs the model on the sample."""
@@ -126,7 +128,7 @@ def _from_zoo(where: str, device: torch.device) -> Workload:
     except (KeyError, TypeError) as error:
         raise MosaicError(f"{where!r}: {name} does not have the tasks {tasks!r} ({error})") from error
     found = models.find_model(name)
-    return Workload(model, sample, found.loss, found.modules)
+    return Workload(model, sample, found.loss, found.modules, count)
 
 
 def moved(sample: Any, device: torch.device) -> Any:

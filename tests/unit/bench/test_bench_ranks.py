@@ -171,7 +171,7 @@ def test_layers_are_extrapolated_from_what_one_more_adds():
 def test_a_kept_table_is_what_the_code_counts_today():
     kept = ranks_tables.load_table("clip")
     config = models.config_of("clip", "paper")
-    made = ranks_tables.count("clip", config, kept.batch, kept.degrees[:1], kept.model)
+    made = ranks_tables.count("clip", config, kept.batch, kept.degrees[:1], described=kept.model)
     assert made.graph == kept.graph
     for ours, theirs in zip(made.modules, kept.modules, strict=True):
         assert (ours.module, ours.traffic) == (theirs.module, theirs.traffic)
