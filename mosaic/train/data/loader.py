@@ -179,7 +179,7 @@ class BatchLoader(StepLoader):
             num_workers=workers,
             collate_fn=partial(_collated, collate or default_collate),
             pin_memory=pin,
-            worker_init_fn=partial(_begin_worker, threading.current_thread() is threading.main_thread()),
+            worker_init_fn=partial(_begin_worker, os.getpid(), threading.current_thread() is threading.main_thread()),
             generator=torch.Generator(),
         )
         before, handler = set(active_children()), signal.getsignal(signal.SIGCHLD)
@@ -255,13 +255,15 @@ def _collated(collate: Collate, drawn: Drawn) -> tuple[Any, tuple[Reject, ...]]:
     return collate(drawn.samples), drawn.rejects
 
 
-def _begin_worker(by_main_thread: bool, worker: int) -> None:
+def _begin_worker(parent: int, by_main_thread: bool, worker: int) -> None:
     os.setpgid(0, 0)
     if _CORES:  # the loop's thread may be pinned to some of them
         os.sched_setaffinity(0, _CORES)
     if sys.platform == "linux" and by_main_thread:
         # Sent when the thread ends that made this process, hence not where another thread did.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it was killed before the kernel knew
+            os._exit(1)
 
 
 def _how_it_ended(exitcode: int) -> str:
