@@ -30,9 +30,9 @@ types: $(STAMP)
 	ln -s $(CURDIR)/profiler build/types/mosaic/profiler
 	cd build/types && $(CURDIR)/$(BIN)/mypy --cache-dir ../mypy --config-file $(CURDIR)/pyproject.toml
 
-# Whole files to each of three workers, since many tests wait for processes, in the order of their names: the long ones, under integration/, come first.
-# Plain loops in processes of their own are at their best with threads that spin; here these would take the other
-# worker's core, and no test asks how fast they are.
+# Whole files to each of three workers, since many tests wait for processes, in the order of their names: the long
+# ones, under integration/, come first. Plain loops in processes of their own are at their best with threads that spin;
+# here these would take another worker's core, and no test asks how fast they are.
 unit: $(STAMP)
 	OMP_WAIT_POLICY=PASSIVE GOMP_SPINCOUNT=0 $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
 
