@@ -28,13 +28,13 @@ def test_plans_of_all_planners_train_as_data_parallel_training(tmp_path: Path):
 def test_plans_are_measured_in_turn_with_data_parallel_training(tmp_path: Path):
     first, second = run_ranks("ranks.programs.planners:compared", 2, tmp_path)
     assert first == second
-    _, megatron, brute = first
-    assert [one[0] for one in first] == ["sequential", "megatron", "brute_force"]
-    assert megatron[2:4] == (4, 2)
+    _, whole, brute = first
+    assert [one[0] for one in first] == ["sequential", "spindle-seq", "brute_force"]
+    assert whole[2:4] == (4, 2)
     parameters = sum(p.nbytes for p in Graph(0).parameters())
     # Parameters, gradients, and AdamW's two moments; its counts of steps are a few bytes more.
-    assert all(4 * parameters <= held <= 4.1 * parameters + 200 for held in (*megatron[4], *megatron[5]))
-    assert megatron[6] == 2 * parameters  # everything runs on both ranks
+    assert all(4 * parameters <= held <= 4.1 * parameters + 200 for held in (*whole[4], *whole[5]))
+    assert whole[6] == 2 * parameters  # everything runs on both ranks
     assert brute[2] > 0 or brute[1]
 
 
