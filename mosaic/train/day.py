@@ -254,7 +254,7 @@ class Day:
             return KeptModel(self.model, crew.ranks)
         options = Options(trial=None) if plan.plan is not None else Options()
         if plan.plan is None and not self._settings.colocate:
-            options = Options(method="megatron")
+            options = Options(method="spindle-seq")
         try:
             handle = mosaic.colocate(
                 self.model, sample, plan=plan.plan, exclude=self._settings.exclude, options=options

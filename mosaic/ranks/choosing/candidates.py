@@ -55,7 +55,7 @@ def data_parallel_plan(
     record = SearchRecord(method=DATA_PARALLEL)
     if cost is not None and all(num_devices in cost.degrees(name) for name in graph.names):
         found = plan_to_run(
-            "megatron", graph, cost, device, num_devices=num_devices, communication_slots=communication_slots
+            "spindle-seq", graph, cost, device, num_devices=num_devices, communication_slots=communication_slots
         )
         narrow = [placed.module for placed in found.placements if placed.degree < num_devices]
         if narrow:
