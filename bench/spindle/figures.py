@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from bench.changing.workload import PHASES
+from bench.figures.papers.read import printed
 from bench.record import Figure, Source, missing_figure, one_line
 from bench.solver.runs import figure
-from bench.spindle import paper
 from bench.spindle.sends import sent_ms
 from bench.spindle.steps import (
     BASE,
@@ -31,6 +31,9 @@ PLANNED = ("distmm-mt", "spindle-optimus", "spindle", "exact")
 """Whose planning is timed."""
 CASE = ("multitask-clip", 4)
 """Of Spindle's case study (Fig. 9, 15), on 16 GPUs."""
+FIGURE_8 = printed("spindle", "Fig. 8")
+FIGURE_10 = printed("spindle", "Fig. 10")
+FIGURE_14 = printed("spindle", "Fig. 14")
 Steps = Mapping[str, Comparison]
 
 
@@ -58,7 +61,7 @@ def figure_8(
                 f"Fig. 16: spindle-seq: speed-up over {BASE}, {of}",
                 steps[BASE],
                 steps["spindle-seq"],
-                paper=paper.DECOUPLED,
+                paper=printed("spindle", "Fig. 16")["spindle-seq"],
             )
     yield from _highest(model, found)
     yield from _scaling(model, found)
@@ -76,21 +79,22 @@ def _highest(model: str, found: Mapping[tuple[int, int], Steps]) -> Iterator[Fig
         for method in ("spindle", "exact"):
             best = [ratio for (who, _, at), ratio in ratios.items() if (who, at) == (method, gpus)]
             name = f"Fig. 8: {method}: highest speed-up over {BASE}, {model}, any tasks, {gpus} GPUs"
-            yield _told(name, best, max, paper.HIGHEST.get((method, model, gpus), ""))
+            yield _told(name, best, max, FIGURE_8.get(f"{method}, {model}, {gpus} GPUs", ""))
     for method in ("spindle", "spindle-optimus", "distmm-mt", "distmm", "exact"):
         best = [ratio for (who, _, _), ratio in ratios.items() if who == method]
         name = f"Fig. 8: {method}: highest speed-up over {BASE}, {model}, any tasks, any GPUs"
-        yield _told(name, best, max, paper.HIGHEST_OF_ALL.get(method, ""))
+        yield _told(name, best, max, FIGURE_8.get(method, ""))
     most = max(count for count, _ in found)
     own = [ratio for (who, count, _), ratio in ratios.items() if (who, count) == ("spindle", most)]
-    claimed = paper.MOST_TASKS if model != "qwen-val" else ""
+    claimed = FIGURE_8["spindle, 10 tasks of multitask-clip and 7 of multitask-ofasys"] if model != "qwen-val" else ""
     yield _told(f"Fig. 8: spindle: least speed-up over {BASE}, {model}, {most} tasks", own, min, claimed)
     over = [
         ratios["spindle", count, gpus] / ratios["distmm-mt", count, gpus]
         for count, gpus in found
         if ("spindle", count, gpus) in ratios and ("distmm-mt", count, gpus) in ratios
     ]
-    yield _told(f"Fig. 8: spindle: highest speed-up over distmm-mt, {model}", over, max, paper.OVER_DISTMM)
+    claimed = FIGURE_8["spindle over distmm-mt"]
+    yield _told(f"Fig. 8: spindle: highest speed-up over distmm-mt, {model}", over, max, claimed)
 
 
 def _scaling(model: str, found: Mapping[tuple[int, int], Steps]) -> Iterator[Figure]:
@@ -102,7 +106,7 @@ def _scaling(model: str, found: Mapping[tuple[int, int], Steps]) -> Iterator[Fig
                 f"Fig. 8: {method}: speed-up of {many} GPUs over {few}, {model}, {count} tasks",
                 found[count, few][method],
                 found[count, many][method],
-                paper=paper.SCALING.get((model, method), ""),
+                paper=FIGURE_8.get(f"{many} GPUs over {few}, {model}, {method}", ""),
             )
 
 
@@ -111,7 +115,7 @@ def _figure_11(steps: Steps, least_ms: float, of: str, *, is_claimed: bool) -> I
     for method in ("spindle", "exact"):
         own = steps[method]
         name = f"Fig. 11: {method}: step above the theoretical optimum of whole devices, {of}, %"
-        claimed = paper.ABOVE_OPTIMUM if method == "spindle" and is_claimed else ""
+        claimed = printed("spindle", "Fig. 11")["spindle"] if method == "spindle" and is_claimed else ""
         value = None if own.predicted_ms is None else 100 * (own.predicted_ms / least_ms - 1)
         yield _told(name, [] if value is None else [value], max, claimed, own.reason)
 
@@ -119,7 +123,7 @@ def _figure_11(steps: Steps, least_ms: float, of: str, *, is_claimed: bool) -> I
 def figure_12(steps: Steps, of: str) -> Iterator[Figure]:
     """Time of planning, on one core of this machine."""
     for method in PLANNED:
-        claimed = paper.PLANNING if method == "spindle" else ""
+        claimed = printed("spindle", "Fig. 12").get(method, "")
         own = [] if steps[method].plan is None else [steps[method].seconds]
         name = f"Fig. 12: {method}: planning, {of}, s"
         yield _told(name, own, max, claimed, steps[method].reason, source="measured")
@@ -165,16 +169,17 @@ def figure_10(model: str, count: int, num_devices: int, scale: Scale, seconds: f
             continue
         sends_ms = sent_ms(found.plan, made, cluster)
         shares[placement] = sends_ms
-        claimed = paper.SENDS if placement == "near" else paper.SENDS_IN_A_ROW
+        claimed = FIGURE_10[f"sends placed {placement}"]
         name = f"Fig. 10: spindle placed {placement}: sends between waves, of the step with them, {of}, %"
         yield _told(name, [100 * sends_ms / (found.predicted_ms + sends_ms)], max, claimed)
         if placement == "near":
             name = f"Fig. 10: spindle: sums of gradients, of the step, {of}, %"
-            yield _told(name, [100 * share_of_sums(found, cost)], max, paper.SUMS)
+            yield _told(name, [100 * share_of_sums(found, cost)], max, FIGURE_10["sums of gradients"])
     name = f"Fig. 10: spindle: sends placed in a row over sends placed near, {of}, ratio"
     near_ms = shares.get("near", 0.0)
     ratios = [shares["in a row"] / near_ms] if near_ms > 0 and "in a row" in shares else []
-    yield _told(name, ratios, max, paper.SENDS_RATIO, "nothing travels where jobs are placed near their data")
+    claimed = FIGURE_10["in a row over near"]
+    yield _told(name, ratios, max, claimed, "nothing travels where jobs are placed near their data")
 
 
 def figure_13(scale: Scale, num_devices: int, seconds: float, phases: Sequence[Sequence[str]] = PHASES) -> list[Figure]:
@@ -204,7 +209,7 @@ def figure_14(scale: Scale, num_devices: Sequence[int], seconds: float) -> Itera
                     f"Fig. 14: {method}: speed-up over {BASE}, multitask-clip ({made.size}), 1 task, {gpus} GPUs",
                     steps[BASE],
                     steps[method],
-                    paper=paper.ONE_TASK.get(method, ""),
+                    paper=FIGURE_14.get(method, ""),
                 )
 
 

@@ -10,6 +10,7 @@ import threading
 import pytest
 
 from bench import bounded
+from bench.figures.papers.read import printed
 from bench.pages import HIGHLIGHTS
 from bench.record import Study
 from bench.solver import __main__ as bench_solver
@@ -155,7 +156,7 @@ def test_what_the_paper_says_stands_beside_the_same_thing_only():
     made = list(solver_paper.figure_14b(num_modules=3, seeds=2, seconds=1))
     assert all(len(one.samples) == 2 for one in made)
     said = {one.name: one.labels["paper"] for one in made if "paper" in one.labels}
-    assert set(said.values()) == {words for pair in solver_paper.GRANULARITY.values() for words in pair}
+    assert set(said.values()) == set(printed("mosaic", "Fig. 14b").values())
     assert all("gahc" in name for name in said)
     proofs = ten_modules(seeds=1, seconds=0.01, disturbed=False)
     assert not any("paper" in one.labels for one in proofs)

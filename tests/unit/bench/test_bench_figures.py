@@ -9,6 +9,7 @@ import pytest
 from bench.figures.page import kept_studies, paper_table
 from bench.figures.papers.read import PAPERS, Answer, Paper, PaperRow, printed, read_paper
 from bench.record import Figure, Source, Study, missing_figure
+from bench.solver.table_1 import BACKBONES, ENCODERS
 
 
 def study(*figures: Figure, name: str = "bench_x", created: str = "2026-01-02T00:00:00", command: str = "x") -> Study:
@@ -90,3 +91,8 @@ def test_studies_read_what_a_paper_printed():
     assert printed("mosaic", "Fig. 13b") == {"3": "100", "4": "100", "10": "94.27"}
     with pytest.raises(KeyError, match=r"Fig\. 99"):
         printed("mosaic", "Fig. 99")
+
+
+def test_instances_are_drawn_from_the_operations_that_table_1_prints():
+    theirs = sorted(float(value) for value in printed("mosaic", "Table 1").values())
+    assert theirs == sorted(kind.tera_flops for kind in (*BACKBONES, *ENCODERS))
