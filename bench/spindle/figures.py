@@ -1,4 +1,4 @@
-"""Spindle's figures, one function each; every number is predicted but planning times, which are measured here."""
+"""Spindle's figures, one function each: steps are simulated, shares of them predicted, times of planning measured."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from bench.spindle.sends import sent_ms
 from bench.spindle.steps import (
     BASE,
     METHODS,
+    PlannedStep,
     held_gb,
     in_a_row,
     ratio_figure,
@@ -21,10 +22,8 @@ from bench.spindle.steps import (
     steps_of,
     theoretical_ms,
 )
-from bench.spindle.workload import TASKS, Scale, cluster_of, workload
-from mosaic.cost.analytic_cost import AnalyticCost
+from bench.spindle.workload import TASKS, Scale, workload
 from mosaic.profile import Phase
-from mosaic.solver.compare import Comparison
 from mosaic.solver.planners.estimator import PiecewiseAlphaBeta, looked_at
 
 PLANNED = ("distmm-mt", "spindle-optimus", "spindle", "exact")
@@ -34,13 +33,13 @@ CASE = ("multitask-clip", 4)
 FIGURE_8 = printed("spindle", "Fig. 8")
 FIGURE_10 = printed("spindle", "Fig. 10")
 FIGURE_14 = printed("spindle", "Fig. 14")
-Steps = Mapping[str, Comparison]
+Steps = Mapping[str, PlannedStep]
 
 
 def figure_8(
     model: str, counts: Sequence[int], num_devices: Sequence[int], scale: Scale, seconds: float
 ) -> Iterator[Figure]:
-    """End-to-end speed-ups, and how they grow with GPUs; Fig. 11, 12 and 16 of the same plans."""
+    """End-to-end speed-ups, and how they grow with GPUs; Fig. 11 and 12 of the same plans."""
     found: dict[tuple[int, int], Steps] = {}
     for count in counts:
         for gpus in num_devices:
@@ -57,12 +56,6 @@ def figure_8(
             yield ratio_figure(f"Fig. 8: exact: speed-up over spindle, {of}", steps["spindle"], steps["exact"])
             yield from _figure_11(steps, theoretical_ms(made, gpus), of, is_claimed=model == "multitask-clip")
             yield from figure_12(steps, of)
-            yield ratio_figure(
-                f"Fig. 16: spindle-seq: speed-up over {BASE}, {of}",
-                steps[BASE],
-                steps["spindle-seq"],
-                paper=printed("spindle", "Fig. 16")["spindle-seq"],
-            )
     yield from _highest(model, found)
     yield from _scaling(model, found)
 
@@ -70,31 +63,34 @@ def figure_8(
 def _highest(model: str, found: Mapping[tuple[int, int], Steps]) -> Iterator[Figure]:
     """The highest of several bars, as the paper's text tells them."""
     ratios = {
-        (method, count, gpus): steps[BASE].predicted_ms / own.predicted_ms
+        (method, count, gpus): steps[BASE].step_ms / own.step_ms
         for (count, gpus), steps in found.items()
         for method, own in steps.items()
-        if own.predicted_ms and steps[BASE].predicted_ms
+        if own.step_ms and steps[BASE].step_ms
     }
     for gpus in dict.fromkeys(gpus for _, gpus in found):
         for method in ("spindle", "exact"):
             best = [ratio for (who, _, at), ratio in ratios.items() if (who, at) == (method, gpus)]
             name = f"Fig. 8: {method}: highest speed-up over {BASE}, {model}, any tasks, {gpus} GPUs"
-            yield _told(name, best, max, FIGURE_8.get(f"{method}, {model}, {gpus} GPUs", ""))
+            claimed = FIGURE_8.get(f"{method}, {model}, {gpus} GPUs", "")
+            yield _told(name, best, max, claimed, source="simulated")
     for method in ("spindle", "spindle-optimus", "distmm-mt", "distmm", "exact"):
         best = [ratio for (who, _, _), ratio in ratios.items() if who == method]
         name = f"Fig. 8: {method}: highest speed-up over {BASE}, {model}, any tasks, any GPUs"
-        yield _told(name, best, max, FIGURE_8.get(method, ""))
+        yield _told(name, best, max, FIGURE_8.get(method, ""), source="simulated")
     most = max(count for count, _ in found)
     own = [ratio for (who, count, _), ratio in ratios.items() if (who, count) == ("spindle", most)]
     claimed = FIGURE_8["spindle, 10 tasks of multitask-clip and 7 of multitask-ofasys"] if model != "qwen-val" else ""
-    yield _told(f"Fig. 8: spindle: least speed-up over {BASE}, {model}, {most} tasks", own, min, claimed)
+    yield _told(
+        f"Fig. 8: spindle: least speed-up over {BASE}, {model}, {most} tasks", own, min, claimed, source="simulated"
+    )
     over = [
         ratios["spindle", count, gpus] / ratios["distmm-mt", count, gpus]
         for count, gpus in found
         if ("spindle", count, gpus) in ratios and ("distmm-mt", count, gpus) in ratios
     ]
     claimed = FIGURE_8["spindle over distmm-mt"]
-    yield _told(f"Fig. 8: spindle: highest speed-up over distmm-mt, {model}", over, max, claimed)
+    yield _told(f"Fig. 8: spindle: highest speed-up over distmm-mt, {model}", over, max, claimed, source="simulated")
 
 
 def _scaling(model: str, found: Mapping[tuple[int, int], Steps]) -> Iterator[Figure]:
@@ -159,7 +155,7 @@ def case_study(scale: Scale, num_devices: int, seconds: float) -> Iterator[Figur
 def figure_10(model: str, count: int, num_devices: int, scale: Scale, seconds: float) -> Iterator[Figure]:
     """What Spindle's slices send each other, placed near their data and in a row; and sums of gradients."""
     made = workload(model, TASKS[model][:count], scale)
-    cost, _, cluster = made.on(num_devices)
+    _, _, cluster = made.on(num_devices)
     of = f"{model} ({made.size}), {count} tasks, {num_devices} GPUs"
     shares = {}
     for placement, settings in (("near", made.settings), ("in a row", in_a_row(made.settings))):
@@ -174,7 +170,7 @@ def figure_10(model: str, count: int, num_devices: int, scale: Scale, seconds: f
         yield _told(name, [100 * sends_ms / (found.predicted_ms + sends_ms)], max, claimed)
         if placement == "near":
             name = f"Fig. 10: spindle: sums of gradients, of the step, {of}, %"
-            yield _told(name, [100 * share_of_sums(found, cost)], max, FIGURE_10["sums of gradients"])
+            yield _told(name, [100 * share_of_sums(found)], max, FIGURE_10["sums of gradients"])
     name = f"Fig. 10: spindle: sends placed in a row over sends placed near, {of}, ratio"
     near_ms = shares.get("near", 0.0)
     ratios = [shares["in a row"] / near_ms] if near_ms > 0 and "in a row" in shares else []
@@ -188,11 +184,11 @@ def figure_13(scale: Scale, num_devices: int, seconds: float, phases: Sequence[S
     of = f"multitask-clip, {len(phases)} phases of {', '.join(str(len(tasks)) for tasks in phases)} tasks"
     figures = []
     for method in METHODS:
-        times = [steps[method].predicted_ms for steps in by_phase]
-        base = [steps[BASE].predicted_ms for steps in by_phase]
+        times = [steps[method].step_ms for steps in by_phase]
+        base = [steps[BASE].step_ms for steps in by_phase]
         ratios = [] if None in times or None in base else [sum(filter(None, base)) / sum(filter(None, times))]
         name = f"Fig. 13: {method}: speed-up over {BASE}, {of}, {num_devices} GPUs"
-        figures.append(_told(name, ratios, max, why="a phase has no plan"))
+        figures.append(_told(name, ratios, max, why="a phase has no plan", source="simulated"))
     spent = [steps[method].seconds for steps in by_phase[1:] for method in ("exact",)]
     name = f"Fig. 13: exact: planning at a change, {of}, {num_devices} GPUs, worst, s"
     return [*figures, _told(name, spent, max, source="measured")]
@@ -219,12 +215,11 @@ def estimates(scale: Scale) -> Iterator[Figure]:
     Truth is the cost model's time of what was counted there, no fit and no line between degrees: predicted, too.
     """
     made = workload("multitask-clip", ("image_text", "audio_depth"), scale)
-    cost = AnalyticCost(made.counts, cluster_of(max(scale.degrees)))
+    cost, device, _ = made.on(max(scale.degrees))
     known = looked_at(scale.degrees)
     errors = []
     for name in made.graph.names:
-        quota = cost.hardware.num_slots
-        times = {d: sum(cost.time_ms(name, phase, d, quota) for phase in Phase) for d in scale.degrees}
+        times = {d: sum(cost.time_ms(name, phase, d, device.num_slots) for phase in Phase) for d in scale.degrees}
         estimate = PiecewiseAlphaBeta(degrees=known, times=tuple(times[degree] for degree in known))
         errors += [100 * abs(estimate.time(d) / times[d] - 1) for d in scale.degrees if d not in known]
     of = f"of {len(made.graph.names)} modules at degrees {', '.join(str(d) for d in scale.degrees if d not in known)}"
@@ -233,10 +228,10 @@ def estimates(scale: Scale) -> Iterator[Figure]:
     yield _told(f"Fig. 4: spindle's estimate: error {of}, worst, %", errors, max, why=why)
 
 
-def _value(name: str, found: Comparison, *, labels: Mapping[str, str]) -> Figure:
-    if found.predicted_ms is None:
-        return missing_figure(name, one_line(found.reason), dict(labels), source="predicted")
-    return Figure(name=name, source="predicted", value=found.predicted_ms, labels=dict(labels))
+def _value(name: str, found: PlannedStep, *, labels: Mapping[str, str]) -> Figure:
+    if found.step_ms is None:
+        return missing_figure(name, one_line(found.reason), dict(labels), source="simulated")
+    return Figure(name=name, source="simulated", value=found.step_ms, labels=dict(labels))
 
 
 def _told(
