@@ -6,6 +6,8 @@ import dataclasses
 
 import pytest
 import torch
+from analytic_cases import pod_counts
+from planning_cases import graph_of, pair
 from torch import nn
 
 from mosaic.artifact import load, save
@@ -22,8 +24,6 @@ from mosaic.hardware import find_cluster, find_hardware
 from mosaic.profile import Phase
 from mosaic.solver import solve
 from mosaic.solver.exact.search import why_not_exact
-from tests.analytic_cases import pod_counts
-from tests.planning_cases import graph_of, pair
 
 H100 = find_hardware("h100-80g")
 POD = find_cluster("h100-80g", 32)

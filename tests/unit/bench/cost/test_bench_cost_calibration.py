@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from analytic_cases import pod_counts
 
 from bench.cost.alone.calibration import (
     FREEDOMS,
@@ -18,7 +19,6 @@ from mosaic.cost.counts import ModuleCounts
 from mosaic.cost.roofline import phase_ms
 from mosaic.hardware import Hardware, find_hardware
 from mosaic.profile import Phase
-from tests.analytic_cases import pod_counts
 
 H100 = find_hardware("h100-80g")
 TRUE = dataclasses.replace(

@@ -21,7 +21,7 @@ from mosaic.backends.host.backend import HostBackend
 from mosaic.demo.equality import one_slot_plan
 from mosaic.engine import Handle, find_modules
 
-FOLDER = Path(__file__).parents[1] / "examples"
+FOLDER = Path(__file__).parents[3] / "examples"
 MARK = "# <- mosaic"
 _PLAIN = re.compile(r"^(\s*)# plain: (.*)$")
 
