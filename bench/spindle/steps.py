@@ -1,4 +1,4 @@
-"""Every planner's plan of a workload, its step, and what is told from it: ratios, use of devices, memory.
+"""Every planner's plan of a workload, its step, and what is told from it: ratios, arithmetic, memory.
 
 A step is simulated, alike for all: a part starts when its inputs are there and its slots are free, and gradients are
 summed while the backward goes on, as Megatron-LM and DeepSpeed do it too, on a network that all modules of a device
@@ -13,7 +13,9 @@ from dataclasses import dataclass, fields, replace
 
 from bench.record import Figure, missing_figure, one_line
 from bench.spindle.workload import Workload
+from mosaic.hardware import Cluster
 from mosaic.plan import Placement, Plan
+from mosaic.profile import Phase
 from mosaic.simulate.step import StepModel, simulate
 from mosaic.solver import SearchOptions
 from mosaic.solver.compare import Comparison, compare
@@ -100,14 +102,10 @@ def theoretical_ms(workload: Workload, num_devices: int) -> float:
     return least_ms(sheet)
 
 
-def share_in_use(found: Comparison) -> float:
-    """Returns the share of all devices' time, and of their slots, in which a module has them."""
-    assert found.plan is not None
-    assert found.predicted_ms
-    used = sum(
-        (placed.forward_ms + placed.backward_ms) * placed.degree * placed.quota for placed in found.plan.placements
-    )
-    return used / (found.predicted_ms * found.plan.num_devices * found.plan.device.num_slots)
+def share_of_peak(step_ms: float, workload: Workload, cluster: Cluster, num_devices: int) -> float:
+    """Returns the operations of a step over what the devices' matrix units could do in its time."""
+    flops = sum(own[1].phase(phase).flops for own in workload.counts.values() for phase in Phase)
+    return flops / (step_ms * 1e9 * cluster.hardware.bf16_tflops * num_devices)
 
 
 def share_of_sums(found: Comparison) -> float:

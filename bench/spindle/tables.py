@@ -20,7 +20,6 @@ SHOWN = (
     r"Fig\. 1[3-6]: .*",
     r"Fig\. 4: .*",
     r"Table 2: .*",
-    r"[\w-]+: speed-up over megatron, .*",
 )
 """Whole names of figures, as regular expressions."""
 

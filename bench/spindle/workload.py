@@ -7,7 +7,7 @@ module is named ``TASK/MODULE``; its operators are counted at its task's own bat
 Parameters are shared, and their gradients are summed over tasks before they are summed over devices (section 3.6). So
 each of k modules with the same parameters is taken to hold, and to send, a k-th of them: exact where all have the same
 devices, too little memory where they have not; k small messages have more latency than one large one. The same for
-all planners. The batches are ours, since the paper does not tell its own: as many samples of each task.
+all planners. The batches are ours, since the paper does not tell its own.
 """
 
 from __future__ import annotations
