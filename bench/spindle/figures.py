@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from bench.changing.workload import PHASES
 from bench.figures.papers.read import printed
@@ -26,8 +27,10 @@ from bench.spindle.workload import TASKS, Scale, workload
 from mosaic.profile import Phase
 from mosaic.solver.planners.estimator import PiecewiseAlphaBeta, looked_at
 
-PLANNED = ("distmm-mt", "spindle-optimus", "spindle", "exact")
+PLANNED = ("distmm-mt", "spindle-optimus", "spindle", "exact", "auto")
 """Whose planning is timed."""
+MOSAIC = ("exact", "auto")
+"""The search, and what runs where nobody names a method."""
 CASE = ("multitask-clip", 4)
 """Of Spindle's case study (Fig. 9, 15), on 16 GPUs."""
 FIGURE_8 = printed("spindle", "Fig. 8")
@@ -53,7 +56,9 @@ def figure_8(
                     yield ratio_figure(
                         f"Fig. 8: {method}: speed-up over {BASE}, {of}", steps[BASE], steps[method], labels=labels
                     )
-            yield ratio_figure(f"Fig. 8: exact: speed-up over spindle, {of}", steps["spindle"], steps["exact"])
+            for method in MOSAIC:
+                name = f"Fig. 8: {method}: speed-up over spindle, {of}"
+                yield ratio_figure(name, steps["spindle"], steps[method])
             yield from _figure_11(steps, theoretical_ms(made, gpus), of, is_claimed=model == "multitask-clip")
             yield from figure_12(steps, of)
     yield from _highest(model, found)
@@ -69,12 +74,12 @@ def _highest(model: str, found: Mapping[tuple[int, int], Steps]) -> Iterator[Fig
         if own.step_ms and steps[BASE].step_ms
     }
     for gpus in dict.fromkeys(gpus for _, gpus in found):
-        for method in ("spindle", "exact"):
+        for method in ("spindle", *MOSAIC):
             best = [ratio for (who, _, at), ratio in ratios.items() if (who, at) == (method, gpus)]
             name = f"Fig. 8: {method}: highest speed-up over {BASE}, {model}, any tasks, {gpus} GPUs"
             claimed = FIGURE_8.get(f"{method}, {model}, {gpus} GPUs", "")
             yield _told(name, best, max, claimed, source="simulated")
-    for method in ("spindle", "spindle-optimus", "distmm-mt", "distmm", "exact"):
+    for method in ("spindle", "spindle-optimus", "distmm-mt", "distmm", *MOSAIC):
         best = [ratio for (who, _, _), ratio in ratios.items() if who == method]
         name = f"Fig. 8: {method}: highest speed-up over {BASE}, {model}, any tasks, any GPUs"
         yield _told(name, best, max, FIGURE_8.get(method, ""), source="simulated")
@@ -187,9 +192,11 @@ def figure_13(scale: Scale, num_devices: int, seconds: float, phases: Sequence[S
         ratios = [] if None in times or None in base else [sum(filter(None, base)) / sum(filter(None, times))]
         name = f"Fig. 13: {method}: speed-up over {BASE}, {of}, {num_devices} GPUs"
         figures.append(_told(name, ratios, max, why="a phase has no plan", source="simulated"))
-    spent = [steps[method].seconds for steps in by_phase[1:] for method in ("exact",)]
-    name = f"Fig. 13: exact: planning at a change, {of}, {num_devices} GPUs, worst, s"
-    return [*figures, _told(name, spent, max, source="measured")]
+    for method in MOSAIC:
+        spent = [steps[method].seconds for steps in by_phase[1:]]
+        name = f"Fig. 13: {method}: planning at a change, {of}, {num_devices} GPUs, worst, s"
+        figures.append(_told(name, spent, max, source="measured"))
+    return figures
 
 
 def figure_14(scale: Scale, num_devices: Sequence[int], seconds: float) -> Iterator[Figure]:
@@ -241,4 +248,5 @@ def _told(
     *,
     source: Source = "predicted",
 ) -> Figure:
-    return figure(name, samples, source, statistic=statistic, paper=paper, reason="" if samples else one_line(why))
+    made = figure(name, samples, source, statistic=statistic, paper=paper, reason="" if samples else one_line(why))
+    return made if statistic is statistics.median else replace(made, low=None, high=None)  # of extremes no interval

@@ -7,12 +7,15 @@ share. What a planner predicts of its own plan has barriers between stages, and 
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 from bench.record import Figure, missing_figure, one_line
 from bench.spindle.workload import Workload
+from mosaic.cost.communication.ranked import RankedCost
+from mosaic.device import Device
 from mosaic.hardware import Cluster
 from mosaic.plan import Placement, Plan
 from mosaic.profile import Phase
@@ -23,11 +26,11 @@ from mosaic.solver.exact.search import SearchLimits
 from mosaic.solver.options import all_options
 from mosaic.solver.planners.draft import PlannerSettings, Sheet, whole_device_widths
 from mosaic.solver.planners.spindle import least_ms
-from mosaic.solver.runnable import with_communication
+from mosaic.solver.runnable import plan_to_run, with_communication
 from mosaic.solver.stage import Machine
 
-METHODS = ("megatron", "distmm-mt", "distmm", "spindle-optimus", "spindle-seq", "spindle", "exact")
-"""Spindle's paper has no ``distmm`` over all tasks and no ``exact``, which is Mosaic."""
+METHODS = ("megatron", "distmm-mt", "distmm", "spindle-optimus", "spindle-seq", "spindle", "exact", "auto")
+"""Spindle's paper has no ``distmm`` over all tasks. ``exact`` and ``auto`` are Mosaic: its search, and its default."""
 BASE = "megatron"
 """With which others are compared, as DeepSpeed in the paper, which runs task after task on all devices, too."""
 
@@ -61,7 +64,10 @@ def steps_of(
     search = SearchOptions(
         limits=SearchLimits(seconds=seconds), hold_memory=False, planners=settings or workload.settings
     )
-    found = compare(workload.graph, cost, device, num_devices=num_devices, methods=methods, search=search)
+    compared = tuple(method for method in methods if method != "auto")
+    found = compare(workload.graph, cost, device, num_devices=num_devices, methods=compared, search=search)
+    if "auto" in methods:
+        found = (*found, _default(workload, cost, device, num_devices, search))
     made = {}
     for one in found:
         told = {field.name: getattr(one, field.name) for field in fields(one)}
@@ -70,6 +76,18 @@ def steps_of(
             told["step_ms"] = simulate(plan, workload.graph, StepModel(sums=cost.summed)).makespan_ms
         made[one.method] = PlannedStep(**told)
     return made
+
+
+def _default(
+    workload: Workload, cost: RankedCost, device: Device, num_devices: int, search: SearchOptions
+) -> Comparison:
+    """What runs where nobody names a method."""
+    began = time.perf_counter()
+    plan = plan_to_run("auto", workload.graph, cost, device, num_devices=num_devices, search=search)
+    seconds = time.perf_counter() - began
+    return Comparison(
+        method="auto", plan=plan, predicted_ms=plan.predicted_ms, status=plan.search.status, seconds=seconds
+    )
 
 
 def ratio_figure(
