@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from bench.cost.alone.calibration import (
+from bench.cost.calibration import (
     FREEDOMS,
     CountedTime,
     calibrate,
