@@ -129,9 +129,10 @@ void check_interference(const Problem& problem) {
     const Interference& form = problem.interference;
     for (const std::vector<Ns>& launches : form.launches) {
         const bool is_sound = std::all_of(launches.begin(), launches.end(), [](Ns e) { return 0 <= e && e < kNever; });
-        if (problem.is_launched() && (launches.size() != problem.modules.size() || !is_sound)) {
-            refuse("launches are given for each module, none negative or endless");
-        }
+        const bool is_whole = launches.size() == form.launches[0].size() &&
+                              (launches.empty() || launches.size() == problem.modules.size());
+        if (!is_sound || !is_whole)
+            refuse("launches are given for each module in both phases, none negative or endless");
     }
     if (form.form == Form::pairwise) check_pairs(problem);
     if (form.form != Form::eq8 && form.form != Form::leveled) return;
