@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from mosaic.cost import Cost, FullInterference, Interference, LeveledBandwidth
+from mosaic.cost.interference.launcher import OneLauncher, without_launcher
 from mosaic.cost.interference.leveling import Taker
 from mosaic.errors import BackendUnavailableError, InfeasibleError
 from mosaic.graph import ModuleGraph
@@ -177,7 +178,7 @@ def why_not_exact(graph: ModuleGraph, cost: Cost) -> str | None:
 
 def _why_not_searched(graph: ModuleGraph, cost: Cost) -> str | None:
     """Returns why an interference cannot be searched exactly; None if it can."""
-    form = cost.interference
+    form = without_launcher(cost.interference)
     if form.is_pairwise:
         return None
     if not isinstance(form, FullInterference | LeveledBandwidth):
@@ -216,7 +217,7 @@ _Rows = Mapping[str, tuple[Sequence[DeploymentOption], Any]]
 
 
 def _is_drawn(cost: Cost) -> bool:
-    return isinstance(cost.interference, FullInterference | LeveledBandwidth)
+    return isinstance(without_launcher(cost.interference), FullInterference | LeveledBandwidth)
 
 
 def _rows(search: Any, names: Sequence[str], options: Options, cost: Cost, known: _Rows) -> _Rows:
@@ -270,7 +271,12 @@ def _disturb(
     reason = _why_not_searched(graph, cost)
     if reason is not None:
         raise ValueError(f"{reason}; use method='gahc', or interference='pairwise' or 'full'")
-    form = cost.interference
+    form = without_launcher(cost.interference)
+    if isinstance(cost.interference, OneLauncher):
+        launch_ms = cost.interference.launches.launch_ms
+        problem.launch_in_turn(*([round(launch_ms(name, phase) * NS_PER_MS) for name in names] for phase in Phase))
+    if form.is_zero:
+        return
     if isinstance(form, LeveledBandwidth):
         levels = [form.coefficients.get(phase) for phase in Phase]
         problem.disturb_by_level(
@@ -292,7 +298,7 @@ def _disturb(
 
 def _drawing_option(search: Any, cost: Cost, name: str, option: DeploymentOption) -> Any:
     """Returns an option with what the forms over bandwidth need to know of it."""
-    form = cost.interference
+    form = without_launcher(cost.interference)
     forward, backward = (_taker(form, name, phase, option.quota) for phase in Phase)
     return search.Option(
         degree=option.degree,
@@ -304,7 +310,6 @@ def _drawing_option(search: Any, cost: Cost, name: str, option: DeploymentOption
         backward_bandwidth=backward.share,
         idle=(forward.idle, backward.idle),
         cap=(forward.cap, backward.cap),
-        launch_ns=(round(forward.launch_ms * NS_PER_MS), round(backward.launch_ms * NS_PER_MS)),
     )
 
 

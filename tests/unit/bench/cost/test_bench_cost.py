@@ -7,31 +7,28 @@ import random
 import pytest
 
 from bench.cost import __main__ as bench_cost
-from bench.cost import simulate
+from bench.cost import simulated
 from bench.cost import study as cost_study
-from bench.cost.alone.chip_curves import FEW_QUOTAS, count_work, described
-from bench.cost.alone.sampling import curves_of
-from bench.cost.alone.surface import (
+from bench.cost.chip.machine import Ran
+from bench.cost.chip.spec import Chip, draw_work
+from bench.cost.chip_curves import FEW_QUOTAS, count_work, described
+from bench.cost.forms import STUDIED, Fitted
+from bench.cost.ground import TINY, ChipScale, Ground
+from bench.cost.groups import draw_sets
+from bench.cost.simulated import HEAD, simulate_alone, simulate_truth
+from bench.cost.study import CostStudy
+from bench.cost.surfaces import (
     AT_DEGREES,
     AT_QUOTAS,
     CHOSEN,
     SHAPED,
     SurfaceTruth,
+    curves_of,
     judge_surfaces,
     surface_errors,
     surface_names,
 )
-from bench.cost.chip.machine import Ran
-from bench.cost.chip.spec import Chip
-from bench.cost.chip.work import draw_work
-from bench.cost.ground import TINY, Ground
-from bench.cost.interference import chip_groups, chip_plans
-from bench.cost.interference.chip_groups import HEAD, simulate_truth
-from bench.cost.interference.forms import STUDIED, Fitted
-from bench.cost.interference.groups import draw_sets
-from bench.cost.interference.truth import OTHER, SAME
-from bench.cost.simulate import ChipScale, simulate_alone
-from bench.cost.study import CostStudy
+from bench.cost.truth import OTHER, SAME
 from bench.gpu.bench import Bench
 from bench.record import Study
 from mosaic import artifact
@@ -115,16 +112,15 @@ def quick_run(chip, jobs):
 @pytest.fixture(scope="module")
 def truth():
     with pytest.MonkeyPatch.context() as patch:
-        for module in (chip_groups, simulate):
-            patch.setattr(module, "run_all", quick_run)
+        patch.setattr(simulated, "run_all", quick_run)
         return simulate_truth(SMALL)
 
 
 def test_every_form_that_was_fitted_plans_for_modules_of_the_set_that_judges(truth, monkeypatch):
-    monkeypatch.setattr(chip_plans, "run_all", quick_run)
+    monkeypatch.setattr(simulated, "run_all", quick_run)
     fits = {"unaware": Fitted(studied=STUDIED[0], coefficients={}, num_free=0)}
-    figures = {figure.name: figure for figure in chip_plans.simulate_plans(truth, fits, SMALL)}
-    assert set(figures) == set(chip_plans.chip_plan_names())
+    figures = {figure.name: figure for figure in simulated.simulate_plans(truth, fits, SMALL)}
+    assert set(figures) == set(simulated.chip_plan_names())
     *forms, in_turn = figures.values()
     assert {figure.reason for figure in forms} == {"too few groups to fit it"}
     assert in_turn.value >= 1

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 from analytic_cases import pod_counts
 
-from bench.cost.alone.calibration import (
+from bench.cost.calibration import (
     FREEDOMS,
     CountedTime,
     calibrate,

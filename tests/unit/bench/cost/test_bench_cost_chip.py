@@ -5,11 +5,9 @@ import statistics
 
 import pytest
 
-from bench.cost.chip.cache import L2, Load, Traffic
-from bench.cost.chip.dram import Channel, Events
 from bench.cost.chip.machine import run
-from bench.cost.chip.spec import REQUEST_BYTES, Chip, Kernel, Work
-from bench.cost.chip.work import draw_work
+from bench.cost.chip.memory import L2, Channel, Events, Load, Traffic
+from bench.cost.chip.spec import REQUEST_BYTES, Chip, Kernel, Work, draw_work
 
 CHIP = Chip(num_sms=4, num_channels=2, dram_bytes_per_ns=83.75, l2_bytes_per_ns=140.0, l2_bytes=Chip().l2_bytes // 5)
 """A fifth of the chip, to be quick."""

@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bench.cost.interference.forms import AS_WRITTEN, STUDIED, fit_form
-from bench.cost.interference.judging import ALL_SIZES, CHOSEN, error_name, fit_forms, group_names, judge_forms
-from bench.cost.interference.truth import OTHER, SAME, Group, Member, Truth, draw_groups
-from bench.cost.least_squares import damped
+from bench.cost.estimates import damped
+from bench.cost.forms import AS_WRITTEN, STUDIED, fit_form
+from bench.cost.groups import ALL_SIZES, CHOSEN, error_name, fit_forms, group_names, judge_forms
+from bench.cost.truth import OTHER, SAME, Group, Member, Truth, draw_groups
 from mosaic.cost import Eq8, FullInterference, Interference, LeveledBandwidth, Leveling, SharedBandwidth, Sharing
 from mosaic.cost.interference.forms import FORMS
 from mosaic.profile import PairSample, Phase
@@ -50,7 +50,6 @@ def truth_of(form: Interference, *, num_fit: int = 8) -> Truth:
     return Truth(
         source="simulated",
         head="made up: ",
-        num_slots=16,
         bandwidths=Known(),
         fit=fit,
         choose=choose,

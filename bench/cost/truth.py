@@ -1,7 +1,7 @@
 """Groups of modules that ran side by side, in three sets of groups: to fit, to choose a form by, to judge.
 
 Where they ran decides the source of all figures: on the chip of ``bench.cost.chip`` they are simulated, on a backend
-measured (``bench.cost.interference.groups``).
+measured (``bench.cost.groups``).
 """
 
 from __future__ import annotations
@@ -47,8 +47,6 @@ class Truth:
     """``simulated`` or ``measured``."""
     head: str
     """Put before the names of its figures."""
-    num_slots: int
-    """Of the device."""
     bandwidths: HasBandwidth
     """What every module uses alone."""
     alone: tuple[Sample, ...] = ()

@@ -1,4 +1,7 @@
-"""Groups of modules that really run side by side on a backend: on the host two cores' worth, on a GPU up to eight."""
+"""Groups of modules side by side: every form's errors on groups of its own, and groups that run on a backend.
+
+On the host two cores' worth runs side by side, on a GPU up to eight modules.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,97 @@ import random
 import statistics
 from collections.abc import Iterator, Sequence
 
-from bench.cost.figures import absent
+from bench.cost.estimates import absent, mean_figure
+from bench.cost.forms import STUDIED, Fitted, fit_form
 from bench.cost.ground import Ground
-from bench.cost.interference.judging import fit_forms, group_names, judge_forms, slowdown_name
-from bench.cost.interference.truth import SAME, Group, Member, Placed, Truth, draw_groups
+from bench.cost.truth import SAME, Group, Member, Placed, Truth, draw_groups
 from bench.record import Figure
 from mosaic.profile import Phase
 from mosaic.profiler.measuring.beside import measure_beside
 from mosaic.profiler.measuring.pairs import lay_out
 
+CHOSEN = "the form chosen by groups of its own"
+ALL_SIZES = "all sizes"
 SIZES = (2, 3, 4, 6, 8)
 """Modules side by side."""
+
+
+def error_name(head: str, of: str, size: int | str, words: str) -> str:
+    """Names the error of a form on a set of groups of one size, or of all."""
+    return f"{head}error on {of}, {_size(size)}, {words}"
+
+
+def slowdown_name(head: str, of: str, size: int | str) -> str:
+    """Names the mean slowdown in a set."""
+    return f"{head}slowdown in {of}, {_size(size)}"
+
+
+def again_name(head: str) -> str:
+    """Names how far the same groups differ when run twice."""
+    return f"{head}difference of the same groups run twice"
+
+
+def _size(size: int | str) -> str:
+    return size if isinstance(size, str) else f"{size} modules"
+
+
+def group_names(head: str, sets: Sequence[str], sizes: Sequence[int]) -> tuple[str, ...]:
+    """Returns the names of all figures of groups."""
+    words = (*(studied.words for studied in STUDIED), CHOSEN)
+    found = [again_name(head)]
+    for of in sets:
+        for size in (*sizes, ALL_SIZES):
+            found += [slowdown_name(head, of, size), *(error_name(head, of, size, form) for form in words)]
+    return tuple(found)
+
+
+Fits = tuple[dict[str, Fitted], dict[str, str]]
+"""Forms that could be fitted, by their words, and why others have none."""
+
+
+def fit_forms(truth: Truth) -> Fits:
+    """Fits every form; returns the fits by their words, and why others have none."""
+    fits: dict[str, Fitted] = {}
+    reasons: dict[str, str] = {}
+    for studied in STUDIED:
+        try:
+            fits[studied.words] = fit_form(studied, truth)
+        except ValueError as error:
+            reasons[studied.words] = str(error)
+    return fits, reasons
+
+
+def choose_form(fits: dict[str, Fitted], truth: Truth) -> str:
+    """Returns the words of the form that errs least on the groups to choose by."""
+    return min(fits, key=lambda words: statistics.fmean(fits[words].errors(truth, truth.choose)))
+
+
+def judge_forms(truth: Truth, fitted: Fits, sizes: Sequence[int]) -> Iterator[Figure]:
+    """Chooses and judges; every error with the number of coefficients behind it."""
+    fits, reasons = fitted
+    chosen = choose_form(fits, truth) if truth.choose else ""
+    for of, groups in truth.judge.items():
+        for size in (*sizes, ALL_SIZES):
+            some = [group for group in groups if size in (len(group), ALL_SIZES)]
+            slowdowns = [member.beside_ms / member.alone_ms for group in some for member in group]
+            yield mean_figure(slowdown_name(truth.head, of, size), slowdowns, source=truth.source)
+            named = {words: (words, one.studied.form) for words, one in fits.items()}
+            if chosen:
+                named[CHOSEN] = (chosen, chosen)
+            for words, (fitted, form) in named.items():
+                labels = {"form": form, "coefficients": str(fits[fitted].num_free)}
+                errors = fits[fitted].errors(truth, some)
+                yield mean_figure(error_name(truth.head, of, size, words), errors, source=truth.source, labels=labels)
+            for words, why in reasons.items():
+                yield from absent([error_name(truth.head, of, size, words)], why, source=truth.source)
+    first = next(iter(truth.judge.values()), ())
+    differences = [
+        abs(two.beside_ms / one.beside_ms - 1)
+        for before, after in zip(first, truth.again, strict=False)
+        for one, two in zip(before, after, strict=True)
+    ]
+    labels = {"is": "the least error that any form can show here"}
+    yield mean_figure(again_name(truth.head), differences, source=truth.source, labels=labels)
 
 
 def sizes_on(ground: Ground) -> list[int]:
@@ -52,7 +135,6 @@ def measure_truth(ground: Ground, sizes: Sequence[int]) -> Truth:
     return Truth(
         source="measured",
         head="",
-        num_slots=ground.num_slots,
         bandwidths=ground.bandwidths,
         fit=tuple(fit),
         choose=tuple(choose),

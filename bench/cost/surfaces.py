@@ -1,22 +1,23 @@
-"""How far scaling surfaces are off where nothing was measured, with and without the shape of counted operators.
+"""How far scaling surfaces are off where nothing was measured, and how many measurements they take.
 
-Three sets: the points of each module that its surface goes through; modules by whose other points one of the two ways
-is chosen; and modules that judge both ways and the chosen one.
+Three sets: the points of each module that its surface goes through; modules by whose other points a way is chosen, with
+or without the shape of counted operators, and by which adaptive sampling is stopped; and modules that judge.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
-from bench.cost.alone.sampling import sampling_figures, sampling_names
-from bench.cost.figures import mean_figure
+from bench.cost.estimates import absent, mean_figure
 from bench.cost.ground import HELD_DEGREE, Ground
 from bench.record import Figure, Source
 from mosaic.cost import ShapedSurface
+from mosaic.cost.surfaces import next_of_both, next_shaped_sample
 from mosaic.errors import InvalidProfileError
-from mosaic.profile import Sample
+from mosaic.profile import Phase, Sample
 from mosaic.profiler.quotas import default_quotas
 from mosaic.shape import ModuleShape
 
@@ -76,15 +77,7 @@ def judge_surfaces(truth: SurfaceTruth) -> Iterator[Figure]:
                 labels=labels,
                 reason=why,
             )
-    yield from sampling_figures(
-        (*truth.fit, *(sample for held in truth.held.values() for sample in held)),
-        truth.shapes,
-        grid=truth.grid,
-        choose=truth.choose,
-        judge=truth.judge,
-        source=truth.source,
-        head=truth.head,
-    )
+    yield from sampling_figures(truth)
 
 
 def surface_errors(fit: Sequence[Sample], held: Sequence[Sample], shapes: Shapes) -> dict[str, list[float]]:
@@ -140,3 +133,91 @@ def measure_surface(ground: Ground) -> Iterator[Figure]:
     pairs = [(first.get((s.module, s.phase, s.quota)), s) for s in later if s.degree == 1 and s.times_ms]
     again = [abs(a.median_ms / b.median_ms - 1) for a, b in pairs if a is not None and b.median_ms > 0]
     yield mean_figure(REPEATED, again, source="measured", labels={"is": "the least error that any model can show here"})
+
+
+_NAMES = (
+    "error of the paper's grid",
+    "samples of the paper's grid",
+    "samples of adaptive sampling, chosen on other modules for the grid's accuracy",
+    "error of adaptive sampling with as many samples, shaped by counted operators",
+    "error of adaptive sampling with as many samples, interpolated (no prior)",
+)
+TRIED_COUNTS = (2, 3, 4, 5, 6, 8, 10)
+"""Numbers of samples that adaptive sampling is stopped at."""
+
+Curves = Mapping[tuple[str, Phase], Mapping[int, Sample]]
+"""Samples of degree 1 by module and phase, then quota."""
+
+
+def sampling_names(head: str) -> tuple[str, ...]:
+    """Returns the names of the figures."""
+    return tuple(head + name for name in _NAMES)
+
+
+def curves_of(samples: Iterable[Sample]) -> dict[tuple[str, Phase], dict[int, Sample]]:
+    """Returns samples of degree 1 that ran by module, phase and quota; of two, the first."""
+    found: dict[tuple[str, Phase], dict[int, Sample]] = {}
+    for sample in samples:
+        if sample.degree == 1 and sample.times_ms and sample.median_ms > 0:
+            found.setdefault((sample.module, sample.phase), {}).setdefault(sample.quota, sample)
+    return found
+
+
+def sampling_figures(truth: SurfaceTruth) -> Iterator[Figure]:
+    """Replays both ways of sampling over everything that was measured of a module."""
+    source, grid, choose, judge = truth.source, truth.grid, truth.choose, truth.judge
+    curves = curves_of((*truth.fit, *(sample for held in truth.held.values() for sample in held)))
+    names = sampling_names(truth.head)
+    if not any(len(of) > len(grid) for of in curves.values()):
+        yield from absent(names, "the grid has every quota of this device: there is nothing to choose", source=source)
+        return
+    paper = {module: _errors(curves, module, grid, {}) for module in (*choose, *judge)}
+    yield mean_figure(names[0], _of(paper, judge), source=source)
+    counts = [float(len([q for q in grid if all(q in of for of in curves.values())]))]
+    yield mean_figure(names[1], counts, source=source, labels={"of": "one module at one degree"})
+
+    @cache
+    def order(module: str, shape: ModuleShape | None) -> list[int]:
+        return adaptive_order(curves, module, shape)
+
+    def adaptive(modules: Sequence[str], count: int, shapes: Shapes) -> list[float]:
+        taken = {module: order(module, shapes.get(module))[:count] for module in modules}
+        return _of({module: _errors(curves, module, quotas, shapes) for module, quotas in taken.items()}, modules)
+
+    least = statistics.fmean(_of(paper, choose) or [0.0])
+    errors = {count: adaptive(choose, count, truth.shapes) for count in TRIED_COUNTS}
+    good = [count for count, found in errors.items() if found and statistics.fmean(found) <= least]
+    if not good:
+        yield from absent(names[2:], f"no number of samples up to {TRIED_COUNTS[-1]} gave it", source=source)
+        return
+    labels = {"tried": ", ".join(map(str, TRIED_COUNTS))}
+    yield mean_figure(names[2], [float(good[0])], source=source, labels=labels)
+    for name, of in zip(names[3:], (truth.shapes, {}), strict=True):
+        yield mean_figure(name, adaptive(judge, good[0], of), source=source)
+
+
+def adaptive_order(curves: Curves, module: str, shape: ModuleShape | None) -> list[int]:
+    """Returns the quotas at which adaptive sampling measures a module, in order."""
+    phases = [phase for name, phase in curves if name == module]
+    every = sorted(set.intersection(*(set(curves[module, phase]) for phase in phases)))
+    taken: list[Sample] = []
+    order: list[int] = []
+    while len(order) < TRIED_COUNTS[-1]:
+        if shape is not None:
+            quota = next_shaped_sample(taken, every, shape, bound=1e-9)
+        else:
+            quota = next_of_both(taken, every, bound=1e-9)
+        if quota is None:
+            break
+        order.append(quota)
+        taken += [curves[module, phase][quota] for phase in phases]
+    return order
+
+
+def _errors(curves: Curves, module: str, quotas: Sequence[int], shapes: Shapes) -> list[float]:
+    """Relative errors between the first and last of the quotas, where nothing was sampled."""
+    phases = [phase for name, phase in curves if name == module]
+    used = [quota for quota in quotas if all(quota in curves[module, phase] for phase in phases)]
+    every = [sample for phase in phases for sample in curves[module, phase].values()]
+    held = [one for one in every if min(used) < one.quota < max(used) and one.quota not in used]
+    return _of(surface_errors([one for one in every if one.quota in used], held, shapes), (module,))

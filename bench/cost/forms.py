@@ -12,13 +12,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from bench.cost.interference.truth import Group, Truth
-from bench.cost.least_squares import Vector, damped
+from bench.cost.estimates import Vector, damped
+from bench.cost.truth import Group, Truth
 from mosaic.cost import Eq8, Leveling, Sharing
-from mosaic.cost.interference.forms import FORMS, Coefficients
+from mosaic.cost.interference.forms import FORMS
+from mosaic.cost.interference.forms import Coefficients as Fittable
+from mosaic.cost.interference.pairwise import AssumedSharing
 from mosaic.cost.interference.protocol import HasBandwidth, Interference, Neighbours
+from mosaic.hardware import find_hardware
 from mosaic.profile import Phase
 
+Coefficients = Fittable | AssumedSharing
 Made = Callable[[Vector, Sequence[str]], Coefficients]
 
 
@@ -40,8 +44,8 @@ class StudiedForm:
     """Whether each fitted module has one more coefficient."""
     made: Made | None = None
     """Makes coefficients of numbers (and of the names of fitted modules); None where there are none to fit."""
-    assumed: Callable[[int], Coefficients] | None = None
-    """Coefficients for a device of so many slots where nothing is measured."""
+    assumed: Coefficients | None = None
+    """Taken as they are where nothing is measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,9 +100,12 @@ def _leveling(values: Vector, modules: Sequence[str]) -> Leveling:
     )
 
 
-def _typical(num_slots: int) -> Leveling:
-    """A third of the slots draw the whole bandwidth."""
-    return Leveling(draw=min(1.0, 3.0 / num_slots))
+def _described() -> Leveling:
+    """What an H100's description says: what a slot draws, and what kernels reach of the bandwidth alone."""
+    gpu = find_hardware("h100-80g")
+    reached = gpu.efficiency.memory
+    slot = gpu.bandwidth_gb_per_s(gpu.sms_per_slot) / gpu.memory_gb_per_s
+    return Leveling(draw=slot * reached, capacity=reached, fairness=0.0)
 
 
 def _eq8(values: Vector, _: Sequence[str]) -> Eq8:
@@ -115,39 +122,31 @@ _OURS = StudiedForm(
 )
 _FAR = 1e3
 
+_EQ8 = StudiedForm(
+    form="full",
+    words="Eq. 8 fit for planning (3)",
+    low=(-_FAR, 0.0, 0.0),
+    high=(_FAR, _FAR, _FAR),
+    starts=((1e-3, 1e-2, 1e-2),),
+    made=_eq8,
+)
+
 STUDIED = (
     StudiedForm(form="none", words="unaware of neighbours (0 coefficients)"),
-    StudiedForm(form="ours", words="ours with assumed coefficients (0)", assumed=_typical),
-    StudiedForm(
-        form="pairwise",
-        words="pairwise with assumed coefficients (0)",
-        assumed=lambda _: Sharing(pressure=0.5, product=0.5),
-    ),
+    StudiedForm(form="pairwise", words="assumed where nothing is measured (0)", assumed=AssumedSharing()),
+    StudiedForm(form="pairwise", words="pairwise, halves (0)", assumed=Sharing(pressure=0.5, product=0.5)),
+    StudiedForm(form="ours", words="ours as described (0)", assumed=_described()),
     StudiedForm(form="measured", words="measured pairs (one a pair)"),
-    StudiedForm(
+    replace(
+        _EQ8,
         form="additive",
         words="Eq. 8 without its product (2)",
-        low=(-_FAR, 0.0),
-        high=(_FAR, _FAR),
+        low=_EQ8.low[:2],
+        high=_EQ8.high[:2],
         starts=((1e-3, 1e-2),),
-        made=_eq8,
     ),
-    StudiedForm(
-        form=AS_WRITTEN,
-        words="Eq. 8 as written (3)",
-        low=(-_FAR, 0.0, 0.0),
-        high=(_FAR, _FAR, _FAR),
-        starts=((1e-3, 1e-2, 1e-2),),
-        made=_eq8,
-    ),
-    StudiedForm(
-        form="full",
-        words="Eq. 8 fit for planning (3)",
-        low=(-_FAR, 0.0, 0.0),
-        high=(_FAR, _FAR, _FAR),
-        starts=((1e-3, 1e-2, 1e-2),),
-        made=_eq8,
-    ),
+    replace(_EQ8, form=AS_WRITTEN, words="Eq. 8 as written (3)"),
+    _EQ8,
     StudiedForm(
         form="pairwise",
         words="pairwise (2)",
@@ -159,7 +158,7 @@ STUDIED = (
     _OURS,
     replace(_OURS, words="ours with a draw a module (5 + one a module)", draws=True),
 )
-"""Every form of the package's table, and variants; assumed figures are round ones, seen on other draws of modules."""
+"""Every form of the package's table, and variants; those without coefficients were compared on other modules."""
 
 
 def fit_form(studied: StudiedForm, truth: Truth) -> Fitted:
@@ -170,8 +169,7 @@ def fit_form(studied: StudiedForm, truth: Truth) -> Fitted:
     """
     phases = tuple(dict.fromkeys(member.phase for group in truth.fit for member in group))
     if studied.assumed is not None:
-        assumed = studied.assumed(truth.num_slots)
-        return Fitted(studied=studied, coefficients=dict.fromkeys(Phase, assumed), num_free=0)
+        return Fitted(studied=studied, coefficients=dict.fromkeys(Phase, studied.assumed), num_free=0)
     if studied.made is None:
         count = len(truth.pairs) if studied.form == "measured" else 0
         if studied.form == "measured" and not count:

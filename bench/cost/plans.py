@@ -12,10 +12,10 @@ from types import MappingProxyType
 import torch
 
 import mosaic
-from bench.cost.figures import absent
+from bench.cost.estimates import absent
+from bench.cost.forms import Fitted
 from bench.cost.ground import Ground
-from bench.cost.interference.forms import Fitted
-from bench.cost.interference.groups import SIZES
+from bench.cost.groups import SIZES
 from bench.cost.models import NAMES
 from bench.record import Figure, median_figure
 from mosaic.cost import CostModel

@@ -18,9 +18,8 @@ from types import MappingProxyType
 
 import numpy as np
 
-from bench.cost.figures import absent, mean_figure
+from bench.cost.estimates import Vector, absent, damped, mean_figure
 from bench.cost.ground import Ground
-from bench.cost.least_squares import Vector, damped
 from bench.record import Figure, Source
 from mosaic.cost.counts import PhaseCounts
 from mosaic.cost.roofline import phase_ms

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 
-from bench.cost.alone.calibration import CountedTime, calibration_figures, calibration_names
-from bench.cost.alone.surface import AT_DEGREES, AT_QUOTAS, SurfaceTruth, judge_surfaces, surface_names
-from bench.cost.chip.spec import REQUEST_BYTES, Chip, Kernel, Work
-from bench.cost.chip.work import draw_work
-from bench.cost.simulate import ChipScale, simulate_alone
+from bench.cost.calibration import CountedTime, calibration_figures, calibration_names
+from bench.cost.chip.spec import REQUEST_BYTES, Chip, Kernel, Work, draw_work
+from bench.cost.ground import ChipScale
+from bench.cost.simulated import simulate_alone
+from bench.cost.surfaces import AT_DEGREES, AT_QUOTAS, SurfaceTruth, judge_surfaces, surface_names
 from bench.record import Figure
 from mosaic.cost.counts import Gemm, MemoryCounts, ModuleCounts, Operator, OperatorKind, PhaseCounts
 from mosaic.cost.surfaces import shape_of
