@@ -151,6 +151,9 @@ class SearchRecord:
     """Whether the search proved that no plan is predicted faster."""
     bound_ms: Annotated[float, Ge(0)] = 0.0
     """No plan is predicted to take less, in milliseconds; 0 where the search gives no bound."""
+    simulated_ms: Annotated[float, Ge(0)] = 0.0
+    """Step for which it was chosen among several plans, simulated with modules that share the network between devices,
+    in milliseconds; nothing is proven of it. 0 where it was not chosen so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
