@@ -78,8 +78,8 @@ class PlanCommand:
     max_foreign_share: MaxForeignShare = DEFAULT_FOREIGN_SHARE
     method: Method = "auto"
     time_limit: float = 10.0
-    """Seconds after which exact and auto take the best plan so far, with a bound on what is possible; from when FILE is
-    read. At the first Ctrl-C they do so at once, with exit code 130."""
+    """Seconds after which exact, gahc and auto take the best plan so far, from when FILE is read; exact and auto with a
+    bound on what is possible. At the first Ctrl-C they do so at once, with exit code 130."""
     communication_slots: Literal["remainder"] | int = 0
     """Slots of each GPU that no module gets, so that collectives do not take theirs; remainder: the SMs that the split
     into slots leaves over (4 of 132)."""

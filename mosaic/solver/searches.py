@@ -54,14 +54,19 @@ def find_exactly(task: Task) -> Found:
 
 
 def find_by_clustering(task: Task) -> Found:
-    """Plans with the paper's Algorithm 1."""
+    """Plans with the paper's Algorithm 1; when time is over, what has been merged so far is the plan."""
     search = task.search
+    seconds_left = search.limits.countdown()
     evaluator = StageEvaluator(
-        task.options, cost=task.cost, machine=task.machine, deterministic_limit=search.deterministic_limit
+        task.options,
+        cost=task.cost,
+        machine=task.machine,
+        deterministic_limit=search.deterministic_limit,
+        seconds_left=seconds_left,
     )
-    result = cluster(
-        task.graph, evaluator, prune=search.prune, cache=search.cache, should_stop=search.limits.should_stop
-    )
+    result = cluster(task.graph, evaluator, prune=search.prune, cache=search.cache, seconds_left=seconds_left)
+    if seconds_left() <= 0:
+        _log.warning("Algorithm 1 was ended after %g s; with more time it may merge more", search.limits.seconds)
     if evaluator.num_unresolved:
         _log.warning(
             "CP-SAT gave up %d questions at deterministic_limit=%g; a higher limit may find a better plan",

@@ -99,7 +99,7 @@ class _Choice:
 
     def run(self, hint: SearchHint | None) -> Plan:
         began = time.perf_counter()
-        self._ends = began + self.search.limits.seconds
+        self._left = self.search.limits.countdown()
         first = best = self._plan("auto", self.cost, FIRST_SHARE, hint)
         for method in WHOLE_DEVICE_PLANNERS:
             best = self._shorter(best, method, self.cost)
@@ -160,6 +160,3 @@ class _Choice:
         plan = with_communication(plan, self.cost)
         step = simulate(plan, self.graph, StepModel(sums=self.cost.summed))
         return replace(plan, search=replace(record, simulated_ms=step.makespan_ms))
-
-    def _left(self) -> float:
-        return 0.0 if self.search.limits.is_stopped else max(0.0, self._ends - time.perf_counter())

@@ -120,6 +120,7 @@ class _HeldSearch:
     def run(self) -> ExactResult:
         options = self.options
         self._ends = time.perf_counter() + self.limits.seconds
+        self._left = self.limits.countdown()
         self.known = self.hint.known
         first = replace(self.limits, seconds=self.limits.seconds * ROOT_SHARE if self.limits.exact else self._left())
         relaxed = self._relax(options, frozenset(self._forbidden()), first)
@@ -236,9 +237,6 @@ class _HeldSearch:
         except InfeasibleError:
             return False
         return self.best_ms < before_ms - _CLOSE_MS
-
-    def _left(self) -> float:
-        return 0.0 if self.limits.is_stopped else max(0.0, self._ends - time.perf_counter())
 
     def _forbidden(self) -> list[frozenset[str]]:
         return [frozenset(names) for names in self.hint.forbidden]
