@@ -15,6 +15,7 @@ from mosaic.errors import InfeasibleError, UndecidedError
 from mosaic.graph import Part
 from mosaic.plan import Placement, Plan, SearchRecord, Stage
 from mosaic.solver import SearchOptions, solve
+from mosaic.solver.exact.search import SearchLimits
 from mosaic.solver.explain import explain
 from mosaic.solver.instances.checker import check_plan
 from mosaic.solver.instances.instance import Instance
@@ -138,3 +139,12 @@ def test_the_next_best_plan_is_within_memory_too():
     assert plan.predicted_ms == pytest.approx(8)
     found = explain(plan, made.graph, TableCost(made)).next_best
     assert found.predicted_ms == pytest.approx(16)
+
+
+def test_a_search_is_no_worse_than_a_planner_of_whole_devices_that_searches_nothing() -> None:
+    recipe = Recipe(shape="align", num_modules=14, num_devices=32, held_memory=True, tight_memory=True, seed=2)
+    made = generate(recipe)
+    given = {"cost": TableCost(made), "device": made.device, "num_devices": made.num_devices}
+    drawn = solve(made.graph, **given, method="spindle-optimus")
+    search = SearchOptions(limits=SearchLimits(seconds=1))
+    assert solve(made.graph, **given, method="exact", search=search).predicted_ms <= drawn.predicted_ms
