@@ -40,7 +40,7 @@ Options = Mapping[str, Sequence[DeploymentOption]]
 
 ROOT_SHARE = 0.4
 """Of the time, for the first relaxation."""
-INCUMBENT_SHARE = 0.6
+INCUMBENT_SHARE = 0.3
 """Of the time left after it, for the plans of others to start from."""
 CLIMB_SHARE = 0.3
 """Of the time left, for a better plan before the proof."""
