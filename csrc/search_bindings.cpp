@@ -3,8 +3,8 @@
 #include <pybind11/stl.h>
 
 #include "search/plans/plan_search.h"
-#include "search/stages/held_packer.h"
 #include "search/stages/interference.h"
+#include "search/stages/packers/held_packer.h"
 
 namespace py = pybind11;
 using namespace mosaic::search;

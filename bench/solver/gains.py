@@ -10,11 +10,8 @@ from types import MappingProxyType
 from bench.figures.papers.read import printed
 from bench.record import Figure
 from bench.solver.generate import Recipe, build, generate
-from bench.solver.runs import figure
+from bench.solver.runs import figure, predicted_steps
 from bench.solver.table_1 import BACKBONES, ENCODERS
-from mosaic.solver import SearchOptions
-from mosaic.solver.compare import compare
-from mosaic.solver.exact.search import SearchLimits
 from mosaic.solver.instances.instance import Instance
 from mosaic.solver.instances.instance_cost import TableCost
 
@@ -65,15 +62,14 @@ def _gain(rival: str, of: str) -> str:
 
 def ratios(instance: Instance, *, seconds: float, methods: Sequence[str] = RIVALS) -> dict[str, float]:
     """Returns the step time of each rival over that of the exact plan; what a rival cannot do is left out."""
-    found = compare(
+    times = predicted_steps(
         instance.graph,
         TableCost(instance),
         instance.device,
         num_devices=instance.num_devices,
         methods=(*methods, "exact"),
-        search=SearchOptions(limits=SearchLimits(seconds=seconds)),
+        seconds=seconds,
     )
-    times = {one.method: one.predicted_ms for one in found if one.predicted_ms is not None}
     return {method: times[method] / times["exact"] for method in methods if method in times}
 
 

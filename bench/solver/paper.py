@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from bench.figures.papers.read import printed
 from bench.record import Figure
 from bench.solver.gains import model, ratios
 from bench.solver.generate import ofasys
-from bench.solver.runs import figure, search
+from bench.solver.runs import figure, limits_of, search
 from mosaic.solver import QuotaGrid, SearchOptions, solve
 from mosaic.solver.exact.brute_force import MAX_DEVICES, MAX_MODULES
 from mosaic.solver.exact.search import SearchLimits
@@ -50,7 +50,7 @@ def _solve(instance: Instance, method: str, options: SearchOptions) -> Solved:
         instance.device,
         num_devices=instance.num_devices,
         method=method,
-        search=options,
+        search=replace(options, limits=limits_of(method, options.limits.seconds)),
     )
     return Solved(step_ms=plan.predicted_ms, seconds=time.perf_counter() - began)
 

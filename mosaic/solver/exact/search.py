@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -52,6 +53,11 @@ class SearchLimits:
             raise ValueError(
                 f"seconds={self.seconds}, seed={self.seed}; use values of 0 or more, and at most seed {_MAX_SEED}"
             )
+
+    def countdown(self) -> Callable[[], float]:
+        """Starts the clock; returns what says how many seconds are left, 0 once the search is to end."""
+        ends = time.perf_counter() + self.seconds
+        return lambda: 0.0 if self.is_stopped else max(0.0, ends - time.perf_counter())
 
     @property
     def is_stopped(self) -> bool:

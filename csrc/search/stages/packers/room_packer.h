@@ -5,7 +5,7 @@
 #include <unordered_set>
 #include <vector>
 
-#include "search/stages/packing.h"
+#include "search/stages/packers/packing.h"
 
 namespace mosaic::search {
 

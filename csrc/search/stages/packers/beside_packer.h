@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "search/stages/extra_table.h"
-#include "search/stages/packing.h"
+#include "search/stages/packers/packing.h"
 
 namespace mosaic::search {
 

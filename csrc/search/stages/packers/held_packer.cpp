@@ -1,4 +1,4 @@
-#include "search/stages/held_packer.h"
+#include "search/stages/packers/held_packer.h"
 
 #include <algorithm>
 #include <numeric>

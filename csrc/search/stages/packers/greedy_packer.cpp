@@ -1,4 +1,4 @@
-#include "search/stages/greedy_packer.h"
+#include "search/stages/packers/greedy_packer.h"
 
 #include <algorithm>
 #include <numeric>

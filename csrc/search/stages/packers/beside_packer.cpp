@@ -1,4 +1,4 @@
-#include "search/stages/beside_packer.h"
+#include "search/stages/packers/beside_packer.h"
 
 #include <algorithm>
 #include <tuple>

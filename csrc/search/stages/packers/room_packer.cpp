@@ -1,4 +1,4 @@
-#include "search/stages/room_packer.h"
+#include "search/stages/packers/room_packer.h"
 
 #include <algorithm>
 #include <tuple>

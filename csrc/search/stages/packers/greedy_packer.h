@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "search/stages/packing.h"
+#include "search/stages/packers/packing.h"
 
 namespace mosaic::search {
 
