@@ -153,6 +153,7 @@ class RankedRuns:
         if self._called is not None:  # a model inside of itself
             return run(*args, **kwargs)
         self._called, self._tokens = set(), []
+        self._calls.told.clear()
         self.progress.calls += 1
         try:
             with self._calls.whole_call():
@@ -163,8 +164,12 @@ class RankedRuns:
             self._passed_over = set()
 
     def _inside(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        result = run(*args, **kwargs)
-        self._take_part(len(self._order))
+        try:
+            result = run(*args, **kwargs)
+            self._take_part(len(self._order))
+        except ModuleContractError:
+            self._calls.give_up_rest()
+            raise
         return result
 
     def _take_part(self, until: int) -> None:
