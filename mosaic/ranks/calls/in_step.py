@@ -52,6 +52,18 @@ class InStep:
                 error.add_note("this rank is out of step with the others since; start all of them again")
             raise
 
+    def begin_whole(self) -> None:
+        """A call of the model begins."""
+        self.told.clear()
+        for ranked in self.ranked.values():
+            ranked.refused = None
+
+    @property
+    def first_refused(self) -> BaseException | None:
+        """What was raised where the first call was refused that this call of the model made; None if none was."""
+        errors = (one.refused() for one in self.ranked.values() if one.refused is not None)
+        return next((error for error in errors if error is not None), None)
+
     def give_up(self, ranked: Ranked) -> None:
         """Tells the others that a module cannot be called here, unless this rank has failed, of which they hear else.
 
