@@ -103,7 +103,7 @@ STUDY = PartedStudy(
     name="bench_ddp",
     quick=lambda: _parts(QUICK, 1, 60.0),
     quick_seconds=180.0,
-    full=lambda: _parts(Scale(), LAUNCHES, 50.0),
+    full=lambda: _parts(Scale(), LAUNCHES, 60.0),
     full_seconds=480.0,
 )
 
