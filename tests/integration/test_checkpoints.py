@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from ranks.programs.checkpoints import Run
+from ranks.programs.parameters.checkpoints import Run
 from safetensors.torch import load_file, save_file, save_model
 from torch import nn
 

@@ -85,7 +85,7 @@ def data_parallel(name: str, arguments: Sequence[str]) -> str:
     source = (FOLDER / name).read_text(encoding="utf-8")
     replaced, count = re.subn(rf"mosaic\.colocate\((.*), sample=.*\)  {MARK}", instead, source)
     assert count == 1
-    return "from ranks.programs.examples import Forwarding, averaged, REFERENCE\n".join(
+    return "from ranks.programs.running.examples import Forwarding, averaged, REFERENCE\n".join(
         replaced.split("import mosaic\n", 1)
     )
 

@@ -26,8 +26,8 @@ from ranks import training
 from ranks.graphs import Drawn, Shape, plan_for
 from ranks.graphs import batch_of as drawn_batch
 from ranks.graphs import loss_of as drawn_loss
-from ranks.programs import hidden
-from ranks.programs.hidden import RIGHT
+from ranks.programs.calls import hidden
+from ranks.programs.calls.hidden import RIGHT
 from ranks.training import Model, batch, loss_of, part_of, plain_training, slices
 
 STEPS = 3

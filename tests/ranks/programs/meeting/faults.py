@@ -318,7 +318,7 @@ def nothing_on_one(rank: int, size: int, place: Path) -> None:
 
 def slow_rank(rank: int, size: int, place: Path) -> None:
     """One rank computes a module that both have for much longer."""
-    from ranks.programs import restart
+    from ranks.programs.meeting import restart
 
     join(rank, size, place)
     model = Model()
@@ -361,7 +361,7 @@ def caught(rank: int, size: int, place: Path) -> None:
 
 def uninterrupted(rank: int, size: int, place: Path) -> None:
     """The program that torchrun restarts elsewhere, here without a fault."""
-    from ranks.programs import restart
+    from ranks.programs.meeting import restart
 
     join(rank, size, place)
     restart.program(place, -1, -1)
