@@ -30,6 +30,7 @@ class InStep:
     def __init__(self) -> None:
         self.ranked: dict[str, Ranked] = {}
         self.told: set[str] = set()
+        self._given_up: set[str] = set()
         self._failure: BaseException | None = None
 
     @contextmanager
@@ -55,13 +56,15 @@ class InStep:
     def begin_whole(self) -> None:
         """A call of the model begins."""
         self.told.clear()
+        self._given_up.clear()
         for ranked in self.ranked.values():
             ranked.refused = None
 
     @property
     def first_refused(self) -> BaseException | None:
-        """What was raised where the first call was refused that this call of the model made; None if none was."""
-        errors = (one.refused() for one in self.ranked.values() if one.refused is not None)
+        """What was raised where a call of this call of the model was refused; None if none was that was made."""
+        made = (one for name, one in self.ranked.items() if name not in self._given_up)
+        errors = (one.refused() for one in made if one.refused is not None)
         return next((error for error in errors if error is not None), None)
 
     def give_up(self, ranked: Ranked) -> None:
@@ -69,6 +72,7 @@ class InStep:
 
         It was not called since an earlier call was refused.
         """
+        self._given_up.add(ranked.name)
         if self._failure is None:
             trouble = ModuleContractError(f"{ranked.name!r} is not called: a call before it was refused")
             with suppress(ModuleContractError), self.in_step():

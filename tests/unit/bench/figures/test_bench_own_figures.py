@@ -32,8 +32,8 @@ def test_no_device_is_at_work_for_longer_than_the_step():
 
 def test_utilization_of_a_model_is_simulated_and_has_a_mean():
     found = {figure.name: figure for figure in at_work.figure_10(num_devices=4, seconds=0.2, models=("clip",))}
-    mean = found["Fig. 10: exact: SM time at work, mean of 1 models, 4 GPUs, %"]
-    assert mean.value == found["Fig. 10: exact: SM time at work, clip, 4 GPUs, %"].value
+    mean = found["Fig. 10: auto: SM time at work, mean of 1 models, 4 GPUs, %"]
+    assert mean.value == found["Fig. 10: auto: SM time at work, clip, 4 GPUs, %"].value
     assert {figure.source for figure in found.values()} == {"simulated"}
     ratios = [figure for figure in at_work.figure_4b(seconds=0.2) if "ratio" in figure.name]
     assert min(figure.value for figure in ratios) == pytest.approx(1, abs=0.02)
