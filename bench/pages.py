@@ -57,8 +57,8 @@ HIGHLIGHTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             r"exact: parameters, gradients and optimizer state of the fullest rank over DDP's, .*",
             r"pairs of plans of which the faster one is predicted to be, .*",
             r"rows of (64|1024|16384) KiB from 2 ranks to one(, predicted)?, ms",
-            r"(megatron|distmm|spindle): step over exact's, ofasys, \d+ GPUs, ratio",
-            r"(exact|distmm|spindle): speed-up over megatron, qwen-val-\d+b, \d+ GPUs",
+            r"(exact|megatron|distmm|spindle): step over auto's, ofasys, \d+ GPUs, ratio",
+            r"(auto|exact|distmm|spindle): speed-up over megatron, qwen-val-\d+b, \d+ GPUs",
         ),
         "bench_retrain_kills": (r"kills .*", r"days that .*", r"steps made again.*", r"processes left behind"),
         "bench_retrain_speed": (

@@ -3,8 +3,8 @@
 #include <pybind11/stl.h>
 
 #include "search/plans/plan_search.h"
-#include "search/stages/held_packer.h"
 #include "search/stages/interference.h"
+#include "search/stages/packers/held_packer.h"
 
 namespace py = pybind11;
 using namespace mosaic::search;
@@ -101,8 +101,8 @@ Objective objective_of(const std::string& name) {
 void bind_problem(py::module_& module) {
     py::class_<Option>(module, "Option", "One way to deploy a module; times in nanoseconds.")
         .def(py::init([](int degree, int quota, Ns forward, Ns backward, std::int64_t memory, double forward_bandwidth,
-                         double backward_bandwidth, const std::array<double, 2>& idle, const std::array<double, 2>& cap,
-                         const std::array<Ns, 2>& launch) {
+                         double backward_bandwidth, const std::array<double, 2>& idle,
+                         const std::array<double, 2>& cap) {
                  return Option{degree,
                                quota,
                                forward,
@@ -111,13 +111,11 @@ void bind_problem(py::module_& module) {
                                forward_bandwidth,
                                backward_bandwidth,
                                {idle[0], idle[1]},
-                               {cap[0], cap[1]},
-                               {launch[0], launch[1]}};
+                               {cap[0], cap[1]}};
              }),
              py::kw_only(), py::arg("degree"), py::arg("quota"), py::arg("forward_ns"), py::arg("backward_ns"),
              py::arg("memory_bytes") = 0, py::arg("forward_bandwidth") = 0.0, py::arg("backward_bandwidth") = 0.0,
-             py::arg("idle") = std::array<double, 2>{0, 0}, py::arg("cap") = std::array<double, 2>{0, 0},
-             py::arg("launch_ns") = std::array<Ns, 2>{0, 0});
+             py::arg("idle") = std::array<double, 2>{0, 0}, py::arg("cap") = std::array<double, 2>{0, 0});
     py::class_<Module>(module, "Module", "A module's options, and the modules that must be in an earlier stage.")
         .def(py::init([](const std::vector<Option>& options, const std::vector<int>& before) {
                  return make_module(options, before);
@@ -181,7 +179,15 @@ void bind_problem(py::module_& module) {
                 }
                 check(problem);
             },
-            py::arg("forward"), py::arg("backward"));
+            py::arg("forward"), py::arg("backward"))
+        .def(
+            "launch_in_turn",
+            [](Problem& problem, const std::vector<Ns>& forward, const std::vector<Ns>& backward) {
+                problem.interference.launches[0] = forward;
+                problem.interference.launches[1] = backward;
+                check(problem);
+            },
+            py::arg("forward_ns"), py::arg("backward_ns"));
 }
 
 py::tuple tuple_of(const std::vector<int>& values) {

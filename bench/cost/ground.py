@@ -6,9 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from bench.cost.interference.forms import Fitted
+from bench.cost.forms import Fitted
 from bench.cost.models import NAMES, Branches, Size, make_inputs
-from bench.cost.simulate import ChipScale
 from bench.gpu.bench import Bench
 from mosaic.cost import Bandwidths
 from mosaic.cost.analytic import count_module
@@ -23,6 +22,26 @@ from mosaic.profiler.quotas import default_quotas
 
 FIT_DEGREES = (1, 2, 8)
 HELD_DEGREE = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChipScale:
+    """How much to simulate."""
+
+    num_modules: int
+    """Modules of each set."""
+    sizes: tuple[int, ...]
+    """Modules side by side."""
+    num_fit: int
+    """Groups to fit, of each size."""
+    num_choose: int
+    """Groups to choose a form by, of each size."""
+    num_judge: int
+    """Groups that judge, of each size and set."""
+    num_plans: int
+    """Models that every form plans for."""
+    num_chips: int
+    """Chips that judge surfaces, in the order of ``bench.cost.chip_curves``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

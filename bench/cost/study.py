@@ -7,17 +7,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from bench.cost.alone.calibration import calibration_names, measure_calibration
-from bench.cost.alone.chip_curves import curve_names, simulate_curves
-from bench.cost.alone.surface import REPEATED, measure_surface, surface_names
-from bench.cost.figures import absent
+from bench.cost.calibration import calibration_names, measure_calibration
+from bench.cost.chip_curves import curve_names, simulate_curves
+from bench.cost.estimates import absent
 from bench.cost.ground import GPU, TINY, Ground, Scale
-from bench.cost.interference.chip_groups import HEAD, simulate_truth
-from bench.cost.interference.chip_plans import chip_plan_names, simulate_plans
-from bench.cost.interference.groups import measure_groups, measured_names
-from bench.cost.interference.judging import fit_forms, group_names, judge_forms
-from bench.cost.interference.plans import measure_plans, plan_names
-from bench.cost.interference.truth import OTHER, SAME
+from bench.cost.groups import fit_forms, group_names, judge_forms, measure_groups, measured_names
+from bench.cost.plans import measure_plans, plan_names
+from bench.cost.simulated import HEAD, chip_plan_names, simulate_plans, simulate_truth
+from bench.cost.surfaces import REPEATED, measure_surface, surface_names
+from bench.cost.truth import OTHER, SAME
 from bench.gpu.bench import Bench
 from bench.record import Figure, Part, Source, one_line
 from mosaic.microbench import Budget

@@ -29,7 +29,7 @@ def ddp_table(results: Path) -> str:
         return pages.NOT_YET
     rows = [row for name in MODELS if (row := _row(newest, name)) is not None]
     settings = sorted({figure.labels["setting"] for figure in newest.figures if "setting" in figure.labels})
-    note = f"\nBest of several settings in each launch; best were: {'; '.join(settings)}.\n" if settings else ""
+    note = f"\nThe best of several settings in a model's first launch: {'; '.join(settings)}.\n" if settings else ""
     return pages.table((f"{pages.source_of(newest)}, measured", *HEADS), rows) + note
 
 

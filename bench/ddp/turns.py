@@ -43,11 +43,11 @@ class Scale:
     """How much is measured in a launch."""
 
     rounds: int = 3
-    """Rounds in which all take turns."""
-    steps: int = 3
+    """Rounds in which all take turns, and steps of each setting of DistributedDataParallel."""
+    steps: int = 2
     """Steps of each in a turn."""
-    warm_steps: int = 2
-    """Steps of each before anything counts; one more before each turn."""
+    warm_steps: int = 1
+    """Steps of each before anything counts, and before each turn."""
     settings: int = len(SETTINGS)
     """How many of the settings of DistributedDataParallel are tried."""
 
@@ -95,7 +95,9 @@ class Loop:
         return Taken(steps_ms=slowest(world, whole)[warm:], passes_ms=slowest(world, passes)[warm:])
 
 
-def launch(rank: int, size: int, *, name: str, scale: Scale, options: Options = DEFAULT_OPTIONS) -> Iterator[Figure]:
+def launch(
+    rank: int, size: int, *, name: str, scale: Scale, best: str | None = None, options: Options = DEFAULT_OPTIONS
+) -> Iterator[Figure]:
     """Yields what this launch measured, each figure with its samples.
 
     Args:
@@ -103,13 +105,15 @@ def launch(rank: int, size: int, *, name: str, scale: Scale, options: Options = 
         size: Ranks.
         name: A model.
         scale: How much to measure.
+        best: The setting of DistributedDataParallel to compare with; None: the fastest, which is looked for.
         options: Of the colocated loop; those of the default line.
     """
     world = World.join(torch.device("cpu"))
-    tried = {setting: _tried(world, name, rank, setting, scale) for setting in list(SETTINGS)[: scale.settings]}
-    best = min(tried, key=lambda setting: tried[setting])
-    for setting, step_ms in tried.items():
-        yield _figure("setting", [step_ms], setting=setting)
+    if best is None:
+        tried = {setting: _tried(world, name, rank, setting, scale) for setting in list(SETTINGS)[: scale.settings]}
+        best = min(tried, key=lambda setting: tried[setting])
+        for setting, step_ms in tried.items():
+            yield _figure("setting", [step_ms], setting=setting)
     theirs, ours, alike = (make(name, rank) for _ in range(3))
     wrapped = DistributedDataParallel(theirs.model, **SETTINGS[best])
     handle = mosaic.colocate(ours.model, sample=ours.sample, options=options)
@@ -122,7 +126,7 @@ def launch(rank: int, size: int, *, name: str, scale: Scale, options: Options = 
     turns: dict[str, list[Taken]] = {way: [] for way in loops}
     for turn in range(scale.rounds):
         for way in list(loops) if turn % 2 else reversed(list(loops)):
-            turns[way].append(loops[way].take(world, scale.steps, warm=1))
+            turns[way].append(loops[way].take(world, scale.steps, warm=scale.warm_steps))
     for way, taken in turns.items():
         yield _figure(way, [ms for one in taken for ms in one.steps_ms], setting=best)
     steps = {way: [statistics.median(one.steps_ms) for one in taken] for way, taken in turns.items()}
@@ -141,7 +145,7 @@ def launch(rank: int, size: int, *, name: str, scale: Scale, options: Options = 
 def _tried(world: World, name: str, rank: int, setting: str, scale: Scale) -> float:
     work = make(name, rank)
     loop = Loop(DistributedDataParallel(work.model, **SETTINGS[setting]), work)
-    return statistics.median(loop.take(world, scale.steps, warm=scale.warm_steps).steps_ms)
+    return statistics.median(loop.take(world, scale.rounds, warm=scale.warm_steps).steps_ms)
 
 
 def _picked(handle: RankHandle) -> Iterator[Figure]:

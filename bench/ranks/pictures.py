@@ -36,10 +36,10 @@ def _found(figures: Sequence[Figure], pattern: str) -> list[tuple[re.Match[str],
 
 
 def _scale(axes: Any, figures: Sequence[Figure]) -> bool:
-    """Others' simulated steps over the exact plan's by number of GPUs; the paper's beside, dashed."""
+    """Others' simulated steps over the plan of ``auto`` by number of GPUs; the paper's beside, dashed."""
     ours: dict[str, list[tuple[int, float]]] = defaultdict(list)
     paper: dict[str, list[tuple[int, float]]] = defaultdict(list)
-    for match, figure in _found(figures, r"(?P<method>[\w-]+): step over exact's, ofasys, (?P<gpus>\d+) GPUs, ratio"):
+    for match, figure in _found(figures, r"(?P<method>[\w-]+): step over auto's, ofasys, (?P<gpus>\d+) GPUs, ratio"):
         assert figure.value is not None
         ours[match["method"]].append((int(match["gpus"]), figure.value))
         if "paper" in figure.labels:
@@ -49,9 +49,7 @@ def _scale(axes: Any, figures: Sequence[Figure]) -> bool:
         if method in paper:
             label = f"{method}, the paper's (measured)"
             axes.plot(*zip(*sorted(paper[method]), strict=True), "--", marker="x", color=f"C{index}", label=label)
-    axes.set(
-        xlabel="GPUs", ylabel="step over the exact plan's (simulated)", title="OFASys as GPUs are added (Fig. 14a)"
-    )
+    axes.set(xlabel="GPUs", ylabel="step over that of auto (simulated)", title="OFASys as GPUs are added (Fig. 14a)")
     axes.set_xticks(sorted({gpus for points in ours.values() for gpus, _ in points}))
     if ours:
         axes.legend(fontsize="x-small", loc="center left", bbox_to_anchor=(1.0, 0.5))

@@ -7,18 +7,16 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
+from bench.figures.papers.read import printed
 from bench.record import Figure
 from bench.solver.generate import Recipe, build, generate
-from bench.solver.runs import figure
+from bench.solver.runs import figure, predicted_steps
 from bench.solver.table_1 import BACKBONES, ENCODERS
-from mosaic.solver import SearchOptions
-from mosaic.solver.compare import compare
-from mosaic.solver.exact.search import SearchLimits
 from mosaic.solver.instances.instance import Instance
 from mosaic.solver.instances.instance_cost import TableCost
 
-PAPER = MappingProxyType({"spindle": "1.07 to 1.31", "distmm": "1.10 to 1.42", "megatron": "1.17 to 1.48"})
-"""Section 5.2: over all of its models, as they trained on GPUs."""
+PAPER = printed("mosaic", "Fig. 9")
+"""Over all of the paper's models, as they trained on GPUs."""
 RIVALS = ("gahc", "megatron", "distmm", "spindle")
 
 MODELS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -64,15 +62,14 @@ def _gain(rival: str, of: str) -> str:
 
 def ratios(instance: Instance, *, seconds: float, methods: Sequence[str] = RIVALS) -> dict[str, float]:
     """Returns the step time of each rival over that of the exact plan; what a rival cannot do is left out."""
-    found = compare(
+    times = predicted_steps(
         instance.graph,
         TableCost(instance),
         instance.device,
         num_devices=instance.num_devices,
         methods=(*methods, "exact"),
-        search=SearchOptions(limits=SearchLimits(seconds=seconds)),
+        seconds=seconds,
     )
-    times = {one.method: one.predicted_ms for one in found if one.predicted_ms is not None}
     return {method: times[method] / times["exact"] for method in methods if method in times}
 
 

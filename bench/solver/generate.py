@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from bench.solver.table_1 import BACKBONES, ENCODERS, Kind, disturb, draw_module, tabulate
+from bench.solver.table_1 import BACKBONES, ENCODERS, POD, Kind, disturb, draw_module, tabulate
+from mosaic.cost.degrees import degrees_between, degrees_to_look_at
 from mosaic.solver.instances.instance import Instance, InstanceModule
 from mosaic.solver.memory.holding import assign_alone
 from mosaic.solver.options import DeploymentOption
@@ -25,7 +26,7 @@ Shape = Literal["star", "chain", "layered", "align", "multi"]
 SHAPES: tuple[Shape, ...] = ("star", "chain", "layered", "align", "multi")
 """In the order of the module's docstring."""
 
-DEGREES = (1, 2, 4, 8, 16, 32)
+MAX_DEVICES = POD.num_devices
 Waits = list[tuple[int, ...]]
 _Drawer = Callable[[int, random.Random], Waits]
 
@@ -55,10 +56,10 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.shape not in SHAPES:
             raise ValueError(f"shape={self.shape!r}; use one of {', '.join(SHAPES)}")
-        if not 3 <= self.num_modules <= 64 or self.num_devices not in DEGREES or self.num_slots < 1:
+        if not (3 <= self.num_modules <= 64 and 1 <= self.num_devices <= MAX_DEVICES and self.num_slots >= 1):
             raise ValueError(
                 f"num_modules={self.num_modules}, num_devices={self.num_devices}, num_slots={self.num_slots}; "
-                f"use 3 to 64 modules, {', '.join(map(str, DEGREES))} devices and at least one slot"
+                f"use 3 to 64 modules, 1 to {MAX_DEVICES} devices and at least one slot"
             )
 
     @property
@@ -102,7 +103,7 @@ def build(
 ) -> Instance:
     """Gives every module its option table, and the machine its memory."""
     drawn = [draw_module(kind, f"{kind.name}_{index}", draw) for index, kind in enumerate(kinds)]
-    degrees = [degree for degree in DEGREES if degree <= recipe.num_devices]
+    degrees = degrees_between(degrees_to_look_at(recipe.num_devices))  # those that planning offers
     modules = [
         InstanceModule(
             name=one.name,

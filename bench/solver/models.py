@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from bench.record import Figure, one_line
 from bench.solver.gains import PAPER, RIVALS
-from bench.solver.runs import figure
+from bench.solver.runs import figure, predicted_steps
 from mosaic.cli.counting import count_workload
 from mosaic.cost.analytic_cost import AnalyticCost
 from mosaic.cost.degrees import degrees_to_look_at
@@ -19,9 +19,6 @@ from mosaic.cost.precision import Dtype
 from mosaic.errors import InfeasibleError
 from mosaic.hardware import find_cluster
 from mosaic.models.catalogue import PAPER_MODELS
-from mosaic.solver import SearchOptions
-from mosaic.solver.compare import compare
-from mosaic.solver.exact.search import SearchLimits
 
 DEVICE = "h100-80g"
 DTYPE: Dtype = "bfloat16"
@@ -39,18 +36,18 @@ def gains_of_models(
         for count in num_devices:
             cluster = find_cluster(DEVICE, count)
             try:
-                found = compare(
+                times = predicted_steps(
                     counted.graph,
                     AnalyticCost(counted.counts, cluster),
                     cluster.hardware.device(),
                     num_devices=count,
                     methods=(*RIVALS, "exact"),
-                    search=SearchOptions(limits=SearchLimits(seconds=seconds), hold_memory=False),
+                    seconds=seconds,
+                    hold_memory=False,
                 )
             except InfeasibleError as error:
                 reason = f"{count} GPUs: {one_line(error, most=200)}"
                 continue
-            times = {one.method: one.predicted_ms for one in found if one.predicted_ms is not None}
             for rival in RIVALS:
                 if rival in times and "exact" in times:
                     samples[rival].append(times[rival] / times["exact"])

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from bench.figures.papers.read import printed
 from bench.record import Figure
 from bench.solver.gains import model, ratios
 from bench.solver.generate import ofasys
-from bench.solver.runs import figure, search
+from bench.solver.runs import figure, limits_of, search
 from mosaic.solver import QuotaGrid, SearchOptions, solve
 from mosaic.solver.exact.brute_force import MAX_DEVICES, MAX_MODULES
 from mosaic.solver.exact.search import SearchLimits
@@ -26,24 +27,9 @@ ABLATIONS = MappingProxyType(
 )
 ALGORITHM_1 = "Mosaic mapping-solver"
 """The paper's name for Algorithm 1 with both savings."""
-OPTIMALITY = MappingProxyType({3: "100 %", 4: "100 %", 10: "94.27 %"})
-SCALE = MappingProxyType(
-    {
-        "megatron": {8: "1.68", 16: "1.48", 32: "1.31"},
-        "spindle": {8: "1.30", 16: "1.20", 32: "1.12"},
-        "distmm": {8: "1.52", 16: "1.36", 32: "1.22"},
-    }
-)
-GRANULARITY: Mapping[int, tuple[str, str]] = MappingProxyType(
-    {
-        30: ("5.32 s", "89.10 %"),
-        20: ("8.46 s", "91.18 %"),
-        10: ("15.87 s", "94.27 %"),
-        5: ("2.03 times that of 10 %", "0.73 points above 10 %"),
-        1: ("6.85 times that of 10 %", "1.18 points above 10 %"),
-    }
-)
-"""Search time and median optimality of Algorithm 1, in the words of its section 5.4.2."""
+PERCENTS = (30, 20, 10, 5, 1)
+"""Steps of quotas."""
+RIVALS = ("megatron", "spindle", "distmm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +50,7 @@ def _solve(instance: Instance, method: str, options: SearchOptions) -> Solved:
         instance.device,
         num_devices=instance.num_devices,
         method=method,
-        search=options,
+        search=replace(options, limits=limits_of(method, options.limits.seconds)),
     )
     return Solved(step_ms=plan.predicted_ms, seconds=time.perf_counter() - began)
 
@@ -96,7 +82,7 @@ def figure_13(*, sizes: Sequence[int], seeds: int, ablated: int, seconds: float)
             f"Fig. 13b: optimality of the Mosaic mapping-solver, {size} modules, median, %",
             [100 * best.cost_ms / one.step_ms for best, one in pairs],
             "simulated",
-            paper=OPTIMALITY.get(size, ""),
+            paper=printed("mosaic", "Fig. 13b").get(str(size), ""),
             reason="" if pairs else f"no optimum was proven within {seconds:g} s",
         )
 
@@ -111,13 +97,13 @@ def _brute_force(size: int) -> Figure:
 
 def figure_14a(*, seeds: int, seconds: float) -> list[Figure]:
     """Throughput of OFASys with four modules against the others, as GPUs are added."""
-    figures = []
+    figures, said = [], printed("mosaic", "Fig. 14a")
     for num_devices in (8, 16, 32):
         found = [
             ratios(
                 model("OFASys", num_devices=num_devices, seed=seed),
                 seconds=seconds,
-                methods=("megatron", "distmm", "spindle"),
+                methods=RIVALS,
             )
             for seed in range(seeds)
         ]
@@ -126,26 +112,28 @@ def figure_14a(*, seeds: int, seconds: float) -> list[Figure]:
                 f"Fig. 14a: throughput over {rival}, OFASys, {num_devices} GPUs, median",
                 [one[rival] for one in found],
                 "simulated",
-                paper=by_size[num_devices],
+                paper=said[f"{rival}, {num_devices}"],
             )
-            for rival, by_size in SCALE.items()
+            for rival in RIVALS
         ]
     return figures
 
 
 def figure_14b(*, num_modules: int, seeds: int, seconds: float) -> Iterator[Figure]:
     """Search time and quality as the steps of quotas become finer; against the best plan known in steps of 1 %."""
-    found: dict[tuple[int, str], list[Solved]] = {(p, m): [] for p in GRANULARITY for m in ("exact", "gahc")}
+    found: dict[tuple[int, str], list[Solved]] = {(p, m): [] for p in PERCENTS for m in ("exact", "gahc")}
     for seed in range(seeds):
         instance = ofasys(num_modules, num_devices=8, num_slots=100, disturbed=False, seed=seed)
         for (percent, method), solved in found.items():
             grid = QuotaGrid(percents=tuple(range(percent, 101, percent)))
             options = SearchOptions(grid=grid, limits=SearchLimits(seconds=seconds), use_spare_slots=False)
             solved.append(_solve(instance, method, options))
+    said = printed("mosaic", "Fig. 14b")
     best_ms = [min(solved[seed].step_ms for solved in found.values()) for seed in range(seeds)]
     for (percent, method), solved in found.items():
-        time_said, quality_said = GRANULARITY[percent] if method == "gahc" else ("", "")
+        asked = ("search time", "best over plan")
+        time_said, best_said = (said[f"{what}, {percent}"] if method == "gahc" else "" for what in asked)
         of = f"Fig. 14b: {method}, OFASys {num_modules} modules, steps of {percent} %"
         ratios = [100 * best / one.step_ms for best, one in zip(best_ms, solved, strict=True)]
         yield figure(f"{of}: search time, median, s", [one.seconds for one in solved], "measured", paper=time_said)
-        yield figure(f"{of}: best known over plan, median, %", ratios, "simulated", paper=quality_said)
+        yield figure(f"{of}: best known over plan, median, %", ratios, "simulated", paper=best_said)

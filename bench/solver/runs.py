@@ -10,6 +10,11 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from bench.record import Figure, Source, interval
+from mosaic.cost import Cost
+from mosaic.device import Device
+from mosaic.graph import ModuleGraph
+from mosaic.solver import SearchOptions
+from mosaic.solver.compare import compare
 from mosaic.solver.exact.search import SearchLimits, search_exactly
 from mosaic.solver.instances.instance import Instance
 from mosaic.solver.instances.instance_cost import TableCost
@@ -59,6 +64,41 @@ def search(instance: Instance, *, seconds: float) -> Searched:
         is_proven=found.record.status == "optimal",
         seconds=took,
     )
+
+
+def limits_of(method: str, seconds: float) -> SearchLimits:
+    """Returns what ends a method's search; Algorithm 1's an hour, since its paper ends it by no clock."""
+    return SearchLimits(seconds=3600.0 if method == "gahc" else seconds)
+
+
+def predicted_steps(
+    graph: ModuleGraph,
+    cost: Cost,
+    device: Device,
+    *,
+    num_devices: int,
+    methods: Sequence[str],
+    seconds: float,
+    hold_memory: bool = True,
+) -> dict[str, float]:
+    """Returns what the plan of each method is predicted to take, in milliseconds; without those that have none.
+
+    Raises:
+        InfeasibleError: A module fits on no device, whoever plans.
+    """
+    found = [
+        row
+        for method in methods
+        for row in compare(
+            graph,
+            cost,
+            device,
+            num_devices=num_devices,
+            methods=[method],
+            search=SearchOptions(limits=limits_of(method, seconds), hold_memory=hold_memory),
+        )
+    ]
+    return {row.method: row.predicted_ms for row in found if row.predicted_ms is not None}
 
 
 def two_at_a_time(work: Callable[[Q], T], over: Sequence[Q]) -> list[T]:

@@ -1,43 +1,48 @@
-"""Spindle's figures, one function each; every number is predicted but planning times, which are measured here."""
+"""Spindle's figures, one function each: steps are simulated, shares of them predicted, times of planning measured."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from bench.changing.workload import PHASES
+from bench.figures.papers.read import printed
 from bench.record import Figure, Source, missing_figure, one_line
 from bench.solver.runs import figure
-from bench.spindle import paper
 from bench.spindle.sends import sent_ms
 from bench.spindle.steps import (
     BASE,
     METHODS,
+    PlannedStep,
     held_gb,
     in_a_row,
     ratio_figure,
-    share_in_use,
+    share_of_peak,
     share_of_sums,
     steps_of,
     theoretical_ms,
 )
-from bench.spindle.workload import TASKS, Scale, cluster_of, workload
-from mosaic.cost.analytic_cost import AnalyticCost
+from bench.spindle.workload import TASKS, Scale, workload
 from mosaic.profile import Phase
-from mosaic.solver.compare import Comparison
 from mosaic.solver.planners.estimator import PiecewiseAlphaBeta, looked_at
 
-PLANNED = ("distmm-mt", "spindle-optimus", "spindle", "exact")
+PLANNED = ("distmm-mt", "spindle-optimus", "spindle", "exact", "auto")
 """Whose planning is timed."""
+MOSAIC = ("exact", "auto")
+"""The search, and what runs where nobody names a method."""
 CASE = ("multitask-clip", 4)
 """Of Spindle's case study (Fig. 9, 15), on 16 GPUs."""
-Steps = Mapping[str, Comparison]
+FIGURE_8 = printed("spindle", "Fig. 8")
+FIGURE_10 = printed("spindle", "Fig. 10")
+FIGURE_14 = printed("spindle", "Fig. 14")
+Steps = Mapping[str, PlannedStep]
 
 
 def figure_8(
     model: str, counts: Sequence[int], num_devices: Sequence[int], scale: Scale, seconds: float
 ) -> Iterator[Figure]:
-    """End-to-end speed-ups, and how they grow with GPUs; Fig. 11, 12 and 16 of the same plans."""
+    """End-to-end speed-ups, and how they grow with GPUs; Fig. 11 and 12 of the same plans."""
     found: dict[tuple[int, int], Steps] = {}
     for count in counts:
         for gpus in num_devices:
@@ -51,15 +56,11 @@ def figure_8(
                     yield ratio_figure(
                         f"Fig. 8: {method}: speed-up over {BASE}, {of}", steps[BASE], steps[method], labels=labels
                     )
-            yield ratio_figure(f"Fig. 8: exact: speed-up over spindle, {of}", steps["spindle"], steps["exact"])
+            for method in MOSAIC:
+                name = f"Fig. 8: {method}: speed-up over spindle, {of}"
+                yield ratio_figure(name, steps["spindle"], steps[method])
             yield from _figure_11(steps, theoretical_ms(made, gpus), of, is_claimed=model == "multitask-clip")
             yield from figure_12(steps, of)
-            yield ratio_figure(
-                f"Fig. 16: spindle-seq: speed-up over {BASE}, {of}",
-                steps[BASE],
-                steps["spindle-seq"],
-                paper=paper.DECOUPLED,
-            )
     yield from _highest(model, found)
     yield from _scaling(model, found)
 
@@ -67,30 +68,34 @@ def figure_8(
 def _highest(model: str, found: Mapping[tuple[int, int], Steps]) -> Iterator[Figure]:
     """The highest of several bars, as the paper's text tells them."""
     ratios = {
-        (method, count, gpus): steps[BASE].predicted_ms / own.predicted_ms
+        (method, count, gpus): steps[BASE].step_ms / own.step_ms
         for (count, gpus), steps in found.items()
         for method, own in steps.items()
-        if own.predicted_ms and steps[BASE].predicted_ms
+        if own.step_ms and steps[BASE].step_ms
     }
     for gpus in dict.fromkeys(gpus for _, gpus in found):
-        for method in ("spindle", "exact"):
+        for method in ("spindle", *MOSAIC):
             best = [ratio for (who, _, at), ratio in ratios.items() if (who, at) == (method, gpus)]
             name = f"Fig. 8: {method}: highest speed-up over {BASE}, {model}, any tasks, {gpus} GPUs"
-            yield _told(name, best, max, paper.HIGHEST.get((method, model, gpus), ""))
-    for method in ("spindle", "spindle-optimus", "distmm-mt", "distmm", "exact"):
+            claimed = FIGURE_8.get(f"{method}, {model}, {gpus} GPUs", "")
+            yield _told(name, best, max, claimed, source="simulated")
+    for method in ("spindle", "spindle-optimus", "distmm-mt", "distmm", *MOSAIC):
         best = [ratio for (who, _, _), ratio in ratios.items() if who == method]
         name = f"Fig. 8: {method}: highest speed-up over {BASE}, {model}, any tasks, any GPUs"
-        yield _told(name, best, max, paper.HIGHEST_OF_ALL.get(method, ""))
+        yield _told(name, best, max, FIGURE_8.get(method, ""), source="simulated")
     most = max(count for count, _ in found)
     own = [ratio for (who, count, _), ratio in ratios.items() if (who, count) == ("spindle", most)]
-    claimed = paper.MOST_TASKS if model != "qwen-val" else ""
-    yield _told(f"Fig. 8: spindle: least speed-up over {BASE}, {model}, {most} tasks", own, min, claimed)
+    claimed = FIGURE_8["spindle, 10 tasks of multitask-clip and 7 of multitask-ofasys"] if model != "qwen-val" else ""
+    yield _told(
+        f"Fig. 8: spindle: least speed-up over {BASE}, {model}, {most} tasks", own, min, claimed, source="simulated"
+    )
     over = [
         ratios["spindle", count, gpus] / ratios["distmm-mt", count, gpus]
         for count, gpus in found
         if ("spindle", count, gpus) in ratios and ("distmm-mt", count, gpus) in ratios
     ]
-    yield _told(f"Fig. 8: spindle: highest speed-up over distmm-mt, {model}", over, max, paper.OVER_DISTMM)
+    claimed = FIGURE_8["spindle over distmm-mt"]
+    yield _told(f"Fig. 8: spindle: highest speed-up over distmm-mt, {model}", over, max, claimed, source="simulated")
 
 
 def _scaling(model: str, found: Mapping[tuple[int, int], Steps]) -> Iterator[Figure]:
@@ -102,7 +107,7 @@ def _scaling(model: str, found: Mapping[tuple[int, int], Steps]) -> Iterator[Fig
                 f"Fig. 8: {method}: speed-up of {many} GPUs over {few}, {model}, {count} tasks",
                 found[count, few][method],
                 found[count, many][method],
-                paper=paper.SCALING.get((model, method), ""),
+                paper=FIGURE_8.get(f"{many} GPUs over {few}, {model}, {method}", ""),
             )
 
 
@@ -111,7 +116,7 @@ def _figure_11(steps: Steps, least_ms: float, of: str, *, is_claimed: bool) -> I
     for method in ("spindle", "exact"):
         own = steps[method]
         name = f"Fig. 11: {method}: step above the theoretical optimum of whole devices, {of}, %"
-        claimed = paper.ABOVE_OPTIMUM if method == "spindle" and is_claimed else ""
+        claimed = printed("spindle", "Fig. 11")["spindle"] if method == "spindle" and is_claimed else ""
         value = None if own.predicted_ms is None else 100 * (own.predicted_ms / least_ms - 1)
         yield _told(name, [] if value is None else [value], max, claimed, own.reason)
 
@@ -119,34 +124,32 @@ def _figure_11(steps: Steps, least_ms: float, of: str, *, is_claimed: bool) -> I
 def figure_12(steps: Steps, of: str) -> Iterator[Figure]:
     """Time of planning, on one core of this machine."""
     for method in PLANNED:
-        claimed = paper.PLANNING if method == "spindle" else ""
+        claimed = printed("spindle", "Fig. 12").get(method, "")
         own = [] if steps[method].plan is None else [steps[method].seconds]
         name = f"Fig. 12: {method}: planning, {of}, s"
         yield _told(name, own, max, claimed, steps[method].reason, source="measured")
 
 
 def large_plans(model: str, num_devices: int, scale: Scale, seconds: float) -> Iterator[Figure]:
-    """Time of planning for more GPUs than the paper measured on, and what the plans are worth there."""
+    """Time of planning for more GPUs than the paper measured on; for its plans' worth the batch is too small."""
     made = workload(model, TASKS[model], scale)
-    steps = steps_of(made, num_devices, seconds, methods=(BASE, *PLANNED))
-    of = f"{model} ({made.size}), {len(made.tasks)} tasks, {num_devices} GPUs"
-    yield from figure_12(steps, of)
-    for method in PLANNED:
-        yield ratio_figure(f"{method}: speed-up over {BASE}, {of}", steps[BASE], steps[method])
+    steps = steps_of(made, num_devices, seconds, methods=PLANNED)
+    yield from figure_12(steps, f"{model} ({made.size}), {len(made.tasks)} tasks, {num_devices} GPUs")
 
 
 def case_study(scale: Scale, num_devices: int, seconds: float) -> Iterator[Figure]:
-    """Four tasks of Multitask-CLIP on 16 GPUs: use of devices (Fig. 9), sends (Fig. 10), memory (Fig. 15)."""
+    """Four tasks of Multitask-CLIP on 16 GPUs: use of devices (Fig. 9), memory (Fig. 15)."""
     model, count = CASE
     made = workload(model, TASKS[model][:count], scale)
     of = f"{model} ({made.size}), {count} tasks, {num_devices} GPUs"
-    steps = steps_of(made, num_devices, seconds)
-    for method, own in steps.items():
-        if own.plan is None:
-            yield missing_figure(f"Fig. 9: {method}: use of devices, {of}, %", one_line(own.reason), source="predicted")
+    _, _, cluster = made.on(num_devices)
+    for method, own in steps_of(made, num_devices, seconds).items():
+        name = f"Fig. 9: {method}: operations of a step over the devices' peak, {of}, %"
+        if own.plan is None or not own.step_ms:
+            yield missing_figure(name, one_line(own.reason), source="simulated")
             continue
-        in_use = [100 * share_in_use(own)]
-        yield _told(f"Fig. 9: {method}: time of devices and slots that a module has, {of}, %", in_use, max)
+        share = share_of_peak(own.step_ms, made, cluster, num_devices)
+        yield _told(name, [100 * share], max, source="simulated")
         held = held_gb(own.plan, made)
         yield _told(f"Fig. 15: {method}: kept by the fullest device, {of}, GB", held, max)
         yield _told(f"Fig. 15: {method}: kept by the emptiest device, {of}, GB", held, min)
@@ -155,7 +158,7 @@ def case_study(scale: Scale, num_devices: int, seconds: float) -> Iterator[Figur
 def figure_10(model: str, count: int, num_devices: int, scale: Scale, seconds: float) -> Iterator[Figure]:
     """What Spindle's slices send each other, placed near their data and in a row; and sums of gradients."""
     made = workload(model, TASKS[model][:count], scale)
-    cost, _, cluster = made.on(num_devices)
+    _, _, cluster = made.on(num_devices)
     of = f"{model} ({made.size}), {count} tasks, {num_devices} GPUs"
     shares = {}
     for placement, settings in (("near", made.settings), ("in a row", in_a_row(made.settings))):
@@ -165,16 +168,17 @@ def figure_10(model: str, count: int, num_devices: int, scale: Scale, seconds: f
             continue
         sends_ms = sent_ms(found.plan, made, cluster)
         shares[placement] = sends_ms
-        claimed = paper.SENDS if placement == "near" else paper.SENDS_IN_A_ROW
+        claimed = FIGURE_10[f"sends placed {placement}"]
         name = f"Fig. 10: spindle placed {placement}: sends between waves, of the step with them, {of}, %"
         yield _told(name, [100 * sends_ms / (found.predicted_ms + sends_ms)], max, claimed)
         if placement == "near":
             name = f"Fig. 10: spindle: sums of gradients, of the step, {of}, %"
-            yield _told(name, [100 * share_of_sums(found, cost)], max, paper.SUMS)
+            yield _told(name, [100 * share_of_sums(found)], max, FIGURE_10["sums of gradients"])
     name = f"Fig. 10: spindle: sends placed in a row over sends placed near, {of}, ratio"
     near_ms = shares.get("near", 0.0)
     ratios = [shares["in a row"] / near_ms] if near_ms > 0 and "in a row" in shares else []
-    yield _told(name, ratios, max, paper.SENDS_RATIO, "nothing travels where jobs are placed near their data")
+    claimed = FIGURE_10["in a row over near"]
+    yield _told(name, ratios, max, claimed, "nothing travels where jobs are placed near their data")
 
 
 def figure_13(scale: Scale, num_devices: int, seconds: float, phases: Sequence[Sequence[str]] = PHASES) -> list[Figure]:
@@ -183,14 +187,16 @@ def figure_13(scale: Scale, num_devices: int, seconds: float, phases: Sequence[S
     of = f"multitask-clip, {len(phases)} phases of {', '.join(str(len(tasks)) for tasks in phases)} tasks"
     figures = []
     for method in METHODS:
-        times = [steps[method].predicted_ms for steps in by_phase]
-        base = [steps[BASE].predicted_ms for steps in by_phase]
+        times = [steps[method].step_ms for steps in by_phase]
+        base = [steps[BASE].step_ms for steps in by_phase]
         ratios = [] if None in times or None in base else [sum(filter(None, base)) / sum(filter(None, times))]
         name = f"Fig. 13: {method}: speed-up over {BASE}, {of}, {num_devices} GPUs"
-        figures.append(_told(name, ratios, max, why="a phase has no plan"))
-    spent = [steps[method].seconds for steps in by_phase[1:] for method in ("exact",)]
-    name = f"Fig. 13: exact: planning at a change, {of}, {num_devices} GPUs, worst, s"
-    return [*figures, _told(name, spent, max, source="measured")]
+        figures.append(_told(name, ratios, max, why="a phase has no plan", source="simulated"))
+    for method in MOSAIC:
+        spent = [steps[method].seconds for steps in by_phase[1:]]
+        name = f"Fig. 13: {method}: planning at a change, {of}, {num_devices} GPUs, worst, s"
+        figures.append(_told(name, spent, max, source="measured"))
+    return figures
 
 
 def figure_14(scale: Scale, num_devices: Sequence[int], seconds: float) -> Iterator[Figure]:
@@ -204,7 +210,7 @@ def figure_14(scale: Scale, num_devices: Sequence[int], seconds: float) -> Itera
                     f"Fig. 14: {method}: speed-up over {BASE}, multitask-clip ({made.size}), 1 task, {gpus} GPUs",
                     steps[BASE],
                     steps[method],
-                    paper=paper.ONE_TASK.get(method, ""),
+                    paper=FIGURE_14.get(method, ""),
                 )
 
 
@@ -214,12 +220,11 @@ def estimates(scale: Scale) -> Iterator[Figure]:
     Truth is the cost model's time of what was counted there, no fit and no line between degrees: predicted, too.
     """
     made = workload("multitask-clip", ("image_text", "audio_depth"), scale)
-    cost = AnalyticCost(made.counts, cluster_of(max(scale.degrees)))
+    cost, device, _ = made.on(max(scale.degrees))
     known = looked_at(scale.degrees)
     errors = []
     for name in made.graph.names:
-        quota = cost.hardware.num_slots
-        times = {d: sum(cost.time_ms(name, phase, d, quota) for phase in Phase) for d in scale.degrees}
+        times = {d: sum(cost.time_ms(name, phase, d, device.num_slots) for phase in Phase) for d in scale.degrees}
         estimate = PiecewiseAlphaBeta(degrees=known, times=tuple(times[degree] for degree in known))
         errors += [100 * abs(estimate.time(d) / times[d] - 1) for d in scale.degrees if d not in known]
     of = f"of {len(made.graph.names)} modules at degrees {', '.join(str(d) for d in scale.degrees if d not in known)}"
@@ -228,10 +233,10 @@ def estimates(scale: Scale) -> Iterator[Figure]:
     yield _told(f"Fig. 4: spindle's estimate: error {of}, worst, %", errors, max, why=why)
 
 
-def _value(name: str, found: Comparison, *, labels: Mapping[str, str]) -> Figure:
-    if found.predicted_ms is None:
-        return missing_figure(name, one_line(found.reason), dict(labels), source="predicted")
-    return Figure(name=name, source="predicted", value=found.predicted_ms, labels=dict(labels))
+def _value(name: str, found: PlannedStep, *, labels: Mapping[str, str]) -> Figure:
+    if found.step_ms is None:
+        return missing_figure(name, one_line(found.reason), dict(labels), source="simulated")
+    return Figure(name=name, source="simulated", value=found.step_ms, labels=dict(labels))
 
 
 def _told(
@@ -243,4 +248,5 @@ def _told(
     *,
     source: Source = "predicted",
 ) -> Figure:
-    return figure(name, samples, source, statistic=statistic, paper=paper, reason="" if samples else one_line(why))
+    made = figure(name, samples, source, statistic=statistic, paper=paper, reason="" if samples else one_line(why))
+    return made if statistic is statistics.median else replace(made, low=None, high=None)  # of extremes no interval

@@ -35,7 +35,7 @@ def draw(study: Study, folder: Path) -> list[Path]:
             axes.bar(places, [own.get(case, 0.0) for case in cases], width=1 / (len(methods) + 1), label=method)
         axes.set_xticks([place + 0.4 for place in range(len(cases))], cases, fontsize="small")
         axes.axhline(1, color="black", linewidth=0.8)
-        axes.set(ylabel="speed-up over megatron (predicted)", title=f"Fig. 8: {model}")
+        axes.set(ylabel="speed-up over megatron (simulated)", title=f"Fig. 8: {model}")
         axes.legend(fontsize="small")
         path = folder / f"spindle-figure-8-{model}.png"
         canvas.savefig(path, dpi=120)

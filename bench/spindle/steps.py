@@ -1,27 +1,46 @@
-"""What every planner makes of a workload, and what is told from its plan: ratios, use of devices, memory."""
+"""Every planner's plan of a workload, its step, and what is told from it: ratios, arithmetic, memory.
+
+A step is simulated, alike for all: a part starts when its inputs are there and its slots are free, and gradients are
+summed while the backward goes on, as Megatron-LM and DeepSpeed do it too, on a network that all modules of a device
+share. What a planner predicts of its own plan has barriers between stages, and a network for each module alone.
+"""
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 
 from bench.record import Figure, missing_figure, one_line
 from bench.spindle.workload import Workload
-from mosaic.cost.analytic_cost import AnalyticCost
+from mosaic.cost.communication.ranked import RankedCost
+from mosaic.device import Device
+from mosaic.hardware import Cluster
 from mosaic.plan import Placement, Plan
+from mosaic.profile import Phase
+from mosaic.simulate.step import StepModel, simulate
 from mosaic.solver import SearchOptions
 from mosaic.solver.compare import Comparison, compare
 from mosaic.solver.exact.search import SearchLimits
 from mosaic.solver.options import all_options
 from mosaic.solver.planners.draft import PlannerSettings, Sheet, whole_device_widths
 from mosaic.solver.planners.spindle import least_ms
+from mosaic.solver.runnable import plan_to_run, with_communication
 from mosaic.solver.stage import Machine
 
-METHODS = ("megatron", "distmm-mt", "distmm", "spindle-optimus", "spindle-seq", "spindle", "exact")
-"""Spindle's paper has no ``distmm`` over all tasks and no ``exact``, which is Mosaic."""
+METHODS = ("megatron", "distmm-mt", "distmm", "spindle-optimus", "spindle-seq", "spindle", "exact", "auto")
+"""Spindle's paper has no ``distmm`` over all tasks. ``exact`` and ``auto`` are Mosaic: its search, and its default."""
 BASE = "megatron"
 """With which others are compared, as DeepSpeed in the paper, which runs task after task on all devices, too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedStep(Comparison):
+    """A method's plan with its step."""
+
+    step_ms: float | None = None
+    """Simulated, in milliseconds; None where there is no plan."""
 
 
 def steps_of(
@@ -31,7 +50,7 @@ def steps_of(
     *,
     methods: Sequence[str] = METHODS,
     settings: PlannerSettings | None = None,
-) -> dict[str, Comparison]:
+) -> dict[str, PlannedStep]:
     """Returns what each method plans; memory limits nobody (see ``Workload.on``).
 
     Args:
@@ -45,24 +64,46 @@ def steps_of(
     search = SearchOptions(
         limits=SearchLimits(seconds=seconds), hold_memory=False, planners=settings or workload.settings
     )
-    found = compare(workload.graph, cost, device, num_devices=num_devices, methods=methods, search=search)
-    return {one.method: one for one in found}
+    compared = tuple(method for method in methods if method != "auto")
+    found = compare(workload.graph, cost, device, num_devices=num_devices, methods=compared, search=search)
+    if "auto" in methods:
+        found = (*found, _default(workload, cost, device, num_devices, search))
+    made = {}
+    for one in found:
+        told = {field.name: getattr(one, field.name) for field in fields(one)}
+        if one.plan is not None:
+            told["plan"] = plan = with_communication(one.plan, cost)
+            told["step_ms"] = simulate(plan, workload.graph, StepModel(sums=cost.summed)).makespan_ms
+        made[one.method] = PlannedStep(**told)
+    return made
+
+
+def _default(
+    workload: Workload, cost: RankedCost, device: Device, num_devices: int, search: SearchOptions
+) -> Comparison:
+    """What runs where nobody names a method."""
+    began = time.perf_counter()
+    plan = plan_to_run("auto", workload.graph, cost, device, num_devices=num_devices, search=search)
+    seconds = time.perf_counter() - began
+    return Comparison(
+        method="auto", plan=plan, predicted_ms=plan.predicted_ms, status=plan.search.status, seconds=seconds
+    )
 
 
 def ratio_figure(
     name: str,
-    over: Comparison,
-    under: Comparison,
+    over: PlannedStep,
+    under: PlannedStep,
     *,
     paper: str = "",
     labels: Mapping[str, str] | None = None,
 ) -> Figure:
-    """Returns the quotient of two predicted steps; without a number where there is none of them."""
+    """Returns the quotient of two steps; without a number where there is none of them."""
     told = dict(labels or {}) | ({"paper": paper} if paper else {})
-    if over.predicted_ms is None or under.predicted_ms is None:
-        return missing_figure(name, one_line(over.reason or under.reason), told, source="predicted")
+    if over.step_ms is None or under.step_ms is None:
+        return missing_figure(name, one_line(over.reason or under.reason), told, source="simulated")
     told["status"] = under.status
-    return Figure(name=name, source="predicted", value=over.predicted_ms / under.predicted_ms, labels=told)
+    return Figure(name=name, source="simulated", value=over.step_ms / under.step_ms, labels=told)
 
 
 def theoretical_ms(workload: Workload, num_devices: int) -> float:
@@ -79,25 +120,17 @@ def theoretical_ms(workload: Workload, num_devices: int) -> float:
     return least_ms(sheet)
 
 
-def share_in_use(found: Comparison) -> float:
-    """Returns the share of all devices' time, and of their slots, in which a module has them."""
-    assert found.plan is not None
-    assert found.predicted_ms
-    used = sum(
-        (placed.forward_ms + placed.backward_ms) * placed.degree * placed.quota for placed in found.plan.placements
-    )
-    return used / (found.predicted_ms * found.plan.num_devices * found.plan.device.num_slots)
+def share_of_peak(step_ms: float, workload: Workload, cluster: Cluster, num_devices: int) -> float:
+    """Returns the operations of a step over what the devices' matrix units could do in its time."""
+    flops = sum(own[1].phase(phase).flops for own in workload.counts.values() for phase in Phase)
+    return flops / (step_ms * 1e9 * cluster.hardware.bf16_tflops * num_devices)
 
 
-def share_of_sums(found: Comparison, cost: AnalyticCost) -> float:
-    """Returns the share of a step in which nothing but gradients' sums is waited for."""
+def share_of_sums(found: Comparison) -> float:
+    """Returns the share of a step in which gradients' sums are waited for, those behind a backward left out."""
     assert found.plan is not None
     without_ms = sum(
-        stage.forward_ms
-        + max(
-            placed.backward_ms - placed.part.share * cost.communication_ms(placed.module, placed.degree)
-            for placed in stage.placements
-        )
+        stage.forward_ms + max(placed.backward_ms - placed.reduce_ms for placed in stage.placements)
         for stage in found.plan.stages
     )
     return 1 - without_ms / found.plan.predicted_ms

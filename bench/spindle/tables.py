@@ -1,4 +1,4 @@
-"""The study's table for a page: what was predicted or measured here, and what Spindle's text says of that figure."""
+"""The study's table for a page: what came out here, and what Spindle's text says of that figure."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import re
 from pathlib import Path
 
 from bench.gpu.tables import number
-from bench.pages import NOT_YET, newest_study, source_of, table
+from bench.pages import NOT_YET, SOURCES, newest_study, source_of, table
 
 SHOWN = (
-    r"Fig\. 8: (spindle|spindle-optimus|distmm-mt|distmm|exact): highest speed-up over megatron, .*",
+    r"Fig\. 8: (spindle|spindle-optimus|distmm-mt|distmm|exact|auto): highest speed-up over megatron, .*",
     r"Fig\. 8: spindle: (least speed-up over megatron|highest speed-up over distmm-mt), .*",
-    r"Fig\. 8: exact: speed-up over spindle, .*",
-    r"Fig\. 8: (megatron|spindle|exact): speed-up of \d+ GPUs over \d+, .*",
+    r"Fig\. 8: (exact|auto): speed-up over spindle, .*",
+    r"Fig\. 8: (megatron|spindle|exact|auto): speed-up of \d+ GPUs over \d+, .*",
     r"Fig\. 9: .*",
     r"Fig\. 10: .*",
     r"Fig\. 11: .*",
-    r"Fig\. 12: (spindle|exact): .*",
+    r"Fig\. 12: (spindle|exact|auto): .*",
     r"Fig\. 1[3-6]: .*",
     r"Fig\. 4: .*",
     r"Table 2: .*",
@@ -34,8 +34,6 @@ def spindle_table(results: Path) -> str:
         for figure in newest.figures:
             if re.fullmatch(pattern, figure.name):
                 value = f"not yet: {figure.reason}" if figure.value is None else number(figure.value)
-                here = value if figure.source == "measured" else ""
-                rows.append(
-                    (figure.name, value if figure.source == "predicted" else "", here, figure.labels.get("paper", ""))
-                )
-    return table((source_of(newest), "predicted", "measured here", "the Spindle paper's text"), rows)
+                cells = (value if figure.source == source else "" for source in SOURCES)
+                rows.append((figure.name, *cells, figure.labels.get("paper", "")))
+    return table((source_of(newest), *SOURCES, "the Spindle paper's text"), rows)

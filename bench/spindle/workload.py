@@ -7,7 +7,7 @@ module is named ``TASK/MODULE``; its operators are counted at its task's own bat
 Parameters are shared, and their gradients are summed over tasks before they are summed over devices (section 3.6). So
 each of k modules with the same parameters is taken to hold, and to send, a k-th of them: exact where all have the same
 devices, too little memory where they have not; k small messages have more latency than one large one. The same for
-all planners. The batches are ours, since the paper does not tell its own: as many samples of each task.
+all planners. The batches are ours, since the paper does not tell its own.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from functools import cache
 import torch
 from torch import nn
 
-from mosaic.cli.counting import count_workload
+from mosaic.cli.counting import Counted, count_workload
 from mosaic.cli.workload import load_workload
 from mosaic.cost.analytic_cost import AnalyticCost
+from mosaic.cost.communication.ranked import RankedCost
+from mosaic.cost.communication.traffic import ModuleTraffic
 from mosaic.cost.counts import MemoryCounts, ModuleCounts
 from mosaic.device import Device
 from mosaic.graph import Edge, ModuleGraph
@@ -45,6 +47,8 @@ TASKS: Mapping[str, tuple[str, ...]] = {
     "qwen-val": tuple(QWEN_TASKS),
 }
 """Tasks of each model, in the order in which they join."""
+EACH_ENCODER_ONCE = ("image_thermal", "text_imu", "audio_depth")
+"""Tasks of Multitask-CLIP that have all of its encoders between them."""
 
 BYTES = 2
 """Of an activation, in 16 bits."""
@@ -86,14 +90,23 @@ class Workload:
     settings: PlannerSettings
     """Its tasks, shared parameters and layers, as planners take them."""
 
-    def on(self, num_devices: int) -> tuple[AnalyticCost, Device, Cluster]:
+    def on(self, num_devices: int) -> tuple[RankedCost, Device, Cluster]:
         """Returns its cost model on a cluster; a device as a plan has it; and the cluster.
+
+        A module's backward hides the sums of its own gradients as far as it can. Rows do not travel: tasks have data
+        of their own, and what slices send each other is worked out apart (``sends.py``).
 
         The device has no limit on memory: the cost model has no tensor parallelism, no sharded optimizer and no
         recomputation, without which QWen-VAL fits on no device.
         """
         cluster = cluster_of(num_devices)
-        return AnalyticCost(self.counts, cluster), replace(cluster.hardware.device(), memory_bytes=0), cluster
+        base = AnalyticCost(self.counts, cluster)
+        traffic = {
+            name: ModuleTraffic(parameter_gradients=next(iter(own.values())).memory.gradient_bytes)
+            for name, own in self.counts.items()
+        }
+        cost = RankedCost(base, traffic, cluster, num_devices, included_ms=base.communication_ms)
+        return cost, replace(cluster.hardware.device(), memory_bytes=0), cluster
 
 
 def cluster_of(num_devices: int) -> Cluster:
@@ -141,9 +154,19 @@ def workload(model: str, tasks: Sequence[str], scale: Scale) -> Workload:
 
 @cache
 def _counted(model: str, size: str, task: str, scale: Scale) -> tuple[ModuleGraph, Mapping[str, Counts]]:
-    """A task by itself."""
-    counted = count_workload(f"zoo:{model}-{size}:{scale.batch}:{task}", scale.degrees, kind="cuda")
-    return counted.graph, counted.counts
+    """A task by itself; an encoder of Multitask-CLIP does the same in all its tasks and is counted once."""
+    if model != "multitask-clip":
+        counted = _count(model, size, (task,), scale)
+        return counted.graph, counted.counts
+    counted = _count(model, size, EACH_ENCODER_ONCE, scale)
+    names = tuple(f"encoders.{modality}" for modality in CLIP_TASKS[task])
+    modules = tuple(module for module in counted.graph.modules if module.name in names)
+    return ModuleGraph(modules=modules), {name: counted.counts[name] for name in names}
+
+
+@cache
+def _count(model: str, size: str, tasks: tuple[str, ...], scale: Scale) -> Counted:
+    return count_workload(f"zoo:{model}-{size}:{scale.batch}:{','.join(tasks)}", scale.degrees, kind="cuda")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

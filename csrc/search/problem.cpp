@@ -111,7 +111,6 @@ void check_drawn(const Problem& problem, int phase) {
             if (form == Form::leveled && !is_possible) {
                 refuse(name + " has an option that draws more than its slots can, or nothing all the time");
             }
-            if (option.launch[phase] < 0) refuse(name + " is launched in less than no time");
             drawn.push_back(one);
         }
         std::stable_sort(drawn.begin(), drawn.end(), [](const Drawn& a, const Drawn& b) { return a.quota < b.quota; });
@@ -128,6 +127,13 @@ void check_drawn(const Problem& problem, int phase) {
 
 void check_interference(const Problem& problem) {
     const Interference& form = problem.interference;
+    for (const std::vector<Ns>& launches : form.launches) {
+        const bool is_sound = std::all_of(launches.begin(), launches.end(), [](Ns e) { return 0 <= e && e < kNever; });
+        const bool is_whole = launches.size() == form.launches[0].size() &&
+                              (launches.empty() || launches.size() == problem.modules.size());
+        if (!is_sound || !is_whole)
+            refuse("launches are given for each module in both phases, none negative or endless");
+    }
     if (form.form == Form::pairwise) check_pairs(problem);
     if (form.form != Form::eq8 && form.form != Form::leveled) return;
     for (int phase = 0; phase < 2; ++phase) {

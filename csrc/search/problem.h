@@ -29,8 +29,6 @@ struct Option {
     // Form::leveled only, by phase: part of its time in which it draws nothing, and the rate that its slots can draw.
     double idle[2] = {0, 0};
     double cap[2] = {0, 0};
-    // Form::leveled only, by phase: what one thread takes to launch its kernels; the same for all options of a module.
-    Ns launch[2] = {0, 0};
 
     Ns latency() const { return forward + backward; }
     int area() const { return degree * quota; }
@@ -81,7 +79,7 @@ enum class Form {
     none,
     pairwise,  // extras of neighbours, by table, add up
     eq8,       // e1 + e2 * sum B + e3 * prod B over all modules of the device; zero for a module alone
-    leveled    // bandwidth runs out and is shared, as in mosaic/cost/leveling.py
+    leveled    // bandwidth runs out and is shared, as in mosaic/cost/interference/leveling.py
 };
 
 struct Interference {
@@ -97,6 +95,8 @@ struct Interference {
     double capacity[2] = {1, 1};
     double fairness[2] = {0, 0};
     double cache[2] = {0, 0};
+    // Beside any form: what one thread, which launches for all modules of a device, takes for each; empty: unknown.
+    std::vector<Ns> launches[2];
 };
 
 struct Problem {
@@ -107,7 +107,8 @@ struct Problem {
 
     int size() const { return static_cast<int>(modules.size()); }
     Mask all() const { return size() == kMaxModules ? ~Mask{0} : (Mask{1} << size()) - 1; }
-    bool is_disturbed() const { return interference.form != Form::none; }
+    bool is_launched() const { return !interference.launches[0].empty(); }
+    bool is_disturbed() const { return interference.form != Form::none || is_launched(); }
 };
 
 // Throws std::invalid_argument for what no search can work on: too many modules, no options, cycles, an

@@ -30,7 +30,7 @@ from mosaic.cost import Cost, CostModel
 from mosaic.device import Device
 from mosaic.errors import InvalidPlanError, MosaicError
 from mosaic.graph import ModuleGraph
-from mosaic.plan import Plan
+from mosaic.plan import Plan, SearchRecord
 from mosaic.profile import Profile
 from mosaic.report.plan_picture import draw_plan
 from mosaic.report.table import plan_bars, plan_table
@@ -48,6 +48,8 @@ MAX_FILE_BYTES = 2**26
 """Of a profile or an instance: up to thirty times as much memory is needed to read it."""
 INTERRUPTED = 130
 """Exit code."""
+CHOSEN_BY_STEP = "chosen among several for a simulated step of {:.2f} ms, in which modules share the network"
+"""Where a plan was."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +78,8 @@ class PlanCommand:
     max_foreign_share: MaxForeignShare = DEFAULT_FOREIGN_SHARE
     method: Method = "auto"
     time_limit: float = 10.0
-    """Seconds after which exact and auto take the best plan so far, with a bound on what is possible; from when FILE is
-    read. At the first Ctrl-C they do so at once, with exit code 130."""
+    """Seconds after which exact, gahc and auto take the best plan so far, from when FILE is read; exact and auto with a
+    bound on what is possible. At the first Ctrl-C they do so at once, with exit code 130."""
     communication_slots: Literal["remainder"] | int = 0
     """Slots of each GPU that no module gets, so that collectives do not take theirs; remainder: the SMs that the split
     into slots leaves over (4 of 132)."""
@@ -245,6 +247,12 @@ def check(plan: Plan, basis: Basis, *, source: str) -> None:
 def proof_of(plan: Plan) -> str:
     """Says how good a plan surely is."""
     found = plan.search
+    if found.simulated_ms > 0:
+        return f"{_predicted_proof(found)}; {CHOSEN_BY_STEP.format(found.simulated_ms)}"
+    return _predicted_proof(found)
+
+
+def _predicted_proof(found: SearchRecord) -> str:
     if found.status == "optimal":
         return f"proven: no plan of whole modules is predicted faster ({found.method}, {found.seconds:.3f} s)"
     if found.bound_ms > 0:

@@ -8,8 +8,9 @@ from functools import cache
 from mosaic.cost.communication.traffic import gradient_sum
 from mosaic.cost.counts import ModuleCounts
 from mosaic.cost.degrees import between_ms, degrees_between, neighbours
-from mosaic.cost.interference.leveling import LeveledBandwidth, Leveling
-from mosaic.cost.interference.protocol import HasBandwidth, Interference
+from mosaic.cost.interference.launcher import OneLauncher
+from mosaic.cost.interference.pairwise import AssumedSharing, SharedBandwidth
+from mosaic.cost.interference.protocol import Interference
 from mosaic.cost.protocol import TimedBeside
 from mosaic.cost.roofline import Clocks, clocks_of, phase_bandwidth, phase_ms
 from mosaic.errors import InvalidProfileError
@@ -17,25 +18,11 @@ from mosaic.hardware import Cluster, Hardware, Link
 from mosaic.profile import Phase
 
 ASSUMED_CONTENTION = (
-    "assumed: modules side by side share the memory's bandwidth in proportion to what each draws by its counts on "
-    "average (bursts that meet are not predicted), and one thread launches for all, so that none ends before the last "
-    "launch"
+    "assumed: a neighbour costs a module the geometric mean of what it would if only traffic that meets waited and if "
+    "all of the module waited while the neighbour draws, by counted bandwidths; one thread launches for all, so that "
+    "none ends before the last launch"
 )
 """What is taken for neighbours where nothing was measured."""
-
-
-def assumed_contention(bandwidths: HasBandwidth, hardware: Hardware) -> LeveledBandwidth:
-    """Returns our form without a free coefficient: all of them follow from the description.
-
-    What modules get together is the bandwidth that kernels reach alone, a slot draws what its SMs can, everyone is cut
-    in proportion, and nobody's traffic grows. Each draws evenly over its time: two modules whose kernels ask for all of
-    the bandwidth for a third of their time each do not disturb each other here, so this is a lower bound. One thread
-    launches for all of a device, unless they are CUDA graphs (``Hardware.replaying``).
-    """
-    own = hardware.bandwidth_gb_per_s(hardware.sms_per_slot) / hardware.memory_gb_per_s
-    reached = min(1.0, hardware.efficiency.memory)
-    level = Leveling(draw=own * reached, capacity=reached, fairness=0.0, cache=0.0)
-    return LeveledBandwidth(dict.fromkeys(Phase, level), bandwidths)
 
 
 class AnalyticCost(TimedBeside):
@@ -47,7 +34,7 @@ class AnalyticCost(TimedBeside):
     Args:
         counts: For each module its counts by data-parallel degree (``count_degrees``).
         cluster: The devices and their links; or one device alone, for degree 1.
-        interference: How neighbours slow each other down; by default ``assumed_contention``.
+        interference: How neighbours slow each other down; by default as ``ASSUMED_CONTENTION`` says.
 
     Raises:
         ValueError: A module has no counts, or there is one device and counts of higher degrees.
@@ -72,7 +59,7 @@ class AnalyticCost(TimedBeside):
             cluster = Cluster(hardware=cluster, intra_node=nowhere, inter_node=nowhere)
         self.cluster = cluster
         self.hardware = cluster.hardware
-        self.interference: Interference = interference or assumed_contention(self, self.hardware)
+        self.interference: Interference = interference or self._assumed()
         self._cached_ms = cache(self._phase_ms)
 
     @property
@@ -150,6 +137,11 @@ class AnalyticCost(TimedBeside):
         """Returns the two clocks of a phase, at a degree that was counted or at the next lower one."""
         counts = self._at(module, degree).phase(phase)
         return clocks_of(counts, self.hardware, self._sms(quota), network_gb_per_s=self._network(degree))
+
+    def _assumed(self) -> Interference:
+        form = SharedBandwidth(dict.fromkeys(Phase, AssumedSharing()), self)
+        # Lanes of the host launch for themselves.
+        return OneLauncher(form, self) if self.hardware.kind == "cuda" else form
 
     def _phase_ms(self, module: str, phase: Phase, degree: int, quota: int) -> float:
         known = self._of(module)

@@ -138,7 +138,8 @@ def _summed_ms(spans: Sequence[SimulatedSpan], placed: Mapping[Part, Placement],
     for part, span in last.items():
         devices = placed[part].devices
         whole = model.sums(part.module, len(devices))
-        own = replace(whole, time_ms=part.share * whole.time_ms)
+        buckets = max(1, -(-whole.buckets * part.count // part.total))  # a slice's are as large as its module's
+        own = replace(whole, time_ms=part.share * whole.time_ms, buckets=buckets)
         parts.append(Summed(start_ms=span.start_ms, end_ms=span.end_ms, devices=devices, own=own))
     return last_sum_ms(parts)
 

@@ -53,7 +53,7 @@ def _planner(name: str, draw: Draw, phrase: str, *, slices: bool = False, is_com
 _ALL = (
     Method(
         name="auto",
-        phrase="exact where that can search the problem, otherwise gahc",
+        phrase="exact where that can search the problem, otherwise gahc; over a known network what simulates best",
         find=find_automatically,
         gives_bound=True,
         can_be_stopped=True,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from mosaic.cost import Cost
+from mosaic.cost.communication.ranked import RankedCost
 from mosaic.graph import Part
-from mosaic.plan import Grid, Placement, Stage
+from mosaic.plan import Grid, Placement, Plan, Stage
 from mosaic.profile import Phase
 from mosaic.solver.options import DeploymentOption
 from mosaic.solver.slots import Choice
@@ -88,3 +90,42 @@ def build_stage(result: StageResult, times: Cost | PlacedTimes) -> Stage:
             )
         )
     return Stage(placements=tuple(placements))
+
+
+def retimed(plan: Plan, cost: Cost) -> Plan:
+    """Returns a plan of whole modules with the times that a cost model predicts for it."""
+    times = PlacedTimes(cost)
+
+    def of(stage: Stage) -> Stage:
+        choices = {
+            placed.module: (
+                DeploymentOption(degree=placed.degree, quota=placed.quota, forward_ns=0, backward_ns=0),
+                placed.devices,
+            )
+            for placed in stage.placements
+        }
+        found = times.of(choices)
+        return Stage(
+            placements=tuple(
+                replace(placed, forward_ms=found[placed.module][0], backward_ms=found[placed.module][1])
+                for placed in stage.placements
+            )
+        )
+
+    return replace(plan, stages=tuple(map(of, plan.stages)))
+
+
+def with_communication(plan: Plan, cost: RankedCost) -> Plan:
+    """Returns a plan that says which part of its times is communication; the times have it already."""
+
+    def told(placed: Placement) -> Placement:
+        found, share = cost.communication(placed.module, placed.degree, placed.quota), placed.part.share
+        return replace(
+            placed,
+            route_forward_ms=share * found.route_forward_ms,
+            route_backward_ms=share * found.route_backward_ms,
+            reduce_ms=share * found.reduce_ms,
+        )
+
+    stages = tuple(Stage(placements=tuple(map(told, stage.placements))) for stage in plan.stages)
+    return replace(plan, stages=stages)

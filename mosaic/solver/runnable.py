@@ -7,16 +7,16 @@ simulated and not run. Where a model's layers are placed as modules
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from mosaic.cost import Cost
 from mosaic.cost.communication.ranked import RankedCost
 from mosaic.device import Device
 from mosaic.graph import ModuleGraph
-from mosaic.plan import Placement, Plan, Stage
+from mosaic.plan import Plan
 from mosaic.solver.exact.search import SearchHint
 from mosaic.solver.methods import method_of
+from mosaic.solver.predict import with_communication
 from mosaic.solver.reserve import CommunicationSlots, Reserved
+from mosaic.solver.shared_network import plan_for_shared_network
 from mosaic.solver.solve import find_solution
 from mosaic.solver.task import SearchOptions
 
@@ -42,7 +42,8 @@ def plan_to_run(
     """Plans by one method, so that the plan can be run.
 
     Args:
-        method: One of ``METHODS``.
+        method: One of ``METHODS``. Where a network between several devices is known, ``auto`` chooses by a simulated
+            step, in which modules share it (``shared_network.py``).
         graph: What to place.
         cost: Times, memory and interference.
         device: What one of the devices is.
@@ -60,22 +61,9 @@ def plan_to_run(
     device = reserved.left_of(whole)
     if hint is not None and not method_of(method).starts_from_plan:
         raise ValueError(f"method={method!r} does not start from an earlier plan; use exact, or no plan")
+    if method == "auto" and num_devices > 1 and isinstance(cost, RankedCost):
+        plan = plan_for_shared_network(graph, cost, device, num_devices=num_devices, search=search, hint=hint)
+        return reserved.told(plan, whole)
     plan = find_solution(graph, cost, device, num_devices=num_devices, method=method, search=search, hint=hint).plan
     plan = reserved.told(plan, whole)
     return with_communication(plan, cost) if isinstance(cost, RankedCost) else plan
-
-
-def with_communication(plan: Plan, cost: RankedCost) -> Plan:
-    """Returns a plan that says which part of its times is communication; the times have it already."""
-
-    def told(placed: Placement) -> Placement:
-        found, share = cost.communication(placed.module, placed.degree, placed.quota), placed.part.share
-        return replace(
-            placed,
-            route_forward_ms=share * found.route_forward_ms,
-            route_backward_ms=share * found.route_backward_ms,
-            reduce_ms=share * found.reduce_ms,
-        )
-
-    stages = tuple(Stage(placements=tuple(map(told, stage.placements))) for stage in plan.stages)
-    return replace(plan, stages=stages)

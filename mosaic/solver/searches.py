@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
+from mosaic.errors import InfeasibleError, UndecidedError
 from mosaic.plan import SearchRecord, Stage
 from mosaic.solver.exact.brute_force import enumerate_held_plans, enumerate_plans
 from mosaic.solver.exact.search import search_exactly, why_not_exact
@@ -13,6 +16,8 @@ from mosaic.solver.gahc.clustering import cluster
 from mosaic.solver.gahc.stage_eval import StageEvaluator
 from mosaic.solver.memory.holding import fits, place_anew, swap_labels
 from mosaic.solver.memory.search import search_within_memory
+from mosaic.solver.planners import distmm, optimus
+from mosaic.solver.planners.waves import plan_waves
 from mosaic.solver.replan.remembered import ProvenStages, Remembered
 from mosaic.solver.stage import StageResult
 from mosaic.solver.task import Found, Task
@@ -36,7 +41,8 @@ def find_exactly(task: Task) -> Found:
     if answer is not None and not (hint and hint.forbidden):
         record = replace(answer.record, num_evaluations=0)
         return Found(stages=_finished(task, answer.stages, widen=True), record=record, known=answer.known)
-    ask = search_within_memory if task.is_held else search_exactly
+    within_memory = partial(search_within_memory, incumbents=partial(_whole_device_plans, task))
+    ask = within_memory if task.is_held else search_exactly
     found = ask(
         task.graph,
         task.options,
@@ -53,15 +59,43 @@ def find_exactly(task: Task) -> Found:
     return Found(stages=_finished(task, found.stages, widen=True), record=record, known=found.known)
 
 
+def _whole_device_plans(task: Task, seconds: float) -> Iterator[tuple[StageResult, ...]]:
+    """Plans with planners of whole devices, whose few options are soon searched."""
+    limits = replace(task.search.limits, seconds=seconds)
+    quick = replace(task, search=replace(task.search, limits=limits))
+    for find in (partial(plan_waves, draw=optimus.draw), distmm.find):  # the first searches nothing
+        with suppress(InfeasibleError, UndecidedError):
+            stages = tuple(_result(stage, task) for stage in find(quick).stages)
+            if fits(stages, task.machine):
+                yield stages
+
+
+def _result(stage: Stage, task: Task) -> StageResult:
+    """A stage of whole devices as the searches have it."""
+    choices, starts = {}, {}
+    for placed in stage.placements:
+        own = task.options[placed.module]
+        option = next(o for o in own if (o.degree, o.quota) == (placed.degree, placed.quota))
+        choices[placed.module] = option, placed.devices
+        starts[placed.module] = (placed.slots[0],) * placed.degree
+    latency_ns = max(option.latency_ns for option, _ in choices.values())
+    return StageResult(latency_ns=latency_ns, choices=choices, starts=starts)
+
+
 def find_by_clustering(task: Task) -> Found:
-    """Plans with the paper's Algorithm 1."""
+    """Plans with the paper's Algorithm 1; when time is over, what has been merged so far is the plan."""
     search = task.search
+    seconds_left = search.limits.countdown()
     evaluator = StageEvaluator(
-        task.options, cost=task.cost, machine=task.machine, deterministic_limit=search.deterministic_limit
+        task.options,
+        cost=task.cost,
+        machine=task.machine,
+        deterministic_limit=search.deterministic_limit,
+        seconds_left=seconds_left,
     )
-    result = cluster(
-        task.graph, evaluator, prune=search.prune, cache=search.cache, should_stop=search.limits.should_stop
-    )
+    result = cluster(task.graph, evaluator, prune=search.prune, cache=search.cache, seconds_left=seconds_left)
+    if seconds_left() <= 0:
+        _log.warning("Algorithm 1 was ended after %g s; with more time it may merge more", search.limits.seconds)
     if evaluator.num_unresolved:
         _log.warning(
             "CP-SAT gave up %d questions at deterministic_limit=%g; a higher limit may find a better plan",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from fake_driver.harness import FakeDriver
 
 ASK = """
@@ -118,3 +120,13 @@ INVALID_VALUE, INVALID_TYPE, INVALID_CONFIGURATION = 1, 914, 915
 def ask(fake_driver: FakeDriver, body: str, **settings: str | int) -> Any:
     """Runs a body that calls the library by itself; see ``FakeDriver.run``."""
     return fake_driver.run(ASK + ASK_MORE + body, **settings)
+
+
+def rule(name: str, body: str, answer: Any, **settings: Any) -> Any:
+    """A row of a test: what is asked, the answer, and the driver's settings."""
+    return pytest.param(body, answer, settings, id=name)
+
+
+def one(name: str, expression: str, answer: Any, **settings: Any) -> Any:
+    """A row of one expression."""
+    return rule(name, f"result = {expression}", answer, **settings)

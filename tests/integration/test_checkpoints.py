@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from ranks.programs.checkpoints import Run
+from ranks.programs.parameters.checkpoints import Run
 from safetensors.torch import load_file, save_file, save_model
 from torch import nn
 
@@ -78,7 +78,7 @@ def trained(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) ->
 
 
 def test_a_process_killed_at_any_instant_leaves_a_checkpoint_from_which_the_next_one_goes_on(tmp_path: Path):
-    script = Path(__file__).parents[1] / "checkpoint_kills.py"
+    script = Path(__file__).parents[1] / "cases" / "retraining" / "checkpoint_kills.py"
     done = subprocess.run(
         [sys.executable, str(script), str(tmp_path)],
         capture_output=True,

@@ -10,7 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from instance_cases import ROUNDING_MS, bounded, instances
 
-from mosaic.cost import Cost, Eq8, FullInterference, Interference, LeveledBandwidth, Leveling, MeasuredInterference
+from mosaic.cost import (
+    Cost,
+    Eq8,
+    FullInterference,
+    Interference,
+    LeveledBandwidth,
+    Leveling,
+    MeasuredInterference,
+    NoInterference,
+    SharedBandwidth,
+    Sharing,
+)
+from mosaic.cost.interference.launcher import OneLauncher
+from mosaic.cost.interference.pairwise import AssumedSharing
 from mosaic.profile import PairSample, Phase
 from mosaic.solver import solve
 from mosaic.solver.exact.pair_table import pair_shares, pair_table
@@ -23,11 +36,10 @@ from mosaic.solver.stage import Machine
 
 @dataclass(frozen=True)
 class Drawn:
-    """Bandwidths by module, phase and quota, how much of a module's time is fixed, and what launching it takes."""
+    """Bandwidths by module, phase and quota, and how much of a module's time is fixed."""
 
     shares: dict[tuple[str, Phase], Sequence[float]]
     times: dict[tuple[str, Phase], float]
-    launches_ms: dict[tuple[str, Phase], float]
 
     def bandwidth(self, module: str, phase: Phase, degree: int, quota: int) -> float:
         return self.shares[module, phase][quota - 1]
@@ -35,8 +47,15 @@ class Drawn:
     def fixed(self, module: str, phase: Phase) -> float:
         return self.times[module, phase]
 
+
+@dataclass(frozen=True)
+class Launches:
+    """What launching takes by module and phase."""
+
+    times_ms: dict[tuple[str, Phase], float]
+
     def launch_ms(self, module: str, phase: Phase) -> float:
-        return self.launches_ms[module, phase]
+        return self.times_ms[module, phase]
 
 
 @st.composite
@@ -46,8 +65,7 @@ def bandwidths(draw: st.DrawFn, instance: Instance) -> Drawn:
     share = st.one_of(st.just(0.0), st.floats(0, 1))
     keys = [(module.name, phase) for module in instance.modules for phase in Phase]
     shares = {key: sorted(draw(st.lists(share, min_size=count, max_size=count))) for key in keys}
-    launches = st.one_of(st.just(0.0), st.floats(0, 10))
-    return Drawn(shares, {key: draw(st.floats(0, 3)) for key in keys}, {key: draw(launches) for key in keys})
+    return Drawn(shares, {key: draw(st.floats(0, 3)) for key in keys})
 
 
 @st.composite
@@ -136,6 +154,18 @@ def disturbed(draw: st.DrawFn, form: str) -> tuple[Instance, Cost]:
     return instance, cost
 
 
+@st.composite
+def launched(draw: st.DrawFn) -> tuple[Instance, Cost]:
+    """Instances whose modules are launched by one thread, beside every form."""
+    instance, cost = draw(st.sampled_from(["measured", "eq8", "leveled"]).flatmap(disturbed))
+    pair = st.builds(Sharing, pressure=st.floats(0, 2), product=st.floats(0, 2)) | st.just(AssumedSharing())
+    forms = [NoInterference(), SharedBandwidth(draw(phases(pair)), draw(bandwidths(instance))), cost.interference]
+    time_ms = st.one_of(st.just(0.0), st.floats(0, 10))
+    launches = {(module.name, phase): draw(time_ms) for module in instance.modules for phase in Phase}
+    cost.interference = OneLauncher(draw(st.sampled_from(forms)), Launches(launches))
+    return instance, cost
+
+
 def agrees_with_brute_force(instance: Instance, cost: Cost) -> None:
     exact, truth = (
         solve(instance.graph, cost, instance.device, num_devices=instance.num_devices, method=method)
@@ -161,6 +191,12 @@ def test_exact_agrees_with_brute_force_under_equation_8(made):
 @bounded(120)
 @given(made=disturbed("leveled"))
 def test_exact_agrees_with_brute_force_under_our_form_with_memory_and_pins(made):
+    agrees_with_brute_force(*made)
+
+
+@bounded(120)
+@given(made=launched())
+def test_exact_agrees_with_brute_force_where_one_thread_launches_for_all_beside_any_form(made):
     agrees_with_brute_force(*made)
 
 

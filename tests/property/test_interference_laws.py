@@ -19,6 +19,8 @@ from mosaic.cost import (
     SharedBandwidth,
     Sharing,
 )
+from mosaic.cost.interference.launcher import OneLauncher
+from mosaic.cost.interference.pairwise import AssumedSharing
 from mosaic.profile import Phase
 
 BOUNDED = settings(max_examples=150, deadline=None, derandomize=True)
@@ -54,14 +56,32 @@ def levelings(draw: st.DrawFn) -> Leveling:
     )
 
 
+class Launched:
+    """Every module is launched in the same time."""
+
+    def __init__(self, time_ms: float) -> None:
+        self._time_ms = time_ms
+
+    def launch_ms(self, module: str, phase: Phase) -> float:
+        return self._time_ms
+
+
 @st.composite
 def forms(draw: st.DrawFn, shares: list[float]) -> Interference:
+    form = draw(forms_of_bandwidth(shares))
+    return OneLauncher(form, Launched(draw(st.floats(0, 4)))) if draw(st.booleans()) else form
+
+
+@st.composite
+def forms_of_bandwidth(draw: st.DrawFn, shares: list[float]) -> Interference:
     bandwidths = Bandwidths(
         replace(sample(1, 1.0, module=name), bandwidth_utilisation=share)
         for name, share in zip(NAMES, shares, strict=True)
     )
     weight = st.floats(0, 20)
-    kind = draw(st.sampled_from(["additive", "full", "pairwise", "leveled"]))
+    kind = draw(st.sampled_from(["additive", "full", "pairwise", "assumed", "leveled"]))
+    if kind == "assumed":
+        return SharedBandwidth({F: AssumedSharing()}, bandwidths)
     if kind == "pairwise":
         return SharedBandwidth({F: Sharing(pressure=draw(weight), product=draw(weight))}, bandwidths)
     if kind == "leveled":

@@ -19,7 +19,7 @@ LAYERS = [
     {"artifact", "child", "lines", "user_file"},
     {"device"},
     {"graph", "hardware", "shape", "timeline"},
-    {"profile", "rank_trace"},
+    {"placement", "profile", "rank_trace"},
     {"plan", "schedule"},
     {"cost"},
     {"simulate"},

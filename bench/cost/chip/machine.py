@@ -7,12 +7,14 @@ were closed, lines that were pushed out.
 """
 
 import gc
+import os
 import random
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 
-from bench.cost.chip.cache import L2, Load, Traffic
-from bench.cost.chip.dram import Events
+from bench.cost.chip.memory import L2, Events, Load, Traffic
 from bench.cost.chip.spec import REQUEST_BYTES, Chip, Kernel, Work
 
 NUM_BLOCKS = 2
@@ -23,6 +25,9 @@ JITTER = 0.05
 
 WARM_NS, MEASURED_NS = 25_000.0, 40_000.0
 """Time before the first kernel that counts, and the least time that counts; always whole steps."""
+
+MIN_JOBS = 16
+"""Fewer runs are not worth processes of their own."""
 
 REGION = 1 << 20
 """Requests of one region of addresses: no kernel reads or writes as many."""
@@ -229,3 +234,17 @@ def run(chip: Chip, placed: Sequence[tuple[Work, int]], *, seed: int) -> tuple[R
     finally:
         gc.enable()
     return tuple(runner.ran() for runner in runners)
+
+
+def run_all(chip: Chip, jobs: Sequence[tuple[Sequence[tuple[Work, int]], int]]) -> list[tuple[Ran, ...]]:
+    """Run placed modules, each with a seed, on all cores of this machine where there are many."""
+    cores = len(os.sched_getaffinity(0))
+    if len(jobs) < MIN_JOBS or cores == 1:
+        return [run(chip, placed, seed=seed) for placed, seed in jobs]
+    with ProcessPoolExecutor(cores, mp_context=get_context("spawn")) as pool:
+        return list(pool.map(_run, [chip] * len(jobs), jobs, chunksize=4))
+
+
+def _run(chip: Chip, job: tuple[Sequence[tuple[Work, int]], int]) -> tuple[Ran, ...]:
+    placed, seed = job
+    return run(chip, placed, seed=seed)

@@ -1,4 +1,4 @@
-"""The simulated chip and the work that runs on it, in figures from public sources.
+"""The simulated chip and the modules that run on it, in figures from public sources.
 
 An eighth of an H100 SXM: 16 of its 132 SMs (one a slot, as a Hopper GPU has 16 slots of 8), 10 of its 80 HBM3
 channels, 10 of its 80 L2 slices. Whatever SMs share is cut by eight with them, so the ratios are the GPU's. Sources:
@@ -12,10 +12,16 @@ channels, 10 of its 80 L2 slices. Whatever SMs share is cut by eight with them, 
 * DRAMsim3 (github.com/umd-memsys/DRAMsim3, configs/HBM*.ini): rows open in 14 ns and close in 14 ns, 48 ns from one
   to the next of a bank.
 
-The unit of memory is one warp's load of 16 bytes a lane: a request of 512 bytes.
+The unit of memory is one warp's load of 16 bytes a lane: a request of 512 bytes. Steps of a tile are those of public
+kernels in bfloat16: a matrix product of 128 x 256 tiles does 32 columns in 0.3 to 0.45 us on one SM, attention reads
+keys and values that all tiles of a head share, a norm moves 16 to 24 requests for little arithmetic, an embedding
+reads single rows, and a fused optimizer or loss loads much and then computes (a burst).
 """
 
+import random
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 REQUEST_BYTES = 512
 """Bytes of one request: 32 lanes of 16 bytes."""
@@ -105,3 +111,76 @@ class Work:
         """The same module on one of `degree` devices: its part of the tiles, all of its weights."""
         kernels = tuple(replace(kernel, tiles=max(1, -(-kernel.tiles // degree))) for kernel in self.kernels)
         return replace(self, kernels=kernels)
+
+
+FAMILIES: Mapping[str, Mapping[str, Any]] = {
+    "matmul": {
+        "kind": "matmul",
+        "flops": 2 * 128 * 256 * 32,
+        "tiles": (24, 72),
+        "steps": (4, 8),
+        "compute_ns": (300.0, 450.0),
+        "streamed": (3, 8),
+        "shared": (8, 16),
+        "columns": [4, 8, 16, 32],
+        "written": (0, 2),
+        "depth": (2, 3),
+        "chained": [False, True],
+    },
+    "attention": {
+        "kind": "attention",
+        "flops": 4 * 128 * 64 * 32,
+        "tiles": (32, 96),
+        "steps": (4, 8),
+        "compute_ns": (150.0, 300.0),
+        "streamed": (1, 3),
+        "shared": (8, 16),
+        "columns": [8, 16],
+        "written": 1,
+        "chained": True,
+    },
+    "norm": {
+        "tiles": (24, 80),
+        "steps": 4,
+        "compute_ns": (40.0, 120.0),
+        "streamed": (12, 24),
+        "written": (6, 16),
+        "depth": 4,
+        "chained": [False, True],
+    },
+    "gather": {
+        "tiles": (32, 64),
+        "steps": 4,
+        "compute_ns": (30.0, 80.0),
+        "scattered": (12, 24),
+        "table": [1 << 13, 1 << 14, 1 << 18],
+        "written": (4, 12),
+        "depth": 3,
+    },
+    "burst": {
+        "tiles": (24, 64),
+        "steps": (2, 4),
+        "compute_ns": (250.0, 900.0),
+        "streamed": (24, 48),
+        "written": (0, 8),
+        "depth": 1,
+    },
+}
+"""Kernels by family: what is drawn evenly from a range (a pair), one of a list, or a constant."""
+
+
+def draw_work(seed: int) -> Work:
+    """Return a module of three to five kernels of two or three families."""
+    dice = random.Random(seed)
+    names = dice.sample(sorted(FAMILIES), k=dice.randint(2, 3))
+    kernels = tuple(_draw_kernel(dice.choice(names), dice) for _ in range(dice.randint(3, 5)))
+    return Work(name=f"{'+'.join(sorted(names))}/{seed}", kernels=kernels)
+
+
+def _draw_kernel(family: str, dice: random.Random) -> Kernel:
+    def draw(of: Any) -> Any:
+        if isinstance(of, tuple):
+            return dice.randint(*of) if isinstance(of[0], int) else dice.uniform(*of)
+        return dice.choice(of) if isinstance(of, list) else of
+
+    return Kernel(**{name: draw(of) for name, of in FAMILIES[family].items()})

@@ -19,9 +19,9 @@ class ExtraTable {
     // What neighbours on one device cost a module, exactly.
     Extra exact(const Resident& own, const Resident* others, int num_others) const;
 
-    // For pairs: at most that of each neighbour, and never less for one with more slots. A pair measured to be milder
-    // at a larger quota counts as mild at all smaller ones. Null where extras do not add up by pairs; `exact` then
-    // never falls.
+    // For pairs, without `waiting`: at most that of each neighbour, and never less for one with more slots. A pair
+    // measured to be milder at a larger quota counts as mild at all smaller ones. Null where extras do not add up by
+    // pairs; `exact` then never falls.
     const Extra* row(int module, int option) const {
         if (rows_.empty()) return nullptr;
         return rows_[static_cast<std::size_t>(module)][static_cast<std::size_t>(option)].data();

@@ -98,14 +98,6 @@ double level_of(const Drawing* drawing, int count, double capacity, double fairn
 
 Ns alone(const Option& option, int phase) { return phase == 0 ? option.forward : option.backward; }
 
-// What a module takes longer where one thread launches for all on its device: until the last launch.
-Ns waiting(const Problem& problem, int phase, const Resident& own, const Resident* others, int num_others) {
-    const Option& option = option_of(problem, own);
-    Ns launched = option.launch[phase];
-    for (int i = 0; i < num_others; ++i) launched += option_of(problem, others[i]).launch[phase];
-    return num_others == 0 ? 0 : std::max<Ns>(0, launched - alone(option, phase));
-}
-
 // Our form; the same steps as in mosaic/cost/interference/leveling.py, which says what is assumed. More neighbours, or
 // one that draws more, never make it less.
 Ns leveled(const Problem& problem, int phase, const Resident& own, const Resident* others, int num_others) {
@@ -184,6 +176,20 @@ void add_shares(Problem& problem, int phase, const PairShares& pair) {
     }
 }
 
+Ns by_form(const Problem& problem, int phase, const Resident& own, const Resident* others, int num_others) {
+    switch (problem.interference.form) {
+        case Form::pairwise:
+            return pairwise(problem, phase, own, others, num_others);
+        case Form::eq8:
+            return composite(problem, phase, own, others, num_others);
+        case Form::leveled:
+            return leveled(problem, phase, own, others, num_others);
+        case Form::none:
+            break;
+    }
+    return 0;
+}
+
 }  // namespace
 
 void disturb_by_shares(Problem& problem, const std::vector<PairShares> (&shares)[2]) {
@@ -196,19 +202,16 @@ void disturb_by_shares(Problem& problem, const std::vector<PairShares> (&shares)
     }
 }
 
+Ns waiting(const Problem& problem, int phase, const Resident& own, const Resident* others, int num_others) {
+    const std::vector<Ns>& launches = problem.interference.launches[phase];
+    if (launches.empty() || num_others == 0) return 0;
+    Ns launched = launches[static_cast<std::size_t>(own.module)];
+    for (int i = 0; i < num_others; ++i) launched += launches[static_cast<std::size_t>(others[i].module)];
+    return std::max<Ns>(0, launched - alone(option_of(problem, own), phase));
+}
+
 Ns extra(const Problem& problem, int phase, const Resident& own, const Resident* others, int num_others) {
-    switch (problem.interference.form) {
-        case Form::pairwise:
-            return pairwise(problem, phase, own, others, num_others);
-        case Form::eq8:
-            return composite(problem, phase, own, others, num_others);
-        case Form::leveled:
-            return std::max(leveled(problem, phase, own, others, num_others),
-                            waiting(problem, phase, own, others, num_others));
-        case Form::none:
-            break;
-    }
-    return 0;
+    return std::max(by_form(problem, phase, own, others, num_others), waiting(problem, phase, own, others, num_others));
 }
 
 }  // namespace mosaic::search

@@ -13,14 +13,20 @@ bool is_same(const Option& first, const Option& second) {
            first.backward == second.backward && first.memory == second.memory &&
            first.forward_bandwidth == second.forward_bandwidth &&
            first.backward_bandwidth == second.backward_bandwidth &&
-           std::equal(first.idle, first.idle + 2, second.idle) && std::equal(first.cap, first.cap + 2, second.cap) &&
-           std::equal(first.launch, first.launch + 2, second.launch);
+           std::equal(first.idle, first.idle + 2, second.idle) && std::equal(first.cap, first.cap + 2, second.cap);
 }
 
 bool is_same(const Module& first, const Module& second) {
     if (first.options.is_shared_with(second.options)) return true;
     return std::equal(first.options.begin(), first.options.end(), second.options.begin(), second.options.end(),
                       [](const Option& a, const Option& b) { return is_same(a, b); });
+}
+
+// Whether one thread launches two modules of different problems in the same time; where either knows of none, yes.
+bool is_launched_alike(const Problem& first, std::size_t m, const Problem& second, std::size_t n) {
+    const auto& before = first.interference.launches;
+    const auto& now = second.interference.launches;
+    return !first.is_launched() || !second.is_launched() || (before[0][m] == now[0][n] && before[1][m] == now[1][n]);
 }
 
 // Whether stages cost the same wherever the modules are the same and disturb each other alike.
@@ -33,7 +39,7 @@ bool is_comparable(const Problem& first, const Problem& second) {
            first.objective == second.objective && c.form == d.form && std::equal(c.e1, c.e1 + 2, d.e1) &&
            std::equal(c.e2, c.e2 + 2, d.e2) && std::equal(c.e3, c.e3 + 2, d.e3) &&
            std::equal(c.capacity, c.capacity + 2, d.capacity) && std::equal(c.fairness, c.fairness + 2, d.fairness) &&
-           std::equal(c.cache, c.cache + 2, d.cache);
+           std::equal(c.cache, c.cache + 2, d.cache) && first.is_launched() == second.is_launched();
 }
 
 // Extra of module m, option o, beside neighbour n at a quota; a row may be empty.
@@ -72,7 +78,8 @@ std::vector<int> find_now(const Known& known, const Problem& problem, std::vecto
         if (before >= now.size() || now[before] >= 0) {
             throw std::invalid_argument("places name a module of the earlier problem that is not there, or one twice");
         }
-        if (is_same(problem.modules[m], known.problem.modules[before])) {
+        if (is_same(problem.modules[m], known.problem.modules[before]) &&
+            is_launched_alike(known.problem, before, problem, m)) {
             now[before] = static_cast<int>(m);
         } else {
             places[m] = -1;

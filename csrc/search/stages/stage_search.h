@@ -5,10 +5,10 @@
 #include <memory>
 #include <unordered_map>
 
-#include "search/stages/beside_packer.h"
-#include "search/stages/greedy_packer.h"
 #include "search/stages/known.h"
-#include "search/stages/room_packer.h"
+#include "search/stages/packers/beside_packer.h"
+#include "search/stages/packers/greedy_packer.h"
+#include "search/stages/packers/room_packer.h"
 #include "search/stages/stage_bound.h"
 
 namespace mosaic::search {

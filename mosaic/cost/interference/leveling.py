@@ -11,7 +11,6 @@ What is assumed, and all of it can be wrong on a device:
   rest of the rate is cut in proportion to what is asked.
 * Neighbours push data out of caches, so traffic grows by the share ``cache`` of the bandwidth that they use alone.
 * Everyone keeps running, and bandwidth is even over time: groups are not told apart by when they draw.
-* Where times of launches are known, one thread launches for all on a device: none ends before the last launch.
 """
 
 from __future__ import annotations
@@ -43,14 +42,6 @@ class HasFixedTime(Protocol):
         """Returns that time as a multiple of the time its traffic takes at the device's full bandwidth."""
 
 
-@runtime_checkable
-class HasLaunchTime(Protocol):
-    """Bandwidths that also tell how long one thread of the host takes to launch a module's kernels."""
-
-    def launch_ms(self, module: str, phase: Phase) -> float:
-        """Returns that time, in milliseconds."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
     """One module on a device, as far as bandwidth is concerned."""
@@ -63,8 +54,6 @@ class Demand:
     """Share of the device's bandwidth that it uses alone, over its whole time: B of Eq. 8."""
     fixed: float = 0.0
     """See ``HasFixedTime``; this times ``share`` is the part of its time that is fixed."""
-    launch_ms: float = 0.0
-    """See ``HasLaunchTime``."""
 
 
 def demand_of(bandwidths: HasBandwidth, module: str, phase: Phase, degree: int, quota: int) -> Demand:
@@ -76,8 +65,7 @@ def demand_of(bandwidths: HasBandwidth, module: str, phase: Phase, degree: int, 
     """
     fixed = bandwidths.fixed(module, phase) if isinstance(bandwidths, HasFixedTime) else 0.0
     share = bandwidths.bandwidth(module, phase, degree, quota)
-    launch_ms = bandwidths.launch_ms(module, phase) if isinstance(bandwidths, HasLaunchTime) else 0.0
-    return Demand(module=module, quota=quota, share=share, fixed=fixed, launch_ms=launch_ms)
+    return Demand(module=module, quota=quota, share=share, fixed=fixed)
 
 
 class Taker(NamedTuple):
@@ -91,8 +79,6 @@ class Taker(NamedTuple):
     """Rate alone outside of that part."""
     cap: float
     """Rate that its slots can draw; not below ``ask``."""
-    launch_ms: float = 0.0
-    """Time of one thread to launch its kernels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +118,7 @@ class Leveling:
         idle = min(MAX_IDLE, self.idle * demand.fixed * demand.share)
         ask = demand.share / (1 - idle)
         drawn = self.draws.get(demand.module, self.draw)
-        return Taker(demand.share, idle, ask, max(ask, min(1.0, drawn * demand.quota)), demand.launch_ms)
+        return Taker(demand.share, idle, ask, max(ask, min(1.0, drawn * demand.quota)))
 
     def extra_share(self, own: Taker, others: Sequence[Taker]) -> float:
         """Returns the extra share of the time alone that neighbours cost."""
@@ -224,11 +210,9 @@ class LeveledBandwidth:
         return self._known[key]
 
     def extra_ms(self, module: str, phase: Phase, *, quota: int, alone_ms: float, beside: Neighbours) -> float:
-        """Returns the extra share of ``alone_ms``, or what is missing until the last launch, in milliseconds."""
+        """Returns the extra share of ``alone_ms``, in milliseconds."""
         coefficients = self.coefficients.get(phase)
         if not beside or coefficients is None:
             return 0.0
         others = [self.taker(name, phase, other) for name, other in beside]
-        own = self.taker(module, phase, quota)
-        launched_ms = math.fsum(one.launch_ms for one in (own, *others))
-        return max(alone_ms * coefficients.extra_share(own, others), launched_ms - alone_ms)
+        return alone_ms * coefficients.extra_share(self.taker(module, phase, quota), others)

@@ -45,6 +45,8 @@ class TrialSettings:
     """Steps that are timed each time it is a plan's turn."""
     warm_steps: int = 2
     """Steps thrown away when a plan is first run: its modules are learned, caches fill; later turns throw away one."""
+    rounds_to_win: int = 2
+    """Rounds that a plan and what it has to beat take part in before it can win."""
     max_plans: int = 3
     """Plans to begin with, besides the plain loop."""
     max_replans: int = 2
@@ -62,7 +64,8 @@ class TrialSettings:
 
     def __post_init__(self) -> None:
         counts = {
-            name: getattr(self, name) for name in ("steps_per_visit", "max_plans", "drift_steps", "retrial_steps")
+            name: getattr(self, name)
+            for name in ("steps_per_visit", "rounds_to_win", "max_plans", "drift_steps", "retrial_steps")
         }
         wrong = [f"{name}={value}" for name, value in counts.items() if value < 1]
         wrong += [f"{name}={getattr(self, name)}" for name in ("warm_steps", "max_replans") if getattr(self, name) < 0]

@@ -217,6 +217,7 @@ class HostCalls(InStep):
         signature = signature_of(ranked, arguments)
         going = partial(ForwardPass, ranked, run, is_there=is_there, attributes=attributes)
         call = RoutedCall(self, ranked, site, going, arguments, signature, hidden)
+        self.told.add(ranked.name)
         made = executor.launch(site, call, arguments)
         assert site.last_forward is not None
         if draws is None:
@@ -257,6 +258,7 @@ class HostCalls(InStep):
         self.executor.drain()
         if trouble is None:  # else nobody reads them
             leaves = join_all(leaves)
+        self.told.add(ranked.name)
         with self.in_step():
             passed = going(leaves).go()
         site = self._sites[ranked.name]

@@ -160,6 +160,7 @@ class StreamCalls(InStep):
         reason = str(trouble) if trouble is not None else obstacle or _obstacle()
         if reason is None and self.executor.closed:
             reason = "its lanes are closed"
+        self.told.add(ranked.name)
         with self.in_step():
             if reason is not None:
                 note_in_place(self.executor, ranked.name, reason)

@@ -17,13 +17,13 @@ from mosaic.solver.runnable import plan_to_run
 
 DATA_PARALLEL = "data-parallel"
 """Every module on all ranks, one after the other: what DistributedDataParallel does, on this engine."""
-RANK_TRIAL = TrialSettings(max_steps=48, max_lost_steps=20, steps_per_visit=4, warm_steps=1, max_plans=2, max_replans=0)
-"""How plans are tried by default: there is time for two turns of two plans, and for more of faster ones."""
+RANK_TRIAL = TrialSettings(
+    max_steps=60, max_lost_steps=30, steps_per_visit=2, warm_steps=1, rounds_to_win=5, max_plans=2, max_replans=0
+)
+"""How plans are tried by default: short turns, and so many that one slow moment of the machine decides nothing."""
 
 _CHEAP = ("sequential", "distmm")
 """Planners that answer at once, for a third plan."""
-_TURNS = 2
-"""That a plan needs to win."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +121,7 @@ def _third(
     settings: TrialSettings,
     communication_slots: CommunicationSlots,
 ) -> Plan | None:
-    """Returns one more plan that is predicted to gain, if there is time for two turns of each."""
+    """Returns one more plan that is predicted to gain, if there is time for all of them to win."""
     found: list[Plan] = []
     for method in _CHEAP if settings.max_plans > 1 else ():
         with suppress(InfeasibleError, UndecidedError):  # one fewer to try
@@ -135,7 +135,7 @@ def _third(
             )
             found.append(plan)
     known = (_shape_of(best), _shape_of(plain))
-    steps = _TURNS * (settings.steps_per_visit + settings.warm_steps)
+    steps = settings.rounds_to_win * settings.steps_per_visit
     for plan in sorted(found, key=lambda one: one.predicted_ms):
         shares = 1 + (best.predicted_ms + plan.predicted_ms) / plain.predicted_ms
         gains = plan.predicted_ms * settings.smallest_gain <= plain.predicted_ms

@@ -128,8 +128,8 @@ class Together:
         return self._flat[start : start + parameter.numel()].view(parameter.shape)
 
 
-class InPlace:
-    """One large gradient, summed where it lies.
+class _Alone:
+    """One gradient, left where it is until it is summed.
 
     Args:
         parameter: Whose.
@@ -142,6 +142,10 @@ class InPlace:
 
     def take(self, parameter: torch.Tensor) -> None:
         """Leaves it where it is."""
+
+
+class InPlace(_Alone):
+    """One large gradient, summed where it lies."""
 
     def gather(self) -> torch.Tensor:
         """Returns the gradient itself, flat; a copy where others are in its memory, or it has gaps."""
@@ -166,20 +170,8 @@ class InPlace:
         return [parameter.grad]
 
 
-class Sparse:
-    """The gradient of a table that is looked up with ``sparse=True``.
-
-    Args:
-        parameter: The table.
-        num_ranks: What it is divided by.
-    """
-
-    def __init__(self, parameter: nn.Parameter, num_ranks: int) -> None:
-        self.parameters: Sequence[nn.Parameter] = (parameter,)
-        self._num_ranks = num_ranks
-
-    def take(self, parameter: torch.Tensor) -> None:
-        """Leaves it where it is."""
+class Sparse(_Alone):
+    """The gradient of a table that is looked up with ``sparse=True``."""
 
     def gather(self) -> torch.Tensor:
         """Returns a copy of the gradient, or one without elements."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from mosaic.cost import Cost, Interference
+from mosaic.cost.interference.launcher import without_launcher
 from mosaic.cost.interference.protocol import PairShares
 from mosaic.profile import Phase
 from mosaic.solver.options import NS_PER_MS, DeploymentOption
@@ -15,19 +16,21 @@ def pair_table(
     names: Sequence[str], options: Mapping[str, Sequence[DeploymentOption]], cost: Cost, machine: Machine, phase: Phase
 ) -> list[list[list[int]]]:
     """Returns, for each module and option, the nanoseconds that each neighbour costs at each quota."""
-    width = machine.num_slots + 1
+    width, form = machine.num_slots + 1, without_launcher(cost.interference)
     quotas = {name: sorted({option.quota for option in options[name]}) for name in names}
     tables = []
     for name in names:
         rows = []
         for option in options[name]:
+            alone_ms = cost.time_ms(name, phase, option.degree, option.quota)
             row = [0] * (len(names) * width)
             for index, other in enumerate(names):
                 if other == name:
                     continue
                 for quota in quotas[other]:
-                    extra = cost.interference_ms(name, phase, option.degree, option.quota, beside=[(other, quota)])
-                    row[index * width + quota] = round(extra * NS_PER_MS)
+                    beside = [(other, quota)]
+                    extra_ms = form.extra_ms(name, phase, quota=option.quota, alone_ms=alone_ms, beside=beside)
+                    row[index * width + quota] = round(extra_ms * NS_PER_MS)
             rows.append(row)
         tables.append(rows)
     return tables

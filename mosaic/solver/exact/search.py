@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import itertools
 import operator
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from mosaic.cost import Cost, FullInterference, Interference, LeveledBandwidth
+from mosaic.cost.interference.launcher import OneLauncher, without_launcher
 from mosaic.cost.interference.leveling import Taker
 from mosaic.errors import BackendUnavailableError, InfeasibleError
 from mosaic.graph import ModuleGraph
@@ -51,6 +53,11 @@ class SearchLimits:
             raise ValueError(
                 f"seconds={self.seconds}, seed={self.seed}; use values of 0 or more, and at most seed {_MAX_SEED}"
             )
+
+    def countdown(self) -> Callable[[], float]:
+        """Starts the clock; returns what says how many seconds are left, 0 once the search is to end."""
+        ends = time.perf_counter() + self.seconds
+        return lambda: 0.0 if self.is_stopped else max(0.0, ends - time.perf_counter())
 
     @property
     def is_stopped(self) -> bool:
@@ -177,7 +184,7 @@ def why_not_exact(graph: ModuleGraph, cost: Cost) -> str | None:
 
 def _why_not_searched(graph: ModuleGraph, cost: Cost) -> str | None:
     """Returns why an interference cannot be searched exactly; None if it can."""
-    form = cost.interference
+    form = without_launcher(cost.interference)
     if form.is_pairwise:
         return None
     if not isinstance(form, FullInterference | LeveledBandwidth):
@@ -216,7 +223,7 @@ _Rows = Mapping[str, tuple[Sequence[DeploymentOption], Any]]
 
 
 def _is_drawn(cost: Cost) -> bool:
-    return isinstance(cost.interference, FullInterference | LeveledBandwidth)
+    return isinstance(without_launcher(cost.interference), FullInterference | LeveledBandwidth)
 
 
 def _rows(search: Any, names: Sequence[str], options: Options, cost: Cost, known: _Rows) -> _Rows:
@@ -270,7 +277,12 @@ def _disturb(
     reason = _why_not_searched(graph, cost)
     if reason is not None:
         raise ValueError(f"{reason}; use method='gahc', or interference='pairwise' or 'full'")
-    form = cost.interference
+    form = without_launcher(cost.interference)
+    if isinstance(cost.interference, OneLauncher):
+        launch_ms = cost.interference.launches.launch_ms
+        problem.launch_in_turn(*([round(launch_ms(name, phase) * NS_PER_MS) for name in names] for phase in Phase))
+    if form.is_zero:
+        return
     if isinstance(form, LeveledBandwidth):
         levels = [form.coefficients.get(phase) for phase in Phase]
         problem.disturb_by_level(
@@ -292,7 +304,7 @@ def _disturb(
 
 def _drawing_option(search: Any, cost: Cost, name: str, option: DeploymentOption) -> Any:
     """Returns an option with what the forms over bandwidth need to know of it."""
-    form = cost.interference
+    form = without_launcher(cost.interference)
     forward, backward = (_taker(form, name, phase, option.quota) for phase in Phase)
     return search.Option(
         degree=option.degree,
@@ -304,7 +316,6 @@ def _drawing_option(search: Any, cost: Cost, name: str, option: DeploymentOption
         backward_bandwidth=backward.share,
         idle=(forward.idle, backward.idle),
         cap=(forward.cap, backward.cap),
-        launch_ns=(round(forward.launch_ms * NS_PER_MS), round(backward.launch_ms * NS_PER_MS)),
     )
 
 

@@ -35,7 +35,7 @@ def cluster(
     *,
     prune: bool = True,
     cache: bool = True,
-    should_stop: Callable[[], bool] | None = None,
+    seconds_left: Callable[[], float] | None = None,
 ) -> GahcResult:
     """Runs Algorithm 1.
 
@@ -44,9 +44,9 @@ def cluster(
         evaluator: Line 13's StageEval.
         prune: Whether line 11 drops merges that cannot beat the best so far.
         cache: Whether a set of modules is evaluated only once.
-        should_stop: Asked before each pair; once it says so, the stages so far are the result.
+        seconds_left: Asked before each pair; at 0, what has been merged so far is the result.
     """
-    return _Search(graph=graph, evaluator=evaluator, prune=prune, cache=cache, should_stop=should_stop).run()
+    return _Search(graph=graph, evaluator=evaluator, prune=prune, cache=cache, seconds_left=seconds_left).run()
 
 
 @dataclass
@@ -55,7 +55,7 @@ class _Search:
     evaluator: StageEvaluator
     prune: bool
     cache: bool
-    should_stop: Callable[[], bool] | None = None
+    seconds_left: Callable[[], float] | None = None
     num_evaluations: int = 0
     num_cache_hits: int = 0
     num_pruned: int = 0
@@ -94,8 +94,8 @@ class _Search:
         best: tuple[int, int, StageResult] | None = None
         reach = reachable(stages, self.feeds())
         for x, y in combinations(range(len(stages)), 2):  # line 8
-            if self.should_stop is not None and self.should_stop():
-                return None
+            if self.seconds_left is not None and self.seconds_left() <= 0:
+                break
             if reach[x] >> y & 1 or reach[y] >> x & 1:  # line 9
                 continue
             first, second = stages[x], stages[y]

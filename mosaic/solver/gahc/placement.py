@@ -20,6 +20,7 @@ limit in deterministic time (not seconds) make every answer repeatable.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,6 +50,8 @@ class SatQuestion:
     """Groups that must not share a device exactly so."""
     deterministic_limit: float = 1.0
     """Effort after which the question is given up, in CP-SAT's deterministic time (about seconds)."""
+    seconds: float = math.inf
+    """Wall clock after which it is given up, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +80,7 @@ def ask(question: SatQuestion) -> SatAnswer:
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = 0
     solver.parameters.max_deterministic_time = question.deterministic_limit
+    solver.parameters.max_time_in_seconds = question.seconds
     solver.parameters.catch_sigint_signal = False  # or it leaves the process without Python's own handler
     status = solver.solve(model)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):

@@ -10,8 +10,9 @@ within ``tolerance``; the latency that is returned is always one that the return
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from mosaic.cost import Cost
 from mosaic.solver.gahc.extras import PairwiseExtras, group_extra_ns
@@ -40,6 +41,7 @@ class StageEvaluator:
         machine: Machine,
         tolerance: float = 1e-3,
         deterministic_limit: float = 1.0,
+        seconds_left: Callable[[], float] = lambda: math.inf,
     ) -> None:
         """Takes what all stages have in common.
 
@@ -49,12 +51,14 @@ class StageEvaluator:
             machine: Devices to place on.
             tolerance: Share of a latency within which the optimum is found where modules disturb each other.
             deterministic_limit: Effort for one question, in CP-SAT's deterministic time (about seconds).
+            seconds_left: At 0 nothing more is asked, and the best allocation so far is a stage's.
         """
         self._options = options
         self._cost = cost
         self._machine = machine
         self._tolerance = tolerance
         self._limit = deterministic_limit
+        self._seconds_left = seconds_left
         self._is_disturbed = not cost.interference.is_zero
         is_pairwise = self._is_disturbed and cost.interference.is_pairwise
         self._extras = PairwiseExtras(options, cost) if is_pairwise else None
@@ -115,7 +119,7 @@ class StageEvaluator:
         if not self.can_meet(names, target_ns):
             return None
         forbidden: list[Group] = []
-        while True:
+        while (seconds := self._seconds_left()) > 0:
             answer = ask(
                 SatQuestion(
                     options={name: self._candidates(name, target_ns, names) for name in names},
@@ -124,16 +128,18 @@ class StageEvaluator:
                     extras=self._extras,
                     forbidden=forbidden,
                     deterministic_limit=self._limit,
+                    seconds=seconds,
                 )
             )
             self.num_sat_calls += 1
-            self.num_unresolved += not answer.is_resolved
+            self.num_unresolved += not answer.is_resolved and self._seconds_left() > 0
             if answer.choices is None:
                 return None
             result = self._result(names, answer)
             if result.latency_ns <= target_ns:
                 return result
             forbidden.extend(self._groups_missing(result, target_ns))
+        return None
 
     def _candidates(self, name: str, target_ns: int, stage: Sequence[str]) -> tuple[DeploymentOption, ...]:
         if not self._is_disturbed:

@@ -2,8 +2,9 @@
 
 The search in C++ knows memory stage by stage; without the rest its plan is a relaxation, and its bound is a bound.
 Where devices can be found so that everything fits (``swap_labels``, ``place_anew``), the relaxed plan is the plan.
-Otherwise its stages made slower may be a plan (``slower.py``); others are looked for at degrees close to those of the
-best plan; and the problem is divided, and each part is relaxed and searched again, the least bound first:
+Otherwise plans of others are what to beat; its stages made slower may be a plan (``slower.py``); more are looked for at
+degrees close to those of the best plan; and the problem is divided, and each part is relaxed and searched again, the
+least bound first:
 
 * by a module's degree: the relaxed plan's, and the others, the module that keeps most first; options that no longer
   fit beside what all others keep at the least fall away in each part;
@@ -20,7 +21,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from mosaic.cost import Cost
@@ -37,8 +38,10 @@ from mosaic.solver.stage import Machine
 
 Options = Mapping[str, Sequence[DeploymentOption]]
 
-ROOT_SHARE = 0.6
+ROOT_SHARE = 0.4
 """Of the time, for the first relaxation."""
+INCUMBENT_SHARE = 0.3
+"""Of the time left after it, for the plans of others to start from."""
 CLIMB_SHARE = 0.3
 """Of the time left, for a better plan before the proof."""
 PLACE_NODES = 20_000
@@ -79,8 +82,11 @@ def search_within_memory(
     objective: Objective = "phases",
     limits: SearchLimits | None = None,
     hint: SearchHint | None = None,
+    incumbents: Callable[[float], Iterable[Stages]] = lambda seconds: (),
 ) -> ExactResult:
     """Finds the best plan whose devices hold everything, as ``search_exactly`` does without that condition.
+
+    Where the relaxed plan is none, ``incumbents`` is asked for plans that devices hold, to be made in some seconds.
 
     Raises:
         ValueError, BackendUnavailableError: As ``search_exactly``.
@@ -95,6 +101,7 @@ def search_within_memory(
         objective=objective,
         limits=limits or SearchLimits(),
         hint=hint or SearchHint(),
+        incumbents=incumbents,
     )
     return search.run()
 
@@ -108,6 +115,7 @@ class _HeldSearch:
     objective: Objective
     limits: SearchLimits
     hint: SearchHint
+    incumbents: Callable[[float], Iterable[Stages]]
     best_ms: float = field(default=float("inf"), init=False)
     best: Stages = field(default=(), init=False)
     num_evaluations: int = field(default=0, init=False)
@@ -120,9 +128,14 @@ class _HeldSearch:
     def run(self) -> ExactResult:
         options = self.options
         self._ends = time.perf_counter() + self.limits.seconds
+        self._left = self.limits.countdown()
         self.known = self.hint.known
         first = replace(self.limits, seconds=self.limits.seconds * ROOT_SHARE if self.limits.exact else self._left())
         relaxed = self._relax(options, frozenset(self._forbidden()), first)
+        has_devices = fits(relaxed.stages, self.machine) or swap_labels(relaxed.stages, self.machine) is not None
+        if not has_devices and self._left() > 0:
+            for stages in self.incumbents(INCUMBENT_SHARE * self._left()):
+                self._offer(stages)
         if not self._take(relaxed.stages):
             self._offer(alone_within_memory(self.graph, options, self.machine))
         bound_ms = relaxed.record.bound_ms
@@ -236,9 +249,6 @@ class _HeldSearch:
         except InfeasibleError:
             return False
         return self.best_ms < before_ms - _CLOSE_MS
-
-    def _left(self) -> float:
-        return 0.0 if self.limits.is_stopped else max(0.0, self._ends - time.perf_counter())
 
     def _forbidden(self) -> list[frozenset[str]]:
         return [frozenset(names) for names in self.hint.forbidden]

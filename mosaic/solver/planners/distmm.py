@@ -97,7 +97,7 @@ def best(sheet: Sheet, graph: ModuleGraph) -> ExactResult:
 
 def _warn_unproven(found: ExactResult, sheet: Sheet) -> None:
     """Says by how much DistMM may be better than the plan that it is given."""
-    if found.record.status != "optimal":
+    if sheet.is_judged and found.record.status != "optimal":
         bound_ms = found.record.bound_ms
         _log.warning(
             "DistMM's plan of %d modules is not proven best within %g s: its best may take %.1f %% less",

@@ -133,6 +133,8 @@ class Sheet:
     """Granularity of slices, tasks, and variants."""
     limits: SearchLimits = field(default_factory=SearchLimits)
     """What ends the search of a planner that searches."""
+    is_judged: bool = True
+    """Whether its plan is somebody's answer, and no other search's start."""
 
     @property
     def num_devices(self) -> int:

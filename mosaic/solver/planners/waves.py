@@ -60,6 +60,7 @@ def sheet_of(task: Task) -> Sheet:
         machine=task.machine,
         settings=settings,
         limits=task.search.limits,
+        is_judged=task.method not in ("auto", "exact"),
     )
 
 

@@ -11,7 +11,7 @@ from ranks.cases import run_ranks
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What every loop came to on each rank, of one start-up."""
-    return run_ranks("ranks.programs.awkward:everything", 2, tmp_path_factory.mktemp("ranks"))
+    return run_ranks("ranks.programs.parameters.awkward:everything", 2, tmp_path_factory.mktemp("ranks"))
 
 
 def test_an_average_that_follows_on_the_same_ranks_is_that_of_data_parallel_training(told: list[dict[str, Any]]):

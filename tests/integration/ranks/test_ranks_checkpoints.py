@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from ranks.cases import run_ranks
-from ranks.programs.checkpoints import SEEDS, STEPS, Kept, Run, going_on, saving
+from ranks.programs.parameters.checkpoints import SEEDS, STEPS, Kept, Run, going_on, saving
 from safetensors.torch import load_file
 
 from mosaic.checkpoint.folder import checkpoints_in, damage_of
@@ -39,7 +39,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[int
     """A folder with checkpoints of four ranks and of one, under random plans, and how much each of the four wrote."""
     folder = tmp_path_factory.mktemp("saved")
     told = run_ranks(
-        "ranks.programs.checkpoints:saving",
+        "ranks.programs.parameters.checkpoints:saving",
         4,
         tmp_path_factory.mktemp("ranks"),
         arguments=[str(folder / "four")],
@@ -55,7 +55,7 @@ def on_two(saved: tuple[Path, list[list[int]]], tmp_path_factory: pytest.TempPat
     """What two ranks said of what others have saved, and of their own checkpoints."""
     folder, _ = saved
     return run_ranks(
-        "ranks.programs.checkpoints:on_two_ranks",
+        "ranks.programs.parameters.checkpoints:on_two_ranks",
         2,
         tmp_path_factory.mktemp("two"),
         arguments=[str(folder)],

@@ -16,7 +16,7 @@ ROWS, IN, OUT = 3, 6 * 4, 8 * 4
 
 @pytest.fixture(scope="module")
 def observed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return run_ranks("ranks.programs.engine:observed", 2, tmp_path_factory.mktemp("ranks"))
+    return run_ranks("ranks.programs.calls.engine:observed", 2, tmp_path_factory.mktemp("ranks"))
 
 
 def test_only_rows_that_travel_are_counted_as_sent(observed: list[dict[str, Any]]):
@@ -56,7 +56,7 @@ def test_a_modality_that_no_rank_has_leaves_its_module_as_it_is(observed: list[d
 
 
 def test_a_failure_on_a_lane_comes_out_of_the_loop_and_nothing_is_sent_after_it(tmp_path: Path):
-    first, second = run_ranks("ranks.programs.engine:failing", 2, tmp_path)
+    first, second = run_ranks("ranks.programs.calls.engine:failing", 2, tmp_path)
     assert first.count("ArithmeticError: no such gradient") == 2
     assert "raised in the backward of module 'left'" in first
     assert "this rank is out of step with the others" in first

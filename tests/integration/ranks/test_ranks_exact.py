@@ -10,7 +10,7 @@ from ranks.nursery import run_programs
 
 def test_parameters_buffers_and_momenta_are_equal_on_one_two_three_and_four_ranks(tmp_path: Path):
     sizes = (1, 2, 3, 4)
-    asked = [("ranks.programs.exact:train", size, tmp_path / str(size)) for size in sizes]
+    asked = [("ranks.programs.parameters.exact:train", size, tmp_path / str(size)) for size in sizes]
     for ranks in run_programs(asked, seconds=60.0):
         assert [(rank.code, rank.said) for rank in ranks] == [(0, "")] * len(ranks)
     found = {

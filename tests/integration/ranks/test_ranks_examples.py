@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from ranks.cases import run_ranks
 from ranks.example_runs import HAS, RUNS, needs
-from ranks.programs.zoo import ON_THREE
+from ranks.programs.parameters.zoo import ON_THREE
 
 from mosaic import models
 
@@ -21,7 +21,7 @@ def overlap_in_part(members: list[Any]) -> bool:
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_examples_run_on_ranks_unchanged(tmp_path: Path, size: int):
-    told = run_ranks("ranks.programs.examples:examples", size, tmp_path)
+    told = run_ranks("ranks.programs.running.examples:examples", size, tmp_path)
     there = [" ".join(run) for run in RUNS[size] if all(HAS[package] for package in needs(run))]
     for rank in told:
         assert list(rank) == there
@@ -36,7 +36,7 @@ def test_examples_run_on_ranks_unchanged(tmp_path: Path, size: int):
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_each_model_of_the_zoo_trains_on_ranks_as_under_data_parallel_training(tmp_path: Path, size: int):
-    told = run_ranks("ranks.programs.zoo:zoo", size, tmp_path)
+    told = run_ranks("ranks.programs.parameters.zoo:zoo", size, tmp_path)
     for rank in told:
         assert set(rank) == (set(ON_THREE) if size == 3 else set(models.MODELS) - set(ON_THREE))
         for name, found in rank.items():

@@ -63,7 +63,7 @@ def outcomes(folder: Path) -> dict[str, list[Ended]]:
     found: dict[str, list[Ended]] = {}
     for first in range(0, len(SIZES), AT_ONCE):
         names = list(SIZES)[first : first + AT_ONCE]
-        asked = [(f"ranks.programs.faults:{name}", SIZES[name], folder / name) for name in names]
+        asked = [(f"ranks.programs.meeting.faults:{name}", SIZES[name], folder / name) for name in names]
         found.update(zip(names, run_programs(asked, seconds=BOUND_S), strict=True))
     return found
 
@@ -188,7 +188,7 @@ def test_torchrun_restarts_a_run_that_goes_on_from_its_last_checkpoint(
     outcomes: dict[str, list[Ended]], folder: Path, tmp_path: Path
 ):
     place = tmp_path / "restarted"
-    ((done,),) = run_programs([("ranks.programs.restart:restarted", 1, place)], seconds=200)
+    ((done,),) = run_programs([("ranks.programs.meeting.restart:restarted", 1, place)], seconds=200)
     said = done.said
     assert done.code == 0, said  # torchrun may have ended the other rank before it could say anything
     killed = re.search(r"killed rank \d at step (\d+)", said)
@@ -220,7 +220,7 @@ def test_modules_that_a_model_calls_in_another_order_are_found_at_once(outcomes:
     other, wrong = outcomes["modules_in_another_order"]
     assert (other.code, wrong.code) == (1, 1)
     assert "ModuleContractError: 'image' is called after a module that the sample's step called later" in wrong.said
-    assert names(other.said, 1)
+    assert "could not be called on rank 1, which says why" in other.said
 
 
 def test_other_shapes_on_one_rank_are_found_on_all(outcomes: dict[str, list[Ended]]):

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 from ranks.cases import run_ranks
-from ranks.programs.hidden import REFUSED, RIGHT
+from ranks.programs.calls.hidden import REFUSED, RIGHT
 
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What every model came to on each rank, of one start-up."""
-    return run_ranks("ranks.programs.hidden:everything", 2, tmp_path_factory.mktemp("ranks"))
+    return run_ranks("ranks.programs.calls.hidden:everything", 2, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.parametrize("case", RIGHT)

@@ -20,7 +20,7 @@ SAID = {
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Ended]]:
     folder = tmp_path_factory.mktemp("launched")
-    asked = [(f"ranks.programs.launched:{name}", 2, folder / name) for name in SAID]
+    asked = [(f"ranks.programs.meeting.launched:{name}", 2, folder / name) for name in SAID]
     return dict(zip(SAID, run_programs(asked, seconds=BOUND_S), strict=True))
 
 

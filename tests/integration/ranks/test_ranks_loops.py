@@ -25,7 +25,7 @@ EQUAL = (
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What every loop came to on each rank, of one start-up."""
-    return run_ranks("ranks.programs.unchanged:everything", 2, tmp_path_factory.mktemp("ranks"))
+    return run_ranks("ranks.programs.running.unchanged:everything", 2, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.parametrize("loop", EQUAL)
@@ -98,6 +98,16 @@ def test_calls_that_differ_between_ranks_raise_on_all_of_them(told: list[dict[st
     assert second["one rank"] == "'image' could not be called on rank 0, which says why"
 
 
+def test_a_call_that_one_rank_finds_wrong_ends_on_all_of_them_and_the_next_step_is_right(tmp_path: Path):
+    first, second = run_ranks("ranks.programs.calls.refused:refused_in_the_middle", 2, tmp_path)
+    assert "'image' is called with str" in first["first"]
+    assert second["first"] == "'image' could not be called on rank 0, which says why"
+    assert "pad to one length on all ranks" in first["second"]
+    assert first["second"] == second["second"]
+    assert first["same"]
+    assert second["same"]
+
+
 def test_a_module_whose_rows_depend_on_each_other_or_are_none_is_refused(told: list[dict[str, Any]]):
     for rank in told:
         for said in rank["unsplittable"]:
@@ -112,7 +122,7 @@ def test_parameters_that_are_frozen_or_trained_only_since_are_named(told: list[d
 
 
 def test_a_backward_that_one_rank_leaves_out_ends_both_and_says_where_they_are(tmp_path: Path):
-    for said, seconds in run_ranks("ranks.programs.unchanged:uneven", 2, tmp_path):
+    for said, seconds in run_ranks("ranks.programs.running.unchanged:uneven", 2, tmp_path):
         assert "rank 0: step 1, waiting in" in said
         assert "rank 1: step 1, waiting in the forward of '" in said  # of the first modules, whichever lane came first
         assert "in the same order on all ranks" in said

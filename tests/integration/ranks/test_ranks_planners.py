@@ -8,7 +8,7 @@ import pytest
 import torch
 from engine_cases import FAST
 from ranks.cases import run_ranks
-from ranks.programs.planners import Graph
+from ranks.programs.choosing.planners import Graph
 
 import mosaic
 from mosaic.backends.host.backend import HostBackend
@@ -17,7 +17,7 @@ from mosaic.solver.runnable import check_method
 
 
 def test_plans_of_all_planners_train_as_data_parallel_training(tmp_path: Path):
-    told = run_ranks("ranks.programs.planners:all_planners", 3, tmp_path)
+    told = run_ranks("ranks.programs.choosing.planners:all_planners", 3, tmp_path)
     assert told[0] == told[1] == told[2]
     assert len(told[0]) == 2 * len(compared_methods())
     assert all(set(devices) == {0, 1, 2} for devices in told[0]["megatron 0"])
@@ -26,7 +26,7 @@ def test_plans_of_all_planners_train_as_data_parallel_training(tmp_path: Path):
 
 
 def test_plans_are_measured_in_turn_with_data_parallel_training(tmp_path: Path):
-    first, second = run_ranks("ranks.programs.planners:compared", 2, tmp_path)
+    first, second = run_ranks("ranks.programs.choosing.planners:compared", 2, tmp_path)
     assert first == second
     _, whole, brute = first
     assert [one[0] for one in first] == ["sequential", "spindle-seq", "brute_force"]

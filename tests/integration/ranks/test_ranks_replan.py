@@ -11,7 +11,7 @@ from ranks.cases import run_ranks
 @pytest.fixture(scope="module")
 def on_two(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     return run_ranks(
-        "ranks.programs.replan:on_two_ranks",
+        "ranks.programs.choosing.replan:on_two_ranks",
         2,
         tmp_path_factory.mktemp("replan"),
         arguments=[str(tmp_path_factory.mktemp("saved"))],

@@ -11,7 +11,7 @@ CASES = ("nothing_left", "slowest_counts", "fails", "killed", "untried", "busy")
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Ended]]:
     place = tmp_path_factory.mktemp("trial")
-    asked = [(f"ranks.programs.trial:{name}", 2, place / name) for name in CASES]
+    asked = [(f"ranks.programs.choosing.trial:{name}", 2, place / name) for name in CASES]
     return dict(zip(CASES, run_programs(asked, seconds=60.0), strict=True))
 
 

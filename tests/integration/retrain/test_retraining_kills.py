@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 TESTS = Path(__file__).parents[2]
+SCRIPT = TESTS / "cases" / "retraining" / "retraining_kills.py"
 
 
 def told_by(way: str, folder: Path) -> list[dict[str, Any]]:
     """Runs ``retraining_kills.py`` in a process of its own, which makes forks."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{TESTS}:{TESTS.parent}"}
-    command = [sys.executable, str(TESTS / "retraining_kills.py"), way, str(folder)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(TESTS.parent)}
+    command = [sys.executable, str(SCRIPT), way, str(folder)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]

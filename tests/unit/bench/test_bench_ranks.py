@@ -128,9 +128,9 @@ def made_up_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_simulated_figures_are_labelled_and_have_the_papers_numbers_beside():
     found = {f.name: f for f in scaling(name="ofasys", num_devices=(8,), seconds=2, paper="14a")}
     assert {figure.source for figure in found.values()} == {"simulated"}
-    spindle = found["spindle: step over exact's, ofasys, 8 GPUs, ratio"]
+    spindle = found["spindle: step over auto's, ofasys, 8 GPUs, ratio"]
     assert spindle.labels["paper"] == "1.30"
-    assert found["exact: step over exact's, ofasys, 8 GPUs, ratio"].value == 1.0
+    assert found["auto: step over auto's, ofasys, 8 GPUs, ratio"].value == 1.0
     large = {f.name: f for f in large_cluster(name="qwen-val-30b", num_devices=8, seconds=2)}
     assert large["spindle: speed-up over megatron, qwen-val-30b, 8 GPUs"].labels["paper"] == "1.34"
 

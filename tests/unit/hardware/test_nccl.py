@@ -100,7 +100,7 @@ def test_devices_of_one_node_and_whole_nodes_take_longer_the_more_they_are(num_b
 @given(st.integers(0, 10**10), st.integers(9, 32))
 def test_a_last_node_that_is_not_full_never_saves_time(num_bytes: int, degree: int):
     whole = -(-degree // 8) * 8
-    assert POD.all_reduce_ms(num_bytes, degree) >= POD.all_reduce_ms(num_bytes, whole)
+    assert POD.all_reduce_ms(num_bytes, degree) >= POD.all_reduce_ms(num_bytes, whole) * (1 - 1e-12)
 
 
 def exchanged(cluster: Cluster, *ends: tuple[int, int]) -> float:

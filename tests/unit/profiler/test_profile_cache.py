@@ -180,7 +180,7 @@ profile_modules(model, finding.subjects, finding.graph, HostBackend(num_slots=2)
 def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[ProfileCache, str]:
     """The cache of a process that was killed while it profiled, and the digest that it had printed."""
     folder = tmp_path_factory.mktemp("killed")
-    code = CHOOSES + KILLED.format(tests=str(Path(__file__).parents[2]))
+    code = CHOOSES + KILLED.format(tests=str(Path(__file__).parents[2] / "cases" / "engine"))
     ended = subprocess.run(
         [sys.executable, "-c", code, str(folder)],
         capture_output=True,

@@ -15,11 +15,15 @@ from mosaic.errors import InfeasibleError, UndecidedError
 from mosaic.graph import Part
 from mosaic.plan import Placement, Plan, SearchRecord, Stage
 from mosaic.solver import SearchOptions, solve
+from mosaic.solver.exact.search import SearchLimits
 from mosaic.solver.explain import explain
 from mosaic.solver.instances.checker import check_plan
 from mosaic.solver.instances.instance import Instance
 from mosaic.solver.instances.instance_cost import TableCost
 from mosaic.solver.memory import options as held_options
+from mosaic.solver.memory.search import search_within_memory
+from mosaic.solver.options import all_options
+from mosaic.solver.stage import Machine
 
 
 def kept(degree: int, time_ms: float, memory_bytes: int, *, working: int = 0, quota: int = 4):
@@ -138,3 +142,23 @@ def test_the_next_best_plan_is_within_memory_too():
     assert plan.predicted_ms == pytest.approx(8)
     found = explain(plan, made.graph, TableCost(made)).next_best
     assert found.predicted_ms == pytest.approx(16)
+
+
+def test_a_search_starts_from_the_plans_of_others_where_devices_do_not_hold_its_relaxed_plan() -> None:
+    recipe = Recipe(shape="align", num_modules=7, num_devices=8, held_memory=True, tight_memory=True, seed=1)
+    made = generate(recipe)
+    cost = TableCost(made)
+    options = all_options(made.graph, cost=cost, device=made.device, num_devices=8)
+    machine = Machine(num_devices=8, num_slots=made.num_slots, memory_bytes=made.memory_bytes)
+    better = search_within_memory(made.graph, options, cost=cost, machine=machine, limits=SearchLimits(seconds=2))
+    asked: list[float] = []
+    started = search_within_memory(
+        made.graph,
+        options,
+        cost=cost,
+        machine=machine,
+        limits=SearchLimits(seconds=0.5),
+        incumbents=lambda seconds: [better.stages] if not asked.append(seconds) else [],
+    )
+    assert len(asked) == 1
+    assert started.cost_ms <= better.cost_ms + 1e-9

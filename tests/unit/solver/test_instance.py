@@ -205,7 +205,12 @@ def test_the_generator_makes_every_shape_and_the_same_each_time(shape):
     assert generate(replace(recipe, seed=4)) != made
 
 
-@pytest.mark.parametrize("bad", [{"num_modules": 2}, {"num_modules": 65}, {"num_devices": 3}, {"shape": "ring"}])
+def test_generated_modules_have_every_degree_that_planning_offers():
+    made = generate(Recipe(shape="star", num_modules=4, num_devices=6, seed=3))
+    assert {option.degree for module in made.modules for option in module.options} == {1, 2, 3, 4, 5, 6}
+
+
+@pytest.mark.parametrize("bad", [{"num_modules": 2}, {"num_modules": 65}, {"num_devices": 33}, {"shape": "ring"}])
 def test_recipes_out_of_range_are_refused(bad):
     with pytest.raises(ValueError, match="use"):
         Recipe(**{"shape": "star", "num_modules": 4, **bad})

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from analytic_cases import ATTENTION, MATMUL, encoder
 from torch import nn
 
 from mosaic.cost.analytic import CudaAutocast, count_module
 from mosaic.cost.counts import main_dtype
-from tests.analytic_cases import ATTENTION, MATMUL, encoder
 
 BF16 = torch.bfloat16
 

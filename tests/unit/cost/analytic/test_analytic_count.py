@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
+from analytic_cases import ATTENTION, CONV, MATMUL, MEMORY, encoder, flops_of, names_of
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -14,7 +15,6 @@ from mosaic.artifact import parse, to_json
 from mosaic.cost.analytic import count_degrees, count_module
 from mosaic.cost.counts import ModuleCounts, OperatorKind, PhaseCounts
 from mosaic.errors import UnsupportedModelError
-from tests.analytic_cases import ATTENTION, CONV, MATMUL, MEMORY, encoder, flops_of, names_of
 
 
 def linear_counts(*, frozen: bool = False, input_gradient: bool = True) -> ModuleCounts:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
+from analytic_cases import ATTENTION, encoder, flops_of, names_of
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from mosaic.cost.analytic import count_module
-from tests.analytic_cases import ATTENTION, encoder, flops_of, names_of
 
 
 def blocks(*, recompute: bool) -> nn.Module:

@@ -53,25 +53,6 @@ def test_what_is_drawn_comes_to_the_capacity() -> None:
     assert drawn == pytest.approx(0.9)
 
 
-def test_none_ends_before_one_thread_has_launched_all() -> None:
-    class Launched:
-        def bandwidth(self, module: str, phase: Phase, degree: int, quota: int) -> float:
-            return 0.3
-
-        def launch_ms(self, module: str, phase: Phase) -> float:
-            return {"a": 2.0, "b": 3.0, "c": 1.0}[module]
-
-    form = LeveledBandwidth({F: Leveling(draw=0.1)}, Launched())
-
-    def ends(alone_ms: float, *beside: str) -> float:
-        return alone_ms + form.extra_ms("a", F, quota=1, alone_ms=alone_ms, beside=[(name, 1) for name in beside])
-
-    assert ends(2.0) == 2.0
-    assert ends(2.0, "b") == pytest.approx(5.0)
-    assert ends(2.0, "b", "c") == pytest.approx(6.0)
-    assert ends(8.0, "b", "c") == 8.0  # the GPU is slower than all of it
-
-
 def test_fixed_time_is_not_slowed_down() -> None:
     law = Leveling(draw=0.1, fairness=0.0)
     # Both use 0.8; a half of the first one's time is launches, in which it draws nothing.

@@ -1,1 +1,0 @@
-"""What a module takes alone: surfaces, how many points they take, and counted operators on a description."""

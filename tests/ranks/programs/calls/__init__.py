@@ -1,0 +1,1 @@
+"""Routed calls: their order, what they read, and which are refused."""

@@ -1,0 +1,124 @@
+"""What cannot be done with a model that is colocated over ranks, and what is said then."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.nn.utils import clip_grad_norm_  # a name of our own, from before any model is colocated
+
+from mosaic.errors import UnsupportedModelError
+from ranks.begun import SHORT_S, WATCH
+from ranks.clip import MEMBERS, Clip, batch_of, mean_loss, told
+from ranks.graphs import colocated
+
+
+def refusals(rank: int) -> dict[str, str]:
+    """What cannot be done while the model is colocated; each ends on both ranks."""
+    torch.manual_seed(0)
+    model = Clip()
+    plain_clip = clip_grad_norm_.__closure__[0].cell_contents
+    handle = colocated(model, batch_of(0, rank, (3, 3)), MEMBERS, 2)
+    batch = batch_of(0, rank)
+    missing = model.image if rank else model.audio
+    others = nn.ModuleDict({"model": model, "extra": nn.Linear(2, 2)})
+    said = {
+        "copy": told(lambda: copy.deepcopy(missing)(torch.randn(2, 6 if rank else 4))),
+        "part": told(lambda: missing[0](torch.randn(2, 6 if rank else 4))),
+        "disabled": told(lambda: handle.disabled().__enter__()),
+        "wrapped": told(lambda: nn.parallel.DistributedDataParallel(others), UnsupportedModelError),
+    }
+    mean_loss(model(**batch)).backward()
+    said["norm"] = told(lambda: nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None]))
+    assert clip_grad_norm_.__closure__[0].cell_contents is not plain_clip
+    handle.remove()
+    assert clip_grad_norm_.__closure__[0].cell_contents is plain_clip
+    assert not hasattr(torch.amp.GradScaler._unscale_grads_, "_mosaic_instead")
+    with handle.disabled():
+        said["whole"] = str(tuple(model(**batch)["logits"].shape))
+    attempts: dict[str, Callable[[Clip], object]] = {
+        "padding": lambda model: mean_loss(model(**{**batch, "text": batch["text"][:, : 3 - rank]})).item(),
+        "keyword": lambda model: model.image(input=batch["image"]).sum().item(),
+        "kinds": lambda model: model.image("a photo"),
+        "one rank": lambda model: model.image(*((batch["image"],) if rank else (batch["image"], 1))).sum().item(),
+    }
+    for name, attempt in attempts.items():  # none of these ranks can go on after one
+        model = Clip()
+        handle = colocated(model, batch_of(0, rank, (3, 3)), MEMBERS, 2)
+        said[name] = told(lambda attempt=attempt, model=model: attempt(model))
+        handle.remove()
+    return said
+
+
+def refused_in_the_middle(rank: int, size: int) -> dict[str, str | bool]:
+    """One rank finds a call that cannot be routed and stops there; the other one is calls ahead on its lanes by then.
+
+    Returns what each was told, and whether the gradients of the step after that are those of the step before.
+    """
+    torch.manual_seed(0)
+    model, batch = Clip(), batch_of(0, rank, (3, 3))
+    handle = colocated(model, batch, MEMBERS, size, timeout_s=SHORT_S, **WATCH)
+    wrong: dict[str, Callable[[], object]] = {
+        "first": lambda: model(**batch | ({"image": "a photo"} if rank == 0 else {})),
+        "second": lambda: model(**batch | ({"text": batch["text"][:, :2]} if rank == 1 else {})),
+    }
+
+    def gradients() -> list[torch.Tensor]:
+        model.zero_grad()
+        mean_loss(model(**batch)).backward()
+        return [parameter.grad.clone() for parameter in model.parameters() if not parameter.is_meta]
+
+    before = gradients()
+    said: dict[str, str | bool] = {name: told(attempt) for name, attempt in wrong.items()}
+    said["same"] = all(map(torch.equal, before, gradients()))
+    handle.remove()
+    return said
+
+
+class Mixing(nn.Module):
+    """Its rows depend on each other, or it has none."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.part = _Centred(how)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.part(x).sum()
+
+
+class _Centred(nn.Module):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.net = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.net(x)
+        if self.how == "mean":
+            return x - x.mean(0)
+        return x.sum(0) if self.how == "sum" else x.square().mean()
+
+
+def unsplittable(rank: int) -> list[str]:
+    sample = torch.randn(4, 4)
+    return [
+        told(lambda how=how: colocated(Mixing(how), sample, {"part": (0,)}, 2), UnsupportedModelError)
+        for how in ("mean", "sum", "scalar")
+    ]
+
+
+def unfrozen(rank: int) -> str:
+    """Returns what is said of parameters that train only since the model was colocated, or do not any more."""
+    torch.manual_seed(0)
+    model = Clip(frozen=("image",))
+    handle = colocated(model, batch_of(0, rank, (3, 3)), {**MEMBERS, "image": (0, 1)}, 2)
+    model.image.requires_grad_(True)
+    said = told(lambda: model(**batch_of(0, rank)))
+    model.image.requires_grad_(False)
+    model.head.bias.requires_grad_(False)
+    said += "; " + told(lambda: model(**batch_of(0, rank)))
+    handle.remove()
+    return said

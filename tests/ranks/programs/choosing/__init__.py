@@ -1,0 +1,1 @@
+"""Plans for all ranks: made, tried, and made anew."""

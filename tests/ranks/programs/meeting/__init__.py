@@ -1,0 +1,1 @@
+"""How ranks meet, and what goes wrong between them."""

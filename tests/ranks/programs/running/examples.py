@@ -1,0 +1,164 @@
+"""The examples on ranks as they stand, and in plain data-parallel training where Mosaic's line is."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from example_cases import FOLDER, MARK, _load, plain_source
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import mosaic
+from mosaic.backends.host.backend import HostBackend
+from mosaic.engine import find_modules
+from mosaic.ranks import RankHandle
+from ranks.example_runs import HAS, RUNS, needs
+from ranks.graphs import in_part, plan_of
+
+for _name in HAS:
+    if HAS[_name]:  # once, before ranks are forked
+        importlib.import_module(_name)
+if HAS["transformers"]:
+    from transformers import CLIPModel, LlavaForConditionalGeneration, Qwen2AudioForConditionalGeneration, Trainer
+
+    LOADED = (CLIPModel, LlavaForConditionalGeneration, Qwen2AudioForConditionalGeneration, Trainer)
+_CHANGES = (
+    ("lora_dropout=0.1", "lora_dropout=0.0"),  # what a rank draws for dropout is its own
+    ('0.1, "gelu"', '0.0, "gelu"'),
+    # Between micro-batches DistributedDataParallel has the gradients of one rank, and this loop clips these.
+    ("gradient_accumulation_steps=2", "gradient_accumulation_steps=1"),
+)
+
+FRAMEWORKS = ("accelerate", "trainer")
+"""Loops of Hugging Face's, which wrap a model themselves when they see several processes."""
+
+
+class Forwarding(DistributedDataParallel):
+    """Lets a loop read what belongs to the model inside."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.module, name)
+
+
+def averaged(model: nn.Module) -> nn.Module:
+    """Has each gradient averaged over the ranks as it comes: for loops that ``DistributedDataParallel`` refuses.
+
+    It wants a model to be called once a step, and every parameter within the call.
+    """
+
+    def average(parameter: torch.Tensor) -> None:
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= dist.get_world_size()
+
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(average)
+    return model
+
+
+def changed(source: str, rank: int) -> str:
+    """Returns an example with batches of this rank's own, without dropout and without micro-batches."""
+    for old, new in _CHANGES:
+        source = source.replace(old, new)
+    source = re.sub(r"drop=0\.\d+", "drop=0.0", source)
+    return source.replace(".manual_seed(1)", f".manual_seed({1 + rank})")
+
+
+def data_parallel(name: str, arguments: Sequence[str]) -> str:
+    """Returns an example's source with plain data-parallel training instead of Mosaic's line."""
+    if name == "raters.py" or (name == "huggingface.py" and set(FRAMEWORKS) & set(arguments)):
+        return plain_source(name)
+    if name in ("imagebind.py", "joint.py"):
+        instead = r"REFERENCE.append(averaged(\1))"
+    else:
+        instead = r"\1 = Forwarding(\1, find_unused_parameters=True); REFERENCE.append(\1.module)"
+    source = (FOLDER / name).read_text(encoding="utf-8")
+    replaced, count = re.subn(rf"mosaic\.colocate\((.*), sample=.*\)  {MARK}", instead, source)
+    assert count == 1
+    return "from ranks.programs.running.examples import Forwarding, averaged, REFERENCE\n".join(
+        replaced.split("import mosaic\n", 1)
+    )
+
+
+REFERENCE: list[nn.Module] = []
+"""Models that an example has trained in plain data-parallel training."""
+
+
+def compare(name: str, arguments: Sequence[str], rank: int, size: int) -> dict[str, Any]:
+    """Runs an example both ways; returns how far losses and changes of parameters are apart, and what was placed."""
+    REFERENCE.clear()
+    ran = _load(name, changed(data_parallel(name, arguments), rank)).main(list(arguments))
+    fresh_frameworks()
+    theirs = ran[-1]
+    trained = REFERENCE[0] if REFERENCE else ran[0]
+    handles: list[RankHandle] = []
+    before: dict[str, torch.Tensor] = {}
+    plain = mosaic.colocate
+
+    def planned(model: nn.Module, *, sample: Any) -> RankHandle:
+        before.update({key: value.clone() for key, value in model.state_dict().items()})
+        graph = find_modules(model, sample, may_share=True).graph
+        plan = plan_of(graph, in_part(graph.names, size), size)
+        handles.append(plain(model, sample=sample, plan=plan, backend=HostBackend(1)))
+        return handles[-1]
+
+    mosaic.colocate = planned
+    try:
+        *_, ours = _load(name, changed((FOLDER / name).read_text(encoding="utf-8"), rank)).main(list(arguments))
+    finally:
+        mosaic.colocate = plain
+        fresh_frameworks()
+    if not handles:  # raters, each of which this rank runs by itself
+        same = all(torch.equal(a[key], b[key]) for a, b in zip(ours, theirs, strict=True) for key in a)
+        return {"losses": 0.0 if same else 1.0, "parameters": 0.0, "placed": list(ours[0]), "members": []}
+    (handle,) = handles
+    apart = relative_change(handle.full_state_dict(), trained.state_dict(), before)
+    placed = {item.module: list(item.devices) for item in handle.plan.placements}
+    handle.remove()
+    return {
+        "losses": max(abs(a - b) / max(abs(b), 1e-3) for a, b in zip(ours, theirs, strict=True)),
+        "parameters": apart,
+        "placed": list(placed),
+        "members": list(placed.values()),
+    }
+
+
+def relative_change(
+    ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], before: dict[str, torch.Tensor]
+) -> float:
+    """Returns the norm of the difference between parameters over that of what training changed."""
+    assert ours.keys() == theirs.keys() == before.keys()
+    off = sum((ours[key].double() - theirs[key].double()).square().sum().item() for key in ours)
+    moved = sum((theirs[key].double() - before[key].double()).square().sum().item() for key in ours)
+    assert moved > 0
+    return (off / moved) ** 0.5
+
+
+def fresh_frameworks() -> None:
+    """Lets the next loop choose its precision, which accelerate keeps for the process."""
+    if HAS["accelerate"]:
+        from accelerate.state import AcceleratorState
+
+        AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def examples(rank: int, size: int) -> dict[str, Any]:
+    """Runs examples, of those whose packages are installed; returns what each came to."""
+    warnings.simplefilter("ignore")  # of the libraries' own
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size), LOCAL_WORLD_SIZE=str(size))
+    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT="29500")  # read by frameworks; nobody connects to it
+    found = {}
+    for run in RUNS[size]:
+        if all(HAS[package] for package in needs(run)):
+            found[" ".join(run)] = compare(run[0], [*run[1:], "--steps", str(size)], rank, size)
+    return found

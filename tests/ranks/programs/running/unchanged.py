@@ -1,0 +1,336 @@
+"""Loops as people write them, under DistributedDataParallel and colocated over two ranks: all in one start-up."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional
+from torch.nn.utils import clip_grad_norm_  # a name of our own, from before any model is colocated
+
+from mosaic.errors import MosaicError, UnsupportedModelError
+from ranks.begun import SHORT_S, WATCH
+from ranks.clip import MEMBERS, Clip, batch_of, mean_loss, told
+from ranks.graphs import colocated, difference, twins
+from ranks.programs.calls.refused import refusals, unfrozen, unsplittable
+
+
+def optimizer_for(model: nn.Module) -> torch.optim.Optimizer:
+    # What reaches no rank's loss has gradients of zeros here, and none under DistributedDataParallel: decay tells.
+    return torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.0)
+
+
+Loop = Callable[[nn.Module, int], list[float]]
+
+
+def under_autocast(model: nn.Module, batch: dict[str, torch.Tensor]) -> Callable[[], object]:
+    """Runs the model as a loop under autocast does."""
+
+    def run() -> object:
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(**batch)
+
+    return run
+
+
+def compare(
+    loop: Loop, rank: int, sample: Callable[[nn.Module, dict[str, torch.Tensor]], Any] | None = None, **options: Any
+) -> tuple[float, float]:
+    """Runs a loop under both; returns how far losses and parameters are apart."""
+    model, wrapped = twins(lambda: Clip(**options), 3)
+    batch = batch_of(0, rank, (3, 3))
+    handle = colocated(model, batch if sample is None else sample(model, batch), MEMBERS, 2)
+    ours, theirs = loop(model, rank), loop(wrapped, rank)
+    apart = difference(handle, wrapped)
+    handle.remove()
+    return max(abs(a - b) / max(1e-3, abs(b)) for a, b in zip(ours, theirs, strict=True)), apart
+
+
+# Contrastive losses. Each gathers in another way.
+
+
+def by_distributed_nn(features: torch.Tensor) -> torch.Tensor:
+    return torch.cat(torch.distributed.nn.functional.all_gather(features))
+
+
+def by_own_put_back(features: torch.Tensor) -> torch.Tensor:
+    gathered = [torch.empty_like(features) for _ in range(2)]
+    dist.all_gather(gathered, features.detach())
+    gathered[dist.get_rank()] = features
+    return torch.cat(gathered)
+
+
+def contrastive(gather: Callable[[torch.Tensor], torch.Tensor], *, local: bool) -> Loop:
+    def loop(model: nn.Module, rank: int) -> list[float]:
+        optimizer, losses = optimizer_for(model), []
+        for step in range(8):
+            out = model(**batch_of(step, rank, (3, 3)))
+            images, texts = gather(out["image"]), gather(out["text"])
+            if local:
+                pairs = out["image"] @ texts.T, out["text"] @ images.T
+                labels = torch.arange(3) + 3 * rank
+            else:
+                pairs = images @ texts.T, texts @ images.T
+                labels = torch.arange(6)
+            loss = sum(functional.cross_entropy(out["scale"] * logits, labels) for logits in pairs) / 2
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        return losses
+
+    return loop
+
+
+def whole_batch_gradients(rank: int) -> float:
+    """Gathering with gradients gives the gradients of the loss over the whole batch; returns how far they are off."""
+    model, wrapped = twins(Clip, 5)
+    plain = wrapped.module
+    handle = colocated(model, batch_of(0, rank, (3, 3)), MEMBERS, 2)
+
+    def loss_of(images: torch.Tensor, texts: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(scale * images @ texts.T, torch.arange(6))
+
+    out = model(**batch_of(0, rank, (3, 3)))
+    loss_of(by_distributed_nn(out["image"]), by_distributed_nn(out["text"]), out["scale"]).backward()
+    whole = plain(**{key: torch.cat([batch_of(0, r, (3, 3))[key] for r in range(2)]) for key in batch_of(0, 0)})
+    loss_of(whole["image"], whole["text"], whole["scale"]).backward()
+    wanted = {name: parameter.grad for name, parameter in plain.named_parameters()}
+    off = [
+        (parameter.grad - wanted[name]).abs().max().item()
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None and wanted[name] is not None
+    ]
+    handle.remove()
+    assert len(off) >= 4
+    return max(off)
+
+
+# Loops.
+
+
+def autocast(model: nn.Module, rank: int) -> list[float]:
+    optimizer, losses = optimizer_for(model), []
+    for step in range(8):
+        with torch.autocast("cpu", torch.bfloat16):
+            out = model(**batch_of(step, rank))
+        loss = mean_loss({key: value.float() for key, value in out.items()})
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def scaled(model: nn.Module, rank: int) -> list[float]:
+    """At two steps one rank's towers get infinite gradients, and others' do not: all skip, and scale down."""
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), []
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=2)
+    for step in range(8):
+        out = model(**batch_of(step, rank))
+        loss = mean_loss(out)
+        if step in (2, 5):
+            loss = loss + out["audio" if step == 2 else "image"].sum() * (math.inf if rank == 0 else 0.0)
+        scaler.scale(loss).backward()
+        if step % 2:
+            scaler.unscale_(optimizer)
+            clip_grad_norm_(model.parameters(), 0.5)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        losses.append(scaler.get_scale())
+    assert losses[2] < losses[1], losses
+    return losses
+
+
+def accumulated(model: nn.Module, rank: int) -> list[float]:
+    """Three micro-batches a step, one of them without audio on one rank; norms of several orders."""
+    optimizer, losses = optimizer_for(model), []
+    for step in range(6):
+        for micro in range(3):
+            batch = batch_of(10 * step + micro, rank)
+            if micro == 1 and rank == 0:
+                del batch["audio"]
+            loss = mean_loss(model(**batch)) / 3
+            loss.backward()
+            losses.append(loss.item())
+        losses.append(float(clip_grad_norm_(model.parameters(), 0.1, norm_type=(2.0, math.inf, 1.0)[step % 3])))
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=step % 2 == 0)
+    return losses
+
+
+def evaluated(model: nn.Module, rank: int) -> list[float]:
+    """Evaluates between steps; what dropout draws in training belongs to no promise, so that it does not train."""
+    losses = []
+    for step in range(3):
+        model.eval()
+        with torch.no_grad():
+            losses.append(mean_loss(model(**batch_of(step, rank))).item())
+        with torch.inference_mode():
+            losses.append(mean_loss(model(**batch_of(step, rank))).item())
+        model.train()
+        assert math.isfinite(mean_loss(model(**batch_of(step, rank))).item())
+    return losses
+
+
+def empty(model: nn.Module, rank: int) -> list[float]:
+    """A rank without rows takes part in everything."""
+    optimizer, losses = optimizer_for(model), []
+    for step in range(4):
+        out = model(**batch_of(step, rank, ((4, 0) if step % 2 else (0, 3))))
+        loss = out["logits"].square().sum() + out["scale"]
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+class Named(nn.parallel.DistributedDataParallel):
+    """A wrapper of one's own."""
+
+    def forward(self, **batch: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {**super().forward(**batch), "own": torch.ones(())}
+
+
+def wrapped_by_the_loop(model: nn.Module, rank: int) -> list[float]:
+    """The loop moves the model, wraps it, accumulates without reducing in between, and keeps a copy."""
+    inside = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+    model = Named(inside.to("cpu"), find_unused_parameters=True)
+    assert isinstance(copy.deepcopy(model), nn.parallel.DistributedDataParallel)
+    assert set(model.state_dict()) == {f"module.{name}" for name in inside.state_dict()}
+    optimizer, losses = optimizer_for(model), []
+    for step in range(4):
+        with model.no_sync():
+            mean_loss(model(**batch_of(2 * step, rank))).backward()
+        out = model.train()(**batch_of(2 * step + 1, rank))
+        assert "own" in out
+        loss = mean_loss(out)
+        loss.backward()
+        losses.append(loss.item())
+        losses.append(float(clip_grad_norm_(model.parameters(), 0.1)))
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
+def wrappers(rank: int) -> dict[str, str]:
+    """Returns what is said where a wrapper would have done more, or is used when its model is a plain one again."""
+    kind = nn.parallel.DistributedDataParallel
+    model = Clip()
+    handle = colocated(model, batch_of(0, rank, (3, 3)), MEMBERS, 2)
+    wrapper = kind(model, static_graph=True)
+    said = {
+        "join": told(wrapper.join, UnsupportedModelError),
+        "hook": told(lambda: wrapper.register_comm_hook(None, print), UnsupportedModelError),
+        "mixed": told(lambda: kind(model, mixed_precision=object()), UnsupportedModelError),
+    }
+    half = model.half().image[0].weight  # on the rank without it, too
+    assert (half.dtype, half.is_meta) == (torch.float16, rank == 1)
+    model.float()
+    handle.remove()
+    said["removed"] = told(lambda: wrapper(**batch_of(0, rank)))
+    assert type(kind(model)) is kind
+    return said
+
+
+def frozen_traffic(rank: int) -> dict[str, float]:
+    """Returns what one step sends where the image tower is frozen and the text tower trains in its last layer only."""
+    torch.manual_seed(0)
+    model = Clip(frozen=("image", "text.0"))
+    handle = colocated(model, batch_of(0, rank, (3, 3)), {**MEMBERS, "image": (0, 1), "audio": (0,)}, 2)
+    model(**batch_of(1, rank, (1, 5)))["logits"].square().mean().backward()
+    sent = {key: value for key, value in handle.metrics().items() if key.startswith("sent_bytes")}
+    assert model.image[0].weight.grad is None
+    assert model.text[0].weight.grad is None
+    assert model.text[2].weight.grad is not None
+    handle.remove()
+    return sent
+
+
+def loaded(rank: int) -> tuple[float, float, list[int]]:
+    """Returns the bytes that a step sends with equal slices, and with those of the handle's sampler, and these."""
+    torch.manual_seed(0)
+    model = Clip()
+    members = dict.fromkeys(MEMBERS, (0,))
+    handle = colocated(model, batch_of(0, rank, (3, 3)), members, 2)
+    whole = {key: torch.cat([batch_of(1, r, (3, 3))[key] for r in range(2)]) for key in batch_of(1, 0)}
+    sent = []
+    sampler = handle.sampler(6, 6)
+    for rows in (list(range(3 * rank, 3 * rank + 3)), next(iter(sampler))):
+        handle.clear_timeline()
+        mean_loss(model(**{key: tensor[rows] for key, tensor in whole.items()})).backward()
+        mine = sum(value for key, value in handle.metrics().items() if key.startswith("sent_bytes"))
+        everyones = torch.tensor(mine)
+        dist.all_reduce(everyones)
+        sent.append(everyones.item())
+    handle.remove()
+    return sent[0], sent[1], list(sampler.shares)
+
+
+def averaged(rank: int) -> float:
+    """An average of the weights, kept in a deep copy as loops do; returns how far it is from the plain one."""
+    model, wrapped = twins(Clip, 7)
+    handle = colocated(model, batch_of(0, rank, (3, 3)), MEMBERS, 2)
+    copies = copy.deepcopy(model), copy.deepcopy(wrapped.module)
+    for trained, average in zip((model, wrapped), copies, strict=True):
+        optimizer = optimizer_for(trained)
+        for step in range(3):
+            mean_loss(trained(**batch_of(step, rank))).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            with torch.no_grad():
+                for ours, theirs in zip(average.parameters(), trained.parameters(), strict=True):
+                    ours.lerp_(theirs, 0.5)
+    found, wanted = handle.full_state_dict(copies[0]), copies[1].state_dict()
+    handle.remove()
+    return max((found[name] - wanted[name]).abs().max().item() for name in wanted)
+
+
+def everything(rank: int, size: int) -> dict[str, Any]:
+    """Runs all of it; returns what each came to, by name."""
+    del size
+    return {
+        "all_gather with gradients": compare(contrastive(by_distributed_nn, local=False), rank),
+        "all_gather with gradients, local loss": compare(contrastive(by_distributed_nn, local=True), rank),
+        "own put back": compare(contrastive(by_own_put_back, local=False), rank),
+        "own put back, local loss": compare(contrastive(by_own_put_back, local=True), rank),
+        "whole batch": whole_batch_gradients(rank),
+        "autocast": compare(autocast, rank, sample=under_autocast),
+        "scaled": compare(scaled, rank),
+        "accumulated": compare(accumulated, rank),
+        "frozen": compare(accumulated, rank, frozen=("image", "text.0")),
+        "evaluated": compare(evaluated, rank, dropout=0.5),
+        "empty": compare(empty, rank),
+        "wrapped by the loop": compare(wrapped_by_the_loop, rank),
+        "wrappers": wrappers(rank),
+        "frozen traffic": frozen_traffic(rank),
+        "loaded": loaded(rank),
+        "averaged": averaged(rank),
+        "refusals": refusals(rank),
+        "unsplittable": unsplittable(rank),
+        "unfrozen": unfrozen(rank),
+    }
+
+
+def uneven(rank: int, size: int) -> tuple[str, float]:
+    """One rank leaves a backward out, as loops do with a loss that is not finite; returns what each rank is told."""
+    torch.manual_seed(0)
+    model = Clip()
+    colocated(model, batch_of(0, rank, (3, 3)), MEMBERS, size, timeout_s=SHORT_S, **WATCH)
+    start = time.monotonic()
+    try:
+        for step in range(4):
+            loss = mean_loss(model(**batch_of(step, rank)))
+            if rank == 0 or step != 1:
+                loss.backward()
+    except MosaicError as error:
+        return str(error), time.monotonic() - start
+    return "nothing", time.monotonic() - start
