@@ -1,0 +1,157 @@
+// Local search over orders: tasks on a critical way change places, and the orders are played again. Orders that do not
+// fit memory are on the way, too, at a price: from one order that fits to the next there is often no other.
+#include <algorithm>
+
+#include "search/pipeline/order/methods.h"
+#include "search/pipeline/order/shifts.h"
+
+namespace mosaic::search::pipeline {
+namespace {
+
+constexpr int kHistory = 100;  // late acceptance: a step is good that is no worse than where the search was so long ago
+constexpr int kSlacks[] = {64, 16, 6, 3};  // at the beginning, one part in so many worse is good enough
+
+class Swaps {
+  public:
+    explicit Swaps(Explorer& explorer) : explorer_(explorer), tasks_(explorer.tasks), place_(tasks_.num_tasks()) {}
+
+    void run(Orders orders, std::int64_t num_tries) {
+        at_ = std::move(orders);
+        if (explorer_.is_over() || tasks_.num_tasks() == 0) return;
+        weight_ = 1 << explorer_.random.below(3);
+        value_ = explorer_.replay(at_, kNever, weight_);
+        if (value_ == kNever) return;
+        for (auto& row : at_) number(row, 0, static_cast<int>(row.size()) - 1);
+        starts_ = explorer_.replayed_starts();
+        find_way();
+        history_.assign(kHistory, value_ + value_ / kSlacks[explorer_.random.below(4)]);
+        for (std::int64_t i = 0; i < num_tries && !explorer_.is_over(); ++i) {
+            try_one(history_[i % kHistory]);
+            history_[i % kHistory] = value_;
+        }
+    }
+
+  private:
+    void number(const std::vector<int>& row, int first, int last) {
+        for (int i = first; i <= last; ++i) place_[row[i]] = i;
+    }
+
+    bool waits_for(int task, int other) const {
+        for (const Arrow& arrow : tasks_.before(task)) {
+            if (arrow.task == other) return true;
+        }
+        return false;
+    }
+
+    // From the last task back to what made it start when it did: runs of one row's tasks without a gap.
+    void find_way() {
+        blocks_.clear();
+        int at = 0;
+        for (int i = 0; i < tasks_.num_tasks(); ++i) {
+            if (end_of(i) > end_of(at)) at = i;
+        }
+        int last = at;
+        while (at >= 0) {
+            const std::vector<int>& row = at_[tasks_[at].row];
+            const int before = place_[at] > 0 ? row[place_[at] - 1] : -1;
+            const bool is_row = before >= 0 && end_of(before) == starts_[at];
+            int cause = -1;
+            for (const Arrow& arrow : tasks_.before(at)) {
+                if (end_of(arrow.task) + arrow.lag == starts_[at]) cause = arrow.task;
+            }
+            if (is_row && (cause < 0 || explorer_.random.below(2) == 0)) {
+                at = before;
+                continue;
+            }
+            if (last != at) blocks_.push_back({tasks_[at].row, place_[at], place_[last]});
+            at = last = cause;
+        }
+    }
+
+    void try_one(Ns late) {
+        int row = 0, from = 0, to = 0;
+        if (!draw_move(row, from, to)) return;
+        turn(at_[row], from, to);
+        const Ns limit = std::max(late, value_);
+        const Ns value = explorer_.replay(at_, limit, weight_);
+        if (value > limit) {
+            turn(at_[row], to, from);
+            return;
+        }
+        value_ = value;
+        starts_ = explorer_.replayed_starts();
+        find_way();
+    }
+
+    // Puts the task at one place of a row to another.
+    void turn(std::vector<int>& row, int from, int to) {
+        if (to < from) std::rotate(row.begin() + to, row.begin() + from, row.begin() + from + 1);
+        if (to > from) std::rotate(row.begin() + from, row.begin() + from + 1, row.begin() + to + 1);
+        number(row, std::min(from, to), std::max(from, to));
+    }
+
+    bool draw_move(int& row, int& from, int& to) {
+        Random& random = explorer_.random;
+        const int choice = random.below(16);
+        if (blocks_.empty() || choice == 0) {
+            row = random.below(tasks_.num_rows());
+            const int size = static_cast<int>(at_[row].size());
+            if (size < 2) return false;
+            from = random.below(size - 1);
+            to = from + 1;
+        } else {
+            const Block& block = blocks_[random.below(static_cast<int>(blocks_.size()))];
+            row = block.row;
+            if (choice < 10) {  // at one of its ends: swaps inside change nothing by themselves
+                from = random.below(2) == 0 ? block.first : block.last - 1;
+                to = from + 1;
+            } else if (choice < 13) {
+                from = block.first + random.below(block.last - block.first);
+                to = block.last;
+            } else {
+                from = block.first + 1 + random.below(block.last - block.first);
+                to = block.first;
+            }
+        }
+        for (int i = std::min(from, to); i < std::max(from, to); ++i) {
+            const bool is_back = to < from;
+            if (is_back ? waits_for(at_[row][from], at_[row][i]) : waits_for(at_[row][i + 1], at_[row][from]))
+                return false;
+        }
+        return true;
+    }
+
+    Ns end_of(int task) const { return starts_[task] + tasks_[task].time; }
+
+    struct Block {
+        int row, first, last;
+    };
+    Explorer& explorer_;
+    const Tasks& tasks_;
+    Orders at_;
+    Ns value_ = kNever;
+    int weight_ = 1;  // of memory that is too small
+    std::vector<int> place_;
+    std::vector<Ns> starts_, history_;
+    std::vector<Block> blocks_;
+};
+
+}  // namespace
+
+void run_swaps(Explorer& explorer) {
+    Shifts shifts(explorer);
+    Swaps swaps(explorer);
+    std::int64_t tries = 2000 + 10 * explorer.tasks.num_tasks();
+    for (int round = 0; !explorer.is_over(); ++round) {
+        shifts.run(shifts.round());
+        if (!explorer.found().has_any) continue;
+        if (round % 2 == 0) {
+            swaps.run(explorer.found().orders, tries);
+        } else {
+            swaps.run(shifts.orders(), tries);
+            tries += tries / 2;
+        }
+    }
+}
+
+}  // namespace mosaic::search::pipeline
