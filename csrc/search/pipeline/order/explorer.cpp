@@ -107,7 +107,11 @@ Ns Explorer::roll(Ranking& ranking, bool both, Ns cutoff) {
         if (makespan >= best) continue;
         best = makespan;
         ranking.admission = admission;
-        if (best < found_.makespan) keep(best, rollout_.starts(), rollout_.orders());
+        if (best >= found_.makespan) continue;
+        // A reservation may leave gaps that its orders do not need.
+        keep(best, rollout_.starts(), rollout_.orders());
+        const Ns played = is_limited() ? replay_.run(found_.orders) : kNever;
+        if (played < found_.makespan) keep(played, replay_.starts(), found_.orders);
     }
     return best;
 }
@@ -119,7 +123,7 @@ Ns Explorer::replay(const Orders& orders, Ns cutoff, int weight) {
     if (makespan == kNever) return kNever;
     const std::int64_t excess = is_limited() ? replay_.excess() : 0;
     if (excess > 0) {
-        const double longer = static_cast<double>(makespan) * 1e-6 * static_cast<double>(excess) * weight;
+        const double longer = static_cast<double>(makespan) * 1e-6 * static_cast<double>(excess) * weight / 4;
         return makespan + 1 + static_cast<Ns>(std::min(longer, 1e18));
     }
     if (makespan < found_.makespan) keep(makespan, replay_.starts(), orders);

