@@ -152,7 +152,8 @@ void run_swaps(Explorer& explorer) {
     Swaps swaps(explorer);
     std::int64_t tries = 2000 + 20 * explorer.tasks.num_tasks();
     for (int round = 0; !explorer.is_over(); ++round) {
-        shifts.run(shifts.round());
+        // In large steps rankings have more to give.
+        shifts.run(shifts.round() * std::min(8, 1 + explorer.tasks.num_tasks() / 200));
         if (!explorer.found().has_any) continue;
         // From the best, from where shifts stand, and from anywhere.
         if (round % 2 == 0) {
