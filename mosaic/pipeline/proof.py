@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +32,13 @@ class Proven:
 
 
 def prove(
-    graph: TaskGraph, *, hint: Sequence[int] | None = None, seconds: float = 10.0, threads: int = 1, seed: int = 0
+    graph: TaskGraph,
+    *,
+    hint: Sequence[int] | None = None,
+    seconds: float = 10.0,
+    effort: float = math.inf,
+    threads: int = 1,
+    seed: int = 0,
 ) -> Proven:
     """Searches for the shortest schedule and proves it where time allows.
 
@@ -41,6 +48,7 @@ def prove(
         graph: Tasks of a step.
         hint: Start of each task in a good schedule, such as a search's.
         seconds: Wall clock.
+        effort: CP-SAT's own count of its work, about seconds of one worker: with one worker the same on each run.
         threads: Workers of CP-SAT.
         seed: Of CP-SAT's own draws.
 
@@ -75,7 +83,13 @@ def prove(
         for start, value in zip(starts, _in_order(hint, alike), strict=True):
             model.add_hint(start, value)
     model.minimize(makespan)
-    return _solved(cp_model, model, graph, starts, seconds=seconds, threads=threads, seed=seed)
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = threads
+    solver.parameters.random_seed = seed % 2**31
+    solver.parameters.max_time_in_seconds = seconds
+    solver.parameters.max_deterministic_time = effort
+    solver.parameters.catch_sigint_signal = False  # or it leaves the process without Python's own handler
+    return _answer(cp_model, solver, model, graph, starts)
 
 
 def _longest(graph: TaskGraph) -> int:
@@ -83,14 +97,7 @@ def _longest(graph: TaskGraph) -> int:
     return sum(task.time_ns for task in graph.tasks) + sum(wait.lag_ns for wait in graph.waits)
 
 
-def _solved(
-    cp_model: Any, model: Any, graph: TaskGraph, starts: list[Any], *, seconds: float, threads: int, seed: int
-) -> Proven:
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers = threads
-    solver.parameters.random_seed = seed % 2**31
-    solver.parameters.max_time_in_seconds = seconds
-    solver.parameters.catch_sigint_signal = False  # or it leaves the process without Python's own handler
+def _answer(cp_model: Any, solver: Any, model: Any, graph: TaskGraph, starts: list[Any]) -> Proven:
     status = solver.solve(model)
     if status == cp_model.INFEASIBLE:
         raise InfeasibleError(

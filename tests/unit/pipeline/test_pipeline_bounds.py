@@ -33,7 +33,7 @@ def test_the_search_finds_the_optimum_of_small_steps_and_no_bound_is_above_it(sh
         assert len(step.tasks) <= 60
         first = search_orders(step, limits=OrderLimits(seconds=None, rollouts=10_000))
         assert isinstance(first, Searched)
-        proven = prove(step, hint=first.timed.start_ns, seconds=1.0)
+        proven = prove(step, hint=first.timed.start_ns, seconds=30, effort=0.5)
         assert bound(step).ns <= proven.bound_ns
         if not proven.is_optimal:
             continue
@@ -47,7 +47,7 @@ def test_the_search_finds_the_optimum_of_small_steps_and_no_bound_is_above_it(sh
 def test_exchanging_alike_pieces_loses_no_schedule(seed: int, room: float | None):
     step = random_step(seed, microbatches=2, max_pieces=2, room=room)
     alike = exchangeable(step)
-    proven = prove(step, seconds=1.0)
+    proven = prove(step, seconds=30, effort=0.5)
     if not proven.is_optimal:
         return
     assert simulate(step, proven.orders).makespan_ns == proven.makespan_ns

@@ -11,6 +11,7 @@ namespace {
 constexpr int kReach = 6;  // places that a task goes at most where nothing says where it should
 // Late acceptance: a step is good that is no worse than where the search was so many steps ago.
 constexpr int kHistories[] = {30, 100, 300, 1000};
+constexpr int kSmall = 1000000;            // tasks that one run may replay in a small step
 constexpr int kPatience = 15;              // histories without a gain, after which there is none
 constexpr int kSlacks[] = {64, 16, 6, 3};  // at the beginning, one part in so many worse is good enough
 
@@ -18,9 +19,11 @@ class Swaps {
   public:
     explicit Swaps(Explorer& explorer) : explorer_(explorer), tasks_(explorer.tasks), place_(tasks_.num_tasks()) {}
 
-    void run(Orders orders, std::int64_t num_tries) {
+    // Exchanges that many pairs of microbatches or groups, and searches from there.
+    void run(Orders orders, int num_exchanges, std::int64_t num_tries) {
         at_ = std::move(orders);
         if (explorer_.is_over() || tasks_.num_tasks() == 0) return;
+        for (int i = 0; i < num_exchanges; ++i) exchange();
         weight_ = 1 << explorer_.random.below(4);
         value_ = explorer_.replay(at_, kNever, weight_);
         if (value_ == kNever) return;
@@ -42,6 +45,29 @@ class Swaps {
   private:
     void number(const std::vector<int>& row, int first, int last) {
         for (int i = first; i <= last; ++i) place_[row[i]] = i;
+    }
+
+    // On each row tasks of one go where tasks of the other were, in their own order. Single swaps hardly get there.
+    void exchange() {
+        const Task& a = tasks_[explorer_.random.below(tasks_.num_tasks())];
+        const Task& b = tasks_[explorer_.random.below(tasks_.num_tasks())];
+        const bool is_group = explorer_.random.below(2) == 0;
+        const auto unit = [&](const Task& task) { return is_group ? task.group : task.microbatch; };
+        if (unit(a) == unit(b)) return;
+        for (std::vector<int>& row : at_) {
+            std::vector<int> of_a, of_b;
+            for (const int task : row) {
+                if (unit(tasks_[task]) == unit(a)) of_a.push_back(task);
+                if (unit(tasks_[task]) == unit(b)) of_b.push_back(task);
+            }
+            std::size_t next_a = 0, next_b = 0;
+            for (int& task : row) {
+                const int was = unit(tasks_[task]);
+                if (was != unit(a) && was != unit(b)) continue;
+                const bool is_b = next_a == of_a.size() || (was == unit(a) && next_b < of_b.size());
+                task = is_b ? of_b[next_b++] : of_a[next_a++];
+            }
+        }
     }
 
     bool waits_for(int task, int other) const {
@@ -150,21 +176,23 @@ class Swaps {
 void run_swaps(Explorer& explorer) {
     Shifts shifts(explorer);
     Swaps swaps(explorer);
-    std::int64_t tries = 2000 + 20 * explorer.tasks.num_tasks();
+    // Small steps are replayed in a microsecond, and have hills all the same.
+    const int n = explorer.tasks.num_tasks();
+    std::int64_t tries = 20 * n + kSmall / std::max(n, 50);
     for (int round = 0; !explorer.is_over(); ++round) {
         // In large steps rankings have more to give.
-        shifts.run(shifts.round() * std::min(8, 1 + explorer.tasks.num_tasks() / 200));
+        shifts.run(shifts.round() * std::min(8, 1 + n / 200));
         if (!explorer.found().has_any) continue;
         // From the best, from where shifts stand, and from anywhere.
         if (round % 2 == 0) {
-            swaps.run(explorer.found().orders, tries);
+            swaps.run(explorer.found().orders, explorer.random.below(3), tries);
         } else if (round % 4 == 1) {
-            if (shifts.has_orders()) swaps.run(shifts.orders(), tries);
+            if (shifts.has_orders()) swaps.run(shifts.orders(), 0, tries);
         } else {
             Ranking ranking = explorer.natural();
             explorer.draw(ranking.forward, 0);
             ranking.backward = ranking.forward;
-            if (explorer.roll(ranking, true) < kNever) swaps.run(explorer.orders_of(ranking), tries);
+            if (explorer.roll(ranking, true) < kNever) swaps.run(explorer.orders_of(ranking), 0, tries);
             tries += tries / 8;
         }
     }
