@@ -7,10 +7,15 @@ whoever computes them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from mosaic.graph import Part
+from mosaic.pipeline.compiled import compile_tasks
 from mosaic.schedule import ActionKind
+
+if TYPE_CHECKING:
+    from mosaic import _search
 
 Orders = tuple[tuple[int, ...], ...]
 """For each row the indices of its tasks, in the order in which it runs them."""
@@ -57,11 +62,13 @@ class TaskGraph:
     """Tasks of one step.
 
     Raises:
-        ValueError: An index, a time or a number of bytes is out of range, or tasks wait for each other in a circle.
+        ValueError: An index, a time or a number of bytes is no whole number or out of range, tasks of a rank free more
+            than they take, or tasks wait for each other in a circle.
+        BackendUnavailableError: The extension ``mosaic._search`` is not built.
     """
 
     tasks: tuple[Task, ...]
-    """All of them; each waits for earlier ones only, in a valid order of some kind."""
+    """All of them. Those of one group and kind that could start at one time start in this order."""
     waits: tuple[Wait, ...]
     """What they wait for, rows apart."""
     rank_of: tuple[int, ...]
@@ -70,6 +77,18 @@ class TaskGraph:
     """In use on each rank all the time; empty: nothing."""
     limit_bytes: tuple[int, ...] = ()
     """Memory of each rank, 0 where it has no limit; empty: none has."""
+    compiled: _search.Tasks = field(init=False, repr=False, compare=False)
+    """As simulations and searches have it."""
+
+    def __post_init__(self) -> None:
+        compiled = compile_tasks(
+            self.tasks,
+            self.waits,
+            rank_of=self.rank_of,
+            base_bytes=self.base_bytes,
+            limit_bytes=self.limit_bytes,
+        )
+        object.__setattr__(self, "compiled", compiled)
 
     @property
     def num_rows(self) -> int:
@@ -103,4 +122,4 @@ class Deadlock:
     at_ns: int
     """When the last task before that ended."""
     short_bytes: tuple[int, ...]
-    """For each rank by how much its memory is too small for what it waits to start; 0 where memory is not in the way."""
+    """For each rank by how much its memory is too small for what it waits to start; 0: it is not in the way."""

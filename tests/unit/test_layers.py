@@ -58,9 +58,12 @@ HOMES = {
         "cli/workload.py",  # runs a user's model
         "cli/counting.py",  # counts its operators
     },
-    "ortools": {"solver"},
+    "ortools": {"solver", "pipeline/proof.py"},
     "mosaic._C": {"backends/cuda/driver.py"},
-    "mosaic._search": {"solver/exact/search.py"},
+    "mosaic._search": {
+        *("solver/exact/search.py", "pipeline/compiled.py"),
+        *("pipeline/tasks.py", "pipeline/order/simulate.py"),  # names of types alone
+    },
     "matplotlib": {"report"},
     "rich": {"report", "cli", "demo", "microbench"},
     "tyro": {"cli"},
