@@ -20,6 +20,8 @@ class Strategy:
     """What it adds to forward."""
     extra_backward_ms: float = 0.0
     """What it adds to backward."""
+    workspace_bytes: int = 0
+    """In use while backward runs, above what it keeps and what the layer needs in any case."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +50,9 @@ class LayeredModule(Protocol):
     @property
     def trains(self) -> tuple[bool, ...]:
         """For each layer whether its weights train."""
+
+    def num_parameters(self, first: int, count: int) -> int:
+        """Returns the parameters of these layers, frozen or not, of the whole module and not of one tensor-parallel rank."""
 
     def state_bytes(self, first: int, count: int) -> int:
         """Returns what stays on a rank for these layers: weights, and gradients and optimizer's state where they train."""
