@@ -128,10 +128,10 @@ def _add_backward(
 def timed_layer(layer: LayerSteps, machine: Machine, *, host_gb_per_s: float) -> Layer:
     """Returns a layer's times and bytes, simulated.
 
-    Strategies: ``keep`` everything; ``recompute`` all of forward from the input; ``selective``, forward's norms and
-    activation again, which are cheap and keep two fifths of the bytes; ``offload`` to the host, whose copies hide behind
-    the layer's own forward and backward as far as these last. Megatron's selective recomputation is of attention's
-    scores, which fused attention does not keep.
+    Strategies: ``keep`` everything; ``recompute`` all of forward from the input; ``selective``, only norms and
+    activation, which are cheap and write a third of what is kept; ``offload`` to the host, whose copies hide behind the
+    layer's own forward and backward as far as these last. Megatron's selective recomputation is of attention's scores,
+    which fused attention does not keep.
     """
     simulator = Simulator()
     forward = forward_graph(layer, machine)

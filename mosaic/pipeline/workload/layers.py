@@ -52,13 +52,13 @@ class LayeredModule(Protocol):
         """For each layer whether its weights train."""
 
     def num_parameters(self, first: int, count: int) -> int:
-        """Returns the parameters of these layers, frozen or not, of the whole module and not of one tensor-parallel rank."""
+        """Returns the parameters of these layers, frozen or not: the module's, not one tensor-parallel rank's."""
 
     def state_bytes(self, first: int, count: int) -> int:
-        """Returns what stays on a rank for these layers: weights, and gradients and optimizer's state where they train."""
+        """Returns what stays on a rank: weights, and gradients and optimizer's state where they train."""
 
     def units(self, microbatch: Microbatch) -> int:
-        """Returns how many pieces at most a microbatch has here: images, clips, or 1 of packed text; 0: it is skipped."""
+        """Returns how many pieces a microbatch has at most: images, clips, 1 of packed text; 0: it is skipped."""
 
     def layers(self, microbatch: Microbatch, units: int) -> tuple[Layer, ...]:
         """Returns all layers with ``units`` of a microbatch's units."""

@@ -65,7 +65,7 @@ class TransformerShape:
 
     @property
     def layer_parameters(self) -> int:
-        """Parameters of one layer: (2 + 2 g/a) h^2 of attention, as many across, and 2 h f of the MLP, 3 with a gate."""
+        """Parameters of one layer: (2 + 2 g/a) h^2 of attention, as many across, 2 h f of the MLP (gated: 3)."""
         attention = 2 * self.hidden * (self.query_width + self.key_width)
         return attention * (2 if self.cross else 1) + (3 if self.gated else 2) * self.hidden * self.ffn
 

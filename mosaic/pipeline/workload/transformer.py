@@ -110,7 +110,7 @@ class TransformerModule:
         return source_bytes(writer)["x"]
 
     def forward_flops(self, microbatch: Microbatch, units: int) -> int:
-        """Returns the operations of forward on all tensor and context ranks together; a step has three times as many."""
+        """Returns the operations of forward on all tensor and context ranks together; a step has three times it."""
         load, degrees = self.intake.load(microbatch, units), self.machine.degrees
         steps = (step for layer in self._layer_steps(load) for step in layer.steps)
         own = sum(step.forward.flops for step in steps if isinstance(step.forward, Operator))
