@@ -141,7 +141,8 @@ def timed_layer(layer: LayerSteps, machine: Machine, *, host_gb_per_s: float) ->
     if layer.trains:
         whole = backward_graph(layer, machine, with_weights=True)
         ran_whole = simulator.run(whole)
-        weights_ns = sum(work_ns(work, machine) for step in layer.steps for work in step.weights)
+        products = [work for step in layer.steps for work in step.weights]
+        weights_ns = max(machine.launch_ns(len(products)), sum(work_ns(work, machine) for work in products))
         backward_ns = max(0, ran_whole.length_ns - weights_ns)
     kept = layer.bytes_of(layer.saved)
     peaks = (
