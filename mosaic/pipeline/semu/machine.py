@@ -12,12 +12,15 @@ peers are ``tensor`` devices apart, data peers ``tensor * context``, and pipelin
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from mosaic.cost.counts import Operator
 from mosaic.cost.roofline import operator_ms
 from mosaic.hardware import Cluster, Message
+
+MAX_KNOWN = 20_000
+"""Times that a machine remembers at once."""
 
 Axis = Literal["tensor", "context", "data"]
 """Along which peers of a collective lie."""
@@ -80,6 +83,7 @@ class Machine:
     """How it is spread."""
     share: float = 1.0
     """Of the device's SMs that kernels have; lanes of one rank have less than all."""
+    _known: dict[Operator | Collective, int] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
@@ -94,9 +98,15 @@ class Machine:
         """SMs that kernels have, at least one."""
         return max(1, round(self.cluster.hardware.num_sms * self.share))
 
-    def operator_ns(self, operator: Operator) -> int:
-        """Returns the device's time of all calls of a kernel."""
-        return round(operator.calls * operator_ms(operator, self.cluster.hardware, self.num_sms) * 1e6)
+    def time_ns(self, work: Operator | Collective) -> int:
+        """Returns the device's time of all calls of a kernel, or of a collective; worked out once."""
+        known = self._known.get(work)
+        if known is None:
+            if len(self._known) >= MAX_KNOWN:
+                self._known.clear()
+            timed = self._operator_ns(work) if isinstance(work, Operator) else self.collective_ns(work)
+            known = self._known[work] = timed
+        return known
 
     def launch_ns(self, kernels: int) -> int:
         """Returns the time in which one thread launches so many kernels."""
@@ -124,6 +134,9 @@ class Machine:
             for at in range(together)
         ]
         return round(self.cluster.exchange_ms(messages) * 1e6)
+
+    def _operator_ns(self, operator: Operator) -> int:
+        return round(operator.calls * operator_ms(operator, self.cluster.hardware, self.num_sms) * 1e6)
 
     def _peers(self, axis: Axis) -> Cluster:
         """The cluster as one peer sees it: only every ``stride``-th device, and this one's part of the NICs."""

@@ -59,7 +59,7 @@ def simulate_step(
     mine: list[set[int]] = [set() for _ in orders]
     for index, task in enumerate(graph.tasks):
         mine[task.row].add(index)
-    edges = []
+    edges: list[Dependency] = []
     for row, order in enumerate(orders):
         if len(order) != len(mine[row]) or set(order) != mine[row]:
             raise ValueError(f"row {row} orders {len(order)} tasks; it has {len(mine[row])}, each to run once")

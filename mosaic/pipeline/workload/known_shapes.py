@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 from mosaic.pipeline.workload.shapes import TransformerShape
 
@@ -36,18 +37,15 @@ class KnownShape:
 
 
 def _shape(
-    layers: int, hidden: int, ffn: int, heads: int, groups: int = 0, *, billions: float, source: str, **more: int
+    layers: int, hidden: int, ffn: int, heads: int, groups: int = 0, *, billions: float, source: str, **more: Any
 ) -> KnownShape:
-    switches = {name: bool(more.pop(name, 0)) for name in ("gated", "causal", "cross", "tied")}
-    shape = TransformerShape(
-        layers=layers, hidden=hidden, ffn=ffn, heads=heads, groups=groups or heads, **switches, **more
-    )
+    shape = TransformerShape(layers=layers, hidden=hidden, ffn=ffn, heads=heads, groups=groups or heads, **more)
     return KnownShape(shape=shape, billions=billions, source=source)
 
 
 _WEAVER, _STARCH = "PipeWeaver, Table 3", "Cornstarch, Table 1"
-_LLAMA = {"gated": 1, "causal": 1, "vocabulary": 128256}
-_QWEN = {"gated": 1, "causal": 1, "vocabulary": 152064}
+_LLAMA = {"gated": True, "causal": True, "vocabulary": 128256}
+_QWEN = {"gated": True, "causal": True, "vocabulary": 152064}
 
 SHAPES: Mapping[str, KnownShape] = MappingProxyType(
     {
@@ -56,8 +54,8 @@ SHAPES: Mapping[str, KnownShape] = MappingProxyType(
         "llama3-8b": _shape(32, 4096, 14336, 32, 8, billions=8, source=_WEAVER, **_LLAMA),
         "qwen2-32b": _shape(64, 5120, 27648, 40, 8, billions=32, source=_WEAVER, **_QWEN),
         "qwen2-72b": _shape(80, 8192, 29568, 64, 8, billions=72, source=_WEAVER, **_QWEN),
-        "dit-5b": _shape(28, 3584, 10240, 28, billions=5, source=_WEAVER, cross=1, patch=_LATENTS),
-        "dit-30b": _shape(48, 6144, 24576, 48, billions=30, source=_WEAVER, cross=1, patch=_LATENTS),
+        "dit-5b": _shape(28, 3584, 10240, 28, billions=5, source=_WEAVER, cross=True, patch=_LATENTS),
+        "dit-30b": _shape(48, 6144, 24576, 48, billions=30, source=_WEAVER, cross=True, patch=_LATENTS),
         "gpt-175b": _shape(
             96,
             12288,
@@ -65,18 +63,26 @@ SHAPES: Mapping[str, KnownShape] = MappingProxyType(
             96,
             billions=175,
             source="Brown et al. 2020, Table 2.1",
-            causal=1,
+            causal=True,
             vocabulary=50257,
-            tied=1,
+            tied=True,
         ),
         "lm-7b": _shape(
-            32, 4096, 11008, 32, billions=7, source="ours, as Llama 2 7B", gated=1, causal=1, vocabulary=32000
+            32, 4096, 11008, 32, billions=7, source="ours, as Llama 2 7B", gated=True, causal=True, vocabulary=32000
         ),
         "lm-5b": _shape(
-            24, 4096, 11008, 32, billions=5, source="ours, 24 layers of Llama 2 7B", gated=1, causal=1, vocabulary=32000
+            24,
+            4096,
+            11008,
+            32,
+            billions=5,
+            source="ours, 24 layers of Llama 2 7B",
+            gated=True,
+            causal=True,
+            vocabulary=32000,
         ),
         "vit-2b": _shape(48, 1664, 8192, 16, billions=2, source="ours, as ViT-G/14", patch=_PIXELS),
-        "llama-1b": _shape(16, 2048, 8192, 32, 8, billions=1.2, source=_STARCH, tied=1, **_LLAMA),
+        "llama-1b": _shape(16, 2048, 8192, 32, 8, billions=1.2, source=_STARCH, tied=True, **_LLAMA),
         "llama-8b": _shape(32, 4096, 14336, 32, 8, billions=8, source=_STARCH, **_LLAMA),
         "llama-32b": _shape(64, 5120, 27648, 40, 8, billions=32, source=_STARCH, **_LLAMA),
         "eva-clip-1b": _shape(40, 1408, 6144, 16, billions=1, source=_STARCH, patch=_PIXELS),

@@ -54,11 +54,6 @@ class LayerSteps:
         return sum(sizes[name] for name in names if name != "context")
 
 
-def work_ns(work: Work, machine: Machine) -> int:
-    """Returns the time of a kernel or of a collective."""
-    return machine.operator_ns(work) if isinstance(work, Operator) else machine.collective_ns(work)
-
-
 def forward_graph(layer: LayerSteps, machine: Machine) -> Subgraph:
     """Returns forward: it reads what comes from outside, and leaves the output and what is saved."""
     draft = _Draft(machine=machine)
@@ -99,9 +94,9 @@ def _add_backward(
     with_weights: bool,
 ) -> None:
     """The gradient of a sum is that of both its terms; any other step reads its result's, and adds to its inputs'."""
-    own = (gradient[step.writes],) if step.writes in gradient else ()
+    own = tuple(gradient[name] for name in (step.writes,) if name in gradient)
     if not step.backward and len(step.reads) > 1:
-        gradient.update(dict.fromkeys(step.reads, own[0]))
+        gradient.update(dict.fromkeys(step.reads, gradient[step.writes]))
         return
     weights = with_weights and layer.trains and bool(step.weights)
     if weights and step.again is not None:
@@ -142,7 +137,7 @@ def timed_layer(layer: LayerSteps, machine: Machine, *, host_gb_per_s: float) ->
         whole = backward_graph(layer, machine, with_weights=True)
         ran_whole = simulator.run(whole)
         products = [work for step in layer.steps for work in step.weights]
-        weights_ns = max(machine.launch_ns(len(products)), sum(work_ns(work, machine) for work in products))
+        weights_ns = max(machine.launch_ns(len(products)), sum(machine.time_ns(work) for work in products))
         backward_ns = max(0, ran_whole.length_ns - weights_ns)
     kept = layer.bytes_of(layer.saved)
     peaks = (
@@ -164,7 +159,7 @@ def timed_layer(layer: LayerSteps, machine: Machine, *, host_gb_per_s: float) ->
         Strategy(
             name="selective",
             kept_bytes=kept - less,
-            extra_backward_ms=sum(work_ns(step.forward, machine) for step in cheap) / 1e6,
+            extra_backward_ms=sum(machine.time_ns(step.forward) for step in cheap) / 1e6,
             workspace_bytes=less,
         ),
         Strategy(
@@ -198,7 +193,7 @@ class _Draft:
             OperatorNode(
                 name=name,
                 device=device,
-                time_ns=work_ns(work, self.machine),
+                time_ns=self.machine.time_ns(work),
                 reads=tuple(dict.fromkeys(reads)),
                 writes=tuple(writes),
             )

@@ -22,6 +22,9 @@ from mosaic.pipeline.workload.layers import Layer
 from mosaic.pipeline.workload.microbatch import Microbatch
 from mosaic.pipeline.workload.shapes import TransformerShape
 
+MAX_LOADS = 2000
+"""Of which a module remembers its layers at once."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformerModule:
@@ -101,6 +104,8 @@ class TransformerModule:
         load = self.intake.load(microbatch, units)
         known = self._known.get(load)
         if known is None:
+            if len(self._known) >= MAX_LOADS:
+                self._known.clear()
             known = self._known[load] = self._timed(load)
         return known
 
@@ -163,7 +168,7 @@ class TransformerModule:
         """All layers; those in the middle are one object."""
         count = self.shape.layers
         if count == 1:
-            found = (self._steps(load, first=True, last=True),)
+            found: tuple[LayerSteps, ...] = (self._steps(load, first=True, last=True),)
         else:
             middle = self._steps(load, first=False, last=False)
             ends = self._steps(load, first=True, last=False), self._steps(load, first=False, last=True)
