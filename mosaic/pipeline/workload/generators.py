@@ -6,6 +6,7 @@ The same seed gives the same steps.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -34,6 +35,9 @@ class Packing:
     """Seconds of all clips."""
     max_clips: int = MAX_CLIPS
     """Clips."""
+    max_waiting: int = 1
+    """Samples that do not fit and wait for the next microbatch, while later ones are tried; 1 ends a microbatch with
+    the first that does not fit."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.image_tokens < self.context:
@@ -42,6 +46,8 @@ class Packing:
             )
         if not (0 < self.max_video_s < math.inf and self.max_clips >= 1):
             raise ValueError(f"max_video_s={self.max_video_s}, max_clips={self.max_clips}; at least one clip fits")
+        if self.max_waiting < 1:
+            raise ValueError(f"max_waiting={self.max_waiting}; use 1 or more")
 
     @property
     def max_images(self) -> int:
@@ -65,7 +71,10 @@ class Packing:
 def draw_step(
     mixture: Mapping[str, float], *, num_microbatches: int, seed: int, packing: Packing | None = None
 ) -> tuple[Microbatch, ...]:
-    """Returns a step of packed microbatches, filled one after the other: a sample that no longer fits begins the next.
+    """Returns a step of packed microbatches, filled one after the other.
+
+    By default 1 sample waits with images and 4 with video: the largest of 100 microbatches then has 3 to 5 times the
+    operations of the smallest, and 4.15 times in PipeWeaver (section 1).
 
     Args:
         mixture: For each data set its share of samples, in any unit; video and images are not mixed.
@@ -80,21 +89,11 @@ def draw_step(
     if num_microbatches < 1:
         raise ValueError(f"num_microbatches={num_microbatches}; a step has at least one")
     sets, shares = _checked(mixture)
-    packing = packing or Packing()
+    packing = packing or Packing(max_waiting=1 if sets[0].seconds is None else 4)
     rng = np.random.default_rng(seed)
     samples = _samples(sets, shares, packing, rng)
-    held: DataSample | None = None
-    step = []
-    for _ in range(num_microbatches):
-        packed = _as_microbatch(held or next(samples))
-        for sample in samples:
-            more = _joined(packed, sample)
-            if not packing.fits(more):
-                held = sample
-                break
-            packed = more
-        step.append(packed)
-    return tuple(step)
+    waiting: deque[DataSample] = deque()
+    return tuple(_packed(waiting, samples, packing) for _ in range(num_microbatches))
 
 
 def image_bounds(iteration: int) -> tuple[float, float]:
@@ -161,6 +160,22 @@ def _samples(
 ) -> Iterator[DataSample]:
     while True:
         yield packing.cut(sets[int(rng.choice(len(sets), p=shares))].draw(rng))
+
+
+def _packed(waiting: deque[DataSample], samples: Iterator[DataSample], packing: Packing) -> Microbatch:
+    packed = _as_microbatch(waiting.popleft() if waiting else next(samples))
+    for sample in list(waiting):
+        more = _joined(packed, sample)
+        if packing.fits(more):
+            packed = more
+            waiting.remove(sample)
+    while len(waiting) < packing.max_waiting:
+        more = _joined(packed, sample := next(samples))
+        if packing.fits(more):
+            packed = more
+        else:
+            waiting.append(sample)
+    return packed
 
 
 def _as_microbatch(sample: DataSample) -> Microbatch:

@@ -2,12 +2,15 @@
 
 Tokens. An image is 169 tokens of the backbone in PipeWeaver (section 8). What the ViT computes for them it does not
 say. We take 26 x 26 patches, merged 2 x 2 before the backbone, as current models do. That agrees with its evaluation:
-by section 5's rule of 95 % the smallest sub-microbatch of VLM-S is then 12 images, which is what its Fig. 10 finds, and
-a partition that is balanced for images loses half of its speed with text alone (Fig. 9b: 50.5 %). Section 2.2's layer
-times, 6.75 ms for 8 images beside 10.5 ms for 8,192 tokens, speak for more, about 16 patches a token: that is
-``patches_per_token=16``. A second of video is 512 tokens: Movie Gen's 16 s at 16 FPS and 256 x 256 pixels, compressed
-8 x 8 x 8 and cut 2 x 2, are 8,192 tokens. Cornstarch's image is 1,024 tokens (EVA-CLIP at 448 pixels in patches of 14)
-and its 30 s of audio Whisper's 1,500, so that with 1k text tokens a sample has 2.0k to 3.5k, of its 1.5k to 4k.
+by section 5's rule of 95 % a sub-microbatch of VLM-S is then 14 images (Fig. 10 finds 12), the ViT has 0.37 to 0.46 of
+the work with 11 to 16 images (Fig. 9b's loss of 50.5 % with text alone asks for 0.34 to 0.5), and the largest of 100
+microbatches has 4 to 5 times the operations of the smallest (4.15 in section 1). Without merging these are 24 images,
+0.16 to 0.19, and less than 2. Section 2.2's layer times, 6.75 ms for 8 images beside 10.5 ms for 8,192 tokens, ask for
+more, about 16 patches a token: ``patches_per_token=16``.
+
+A second of video is 512 tokens: Movie Gen's 16 s at 16 FPS and 256 x 256 pixels, compressed 8 x 8 x 8 and cut 2 x 2,
+are 8,192 tokens. Cornstarch's image is 1,024 tokens (EVA-CLIP at 448 pixels in patches of 14) and its 30 s of audio
+Whisper's 1,500, so that with 1k text tokens a sample has 2.0k to 3.5k, of its 1.5k to 4k.
 """
 
 from __future__ import annotations
