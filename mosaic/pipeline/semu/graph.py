@@ -98,8 +98,19 @@ class Subgraph:
         for node in self.nodes:
             if isinstance(node, OperatorNode):
                 _check_whole(f"{self.name}: time_ns of {node.name!r}", node.time_ns)
+            else:
+                self._check_use(node)
             self._check_order(node, known, written, before)
             before.add(node.name)
+
+    def _check_use(self, node: Use) -> None:
+        ends = node.subgraph.inputs | node.subgraph.outputs
+        for name, outers in node.tensors:
+            if name not in ends or len(outers) != len(node.devices):
+                raise ValueError(
+                    f"{self.name}: {node.name!r} binds {name!r} to {len(outers)} tensors; bind inputs and outputs of "
+                    f"{node.subgraph.name!r}, {', '.join(sorted(ends))}, one for each of {len(node.devices)} copies"
+                )
 
     def _check_order(self, node: OperatorNode | Use, known: set[str], written: set[str], before: set[str]) -> None:
         reads, writes = touched(node)

@@ -5,8 +5,8 @@ half of what an all-reduce of the same tensor does (Korthikanti et al. 2022, arX
 taken to need half of its time.
 
 Ranks are numbered as in Megatron: tensor first, then context, data, pipeline. Tensor peers are neighbours; context
-peers are ``tensor`` devices apart, data peers ``tensor * context``, and pipeline neighbours
-``tensor * context * data``.
+peers are ``tensor`` devices apart, as are the data and context ranks that sum gradients together, and pipeline
+neighbours ``tensor * context * data``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_KNOWN = 20_000
 """Times that a machine remembers at once."""
 
 Axis = Literal["tensor", "context", "data"]
-"""Along which peers of a collective lie."""
+"""Along which peers of a collective lie; ``data`` are all that sum gradients, the context ranks too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,8 +114,8 @@ class Machine:
 
     def collective_ns(self, collective: Collective) -> int:
         """Returns the time of a collective among this rank's peers; 0 where it has none."""
-        degree = getattr(self.degrees, collective.axis)
-        whole = self._peers(collective.axis).all_reduce_ms(collective.num_bytes, degree)
+        degree = self._degree(collective.axis)
+        whole = self._peers(degree, collective.axis).all_reduce_ms(collective.num_bytes, degree)
         return round(whole * 1e6 * (1.0 if collective.is_reduce else 0.5))
 
     def send_ns(self, num_bytes: int, source: int, target: int) -> int:
@@ -138,15 +138,18 @@ class Machine:
     def _operator_ns(self, operator: Operator) -> int:
         return round(operator.calls * operator_ms(operator, self.cluster.hardware, self.num_sms) * 1e6)
 
-    def _peers(self, axis: Axis) -> Cluster:
-        """The cluster as one peer sees it: only every ``stride``-th device, and this one's part of the NICs."""
+    def _degree(self, axis: Axis) -> int:
         degrees = self.degrees
-        stride = {"tensor": 1, "context": degrees.tensor, "data": degrees.tensor * degrees.context}[axis]
+        return {"tensor": degrees.tensor, "context": degrees.context, "data": degrees.data * degrees.context}[axis]
+
+    def _peers(self, degree: int, axis: Axis) -> Cluster:
+        """The cluster as one peer sees it: only every ``stride``-th device, and this one's part of the NICs."""
+        stride = 1 if axis == "tensor" else self.degrees.tensor
         cluster = self.cluster
         inside = max(1, cluster.gpus_per_node // stride)
         nics = cluster.gpus_per_node if cluster.nics_per_node is None else cluster.nics_per_node
         rails = max(1, nics * inside // cluster.gpus_per_node)
         shared = min(1.0, nics * inside / cluster.gpus_per_node / rails)
         between = dataclasses.replace(cluster.inter_node, gb_per_s=cluster.inter_node.gb_per_s * shared)
-        nodes = -(-getattr(degrees, axis) // inside)
+        nodes = -(-degree // inside)
         return dataclasses.replace(cluster, nodes=nodes, gpus_per_node=inside, nics_per_node=rails, inter_node=between)

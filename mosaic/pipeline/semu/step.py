@@ -11,9 +11,12 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mosaic.pipeline.partition.partition import Partition
 from mosaic.pipeline.semu.checkpoint import Checkpoint, Dependency, resume, simulate_nodes
+from mosaic.pipeline.semu.machine import Collective, Machine
 from mosaic.pipeline.semu.timeline import MemoryTimeline, timeline_of
 from mosaic.pipeline.tasks import Orders, TaskGraph
+from mosaic.pipeline.workload.layers import PipelineModel
 from mosaic.schedule import ActionKind
 
 
@@ -46,7 +49,8 @@ def simulate_step(
         graph: Its tasks.
         orders: For each row the order of its tasks.
         checkpoint: ``checkpoint_of(graph)``, for those who simulate many orders.
-        reduce_ns: For each rank how long the sum of its gradients takes; empty: there is none.
+        reduce_ns: For each rank how long the sum of its gradients takes, as ``gradient_sums_ns`` has it; empty: there
+            is none.
 
     Raises:
         ValueError: A row's order lacks a task of it, has one twice or another row's, orders and waits make a circle (a
@@ -84,6 +88,27 @@ def memory_of(graph: TaskGraph, start_ns: Sequence[int]) -> tuple[MemoryTimeline
             own.append((start + task.time_ns, -task.frees_bytes))
     bases = graph.base_bytes or (0,) * graph.num_ranks
     return tuple(timeline_of(one, base) for one, base in zip(changes, bases, strict=True))
+
+
+def gradient_sums_ns(machine: Machine, model: PipelineModel, partition: Partition) -> tuple[int, ...]:
+    """Returns for each rank how long its gradients' sum takes, as Megatron's distributed optimizer does it.
+
+    Gradients in float32 are reduce-scattered over the data and context ranks, and weights in bfloat16 gathered.
+    """
+    modules = {module.name: module for module in model.modules}
+    trained = [0] * partition.num_ranks
+    for chunk in partition.chunks:
+        for part in chunk.parts:
+            module = modules[part.module]
+            own = (at for at in range(part.first, part.end) if module.trains[at])
+            trained[chunk.rank] += sum(module.num_parameters(at, 1) for at in own)
+    found = []
+    for count in trained:
+        own_count = count // machine.degrees.tensor
+        scattered = Collective(name="gradients", num_bytes=4 * own_count, axis="data")
+        gathered = Collective(name="weights", num_bytes=2 * own_count, axis="data")
+        found.append(machine.time_ns(scattered) + machine.time_ns(gathered))
+    return tuple(found)
 
 
 def _reduced(graph: TaskGraph, done: Checkpoint, reduce_ns: Sequence[int]) -> int:

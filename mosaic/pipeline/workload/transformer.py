@@ -90,11 +90,6 @@ class TransformerModule:
             total += self._parameters(layer, with_copies=True) / degrees.tensor * per
         return round(total)
 
-    def gradient_bytes(self, first: int, count: int) -> int:
-        """Returns the bytes that data-parallel ranks reduce for these layers, on one rank: float32 gradients."""
-        trained = sum(self._parameters(layer) for layer in range(first, first + count) if self.trains[layer])
-        return 4 * trained // self.machine.degrees.tensor
-
     def units(self, microbatch: Microbatch) -> int:
         """Returns how many pieces at most a microbatch has here."""
         return self.intake.units(microbatch)

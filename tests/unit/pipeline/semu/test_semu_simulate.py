@@ -127,6 +127,17 @@ def test_copies_run_together_and_each_keeps_its_own_memory() -> None:
     assert {one.device: one.num_bytes for one in ran.lifetimes} == {"gpu 0": 7, "gpu 1": 7}
 
 
+def test_a_use_binds_inputs_and_outputs_once_for_each_copy() -> None:
+    inner = norm_and_linear()
+    for name, outers in (("y", ("t",)), ("dx", ("t", "u"))):
+        with pytest.raises(ValueError, match="one for each of 1 copies"):
+            Subgraph(
+                name="outer",
+                nodes=(Use(name="use", subgraph=inner, devices=((),), tensors=((name, outers),)),),
+                tensors=(TensorNode(name="t", num_bytes=1), TensorNode(name="u", num_bytes=1)),
+            )
+
+
 def test_work_on_two_devices_overlaps() -> None:
     subgraph = Subgraph(
         name="overlap",

@@ -6,8 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mosaic.pipeline.semu.step import checkpoint_of, simulate_step
+from mosaic.graph import Part
+from mosaic.pipeline.partition.partition import Chunk, Partition
+from mosaic.pipeline.semu.machine import Collective, Machine
+from mosaic.pipeline.semu.step import checkpoint_of, gradient_sums_ns, simulate_step
 from mosaic.pipeline.tasks import Orders, Task, TaskGraph, Wait
+from mosaic.pipeline.workload.known_models import find_model
 from mosaic.schedule import ActionKind
 
 F, B = ActionKind.FORWARD, ActionKind.BACKWARD
@@ -46,6 +50,22 @@ def test_a_checkpoint_gives_the_same_step_as_none() -> None:
 def test_sums_of_gradients_start_when_a_rank_has_no_backward_left() -> None:
     assert simulate_step(two_ranks(), ONE_F_ONE_B, reduce_ns=(1, 9)).end_ns == 24
     assert simulate_step(two_ranks(), ONE_F_ONE_B, reduce_ns=(5, 0)).end_ns == 25
+
+
+def test_gradients_of_what_trains_are_scattered_and_weights_gathered() -> None:
+    known = find_model("cornstarch-vlm-s-llm-s")
+    model = known.model()
+    machine = Machine(cluster=known.cluster(), degrees=known.degrees)
+    vision, text = (
+        Chunk(parts=(Part(module=module.name, count=len(module.trains), total=len(module.trains)),), rank=rank)
+        for rank, module in enumerate(model.modules)
+    )
+    found = gradient_sums_ns(machine, model, Partition(num_ranks=2, chunks=(vision, text)))
+    projector = 1408 * 2048 // 2
+    scatter = Collective(name="g", num_bytes=4 * projector, axis="data")
+    gather = Collective(name="w", num_bytes=2 * projector, axis="data")
+    assert found == (machine.collective_ns(scatter) + machine.collective_ns(gather), 0)
+    assert found[0] > 0
 
 
 @settings(max_examples=20)

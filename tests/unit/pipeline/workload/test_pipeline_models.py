@@ -149,6 +149,13 @@ def test_modules_skip_microbatches_without_their_modality_and_refuse_units_that_
             vision.layers(only_images, units)
 
 
+def test_a_video_without_text_passes_through_the_decoder_alone() -> None:
+    text, video = find_model("t2v-s").model().modules
+    silent = Microbatch(video_s=3.0)
+    assert (text.units(silent), video.units(silent)) == (0, 1)
+    assert video.layers(silent, 1)[0].forward_ms > 0
+
+
 def test_audio_is_cut_into_windows_of_30_seconds() -> None:
     audio = find_model("cornstarch-alm-s-llm-s").model().modules[0]
     assert [audio.units(Microbatch(audio_s=seconds)) for seconds in (0.5, 30.0, 31.0)] == [1, 1, 2]
