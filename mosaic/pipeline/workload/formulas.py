@@ -104,6 +104,11 @@ class StepWriter:
         """Tokens on one rank where they are split over the tensor peers too."""
         return -(-self.context_tokens // self.degrees.tensor)
 
+    @property
+    def key_width(self) -> int:
+        """Width of keys and values together on one rank; more tensor peers than groups have copies of them."""
+        return 2 * max(1, self.shape.groups // self.degrees.tensor) * self.shape.head_dim
+
     def layer(self, source: str) -> str:
         """Writes one layer, and returns the name of its output as all others do."""
         at = self.attention(source, "attention", crosses=False)
@@ -115,7 +120,7 @@ class StepWriter:
         """Writes norm, projections, attention and residual."""
         shape, t = self.shape, self.degrees.tensor
         normed = self.gathered(self.norm(source, name), name)
-        query, key = shape.query_width // t, 2 * shape.key_width // t
+        query, key = shape.query_width // t, self.key_width
         if crosses:
             self.product(f"{name} q", normed, shape.hidden, query)
             rows = max(1, self.load.sequences * self.load.context)
@@ -268,7 +273,7 @@ class StepWriter:
         seen = load.context if name == "cross" else load.tokens
         rows = self.context_tokens
         flops = 4 * rows * max(1, seen) * width // (2 if shape.causal and name != "cross" else 1)
-        keys = 2 * shape.key_width // self.degrees.tensor * max(1, load.sequences * seen)
+        keys = self.key_width * max(1, load.sequences * seen)
         read = (rows * width + keys) * ITEM_BYTES
         out = rows * width * ITEM_BYTES + rows * heads * 4
         self.steps.append(
