@@ -52,7 +52,7 @@ class LayeredModule(Protocol):
         """For each layer whether its weights train."""
 
     def num_parameters(self, first: int, count: int) -> int:
-        """Returns the parameters of these layers, frozen or not: the module's, not one tensor-parallel rank's."""
+        """Returns the parameters of these layers, frozen or not, tensor-parallel ranks together."""
 
     def state_bytes(self, first: int, count: int) -> int:
         """Returns what stays on a rank: weights, and gradients and optimizer's state where they train."""
