@@ -6,7 +6,6 @@ reaches keep the times of the checkpoint; the others are moved as a whole, witho
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -96,14 +95,13 @@ def _retime(lengths: list[int], starts: list[int], dependencies: list[Dependency
                 todo.append(target)
     missing = {node: sum(one.source in affected for one in into[node]) for node in affected}
     ready = [node for node, count in missing.items() if not count]
-    heapq.heapify(ready)
     while ready:
-        node = heapq.heappop(ready)
+        node = ready.pop()
         del missing[node]
         starts[node] = max((starts[one.source] + lengths[one.source] + one.lag_ns for one in into[node]), default=0)
         for target in out[node]:
             missing[target] -= 1
             if not missing[target]:
-                heapq.heappush(ready, target)
+                ready.append(target)
     if missing:
         raise ValueError(f"{len(missing)} nodes wait for each other in a circle, node {min(missing)} among them")

@@ -105,6 +105,11 @@ class StepWriter:
         return -(-self.context_tokens // self.degrees.tensor)
 
     @property
+    def own_bytes(self) -> int:
+        """Bytes of these tokens between two layers."""
+        return self.own_tokens * self.shape.hidden * ITEM_BYTES
+
+    @property
     def key_width(self) -> int:
         """Width of keys and values together on one rank; more tensor peers than groups have copies of them."""
         return 2 * max(1, self.shape.groups // self.degrees.tensor) * self.shape.head_dim
@@ -157,7 +162,7 @@ class StepWriter:
 
     def norm(self, source: str, name: str) -> str:
         """Writes a norm on tokens that are split over the tensor peers."""
-        num_bytes = self.own_tokens * self.shape.hidden * ITEM_BYTES
+        num_bytes = self.own_bytes
         self.steps.append(
             Step(
                 name=f"{name} norm",
@@ -201,7 +206,7 @@ class StepWriter:
                 forward=Collective(name=f"{name} scatter", num_bytes=num_bytes, axis="tensor"),
                 reads=(source,),
                 writes=f"{name} scattered",
-                num_bytes=self.own_tokens * self.shape.hidden * ITEM_BYTES,
+                num_bytes=self.own_bytes,
                 backward=(Collective(name=f"{name} gather backward", num_bytes=num_bytes, axis="tensor"),),
             )
         )
@@ -234,7 +239,7 @@ class StepWriter:
 
     def add(self, residual: str, source: str, name: str) -> str:
         """Writes the sum with the residual."""
-        num_bytes = self.own_tokens * self.shape.hidden * ITEM_BYTES
+        num_bytes = self.own_bytes
         self.steps.append(
             Step(
                 name=f"{name} add",
@@ -329,7 +334,7 @@ def write_first(writer: StepWriter) -> str:
         return writer.product("patches", "raw", shape.patch, shape.hidden, rows=writer.own_tokens, is_first=True)
     if not shape.vocabulary:
         return "x"
-    num_bytes = writer.own_tokens * shape.hidden * ITEM_BYTES
+    num_bytes = writer.own_bytes
     writer.steps.append(
         Step(
             name="lookup",
@@ -380,7 +385,7 @@ def projected_width(shape: TransformerShape, load: Load) -> int:
 def source_bytes(writer: StepWriter) -> dict[str, int]:
     """Returns the bytes of what a layer may read from outside, on this rank."""
     return {
-        "x": writer.own_tokens * writer.shape.hidden * ITEM_BYTES,
+        "x": writer.own_bytes,
         "raw": writer.own_tokens * writer.shape.patch * ITEM_BYTES,
         "context": writer.load.sequences * writer.load.context * writer.shape.hidden * ITEM_BYTES,
     }

@@ -123,6 +123,9 @@ def _add_backward(
 def timed_layer(layer: LayerSteps, machine: Machine, *, host_gb_per_s: float) -> Layer:
     """Returns a layer's times and bytes, simulated.
 
+    Backward of a layer that trains is simulated with the weights' gradients, which hide collectives; what these take by
+    themselves is ``weights_ms``, and the rest ``backward_ms``.
+
     Strategies: ``keep`` everything; ``recompute`` all of forward from the input; ``selective``, only norms and
     activation, which are cheap and write a third of what is kept; ``offload`` to the host, whose copies hide behind the
     layer's own forward and backward as far as these last. Megatron's selective recomputation is of attention's scores,
@@ -130,19 +133,15 @@ def timed_layer(layer: LayerSteps, machine: Machine, *, host_gb_per_s: float) ->
     """
     simulator = Simulator()
     forward = forward_graph(layer, machine)
-    alone = backward_graph(layer, machine, with_weights=False)
-    ran, ran_alone = simulator.run(forward), simulator.run(alone)
-    weights_ns, backward_ns, ran_whole, whole = 0, ran_alone.length_ns, ran_alone, alone
-    if layer.trains:
-        whole = backward_graph(layer, machine, with_weights=True)
-        ran_whole = simulator.run(whole)
-        products = [work for step in layer.steps for work in step.weights]
-        weights_ns = max(machine.launch_ns(len(products)), sum(machine.time_ns(work) for work in products))
-        backward_ns = max(0, ran_whole.length_ns - weights_ns)
+    backward = backward_graph(layer, machine, with_weights=layer.trains)
+    ran, ran_back = simulator.run(forward), simulator.run(backward)
+    products = [work for step in layer.steps for work in step.weights if layer.trains]
+    weights_ns = max(machine.launch_ns(len(products)), sum(machine.time_ns(work) for work in products))
+    backward_ns = max(0, ran_back.length_ns - weights_ns)
     kept = layer.bytes_of(layer.saved)
     peaks = (
         ran.timelines(forward, kept=forward.inputs)["compute"].peak_bytes,
-        ran_whole.timelines(whole, kept=whole.inputs)["compute"].peak_bytes,
+        ran_back.timelines(backward, kept=backward.inputs)["compute"].peak_bytes,
     )
     cheap = layer.cheap
     less = layer.bytes_of([step.writes for step in cheap])

@@ -106,8 +106,7 @@ class TransformerModule:
 
     def boundary_bytes(self, microbatch: Microbatch, units: int) -> int:
         """Returns the bytes between two of its layers on one rank; its output counts the same."""
-        writer = self._writer(self.intake.load(microbatch, units))
-        return source_bytes(writer)["x"]
+        return self._writer(self.intake.load(microbatch, units)).own_bytes
 
     def forward_flops(self, microbatch: Microbatch, units: int) -> int:
         """Returns the operations of forward on all tensor and context ranks together; a step has three times it."""
